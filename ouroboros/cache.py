@@ -1,0 +1,120 @@
+"""Preallocated key/value slots, behind transformers' own `Cache` interface.
+
+New keys and values are written in place after the slots in use; keeping an accepted path moves its
+slots together; forgetting is a change of length. Nothing is concatenated or re-allocated from step
+to step (the pools double when they are full).
+
+Invariant: slots `0 ... length - 1` of every layer hold the same tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Heads and widths of one layer's keys and values, and where they live."""
+
+    kv_heads: int
+    key_width: int
+    value_width: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class SlotLayer(CacheLayerMixin):
+    """One layer's view of the shared pools; `keys` and `values` are [1, heads, capacity, width]."""
+
+    is_sliding = False
+    is_compileable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = 0
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to do: `SlotCache` has allocated the pools."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write after the slots in use; return views of every slot up to the last one written."""
+        end = self.length + key_states.shape[-2]
+        self.keys[:, :, self.length : end] = key_states
+        self.values[:, :, self.length : end] = value_states
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length
+
+
+class SlotCache(Cache):
+    """The slots of all layers. Layers of one shape on one device share a pool, so that keeping a
+    path costs two copies for each pool, not two for each layer."""
+
+    def __init__(self, shapes: list[LayerShape], capacity: int = 512) -> None:
+        super().__init__(layers=[SlotLayer() for _ in shapes])
+        self.groups: dict[LayerShape, list[int]] = {}
+        for index, shape in enumerate(shapes):
+            self.groups.setdefault(shape, []).append(index)
+        self.pools: dict[LayerShape, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.capacity = 0
+        self.length = 0
+        self.reserve(capacity)
+
+    def reserve(self, slots: int) -> None:
+        """Make room for `slots` slots in all, keeping what is there. At least doubles when it grows."""
+        if slots <= self.capacity:
+            return
+        capacity = max(slots, 2 * self.capacity)
+        for shape, members in self.groups.items():
+            old = self.pools.get(shape)
+            pool = tuple(
+                torch.zeros(
+                    len(members),
+                    shape.kv_heads,
+                    capacity,
+                    width,
+                    dtype=shape.dtype,
+                    device=shape.device,
+                )
+                for width in (shape.key_width, shape.value_width)
+            )
+            if old:
+                for new_part, old_part in zip(pool, old, strict=True):
+                    new_part[:, :, : self.length] = old_part[:, :, : self.length]
+            self.pools[shape] = pool
+            for row, index in enumerate(members):
+                layer = self.layers[index]
+                layer.keys, layer.values = pool[0][row : row + 1], pool[1][row : row + 1]
+        self.capacity = capacity
+
+    def set_length(self, length: int) -> None:
+        """Say that slots before `length` are in use; later ones may be overwritten."""
+        self.length = length
+        for layer in self.layers:
+            layer.length = length
+
+    def keep(self, slots: list[int], start: int) -> None:
+        """Move the given slots to `start`, `start + 1`, ... and end there. `slots` ascend."""
+        end = start + len(slots)
+        if slots != list(range(start, end)):
+            for shape, (keys, values) in self.pools.items():
+                index = torch.tensor(slots, device=shape.device)
+                keys[:, :, start:end] = keys.index_select(2, index)
+                values[:, :, start:end] = values.index_select(2, index)
+        self.set_length(end)

@@ -1,0 +1,163 @@
+"""Which token follows a row of logits: the argmax, or a sample with shared noise.
+
+Sampling is an argmax too: of the warped logits plus Gumbel noise that depends only on the seed, the
+absolute position and the token id. Every decoder that scores the same position therefore draws the
+same token, whatever it drafted, and so does the draft model (drafter-invariant speculative
+sampling, Daliri et al. 2024, https://arxiv.org/abs/2408.07978).
+
+Invariant: a choice depends on the logits, the position and the node's own path, never on the tree
+around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from ouroboros.tree import TokenTree
+
+
+class Choose(Protocol):
+    """Chooses the token that follows each asked node of a tree."""
+
+    def __call__(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
+    ) -> list[int]:
+        """Return one token id for each row of `logits` [len(tree.asked), vocab]."""
+        ...
+
+    def confident(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
+    ) -> tuple[list[int], list[float]]:
+        """The same, and how probable each chosen token is under its row."""
+        ...
+
+
+class Argmax:
+    """Greedy decoding: the most probable token, the first of equals."""
+
+    def __call__(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
+    ) -> list[int]:
+        return logits.argmax(-1).tolist()
+
+    def confident(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
+    ) -> tuple[list[int], list[float]]:
+        best, ids = logits.max(-1)
+        share = (best.float() - logits.float().logsumexp(-1)).exp()
+        both = torch.stack([ids.double(), share.double()]).tolist()
+        return [int(i) for i in both[0]], both[1]
+
+
+argmax = Argmax()
+
+
+class Sampler:
+    """Sampling at a temperature, with noise shared by every decoder and by the draft.
+
+    `seed` fixes the run of noise; derive it from run, example and sample number. The warpers are
+    transformers' own, in its order. The law of each token is the warped softmax's.
+    """
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        if temperature <= 0:
+            raise ValueError(f"temperature {temperature} must be above 0; use argmax for greedy")
+        self.seed = seed
+        self.warpers = LogitsProcessorList()
+        if temperature != 1.0:
+            self.warpers.append(TemperatureLogitsWarper(temperature))
+        if top_k:
+            self.warpers.append(TopKLogitsWarper(top_k))
+        if top_p < 1.0:
+            self.warpers.append(TopPLogitsWarper(top_p))
+        if min_p > 0.0:
+            self.warpers.append(MinPLogitsWarper(min_p))
+        self._rows: dict[int, torch.Tensor] = {}
+
+    def warped(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the warped logits in float32, [rows, vocab]; ids ruled out are -inf."""
+        return self.warpers(None, logits.float())
+
+    def noise(self, position: int, vocab: int, device: torch.device) -> torch.Tensor:
+        """Return the Gumbel noise of one absolute position, [vocab] float32, kept while in use."""
+        row = self._rows.get(position)
+        if row is None or len(row) < vocab or row.device != device:
+            if len(self._rows) > 1024:
+                self._rows.clear()
+            row = self._rows[position] = gumbel(self.seed, position, vocab, device)
+        return row[:vocab]
+
+    def perturbed(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
+    ) -> torch.Tensor:
+        """Return warped logits plus noise: the scores whose argmax is the sample."""
+        base, depths = len(tokens), tree.depths()
+        positions = [base + int(depths[node]) for node in tree.asked]
+        noise = [self.noise(p, logits.shape[-1], logits.device) for p in positions]
+        return self.warped(logits) + torch.stack(noise)
+
+    def __call__(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
+    ) -> list[int]:
+        return self.perturbed(logits, tokens, tree).argmax(-1).tolist()
+
+    def confident(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
+    ) -> tuple[list[int], list[float]]:
+        ids = self.perturbed(logits, tokens, tree).argmax(-1)
+        share = self.warped(logits).softmax(-1).gather(-1, ids[:, None])[:, 0]
+        both = torch.stack([ids.double(), share.double()]).tolist()
+        return [int(i) for i in both[0]], both[1]
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """The finaliser of splitmix64 (Steele et al. 2014) on int64 lanes, with logical shifts."""
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+def gumbel(seed: int, position: int, vocab: int, device: torch.device | str) -> torch.Tensor:
+    """Return standard Gumbel noise for ids 0 ... vocab - 1 at a position, [vocab] float32.
+
+    A counter-based hash of (seed, position, id): equal for every width of vocabulary, and, as its
+    logarithm uses only correctly rounded operations, bit for bit equal on CPU and GPU.
+    """
+    word = torch.tensor([seed, position], dtype=torch.int64)
+    key = _mix(_mix(word[:1] - 0x61C8864680B583EB) + word[1:])
+    ids = torch.arange(1, vocab + 1, dtype=torch.int64, device=device)
+    bits = _mix(key.to(device) + ids * -0x61C8864680B583EB)
+    uniform = (((bits >> 12) & 0xFFFFFFFFFFFFF).double() + 0.5) * 2.0**-52
+    return (-_log(-_log(uniform))).float()
+
+
+def _log(x: torch.Tensor) -> torch.Tensor:
+    """Natural logarithm in float64 to 1e-14, from additions, products and quotients alone."""
+    mantissa, exponent = torch.frexp(x)
+    low = mantissa < 0.7071067811865476
+    mantissa = torch.where(low, mantissa * 2, mantissa)
+    exponent = exponent.double() - low.double()
+    s = (mantissa - 1) / (mantissa + 1)
+    square = s * s
+    series = torch.full_like(s, 1 / 21)
+    for odd in range(19, 0, -2):
+        series = series * square + 1 / odd
+    return 2 * s * series + exponent * 0.6931471805599453

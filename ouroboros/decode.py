@@ -1,0 +1,180 @@
+"""The one loop: propose -> score -> choose -> match -> accept -> observe.
+
+Every decoder is this loop with another drafter, and a drafter that drafts with a small model runs
+the same loop on it (`extend`). End of sequence and length rules live here only.
+
+Invariant (lossless): the tokens are those that the loop gives with no draft at all, whatever the
+drafter proposes, because a token is kept only if the target chose it after the very same tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from typing import Protocol
+
+from ouroboros.choose import Choose, argmax
+from ouroboros.model import CachedModel
+from ouroboros.trace import DecodeTrace, StepRecord
+from ouroboros.tree import TokenTree
+
+
+class Drafter(Protocol):
+    """Proposes what may come next. `draft` is the model it calls, or None."""
+
+    draft: CachedModel | None
+
+    def reset(self, choose: Choose) -> None:
+        """Forget the prompt before; called once for each prompt, by the outermost loop only."""
+        ...
+
+    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+        """Return a tree rooted at `tokens[-1]`. `budget`: new tokens still wanted (at least 1)."""
+        ...
+
+    def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
+        """Learn: `chosen[i]` is the target's token after node i (-1 if not asked), rejected nodes
+        included; `path` are the accepted nodes, root first."""
+        ...
+
+
+class RootOnly:
+    """Drafts nothing: plain decoding. Greedy, and the plain draft chain of speculative decoding."""
+
+    draft = None
+
+    def reset(self, choose: Choose) -> None:
+        """Nothing is kept between prompts."""
+
+    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+        """Return the root alone."""
+        return TokenTree((tokens[-1],), (-1,))
+
+    def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
+        """Nothing to learn."""
+
+
+def predict(
+    model: CachedModel, tokens: Sequence[int], tree: TokenTree, choose: Choose
+) -> list[int]:
+    """Score a tree and wait, once, for the token chosen after each node (-1 if not asked)."""
+    logits = model.score(tokens, tree)
+    started = time.perf_counter()
+    asked = choose(logits, tokens, tree)
+    model.busy_s += time.perf_counter() - started
+    if len(asked) == len(tree):
+        return asked
+    chosen = [-1] * len(tree)
+    for node, token in zip(tree.asked, asked, strict=True):
+        chosen[node] = token
+    return chosen
+
+
+def extend(
+    model: CachedModel,
+    drafter: Drafter,
+    tokens: list[int],
+    max_new: int,
+    *,
+    eos: Collection[int] = (),
+    choose: Choose = argmax,
+) -> Iterator[StepRecord]:
+    """Append up to `max_new` tokens to `tokens` in place, yielding a record after each step.
+
+    Ends after the first end-of-sequence token, at `max_new`, or where the model has no position
+    left. The drafter is not reset: its window and pool live on.
+    """
+    left = min(max_new, model.max_len - len(tokens) + 1)
+    small = drafter.draft
+    while left > 0:
+        start, small_calls, small_s = time.perf_counter(), 0, 0.0
+        if small is not None:
+            small_calls, small_s = small.calls, small.busy_s
+        tree = drafter.propose(tokens, left).pruned(model.max_len - len(tokens))
+        if small is not None:
+            small_calls, small_s = small.calls - small_calls, small.busy_s - small_s
+        busy = model.busy_s
+        chosen = predict(model, tokens, tree, choose)
+        verify_s = model.busy_s - busy
+        path = tree.longest_match(chosen)
+        fresh = [*(tree.tokens[node] for node in path[1:]), chosen[path[-1]]]
+        fresh = fresh[: _end(fresh, eos, left)]
+        path = path[: len(fresh)]
+        model.accept(path)
+        drafter.observe(tree, chosen, path)
+        tokens += fresh
+        left = 0 if fresh[-1] in eos else left - len(fresh)
+        yield StepRecord(
+            drafted=tree.draft_depth(),
+            scored=len(tree),
+            accepted=len(path) - 1,
+            new=len(fresh),
+            draft_calls=small_calls,
+            sources=_sources(tree, path, len(fresh)),
+            draft_s=small_s,
+            verify_s=verify_s,
+            host_s=time.perf_counter() - start - small_s - verify_s,
+        )
+
+
+def _end(fresh: Sequence[int], eos: Collection[int], left: int) -> int:
+    """Return how many of the new tokens stay: up to the first end-of-sequence, at most `left`."""
+    if eos:
+        for index, token in enumerate(fresh[:left]):
+            if token in eos:
+                return index + 1
+    return left
+
+
+def _sources(tree: TokenTree, path: Sequence[int], new: int) -> tuple[str, ...]:
+    names = tree.source or ("",) * len(tree)
+    return (*(names[node] for node in path[1:]), "target")[:new]
+
+
+def stream(
+    target: CachedModel,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    *,
+    max_new: int,
+    eos: Collection[int] = (),
+    choose: Choose = argmax,
+) -> Iterator[DecodeTrace]:
+    """Decode, yielding the one growing trace after each step (and once if there is none).
+
+    Raises `ValueError` for an empty prompt, one longer than the context, or a negative `max_new`.
+    """
+    if not prompt:
+        raise ValueError("the prompt is empty: give at least one token, such as the model's BOS")
+    if max_new < 0:
+        raise ValueError(f"max_new is {max_new}; it must be 0 or more")
+    if len(prompt) > target.max_len:
+        raise ValueError(
+            f"the prompt has {len(prompt)} tokens, the model's context {target.max_len}: "
+            "shorten the prompt or choose a model with a longer context"
+        )
+    trace = DecodeTrace(list(prompt), len(prompt))
+    drafter.reset(choose)
+    for record in extend(target, drafter, trace.tokens, max_new, eos=eos, choose=choose):
+        trace.steps.append(record)
+        if trace.tokens[-1] in eos:
+            trace.finish = "eos"
+        elif len(trace.tokens) > target.max_len:
+            trace.finish = "context"
+        yield trace
+    if not trace.steps:
+        yield trace
+
+
+def decode(
+    target: CachedModel,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    *,
+    max_new: int,
+    eos: Collection[int] = (),
+    choose: Choose = argmax,
+) -> DecodeTrace:
+    """Return the trace of a whole run; arguments and errors as `stream`."""
+    *_, trace = stream(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose)
+    return trace

@@ -1,0 +1,127 @@
+"""The phrase pool: for each token, the phrases that followed it most recently.
+
+Invariant: at most `per_key` phrases under each key, each once, the newest last; adding a phrase that
+is there already makes it the newest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+FORMAT = "ouroboros-phrase-pool-1"
+
+
+class PhrasePool:
+    """Phrases of up to `phrase_len` tokens by the token before them, least recent dropped.
+
+    >>> pool = PhrasePool(phrase_len=2, per_key=2)
+    >>> for phrase in [(1, 2), (3, 4), (1, 2), (5, 6)]:
+    ...     pool.add(9, phrase)
+    >>> pool.get(9, 2)
+    [(5, 6), (1, 2)]
+    """
+
+    def __init__(self, *, phrase_len: int, per_key: int) -> None:
+        if phrase_len < 1 or per_key < 1:
+            raise ValueError(
+                f"phrase_len {phrase_len} and per_key {per_key} must be at least 1 "
+                "(to switch phrases off, ask the decoder for topk=0 or verification_set_size=0)"
+            )
+        self.phrase_len = phrase_len
+        self.per_key = per_key
+        self._phrases: dict[int, OrderedDict[tuple[int, ...], None]] = {}
+
+    def __len__(self) -> int:
+        """The number of phrases under all keys."""
+        return sum(map(len, self._phrases.values()))
+
+    def __iter__(self) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Yield (key, phrase), oldest first within a key."""
+        for key, phrases in self._phrases.items():
+            for phrase in phrases:
+                yield key, phrase
+
+    def add(self, key: int, phrase: Sequence[int]) -> None:
+        """Insert a phrase as the newest of its key; only its first `phrase_len` tokens are kept."""
+        kept = tuple(phrase[: self.phrase_len])
+        if not kept:
+            return
+        phrases = self._phrases.setdefault(key, OrderedDict())
+        phrases.pop(kept, None)
+        phrases[kept] = None
+        if len(phrases) > self.per_key:
+            phrases.popitem(last=False)
+
+    def add_text(self, tokens: Sequence[int], start: int = 0) -> None:
+        """Insert every full phrase of `tokens` that ends at index `start` or later."""
+        n = self.phrase_len
+        for at in range(max(0, start - n), len(tokens) - n):
+            self.add(tokens[at], tokens[at + 1 : at + 1 + n])
+
+    def replace(self, key: int, old: Sequence[int], new: Sequence[int]) -> None:
+        """Put `new` in the place of `old`, as the newest of its key."""
+        phrases = self._phrases.get(key)
+        if phrases is not None:
+            phrases.pop(tuple(old), None)
+        self.add(key, new)
+
+    def get(self, key: int, count: int) -> list[tuple[int, ...]]:
+        """Return up to `count` phrases, the newest first."""
+        phrases = self._phrases.get(key)
+        if not phrases or count <= 0:
+            return []
+        newest = list(reversed(phrases))
+        return newest[:count]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._phrases.clear()
+
+    def save(self, path: str | Path, *, tokenizer_id: str) -> None:
+        """Write the pool as JSON; `tokenizer_id` names what the ids mean (see `vocab.fingerprint`)."""
+        content = {
+            "format": FORMAT,
+            "tokenizer": tokenizer_id,
+            "phrase_len": self.phrase_len,
+            "per_key": self.per_key,
+            "phrases": {key: list(map(list, value)) for key, value in self._phrases.items()},
+        }
+        partial = Path(f"{path}.partial")
+        partial.write_text(json.dumps(content))
+        os.replace(partial, path)
+
+    @classmethod
+    def load(
+        cls, path: str | Path, *, tokenizer_id: str, phrase_len: int, per_key: int
+    ) -> PhrasePool:
+        """Read a pool back. Raises `ValueError` for a file that is corrupt, or made with another
+        tokenizer or phrase length."""
+        remedy = "make a new one with PhrasePool.save, or start cold"
+        try:
+            content = json.loads(Path(path).read_text())
+            if content["format"] != FORMAT:
+                raise KeyError("format")
+            entries = [
+                (int(key), tuple(map(int, phrase)))
+                for key, phrases in content["phrases"].items()
+                for phrase in phrases
+            ]
+            made_by, length = content["tokenizer"], content["phrase_len"]
+        except OSError as error:
+            raise ValueError(f"cannot read the phrase pool {path}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is no phrase pool of this version: {remedy}") from error
+        if made_by != tokenizer_id:
+            raise ValueError(f"{path} was made with another tokenizer ({made_by}): {remedy}")
+        if length != phrase_len:
+            raise ValueError(
+                f"{path} holds phrases of {length} tokens, ngram_size asks for {phrase_len}: {remedy}"
+            )
+        pool = cls(phrase_len=phrase_len, per_key=per_key)
+        for key, phrase in entries:
+            pool.add(key, phrase)
+        return pool

