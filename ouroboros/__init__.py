@@ -1,0 +1,25 @@
+"""Ouroboros: lossless decoding acceleration on one engine, and the harness that compares it honestly."""
+
+from ouroboros.choose import Sampler, argmax
+from ouroboros.decode import Drafter, decode
+from ouroboros.drafter import Ouroboros
+from ouroboros.generate import custom_generate, generate
+from ouroboros.model import CachedModel
+from ouroboros.pool import PhrasePool
+from ouroboros.trace import DecodeTrace, StepRecord
+from ouroboros.tree import TokenTree
+
+__all__ = [
+    "CachedModel",
+    "DecodeTrace",
+    "Drafter",
+    "Ouroboros",
+    "PhrasePool",
+    "Sampler",
+    "StepRecord",
+    "TokenTree",
+    "argmax",
+    "custom_generate",
+    "decode",
+    "generate",
+]

@@ -12,7 +12,7 @@ around it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from transformers import (
@@ -35,11 +35,27 @@ class Choose(Protocol):
         """Return one token id for each row of `logits` [len(tree.asked), vocab]."""
         ...
 
-    def confident(
+    def ranked(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
-    ) -> tuple[list[int], list[float]]:
-        """The same, and how probable each chosen token is under its row."""
+    ) -> list[Ranked]:
+        """The same with the runner-up, and how probable both are under their row."""
         ...
+
+
+class Ranked(NamedTuple):
+    """The chosen token after a node, the runner-up, and the probability of each."""
+
+    token: int
+    share: float
+    second: int
+    second_share: float
+
+
+def _ranked(scores: torch.Tensor, shares: torch.Tensor) -> list[Ranked]:
+    """Rank by `scores`, with probabilities from `shares` (both [rows, vocab]); one device wait."""
+    ids = scores.topk(2, dim=-1).indices
+    both = torch.cat([ids.double(), shares.gather(-1, ids).double()], dim=-1)
+    return [Ranked(int(a), p, int(b), q) for a, b, p, q in both.tolist()]
 
 
 class Argmax:
@@ -50,13 +66,10 @@ class Argmax:
     ) -> list[int]:
         return logits.argmax(-1).tolist()
 
-    def confident(
+    def ranked(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
-    ) -> tuple[list[int], list[float]]:
-        best, ids = logits.max(-1)
-        share = (best.float() - logits.float().logsumexp(-1)).exp()
-        both = torch.stack([ids.double(), share.double()]).tolist()
-        return [int(i) for i in both[0]], both[1]
+    ) -> list[Ranked]:
+        return _ranked(logits, logits.float().softmax(-1))
 
 
 argmax = Argmax()
@@ -119,13 +132,10 @@ class Sampler:
     ) -> list[int]:
         return self.perturbed(logits, tokens, tree).argmax(-1).tolist()
 
-    def confident(
+    def ranked(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
-    ) -> tuple[list[int], list[float]]:
-        ids = self.perturbed(logits, tokens, tree).argmax(-1)
-        share = self.warped(logits).softmax(-1).gather(-1, ids[:, None])[:, 0]
-        both = torch.stack([ids.double(), share.double()]).tolist()
-        return [int(i) for i in both[0]], both[1]
+    ) -> list[Ranked]:
+        return _ranked(self.perturbed(logits, tokens, tree), self.warped(logits).softmax(-1))
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:

@@ -117,9 +117,9 @@ class Lookahead:
         self.pool_from_prompt = pool_from_prompt
         self.pool_while_filling = pool_while_filling
         self.own_pool = pool is None
-        self.pool = pool or PhrasePool(
-            phrase_len=ngram_size - 1, per_key=max(1, verification_set_size)
-        )
+        if pool is None:
+            pool = PhrasePool(phrase_len=ngram_size - 1, per_key=max(1, verification_set_size))
+        self.pool = pool
         self.window = Window(size=window_size, ngram_size=ngram_size, seed=seed)
         self._seen = 0
         self._proposed: TokenTree | None = None
@@ -143,7 +143,7 @@ class Lookahead:
             self.window.rows[0][0] = root
         tree = TokenTree((root,), (-1,))
         if self.pool_while_filling or len(self.window.rows) >= self.window.height:
-            phrases = self.pool.get(root, self.branches)
+            phrases = self.pool.get(root, self.branches, before=tokens[-3:-1])
             tree = tree.graft([p[: budget - 1] for p in phrases], source="pool")
         self._proposed = tree = self.window.graft(tree)
         return tree

@@ -1,5 +1,8 @@
 """The phrase pool: for each token, the phrases that followed it most recently.
 
+A phrase may remember the tokens before its key (its context): asked with a context, the pool gives
+the phrases that agree with more of it first.
+
 Invariant: at most `per_key` phrases under each key, each once, the newest last; adding a phrase that
 is there already makes it the newest.
 """
@@ -13,6 +16,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 FORMAT = "ouroboros-phrase-pool-1"
+CONTEXT = 3  # tokens before a key that a phrase remembers
+
+
+def _common_suffix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return how many tokens two sequences share at their ends."""
+    count = 0
+    for x, y in zip(reversed(a), reversed(b), strict=False):
+        if x != y:
+            break
+        count += 1
+    return count
 
 
 class PhrasePool:
@@ -25,7 +39,7 @@ class PhrasePool:
     [(5, 6), (1, 2)]
     """
 
-    def __init__(self, *, phrase_len: int, per_key: int) -> None:
+    def __init__(self, *, phrase_len: int, per_key: int, use_context: bool = True) -> None:
         if phrase_len < 1 or per_key < 1:
             raise ValueError(
                 f"phrase_len {phrase_len} and per_key {per_key} must be at least 1 "
@@ -33,7 +47,8 @@ class PhrasePool:
             )
         self.phrase_len = phrase_len
         self.per_key = per_key
-        self._phrases: dict[int, OrderedDict[tuple[int, ...], None]] = {}
+        self.use_context = use_context
+        self._phrases: dict[int, OrderedDict[tuple[int, ...], tuple[int, ...]]] = {}
 
     def __len__(self) -> int:
         """The number of phrases under all keys."""
@@ -45,14 +60,17 @@ class PhrasePool:
             for phrase in phrases:
                 yield key, phrase
 
-    def add(self, key: int, phrase: Sequence[int]) -> None:
-        """Insert a phrase as the newest of its key; only its first `phrase_len` tokens are kept."""
+    def add(self, key: int, phrase: Sequence[int], before: Sequence[int] = ()) -> None:
+        """Insert a phrase as the newest of its key; only its first `phrase_len` tokens are kept.
+
+        `before` are the tokens before the key, where they are known.
+        """
         kept = tuple(phrase[: self.phrase_len])
         if not kept:
             return
         phrases = self._phrases.setdefault(key, OrderedDict())
         phrases.pop(kept, None)
-        phrases[kept] = None
+        phrases[kept] = tuple(before)
         if len(phrases) > self.per_key:
             phrases.popitem(last=False)
 
@@ -60,7 +78,8 @@ class PhrasePool:
         """Insert every full phrase of `tokens` that ends at index `start` or later."""
         n = self.phrase_len
         for at in range(max(0, start - n), len(tokens) - n):
-            self.add(tokens[at], tokens[at + 1 : at + 1 + n])
+            before = tokens[max(0, at - CONTEXT) : at] if self.use_context else ()
+            self.add(tokens[at], tokens[at + 1 : at + 1 + n], before)
 
     def replace(self, key: int, old: Sequence[int], new: Sequence[int]) -> None:
         """Put `new` in the place of `old`, as the newest of its key."""
@@ -69,12 +88,17 @@ class PhrasePool:
             phrases.pop(tuple(old), None)
         self.add(key, new)
 
-    def get(self, key: int, count: int) -> list[tuple[int, ...]]:
-        """Return up to `count` phrases, the newest first."""
+    def get(
+        self, key: int, count: int, *, before: Sequence[int] = ()
+    ) -> list[tuple[int, ...]]:
+        """Return up to `count` phrases: those that share most of the context `before` their key
+        first, the newest first among equals."""
         phrases = self._phrases.get(key)
         if not phrases or count <= 0:
             return []
         newest = list(reversed(phrases))
+        if self.use_context and before:
+            newest.sort(key=lambda phrase: -_common_suffix(phrases[phrase], before))
         return newest[:count]
 
     def clear(self) -> None:

@@ -78,14 +78,12 @@ def embed(
     host copy of the large model exists. Rotary parameters, maximal position, activation, special
     ids and generation config are the core's; neither `core` nor `shape` is modified. The core may
     tie its embeddings, the stand-in does not. Its layers come first, the others add zero. Unused
-    ids have logits of about -1e5 (float16 may give -inf). Core and stand-in round differently: in
-    bfloat16 compare a stand-in with itself only.
+    ids have logits of about -1e5 (float16 may give -inf). `seed` draws the unused weights, alike
+    on devices of one kind. Core and stand-in round differently: in bfloat16 compare a stand-in
+    with itself only; and a core cast with `.to(bfloat16)`, rather than loaded in it, has rounded
+    its rotary frequencies too, which the stand-in does not.
 
-    Args:
-        seed: of the unused weights; equal seeds give equal weights on equal devices.
-
-    Raises:
-        ValueError: the core does not fit in the shape, or either is not a Llama without biases.
+    Raises ValueError if the core does not fit in the shape or either is no Llama without biases.
     """
     _check(core.config, shape)
     heads = place_heads(
@@ -98,16 +96,13 @@ def embed(
     model = blank(config, dtype).to_empty(device=device)
     model.model.rotary_emb = llama.LlamaRotaryEmbedding(config).to(device)
     with torch.no_grad():
-        _fill(model, core, heads, constant, torch.Generator(device).manual_seed(seed))
+        _fill(model, core, heads, constant, seed)
     model.generation_config = copy.deepcopy(core.generation_config)
     return model.eval()
 
 
 def bytes_of(model: LlamaForCausalLM) -> int:
-    """Weight bytes that one decoding step reads: all parameters but the input embedding table.
-
-    A tied table is read as the output projection, so it counts.
-    """
+    """Weight bytes read per decoding step: all but the input embedding table, unless it is tied."""
     weights = set(model.parameters())
     if model.lm_head.weight is not model.model.embed_tokens.weight:
         weights.remove(model.model.embed_tokens.weight)
@@ -124,15 +119,13 @@ def place_heads(core_heads: int, core_kv: int, heads: int, kv: int) -> dict[int,
     """Map each of the core's query heads to a query head of the shape.
 
     Query heads form groups of one key head each. A core's group that does not fit in one group of
-    the shape continues in the next one, whose key and value head is then another copy.
+    the shape continues in the next one, whose key and value head is then another copy. Raises
+    ValueError if the shape has too few groups.
 
     >>> place_heads(4, 2, 14, 2)
     {0: 0, 1: 1, 2: 7, 3: 8}
     >>> place_heads(6, 2, 8, 4)
     {0: 0, 1: 1, 2: 2, 3: 4, 4: 5, 5: 6}
-
-    Raises:
-        ValueError: the shape has too few groups.
     """
     group, slots = core_heads // core_kv, heads // kv
     width = math.ceil(group / slots)
@@ -157,15 +150,13 @@ def _check(core: LlamaConfig, shape: LlamaConfig) -> None:
                 raise ValueError(f"the {role} has {bias}=True; use one without biases")
     if core.head_dim != shape.head_dim:
         raise ValueError(
-            f"the shape's head_dim {shape.head_dim} differs from the core's {core.head_dim}; "
-            "use a core with the shape's head_dim"
+            f"the shape has head_dim {shape.head_dim}; use such a core, not one of {core.head_dim}"
         )
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size"):
         small, large = getattr(core, name), getattr(shape, name)
         if small > large:
             raise ValueError(
-                f"the shape's {name} {large} is below the core's {small}; "
-                "use a larger shape or a smaller core"
+                f"the shape's {name} {large} is below the core's {small}: use a larger shape"
             )
     if core.hidden_size == shape.hidden_size and core.vocab_size < shape.vocab_size:
         raise ValueError(
@@ -186,27 +177,23 @@ def _standin_config(core: LlamaConfig, shape: LlamaConfig, constant: float) -> L
     for name in INHERITED:
         setattr(config, name, copy.deepcopy(getattr(core, name)))
     config.tie_word_embeddings = False
-    eps = core.rms_norm_eps * core.hidden_size - constant**2
-    config.rms_norm_eps = eps / shape.hidden_size
+    config.rms_norm_eps = (core.rms_norm_eps * core.hidden_size - constant**2) / shape.hidden_size
     return config
 
 
 def _fill(
-    model: LlamaForCausalLM,
-    core: LlamaForCausalLM,
-    heads: dict[int, int],
-    constant: float,
-    noise: torch.Generator,
+    model: LlamaForCausalLM, core: LlamaForCausalLM, heads: dict[int, int], c: float, seed: int
 ) -> None:
     """Write every weight of `model`."""
+    noise = torch.Generator(model.device).manual_seed(seed)
     used, width = core.config.vocab_size, core.config.hidden_size
     table, head = model.model.embed_tokens.weight, model.lm_head.weight
     _pad(table.zero_(), core.model.embed_tokens.weight)
     head.normal_(0, NOISE_STD, generator=noise)
     _pad(head, core.lm_head.weight)
     _fill_norm(model.model.norm, core.model.norm.weight)
-    if constant:
-        table[:, width] = constant
+    if c:
+        table[:, width] = c
         head[:used, width] = 0
         head[used:, width] = -BAR
         model.model.norm.weight[width] = BAR

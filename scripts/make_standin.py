@@ -54,7 +54,7 @@ def make(args: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Save a stand-in of a large model's shape.")
     parser.add_argument("--core", required=True, help="folder or hub id of the small model")
     parser.add_argument("--shape", required=True, choices=list(SHAPES), metavar="SHAPE")
     parser.add_argument("--out", required=True, type=Path, help="a new folder")

@@ -1,0 +1,191 @@
+"""transformers' own generation as a peer, under the same trace and clock.
+
+The model, its attention kernel, the prompt, the choice of tokens and the end conditions are those of
+our decoders; the loop and the cache are transformers'. Greedy generation is also the oracle of the
+equality tests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from ouroboros.choose import Choose, Sampler, argmax
+from ouroboros.model import CachedModel
+from ouroboros.trace import DecodeTrace, StepRecord
+
+Stop = Callable[[list[int]], int | None]
+
+
+class SharedNoise(LogitsProcessor):
+    """Adds a `Sampler`'s noise, so that the argmax is its sample."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        row = self.sampler.noise(input_ids.shape[-1], scores.shape[-1], scores.device)
+        return self.sampler.warped(scores) + row
+
+
+class Arrivals(BaseStreamer):
+    """Notes when tokens arrive, and how many: (seconds, count) pairs, the prompt left out."""
+
+    def __init__(self) -> None:
+        self.at: list[tuple[float, int]] = []
+        self._prompt_seen = False
+
+    def put(self, value: torch.Tensor) -> None:
+        if self._prompt_seen:
+            self.at.append((time.perf_counter(), value.numel()))
+        self._prompt_seen = True
+
+    def end(self) -> None:
+        """Nothing to flush."""
+
+
+class StopWhen(StoppingCriteria):
+    """Ends generation where `stop`, given the new tokens, says so."""
+
+    def __init__(self, stop: Stop, prompt_len: int) -> None:
+        self.stop = stop
+        self.prompt_len = prompt_len
+
+    def __call__(self, input_ids: torch.LongTensor, scores, **kwargs) -> torch.BoolTensor:
+        done = self.stop(input_ids[0, self.prompt_len :].tolist()) is not None
+        return torch.full((len(input_ids),), done, device=input_ids.device)
+
+
+class HFGenerate:
+    """`model.generate` in one of three modes.
+
+    `greedy`; `assisted` (needs `draft`; `settings` are the assistant's generation settings, such as
+    num_assistant_tokens, num_assistant_tokens_schedule, assistant_confidence_threshold; transformers'
+    defaults where not given); `prompt_lookup` (prompt_lookup_num_tokens, max_matching_ngram_size).
+    A step's time is one figure: transformers does not tell drafting from verifying.
+    """
+
+    def __init__(
+        self,
+        mode: Literal["greedy", "assisted", "prompt_lookup"] = "greedy",
+        draft: CachedModel | None = None,
+        **settings,
+    ) -> None:
+        if mode not in ("greedy", "assisted", "prompt_lookup"):
+            raise ValueError(f"mode {mode!r} is not one of greedy, assisted, prompt_lookup")
+        if mode == "assisted" and draft is None:
+            raise ValueError("assisted generation needs a draft model")
+        self.mode = mode
+        self.draft = draft if mode == "assisted" else None
+        self.settings = settings
+
+    def run(
+        self,
+        target: CachedModel,
+        prompt: Sequence[int],
+        *,
+        max_new: int,
+        eos: Collection[int] = (),
+        choose: Choose = argmax,
+        stop: Stop | None = None,
+    ) -> DecodeTrace:
+        """Generate under the same rules as `decode`; `stop` says how many new tokens to keep."""
+        arrivals = Arrivals()
+        ids = torch.tensor([list(prompt)], device=target.device)
+        options: dict = {"streamer": arrivals}
+        if isinstance(choose, Sampler):
+            options["logits_processor"] = LogitsProcessorList([SharedNoise(choose)])
+        elif choose is not argmax:
+            raise ValueError("transformers' generation runs under argmax or a Sampler only")
+        if stop is not None:
+            options["stopping_criteria"] = StoppingCriteriaList([StopWhen(stop, len(prompt))])
+        if self.mode == "prompt_lookup":
+            options |= self.settings
+        elif self.draft is not None:
+            options["assistant_model"] = self.draft.model
+        config = GenerationConfig(
+            max_new_tokens=max_new,
+            do_sample=False,
+            eos_token_id=sorted(eos) or target.vocab_size,  # an id that never comes
+            pad_token_id=0,
+        )
+        with self._assistant_settings(), _counted(self.draft) as calls:
+            started = time.perf_counter()
+            out = target.model.generate(
+                ids, attention_mask=torch.ones_like(ids), generation_config=config, **options
+            )
+        trace = DecodeTrace(out[0].tolist(), len(prompt))
+        trace.steps = _steps(arrivals.at, started, calls, cut=max_new)
+        keep = stop(trace.new_tokens) if stop is not None else None
+        if keep is not None:
+            trace.tokens, trace.finish = trace.tokens[: len(prompt) + keep], "stop"
+        elif trace.tokens[-1] in eos:
+            trace.finish = "eos"
+        return trace
+
+    @contextmanager
+    def _assistant_settings(self) -> Iterator[None]:
+        """Set the assistant's generation settings for one run, and put the old ones back."""
+        if self.draft is None:
+            yield
+            return
+        model = self.draft.model
+        before = model.generation_config
+        wanted = GenerationConfig.from_dict(before.to_dict())
+        for name, value in {"is_assistant": True, **self.settings}.items():
+            setattr(wanted, name, value)
+        model.generation_config = wanted
+        try:
+            yield
+        finally:
+            model.generation_config = before
+
+
+@contextmanager
+def _counted(draft: CachedModel | None) -> Iterator[list[float]]:
+    """Collect the time of each call of the draft model."""
+    calls: list[float] = []
+    if draft is None:
+        yield calls
+        return
+    hook = draft.model.register_forward_pre_hook(lambda *_: calls.append(time.perf_counter()))
+    try:
+        yield calls
+    finally:
+        hook.remove()
+
+
+def _steps(
+    arrivals: list[tuple[float, int]], started: float, calls: list[float], *, cut: int
+) -> list[StepRecord]:
+    steps, before, left = [], started, cut
+    for at, count in arrivals:
+        new = min(count, left)
+        left -= new
+        steps.append(
+            StepRecord(
+                drafted=0,
+                scored=0,
+                accepted=new - 1,
+                new=new,
+                draft_calls=sum(before <= call < at for call in calls),
+                sources=("",) * new,
+                draft_s=0.0,
+                verify_s=at - before,
+                host_s=0.0,
+            )
+        )
+        before = at
+    return steps

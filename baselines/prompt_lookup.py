@@ -1,0 +1,54 @@
+"""Prompt lookup (Saxena 2023): what followed the last n-gram when it stood in the text before.
+
+https://github.com/apoorvumang/prompt-lookup-decoding
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ouroboros.choose import Choose
+from ouroboros.tree import TokenTree
+
+
+class PromptLookup:
+    """Drafts the `num_tokens` tokens after the most recent earlier place of the longest matching
+    n-gram, of at most `max_ngram_size` tokens. An index makes a step's cost independent of the
+    length of the text."""
+
+    draft = None
+
+    def __init__(self, *, max_ngram_size: int, num_tokens: int) -> None:
+        if max_ngram_size < 1 or num_tokens < 1:
+            raise ValueError(
+                f"max_ngram_size {max_ngram_size} and num_tokens {num_tokens} must be at least 1"
+            )
+        self.max_ngram_size = max_ngram_size
+        self.num_tokens = num_tokens
+        self._places: dict[tuple[int, ...], int] = {}
+        self._seen = 0
+
+    def reset(self, choose: Choose) -> None:
+        """Forget the text before."""
+        self._places = {}
+        self._seen = 0
+
+    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+        """Return the continuation of the longest earlier match as a chain, or the root alone."""
+        self._index(tokens)
+        for n in range(min(self.max_ngram_size, len(tokens) - 1), 0, -1):
+            place = self._places.get(tuple(tokens[-n:]))
+            if place is not None:
+                drafted = tokens[place : place + min(self.num_tokens, budget - 1)]
+                return TokenTree.chain(tokens[-1], drafted, source="prompt")
+        return TokenTree((tokens[-1],), (-1,))
+
+    def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
+        """Nothing to learn: the text itself is the index."""
+
+    def _index(self, tokens: Sequence[int]) -> None:
+        """Note, for each n-gram that ends before the last token, where its continuation starts."""
+        for end in range(max(1, self._seen), len(tokens)):
+            for n in range(1, min(self.max_ngram_size, end) + 1):
+                self._places[tuple(tokens[end - n : end])] = end
+        self._seen = len(tokens)

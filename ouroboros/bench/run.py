@@ -1,0 +1,243 @@
+"""The run loop: every decoder on every prompt, alternated so that drift hits all alike.
+
+For each prompt all decoders take their turn, and the one that goes first changes from prompt to
+prompt. Invariants: nothing is cached between two samples but what a decoder itself chose to carry
+(a phrase pool); each sample is on disk before the next begins; a failure is a row, not an end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from ouroboros.bench.provenance import without_paths
+from ouroboros.bench.sample import Sample
+from ouroboros.bench.stop import Stop, StopStrings, cut, text_of
+from ouroboros.bench.store import SAMPLES, SCORES, ResultsFolder
+from ouroboros.bench.task import Example, Task
+from ouroboros.choose import Choose, Sampler, argmax
+from ouroboros.decode import Drafter, stream
+from ouroboros.model import CachedModel
+from ouroboros.trace import DecodeTrace
+
+WARM_UP = Example(
+    "warm-up",
+    'def running_mean(values, width):\n    """Yield the mean of each window."""\n    total = 0\n',
+)
+WARM_UP_TOKENS = 24
+
+
+class Peer(Protocol):
+    """Another engine's generation under the same trace (transformers' own `generate`)."""
+
+    def run(
+        self,
+        target: CachedModel,
+        prompt: Sequence[int],
+        *,
+        max_new: int,
+        eos: Collection[int],
+        choose: Choose,
+        stop: Stop | None = None,
+    ) -> DecodeTrace:
+        """Return a finished run. It should end soon after `stop` says so; the rest is cut off."""
+        ...
+
+
+Decoder = Drafter | Peer
+MakeDecoder = Callable[[], Decoder]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen. `temperature` 0 is greedy decoding; `seed` is the run's."""
+
+    seed: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def choose(self, example: str, sample: int) -> Choose:
+        """Return the chooser of one example's sample number, the same for every decoder."""
+        if not self.temperature:
+            return argmax
+        return Sampler(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=derive_seed(self.seed, example, sample),
+        )
+
+
+def derive_seed(seed: int, example: str, sample: int) -> int:
+    """Return a 62-bit seed that depends on run seed, example and sample number."""
+    digest = hashlib.sha256(f"{seed}\0{example}\0{sample}".encode()).digest()
+    return int.from_bytes(digest[:8]) >> 2
+
+
+@dataclass
+class Bench:
+    """What one run measures. `models` are all the models whose caches are emptied per sample."""
+
+    target: CachedModel
+    models: Sequence[CachedModel]
+    task: Task
+    examples: Sequence[Example]
+    decoders: Mapping[str, MakeDecoder]
+    max_new: int
+    repeats: int = 1
+    sampling: Sampling = Sampling()
+
+    @property
+    def total(self) -> int:
+        """Samples in a complete run."""
+        return len(self.examples) * len(self.decoders) * self.repeats
+
+    def turns(self) -> Iterator[tuple[Example, str, int, int]]:
+        """Yield (example, decoder, repeat, order) in the order of measurement.
+
+        The list of decoders is rotated by one from each prompt to the next.
+        """
+        names = list(self.decoders)
+        for repeat in range(self.repeats):
+            for index, example in enumerate(self.examples):
+                first = (index + repeat) % len(names)
+                for order, name in enumerate([*names[first:], *names[:first]]):
+                    yield example, name, repeat, order
+
+    def run(self, folder: ResultsFolder, on_sample: Callable[[Sample], None]) -> None:
+        """Measure what is not yet in the folder; `on_sample` sees every sample, old ones first."""
+        with folder.appending(SAMPLES) as lines:
+            done = folder.load_samples()
+            for sample in done:
+                on_sample(sample)
+            missing = self._missing(done)
+            decoders = self._warm(missing)
+            for example, name, repeat, order in missing:
+                sample = replace(self.measure(decoders[name], example, repeat), decoder=name)
+                sample = replace(sample, order=order)
+                lines.append(sample.to_dict())
+                on_sample(sample)
+
+    def score(self, folder: ResultsFolder, on_score: Callable[[], None]) -> None:
+        """Score the folder's samples after all timing; equal completions are scored once."""
+        known: dict[tuple[str, str], dict[str, float]] = {}
+        examples = {example.id: example for example in self.examples}
+        with folder.appending(SCORES) as lines:
+            done = folder.load_scores()
+            for sample in folder.load_samples():
+                if sample.error or sample.key in done:
+                    continue
+                question = (sample.example, sample.text)
+                if question not in known:
+                    known[question] = self.task.score(examples[sample.example], sample.text)
+                if known[question]:
+                    lines.append(_score_row(sample, known[question]))
+                on_score()
+
+    def measure(self, decoder: Decoder, example: Example, repeat: int) -> Sample:
+        """Decode one example from empty caches; a failure becomes the sample's `error`."""
+        blank = Sample(example.id, "", repeat, 0, 0)
+        try:
+            prompt = list(self.target.tokenizer(example.prompt).input_ids)
+            blank = replace(blank, prompt_tokens=len(prompt))
+            return self._timed(decoder, prompt, blank)
+        except Exception as error:
+            reason = (str(error).strip() or "no message").splitlines()[0]
+            return replace(blank, error=without_paths(f"{type(error).__name__}: {reason}"))
+
+    def _timed(self, decoder: Decoder, prompt: list[int], blank: Sample) -> Sample:
+        for model in self.models:
+            model.tokens = []
+        choose = self.sampling.choose(blank.example, blank.repeat)
+        stop = StopStrings(self.target.tokenizer, self.task.stop)
+        device = self.target.device
+        _settle(device)
+        started = time.perf_counter()
+        trace, ttft_s = self._decode(decoder, prompt, choose, stop, started)
+        _synchronise(device)
+        wall_s = time.perf_counter() - started
+        return replace(
+            blank,
+            new_tokens=tuple(trace.new_tokens),
+            text=text_of(self.target.tokenizer, trace.new_tokens),
+            finish=trace.finish,
+            steps=tuple(trace.steps),
+            wall_s=wall_s,
+            ttft_s=ttft_s,
+            peak_bytes=_peak_bytes(device),
+        )
+
+    def _decode(
+        self, decoder: Decoder, prompt: list[int], choose: Choose, stop: Stop, started: float
+    ) -> tuple[DecodeTrace, float | None]:
+        """Return the trace, cut at the first stop string, and the seconds to the first step."""
+        eos = eos_ids(self.target)
+        if hasattr(decoder, "run"):
+            trace = decoder.run(
+                self.target, prompt, max_new=self.max_new, eos=eos, choose=choose, stop=stop
+            )
+            first = trace.steps[0] if trace.steps else None
+            ttft_s = first and first.draft_s + first.verify_s + first.host_s
+            keep = StopStrings(self.target.tokenizer, self.task.stop)(trace.new_tokens)
+            return (trace if keep is None else cut(trace, keep)), ttft_s
+        ttft_s = None
+        for trace in stream(
+            self.target, decoder, prompt, max_new=self.max_new, eos=eos, choose=choose
+        ):
+            if ttft_s is None and trace.steps:
+                ttft_s = time.perf_counter() - started
+            keep = stop(trace.new_tokens)
+            if keep is not None:
+                return cut(trace, keep), ttft_s
+        return trace, ttft_s
+
+    def _missing(self, done: Sequence[Sample]) -> list[tuple[Example, str, int, int]]:
+        have = {sample.key for sample in done}
+        return [turn for turn in self.turns() if (turn[0].id, turn[1], turn[2]) not in have]
+
+    def _warm(self, missing: Sequence[tuple[Example, str, int, int]]) -> dict[str, Decoder]:
+        """Return new decoders, after each was tried once, as another object, on a text of ours."""
+        names = dict.fromkeys(turn[1] for turn in missing)
+        short = replace(self, max_new=min(self.max_new, WARM_UP_TOKENS))
+        for name in names:
+            short.measure(self.decoders[name](), WARM_UP, 0)
+        return {name: self.decoders[name]() for name in names}
+
+
+def eos_ids(model: CachedModel) -> frozenset[int]:
+    """Return the model's end-of-sequence ids: generation config, else tokenizer, else none."""
+    ids = getattr(getattr(model.model, "generation_config", None), "eos_token_id", None)
+    if ids is None:
+        ids = getattr(model.tokenizer, "eos_token_id", None)
+    if ids is None:
+        return frozenset()
+    return frozenset([ids] if isinstance(ids, int) else ids)
+
+
+def _score_row(sample: Sample, scores: dict[str, float]) -> dict:
+    example, decoder, repeat = sample.key
+    return {"example": example, "decoder": decoder, "repeat": repeat, "scores": scores}
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _settle(device: torch.device) -> None:
+    """Let earlier work on the device end, and start its memory mark anew."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peak_bytes(device: torch.device) -> int | None:
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

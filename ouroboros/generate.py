@@ -1,0 +1,247 @@
+"""The library's door: `generate()`, and the same behind transformers' `custom_generate`.
+
+    text = generate(model, input_ids, draft=draft, max_new_tokens=128)
+    text = model.generate(input_ids, custom_generate=custom_generate(draft=draft))
+
+What a tree of one sequence cannot do (batches, beams, scores) is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation.streamers import BaseStreamer
+
+from ouroboros.choose import Choose, Sampler, argmax
+from ouroboros.decode import Drafter, RootOnly, stream
+from ouroboros.drafter import Ouroboros
+from ouroboros.lookahead import Lookahead
+from ouroboros.model import CachedModel
+from ouroboros.vocab import check_pair
+
+DEFAULTS: dict[str, dict] = {
+    "greedy": {},
+    "lookahead": {"window_size": 7, "ngram_size": 5, "verification_set_size": 7},
+    "ouroboros": {
+        "gamma": 8,
+        "window_size": 4,
+        "ngram_size": 6,
+        "verification_set_size": 6,
+        "topk": 3,
+    },
+}
+UNSUPPORTED = {
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "return_dict_in_generate": False,
+    "output_scores": False,
+    "output_logits": False,
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "penalty_alpha": None,
+    "guidance_scale": None,
+    "constraints": None,
+    "force_words_ids": None,
+    "dola_layers": None,
+}
+WARPERS = {
+    "TemperatureLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "MinPLogitsWarper",
+}
+
+
+def generate(
+    model: PreTrainedModel | CachedModel,
+    input_ids: torch.Tensor,
+    *,
+    draft: PreTrainedModel | CachedModel | None = None,
+    decoder: str | Drafter = "ouroboros",
+    max_new_tokens: int,
+    eos_token_id: int | Sequence[int] | None = None,
+    do_sample: bool = False,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int = 0,
+    streamer: BaseStreamer | None = None,
+    **settings,
+) -> torch.Tensor:
+    """Return prompt and continuation, [1, length], as plain decoding would give it.
+
+    `input_ids` is [1, length]. `decoder` is "greedy", "lookahead", "ouroboros" (needs `draft`) or any
+    Drafter; `settings` go to the named decoder (gamma, window_size, ngram_size, ...). Without
+    `eos_token_id` the model's own generation config says where to end. Wrap the models in
+    `CachedModel` once to spare each call their examination.
+
+    Raises `ValueError` for what is not supported, naming it.
+    """
+    target = _cached(model)
+    drafter = _drafter(decoder, target, draft, settings)
+    choose: Choose = argmax
+    if do_sample:
+        choose = Sampler(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
+        )
+    if eos_token_id is None:
+        eos_token_id = target.model.generation_config.eos_token_id
+    return _run(target, drafter, input_ids, max_new_tokens, _ids(eos_token_id), choose, streamer)
+
+
+def custom_generate(
+    *,
+    draft: PreTrainedModel | CachedModel | None = None,
+    decoder: str | Drafter = "ouroboros",
+    streamer: BaseStreamer | None = None,
+    seed: int | None = None,
+    **settings,
+) -> Callable[..., torch.Tensor]:
+    """Return a callable for `model.generate(..., custom_generate=...)`.
+
+    The generation config gives the length, the ends and the sampling; without `seed`, torch's global
+    generator does. Give the streamer here: transformers does not hand its own on to a callable, only
+    the prompt, which is why the prompt is not put again.
+    """
+    kept: list[CachedModel] = []
+
+    def run(
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        logits_processor=(),
+        stopping_criteria=(),
+        generation_config: GenerationConfig | None = None,
+        **model_kwargs,
+    ) -> torch.Tensor:
+        config = generation_config or model.generation_config
+        _refuse(config, logits_processor, model_kwargs)
+        if not kept or kept[0].model is not model:
+            kept[:] = [_cached(model)]
+        drafter = _drafter(decoder, kept[0], draft, settings)
+        limit = config.max_length - input_ids.shape[-1]
+        ends = [c for c in stopping_criteria if not isinstance(c, MaxLengthCriteria)]
+        custom = [c for c in ends if not isinstance(c, EosTokenCriteria)]
+        return _run(
+            kept[0],
+            drafter,
+            input_ids,
+            limit,
+            _ids(config.eos_token_id),
+            _choice(config, seed),
+            streamer,
+            custom,
+        )
+
+    return run
+
+
+def _run(
+    target: CachedModel,
+    drafter: Drafter,
+    input_ids: torch.Tensor,
+    max_new: int,
+    eos: frozenset[int],
+    choose: Choose,
+    streamer: BaseStreamer | None,
+    criteria: Sequence = (),
+) -> torch.Tensor:
+    if input_ids.ndim != 2 or len(input_ids) != 1:
+        raise ValueError(
+            f"input_ids has shape {list(input_ids.shape)}; [1, length] is needed: batches are not "
+            "supported, call generate once for each prompt"
+        )
+    prompt = input_ids[0].tolist()
+    if streamer is not None:
+        streamer.put(input_ids.cpu())
+    sent = end = len(prompt)
+    tokens = prompt
+    for trace in stream(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose):
+        tokens = trace.tokens
+        end = _cut(tokens, sent, criteria, input_ids.device)
+        if streamer is not None:
+            for token in tokens[sent:end]:
+                streamer.put(torch.tensor([token]))
+        if end < len(tokens):
+            break
+        sent = end
+    else:
+        end = len(tokens)
+    if streamer is not None:
+        streamer.end()
+    return torch.tensor([tokens[:end]], device=input_ids.device)
+
+
+def _cut(tokens: list[int], start: int, criteria: Sequence, device) -> int:
+    """Return the length at which the first stopping criterion holds, or the whole length."""
+    if criteria:
+        ids = torch.tensor([tokens], device=device)
+        for length in range(start + 1, len(tokens) + 1):
+            if any(bool(c(ids[:, :length], None).all()) for c in criteria):
+                return length
+    return len(tokens)
+
+
+def _cached(model: PreTrainedModel | CachedModel) -> CachedModel:
+    return model if isinstance(model, CachedModel) else CachedModel(model)
+
+
+def _drafter(decoder: str | Drafter, target: CachedModel, draft, settings: dict) -> Drafter:
+    if not isinstance(decoder, str):
+        if settings:
+            raise ValueError(f"{', '.join(settings)}: give these to the decoder you made yourself")
+        return decoder
+    if decoder not in DEFAULTS:
+        raise ValueError(f"decoder {decoder!r} is not one of {', '.join(DEFAULTS)}, or a Drafter")
+    chosen = {**DEFAULTS[decoder], **settings}
+    if decoder == "greedy":
+        return RootOnly()
+    if decoder == "lookahead":
+        return Lookahead(**chosen)
+    if draft is None:
+        raise ValueError('decoder="ouroboros" needs draft=, a smaller model of the same family')
+    small = _cached(draft)
+    check_pair(target, small)
+    return Ouroboros(small, **chosen)
+
+
+def _ids(eos: int | Sequence[int] | torch.Tensor | None) -> frozenset[int]:
+    if eos is None:
+        return frozenset()
+    if isinstance(eos, torch.Tensor):
+        eos = eos.flatten().tolist()
+    return frozenset([eos] if isinstance(eos, int) else eos)
+
+
+def _choice(config: GenerationConfig, seed: int | None) -> Choose:
+    if not config.do_sample:
+        return argmax
+    if seed is None:
+        seed = int(torch.randint(1 << 62, ()))
+    return Sampler(
+        temperature=1.0 if config.temperature is None else config.temperature,
+        top_k=config.top_k or 0,
+        top_p=1.0 if config.top_p is None else config.top_p,
+        min_p=config.min_p or 0.0,
+        seed=seed,
+    )
+
+
+def _refuse(config: GenerationConfig, processors, model_kwargs: dict) -> None:
+    """Raise `ValueError` naming the first thing asked for that a token tree cannot give."""
+    for name, plain in UNSUPPORTED.items():
+        value = getattr(config, name, None)
+        if value is not None and value != plain:
+            raise ValueError(f"{name}={value} is not supported here; leave it at {plain}")
+    for processor in processors:
+        kind = type(processor).__name__
+        if not (config.do_sample and kind in WARPERS):
+            raise ValueError(f"the logits processor {kind} is not supported here; remove it")
+    mask = model_kwargs.get("attention_mask")
+    if mask is not None and not bool(mask.all()):
+        raise ValueError("a padded attention_mask is not supported; give the prompt unpadded")
+    if model_kwargs.get("inputs_embeds") is not None:
+        raise ValueError("inputs_embeds are not supported; give input_ids")
