@@ -1,8 +1,8 @@
 """transformers' own generation as a peer, under the same trace and clock.
 
-The model, its attention kernel, the prompt, the choice of tokens and the end conditions are those of
-our decoders; the loop and the cache are transformers'. Greedy generation is also the oracle of the
-equality tests.
+The model, its attention kernel, the prompt, the choice of tokens and the end conditions are those
+of our decoders; the loop and the cache are transformers'. Greedy generation is also the oracle of
+the equality tests.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SharedNoise(LogitsProcessor):
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:  # type: ignore[override]
         row = self.sampler.noise(input_ids.shape[-1], scores.shape[-1], scores.device)
         return self.sampler.warped(scores) + row
 
@@ -63,7 +63,7 @@ class StopWhen(StoppingCriteria):
         self.stop = stop
         self.prompt_len = prompt_len
 
-    def __call__(self, input_ids: torch.LongTensor, scores, **kwargs) -> torch.BoolTensor:
+    def __call__(self, input_ids: torch.LongTensor, scores, **kwargs) -> torch.Tensor:  # type: ignore[override]
         done = self.stop(input_ids[0, self.prompt_len :].tolist()) is not None
         return torch.full((len(input_ids),), done, device=input_ids.device)
 
@@ -72,7 +72,8 @@ class HFGenerate:
     """`model.generate` in one of three modes.
 
     `greedy`; `assisted` (needs `draft`; `settings` are the assistant's generation settings, such as
-    num_assistant_tokens, num_assistant_tokens_schedule, assistant_confidence_threshold; transformers'
+    num_assistant_tokens, num_assistant_tokens_schedule, assistant_confidence_threshold;
+    transformers'
     defaults where not given); `prompt_lookup` (prompt_lookup_num_tokens, max_matching_ngram_size).
     A step's time is one figure: transformers does not tell drafting from verifying.
     """

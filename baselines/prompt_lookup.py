@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ouroboros.choose import Choose
+from ouroboros.model import CachedModel
 from ouroboros.tree import TokenTree
 
 
@@ -16,7 +17,7 @@ class PromptLookup:
     n-gram, of at most `max_ngram_size` tokens. An index makes a step's cost independent of the
     length of the text."""
 
-    draft = None
+    draft: CachedModel | None = None
 
     def __init__(self, *, max_ngram_size: int, num_tokens: int) -> None:
         if max_ngram_size < 1 or num_tokens < 1:

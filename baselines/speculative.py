@@ -1,7 +1,7 @@
 """Speculative decoding with a draft model (Leviathan et al. 2023, arXiv 2211.17192).
 
-Under the shared-noise sampler (or argmax) a draft token is kept if it *is* the target's choice, which
-is exact token for token.
+Under the shared-noise sampler (or argmax) a draft token is kept if it *is* the target's choice,
+which is exact token for token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ouroboros: lossless decoding acceleration on one engine, and the harness that compares it honestly."""
+"""Ouroboros: lossless decoding acceleration on one engine, compared honestly."""
 
 from ouroboros.choose import Sampler, argmax
 from ouroboros.decode import Drafter, decode

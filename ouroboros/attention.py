@@ -4,8 +4,8 @@ Under `sdpa` with a mask, transformers repeats every key and value head for each
 group: a copy of the whole context in each layer, at each step. Packing a group's query heads along
 the query axis instead gives the same sums from the keys and values as they lie in the cache.
 
-Registered through transformers' `AttentionInterface`; a model that runs on `sdpa` is switched to it,
-any other implementation is left alone. Calls it does not fit go to transformers' own function.
+Registered through transformers' `AttentionInterface`; a model that runs on `sdpa` is switched to
+it, any other implementation is left alone. Calls it does not fit go to transformers' own function.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """Switch a grouped-query model that runs on `sdpa` to the packed form; leave others as they are."""
+    """Switch a grouped-query model that runs on `sdpa` to the packed form; leave others as they
+    are."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_attention_heads", 0)
     grouped = (getattr(config, "num_key_value_heads", None) or heads) < heads

@@ -26,12 +26,20 @@ class LayerShape:
     dtype: torch.dtype
     device: torch.device
 
+    def empty(self, layers: int, capacity: int, width: int) -> torch.Tensor:
+        """Return zeroed slots, [layers, kv_heads, capacity, width]: NaNs of unused memory would
+        pass through a mask."""
+        size = (layers, self.kv_heads, capacity, width)
+        return torch.zeros(size, dtype=self.dtype, device=self.device)
+
 
 class SlotLayer(CacheLayerMixin):
     """One layer's view of the shared pools; `keys` and `values` are [1, heads, capacity, width]."""
 
     is_sliding = False
     is_compileable = False
+    keys: torch.Tensor
+    values: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +75,8 @@ class SlotCache(Cache):
     path costs two copies for each pool, not two for each layer."""
 
     def __init__(self, shapes: list[LayerShape], capacity: int = 512) -> None:
-        super().__init__(layers=[SlotLayer() for _ in shapes])
+        self.slots = [SlotLayer() for _ in shapes]
+        super().__init__(layers=list(self.slots))
         self.groups: dict[LayerShape, list[int]] = {}
         for index, shape in enumerate(shapes):
             self.groups.setdefault(shape, []).append(index)
@@ -77,36 +86,28 @@ class SlotCache(Cache):
         self.reserve(capacity)
 
     def reserve(self, slots: int) -> None:
-        """Make room for `slots` slots in all, keeping what is there. At least doubles when it grows."""
+        """Make room for `slots` slots in all, keeping what is there. At least doubles when it
+        grows."""
         if slots <= self.capacity:
             return
         capacity = max(slots, 2 * self.capacity)
         for shape, members in self.groups.items():
             old = self.pools.get(shape)
-            pool = tuple(
-                torch.zeros(
-                    len(members),
-                    shape.kv_heads,
-                    capacity,
-                    width,
-                    dtype=shape.dtype,
-                    device=shape.device,
-                )
-                for width in (shape.key_width, shape.value_width)
-            )
+            keys = shape.empty(len(members), capacity, shape.key_width)
+            values = shape.empty(len(members), capacity, shape.value_width)
             if old:
-                for new_part, old_part in zip(pool, old, strict=True):
-                    new_part[:, :, : self.length] = old_part[:, :, : self.length]
-            self.pools[shape] = pool
+                keys[:, :, : self.length] = old[0][:, :, : self.length]
+                values[:, :, : self.length] = old[1][:, :, : self.length]
+            self.pools[shape] = keys, values
             for row, index in enumerate(members):
-                layer = self.layers[index]
-                layer.keys, layer.values = pool[0][row : row + 1], pool[1][row : row + 1]
+                self.slots[index].keys = keys[row : row + 1]
+                self.slots[index].values = values[row : row + 1]
         self.capacity = capacity
 
     def set_length(self, length: int) -> None:
         """Say that slots before `length` are in use; later ones may be overwritten."""
         self.length = length
-        for layer in self.layers:
+        for layer in self.slots:
             layer.length = length
 
     def keep(self, slots: list[int], start: int) -> None:

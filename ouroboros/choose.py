@@ -29,15 +29,11 @@ from ouroboros.tree import TokenTree
 class Choose(Protocol):
     """Chooses the token that follows each asked node of a tree."""
 
-    def __call__(
-        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
-    ) -> list[int]:
+    def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         """Return one token id for each row of `logits` [len(tree.asked), vocab]."""
         ...
 
-    def ranked(
-        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
-    ) -> list[Ranked]:
+    def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
         """The same with the runner-up, and how probable both are under their row."""
         ...
 
@@ -61,14 +57,10 @@ def _ranked(scores: torch.Tensor, shares: torch.Tensor) -> list[Ranked]:
 class Argmax:
     """Greedy decoding: the most probable token, the first of equals."""
 
-    def __call__(
-        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
-    ) -> list[int]:
+    def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         return logits.argmax(-1).tolist()
 
-    def ranked(
-        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
-    ) -> list[Ranked]:
+    def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
         return _ranked(logits, logits.float().softmax(-1))
 
 
@@ -107,7 +99,7 @@ class Sampler:
 
     def warped(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the warped logits in float32, [rows, vocab]; ids ruled out are -inf."""
-        return self.warpers(None, logits.float())
+        return self.warpers(None, logits.float())  # type: ignore[arg-type]
 
     def noise(self, position: int, vocab: int, device: torch.device) -> torch.Tensor:
         """Return the Gumbel noise of one absolute position, [vocab] float32, kept while in use."""
@@ -127,14 +119,10 @@ class Sampler:
         noise = [self.noise(p, logits.shape[-1], logits.device) for p in positions]
         return self.warped(logits) + torch.stack(noise)
 
-    def __call__(
-        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
-    ) -> list[int]:
+    def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         return self.perturbed(logits, tokens, tree).argmax(-1).tolist()
 
-    def ranked(
-        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
-    ) -> list[Ranked]:
+    def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
         return _ranked(self.perturbed(logits, tokens, tree), self.warped(logits).softmax(-1))
 
 

@@ -41,7 +41,7 @@ class Drafter(Protocol):
 class RootOnly:
     """Drafts nothing: plain decoding. Greedy, and the plain draft chain of speculative decoding."""
 
-    draft = None
+    draft: CachedModel | None = None
 
     def reset(self, choose: Choose) -> None:
         """Nothing is kept between prompts."""

@@ -1,9 +1,10 @@
 """Ouroboros: drafting phrase by phrase (Zhao et al., EMNLP 2024, arXiv 2402.13720).
 
-The small model drafts with lookahead decoding of its own, so each of its calls yields several tokens
-(phrases speed up drafting). Phrases of the pool are hung below the draft, and the target verifies
-them in the same call (phrases lengthen the draft). What the target predicted along the way, rejected
-or not, becomes phrases again (verification makes phrases), and the pool may outlive the prompt.
+The small model drafts with lookahead decoding of its own, so each of its calls yields several
+tokens (phrases speed up drafting). Phrases of the pool are hung below the draft, and the target
+verifies them in the same call (phrases lengthen the draft). What the target predicted along the
+way, rejected or not, becomes phrases again (verification makes phrases), and the pool may outlive
+the prompt.
 
 Invariant: the pool only ever changes *what is proposed*; `decode` alone decides what is kept.
 """
@@ -78,18 +79,16 @@ class Watched:
         self.choose = choose
         self.ranks: list[Ranked] = []
 
-    def __call__(
-        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
-    ) -> list[int]:
+    def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         ranked = self.choose.ranked(logits, tokens, tree)
         by_node = dict(zip(tree.asked, ranked, strict=True))
-        path = tree.longest_match([by_node[n].token if n in by_node else -1 for n in range(len(tree))])
+        path = tree.longest_match(
+            [by_node[n].token if n in by_node else -1 for n in range(len(tree))]
+        )
         self.ranks += [by_node[node] for node in path]
         return [rank.token for rank in ranked]
 
-    def ranked(
-        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
-    ) -> list[Ranked]:
+    def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
         return self.choose.ranked(logits, tokens, tree)
 
 
@@ -97,10 +96,10 @@ class Ouroboros:
     """The Ouroboros drafter: gamma, W = window_size, N = ngram_size, G = verification_set_size and
     K = topk suffixes.
 
-    `window_size` 0 drafts without a Jacobi window, `topk` 0 does not lengthen, `learn` False takes no
-    phrases from verification. `policy` is "ours", "paper" (the published behaviour) or a `Policy`;
-    `options` override single switches of it. `pool_state`: "cold" empties the pool for each prompt,
-    "task" carries it over the run, "loaded" starts each prompt from the pool given.
+    `window_size` 0 drafts without a Jacobi window, `topk` 0 does not lengthen, `learn` False takes
+    no phrases from verification. `policy` is "ours", "paper" (the published behaviour) or a
+    `Policy`; `options` override single switches of it. `pool_state`: "cold" empties the pool for
+    each prompt, "task" carries it over the run, "loaded" starts each prompt from the pool given.
     """
 
     def __init__(

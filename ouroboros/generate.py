@@ -74,8 +74,8 @@ def generate(
 ) -> torch.Tensor:
     """Return prompt and continuation, [1, length], as plain decoding would give it.
 
-    `input_ids` is [1, length]. `decoder` is "greedy", "lookahead", "ouroboros" (needs `draft`) or any
-    Drafter; `settings` go to the named decoder (gamma, window_size, ngram_size, ...). Without
+    `input_ids` is [1, length]. `decoder` is "greedy", "lookahead", "ouroboros" (needs `draft`) or
+    any Drafter; `settings` go to the named decoder (gamma, window_size, ngram_size, ...). Without
     `eos_token_id` the model's own generation config says where to end. Wrap the models in
     `CachedModel` once to spare each call their examination.
 
@@ -85,9 +85,7 @@ def generate(
     drafter = _drafter(decoder, target, draft, settings)
     choose: Choose = argmax
     if do_sample:
-        choose = Sampler(
-            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
-        )
+        choose = Sampler(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     if eos_token_id is None:
         eos_token_id = target.model.generation_config.eos_token_id
     return _run(target, drafter, input_ids, max_new_tokens, _ids(eos_token_id), choose, streamer)
@@ -103,9 +101,9 @@ def custom_generate(
 ) -> Callable[..., torch.Tensor]:
     """Return a callable for `model.generate(..., custom_generate=...)`.
 
-    The generation config gives the length, the ends and the sampling; without `seed`, torch's global
-    generator does. Give the streamer here: transformers does not hand its own on to a callable, only
-    the prompt, which is why the prompt is not put again.
+    The generation config gives the length, the ends and the sampling; without `seed`, torch's
+    global generator does. Give the streamer here, not to `model.generate`, which does not hand its
+    own on to a callable.
     """
     kept: list[CachedModel] = []
 

@@ -12,6 +12,7 @@ import random
 from collections.abc import Sequence
 
 from ouroboros.choose import Choose
+from ouroboros.model import CachedModel
 from ouroboros.pool import PhrasePool
 from ouroboros.tree import TokenTree
 
@@ -42,7 +43,8 @@ class Window:
         self.rows = [[tokens[-1], *draw.choices(tokens, k=columns - 1)]]
 
     def graft(self, tree: TokenTree) -> TokenTree:
-        """Return the tree with the window's cells as probes; the last row's predictions are read."""
+        """Return the tree with the window's cells as probes; the last row's predictions are
+        read."""
         if not self.rows:
             return tree
         tokens, parents = list(tree.tokens), list(tree.parents)
@@ -93,7 +95,7 @@ class Lookahead:
     pool is emptied for each prompt.
     """
 
-    draft = None
+    draft: CachedModel | None = None
 
     def __init__(
         self,

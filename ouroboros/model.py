@@ -64,8 +64,8 @@ class CachedModel:
         max_len: int | None = None,
         **options,
     ) -> CachedModel:
-        """Load a hub id or a folder. `options` (device_map, quantization_config, revision, ...) go to
-        transformers' `from_pretrained` as they are."""
+        """Load a hub id or a folder. `options` (device_map, quantization_config, revision, ...) go
+        to transformers' `from_pretrained` as they are."""
         try:
             tokenizer = AutoTokenizer.from_pretrained(name_or_path)
             model = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, **options)
@@ -76,7 +76,7 @@ class CachedModel:
                 "folder with config.json, weights and tokenizer)"
             ) from error
         if device is not None:
-            model = model.to(device)
+            model.to(device)  # type: ignore[arg-type]
         return cls(model, tokenizer=tokenizer, max_len=max_len)
 
     @torch.inference_mode()
@@ -92,10 +92,11 @@ class CachedModel:
         tokens = list(tokens)
         if tokens[-1] != tree.tokens[0]:
             raise ValueError("the tree's root must be the last token of the sequence")
-        if len(tokens) + int(tree.depths().max()) > self.max_len:
+        reach = len(tokens) + int(tree.depths().max())
+        if reach > self.max_len:
             raise ValueError(
-                f"the sequence and its draft reach position {len(tokens) + int(tree.depths().max())}, "
-                f"beyond the model's {self.max_len}: shorten the prompt or max_new"
+                f"the sequence and its draft reach position {reach}, beyond the model's "
+                f"{self.max_len}: shorten the prompt or max_new"
             )
         known = self._shared_prefix(tokens)
         missing = tokens[known:-1]
@@ -160,7 +161,7 @@ class CachedModel:
         return out.logits[0]
 
     def _mask(self, known: int, missing: int, tree: TokenTree):
-        """Return the additive mask [1, 1, queries, slots] of catch-up and tree, or one by layer type."""
+        """Return the additive mask [1, 1, queries, slots], or one by layer type."""
         n, queries = len(tree), missing + len(tree)
         base = known + missing
         seen = np.zeros((queries, known + queries), dtype=bool)

@@ -3,8 +3,8 @@
 A phrase may remember the tokens before its key (its context): asked with a context, the pool gives
 the phrases that agree with more of it first.
 
-Invariant: at most `per_key` phrases under each key, each once, the newest last; adding a phrase that
-is there already makes it the newest.
+Invariant: at most `per_key` phrases under each key, each once, the newest last; adding a phrase
+that is there already makes it the newest.
 """
 
 from __future__ import annotations
@@ -88,9 +88,7 @@ class PhrasePool:
             phrases.pop(tuple(old), None)
         self.add(key, new)
 
-    def get(
-        self, key: int, count: int, *, before: Sequence[int] = ()
-    ) -> list[tuple[int, ...]]:
+    def get(self, key: int, count: int, *, before: Sequence[int] = ()) -> list[tuple[int, ...]]:
         """Return up to `count` phrases: those that share most of the context `before` their key
         first, the newest first among equals."""
         phrases = self._phrases.get(key)
@@ -106,7 +104,8 @@ class PhrasePool:
         self._phrases.clear()
 
     def save(self, path: str | Path, *, tokenizer_id: str) -> None:
-        """Write the pool as JSON; `tokenizer_id` names what the ids mean (see `vocab.fingerprint`)."""
+        """Write the pool as JSON; `tokenizer_id` names what the ids mean (see
+        `vocab.fingerprint`)."""
         content = {
             "format": FORMAT,
             "tokenizer": tokenizer_id,
@@ -143,7 +142,8 @@ class PhrasePool:
             raise ValueError(f"{path} was made with another tokenizer ({made_by}): {remedy}")
         if length != phrase_len:
             raise ValueError(
-                f"{path} holds phrases of {length} tokens, ngram_size asks for {phrase_len}: {remedy}"
+                f"{path} holds phrases of {length} tokens, ngram_size asks for {phrase_len}: "
+                f"{remedy}"
             )
         pool = cls(phrase_len=phrase_len, per_key=per_key)
         for key, phrase in entries:

@@ -1,4 +1,4 @@
-"""Can this model score a token tree? Settled at load, by facts and by a trial, not by a list of names.
+"""Can this model score a token tree? Settled at load, by facts and a trial, not by a list.
 
 A model qualifies if it keeps one key and value for each token and layer, and if a token's result
 depends only on the tokens that its mask shows and on the position it is given. The trial scores a
@@ -42,8 +42,9 @@ def examine(model: PreTrainedModel) -> Facts:
     max_len = _position_limit(config)
     window, types = _sliding(config, name, max_len)
     embedding = model.get_input_embeddings()
+    assert isinstance(embedding.weight, torch.Tensor)
     device, dtype = embedding.weight.device, model.dtype
-    facts = Facts(max_len, window, types, embedding.num_embeddings, device, dtype, [])
+    facts = Facts(max_len, window, types, len(embedding.weight), device, dtype, [])
     return Facts(**{**facts.__dict__, "layers": _trial(model, name, facts)})
 
 
@@ -98,16 +99,17 @@ def _trial(model: PreTrainedModel, name: str, facts: Facts) -> list[LayerShape]:
         seen[node, real[: row + 1]] = True
     mask = torch.zeros(seen.shape, dtype=facts.dtype)
     mask = mask.masked_fill(~seen, torch.finfo(facts.dtype).min)[None, None].to(facts.device)
-    if facts.layer_types:
-        mask = dict.fromkeys(("full_attention", "sliding_attention"), mask)
-    among = _logits(model, name, ids, positions, mask, DynamicCache(), facts)[:, real]
+    masks = dict.fromkeys(("full_attention", "sliding_attention"), mask)
+    shown = masks if facts.layer_types else mask
+    among = _logits(model, name, ids, positions, shown, DynamicCache(), facts)[:, real]
     spread = plain.std().clamp_min(1e-6)
     error = ((plain - among).abs().max() / spread).item()
     if not error < (2e-3 if facts.dtype in (torch.float32, torch.float64) else 0.25):
         raise ValueError(
-            f"{name} does not follow an explicit attention mask with explicit positions (its logits "
-            f"move by {error:.2g} standard deviations among masked tokens, as with ALiBi position "
-            "biases): trees cannot be scored; choose a model with rotary or learned positions"
+            f"{name} does not follow an explicit attention mask with explicit positions (its "
+            f"logits move by {error:.2g} standard deviations among masked tokens, as with ALiBi "
+            "position biases): trees cannot be scored; choose a model with rotary or learned "
+            "positions"
         )
     return shapes
 
@@ -140,6 +142,7 @@ def _shapes(cache: DynamicCache, name: str) -> list[LayerShape]:
                 "rolled back to an earlier token; choose an attention-only model"
             )
         values = layer.values
+        assert values is not None
         shapes.append(
             LayerShape(keys.shape[1], keys.shape[-1], values.shape[-1], keys.dtype, keys.device)
         )

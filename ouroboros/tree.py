@@ -88,7 +88,9 @@ class TokenTree:
                     if probe:
                         probes.add(below)
                 node = below
-        return TokenTree(tuple(tokens), tuple(parents), frozenset(probes), tuple(sources), self.read)
+        return TokenTree(
+            tuple(tokens), tuple(parents), frozenset(probes), tuple(sources), self.read
+        )
 
     @cached_property
     def _depths(self) -> np.ndarray:
@@ -160,9 +162,10 @@ class TokenTree:
     def longest_match(self, chosen: Sequence[int]) -> list[int]:
         """Return the accepted path, root first.
 
-        `chosen[i]` is the token that the target puts after node i (any value where it was not asked). A node is accepted if its parent
-        is and its token is the one chosen there; at most one path can match when siblings differ,
-        and where a tree repeats a sibling the deepest path wins. Probes never match.
+        `chosen[i]` is the token that the target puts after node i (any value where it was not
+        asked). A node is accepted if its parent is and its token is the one chosen there; at most
+        one path can match when siblings differ, and where a tree repeats a sibling the deepest
+        path wins. Probes never match.
         """
         accepted, best = {0}, 0
         depths = self._depths

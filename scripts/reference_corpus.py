@@ -114,7 +114,8 @@ def functions_of(source: str, *, max_chars: int = 1600, max_lines: int = 40) -> 
 
 
 def gsm8k_documents(path: Path, *, per_document: int = 8, seed: int = 0) -> Iterator[str]:
-    """Yield documents of worked GSM8K examples, `per_document` in a row, calculator marks removed."""
+    """Yield documents of worked GSM8K examples, `per_document` in a row, calculator marks
+    removed."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     random.Random(seed).shuffle(rows)
     for start in range(0, len(rows), per_document):

@@ -187,7 +187,8 @@ def export(args: argparse.Namespace) -> None:
 
 
 def tiny(args: argparse.Namespace) -> None:
-    """The whole path at toy size, for the test suite: standard library only, seconds of training."""
+    """The whole path at toy size, for the test suite: standard library only, seconds of
+    training."""
     for step in (prepare, train_target, train_draft, export):
         step(args)
 
@@ -216,7 +217,9 @@ def parser() -> argparse.ArgumentParser:
     add("--no-compile", action="store_true")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--out", help="folder of the exported pair")
-    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    top = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     steps = top.add_subparsers(required=True)
     for name, step in {
         "prepare": prepare,

@@ -40,9 +40,9 @@ def steps_of(samples: Iterable[Sample]) -> list[StepRecord]:
 
 
 def acceptance_length(steps: Sequence[StepRecord]) -> float | None:
-    """Mean tokens per step that had a draft: 1 + accepted / such steps (bonus included; as vLLM)."""
+    """Tokens per step that had a draft: 1 + accepted / such steps (bonus included; as vLLM)."""
     drafted = [step for step in steps if step.drafted]
-    return 1 + _share(sum(s.accepted for s in drafted), len(drafted)) if drafted else None
+    return 1 + sum(s.accepted for s in drafted) / len(drafted) if drafted else None
 
 
 def tokens_per_target_call(steps: Sequence[StepRecord]) -> float | None:
@@ -89,16 +89,20 @@ def acceptance_histogram(steps: Sequence[StepRecord]) -> dict[int, int]:
 
 def scored_per_step(steps: Sequence[StepRecord]) -> float | None:
     """Nodes that the target computed per call, root and probes included, prompt excluded."""
-    return _share(sum(s.scored for s in steps), len(steps))
+    return _share(sum(s.scored for s in steps), sum(s.scored > 0 for s in steps))
 
 
 def tokens_by_source(steps: Sequence[StepRecord]) -> dict[str, int]:
     """New tokens by who proposed them; corrections and bonus tokens are the target's."""
-    return dict(Counter(source or "draft" for s in steps for source in s.sources).most_common())
+    return dict(Counter(source or "unknown" for s in steps for source in s.sources).most_common())
 
 
 def phase_shares(steps: Sequence[StepRecord]) -> dict[str, float | None]:
-    """Shares of the time in steps spent in the draft model, the target and the host (Python)."""
+    """Shares of the time in steps spent in the draft model, the target and the host (Python).
+
+    None for another engine, which does not tell them apart (nothing is known to be scored there).
+    """
+    steps = [step for step in steps if step.scored]
     totals = {
         "draft": sum(s.draft_s for s in steps),
         "verify": sum(s.verify_s for s in steps),
@@ -108,7 +112,8 @@ def phase_shares(steps: Sequence[StepRecord]) -> dict[str, float | None]:
 
 
 def host_ms_per_step(steps: Sequence[StepRecord]) -> float | None:
-    """Milliseconds per step outside both models: trees, pool, bookkeeping."""
+    """Milliseconds per step outside both models: trees, pool (None for another engine)."""
+    steps = [step for step in steps if step.scored]
     return _share(1e3 * sum(s.host_s for s in steps), len(steps))
 
 
@@ -156,9 +161,9 @@ def speedup(
 ) -> Interval | None:
     """Seconds per token of the baseline / seconds per token of the decoder, paired by prompt.
 
-    Only prompts that both finished count, each with all its repeats. The interval resamples prompts,
-    keeping pairs together (percentile bootstrap, 95 %, fixed seed). `part`: `whole_part` gives
-    latency_speedup, `decode_part` gives decode_speedup.
+    Only prompts that both finished count, each with all its repeats. The interval resamples
+    prompts, keeping pairs together (percentile bootstrap, 95 %, fixed seed). `part`: `whole_part`
+    gives latency_speedup, `decode_part` gives decode_speedup.
     """
     base, ours = _by_example(baseline, part), _by_example(samples, part)
     shared = [e for e in base if e in ours and base[e][1] and ours[e][1] and ours[e][0]]

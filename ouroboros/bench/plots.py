@@ -22,6 +22,7 @@ def plot_speedups(summary: Mapping, path: Path) -> None:
     if not rows:
         return
     figure = Figure(figsize=(9, 1.9 + 0.42 * len(rows)), dpi=100, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
     axes = figure.add_subplot()
     _bars(axes, rows)
     axes.set_title("\n".join(textwrap.wrap(summary["title"], 88)), fontsize=11, loc="left")
@@ -56,22 +57,29 @@ def _bars(axes: Axes, rows: Mapping[str, Mapping]) -> None:
     axes.axvline(1, color="#333333", linewidth=0.8, linestyle=":")
     axes.set_yticks(places, list(rows), fontsize=10.5)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.3 * end)
+    axes.set_xlim(0, 1.25 * end)
+    axes.tick_params(axis="y", length=0)
     axes.set_xlabel("speedup over greedy on the same engine (time per token, prefill included)")
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def _colour(name: str) -> str:
-    if name.startswith("hf_"):
+    if _is_peer(name):
         return PEERS
     return OURS if name.startswith("ouroboros") else OTHERS
+
+
+def _is_peer(name: str) -> bool:
+    return name.startswith("hf_")
 
 
 def _footnote(summary: Mapping, rows: Mapping[str, Mapping]) -> str:
     rates = [r["repetition_rate"] for r in rows.values() if r["repetition_rate"] is not None]
     worst = max(rates, default=0.0)
+    grey = "Grey: transformers' own generation. " if any(map(_is_peer, rows)) else ""
     mark = " (above 30 %: flatters drafts taken from the text)" if worst > 0.3 else ""
     return (
-        f"{summary['footnote']}. Bars: 95 % bootstrap over prompts. "
+        f"{summary['footnote']}. Whiskers: 95 % bootstrap over prompts. "
+        f"{grey}"
         f"Repetition rate of the text: {100 * worst:.0f} %{mark}."
     )

@@ -1,4 +1,4 @@
-"""Where a number came from: versions, git state, machine. No host names, users or absolute paths."""
+"""Where a number came from: versions, git state, machine; no host name, no absolute path."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def machine() -> dict:
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "cpu": model,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "flags": [flag for flag in CPU_FLAGS if flag in flags],
         "memory_gib": round(pages / 2**30, 1),
@@ -78,9 +78,9 @@ def cpu() -> tuple[str, frozenset[str]]:
     return fields.get("model name", platform.machine()), frozenset(flags.split())
 
 
-def fast_dtype() -> torch.dtype:
-    """Return bfloat16 where the hardware multiplies it (CUDA, AMX, AVX512-BF16), else float32."""
-    if torch.cuda.is_available():
+def fast_dtype(device: str) -> torch.dtype:
+    """Return bfloat16 where the device multiplies it (a GPU, AMX, AVX512-BF16), else float32."""
+    if device.startswith("cuda"):
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     fast = {"amx_bf16", "avx512_bf16", "bf16"} & cpu()[1]
     return torch.bfloat16 if fast else torch.float32

@@ -70,32 +70,42 @@ def summarise(
 
 
 def title(run: Mapping) -> str:
-    """Return one line: task, model (and that it is a stand-in), dtype, batch size 1, sampling."""
+    """Return one line: task, model (and that it is a stand-in), dtype, batch size 1, machine."""
     model, sampling = run["model"], run["sampling"]
     standin = model.get("standin")
-    shape = f" as a stand-in in the shapes {standin['target']} / {standin['draft']}" if standin else ""
+    shape = f" as a stand-in, shapes {standin['target']} / {standin['draft']}" if standin else ""
     heat = f"T={sampling['temperature']:g}" if sampling["temperature"] else "greedy (T=0)"
     prompts = f"{run['task']['prompts']} prompts x {run['max_new']} tokens"
     return (
         f"{run['task']['name']}, {prompts} · {model['name']} pair{shape} · {model['dtype']} · "
-        f"{heat} · batch size 1"
+        f"{heat} · batch size 1 · {device(run)}"
     )
 
 
-def footnote(run: Mapping) -> str:
-    """Return one line: the machine and the versions."""
-    machine, versions = run["provenance"]["machine"], run["provenance"]["versions"]
-    host = f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads"
+def device(run: Mapping) -> str:
+    """Return the name of the GPU or CPU that ran the models."""
+    machine = run["provenance"]["machine"]
     if run["model"]["device"].startswith("cuda") and machine["gpus"]:
-        host = f"{machine['gpus'][0]} ({host})"
-    return f"{host}; torch {versions['torch']}, transformers {versions['transformers']}"
+        return machine["gpus"][0]
+    return f"{machine['cpu']}, {machine['cores']} cores"
+
+
+def footnote(run: Mapping) -> str:
+    """Return one line: host and versions."""
+    machine, versions = run["provenance"]["machine"], run["provenance"]["versions"]
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads; "
+        f"torch {versions['torch']}, transformers {versions['transformers']}"
+    )
 
 
 def to_markdown(summary: Mapping) -> str:
     """Return summary.md: title, both tables, failures and the legend."""
     notes = [summary["footnote"]]
     if summary["samples"] < summary["samples_wanted"]:
-        notes.append(f"**Incomplete**: {summary['samples']} of {summary['samples_wanted']} samples.")
+        notes.append(
+            f"**Incomplete**: {summary['samples']} of {summary['samples_wanted']} samples."
+        )
     if summary["resumed"]:
         notes.append(
             f"Taken up again {summary['resumed']} time(s) after a stop; "
@@ -181,7 +191,7 @@ def _speed_row(name: str, row: Mapping, scored: Sequence[str]) -> dict[str, str]
         "vs transformers": _interval(row["latency_speedup_vs_hf"]),
         "TTFT ms": _number(row["ttft_ms"], 1),
         "TPOT ms": _number(row["tpot_ms"], 2),
-        "draft/verify/host %": "/".join(_number(s and 100 * s, 0) for s in shares),
+        "draft/verify/host %": _shares(shares),
         "repetition": _repetition(row["repetition_rate"]),
         "unequal": _unequal(row),
     }
@@ -216,6 +226,11 @@ def _number(value: float | None, digits: int) -> str:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.0f} %"
+
+
+def _shares(shares: Sequence[float | None]) -> str:
+    known = [share for share in shares if share is not None]
+    return "/".join(f"{100 * share:.0f}" for share in known) if known else "-"
 
 
 def _repetition(rate: float | None) -> str:

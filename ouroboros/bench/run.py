@@ -27,9 +27,12 @@ from ouroboros.trace import DecodeTrace
 
 WARM_UP = Example(
     "warm-up",
-    'def running_mean(values, width):\n    """Yield the mean of each window."""\n    total = 0\n',
+    "from collections import deque\n\n\ndef running_mean(values, width):\n"
+    '    """Yield the mean of each window of `width` values.\n\n'
+    "    >>> list(running_mean([2, 4, 6], 2))\n    [3.0, 5.0]\n"
+    '    """\n    window = deque(maxlen=width)\n',
 )
-WARM_UP_TOKENS = 24
+WARM_UP_TOKENS = 32
 
 
 class Peer(Protocol):
@@ -141,6 +144,7 @@ class Bench:
                 if known[question]:
                     lines.append(_score_row(sample, known[question]))
                 on_score()
+        folder.drop_if_empty(SCORES)
 
     def measure(self, decoder: Decoder, example: Example, repeat: int) -> Sample:
         """Decode one example from empty caches; a failure becomes the sample's `error`."""

@@ -2,8 +2,8 @@
 
 Each check is a subprocess in a new process group and an empty folder, with limits on wall time, CPU
 time, memory and file size; when it ends or overstays, the whole group is killed. This protects a
-benchmark run from endless loops and memory hogs. It is no security boundary: a hostile program needs
-a container.
+benchmark run from endless loops and memory hogs. It is no security boundary: a hostile program
+needs a container.
 """
 
 from __future__ import annotations

@@ -32,29 +32,34 @@ class ResultsFolder:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
 
-    def open_run(self, facts: dict, *, identity: str, overwrite: bool = False) -> dict:
-        """Begin a run, or take up the unfinished one that lies here; return its run.json.
+    def check_open(self, identity: str, *, overwrite: bool = False) -> dict | None:
+        """Return the unfinished run.json that lies here, or None; changes nothing.
 
         `identity` is a hash of everything that the samples depend on. Raises `ValueError` where the
         folder holds a finished run, or one of another identity, and `overwrite` is not given.
         """
+        old = None if overwrite else self._old_run()
+        if old is None:
+            return None
+        remedy = "use another results_dir, or overwrite=true"
+        if old.get("identity") != identity:
+            raise ValueError(f"{self.path} holds a run with other settings or prompts: {remedy}")
+        if old.get("status") == "finished":
+            raise ValueError(f"{self.path} holds this very run, finished: {remedy}")
+        return old
+
+    def open_run(self, facts: dict, *, identity: str, overwrite: bool = False) -> dict:
+        """Begin a run, or take up the unfinished one that lies here; return its run.json.
+
+        Raises as `check_open`. With `overwrite`, the files of the run before are removed.
+        """
+        old = self.check_open(identity, overwrite=overwrite)
         self.path.mkdir(parents=True, exist_ok=True)
-        old = self._old_run()
+        if old is not None:
+            return self.save_run({**old, "resumed": old["resumed"] + 1}, status="running")
         if overwrite:
             for name in MADE:
                 (self.path / name).unlink(missing_ok=True)
-        elif old is not None and old.get("identity") != identity:
-            raise ValueError(
-                f"{self.path} holds a run with other settings or prompts: "
-                "use another results_dir, or overwrite=true"
-            )
-        elif old is not None and old.get("status") == "finished":
-            raise ValueError(
-                f"{self.path} holds this run, finished: use another results_dir, or overwrite=true"
-            )
-        elif old is not None:
-            old["resumed"] = old.get("resumed", 0) + 1
-            return self.save_run(old, status="running")
         return self.save_run({"identity": identity, **facts, "resumed": 0}, status="running")
 
     def save_run(self, facts: dict, *, status: str) -> dict:
@@ -72,7 +77,7 @@ class ResultsFolder:
 
     def write_json(self, name: str, data: dict) -> None:
         """Write a whole JSON file, or nothing at all."""
-        self.write_text(name, json.dumps(data, indent=1) + "\n")
+        self.write_text(name, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
         """Write a whole text file, or nothing at all."""
@@ -95,6 +100,11 @@ class ResultsFolder:
         """Return the scores on disk by sample key."""
         rows = [line for _, line in self._lines(SCORES)]
         return {(r["example"], r["decoder"], r["repeat"]): r["scores"] for r in rows}
+
+    def drop_if_empty(self, name: str) -> None:
+        """Remove a file in which nothing was written."""
+        if not (self.path / name).stat().st_size:
+            (self.path / name).unlink()
 
     @contextlib.contextmanager
     def appending(self, name: str) -> Iterator[JsonLines]:

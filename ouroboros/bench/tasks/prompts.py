@@ -1,4 +1,4 @@
-"""A user's own prompts: a JSONL file with a field "prompt", or any other text file as one prompt."""
+"""A user's own prompts: JSONL with a field "prompt", or any other text file as one prompt."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Prompts:
     def __init__(self, *, path: str | None, stop: Sequence[str] | None = None) -> None:
         if not path:
             raise ValueError(
-                "task=prompts needs task.path=<file>: JSONL with a field \"prompt\", or plain text"
+                'task=prompts needs task.path=<file>: JSONL with a field "prompt", or plain text'
             )
         self.path = Path(path)
         self.stop = tuple(stop or ())
 
     def load(self) -> list[Example]:
-        """Return the prompts. Raises `ValueError`, naming file and line, for what cannot be read."""
+        """Return the prompts. Raises `ValueError`, naming file and line, where it cannot."""
         try:
             text = self.path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -46,10 +46,10 @@ class Prompts:
             prompt = row["prompt"]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"{self.path.name}, line {number}: not a JSON object with a field \"prompt\""
+                f'{self.path.name}, line {number}: not a JSON object with a field "prompt"'
             ) from error
         if not isinstance(prompt, str) or not prompt:
-            raise ValueError(f"{self.path.name}, line {number}: \"prompt\" must be non-empty text")
+            raise ValueError(f'{self.path.name}, line {number}: "prompt" must be non-empty text')
         return Example(str(row.get("id", f"{self.path.stem}/{number}")), prompt)
 
     def score(self, example: Example, completion: str) -> dict[str, float]:

@@ -1,0 +1,34 @@
+# make bench   install into .venv, then the main job: every decoder on the reference pair
+# make test    install into .venv, then the tests
+# make check   linter and type checker
+# make tune    search every decoder's settings with one budget on development text
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: bench test check tune clean
+
+bench: $(INSTALLED)
+	$(BIN)/python scripts/bench.py $(ARGS)
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+tune: $(INSTALLED)
+	$(BIN)/python scripts/tune.py $(ARGS)
+
+# torch comes first and pinned, so that nothing else pulls in another build of it.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info

@@ -1,0 +1,91 @@
+"""The models of a run: any pair of Hugging Face causal LMs, as they are or inside larger shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from ouroboros import standin, vocab
+from ouroboros.bench.provenance import fast_dtype
+from ouroboros.model import CachedModel
+
+PACKAGE = Path(standin.__file__).parent
+PLACED = ("device_map", "quantization_config")  # transformers itself puts such models on a device
+
+
+@dataclass(frozen=True)
+class PairSpec:
+    """What `load_pair` loads.
+
+    `target` and `draft` are hub ids or folders; "reference/target" and "reference/draft" are the
+    pair that ships with the package. `dtype` "auto" is bfloat16 where the hardware multiplies it.
+    `options` (for both), `target_options` and `draft_options` go to `from_pretrained`. `standin`
+    names a shape for "target" and one for "draft"; a Llama pair then runs inside them.
+    """
+
+    name: str
+    target: str
+    draft: str | None = None
+    dtype: str = "auto"
+    device: str | None = None
+    max_len: int | None = None
+    standin: Mapping[str, str] | None = None
+    options: Mapping = field(default_factory=dict)
+    target_options: Mapping = field(default_factory=dict)
+    draft_options: Mapping = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The loaded models; `draft` is None where it was not wanted."""
+
+    target: CachedModel
+    draft: CachedModel | None
+
+    @property
+    def models(self) -> list[CachedModel]:
+        """Both models, or the only one."""
+        return [self.target] if self.draft is None else [self.target, self.draft]
+
+
+def load_pair(spec: PairSpec, *, with_draft: bool) -> Pair:
+    """Load the models. Raises `ValueError`, in one line, for what cannot be loaded or paired."""
+    if with_draft and not spec.draft:
+        raise ValueError(
+            "a decoder of this run drafts with a small model: give model.draft=<hub id or folder>, "
+            "or leave it out of decoder=[...]"
+        )
+    target = _load(spec, spec.target, "target")
+    if not with_draft:
+        return Pair(target, None)
+    draft = _load(spec, str(spec.draft), "draft")
+    vocab.check_pair(target, draft)
+    return Pair(target, draft)
+
+
+def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
+    options = {**spec.options, **getattr(spec, f"{role}_options")}
+    placed = any(key in options for key in PLACED)
+    device = spec.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = _dtype(spec.dtype, device)
+    place = str(PACKAGE / name) if name.startswith("reference/") else name
+    if not spec.standin:
+        return CachedModel.from_pretrained(
+            place, dtype=dtype, device=None if placed else device, max_len=spec.max_len, **options
+        )
+    core = CachedModel.from_pretrained(place, dtype=torch.float32, **options)
+    shape = standin.shape(spec.standin[role])
+    model = standin.embed(core.model, shape, device=device, dtype=dtype)
+    return CachedModel(model, tokenizer=core.tokenizer, max_len=spec.max_len)
+
+
+def _dtype(name: str, device: str) -> torch.dtype:
+    if name == "auto":
+        return fast_dtype(device)
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"model.dtype {name!r} is unknown: use auto, bfloat16, float16 or float32")
+    return dtype

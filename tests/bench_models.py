@@ -1,0 +1,53 @@
+"""Tiny random models and a byte-level tokenizer for the bench's tests."""
+
+from __future__ import annotations
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from ouroboros import CachedModel
+
+EOS = "<eos>"
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """256 bytes, a few merges across stop strings, and one special token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("Ċ", "d"), ("e", "f"), ("a", "b"), ("Ċ", "Ċ")]
+    vocab = {piece: i for i, piece in enumerate([*alphabet, *(a + b for a, b in merges)])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS)
+
+
+def tiny_llama(seed: int, *, layers: int = 1) -> LlamaForCausalLM:
+    """A random float32 Llama over the byte tokenizer's vocabulary."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(byte_tokenizer()),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=2048,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return LlamaForCausalLM(config)
+
+
+def tiny_pair() -> tuple[CachedModel, CachedModel]:
+    """A target and a draft that often agree: the same weights but for the draft's noise."""
+    target, draft = tiny_llama(0), tiny_llama(0)
+    with torch.no_grad():
+        for weight in draft.parameters():
+            weight.add_(
+                0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+            )
+    tokenizer = byte_tokenizer()
+    return CachedModel(target, tokenizer=tokenizer), CachedModel(draft, tokenizer=tokenizer)
