@@ -133,6 +133,8 @@ class PhrasePool:
                 for key, phrases in content["phrases"].items()
                 for phrase in phrases
             ]
+            if any(token < 0 for _, phrase in entries for token in phrase):
+                raise ValueError("a negative token id")
             made_by, length = content["tokenizer"], content["phrase_len"]
         except OSError as error:
             raise ValueError(f"cannot read the phrase pool {path}: {error.strerror}") from error

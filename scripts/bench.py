@@ -38,12 +38,13 @@ from ouroboros.bench.sample import Sample
 from ouroboros.bench.store import ResultsFolder
 from ouroboros.bench.task import Example, Task, fingerprint, select
 
+CONF = str(Path(__file__).resolve().parents[1] / "conf")
 STARTED = datetime.now().strftime("%Y%m%d-%H%M%S")
 NOT_IDENTITY = ("results_dir", "overwrite")
 SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p")
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="config")
+@hydra.main(version_base="1.3", config_path=CONF, config_name="config")
 def main(cfg: DictConfig) -> None:
     """Run one job; an error of the caller's is one line on stderr and exit code 2."""
     try:
@@ -90,7 +91,7 @@ def bench(cfg: DictConfig) -> int:
 
 def measure(job: Bench, folder: ResultsFolder) -> bool:
     """Run and score with progress bars; return False where Ctrl-C (or SIGTERM) ended it."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with sample_bar(job.total) as on_sample:
             job.run(folder, on_sample)
@@ -102,6 +103,8 @@ def measure(job: Bench, folder: ResultsFolder) -> bool:
             file=sys.stderr,
         )
         return False
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return True
 
 

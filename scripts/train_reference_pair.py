@@ -3,6 +3,7 @@
     python scripts/train_reference_pair.py prepare --wheels WHEELS --gsm8k gsm8k_train.jsonl \\
         --forbid humaneval mbpp.jsonl gsm8k_test.jsonl --work WORK
     python scripts/train_reference_pair.py target --work WORK --minutes 80
+    python scripts/train_reference_pair.py polish --work WORK --minutes 10
     python scripts/train_reference_pair.py draft --work WORK --minutes 20
     python scripts/train_reference_pair.py export --work WORK --out ouroboros/reference
     python scripts/train_reference_pair.py tiny --work WORK      # all of it, in under a minute
@@ -21,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from reference_corpus import Document, build
+from reference_polish import function_prompts, own_outputs, polish
 from reference_training import Recipe, train
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -151,6 +153,47 @@ def train_target(args: argparse.Namespace) -> None:
     finish(model, work / "target", summary)
 
 
+def polish_target(args: argparse.Namespace) -> None:
+    """Teach the trained target not to repeat itself, and rewrite `target/`."""
+    work = Path(args.work)
+    torch.manual_seed(args.seed)
+    model = LlamaForCausalLM.from_pretrained(work / "target", dtype=torch.float32)
+    summary = polish(
+        model,
+        tokenizer_of(work),
+        function_prompts(json.loads((work / "functions.json").read_text())),
+        np.load(work / "train.npy", mmap_mode="r"),
+        work / "target",
+        minutes=args.minutes,
+        device=args.device,
+        seed=args.seed,
+    )
+    before = json.loads((work / "target" / "summary.json").read_text())
+    finish(model, work / "target", before | summary)
+
+
+def tokenizer_of(work: Path) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast.from_pretrained(work / "tokenizer")
+
+
+def draft_stream(args: argparse.Namespace, target: LlamaForCausalLM) -> np.ndarray:
+    """Return what the draft learns on: the corpus, and the target's own outputs made once.
+
+    The outputs are repeated so that they make up about a third of what is drawn.
+    """
+    work = Path(args.work)
+    tokens = np.load(work / "train.npy", mmap_mode="r")
+    if not args.outputs:
+        return tokens
+    kept = work / "outputs.npy"
+    if not kept.exists():
+        prompts = function_prompts(json.loads((work / "functions.json").read_text()))
+        np.save(kept, own_outputs(target, tokenizer_of(work), prompts[-args.outputs :]))
+    outputs = np.load(kept)
+    share = np.tile(outputs, max(1, len(tokens) // (2 * len(outputs))))
+    return np.concatenate([tokens, share])
+
+
 def train_draft(args: argparse.Namespace) -> None:
     """Start from the target's embedding and outer layers, learn its law, write `draft/`."""
     work = Path(args.work)
@@ -162,7 +205,7 @@ def train_draft(args: argparse.Namespace) -> None:
     model.model.norm.load_state_dict(target.model.norm.state_dict())
     for own, source in enumerate(kept):
         model.model.layers[own].load_state_dict(target.model.layers[source].state_dict())
-    tokens = np.load(work / "train.npy", mmap_mode="r")
+    tokens = draft_stream(args, target)
     summary = train(
         model, tokens, work / "draft", recipe_of(args), teacher=target, device=args.device
     )
@@ -178,7 +221,7 @@ def finish(model: LlamaForCausalLM, out: Path, summary: dict) -> None:
 
 def export(args: argparse.Namespace) -> None:
     """Write the pair in bf16, shards under 16 MiB, with the tokenizer beside each model."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(Path(args.work) / "tokenizer")
+    tokenizer = tokenizer_of(Path(args.work))
     for name in ("target", "draft"):
         model = LlamaForCausalLM.from_pretrained(Path(args.work) / name, dtype=torch.bfloat16)
         out = Path(args.out) / name
@@ -189,7 +232,7 @@ def export(args: argparse.Namespace) -> None:
 def tiny(args: argparse.Namespace) -> None:
     """The whole path at toy size, for the test suite: standard library only, seconds of
     training."""
-    for step in (prepare, train_target, train_draft, export):
+    for step in (prepare, train_target, polish_target, train_draft, export):
         step(args)
 
 
@@ -214,6 +257,7 @@ def parser() -> argparse.ArgumentParser:
     add("--batch-tokens", type=int, default=8192)
     add("--length", type=int, default=512)
     add("--long-length", type=int, default=4096)
+    add("--outputs", type=int, default=2000, help="prompts whose outputs the draft learns on")
     add("--no-compile", action="store_true")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--out", help="folder of the exported pair")
@@ -224,6 +268,7 @@ def parser() -> argparse.ArgumentParser:
     for name, step in {
         "prepare": prepare,
         "target": train_target,
+        "polish": polish_target,
         "draft": train_draft,
         "export": export,
         "tiny": tiny,

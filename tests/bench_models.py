@@ -44,10 +44,9 @@ def tiny_llama(seed: int, *, layers: int = 1) -> LlamaForCausalLM:
 def tiny_pair() -> tuple[CachedModel, CachedModel]:
     """A target and a draft that often agree: the same weights but for the draft's noise."""
     target, draft = tiny_llama(0), tiny_llama(0)
+    noise = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in draft.parameters():
-            weight.add_(
-                0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
-            )
+            weight.add_(0.02 * torch.randn(weight.shape, generator=noise))
     tokenizer = byte_tokenizer()
     return CachedModel(target, tokenizer=tokenizer), CachedModel(draft, tokenizer=tokenizer)

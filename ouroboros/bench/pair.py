@@ -27,7 +27,7 @@ class PairSpec:
     """
 
     name: str
-    target: str
+    target: str | None
     draft: str | None = None
     dtype: str = "auto"
     device: str | None = None
@@ -53,6 +53,8 @@ class Pair:
 
 def load_pair(spec: PairSpec, *, with_draft: bool) -> Pair:
     """Load the models. Raises `ValueError`, in one line, for what cannot be loaded or paired."""
+    if not spec.target:
+        raise ValueError("this run needs a model: give model.target=<hub id or folder>")
     if with_draft and not spec.draft:
         raise ValueError(
             "a decoder of this run drafts with a small model: give model.draft=<hub id or folder>, "
@@ -86,6 +88,6 @@ def _dtype(name: str, device: str) -> torch.dtype:
     if name == "auto":
         return fast_dtype(device)
     dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"model.dtype {name!r} is unknown: use auto, bfloat16, float16 or float32")
     return dtype

@@ -66,6 +66,10 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
 
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature {self.temperature} must be 0 (greedy) or above")
+
     def choose(self, example: str, sample: int) -> Choose:
         """Return the chooser of one example's sample number, the same for every decoder."""
         if not self.temperature:

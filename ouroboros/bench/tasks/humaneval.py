@@ -37,6 +37,9 @@ _FENCE = re.compile(r"```(?:python)?\n(.*?)```", re.DOTALL)
 class HumanEval:
     """164 problems. `prompt_style`: plain completion, or the wordings of the published runs.
 
+    A plain prompt goes without its last line break, as is usual: most tokenizers join a line break
+    with the indentation that follows, and a lone one at the end tells a model that the text ends.
+
     Stop strings are the usual ones for `plain`; the published runs used none, so the other styles
     have none unless `stop` gives them. With `execute_code` each completion is checked against the
     problem's tests (pass@1), in a limited subprocess: it is untrusted code, run it only where that
@@ -68,11 +71,14 @@ class HumanEval:
 
     def load(self) -> list[Example]:
         """Return the problems in the package's order."""
-        style = STYLES[self.prompt_style]
         return [
-            Example(name, style.replace("{problem}", problem["prompt"]), problem)
+            Example(name, self._prompt(problem["prompt"]), problem)
             for name, problem in read_problems().items()
         ]
+
+    def _prompt(self, problem: str) -> str:
+        prompt = STYLES[self.prompt_style].replace("{problem}", problem)
+        return prompt.rstrip() if self.prompt_style == "plain" else prompt
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
         """Return {"passed": 1.0 or 0.0}, or {} where code must not be executed."""

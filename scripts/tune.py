@@ -1,0 +1,181 @@
+"""Tune every decoder on development text, each with the same number of trials.
+
+    python scripts/tune.py --prompts conf/task/development.jsonl --results results/tuning
+    python scripts/tune.py --decoders speculative ouroboros --trials 16
+
+Each decoder gets its configured settings as the first trial and random ones from its space for the
+rest. All trials of all decoders alternate prompt by prompt; after a first round on a few prompts,
+the best third of each decoder's trials goes on to the rest. The best settings are printed and
+written to `tuning.json` and `tuning.md`; put them into conf/decoder. Never give it a
+benchmark's prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from tqdm import tqdm
+
+from ouroboros.bench.metrics import mean_repetition_rate, output_throughput
+from ouroboros.bench.pair import Pair, PairSpec, load_pair
+from ouroboros.bench.provenance import provenance
+from ouroboros.bench.run import WARM_UP, Bench, Sampling
+from ouroboros.bench.sample import Sample
+from ouroboros.bench.task import Example
+from ouroboros.bench.tasks.humaneval import STOP
+from ouroboros.bench.tasks.prompts import Prompts
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+WINDOWS = {
+    "window_size": [0, 1, 2, 3, 4, 6, 8, 12],
+    "ngram_size": [3, 4, 5, 6, 7, 8],
+    "verification_set_size": [1, 2, 3, 4, 6, 8, 12],
+}
+OUROBOROS = {**WINDOWS, "gamma": [2, 3, 4, 5, 6, 8, 10, 12], "topk": [1, 2, 3, 4, 6]}
+SPACES: dict[str, dict[str, list]] = {
+    "speculative": {
+        "gamma": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12],
+        "confidence": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7],
+    },
+    "lookahead": WINDOWS,
+    "ouroboros": {
+        **OUROBOROS,
+        "options.stop_below": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6],
+        "options.runner_up": [0.0, 0.02, 0.04, 0.08, 0.15],
+        "options.max_nodes": [12, 16, 24, 32, 48],
+    },
+    "ouroboros_paper": OUROBOROS,
+    "prompt_lookup": {"max_ngram_size": [1, 2, 3, 4, 5], "num_tokens": [1, 2, 3, 4, 6, 8, 10, 15]},
+    "hf_assisted": {
+        "num_assistant_tokens": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 20],
+        "num_assistant_tokens_schedule": ["constant", "heuristic"],
+        "assistant_confidence_threshold": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7],
+    },
+}
+
+
+@dataclass
+class Trial:
+    """One setting of one decoder and what it measured."""
+
+    decoder: str
+    settings: dict
+    samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"{self.decoder} {json.dumps(self.settings, sort_keys=True)}"
+
+    @property
+    def tokens_per_s(self) -> float:
+        return output_throughput([s for s in self.samples if s.error is None]) or 0.0
+
+
+def draw(decoder: str, count: int, seed: int) -> list[Trial]:
+    """Return the configured settings ({}) and `count - 1` different random ones."""
+    rng, space = random.Random(f"{seed}-{decoder}"), SPACES[decoder]
+    trials = [Trial(decoder, {})]
+    seen = {trials[0].name}
+    while len(trials) < count:
+        trial = Trial(decoder, {key: rng.choice(values) for key, values in space.items()})
+        if trial.name not in seen:
+            seen.add(trial.name)
+            trials.append(trial)
+    return trials
+
+
+def maker(config: Mapping, settings: Mapping, pair: Pair):
+    """Return a function that builds a decoder from its config with some settings replaced."""
+    options = OmegaConf.create({k: v for k, v in config.items() if k != "draft"})
+    for key, value in settings.items():
+        OmegaConf.update(options, key, value, force_add=True)
+    draft = {"draft": pair.draft} if "draft" in config else {}
+    return lambda: instantiate(options, _partial_=True, _convert_="all")(**draft)
+
+
+def measure(trials: list[Trial], examples: list[Example], job: Bench, configs, pair: Pair) -> None:
+    """Run every trial on every example, in turn; the samples are added to the trials."""
+    decoders = {id(t): maker(configs[t.decoder], t.settings, pair)() for t in trials}
+    for index, example in enumerate(tqdm(examples, desc=f"{len(trials)} trials", unit="prompt")):
+        first = index % len(trials)
+        for trial in [*trials[first:], *trials[:first]]:
+            trial.samples.append(job.measure(decoders[id(trial)], example, 0))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--prompts", default=str(CONF / "task" / "development.jsonl"))
+    parser.add_argument("--results", type=Path, default=Path("results/local/tuning"))
+    parser.add_argument("--decoders", nargs="*", default=list(SPACES))
+    parser.add_argument("--trials", type=int, default=24, help="for each decoder")
+    parser.add_argument("--first", type=int, default=4, help="prompts of the first round")
+    parser.add_argument("--max-new", type=int, default=96)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--overrides", nargs="*", default=[], help="Hydra overrides, e.g. model=hf")
+    args = parser.parse_args()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        decoders = f"decoder=[{','.join(args.decoders)}]"
+        config = OmegaConf.to_container(
+            compose("config", [decoders, *args.overrides]), resolve=True
+        )
+    assert isinstance(config, dict)
+    if config["threads"]:
+        torch.set_num_threads(config["threads"])
+    pair = load_pair(PairSpec(**instantiate(config["model"], _convert_="all")), with_draft=True)
+    task = Prompts(path=args.prompts, stop=STOP)
+    examples = task.load()
+    job = Bench(pair.target, pair.models, task, examples, {}, args.max_new, sampling=Sampling())
+    trials = [t for name in args.decoders for t in draw(name, args.trials, args.seed)]
+    measure(trials, [WARM_UP], job, config["decoder"], pair)
+    for trial in trials:
+        trial.samples.clear()
+    measure(trials, examples[: args.first], job, config["decoder"], pair)
+    finalists = []
+    for name in args.decoders:
+        own = sorted((t for t in trials if t.decoder == name), key=lambda t: -t.tokens_per_s)
+        finalists += own[: max(1, len(own) // 3)]
+    measure(finalists, examples[args.first :], job, config["decoder"], pair)
+    report(args, finalists)
+
+
+def report(args: argparse.Namespace, finalists: list[Trial]) -> None:
+    """Write and print the finalists, the best first."""
+    rows = [
+        {
+            "decoder": t.decoder,
+            "tokens_per_s": round(t.tokens_per_s, 2),
+            "failed": sum(s.error is not None for s in t.samples),
+            "repetition_rate": round(mean_repetition_rate(t.samples) or 0.0, 3),
+            "settings": t.settings,
+        }
+        for t in sorted(finalists, key=lambda t: (t.decoder, -t.tokens_per_s))
+    ]
+    args.results.mkdir(parents=True, exist_ok=True)
+    facts = {
+        "trials_each": args.trials,
+        "prompts": Path(args.prompts).name,
+        "max_new": args.max_new,
+        "provenance": provenance(),
+        "finalists": rows,
+    }
+    (args.results / "tuning.json").write_text(json.dumps(facts, indent=1))
+    table = pd.DataFrame(rows).groupby("decoder").head(3).to_markdown(index=False)
+    (args.results / "tuning.md").write_text(
+        f"# Tuning on development text, {args.trials} trials for each decoder\n\n{table}\n"
+    )
+    print(table)
+    print(json.dumps({row["decoder"]: row["settings"] for row in reversed(rows)}))
+
+
+if __name__ == "__main__":
+    main()

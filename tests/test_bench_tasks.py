@@ -1,0 +1,153 @@
+"""Tasks, and the sandbox that scores HumanEval."""
+
+import os
+import time
+
+import pytest
+
+from ouroboros.bench.sandbox import Limits, check
+from ouroboros.bench.tasks.humaneval import STOP, HumanEval, function_body
+from ouroboros.bench.tasks.prompts import Prompts
+
+PROBLEM = {
+    "task_id": "T/0",
+    "prompt": "def double(x):\n",
+    "test": "def check(f):\n    assert f(2) == 4\n",
+    "entry_point": "double",
+}
+QUICK = Limits(wall_s=2.0, memory_bytes=1 << 30)
+
+
+def test_humaneval_loads_from_the_package():
+    task = HumanEval()
+    examples = task.load()
+    assert len(examples) == 164 and examples[0].id == "HumanEval/0"
+    assert examples[0].prompt == examples[0].data["prompt"]
+    assert task.stop == STOP
+    assert task.score(examples[0], "    return 1") == {}, "nothing runs unless asked"
+
+
+@pytest.mark.parametrize(
+    ("style", "start", "middle"),
+    [
+        ("paper", "Please complete the following Python code without", "explanations\nfrom typing"),
+        ("codellama", "[INST] Please complete", "explanations\n[/INST]\nfrom typing"),
+        ("deepseek", "You are an AI programming assistant", "\n### Response:\nfrom typing"),
+    ],
+)
+def test_prompt_styles_of_the_published_runs(style, start, middle):
+    task = HumanEval(prompt_style=style)
+    prompt = task.load()[0].prompt
+    assert prompt.startswith(start) and middle in prompt
+    assert task.stop == ()
+
+
+def test_an_unknown_style_is_refused_by_name():
+    with pytest.raises(ValueError, match="'chat' is unknown; choose one of plain"):
+        HumanEval(prompt_style="chat")
+
+
+def test_canonical_solutions_pass_and_others_fail():
+    task = HumanEval(execute_code=True)
+    example = task.load()[0]
+    solution = str(example.data["canonical_solution"])
+    assert task.score(example, solution + "\nprint('beyond the stop string'") == {"passed": 1.0}
+    assert task.score(example, "    return None\n") == {"passed": 0.0}
+
+
+def test_function_body_takes_a_fenced_block_or_stops():
+    assert function_body("    return 1\n\ndef g", STOP) == "    return 1\n"
+    assert function_body("Sure:\n```python\ndef f(): pass\n```\nDone", STOP) == "def f(): pass\n"
+    assert function_body("    return 1", STOP) == "    return 1"
+
+
+def test_sandbox_tells_pass_from_failure():
+    assert check(PROBLEM, "    return 2 * x", QUICK).passed
+    assert check(PROBLEM, "    return x", QUICK).reason.startswith("failed")
+    assert check(PROBLEM, "    return (", QUICK).reason.startswith("failed")
+
+
+def test_sandbox_ends_a_program_that_leaves_early_or_forges_output():
+    assert not check(PROBLEM, "    import os; os._exit(0)", QUICK).passed
+    assert not check(PROBLEM, "    import os; os.write(1, b'passed\\n'); os._exit(0)", QUICK).passed
+
+
+def test_sandbox_ends_endless_loops():
+    started = time.monotonic()
+    assert check(PROBLEM, "    while True: pass", QUICK).reason == "timed out"
+    stubborn = "    while True:\n        try:\n            while True: pass\n"
+    stubborn += "        except BaseException: pass"
+    assert check(PROBLEM, stubborn, QUICK).reason == "timed out"
+    assert time.monotonic() - started < 25
+
+
+def test_sandbox_limits_memory():
+    verdict = check(PROBLEM, "    y = bytearray(8 << 30)\n    return 4", QUICK)
+    assert not verdict.passed and verdict.reason.startswith("failed")
+
+
+def test_sandbox_kills_children_and_keeps_its_folder_to_itself(tmp_path):
+    marker = tmp_path / "pid"
+    program = (
+        "    import _posixsubprocess, os, time\n"
+        "    import multiprocessing.util as u, sys\n"
+        "    r, w = os.pipe()\n"
+        "    pid = u.spawnv_passfds(sys.executable.encode(),\n"
+        "        [b'python', b'-c', b'import time; time.sleep(60)'], [w])\n"
+        f"    open({str(marker)!r}, 'w').write(str(pid))\n"
+        "    open('litter', 'w').write('x')\n"
+        "    return 4"
+    )
+    before = os.listdir()
+    check(PROBLEM, program, QUICK)
+    assert os.listdir() == before
+    assert marker.exists()
+    pid = int(marker.read_text())
+    for _ in range(50):
+        if not _running(pid):
+            return
+        time.sleep(0.1)
+    raise AssertionError("a grandchild outlived its check")
+
+
+def _running(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_prompts_from_jsonl_and_from_text(tmp_path):
+    lines = tmp_path / "mine.jsonl"
+    lines.write_text('{"prompt": "a"}\n\n{"prompt": "b", "id": "second"}\n')
+    assert [(e.id, e.prompt) for e in Prompts(path=str(lines)).load()] == [
+        ("mine/1", "a"),
+        ("second", "b"),
+    ]
+    text = tmp_path / "one.txt"
+    text.write_text("two\nlines")
+    assert [e.prompt for e in Prompts(path=str(text)).load()] == ["two\nlines"]
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"text": "x"}', '{"prompt": 3}', '{"prompt": ""}'])
+def test_malformed_prompts_are_named_by_line(tmp_path, line):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "fine"}\n' + line + "\n")
+    with pytest.raises(ValueError, match=r"mine.jsonl, line 2") as caught:
+        Prompts(path=str(path)).load()
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_unreadable_files_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"task\.path"):
+        Prompts(path=None)
+    with pytest.raises(ValueError, match="No such file"):
+        Prompts(path=str(tmp_path / "none.jsonl")).load()
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="not UTF-8"):
+        Prompts(path=str(tmp_path / "binary.txt")).load()
+    twice = tmp_path / "twice.jsonl"
+    twice.write_text('{"prompt": "a", "id": 1}\n{"prompt": "b", "id": 1}\n')
+    with pytest.raises(ValueError, match="same id"):
+        Prompts(path=str(twice)).load()

@@ -1,0 +1,191 @@
+"""Every config composes, and the bench script runs end to end on a tiny pair."""
+
+import json
+import sys
+from pathlib import Path
+
+import bench
+import pytest
+from bench_models import tiny_pair
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.utils import get_class
+from omegaconf import OmegaConf
+
+from ouroboros import standin
+from ouroboros.bench.pair import Pair, PairSpec, load_pair
+
+ROOT = Path(__file__).parents[1]
+CONF = ROOT / "conf"
+
+
+def names(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def composed(*overrides: str) -> dict:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", overrides=list(overrides))
+    return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+
+
+def test_the_main_job():
+    config = composed()
+    assert list(config["decoder"]) == [
+        "greedy",
+        "speculative",
+        "lookahead",
+        "ouroboros",
+        "prompt_lookup",
+        "hf_greedy",
+        "hf_assisted",
+    ]
+    assert config["model"]["standin"] == {"target": "cpu-target", "draft": "cpu-draft"}
+
+
+@pytest.mark.parametrize("name", names("model"))
+def test_every_model_composes(name):
+    options = composed(f"model={name}")["model"]
+    spec = PairSpec(**options)
+    assert spec.name == name
+    for shape in (spec.standin or {}).values():
+        assert shape in standin.SHAPES
+
+
+@pytest.mark.parametrize("name", names("task"))
+def test_every_task_composes(name, tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "a"}\n')
+    overrides = [f"task.path={path}"] if name == "prompts" else []
+    options = composed(f"task={name}", *overrides)["task"]
+    assert get_class(options["_target_"]).name == name
+    assert "limit" in options and "stride" in options
+
+
+@pytest.mark.parametrize("name", names("decoder"))
+def test_every_decoder_composes_alone_and_can_be_built(name):
+    config = composed(f"decoder={name}")
+    assert list(config["decoder"]) == [name]
+    pair = Pair(*tiny_pair())
+    made = bench.build_decoders(config["decoder"], pair)[name]()
+    assert hasattr(made, "propose") or hasattr(made, "run")
+    if "draft" in config["decoder"][name]:
+        assert made.draft is pair.draft
+
+
+@pytest.mark.parametrize("name", names("experiment"))
+def test_every_experiment_composes(name):
+    config = composed(f"experiment={name}")
+    assert config["results_dir"].startswith("results/")
+    assert len(config["decoder"]) > 1
+    bench.build_decoders(config["decoder"], Pair(*tiny_pair()))
+
+
+def test_the_published_settings():
+    config = composed("experiment=humaneval_codellama-34b-7b")
+    paper = config["decoder"]["ouroboros_paper"]
+    assert (paper["gamma"], paper["window_size"], paper["ngram_size"]) == (10, 20, 6)
+    assert config["max_new"] == 512 and config["task"]["prompt_style"] == "codellama"
+
+
+def test_missing_models_are_named():
+    with pytest.raises(ValueError, match=r"model\.target"):
+        load_pair(PairSpec("hf", None), with_draft=False)
+    with pytest.raises(ValueError, match=r"model\.draft"):
+        load_pair(PairSpec("hf", "some/model"), with_draft=True)
+    with pytest.raises(ValueError, match=r"model\.dtype 'int99'"):
+        load_pair(PairSpec("hf", "some/model", dtype="int99"), with_draft=False)
+
+
+@pytest.fixture(scope="module")
+def saved_pair(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("pair")
+    for name, model in zip(("target", "draft"), tiny_pair(), strict=True):
+        model.model.save_pretrained(folder / name)
+        model.tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture
+def run_bench(saved_pair, monkeypatch, capsys):
+    """Call the script in this process; return exit code, stdout and stderr."""
+
+    def run(*overrides: str) -> tuple[int, str, str]:
+        models = [f"model.target={saved_pair / 'target'}", f"model.draft={saved_pair / 'draft'}"]
+        monkeypatch.setattr(sys, "argv", ["bench.py", "model=hf", *models, *overrides])
+        monkeypatch.chdir(saved_pair)
+        GlobalHydra.instance().clear()
+        try:
+            bench.main()
+            code = 0
+        except SystemExit as ended:
+            code = ended.code
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_bench_end_to_end(run_bench, saved_pair):
+    options = ["decoder=[greedy,ouroboros,hf_greedy]", "task.limit=2", "max_new=8", "threads=1"]
+    options += ["model.dtype=float32", "results_dir=out"]
+    code, out, err = run_bench(*options)
+    assert code == 0, err
+    document = json.loads(out.splitlines()[-1])
+    assert document["finished"] and document["samples"] == 6
+    assert [row["unequal"] for row in document["decoders"].values()] == [0, 0, 0]
+    files = {path.name for path in (saved_pair / "out").iterdir()}
+    assert files == {"run.json", "samples.jsonl", "summary.json", "summary.md", "speedup.png"}
+    for name in ("run.json", "summary.json", "summary.md"):
+        assert str(saved_pair) not in (saved_pair / "out" / name).read_text()
+    code, out, err = run_bench(*options)
+    assert code == 2 and out == ""
+    assert "overwrite=true" in err.splitlines()[-1] and "Traceback" not in err
+
+
+def test_bench_takes_up_a_killed_run(run_bench, saved_pair):
+    options = ["decoder=[greedy,prompt_lookup]", "task.limit=2", "max_new=4", "results_dir=killed"]
+    assert run_bench(*options)[0] == 0
+    folder = saved_pair / "killed"
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**run, "status": "running"}))
+    lines = (folder / "samples.jsonl").read_text().splitlines(keepends=True)
+    (folder / "samples.jsonl").write_text("".join(lines[:1]) + lines[1][:30])
+    code, out, err = run_bench(*options)
+    assert code == 0, err
+    assert json.loads(out.splitlines()[-1])["samples"] == 4
+    assert (folder / "samples.jsonl").read_text().startswith(lines[0])
+    assert "Taken up again 1 time(s)" in (folder / "summary.md").read_text()
+
+
+def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair):
+    code, out, err = run_bench(
+        "decoder=[greedy,prompt_lookup]",
+        "decoder.prompt_lookup.num_tokens=2,4",
+        *["task.limit=1", "max_new=4", "results_dir=swept", "-m"],
+    )
+    assert code == 0, err
+    assert sorted(path.name for path in (saved_pair / "swept").iterdir()) == ["000", "001"]
+    assert json.loads(out.splitlines()[-1])["results"].endswith("001")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["model.target=null"], "model.target"),
+        (["decoder=ouroboros", "decoder.ouroboros.gamma=0"], "gamma"),
+        (["decoder=ouroboros", "+decoder.ouroboros.gama=3"], "gama"),
+        (["decoder=speculative", "model.draft=null"], "model.draft"),
+        (["task=prompts"], "task.path"),
+        (["task=prompts", "task.path=none.jsonl"], "none.jsonl"),
+        (["task.limit=0"], "task.limit"),
+        (["temperature=-1", "decoder=greedy"], "temperature"),
+    ],
+)
+def test_mistakes_are_one_line_that_names_them(run_bench, saved_pair, overrides, says):
+    before = sorted(saved_pair.iterdir())
+    code, out, err = run_bench("max_new=4", "threads=1", *overrides)
+    assert code == 2 and out == ""
+    lines = [line for line in err.splitlines() if line.startswith("error:")]
+    assert len(lines) == 1 and says in lines[0] and "Traceback" not in err
+    assert sorted(saved_pair.iterdir()) == before

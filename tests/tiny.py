@@ -1,0 +1,156 @@
+"""Tiny random models and drafters: a vocabulary so small that wrong drafts are often right.
+
+Weights are large, so that the most probable token is decisive and greedy text does not settle in a
+loop of one token: a mistake in a mask, a position or a slot changes the text.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Sequence
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedModel,
+)
+
+from ouroboros.choose import Choose
+from ouroboros.model import CachedModel
+from ouroboros.tree import TokenTree
+
+VOCAB = 13
+CONTEXT = 64
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": CONTEXT,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def build(config, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    """A random model whose matrices have standard deviation 0.4 and which ends at no token."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim >= 2:
+                weight.normal_(std=0.4)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def llama(seed: int = 0, dtype: torch.dtype = torch.float64, **changes) -> PreTrainedModel:
+    """Grouped queries, rotary positions, one layer unless `changes` say otherwise."""
+    shape = {**SHAPE, "num_hidden_layers": 1, **changes}
+    return build(LlamaConfig(**shape), seed=seed, dtype=dtype)
+
+
+def gpt2(seed: int = 0) -> PreTrainedModel:
+    """Learned positions: nothing at all exists beyond the context."""
+    config = GPT2Config(
+        vocab_size=VOCAB,
+        n_embd=16,
+        n_layer=1,
+        n_head=4,
+        n_positions=CONTEXT,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return build(config, seed=seed)
+
+
+def mistral(seed: int = 0, window: int = 8) -> PreTrainedModel:
+    """Every layer sees only the last `window` positions."""
+    return build(MistralConfig(**SHAPE, sliding_window=window), seed=seed)
+
+
+def gemma3(seed: int = 0, window: int = 8) -> PreTrainedModel:
+    """A sliding layer below a full one."""
+    types = ["sliding_attention", "full_attention"]
+    return build(Gemma3TextConfig(**SHAPE, sliding_window=window, layer_types=types), seed=seed)
+
+
+def prompt_of(length: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
+    """Random ids other than the special ones."""
+    draw = random.Random(f"prompt-{seed}-{length}")
+    return [draw.randrange(3, vocab) for _ in range(length)]
+
+
+def plain(model: PreTrainedModel, prompt: Sequence[int], max_new: int, **options) -> list[int]:
+    """What transformers' own greedy loop returns, prompt included, on a copy of the model."""
+    ids = torch.tensor([list(prompt)])
+    own = copy.deepcopy(model)
+    out = own.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=max_new,
+        do_sample=False,
+        **options,
+    )
+    return out[0].tolist()
+
+
+def cut(tokens: Sequence[int], prompt_len: int, max_new: int, eos=()) -> list[int]:
+    """The same text under an earlier end: the first id of `eos`, or `max_new` tokens."""
+    kept = list(tokens[:prompt_len])
+    for token in tokens[prompt_len : prompt_len + max_new]:
+        kept.append(token)
+        if token in eos:
+            break
+    return kept
+
+
+class RandomDrafter:
+    """Any tree at all: random shape, probes, reads and repeated siblings, no regard for the budget.
+
+    `truth` is the text to come. A share `hit` of the nodes carry its token at their position, so
+    that deep acceptances, ends in the middle of a draft and wrong branches all occur.
+    """
+
+    draft: CachedModel | None = None
+
+    def __init__(self, truth: Sequence[int], *, seed: int, hit: float = 0.6, size: int = 10) -> None:
+        self.truth = truth
+        self.draw = random.Random(f"drafter-{seed}")
+        self.hit = hit
+        self.size = size
+        self.trees = 0
+        self.deepest = 0
+
+    def reset(self, choose: Choose) -> None:
+        """Nothing is kept."""
+
+    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+        draw, nodes, parents, depths = self.draw, [tokens[-1]], [-1], [0]
+        for _ in range(draw.randrange(self.size + 1)):
+            parent = len(nodes) - 1 if draw.random() < 0.6 else draw.randrange(len(nodes))
+            position = len(tokens) + depths[parent]
+            honest = position < len(self.truth) and draw.random() < self.hit
+            nodes.append(self.truth[position] if honest else draw.randrange(VOCAB))
+            parents.append(parent)
+            depths.append(depths[parent] + 1)
+        rate = draw.choice([0, 0, 0.2, 1])
+        probes = frozenset(n for n in range(1, len(nodes)) if draw.random() < rate)
+        read = frozenset(n for n in probes if draw.random() < 0.5)
+        self.trees += 1
+        return TokenTree(tuple(nodes), tuple(parents), probes, read=read)
+
+    def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
+        assert len(chosen) == len(tree) and not tree.probe & set(path)
+        self.deepest = max(self.deepest, len(path) - 1)
