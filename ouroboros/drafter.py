@@ -39,8 +39,12 @@ class Policy:
     `context`: prefer phrases whose context agrees.
     `root_phrases`: branches from the pool at the root too, beside the draft.
     `runner_up`: the draft's second choice becomes a branch where its probability of being reached
-    is at least this (0: never). `stop_below`: stop drafting when the draft's own probability of the
-    whole draft falls below this (0: never). `max_nodes`: no branch makes the tree larger than this.
+    is at least this (0: never).
+    `recall`: where a phrase's context agrees in at least this many tokens, draft from the pool
+    alone, without the draft model (0: never).
+    `stop_below`: stop drafting when the draft's own probability of the whole draft falls below
+    this (0: never).
+    `max_nodes`: no branch makes the tree larger than this.
     """
 
     prompt_phrases: bool = True
@@ -52,6 +56,7 @@ class Policy:
     context: bool = True
     root_phrases: bool = True
     runner_up: float = 0.03
+    recall: int = 4
     stop_below: float = 0.3
     max_nodes: int = 64
 
@@ -67,6 +72,7 @@ PAPER = Policy(
     context=False,
     root_phrases=False,
     runner_up=0.0,
+    recall=0,
     stop_below=0.0,
     max_nodes=1 << 30,
 )
@@ -196,8 +202,12 @@ class Ouroboros:
     def _draft(self, tokens: Sequence[int], room: int) -> tuple[list[int], list[Ranked], list[str]]:
         """Draft gamma tokens, or fewer where the draft is unsure; free ones beyond gamma stay.
 
-        Returns tokens, the draft's ranking at each and who proposed each ("draft" or "phrase").
+        Returns tokens, the draft's ranking at each and who proposed each: "draft", "phrase" where
+        the draft model verified it, "recall" where the pool drafted alone (no rankings then).
         """
+        recalled = self._recall(tokens, room)
+        if recalled:
+            return recalled, [], ["recall"] * len(recalled)
         policy, sequence = self.policy, list(tokens)
         watch = Watched(self._choose)
         watching = policy.runner_up > 0 or policy.stop_below > 0
@@ -208,6 +218,20 @@ class Ouroboros:
             if len(sources) >= self.gamma or _reached(watch.ranks) < policy.stop_below:
                 break
         return sequence[len(tokens) :], watch.ranks, sources
+
+    def _recall(self, tokens: Sequence[int], room: int) -> list[int]:
+        """Return phrases of the pool in a row for as long as their contexts agree, up to gamma."""
+        if not self.policy.recall:
+            return []
+        sequence = list(tokens[-CONTEXT - 1 :])
+        known = len(sequence)
+        while len(sequence) - known < min(self.gamma, room):
+            before = sequence[-CONTEXT - 1 : -1]
+            phrase = self.pool.recall(sequence[-1], before, self.policy.recall)
+            if not phrase:
+                break
+            sequence += phrase
+        return sequence[known : known + max(room, 0)]
 
     def _lengthen(
         self, tree: TokenTree, tokens: Sequence[int], node: int, budget: int

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from ouroboros.choose import Choose
 from ouroboros.model import CachedModel
-from ouroboros.pool import PhrasePool
+from ouroboros.pool import CONTEXT, PhrasePool
 from ouroboros.tree import TokenTree
 
 
@@ -145,7 +145,7 @@ class Lookahead:
             self.window.rows[0][0] = root
         tree = TokenTree((root,), (-1,))
         if self.pool_while_filling or len(self.window.rows) >= self.window.height:
-            phrases = self.pool.get(root, self.branches, before=tokens[-3:-1])
+            phrases = self.pool.get(root, self.branches, before=tokens[-1 - CONTEXT : -1])
             tree = tree.graft([p[: budget - 1] for p in phrases], source="pool")
         self._proposed = tree = self.window.graft(tree)
         return tree

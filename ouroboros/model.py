@@ -119,6 +119,7 @@ class CachedModel:
         self.busy_s += time.perf_counter() - started
         return logits[:, : self.width]
 
+    @torch.inference_mode()
     def accept(self, path: Sequence[int]) -> None:
         """Keep the path (node indices, root first) of the tree last scored; forget the rest.
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 FORMAT = "ouroboros-phrase-pool-1"
-CONTEXT = 3  # tokens before a key that a phrase remembers
+CONTEXT = 6  # tokens before a key that a phrase remembers
 
 
 def _common_suffix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -98,6 +98,17 @@ class PhrasePool:
         if self.use_context and before:
             newest.sort(key=lambda phrase: -_common_suffix(phrases[phrase], before))
         return newest[:count]
+
+    def recall(self, key: int, before: Sequence[int], least: int) -> tuple[int, ...]:
+        """Return the newest phrase among those that share most of the context `before`, if that is
+        at least `least` tokens; else ()."""
+        best: tuple[int, ...] = ()
+        longest = max(least, 1) - 1
+        for phrase, context in self._phrases.get(key, {}).items():
+            shared = _common_suffix(context, before)
+            if shared > longest or (best and shared == longest):
+                best, longest = phrase, shared
+        return best
 
     def clear(self) -> None:
         """Forget everything."""

@@ -220,7 +220,7 @@ def main() -> None:
     heldout = json.loads((args.work / "heldout.json").read_text())
     evaluation = {
         "loss": {
-            name: {kind: heldout_loss(model, texts) for kind, texts in heldout.items()}
+            name: {kind: heldout_loss(model, texts) for kind, texts in heldout.items() if texts}
             for name, model in pair.items()
         },
         "humaneval": {

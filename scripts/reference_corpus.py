@@ -82,15 +82,16 @@ def wheel_documents(wheel: Path, manifest: Manifest) -> Iterator[tuple[str, str]
                 yield entry, archive.read(entry).decode("utf-8", "ignore")
 
 
-def stdlib_documents(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield (file name, text) of the interpreter's own library, its test suite left out."""
+def stdlib_documents(manifest: Manifest, limit: int | None = None) -> Iterator[tuple[str, str]]:
+    """Yield (file name, text) of the interpreter's own library, its test suite left out; at most
+    `limit` files."""
     version = ".".join(map(str, sys.version_info[:3]))
     manifest.packages.append({"name": "python", "version": version, "licence": "PSF-2.0"})
     root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(root.rglob("*.py")):
-        inner = path.relative_to(root).parts
-        if not {"site-packages", "test", "tests", "lib2to3", "idlelib"} & set(inner):
-            yield path.name, path.read_text("utf-8", "ignore")
+    left_out = {"site-packages", "test", "tests", "lib2to3", "idlelib"}
+    files = [p for p in sorted(root.rglob("*.py")) if not left_out & set(p.relative_to(root).parts)]
+    for path in files[:limit]:
+        yield path.name, path.read_text("utf-8", "ignore")
 
 
 def functions_of(source: str, *, max_chars: int = 1600, max_lines: int = 40) -> Iterator[str]:
@@ -135,11 +136,16 @@ def ngrams(text: str) -> set[int]:
 
 
 def build(
-    wheels: Iterable[Path], gsm8k_train: Path | None, forbidden: Iterable[str]
+    wheels: Iterable[Path],
+    gsm8k_train: Path | None,
+    forbidden: Iterable[str],
+    *,
+    stdlib_files: int | None = None,
 ) -> tuple[list[Document], Manifest]:
     """Collect, deduplicate and filter the corpus.
 
     `forbidden` are benchmark texts; a document sharing a 13-gram with one is dropped and counted.
+    `stdlib_files` limits how much of the standard library is read (None: all of it).
     """
     manifest = Manifest()
     banned: set[int] = set().union(*(ngrams(text) for text in forbidden))
@@ -169,7 +175,7 @@ def build(
         if "/test" not in name and not Path(name).name.startswith("test_"):
             add("module", text)
 
-    for name, text in stdlib_documents(manifest):
+    for name, text in stdlib_documents(manifest, stdlib_files):
         add_file(name, text)
     for wheel in sorted(wheels):
         for name, text in wheel_documents(wheel, manifest):

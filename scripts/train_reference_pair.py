@@ -30,6 +30,21 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 EOS = "<|endoftext|>"
 COPIES = {"function": 1, "module": 1, "prose": 1, "math": 2}
 MODULE_CHARACTERS = 45_000_000
+TINY = {
+    "stdlib_files": 60,
+    "vocab": 512,
+    "hidden": 128,
+    "ffn": 128,
+    "heads": 1,
+    "layers": 2,
+    "draft_layers": 1,
+    "minutes": 0.04,
+    "batch_tokens": 512,
+    "length": 64,
+    "long_length": 128,
+    "outputs": 8,
+    "no_compile": True,
+}
 
 
 def forbidden_texts(sources: list[str]) -> list[str]:
@@ -76,7 +91,9 @@ def prepare(args: argparse.Namespace) -> None:
     """Write `tokenizer/`, `train.npy`, `heldout.json`, `prompts.json` and `manifest.json`."""
     wheels = sorted(Path(args.wheels).glob("*.whl")) if args.wheels else []
     gsm8k = Path(args.gsm8k) if args.gsm8k else None
-    documents, manifest = build(wheels, gsm8k, forbidden_texts(args.forbid))
+    documents, manifest = build(
+        wheels, gsm8k, forbidden_texts(args.forbid), stdlib_files=args.stdlib_files
+    )
     rng = random.Random(args.seed)
     rng.shuffle(documents)
     held = {kind: [d for d in documents if d.kind == kind][:64] for kind in COPIES}
@@ -244,6 +261,7 @@ def parser() -> argparse.ArgumentParser:
     add("--wheels", help="folder of wheels to read")
     add("--gsm8k", help="GSM8K train split, JSONL")
     add("--forbid", nargs="*", default=[], help="'humaneval' or JSONL files to keep out")
+    add("--stdlib-files", type=int, help="read only so many files of the standard library")
     add("--vocab", type=int, default=8192)
     add("--module-characters", type=int, default=MODULE_CHARACTERS)
     add("--tokenizer-characters", type=int, default=60_000_000)
@@ -273,7 +291,8 @@ def parser() -> argparse.ArgumentParser:
         "export": export,
         "tiny": tiny,
     }.items():
-        steps.add_parser(name, parents=[common], help=step.__doc__).set_defaults(step=step)
+        own = steps.add_parser(name, parents=[common], help=step.__doc__)
+        own.set_defaults(step=step, **(TINY if step is tiny else {}))
     return top
 
 

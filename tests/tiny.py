@@ -154,3 +154,34 @@ class RandomDrafter:
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         assert len(chosen) == len(tree) and not tree.probe & set(path)
         self.deepest = max(self.deepest, len(path) - 1)
+
+
+def noisy(model: PreTrainedModel, *, noise: float = 0.03, seed: int = 1) -> PreTrainedModel:
+    """A draft: the model's own weights, a little off, so that it is often but not always right."""
+    draft = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in draft.parameters():
+            step = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+            weight.add_(noise * step)
+    return draft
+
+
+class Recorded:
+    """A drafter that remembers every tree, what was chosen there and which path was accepted."""
+
+    def __init__(self, drafter) -> None:
+        self.drafter = drafter
+        self.draft = drafter.draft
+        self.steps: list[tuple[list[int], int, TokenTree, list[int], list[int]]] = []
+
+    def reset(self, choose: Choose) -> None:
+        self.drafter.reset(choose)
+
+    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+        self._asked = list(tokens), budget
+        return self.drafter.propose(tokens, budget)
+
+    def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
+        self.steps.append((*self._asked, tree, list(chosen), list(path)))
+        self.drafter.observe(tree, chosen, path)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 OURS, OTHERS, PEERS = "#c8553d", "#6b7fa3", "#b9b9b9"
 
@@ -21,8 +22,8 @@ def plot_speedups(summary: Mapping, path: Path) -> None:
     path.unlink(missing_ok=True)
     if not rows:
         return
-    figure = Figure(figsize=(9, 1.9 + 0.42 * len(rows)), dpi=100, layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
+    figure = Figure(figsize=(9, 1.9 + 0.42 * len(rows)), dpi=100, layout=layout)
     axes = figure.add_subplot()
     _bars(axes, rows)
     axes.set_title("\n".join(textwrap.wrap(summary["title"], 88)), fontsize=11, loc="left")

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from tabulate import tabulate
 
 from ouroboros.bench import metrics
-from ouroboros.bench.metrics import Interval
 from ouroboros.bench.plots import plot_speedups
 from ouroboros.bench.sample import Sample
 from ouroboros.bench.store import ResultsFolder
@@ -45,8 +44,8 @@ def summarise(
     run: Mapping, samples: Sequence[Sample], scores: Mapping[tuple[str, str, int], Mapping]
 ) -> dict:
     """Return every metric of every decoder, in the order of the run's config; plain JSON values."""
-    good = {name: [] for name in run["decoders"]}
-    failed = {name: [] for name in run["decoders"]}
+    good: dict[str, list[Sample]] = {name: [] for name in run["decoders"]}
+    failed: dict[str, list[Sample]] = {name: [] for name in run["decoders"]}
     for sample in samples:
         (failed if sample.error else good)[sample.decoder].append(sample)
     rows = {}
@@ -256,6 +255,3 @@ def _value(found: Mapping | None) -> float | None:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
-
-
-__all__ = ["Interval", "headline", "make_report", "summarise", "tables", "title", "to_markdown"]

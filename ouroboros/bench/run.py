@@ -187,19 +187,13 @@ class Bench:
         self, decoder: Decoder, prompt: list[int], choose: Choose, stop: Stop, started: float
     ) -> tuple[DecodeTrace, float | None]:
         """Return the trace, cut at the first stop string, and the seconds to the first step."""
-        eos = eos_ids(self.target)
+        rules = {"max_new": self.max_new, "eos": eos_ids(self.target), "choose": choose}
         if hasattr(decoder, "run"):
-            trace = decoder.run(
-                self.target, prompt, max_new=self.max_new, eos=eos, choose=choose, stop=stop
-            )
-            first = trace.steps[0] if trace.steps else None
-            ttft_s = first and first.draft_s + first.verify_s + first.host_s
+            trace = decoder.run(self.target, prompt, stop=stop, **rules)
             keep = StopStrings(self.target.tokenizer, self.task.stop)(trace.new_tokens)
-            return (trace if keep is None else cut(trace, keep)), ttft_s
-        ttft_s = None
-        for trace in stream(
-            self.target, decoder, prompt, max_new=self.max_new, eos=eos, choose=choose
-        ):
+            return (trace if keep is None else cut(trace, keep)), _first_step_s(trace)
+        ttft_s: float | None = None
+        for trace in stream(self.target, decoder, prompt, **rules):
             if ttft_s is None and trace.steps:
                 ttft_s = time.perf_counter() - started
             keep = stop(trace.new_tokens)
@@ -233,6 +227,12 @@ def eos_ids(model: CachedModel) -> frozenset[int]:
 def _score_row(sample: Sample, scores: dict[str, float]) -> dict:
     example, decoder, repeat = sample.key
     return {"example": example, "decoder": decoder, "repeat": repeat, "scores": scores}
+
+
+def _first_step_s(trace: DecodeTrace) -> float | None:
+    """Seconds of a peer's first step, which began with its call."""
+    first = trace.steps[0] if trace.steps else None
+    return None if first is None else first.draft_s + first.verify_s + first.host_s
 
 
 def _synchronise(device: torch.device) -> None:

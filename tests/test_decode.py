@@ -1,0 +1,288 @@
+"""The star test: any drafter at all is lossless. Ends, contexts and caches included."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import CONTEXT, VOCAB, RandomDrafter, cut, gemma3, gpt2, llama, mistral, plain, prompt_of
+
+from ouroboros.choose import Sampler, argmax
+from ouroboros.decode import RootOnly, decode, extend, predict, stream
+from ouroboros.model import CachedModel
+from ouroboros.trace import DecodeTrace
+from ouroboros.tree import TokenTree
+
+TREES = {"llama": 5_200, "gpt2": 3_200, "mistral": 1_000, "gemma3": 600}
+FAMILIES = {"llama": llama, "gpt2": gpt2, "mistral": mistral, "gemma3": gemma3}
+
+
+class Scripted:
+    """Proposes the trees it is given, one for each step, re-rooted; then the root alone."""
+
+    draft = None
+
+    def __init__(self, *trees: TokenTree) -> None:
+        self.trees = list(trees)
+
+    def reset(self, choose) -> None:
+        """Nothing is kept."""
+
+    def propose(self, tokens, budget):
+        if not self.trees:
+            return TokenTree((tokens[-1],), (-1,))
+        tree = self.trees.pop(0)
+        return TokenTree((tokens[-1], *tree.tokens[1:]), tree.parents, tree.probe, tree.source)
+
+    def observe(self, tree, chosen, path) -> None:
+        """Nothing to learn."""
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """An untouched model, and one cached model whose cache every test leaves in some state."""
+    model = llama()
+    return model, CachedModel(copy.deepcopy(model))
+
+
+def truth_of(model, prompt: list[int]) -> list[int]:
+    """The text up to the context's end: transformers' own, and the one token past its cache."""
+    cached = CachedModel(copy.deepcopy(model))
+    whole = decode(cached, RootOnly(), prompt, max_new=10 * CONTEXT).tokens
+    if len(prompt) < CONTEXT:
+        assert whole[:CONTEXT] == plain(model, prompt, CONTEXT - len(prompt))
+    assert len(whole) == CONTEXT + 1
+    return whole
+
+
+def texts(model) -> list[tuple[list[int], list[int]]]:
+    """(prompt, text to come): one-token prompts, unrelated ones, and the longest there are."""
+    prompts = [prompt_of(n, seed) for n, seed in [(1, 0), (2, 1), (5, 2), (12, 3), (30, 4)]]
+    prompts += [[*prompts[3], *prompt_of(8, 5)], prompt_of(CONTEXT - 1), prompt_of(CONTEXT)]
+    return [(prompt, truth_of(model, prompt)) for prompt in prompts]
+
+
+@pytest.mark.parametrize("family", TREES)
+def test_any_drafter_is_lossless(family):
+    """Random trees, probes, ends and lengths on one cache: 10,000 trees in all, none unequal."""
+    model = FAMILIES[family]()
+    cached, known = CachedModel(copy.deepcopy(model)), texts(model)
+    draw, trees, unequal, runs, deepest = random.Random(family), 0, 0, 0, 0
+    while trees < TREES[family]:
+        prompt, truth = draw.choice(known)
+        eos = set(draw.sample(range(VOCAB), draw.choice([0, 0, 0, 1, 2])))
+        max_new = draw.choice([0, 1, 2, 7, CONTEXT, 10 * CONTEXT])
+        drafter = RandomDrafter(truth, seed=runs, hit=draw.choice([0.1, 0.5, 0.8, 0.95]))
+        trace = decode(cached, drafter, prompt, max_new=max_new, eos=eos)
+        unequal += trace.tokens != cut(truth, len(prompt), max_new, eos)
+        trees, runs = trees + drafter.trees, runs + 1
+        deepest = max(deepest, drafter.deepest)
+        check_trace(trace, max_new, eos)
+    assert unequal == 0
+    assert deepest >= 5
+
+
+def check_trace(trace: DecodeTrace, max_new: int, eos) -> None:
+    """The counts of a trace add up to its tokens."""
+    assert sum(step.new for step in trace.steps) == len(trace.new_tokens)
+    for step in trace.steps:
+        assert step.accepted <= step.drafted < step.scored
+        assert step.accepted <= step.new <= step.accepted + 1
+        assert len(step.sources) == step.new
+    ended = bool(trace.steps) and trace.tokens[-1] in eos
+    if ended:
+        assert trace.finish == "eos"
+    else:
+        assert trace.finish == ("length" if len(trace.tokens) <= CONTEXT else "context")
+        assert len(trace.new_tokens) == min(max_new, CONTEXT + 1 - trace.prompt_len)
+
+
+@functools.cache
+def sampled(seed: int) -> tuple[CachedModel, Sampler, list[int]]:
+    """A model whose cache plain sampling has filled, the sampler, and the text it gave."""
+    cached, choose = CachedModel(llama(seed)), Sampler(seed=seed, temperature=1.2, top_k=8)
+    return cached, choose, decode(cached, RootOnly(), [5, 6], max_new=30, choose=choose).tokens
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(0, 3),
+    st.integers(0, 10_000),
+    st.sets(st.integers(0, VOCAB - 1), max_size=3),
+    st.integers(0, 30),
+)
+def test_any_drafter_is_lossless_when_sampling(seed, drafter_seed, eos, max_new):
+    cached, choose, truth = sampled(seed)
+    drafter = RandomDrafter(truth, seed=drafter_seed)
+    trace = decode(cached, drafter, truth[:2], max_new=max_new, eos=eos, choose=choose)
+    assert trace.tokens == cut(truth, 2, max_new, eos)
+
+
+def test_several_ends_of_sequence_agree_with_transformers(pair):
+    model, cached = pair
+    prompt = prompt_of(6, 3)
+    truth = plain(model, prompt, 40)
+    for eos in ({7}, {7, 9}, {2, 4, 6, 8, 10}, set(range(VOCAB))):
+        expected = plain(model, prompt, 40, eos_token_id=sorted(eos))
+        assert expected == cut(truth, 6, 40, eos)
+        drafter = RandomDrafter(truth, seed=len(eos), hit=0.9)
+        assert decode(cached, drafter, prompt, max_new=40, eos=eos).tokens == expected
+
+
+@pytest.fixture(scope="module")
+def ending(pair):
+    """A prompt whose first four new tokens differ: the third, first seen there, will be the end."""
+    model, _ = pair
+    for seed in range(100):
+        prompt = prompt_of(4, seed)
+        new = plain(model, prompt, 6)[4:]
+        if len(set(new[:4])) == 4:
+            return prompt, new
+    raise AssertionError("no prompt gives four different tokens")
+
+
+def wrong(token: int) -> int:
+    return (token + 1) % VOCAB
+
+
+def test_an_end_inside_the_draft_cuts_it(pair, ending):
+    prompt, new = ending
+    trace = decode(pair[1], Scripted(TokenTree.chain(0, new[:5])), prompt, max_new=9, eos=[new[2]])
+    assert trace.new_tokens == new[:3] and trace.finish == "eos" and len(trace.steps) == 1
+    assert trace.steps[0].accepted == 2 and trace.steps[0].new == 3
+    assert pair[1].tokens == [*prompt, *new[:2]]
+
+
+def test_an_end_inside_a_branch_cuts_it(pair, ending):
+    prompt, new = ending
+    first, second, third = [wrong(new[0])], [new[0], wrong(new[1]), 3], new[:5]
+    tree = TokenTree((0,), (-1,)).graft([first, second, third])
+    trace = decode(pair[1], Scripted(tree), prompt, max_new=9, eos=[new[2]])
+    assert trace.new_tokens == new[:3] and len(trace.steps) == 1
+
+
+def test_an_end_as_the_bonus_ends(pair, ending):
+    prompt, new = ending
+    trace = decode(pair[1], Scripted(TokenTree.chain(0, new[:2])), prompt, max_new=9, eos=[new[2]])
+    assert trace.new_tokens == new[:3] and trace.finish == "eos"
+    assert trace.steps[0].accepted == 2 and trace.steps[0].sources[-1] == "target"
+
+
+def test_an_end_that_is_drafted_but_not_chosen_does_not_end(pair, ending):
+    prompt, new = ending
+    tree = TokenTree.chain(0, [new[0], wrong(new[1]), wrong(new[2])])
+    eos = {wrong(new[1]), wrong(new[2])} - set(new[:4])
+    trace = decode(pair[1], Scripted(tree), prompt, max_new=4, eos=eos)
+    assert trace.new_tokens == new[:4]
+
+
+def test_an_end_in_the_prompt_is_only_text(pair):
+    model, cached = pair
+    prompt = [5, 2, 2]
+    expected = plain(model, prompt, 5, eos_token_id=2)
+    assert decode(cached, RootOnly(), prompt, max_new=5, eos=[2]).tokens == expected
+
+
+def test_a_cache_resumes_after_an_unrelated_prompt(pair):
+    model, cached = pair
+    for prompt in ([5], prompt_of(30), [5], prompt_of(30)[:12] + [4], prompt_of(30), [5, 5]):
+        assert decode(cached, RootOnly(), prompt, max_new=8).tokens == plain(model, prompt, 8)
+
+
+def test_a_shared_prompt_is_not_fed_again(pair):
+    model, cached = pair
+    fed = []
+    hook = cached.model.register_forward_pre_hook(
+        lambda _, __, kwargs: fed.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    shared = prompt_of(25, 7)
+    try:
+        decode(cached, RootOnly(), [*shared, 3], max_new=1)
+        fed.clear()
+        trace = decode(cached, RootOnly(), [*shared, 9, 8], max_new=4)
+    finally:
+        hook.remove()
+    assert fed == [2, 1, 1, 1]
+    assert trace.tokens == plain(model, [*shared, 9, 8], 4)
+
+
+def test_a_long_prompt_with_branching_drafts():
+    """The prefill goes alone, and the cache grows past its first 512 slots, mid-run too."""
+    model = llama(max_position_embeddings=1024)
+    cached = CachedModel(copy.deepcopy(model))
+    for length in (200, 480, 700):
+        prompt = prompt_of(length)
+        truth = plain(model, prompt, 60)
+        drafter = RandomDrafter(truth, seed=length, hit=0.8)
+        assert decode(cached, drafter, prompt, max_new=60).tokens == truth
+    assert cached.cache.capacity >= 1024
+
+
+def test_nothing_is_drafted_beyond_the_last_position(pair):
+    """At the full context one more token is chosen, and none after it."""
+    _, cached = pair
+    prompt = prompt_of(CONTEXT)
+    trace = decode(cached, Scripted(TokenTree.chain(0, [1, 2, 3])), prompt, max_new=9)
+    assert len(trace.new_tokens) == 1 and trace.finish == "context"
+    assert trace.steps[0].drafted == 0 and trace.steps[0].scored == 1
+
+
+def test_a_shorter_max_len_ends_earlier(pair):
+    model = pair[0]
+    small = CachedModel(copy.deepcopy(model), max_len=12)
+    trace = decode(small, RootOnly(), prompt_of(9), max_new=50)
+    assert trace.tokens == plain(model, prompt_of(9), 4) and trace.finish == "context"
+
+
+def test_streaming_grows_one_trace(pair):
+    model, cached = pair
+    prompt = prompt_of(5)
+    truth = plain(model, prompt, 20)
+    drafter = RandomDrafter(truth, seed=1, hit=0.9)
+    lengths, kept = [], None
+    for trace in stream(cached, drafter, prompt, max_new=20):
+        assert kept is None or trace is kept
+        kept = trace
+        lengths.append(len(trace.tokens))
+    assert kept is not None and kept.tokens == truth
+    assert lengths == sorted(set(lengths)) and len(lengths) == len(kept.steps) < 20
+    assert [len(t.tokens) for t in stream(cached, drafter, prompt, max_new=0)] == [5]
+
+
+def test_extend_continues_without_a_reset(pair):
+    model, cached = pair
+    tokens = prompt_of(5)
+    truth = plain(model, tokens, 12)
+    for step in (3, 1, 8):
+        records = list(extend(cached, RootOnly(), tokens, step))
+        assert len(records) == step
+    assert tokens == truth
+
+
+def test_predict_marks_what_was_not_asked(pair):
+    tree = TokenTree((5, 1, 2, 3), (-1, 0, 1, 0), frozenset([1, 2]), read=frozenset([2]))
+    chosen = predict(pair[1], [4, 5], tree, argmax)
+    assert chosen[1] == -1 and all(0 <= chosen[node] < VOCAB for node in (0, 2, 3))
+
+
+def test_a_trace_survives_json(pair):
+    drafter = RandomDrafter(plain(pair[0], [5], 10), seed=2)
+    trace = decode(pair[1], drafter, [5], max_new=10)
+    assert DecodeTrace.from_dict(trace.to_dict()) == trace
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_new", "reason"),
+    [
+        ([], 5, "the prompt is empty"),
+        ([5], -1, "max_new is -1"),
+        ([5] * (CONTEXT + 1), 5, f"has {CONTEXT + 1} tokens, the model's context {CONTEXT}"),
+    ],
+)
+def test_what_cannot_be_decoded_is_refused(pair, prompt, max_new, reason):
+    with pytest.raises(ValueError, match=reason):
+        decode(pair[1], RootOnly(), prompt, max_new=max_new)
