@@ -159,28 +159,27 @@ def _run(
     tokens = prompt
     for trace in stream(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose):
         tokens = trace.tokens
-        end = _cut(tokens, sent, criteria, input_ids.device)
+        stop = _first_stop(tokens, sent, criteria, input_ids.device)
+        end = len(tokens) if stop is None else stop
         if streamer is not None:
             for token in tokens[sent:end]:
                 streamer.put(torch.tensor([token]))
-        if end < len(tokens):
+        if stop is not None:
             break
         sent = end
-    else:
-        end = len(tokens)
     if streamer is not None:
         streamer.end()
     return torch.tensor([tokens[:end]], device=input_ids.device)
 
 
-def _cut(tokens: list[int], start: int, criteria: Sequence, device) -> int:
-    """Return the length at which the first stopping criterion holds, or the whole length."""
+def _first_stop(tokens: list[int], start: int, criteria: Sequence, device) -> int | None:
+    """Return the first length beyond `start` at which a stopping criterion holds, or None."""
     if criteria:
         ids = torch.tensor([tokens], device=device)
         for length in range(start + 1, len(tokens) + 1):
             if any(bool(c(ids[:, :length], None).all()) for c in criteria):
                 return length
-    return len(tokens)
+    return None
 
 
 def _cached(model: PreTrainedModel | CachedModel) -> CachedModel:
@@ -196,6 +195,8 @@ def _drafter(decoder: str | Drafter, target: CachedModel, draft, settings: dict)
         raise ValueError(f"decoder {decoder!r} is not one of {', '.join(DEFAULTS)}, or a Drafter")
     chosen = {**DEFAULTS[decoder], **settings}
     if decoder == "greedy":
+        if settings:
+            raise ValueError(f"{', '.join(settings)}: the greedy decoder has no settings")
         return RootOnly()
     if decoder == "lookahead":
         return Lookahead(**chosen)

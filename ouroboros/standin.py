@@ -61,7 +61,7 @@ def shape(name: str) -> LlamaConfig:
     """Return a new config of the named shape; raises ValueError for an unknown name."""
     if name not in SHAPES:
         raise ValueError(f"unknown shape {name!r}; choose one of {', '.join(SHAPES)}")
-    return LlamaConfig(**SHAPES[name])
+    return LlamaConfig(**dict(SHAPES[name]))  # type: ignore[arg-type]
 
 
 def embed(
@@ -86,10 +86,7 @@ def embed(
     Raises ValueError if the core does not fit in the shape or either is no Llama without biases.
     """
     _check(core.config, shape)
-    heads = place_heads(
-        *(core.config.num_attention_heads, core.config.num_key_value_heads),
-        *(shape.num_attention_heads, shape.num_key_value_heads),
-    )
+    heads = place_heads(*_head_counts(core.config), *_head_counts(shape))
     device, dtype = torch.device(device or core.device), dtype or core.dtype
     constant = _constant(core.config, shape)
     config = _standin_config(core.config, shape, constant)
@@ -112,7 +109,11 @@ def bytes_of(model: LlamaForCausalLM) -> int:
 def blank(config: LlamaConfig, dtype: torch.dtype) -> LlamaForCausalLM:
     """Return a model without storage (device "meta"): its shapes and bytes, in milliseconds."""
     with torch.device("meta"):
-        return LlamaForCausalLM(config).to(dtype)
+        return LlamaForCausalLM(config).to(dtype)  # type: ignore[arg-type]
+
+
+def _head_counts(config: LlamaConfig) -> tuple[int, int]:
+    return config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
 
 
 def place_heads(core_heads: int, core_kv: int, heads: int, kv: int) -> dict[int, int]:

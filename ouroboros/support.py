@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -149,7 +150,8 @@ def _trial_mask(facts: Facts, positions: Sequence[int], real: Sequence[int]):
 @contextmanager
 def _narrowed(model: PreTrainedModel, window: int | None) -> Iterator[None]:
     """Narrow the sliding window to the trial's, in every config that the model's parts read."""
-    configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
+    found: list[Any] = [part.config for part in model.modules() if hasattr(part, "config")]
+    configs = {id(config): config for config in found}
     wide = [c for c in configs.values() if window and getattr(c, "sliding_window", None) == window]
     for config in wide:
         config.sliding_window = TRIAL_WINDOW

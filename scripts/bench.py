@@ -30,6 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
+from ouroboros import PhrasePool, vocab
 from ouroboros.bench.pair import Pair, PairSpec, load_pair
 from ouroboros.bench.provenance import identity, provenance, without_paths
 from ouroboros.bench.report import headline, make_report, tables
@@ -156,14 +157,31 @@ def build_pair(config: dict) -> Pair:
 
 
 def build_decoders(options: dict[str, dict], pair: Pair) -> dict[str, MakeDecoder]:
-    """Return a maker for each decoder. A config names its draft by model; here comes the model."""
+    """Return a maker for each decoder, tried once.
+
+    A config names its draft by model and its pool by file; here come the model and the pool.
+    """
     makers = {}
     for name, own in options.items():
-        given = {key: value for key, value in own.items() if key != "draft"}
-        models = {"draft": pair.draft} if "draft" in own else {}
-        makers[name] = _maker(given, models, name)
+        plain = {key: value for key, value in own.items() if key not in ("draft", "pool")}
+        objects: dict[str, object] = {}
+        if "draft" in own:
+            objects["draft"] = pair.draft
+        if own.get("pool"):
+            objects["pool"] = load_pool(own, pair)
+        makers[name] = _maker(plain, objects, name)
         makers[name]()
     return makers
+
+
+def load_pool(decoder: dict, pair: Pair) -> PhrasePool:
+    """Read the phrase pool of a decoder with `pool_state: loaded`."""
+    return PhrasePool.load(
+        decoder["pool"],
+        tokenizer_id=vocab.fingerprint(pair.target.tokenizer),
+        phrase_len=decoder["ngram_size"] - 1,
+        per_key=max(1, decoder["verification_set_size"], decoder["topk"]),
+    )
 
 
 def run_facts(config: dict, job: Bench) -> dict:
@@ -207,10 +225,10 @@ def results_path(config: dict, task: Task) -> Path:
     return path / f"{hydra_config.job.num:03d}" if hydra_config.mode == RunMode.MULTIRUN else path
 
 
-def _maker(options: dict, models: dict, name: str) -> MakeDecoder:
+def _maker(options: dict, objects: dict, name: str) -> MakeDecoder:
     def make():
         maker = instantiate(options, _partial_=True, _convert_="all")
-        return _called(lambda: maker(**models), name)
+        return _called(lambda: maker(**objects), name)
 
     return make
 

@@ -107,7 +107,7 @@ def polish(
     device: str,
     lr: float = 3e-4,
     batch: int = 16,
-    max_new: int = 96,
+    max_new: int = 128,
     seed: int = 0,
 ) -> dict:
     """Fine-tune in place for `minutes`; write `polish.jsonl` under `out`; return a summary."""
@@ -118,7 +118,7 @@ def polish(
     started, step, rate = time.monotonic(), 0, None
     budget_s = minutes * 60
     bar = tqdm(total=round(budget_s), unit="s")
-    with (out / "polish.jsonl").open("w") as log:
+    with (out / "polish.jsonl").open("a") as log:
         while (spent := time.monotonic() - started) < budget_s:
             for group in optimizer.param_groups:
                 group["lr"] = lr * min(1.0, 2 * (1 - spent / budget_s))

@@ -253,9 +253,9 @@ def tiny(args: argparse.Namespace) -> None:
         step(args)
 
 
-def parser() -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False)
-    add = common.add_argument
+def add_options(step: argparse.ArgumentParser) -> None:
+    """Add every option; the steps share them, so that one command line serves them all."""
+    add = step.add_argument
     add("--work", required=True, help="folder for everything between the steps")
     add("--seed", type=int, default=0)
     add("--wheels", help="folder of wheels to read")
@@ -279,6 +279,9 @@ def parser() -> argparse.ArgumentParser:
     add("--no-compile", action="store_true")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--out", help="folder of the exported pair")
+
+
+def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -291,7 +294,8 @@ def parser() -> argparse.ArgumentParser:
         "export": export,
         "tiny": tiny,
     }.items():
-        own = steps.add_parser(name, parents=[common], help=step.__doc__)
+        own = steps.add_parser(name, help=step.__doc__)
+        add_options(own)
         own.set_defaults(step=step, **(TINY if step is tiny else {}))
     return top
 

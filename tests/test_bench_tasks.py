@@ -22,7 +22,7 @@ def test_humaneval_loads_from_the_package():
     task = HumanEval()
     examples = task.load()
     assert len(examples) == 164 and examples[0].id == "HumanEval/0"
-    assert examples[0].prompt == examples[0].data["prompt"]
+    assert examples[0].prompt + "\n" == examples[0].data["prompt"]
     assert task.stop == STOP
     assert task.score(examples[0], "    return 1") == {}, "nothing runs unless asked"
 

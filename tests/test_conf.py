@@ -12,7 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 
-from ouroboros import standin
+from ouroboros import PhrasePool, standin, vocab
 from ouroboros.bench.pair import Pair, PairSpec, load_pair
 
 ROOT = Path(__file__).parents[1]
@@ -71,6 +71,17 @@ def test_every_decoder_composes_alone_and_can_be_built(name):
     assert hasattr(made, "propose") or hasattr(made, "run")
     if "draft" in config["decoder"][name]:
         assert made.draft is pair.draft
+
+
+def test_a_saved_pool_is_loaded(tmp_path):
+    pair, path = Pair(*tiny_pair()), tmp_path / "pool.json"
+    pool = PhrasePool(phrase_len=4, per_key=5)
+    pool.add(1, [2, 3, 4, 5])
+    pool.save(path, tokenizer_id=vocab.fingerprint(pair.target.tokenizer))
+    set_up = ["decoder.ouroboros.pool_state=loaded", f"decoder.ouroboros.pool={path}"]
+    config = composed("decoder=ouroboros", "decoder.ouroboros.ngram_size=5", *set_up)
+    made = bench.build_decoders(config["decoder"], pair)["ouroboros"]()
+    assert [list(phrase) for phrase in made.pool.get(1, 1)] == [[2, 3, 4, 5]]
 
 
 @pytest.mark.parametrize("name", names("experiment"))

@@ -61,9 +61,7 @@ def test_the_window_is_the_published_grid(size, ngram_size, seed, steps):
         assert len(tree) - 2 == len(cells)
         chosen = [guess(tree, node) for node in range(len(tree))]
         last = len(grid.rows) - 1
-        predicted = [
-            hash((root, *cells[last, c])) % 1_000_003 for c in range(len(grid.rows[last]))
-        ]
+        predicted = [hash((root, *cells[last, c])) % 1_000_003 for c in range(len(grid.rows[last]))]
         assert window.observe(chosen, step) == grid.advance(predicted, step)
         assert window.rows == grid.rows
         assert len(window.rows) == min(ngram_size - 1, step + 2)
@@ -132,9 +130,7 @@ def test_guesses_are_verified_from_the_first_step():
     drafter.reset(argmax)
     tree = drafter.propose([5, 1, 2, 3, 5], 9)
     assert tree.tokens[1:4] == (1, 2, 3) and tree.source[1:4] == ("pool",) * 3
-    late = Lookahead(
-        window_size=3, ngram_size=4, verification_set_size=2, pool_while_filling=False
-    )
+    late = Lookahead(window_size=3, ngram_size=4, verification_set_size=2, pool_while_filling=False)
     late.reset(argmax)
     assert "pool" not in late.propose([5, 1, 2, 3, 5], 9).source
 

@@ -51,11 +51,20 @@ class NaivePool:
         newest = self.of(key)[::-1]
         return [e[1] for e in sorted(newest, key=agreement, reverse=True)][: max(0, count)]
 
+    def recall(self, key, before, least):
+        """The newest of those whose context agrees in most tokens, if in `least` at all."""
+        best = self.get(key, 1, before)
+        agreeing = [entry[2] for entry in self.of(key) if best and entry[1] == best[0]]
+        wanted = max(least, 1)
+        known = agreeing and tuple(before[-wanted:]) == agreeing[0][-wanted:]
+        return best[0] if known and len(before) >= wanted <= len(agreeing[0]) else ()
+
 
 action = st.one_of(
     st.tuples(st.just("add"), token, text, text),
     st.tuples(st.just("replace"), token, st.lists(token, max_size=3), text),
     st.tuples(st.just("get"), token, st.integers(0, 4), text),
+    st.tuples(st.just("recall"), token, text, st.integers(0, 4)),
 )
 
 
@@ -65,6 +74,8 @@ def test_pool_does_what_a_naive_list_does(phrase_len, per_key, actions):
     for name, key, first, second in actions:
         if name == "get":
             assert pool.get(key, first, before=second) == naive.get(key, first, second)
+        elif name == "recall":
+            assert pool.recall(key, first, second) == naive.recall(key, first, second)
         else:
             getattr(pool, name)(key, first, second)
             getattr(naive, name)(key, first, second)

@@ -125,7 +125,9 @@ class RandomDrafter:
 
     draft: CachedModel | None = None
 
-    def __init__(self, truth: Sequence[int], *, seed: int, hit: float = 0.6, size: int = 10) -> None:
+    def __init__(
+        self, truth: Sequence[int], *, seed: int, hit: float = 0.6, size: int = 10
+    ) -> None:
         self.truth = truth
         self.draw = random.Random(f"drafter-{seed}")
         self.hit = hit

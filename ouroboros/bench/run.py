@@ -187,13 +187,13 @@ class Bench:
         self, decoder: Decoder, prompt: list[int], choose: Choose, stop: Stop, started: float
     ) -> tuple[DecodeTrace, float | None]:
         """Return the trace, cut at the first stop string, and the seconds to the first step."""
-        rules = {"max_new": self.max_new, "eos": eos_ids(self.target), "choose": choose}
+        target, max_new, eos = self.target, self.max_new, eos_ids(self.target)
         if hasattr(decoder, "run"):
-            trace = decoder.run(self.target, prompt, stop=stop, **rules)
-            keep = StopStrings(self.target.tokenizer, self.task.stop)(trace.new_tokens)
+            trace = decoder.run(target, prompt, max_new=max_new, eos=eos, choose=choose, stop=stop)
+            keep = StopStrings(target.tokenizer, self.task.stop)(trace.new_tokens)
             return (trace if keep is None else cut(trace, keep)), _first_step_s(trace)
         ttft_s: float | None = None
-        for trace in stream(self.target, decoder, prompt, **rules):
+        for trace in stream(target, decoder, prompt, max_new=max_new, eos=eos, choose=choose):
             if ttft_s is None and trace.steps:
                 ttft_s = time.perf_counter() - started
             keep = stop(trace.new_tokens)

@@ -1,0 +1,90 @@
+"""Who may import whom. The layers are the map of the code; this keeps them."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LAYERS: dict[str, set[str]] = {
+    "tree": set(),
+    "trace": set(),
+    "pool": set(),
+    "cache": set(),
+    "attention": set(),
+    "support": {"cache"},
+    "choose": {"tree"},
+    "model": {"attention", "cache", "support", "tree"},
+    "vocab": {"model"},
+    "decode": {"choose", "model", "trace", "tree"},
+    "lookahead": {"choose", "model", "pool", "tree"},
+    "drafter": {"choose", "decode", "lookahead", "model", "pool", "tree"},
+    "generate": {"choose", "decode", "drafter", "lookahead", "model", "vocab"},
+    "standin": set(),
+}
+MODEL_SIDE = {"choose", "model", "cache", "attention", "support", "standin", "generate", "drafter"}
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports, at the top or inside a function."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            module = node.module or ""
+            found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def ours(path: Path) -> set[str]:
+    """The modules of ouroboros that a file imports, by their first name below the package."""
+    names = {name.split(".")[1] for name in imports(path) if name.startswith("ouroboros.")}
+    known = {p.stem for p in (ROOT / "ouroboros").iterdir()}
+    return names & known
+
+
+@pytest.mark.parametrize("module", LAYERS)
+def test_a_module_imports_only_the_layers_below(module):
+    assert ours(ROOT / "ouroboros" / f"{module}.py") <= LAYERS[module]
+
+
+def test_the_layers_have_no_cycle():
+    order = list(LAYERS)
+    for module, below in LAYERS.items():
+        assert all(order.index(name) < order.index(module) for name in below)
+
+
+def test_every_module_of_the_engine_has_a_layer():
+    """`audit` and the packages stand above the engine."""
+    modules = {path.stem for path in (ROOT / "ouroboros").glob("*.py")}
+    assert modules - set(LAYERS) <= {"__init__", "audit"}
+
+
+@pytest.mark.parametrize("module", [name for name in LAYERS if name not in MODEL_SIDE])
+def test_only_the_model_side_knows_torch(module):
+    tops = {name.split(".")[0] for name in imports(ROOT / "ouroboros" / f"{module}.py")}
+    assert not tops & {"torch", "transformers"}
+
+
+def python_files(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def test_the_method_never_imports_what_it_is_measured_against():
+    for path in python_files("ouroboros"):
+        assert not {name for name in imports(path) if name.split(".")[0] == "baselines"}, path
+
+
+def test_only_scripts_see_hydra():
+    for path in [*python_files("ouroboros"), *python_files("baselines")]:
+        tops = {name.split(".")[0] for name in imports(path)}
+        assert not tops & {"hydra", "omegaconf"}, path
+
+
+def test_the_engine_never_imports_the_bench():
+    for path in [*(ROOT / "ouroboros").glob("*.py"), *python_files("baselines")]:
+        assert "bench" not in ours(path), path

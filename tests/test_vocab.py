@@ -1,0 +1,103 @@
+"""A draft may know more or fewer ids than its target; it may not mean other things by them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from tiny import VOCAB, Recorded, llama, plain, prompt_of
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from baselines import Speculative
+from ouroboros import Ouroboros
+from ouroboros.choose import Sampler, argmax
+from ouroboros.decode import RootOnly, decode
+from ouroboros.model import CachedModel
+from ouroboros.vocab import check_pair, fingerprint
+
+SIZES = {"gamma": 4, "window_size": 3, "ngram_size": 4, "verification_set_size": 3}
+
+
+def tokenizer(count: int, **renamed: int) -> PreTrainedTokenizerFast:
+    """Ids 0 ... count - 1 as words w0, w1, ...; `renamed` gives an id another word."""
+    words = {f"w{i}": i for i in range(count) if i not in renamed.values()} | renamed
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")))
+
+
+def cached(width: int, *, seed: int = 0, words: int | None = None, **renamed: int) -> CachedModel:
+    model = llama(seed, vocab_size=width)
+    return CachedModel(model, tokenizer=tokenizer(words or width, **renamed))
+
+
+@pytest.mark.parametrize("choose", [argmax, Sampler(seed=3)], ids=["argmax", "sample"])
+@pytest.mark.parametrize(("target_width", "draft_width"), [(13, 40), (40, 13), (13, 14), (13, 13)])
+def test_widths_may_differ(target_width, draft_width, choose):
+    """A wide draft never proposes its own ids; a narrow one is fed ids it does not know."""
+    target, draft = cached(target_width), cached(draft_width, seed=1)
+    check_pair(target, draft)
+    prompt = prompt_of(8, vocab=target_width)
+    expected = decode(target, RootOnly(), prompt, max_new=40, choose=choose).tokens
+    if choose is argmax:
+        assert expected == plain(copy.deepcopy(target.model), prompt, 40)
+    if target_width > draft_width:
+        assert max(expected) >= draft_width
+    for drafter in (Speculative(draft, gamma=4), Ouroboros(draft, **SIZES)):
+        recorded = Recorded(drafter)
+        assert decode(target, recorded, prompt, max_new=40, choose=choose).tokens == expected
+        seen = {token for _, _, tree, _, _ in recorded.steps for token in tree.tokens}
+        assert max(seen) < target_width
+
+
+def test_without_the_limit_a_wide_draft_would_propose_its_own_ids():
+    """The limit keeps them out, not luck; even then the text is the target's."""
+    target, draft = cached(13), cached(40, seed=1)
+    drafter = Recorded(Speculative(draft, gamma=4))
+    trace = decode(target, drafter, [5, 6], max_new=30)
+    assert trace.tokens == plain(target.model, [5, 6], 30)
+    assert max(token for _, _, tree, _, _ in drafter.steps for token in tree.tokens) >= 13
+
+
+def test_a_sampled_draft_uses_the_targets_noise_where_widths_differ():
+    """The same weights with unused ids added agree at every step."""
+    target = cached(13)
+    wide = llama(0, vocab_size=13)
+    wide.resize_token_embeddings(29, mean_resizing=False)
+    draft = CachedModel(wide, tokenizer=tokenizer(29))
+    check_pair(target, draft)
+    trace = decode(
+        target, Speculative(draft, gamma=3), prompt_of(6), max_new=16, choose=Sampler(seed=8)
+    )
+    assert [step.accepted for step in trace.steps] == [3, 3, 3, 3]
+
+
+def test_the_first_difference_is_named():
+    target, draft = cached(13), cached(13, seed=1, zebra=7, yak=9)
+    with pytest.raises(ValueError, match="id 7 is 'w7' for the target and 'zebra' for the draft"):
+        check_pair(target, draft)
+
+
+def test_ids_that_only_the_draft_has_may_be_anything():
+    target, draft = cached(13), cached(16, seed=1, zebra=14)
+    check_pair(target, draft)
+    assert draft.width == 13
+
+
+def test_padding_rows_of_the_draft_are_never_proposed():
+    """Embeddings are often wider than the tokenizer: the target's tokenizer sets the limit."""
+    target, draft = cached(20, words=13), cached(20, seed=1, words=13)
+    check_pair(target, draft)
+    assert draft.width == 13
+
+
+def test_without_tokenizers_the_widths_decide():
+    target, draft = CachedModel(llama()), CachedModel(llama(vocab_size=40))
+    check_pair(target, draft)
+    assert draft.width == VOCAB and target.width == VOCAB
+
+
+def test_a_fingerprint_names_what_ids_mean():
+    assert fingerprint(tokenizer(13)) == fingerprint(tokenizer(13))
+    others = [tokenizer(14), tokenizer(13, zebra=7), tokenizer(12)]
+    assert len({fingerprint(t) for t in [tokenizer(13), *others]}) == 4
