@@ -147,12 +147,15 @@ benchmark runs with no download. They are made to be *measured on*; they know li
 | weights, bf16 | {weights_mb(pair / "target"):.1f} MB | {weights_mb(pair / "draft"):.1f} MB |
 | training tokens | {target["tokens"] / 1e6:.1f} M | {draft["tokens"] / 1e6:.1f} M |
 | training time | {target["seconds"] / 60:.0f} min | {draft["seconds"] / 60:.0f} min |
-| learned from | next tokens | the target's distribution on the same text |
+| learned from | next tokens | the target's distribution |
 
 Hardware: {facts["hardware"]}. Context 4096; byte-level BPE of 8192 tokens, id 0 ends a text.
-The draft starts from the target's embedding and outer layers and learns the target's distribution
-(Kullback-Leibler loss), on corpus text only. Muon for the matrices, AdamW for the rest, learning
-rate down linearly over the last half, the last eighth of the time on sequences of 4096.
+Muon for the matrices, AdamW for the rest, learning rate down linearly over the last half, the last
+eighth of the time on sequences of 4096. The target then had a last stage of sequence-level
+unlikelihood (Welleck et al. 2020) on prompts of the training corpus, {target["polish_steps"]} steps
+in {target["polish_minutes"]:g} minutes, against loops in greedy text. The draft starts from the
+target's embedding and outer layers and learns the target's distribution (Kullback-Leibler loss) on
+the corpus and on the target's own outputs for prompts of the corpus, never of a benchmark.
 
 ![loss curves](loss_curve.png)
 

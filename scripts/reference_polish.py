@@ -23,7 +23,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 HEAD = re.compile(r'\A(.*?"""(?:.|\n)*?""")', re.S)
 
 
-def function_prompts(functions: Sequence[str], max_chars: int = 600) -> list[str]:
+def function_prompts(functions: Sequence[str], max_chars: int = 900) -> list[str]:
     """Return the signatures with docstrings of documented functions: prompts without answers."""
     heads = (HEAD.match(text) for text in functions)
     return [head[1] for head in heads if head and len(head[1]) <= max_chars]
@@ -105,14 +105,18 @@ def polish(
     *,
     minutes: float,
     device: str,
-    lr: float = 3e-4,
+    lr: float,
     batch: int = 16,
     max_new: int = 128,
     seed: int = 0,
 ) -> dict:
-    """Fine-tune in place for `minutes`; write `polish.jsonl` under `out`; return a summary."""
+    """Fine-tune in place for `minutes`; write `polish.jsonl` under `out`; return a summary.
+
+    Half of each batch are prompts with types or examples in their docstring, which loop most.
+    """
     model.to(device).train()
     rng = np.random.default_rng(seed)
+    examples = [prompt for prompt in prompts if ">>>" in prompt or "List[" in prompt] or prompts
     stream = batches(tokens, 512, 8, rng)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
     started, step, rate = time.monotonic(), 0, None
@@ -122,7 +126,8 @@ def polish(
         while (spent := time.monotonic() - started) < budget_s:
             for group in optimizer.param_groups:
                 group["lr"] = lr * min(1.0, 2 * (1 - spent / budget_s))
-            chosen = [prompts[i] for i in rng.integers(0, len(prompts), batch)]
+            chosen = [prompts[i] for i in rng.integers(0, len(prompts), batch // 2)]
+            chosen += [examples[i] for i in rng.integers(0, len(examples), batch - len(chosen))]
             with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
                 ids, mask, start = continue_prompts(model, tokenizer, chosen, max_new=max_new)
                 penalty, share = unlikelihood(model, ids, mask, start)
@@ -152,12 +157,11 @@ def own_outputs(
 ) -> np.ndarray:
     """Return the model's own continuations of prompts, half greedy, half sampled, as one stream."""
     parts = []
-    with torch.autocast(model.device.type, dtype=torch.bfloat16):
-        for at in tqdm(range(0, len(prompts), batch), desc="own outputs"):
-            temperature = 0.0 if (at // batch) % 2 else 0.8
-            ids, mask, _ = continue_prompts(
-                model, tokenizer, prompts[at : at + batch], max_new=max_new, temperature=temperature
-            )
-            for row, real in zip(ids, mask.bool(), strict=True):
-                parts.append(np.array([*row[real].tolist(), 0], dtype=np.uint16))
+    for at in tqdm(range(0, len(prompts), batch), desc="own outputs"):
+        temperature = 0.0 if (at // batch) % 2 else 0.8
+        ids, mask, _ = continue_prompts(
+            model, tokenizer, prompts[at : at + batch], max_new=max_new, temperature=temperature
+        )
+        for row, real in zip(ids, mask.bool(), strict=True):
+            parts.append(np.array([*row[real].tolist(), 0], dtype=np.uint16))
     return np.concatenate(parts)

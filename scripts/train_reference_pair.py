@@ -24,7 +24,7 @@ import torch
 from reference_corpus import Document, build
 from reference_polish import function_prompts, own_outputs, polish
 from reference_training import Recipe, train
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 EOS = "<|endoftext|>"
@@ -63,7 +63,10 @@ def forbidden_texts(sources: list[str]) -> list[str]:
 
 
 def train_tokenizer(documents: list[Document], vocab_size: int, max_chars: int) -> Tokenizer:
-    """Train a byte-level BPE; `<|endoftext|>` is id 0 and digits stand alone."""
+    """Train a byte-level BPE; `<|endoftext|>` is id 0 and digits stand alone.
+
+    A text begins with it too, as every document of the training stream follows one.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -84,6 +87,9 @@ def train_tokenizer(documents: list[Document], vocab_size: int, max_chars: int) 
         taken.append(document.text)
         total += len(document.text)
     tokenizer.train_from_iterator(taken, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{EOS} $A", special_tokens=[(EOS, tokenizer.token_to_id(EOS))]
+    )
     return tokenizer
 
 
@@ -112,13 +118,13 @@ def prepare(args: argparse.Namespace) -> None:
     work = Path(args.work)
     (work / "tokenizer").mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(mixed, args.vocab, args.tokenizer_characters)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS).save_pretrained(
-        work / "tokenizer"
-    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=EOS, eos_token=EOS)
+    fast.save_pretrained(work / "tokenizer")
     eos = tokenizer.token_to_id(EOS)
     stream: list[np.ndarray] = []
     for start in range(0, len(mixed), 2000):
-        for encoding in tokenizer.encode_batch([d.text for d in mixed[start : start + 2000]]):
+        texts = [d.text for d in mixed[start : start + 2000]]
+        for encoding in tokenizer.encode_batch(texts, add_special_tokens=False):
             stream.append(np.array([*encoding.ids, eos], dtype=np.uint16))
     tokens = np.concatenate(stream)
     np.save(work / "train.npy", tokens)
@@ -183,9 +189,12 @@ def polish_target(args: argparse.Namespace) -> None:
         work / "target",
         minutes=args.minutes,
         device=args.device,
+        lr=args.polish_lr,
         seed=args.seed,
     )
     before = json.loads((work / "target" / "summary.json").read_text())
+    for key in ("polish_steps", "polish_minutes"):
+        summary[key] += before.get(key, 0)
     finish(model, work / "target", before | summary)
 
 
@@ -193,7 +202,7 @@ def tokenizer_of(work: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(work / "tokenizer")
 
 
-def draft_stream(args: argparse.Namespace, target: LlamaForCausalLM) -> np.ndarray:
+def draft_stream(args: argparse.Namespace) -> np.ndarray:
     """Return what the draft learns on: the corpus, and the target's own outputs made once.
 
     The outputs are repeated so that they make up about a third of what is drawn.
@@ -205,6 +214,8 @@ def draft_stream(args: argparse.Namespace, target: LlamaForCausalLM) -> np.ndarr
     kept = work / "outputs.npy"
     if not kept.exists():
         prompts = function_prompts(json.loads((work / "functions.json").read_text()))
+        target = LlamaForCausalLM.from_pretrained(work / "target", dtype=torch.bfloat16)
+        target.to(args.device)
         np.save(kept, own_outputs(target, tokenizer_of(work), prompts[-args.outputs :]))
     outputs = np.load(kept)
     share = np.tile(outputs, max(1, len(tokens) // (2 * len(outputs))))
@@ -222,7 +233,7 @@ def train_draft(args: argparse.Namespace) -> None:
     model.model.norm.load_state_dict(target.model.norm.state_dict())
     for own, source in enumerate(kept):
         model.model.layers[own].load_state_dict(target.model.layers[source].state_dict())
-    tokens = draft_stream(args, target)
+    tokens = draft_stream(args)
     summary = train(
         model, tokens, work / "draft", recipe_of(args), teacher=target, device=args.device
     )
@@ -275,6 +286,7 @@ def add_options(step: argparse.ArgumentParser) -> None:
     add("--batch-tokens", type=int, default=8192)
     add("--length", type=int, default=512)
     add("--long-length", type=int, default=4096)
+    add("--polish-lr", type=float, default=3e-4)
     add("--outputs", type=int, default=2000, help="prompts whose outputs the draft learns on")
     add("--no-compile", action="store_true")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")

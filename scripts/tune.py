@@ -119,6 +119,7 @@ def main() -> None:
     parser.add_argument("--decoders", nargs="*", default=list(SPACES))
     parser.add_argument("--trials", type=int, default=24, help="for each decoder")
     parser.add_argument("--first", type=int, default=4, help="prompts of the first round")
+    parser.add_argument("--limit", type=int, help="prompts in all; default: every one")
     parser.add_argument("--max-new", type=int, default=96)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--overrides", nargs="*", default=[], help="Hydra overrides, e.g. model=hf")
@@ -133,7 +134,7 @@ def main() -> None:
         torch.set_num_threads(config["threads"])
     pair = load_pair(PairSpec(**instantiate(config["model"], _convert_="all")), with_draft=True)
     task = Prompts(path=args.prompts, stop=STOP)
-    examples = task.load()
+    examples = task.load()[: args.limit]
     job = Bench(pair.target, pair.models, task, examples, {}, args.max_new, sampling=Sampling())
     trials = [t for name in args.decoders for t in draw(name, args.trials, args.seed)]
     measure(trials, [WARM_UP], job, config["decoder"], pair)
@@ -163,7 +164,7 @@ def report(args: argparse.Namespace, finalists: list[Trial]) -> None:
     args.results.mkdir(parents=True, exist_ok=True)
     facts = {
         "trials_each": args.trials,
-        "prompts": Path(args.prompts).name,
+        "prompts": [Path(args.prompts).name, len(finalists[0].samples)],
         "max_new": args.max_new,
         "provenance": provenance(),
         "finalists": rows,

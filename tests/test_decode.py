@@ -18,6 +18,7 @@ from ouroboros.trace import DecodeTrace
 from ouroboros.tree import TokenTree
 
 TREES = {"llama": 5_200, "gpt2": 3_200, "mistral": 1_000, "gemma3": 600}
+SEEDS = {"mistral": 1, "gemma3": 3}  # whose texts depend on tokens far back
 FAMILIES = {"llama": llama, "gpt2": gpt2, "mistral": mistral, "gemma3": gemma3}
 
 
@@ -69,7 +70,7 @@ def texts(model) -> list[tuple[list[int], list[int]]]:
 @pytest.mark.parametrize("family", TREES)
 def test_any_drafter_is_lossless(family):
     """Random trees, probes, ends and lengths on one cache: 10,000 trees in all, none unequal."""
-    model = FAMILIES[family]()
+    model = FAMILIES[family](SEEDS.get(family, 0))
     cached, known = CachedModel(copy.deepcopy(model)), texts(model)
     draw, trees, unequal, runs, deepest = random.Random(family), 0, 0, 0, 0
     while trees < TREES[family]:
@@ -189,7 +190,7 @@ def test_an_end_in_the_prompt_is_only_text(pair):
 
 def test_a_cache_resumes_after_an_unrelated_prompt(pair):
     model, cached = pair
-    for prompt in ([5], prompt_of(30), [5], prompt_of(30)[:12] + [4], prompt_of(30), [5, 5]):
+    for prompt in ([5], prompt_of(30), [5], [*prompt_of(30)[:12], 4], prompt_of(30), [5, 5]):
         assert decode(cached, RootOnly(), prompt, max_new=8).tokens == plain(model, prompt, 8)
 
 

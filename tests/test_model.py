@@ -53,7 +53,7 @@ def test_each_node_scores_as_its_own_branch(family, seed):
         for row, node in zip(logits, tree.asked, strict=True):
             branch = [tree.tokens[n] for n in tree.path_to(node)[1:]]
             torch.testing.assert_close(row, alone(model, [*tokens, *branch]))
-        path = tree.path_to(draw.choice([n for n in range(len(tree))]))
+        path = tree.path_to(draw.randrange(len(tree)))
         cached.accept(path)
         tokens = [*tokens, *(tree.tokens[n] for n in path[1:]), draw.randrange(VOCAB)]
         assert cached.tokens == tokens[:-1]

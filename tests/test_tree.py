@@ -109,7 +109,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("ngram_size", range(2, 9))
 def test_lookahead_masks_follow_the_published_rule(ngram_size):
-    """(r, c) sees row 0 up to column c and rows 1 to r of its column; a candidate its own prefix."""
+    """(r, c) sees row 0 up to column c and rows 1 to r of its own column; guesses, their prefix."""
     for n, w, g in (shape for shape in SHAPES if shape[0] == ngram_size):
         window = Window(size=w, ngram_size=n)
         window.rows = [[50 + r * w + c for c in range(w)] for r in range(n - 1)]
