@@ -1,4 +1,5 @@
-# make bench   install into .venv, then the main job: every decoder on the reference pair
+# make bench   install into .venv, then the main job: every decoder on the reference pair, sampled
+#              at T=0.8 with shared noise and then greedily
 # make test    install into .venv, then the tests
 # make check   linter and type checker
 # make tune    search every decoder's settings with one budget on development text
@@ -10,6 +11,7 @@ INSTALLED := .venv/installed
 .PHONY: bench test check tune clean
 
 bench: $(INSTALLED)
+	$(BIN)/python scripts/bench.py temperature=0.8 $(ARGS)
 	$(BIN)/python scripts/bench.py $(ARGS)
 
 test: $(INSTALLED)
