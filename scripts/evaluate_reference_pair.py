@@ -187,10 +187,10 @@ with the same noise). *Repetition rate*: share of a completion's 4-grams that oc
 ## Limits
 
 The pair writes plausible short functions, rarely right ones. Its agreement is that of a distilled
-pair on easy text. Greedy text still loops in many completions (the table says how many): read speeds
-on it beside the repetition rate, or sample. The draft saw few sequences longer than 512 tokens and
-agrees less beyond that. Speedups measured on it are properties of this pair and this text, not of a
-large model.
+pair on easy text. Greedy text still loops in many completions (the table says how many): read
+speeds on it beside the repetition rate, or sample. The draft saw few sequences longer than 512
+tokens and agrees less beyond that. Speedups measured on it are properties of this pair and this
+text, not of a large model.
 
 ## Packages read
 
