@@ -20,9 +20,8 @@ from ouroboros.tree import TokenTree
 
 
 class Drafter(Protocol):
-    """Proposes what may come next. `draft` is the model it calls, or None."""
-
-    draft: CachedModel | None
+    """Proposes what may come next. A drafter that calls a model names it in `draft`, so that the
+    loop can count its calls and time."""
 
     def reset(self, choose: Choose) -> None:
         """Forget the prompt before; called once for each prompt, by the outermost loop only."""
@@ -85,7 +84,7 @@ def extend(
     left. The drafter is not reset: its window and pool live on.
     """
     left = min(max_new, model.max_len - len(tokens) + 1)
-    small = drafter.draft
+    small = getattr(drafter, "draft", None)
     while left > 0:
         start, small_calls, small_s = time.perf_counter(), 0, 0.0
         if small is not None:

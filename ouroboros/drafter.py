@@ -136,6 +136,8 @@ class Ouroboros:
         self.gamma, self.topk, self.learn = gamma, topk, learn
         self.ngram_size = ngram_size
         self.pool_state = pool_state
+        if pool is not None:
+            _check_pool(pool, pool_state, ngram_size - 1)
         if pool is None:
             pool = PhrasePool(
                 phrase_len=ngram_size - 1,
@@ -307,6 +309,18 @@ def _reached(ranks: list[Ranked]) -> float:
     for rank in ranks:
         reached *= rank.share
     return reached
+
+
+def _check_pool(pool: PhrasePool, pool_state: PoolState, phrase_len: int) -> None:
+    """Raise `ValueError` for a pool that would be emptied, or whose phrases have another length."""
+    if not isinstance(pool, PhrasePool):
+        raise ValueError(f"pool is {pool!r}: give a PhrasePool, such as PhrasePool.load(...)")
+    if pool_state == "cold":
+        raise ValueError('a cold start would empty the pool: say pool_state="loaded" or "task"')
+    if pool.phrase_len != phrase_len:
+        raise ValueError(
+            f"the pool holds phrases of {pool.phrase_len} tokens, ngram_size asks for {phrase_len}"
+        )
 
 
 def _policy(policy: str | Policy) -> Policy:

@@ -193,6 +193,10 @@ def _drafter(decoder: str | Drafter, target: CachedModel, draft, settings: dict)
         return decoder
     if decoder not in DEFAULTS:
         raise ValueError(f"decoder {decoder!r} is not one of {', '.join(DEFAULTS)}, or a Drafter")
+    known = {*DEFAULTS[decoder], "seed", "policy", "options", "learn", "pool", "pool_state"}
+    unknown = [name for name in settings if name not in known | {"pool_from_prompt"}]
+    if unknown:
+        raise ValueError(f"{', '.join(unknown)}: not supported by generate with {decoder!r}")
     chosen = {**DEFAULTS[decoder], **settings}
     if decoder == "greedy":
         if settings:

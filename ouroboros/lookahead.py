@@ -144,7 +144,8 @@ class Lookahead:
                 self.window.start(tokens)
             self.window.rows[0][0] = root
         tree = TokenTree((root,), (-1,))
-        if self.pool_while_filling or len(self.window.rows) >= self.window.height:
+        filled = not self.window.size or len(self.window.rows) >= self.window.height
+        if self.pool_while_filling or filled:
             phrases = self.pool.get(root, self.branches, before=tokens[-1 - CONTEXT : -1])
             tree = tree.graft([p[: budget - 1] for p in phrases], source="pool")
         self._proposed = tree = self.window.graft(tree)

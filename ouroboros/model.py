@@ -100,6 +100,7 @@ class CachedModel:
             )
         known = self._shared_prefix(tokens)
         missing = tokens[known:-1]
+        self.tokens, self._tree = tokens[:known], None  # true even if the call below fails
         self.cache.set_length(known)
         self.cache.reserve(known + len(missing) + len(tree))
         if len(missing) > PREFILL_ALONE and not tree.is_chain:

@@ -50,7 +50,7 @@ def main(cfg: DictConfig) -> None:
     """Run one job; an error of the caller's is one line on stderr and exit code 2."""
     try:
         code = bench(cfg)
-    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
+    except (ValueError, TypeError, OSError, HydraException, OmegaConfBaseException) as error:
         if HydraConfig.get().verbose:
             raise
         print(f"error: {_first_line(error)}", file=sys.stderr)
@@ -113,6 +113,9 @@ def show(folder: ResultsFolder, *, interrupted: bool) -> int:
     """Write the report, print its tables and, as the last line, one JSON document."""
     summary = make_report(folder)
     print(summary["title"], summary["footnote"], *tables(summary, "simple"), sep="\n\n")
+    for name, row in summary["decoders"].items():
+        for reason in row["errors"]:
+            print(f"{name}: {row['failed']} failed: {reason}", file=sys.stderr)
     document = {
         "results": os.path.relpath(folder.path),
         "title": summary["title"],

@@ -169,12 +169,26 @@ def test_a_cold_pool_is_emptied_a_task_pool_kept_and_a_loaded_one_restored(pair)
     given.add(1, [2, 3, 4])
     for state, left in (("cold", []), ("task", [1, 9]), ("loaded", [1])):
         pool = copy.deepcopy(given)
-        drafter = Ouroboros(pair[1], **SIZES, pool_state=state, pool=pool)
+        own = {} if state == "cold" else {"pool": pool}
+        drafter = Ouroboros(pair[1], **SIZES, pool_state=state, **own)
         drafter.pool.add(9, [9, 9, 9])
         drafter.reset(argmax)
         assert [key for key, _ in drafter.pool] == left
         drafter.reset(argmax)
         assert [key for key, _ in drafter.pool] == left
+
+
+@pytest.mark.parametrize(
+    ("pool", "state", "says"),
+    [
+        (PhrasePool(phrase_len=3, per_key=3), "cold", "would empty the pool"),
+        (PhrasePool(phrase_len=9, per_key=3), "loaded", "phrases of 9 tokens"),
+        ("pool.json", "task", "give a PhrasePool"),
+    ],
+)
+def test_a_pool_that_cannot_serve_is_refused(pair, pool, state, says):
+    with pytest.raises(ValueError, match=says):
+        Ouroboros(pair[1], **SIZES, pool_state=state, pool=pool)
 
 
 def test_a_warm_pool_saves_calls(pair):

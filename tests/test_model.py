@@ -220,3 +220,33 @@ def test_what_cannot_be_loaded_is_refused_in_one_line(tmp_path):
     with pytest.raises(ValueError, match="cannot load") as refusal:
         CachedModel.from_pretrained(str(tmp_path))
     assert "\n" not in str(refusal.value) and str(tmp_path) in str(refusal.value)
+
+
+def test_a_failed_call_leaves_no_false_claim_about_the_cache():
+    model = llama()
+    cached = CachedModel(copy.deepcopy(model))
+    first, second = prompt_of(20, 1), [*prompt_of(5, 1), *prompt_of(15, 2)]
+    wanted = decode(cached, RootOnly(), first, max_new=8).tokens
+
+    def fail(*args):
+        raise RuntimeError("out of memory")
+
+    hook = cached.model.lm_head.register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        decode(cached, RootOnly(), second, max_new=8)
+    hook.remove()
+    assert decode(cached, RootOnly(), first, max_new=8).tokens == wanted
+
+
+def test_a_drafter_needs_its_three_methods_only():
+    class Bare:
+        def reset(self, choose):
+            pass
+
+        def propose(self, tokens, budget):
+            return TokenTree((tokens[-1],), (-1,))
+
+        def observe(self, tree, chosen, path):
+            pass
+
+    assert len(decode(CachedModel(llama()), Bare(), prompt_of(5, 1), max_new=3).new_tokens) == 3

@@ -28,13 +28,13 @@ class Prompts:
     def load(self) -> list[Example]:
         """Return the prompts. Raises `ValueError`, naming file and line, where it cannot."""
         try:
-            text = self.path.read_text(encoding="utf-8")
+            text = self.path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not UTF-8 text"
             raise ValueError(f"cannot read task.path={self.path}: {reason}") from error
         if self.path.suffix not in (".jsonl", ".ndjson"):
             return [Example(self.path.name, text)] if text else []
-        lines = [(n, line) for n, line in enumerate(text.splitlines(), start=1) if line.strip()]
+        lines = [(n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
         examples = [self._example(number, line) for number, line in lines]
         if len({e.id for e in examples}) < len(examples):
             raise ValueError(f"{self.path.name}: two prompts have the same id")
