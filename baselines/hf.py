@@ -112,15 +112,14 @@ class HFGenerate:
             raise ValueError("transformers' generation runs under argmax or a Sampler only")
         if stop is not None:
             options["stopping_criteria"] = StoppingCriteriaList([StopWhen(stop, len(prompt))])
-        if self.mode == "prompt_lookup":
-            options |= self.settings
-        elif self.draft is not None:
+        if self.draft is not None:
             options["assistant_model"] = self.draft.model
         config = GenerationConfig(
             max_new_tokens=max_new,
             do_sample=False,
             eos_token_id=sorted(eos) or target.vocab_size,  # an id that never comes
             pad_token_id=0,
+            **(self.settings if self.mode == "prompt_lookup" else {}),
         )
         with self._assistant_settings(), _counted(self.draft) as calls:
             started = time.perf_counter()

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from tiny import CONTEXT, Recorded, cut, llama, noisy, plain, prompt_of
 
 from baselines import Greedy, HFGenerate, Lookahead, PromptLookup, Speculative
@@ -212,11 +214,14 @@ HF_MODES = {
 @pytest.mark.parametrize("choice", ["argmax", "cool"])
 @pytest.mark.parametrize("mode", HF_MODES)
 def test_transformers_own_modes_agree(models, mode, choice):
+    if mode == "prompt_lookup" and Version(transformers.__version__) < Version("5.23"):
+        pytest.xfail("older transformers lose an end-of-sequence token found in the looked-up text")
     draft = CachedModel(copy.deepcopy(models.draft_plain))
     settings = draft.model.generation_config.to_dict()
     peer = HFGenerate(mode, draft if mode == "assisted" else None, **HF_MODES[mode])
     for prompt, truth in zip(models.prompts[1:3], models.truth[choice][1:3], strict=True):
-        for max_new, eos in ((20, ()), (20, (truth[-1], 5)), (1, ())):
+        ends = {truth[-1], 5} - {prompt[-1]}  # 5.17's lookup stops at once at an end in the prompt
+        for max_new, eos in ((20, set()), (20, ends), (1, set())):
             trace = peer.run(
                 models.target, prompt, max_new=max_new, eos=eos, choose=CHOICES[choice]
             )
