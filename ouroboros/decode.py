@@ -96,6 +96,7 @@ def extend(
         chosen = predict(model, tokens, tree, choose)
         verify_s = model.busy_s - busy
         path = tree.longest_match(chosen)
+        sources = _sources(tree, path)
         fresh = [*(tree.tokens[node] for node in path[1:]), chosen[path[-1]]]
         fresh = fresh[: _end(fresh, eos, left)]
         path = path[: len(fresh)]
@@ -109,7 +110,7 @@ def extend(
             accepted=len(path) - 1,
             new=len(fresh),
             draft_calls=small_calls,
-            sources=_sources(tree, path, len(fresh)),
+            sources=sources[: len(fresh)],
             draft_s=small_s,
             verify_s=verify_s,
             host_s=time.perf_counter() - start - small_s - verify_s,
@@ -125,9 +126,15 @@ def _end(fresh: Sequence[int], eos: Collection[int], left: int) -> int:
     return left
 
 
-def _sources(tree: TokenTree, path: Sequence[int], new: int) -> tuple[str, ...]:
+def _sources(tree: TokenTree, path: Sequence[int]) -> tuple[str, ...]:
+    """Return who proposed each token of an accepted path, and the one after it, the target's own:
+    a "correction" where the draft went on otherwise, a "bonus" after a draft that matched to its
+    end, "target" where there was none."""
     names = tree.source or ("",) * len(tree)
-    return (*(names[node] for node in path[1:]), "target")[:new]
+    last = path[-1]
+    below = (n for n, parent in enumerate(tree.parents) if parent == last and n not in tree.probe)
+    own = "correction" if any(below) else "bonus" if last else "target"
+    return (*(names[node] for node in path[1:]), own)
 
 
 def stream(

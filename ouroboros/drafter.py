@@ -216,7 +216,7 @@ class Ouroboros:
         choose: Choose = watch if watching else self._choose
         sources: list[str] = []
         for record in extend(self.model, self.inner, sequence, room, choose=choose):
-            sources += ["draft" if name == "target" else "phrase" for name in record.sources]
+            sources += ["phrase" if name == "pool" else "draft" for name in record.sources]
             if len(sources) >= self.gamma or _reached(watch.ranks) < policy.stop_below:
                 break
         return sequence[len(tokens) :], watch.ranks, sources

@@ -15,7 +15,8 @@ class StepRecord:
     `drafted` is the depth of the deepest proposed branch, `scored` the nodes that the target
     computed (root and probes included), `accepted` the draft tokens kept (the bonus token
     excluded), `new` the tokens added (the bonus included; fewer than accepted + 1 where the end
-    was cut). `sources` names who proposed each new token; the bonus or correction is "target".
+    was cut). `sources` names who proposed each new token; the target's own is "correction" where
+    the draft went on otherwise, "bonus" after a draft that matched to its end, else "target".
     `draft_s` is time in the draft model and `verify_s` in the target, each up to the arrival of its
     result; `host_s` is the rest of the step.
     """

@@ -170,7 +170,21 @@ def test_an_end_as_the_bonus_ends(pair, ending):
     prompt, new = ending
     trace = decode(pair[1], Scripted(TokenTree.chain(0, new[:2])), prompt, max_new=9, eos=[new[2]])
     assert trace.new_tokens == new[:3] and trace.finish == "eos"
-    assert trace.steps[0].accepted == 2 and trace.steps[0].sources[-1] == "target"
+    assert trace.steps[0].accepted == 2 and trace.steps[0].sources[-1] == "bonus"
+
+
+def test_each_token_says_who_proposed_it(pair, ending):
+    prompt, new = ending
+    first, second = new[0], new[1]
+    for tokens, expected in (
+        ([], ["target"]),
+        ([first], ["mine", "bonus"]),
+        ([first, wrong(second)], ["mine", "correction"]),
+        ([wrong(first)], ["correction"]),
+    ):
+        tree = TokenTree.chain(0, tokens, source="mine")
+        trace = decode(pair[1], Scripted(tree), prompt, max_new=9)
+        assert list(trace.steps[0].sources) == expected
 
 
 def test_an_end_that_is_drafted_but_not_chosen_does_not_end(pair, ending):
