@@ -21,7 +21,8 @@ from ouroboros.tree import TokenTree
 
 class Drafter(Protocol):
     """Proposes what may come next. A drafter that calls a model names it in `draft`, so that the
-    loop can count its calls and time."""
+    loop can count its calls and time. One that is exact in law only, not token for token, has a
+    method `rule(choose)` that returns the choice which the loop shall use instead."""
 
     def reset(self, choose: Choose) -> None:
         """Forget the prompt before; called once for each prompt, by the outermost loop only."""
@@ -160,6 +161,8 @@ def stream(
             "shorten the prompt or choose a model with a longer context"
         )
     trace = DecodeTrace(list(prompt), len(prompt))
+    rule = getattr(drafter, "rule", None)
+    choose = choose if rule is None else rule(choose)
     drafter.reset(choose)
     for record in extend(target, drafter, trace.tokens, max_new, eos=eos, choose=choose):
         trace.steps.append(record)
