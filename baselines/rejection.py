@@ -65,6 +65,9 @@ class Rejection:
     def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
         raise ValueError("rejection sampling has no runner-up; use shared noise with this drafter")
 
+    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        raise ValueError("rejection sampling is exact in law only: its choice has no scores")
+
     def _follow(self, law: torch.Tensor, drawn: Drawn | None) -> tuple[int, bool]:
         """Return the token after a node whose law is `law`, and whether it was drafted."""
         if drawn is None:

@@ -116,3 +116,6 @@ class Draws:
 
     def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree):
         raise ValueError("a drawn draft has no runner-up")
+
+    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        return self.rule.scores(logits, tokens, tree)

@@ -97,6 +97,9 @@ class Watched:
     def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
         return self.choose.ranked(logits, tokens, tree)
 
+    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        return self.choose.scores(logits, tokens, tree)
+
 
 class Ouroboros:
     """The Ouroboros drafter: gamma, W = window_size, N = ngram_size, G = verification_set_size and

@@ -74,10 +74,13 @@ class Processed:
     def processed(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
-        """Return each asked node's row after the processors, float32 [len(tree.asked), width]."""
-        rows, width = logits.float(), logits.shape[-1]
+        """Return each asked node's row after the processors, [len(tree.asked), width], in float32
+        as transformers processes them (float64 stays)."""
+        rows, width = logits, logits.shape[-1]
+        if rows.dtype != torch.float64:
+            rows = rows.float()
         if width < self.vocab:
-            lowest = torch.finfo(torch.float32).min
+            lowest = torch.finfo(rows.dtype).min
             rows = torch.nn.functional.pad(rows, (0, self.vocab - width), value=lowest)
         depths, out = tree.depths(), torch.empty_like(rows)
         by_depth: dict[int, list[int]] = {}
@@ -89,6 +92,10 @@ class Processed:
             ids = torch.tensor(texts, device=rows.device)
             out[among] = self.processors(ids, rows[among])  # type: ignore[arg-type]
         return out[:, :width]
+
+    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        """Return the scores of the choice behind, after the processors."""
+        return self.choose.scores(self.processed(logits, tokens, tree), tokens, tree)
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         return self.choose(self.processed(logits, tokens, tree), tokens, tree)

@@ -26,12 +26,12 @@ def law_of(model: TableModel, prompt: list[int], settings: dict, eos=()) -> dict
     warped, law = Sampler(**settings), Counter()
     for text in itertools.product(range(IDS), repeat=LENGTH):
         p, tokens = 1.0, list(prompt)
-        for count, token in enumerate(text, start=1):
+        for token in text:
             p *= warped.warped(model.row(tokens)[None]).double().softmax(-1)[0, token].item()
             tokens.append(token)
             if token in eos:
                 break
-        law[text[:count]] = p
+        law[tuple(tokens[len(prompt) :])] = p
     return law
 
 
@@ -64,9 +64,7 @@ def test_the_chi_square_test_would_notice_a_wrong_rule():
     """The same count against the draft's law fails by far: the test above has power."""
     target, draft = TableModel(IDS, seed=1), TableModel(IDS, seed=2)
     counts = Counter(
-        tuple(
-            decode(target, RootOnly(), [0, 1], max_new=2, choose=Sampler(seed=seed)).new_tokens
-        )
+        tuple(decode(target, RootOnly(), [0, 1], max_new=2, choose=Sampler(seed=seed)).new_tokens)
         for seed in range(500)
     )
     law = Counter()
