@@ -81,7 +81,8 @@ def generate(
     node of a tree on its own path. `decoder` is "greedy", "lookahead", "ouroboros" (needs `draft`)
     or any Drafter; `settings` go to the named decoder (gamma, window_size, ngram_size, ...).
     Without `eos_token_id` the model's own generation config says where to end. Wrap the models in
-    `CachedModel` once to spare each call their examination.
+    `CachedModel` once to spare each call their examination; make the decoder yourself
+    (`Ouroboros(CachedModel(draft), ..., pool_state="task")`) to keep its phrases between calls.
 
     Raises `ValueError` for what is not supported, naming it.
     """
@@ -109,9 +110,10 @@ def custom_generate(
 
     The generation config gives the length, the ends and the sampling; without `seed`, torch's
     global generator does. Give the streamer here, not to `model.generate`, which does not hand its
-    own on to a callable.
+    own on to a callable. One decoder serves all calls with one model: with `pool_state="task"` its
+    phrase pool lives on from prompt to prompt.
     """
-    kept: list[CachedModel] = []
+    kept: list[tuple[CachedModel, Drafter]] = []
 
     def run(
         model: PreTrainedModel,
@@ -123,19 +125,20 @@ def custom_generate(
     ) -> torch.Tensor:
         config = generation_config or model.generation_config
         _refuse(config, model_kwargs)
-        if not kept or kept[0].model is not model:
-            kept[:] = [_cached(model)]
-        drafter = _drafter(decoder, kept[0], draft, settings)
+        if not kept or kept[0][0].model is not model:
+            cached = _cached(model)
+            kept[:] = [(cached, _drafter(decoder, cached, draft, settings))]
+        target, drafter = kept[0]
         limit = config.max_length - input_ids.shape[-1]
         ends = [c for c in stopping_criteria if not isinstance(c, MaxLengthCriteria)]
         custom = [c for c in ends if not isinstance(c, EosTokenCriteria)]
         return _run(
-            kept[0],
+            target,
             drafter,
             input_ids,
             limit,
             _ids(config.eos_token_id),
-            _choice(config, seed, logits_processor, kept[0]),
+            _choice(config, seed, logits_processor, target),
             streamer,
             custom,
         )

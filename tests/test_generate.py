@@ -134,6 +134,19 @@ def test_custom_generate_is_plain_generation(models, decoder):
             assert out[0].tolist() == plain(model, prompt, max_new)
 
 
+def test_custom_generate_keeps_its_pool_between_prompts(models):
+    _, target, draft = models
+    calls = []
+    small = CachedModel(draft)
+    for state in ("cold", "task"):
+        run = custom_generate(draft=small, pool_state=state)
+        for _ in range(2):
+            before = small.calls
+            target.generate(IDS, max_new_tokens=40, custom_generate=run)
+            calls.append(small.calls - before)
+    assert calls[0] == calls[1] == calls[2] > calls[3]
+
+
 def test_custom_generate_accepts_a_full_mask_and_a_config(models):
     model, target, draft = models
     config = copy.deepcopy(target.generation_config)
