@@ -21,12 +21,11 @@ from pathlib import Path
 
 import hydra
 import torch
-from building import build_decoders, build_pair, build_task
+from asking import CALLERS, one_line, told_in_one_line
+from building import build_decoders, build_pair, build_task, check_decoders
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
 from ouroboros.bench.facts import run_facts, run_identity
@@ -47,13 +46,16 @@ SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p")
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="config")
 def main(cfg: DictConfig) -> None:
-    """Run one job; an error of the caller's is one line on stderr and exit code 2."""
+    """Run one job; an error of the caller's is one line on stderr and exit code 2.
+
+    In a sweep the other jobs go on, and the first error is told again at the end.
+    """
     try:
         code = bench(cfg)
-    except (ValueError, TypeError, OSError, HydraException, OmegaConfBaseException) as error:
-        if HydraConfig.get().verbose:
+    except CALLERS as error:
+        if HydraConfig.get().verbose or HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
-        print(f"error: {_first_line(error)}", file=sys.stderr)
+        _say(f"error: {one_line(error)}")
         code = 2
     if code:
         sys.exit(code)
@@ -64,6 +66,7 @@ def bench(cfg: DictConfig) -> int:
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(config, dict)
     check_options(config)
+    check_decoders(config["decoder"])
     if config["threads"]:
         torch.set_num_threads(config["threads"])
     task, examples = build_task(config["task"])
@@ -104,7 +107,12 @@ def measure(job: Bench, folder: ResultsFolder, *, retry_failed: bool) -> bool:
             with sample_bar(job.total, asked) as on_sample:
                 job.run(folder, on_sample, retry_failed=retry_failed)
             with tqdm(desc="scoring", unit="sample", leave=False, delay=2) as bar:
-                job.score(folder, lambda: (bar.update() and None) or asked.check())
+
+                def on_score() -> None:
+                    bar.update()
+                    asked.check()
+
+                job.score(folder, on_score)
     except KeyboardInterrupt:
         _say("interrupted: finished samples are kept; the same results_dir goes on from here")
         return False
@@ -159,9 +167,5 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 if __name__ == "__main__":
-    main()
+    told_in_one_line(main)

@@ -2,7 +2,10 @@
 
 import copy
 
+import asking
+import building
 import pytest
+from hydra.errors import HydraException
 
 from ouroboros.bench.options import check_options
 
@@ -45,6 +48,7 @@ def test_a_good_config_passes():
         ("threads", "many", "threads=many: give a whole number, 1 or more, or null"),
         ("threads", 0, "threads=0: give"),
         ("repeats", None, "repeats=None: give a whole number, 1 or more$"),
+        ("thread", 4, "thread is no option of a run: choose from .*threads"),
         ("max_new", 1.5, r"max_new=1\.5: give"),
         ("task/limit", "all", r"task\.limit=all: give"),
         ("temperature", "hot", "temperature=hot: give a number"),
@@ -54,7 +58,39 @@ def test_a_good_config_passes():
         ("decoder/ouroboros/pool", "p.json", r"decoder\.ouroboros\.pool_state=loaded or task"),
     ],
 )
-def test_mistakes_are_named(path, value, says):
+def test_wrong_values_are_named(path, value, says):
     with pytest.raises(ValueError, match=says) as refusal:
         check_options(changed(path, value))
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            {"gama": 3},
+            r"decoder\.x has no option 'gama': its options are draft, gamma",
+        ),
+        ({"gamma": "x"}, r"decoder\.x\.gamma=x: give a whole number"),
+        ({"gamma": True}, r"decoder\.x\.gamma=True: give a whole number"),
+        ({"learn": 1}, r"decoder\.x\.learn=1: give true or false"),
+    ],
+)
+def test_arguments_of_a_decoder_are_checked_before_a_model_is_loaded(options, says):
+    with pytest.raises(ValueError, match=says):
+        building.check_decoders({"x": {"_target_": "ouroboros.Ouroboros", **options}})
+    building.check_decoders({"x": {"_target_": "baselines.hf.HFGenerate", "anything": 1}})
+
+
+def test_hydras_own_refusals_become_one_line(monkeypatch, capsys):
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+
+    def main():
+        raise HydraException("In 'config': Could not load 'decoder/foo'.\n\nConfig search path:\nx")
+
+    with pytest.raises(SystemExit) as ended:
+        asking.told_in_one_line(main)
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: In 'config': Could not load 'decoder/foo'. The names are")
+    assert told.endswith("conf/decoder.\n") and told.count("\n") == 1

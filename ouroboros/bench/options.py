@@ -17,11 +17,18 @@ WHOLE = {  # name: least value; those in NULLABLE may be null
 }
 NULLABLE = ("max_new", "threads", "task.limit")
 REAL = ("temperature", "top_p", "min_p")
+OTHERS = ("model", "task", "decoder", "results_dir")
 SWITCHES = ("overwrite", "retry_failed", "save_pools", "timing")
 
 
 def check_options(config: Mapping) -> None:
     """Raise `ValueError`, naming option, value and remedy, for values that no run can have."""
+    known = {name.split(".")[0] for name in (*WHOLE, *REAL, *SWITCHES, *OTHERS)}
+    for name in config:
+        if name not in known:
+            raise ValueError(
+                f"{name} is no option of a run: choose from {', '.join(sorted(known))}"
+            )
     for name, least in WHOLE.items():
         value, null = _at(config, name), name in NULLABLE
         if value is None and null:
