@@ -148,7 +148,7 @@ class Ouroboros:
                 use_context=self.policy.context,
             )
         self.pool = pool
-        self._loaded = list(pool) if pool_state == "loaded" else []
+        self._loaded = pool.copy() if pool_state == "loaded" else None
         self.inner = Lookahead(
             window_size=window_size,
             ngram_size=ngram_size,
@@ -168,10 +168,10 @@ class Ouroboros:
         self._choose = choose
         self.inner.reset(choose)
         self._seen = 0
-        if self.pool_state != "task":
+        if self._loaded is not None:
+            self.pool.restore(self._loaded)
+        elif self.pool_state == "cold":
             self.pool.clear()
-        for key, phrase in self._loaded:
-            self.pool.add(key, phrase)
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Return the draft as a chain, with suffixes and other branches from the pool."""

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-FORMAT = "ouroboros-phrase-pool-1"
+FORMAT = "ouroboros-phrase-pool-2"
 CONTEXT = 6  # tokens before a key that a phrase remembers
 
 
@@ -116,15 +116,33 @@ class PhrasePool:
         """Forget everything."""
         self._phrases.clear()
 
+    def copy(self) -> PhrasePool:
+        """Return another pool with the same phrases, contexts and order."""
+        other = PhrasePool(
+            phrase_len=self.phrase_len, per_key=self.per_key, use_context=self.use_context
+        )
+        other.restore(self)
+        return other
+
+    def restore(self, saved: PhrasePool) -> None:
+        """Hold exactly the phrases and contexts of `saved`, which must be of this pool's sizes."""
+        if (saved.phrase_len, saved.per_key) != (self.phrase_len, self.per_key):
+            raise ValueError(
+                f"a pool of {saved.per_key} phrases of {saved.phrase_len} tokens per key cannot "
+                f"fill one of {self.per_key} of {self.phrase_len}: give both the same sizes"
+            )
+        self._phrases = {key: OrderedDict(phrases) for key, phrases in saved._phrases.items()}
+
     def save(self, path: str | Path, *, tokenizer_id: str) -> None:
-        """Write the pool as JSON; `tokenizer_id` names what the ids mean (see
-        `vocab.fingerprint`)."""
+        """Write the pool as JSON, whole or not at all; `tokenizer_id` names what the ids mean (see
+        `vocab.fingerprint`). Each phrase is a pair: its tokens, and the tokens before its key."""
         content = {
             "format": FORMAT,
             "tokenizer": tokenizer_id,
             "phrase_len": self.phrase_len,
             "per_key": self.per_key,
-            "phrases": {key: list(map(list, value)) for key, value in self._phrases.items()},
+            "use_context": self.use_context,
+            "phrases": {key: list(value.items()) for key, value in self._phrases.items()},
         }
         partial = Path(f"{path}.partial")
         partial.write_text(json.dumps(content))
@@ -136,19 +154,14 @@ class PhrasePool:
     ) -> PhrasePool:
         """Read a pool back. Raises `ValueError` for a file that is corrupt, or made with another
         tokenizer or phrase length."""
-        remedy = "make a new one with PhrasePool.save, or start cold"
+        remedy = "make a new one with PhrasePool.save (in a run: save_pools=true), or start cold"
         try:
             content = json.loads(Path(path).read_text())
             if content["format"] != FORMAT:
                 raise KeyError("format")
-            entries = [
-                (int(key), tuple(map(int, phrase)))
-                for key, phrases in content["phrases"].items()
-                for phrase in phrases
-            ]
-            if any(token < 0 for _, phrase in entries for token in phrase):
-                raise ValueError("a negative token id")
+            entries = _entries(content["phrases"])
             made_by, length = content["tokenizer"], content["phrase_len"]
+            use_context = bool(content["use_context"])
         except OSError as error:
             raise ValueError(f"cannot read the phrase pool {path}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -160,7 +173,20 @@ class PhrasePool:
                 f"{path} holds phrases of {length} tokens, ngram_size asks for {phrase_len}: "
                 f"{remedy}"
             )
-        pool = cls(phrase_len=phrase_len, per_key=per_key)
-        for key, phrase in entries:
-            pool.add(key, phrase)
+        pool = cls(phrase_len=phrase_len, per_key=per_key, use_context=use_context)
+        for key, phrase, before in entries:
+            pool.add(key, phrase, before)
         return pool
+
+
+def _entries(phrases: dict) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    """Return a file's (key, phrase, context), oldest first. Raises `ValueError` and its like for
+    what is not one."""
+    entries = [
+        (int(key), tuple(map(int, phrase)), tuple(map(int, before)))
+        for key, pairs in phrases.items()
+        for phrase, before in pairs
+    ]
+    if any(token < 0 for _, *both in entries for token in (*both[0], *both[1])):
+        raise ValueError("a negative token id")
+    return entries

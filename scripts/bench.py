@@ -12,48 +12,50 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import hydra
 import torch
+from asking import CALLERS, one_line, told_in_one_line
+from building import build_decoders, build_pair, build_task, check_decoders
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.types import RunMode
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
-from ouroboros import PhrasePool, vocab
-from ouroboros.bench.pair import Pair, PairSpec, load_pair
-from ouroboros.bench.provenance import identity, provenance, without_paths
+from ouroboros.bench.facts import run_facts, run_identity
+from ouroboros.bench.interrupt import Interruption
+from ouroboros.bench.options import check_options
+from ouroboros.bench.provenance import environment
 from ouroboros.bench.report import headline, make_report, tables
-from ouroboros.bench.run import Bench, MakeDecoder, Sampling
+from ouroboros.bench.run import Bench
 from ouroboros.bench.sample import Sample
+from ouroboros.bench.sampling import Sampling
 from ouroboros.bench.store import ResultsFolder
-from ouroboros.bench.task import Example, Task, fingerprint, select
+from ouroboros.bench.task import Task
 
 CONF = str(Path(__file__).resolve().parents[1] / "conf")
 STARTED = datetime.now().strftime("%Y%m%d-%H%M%S")
-NOT_IDENTITY = ("results_dir", "overwrite")
 SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p")
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="config")
 def main(cfg: DictConfig) -> None:
-    """Run one job; an error of the caller's is one line on stderr and exit code 2."""
+    """Run one job; an error of the caller's is one line on stderr and exit code 2.
+
+    In a sweep the other jobs go on, and the first error is told again at the end.
+    """
     try:
         code = bench(cfg)
-    except (ValueError, TypeError, OSError, HydraException, OmegaConfBaseException) as error:
-        if HydraConfig.get().verbose:
+    except CALLERS as error:
+        if HydraConfig.get().verbose or HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
-        print(f"error: {_first_line(error)}", file=sys.stderr)
+        _say(f"error: {one_line(error)}")
         code = 2
     if code:
         sys.exit(code)
@@ -63,11 +65,18 @@ def bench(cfg: DictConfig) -> int:
     """Run, score, report; return the exit code (1: every sample failed, 130: interrupted)."""
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(config, dict)
+    check_options(config)
+    check_decoders(config["decoder"])
     if config["threads"]:
         torch.set_num_threads(config["threads"])
     task, examples = build_task(config["task"])
     folder = ResultsFolder(results_path(config, task))
-    folder.check_open(run_identity(config, examples), overwrite=config["overwrite"])
+    key = {
+        "identity": run_identity(config, examples),
+        "environment": environment(),
+        **{name: config[name] for name in ("overwrite", "retry_failed")},
+    }
+    folder.check_open(**key)
     pair = build_pair(config)
     job = Bench(
         target=pair.target,
@@ -79,33 +88,34 @@ def bench(cfg: DictConfig) -> int:
         repeats=config["repeats"],
         sampling=Sampling(**{name: config[name] for name in SAMPLING}),
     )
-    run = folder.open_run(
-        run_facts(config, job),
-        identity=run_identity(config, examples),
-        overwrite=config["overwrite"],
-    )
+    run = folder.open_run(run_facts(config, job), **key)
     print(f"results: {os.path.relpath(folder.path)}", file=sys.stderr)
-    finished = measure(job, folder)
+    finished = measure(job, folder, retry_failed=config["retry_failed"])
+    if finished and not config["save_pools"]:
+        folder.drop_pools()
     folder.save_run(run, status="finished" if finished else "interrupted")
     return show(folder, interrupted=not finished)
 
 
-def measure(job: Bench, folder: ResultsFolder) -> bool:
-    """Run and score with progress bars; return False where Ctrl-C (or SIGTERM) ended it."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def measure(job: Bench, folder: ResultsFolder, *, retry_failed: bool) -> bool:
+    """Run and score with progress bars; return False where Ctrl-C (or SIGTERM) ended it.
+
+    The first Ctrl-C lets the sample in progress end, a second one ends at once.
+    """
     try:
-        with sample_bar(job.total) as on_sample:
-            job.run(folder, on_sample)
-        with tqdm(desc="scoring", unit="sample", leave=False, delay=2) as bar:
-            job.score(folder, bar.update)
+        with Interruption(partial(_say, "stopping after this sample; Ctrl-C again: now")) as asked:
+            with sample_bar(job.total, asked) as on_sample:
+                job.run(folder, on_sample, retry_failed=retry_failed)
+            with tqdm(desc="scoring", unit="sample", leave=False, delay=2) as bar:
+
+                def on_score() -> None:
+                    bar.update()
+                    asked.check()
+
+                job.score(folder, on_score)
     except KeyboardInterrupt:
-        print(
-            "interrupted: finished samples are kept; the same results_dir goes on from here",
-            file=sys.stderr,
-        )
+        _say("interrupted: finished samples are kept; the same results_dir goes on from here")
         return False
-    finally:
-        signal.signal(signal.SIGTERM, before)
     return True
 
 
@@ -130,7 +140,7 @@ def show(folder: ResultsFolder, *, interrupted: bool) -> int:
 
 
 @contextmanager
-def sample_bar(total: int) -> Iterator:
+def sample_bar(total: int, asked: Interruption) -> Iterator:
     """A progress bar on stderr that names the decoder of the last sample and counts failures."""
     failed = 0
     with tqdm(total=total, unit="sample", mininterval=0.5, dynamic_ncols=True) as bar:
@@ -140,84 +150,9 @@ def sample_bar(total: int) -> Iterator:
             failed += sample.error is not None
             bar.set_postfix_str(sample.decoder + (f", {failed} failed" if failed else ""), False)
             bar.update()
+            asked.check()
 
         yield on_sample
-
-
-def build_task(options: dict) -> tuple[Task, list[Example]]:
-    """Return the task and the chosen examples."""
-    own = {key: value for key, value in options.items() if key not in ("limit", "stride")}
-    task = instantiate(own, _partial_=True, _convert_="all")
-    task = _called(task, "task")
-    return task, select(task.load(), limit=options["limit"], stride=options["stride"])
-
-
-def build_pair(config: dict) -> Pair:
-    """Load the models that the decoders need."""
-    wants_draft = any("draft" in decoder for decoder in config["decoder"].values())
-    options = instantiate(config["model"], _convert_="all")
-    return load_pair(_called(lambda: PairSpec(**options), "model"), with_draft=wants_draft)
-
-
-def build_decoders(options: dict[str, dict], pair: Pair) -> dict[str, MakeDecoder]:
-    """Return a maker for each decoder, tried once.
-
-    A config names its draft by model and its pool by file; here come the model and the pool.
-    """
-    makers = {}
-    for name, own in options.items():
-        plain = {key: value for key, value in own.items() if key not in ("draft", "pool")}
-        objects: dict[str, object] = {}
-        if "draft" in own:
-            objects["draft"] = pair.draft
-        if own.get("pool"):
-            objects["pool"] = load_pool(own, pair)
-        makers[name] = _maker(plain, objects, name)
-        makers[name]()
-    return makers
-
-
-def load_pool(decoder: dict, pair: Pair) -> PhrasePool:
-    """Read the phrase pool of a decoder with `pool_state: loaded`."""
-    return PhrasePool.load(
-        decoder["pool"],
-        tokenizer_id=vocab.fingerprint(pair.target.tokenizer),
-        phrase_len=decoder["ngram_size"] - 1,
-        per_key=max(1, decoder["verification_set_size"], decoder["topk"]),
-    )
-
-
-def run_facts(config: dict, job: Bench) -> dict:
-    """Return what run.json records beside identity and status."""
-    model, target = config["model"], job.target
-    return without_paths(
-        {
-            "task": {
-                "name": job.task.name,
-                "version": job.task.version,
-                "licence": job.task.licence,
-                "prompts": len(job.examples),
-            },
-            "model": {
-                **{key: model[key] for key in ("name", "target", "draft", "standin")},
-                "dtype": str(target.dtype).removeprefix("torch."),
-                "device": str(target.device),
-            },
-            "decoders": list(job.decoders),
-            "sampling": asdict(job.sampling),
-            "max_new": job.max_new,
-            "repeats": job.repeats,
-            "samples_wanted": job.total,
-            "config": {key: config[key] for key in config if key not in NOT_IDENTITY},
-            "provenance": provenance(),
-        }
-    )
-
-
-def run_identity(config: dict, examples: list[Example]) -> str:
-    """Return a hash of all that samples depend on: the prompts, and the config but its outputs."""
-    settings = {key: value for key, value in config.items() if key not in NOT_IDENTITY}
-    return identity(settings, fingerprint(examples))
 
 
 def results_path(config: dict, task: Task) -> Path:
@@ -228,25 +163,9 @@ def results_path(config: dict, task: Task) -> Path:
     return path / f"{hydra_config.job.num:03d}" if hydra_config.mode == RunMode.MULTIRUN else path
 
 
-def _maker(options: dict, objects: dict, name: str) -> MakeDecoder:
-    def make():
-        maker = instantiate(options, _partial_=True, _convert_="all")
-        return _called(lambda: maker(**objects), name)
-
-    return make
-
-
-def _called(make, what: str):
-    """Call `make`; an option it does not know becomes the caller's error."""
-    try:
-        return make()
-    except TypeError as error:
-        raise ValueError(f"{what}: {error}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":
-    main()
+    told_in_one_line(main)

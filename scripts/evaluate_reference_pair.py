@@ -19,7 +19,7 @@ import torch
 from tqdm import tqdm
 
 from ouroboros.bench.metrics import repetition_rate
-from ouroboros.bench.run import Sampling
+from ouroboros.bench.sampling import Sampling
 from ouroboros.bench.stop import StopStrings, text_of
 from ouroboros.bench.tasks.humaneval import HumanEval
 from ouroboros.choose import Choose

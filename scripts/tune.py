@@ -29,8 +29,9 @@ from tqdm import tqdm
 from ouroboros.bench.metrics import mean_repetition_rate, output_throughput
 from ouroboros.bench.pair import Pair, PairSpec, load_pair
 from ouroboros.bench.provenance import provenance
-from ouroboros.bench.run import WARM_UP, Bench, Sampling
+from ouroboros.bench.run import WARM_UP, Bench
 from ouroboros.bench.sample import Sample
+from ouroboros.bench.sampling import Sampling
 from ouroboros.bench.task import Example
 from ouroboros.bench.tasks.humaneval import STOP
 from ouroboros.bench.tasks.prompts import Prompts

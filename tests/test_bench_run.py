@@ -8,8 +8,9 @@ import pytest
 from bench_models import tiny_pair
 
 from ouroboros.bench import store as store_module
-from ouroboros.bench.run import Bench, Sampling, derive_seed
+from ouroboros.bench.run import Bench
 from ouroboros.bench.sample import Sample
+from ouroboros.bench.sampling import Sampling, derive_seed
 from ouroboros.bench.store import SAMPLES, SCORES, ResultsFolder
 from ouroboros.bench.task import Example, fingerprint, select
 from ouroboros.choose import argmax

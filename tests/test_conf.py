@@ -169,6 +169,22 @@ def test_bench_takes_up_a_killed_run(run_bench, saved_pair):
     assert "Taken up again 1 time(s)" in (folder / "summary.md").read_text()
 
 
+def test_a_carried_pool_is_saved_and_loaded_by_the_next_run(run_bench, saved_pair):
+    tiny = ["decoder=ouroboros", "task.limit=2", "max_new=4", "threads=1"]
+    state = "decoder.ouroboros.pool_state="
+    assert run_bench(*tiny, f"{state}task", "results_dir=unsaved")[0] == 0
+    assert not list((saved_pair / "unsaved").glob("pool-*"))
+    assert run_bench(*tiny, f"{state}task", "results_dir=saved", "save_pools=true")[0] == 0
+    pool = saved_pair / "saved" / "pool-ouroboros.json"
+    assert json.loads(pool.read_text())["phrases"]
+    run = json.loads((saved_pair / "saved" / "run.json").read_text())
+    assert run["carried_pools"] == ["ouroboros"] and run["timing"] is True
+    warm = [f"{state}loaded", f"decoder.ouroboros.pool={pool}", "results_dir=warm"]
+    assert run_bench(*tiny, *warm)[0] == 0
+    code, _, err = run_bench(*tiny, *warm, "decoder.ouroboros.ngram_size=3", "results_dir=other")
+    assert code == 2 and "ngram_size asks for 2" in err and "save_pools=true" in err
+
+
 def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair):
     code, out, err = run_bench(
         "decoder=[greedy,prompt_lookup]",
@@ -190,12 +206,14 @@ def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair):
         (["task=prompts"], "task.path"),
         (["task=prompts", "task.path=none.jsonl"], "none.jsonl"),
         (["task.limit=0"], "task.limit"),
+        (["threads=many"], "threads=many: give a whole number"),
+        (["+thread=1"], "thread is no option"),
         (["temperature=-1", "decoder=greedy"], "temperature"),
     ],
 )
 def test_mistakes_are_one_line_that_names_them(run_bench, saved_pair, overrides, says):
     before = sorted(saved_pair.iterdir())
-    code, out, err = run_bench("max_new=4", "threads=1", *overrides)
+    code, out, err = run_bench("max_new=4", *overrides)
     assert code == 2 and out == ""
     lines = [line for line in err.splitlines() if line.startswith("error:")]
     assert len(lines) == 1 and says in lines[0] and "Traceback" not in err

@@ -189,6 +189,17 @@ def test_a_cold_pool_is_emptied_a_task_pool_kept_and_a_loaded_one_restored(pair)
         assert [key for key, _ in drafter.pool] == left
 
 
+def test_a_loaded_pool_keeps_its_contexts_from_prompt_to_prompt(pair):
+    given = PhrasePool(phrase_len=3, per_key=3)
+    given.add(1, [2, 3, 4], before=[7, 8])
+    given.add(1, [5, 5, 5])
+    drafter = Ouroboros(pair[1], **SIZES, pool_state="loaded", pool=given)
+    for _ in range(2):
+        drafter.reset(argmax)
+        assert drafter.pool.get(1, 1, before=[7, 8]) == [(2, 3, 4)]
+        drafter.pool.add(1, [6, 6, 6], before=[7, 8])
+
+
 @pytest.mark.parametrize(
     ("pool", "state", "says"),
     [

@@ -121,18 +121,38 @@ def test_without_context_only_recency_counts():
     assert pool.get(1, 2, before=[3, 4]) == [(5,), (6,)]
 
 
-@given(st.lists(st.tuples(token, st.lists(token, min_size=1, max_size=3)), max_size=20))
-def test_a_saved_pool_comes_back(tmp_path_factory, entries):
+phrase = st.lists(token, min_size=1, max_size=3)
+
+
+@given(st.lists(st.tuples(token, phrase, text), max_size=20), text, st.booleans())
+def test_a_saved_pool_comes_back_with_its_contexts(tmp_path_factory, entries, before, context):
     path = tmp_path_factory.mktemp("pool") / "pool.json"
-    pool = PhrasePool(phrase_len=3, per_key=2)
-    for key, phrase in entries:
-        pool.add(key, phrase)
+    pool = PhrasePool(phrase_len=3, per_key=2, use_context=context)
+    for entry in entries:
+        pool.add(*entry)
     pool.save(path, tokenizer_id="ours")
     loaded = PhrasePool.load(path, tokenizer_id="ours", phrase_len=3, per_key=2)
-    assert list(loaded) == list(pool)
+    assert list(loaded) == list(pool) and loaded.use_context == context
+    for key in range(4):
+        assert loaded.get(key, 2, before=before) == pool.get(key, 2, before=before)
+        assert loaded.recall(key, before, 1) == pool.recall(key, before, 1)
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     smaller = PhrasePool.load(path, tokenizer_id="ours", phrase_len=3, per_key=1)
     assert all(smaller.get(key, 9) == pool.get(key, 1) for key in range(4))
+
+
+def test_a_copy_is_another_pool_with_the_same_contexts():
+    pool = PhrasePool(phrase_len=1, per_key=2)
+    pool.add(1, [5], before=[3, 4])
+    pool.add(1, [6])
+    copied = pool.copy()
+    pool.add(1, [7])
+    assert copied.get(1, 2, before=[3, 4]) == [(5,), (6,)]
+    pool.restore(copied)
+    copied.clear()
+    assert pool.get(1, 9, before=[3, 4]) == [(5,), (6,)]
+    with pytest.raises(ValueError, match="the same sizes"):
+        pool.restore(PhrasePool(phrase_len=2, per_key=2))
 
 
 @pytest.fixture
@@ -146,14 +166,17 @@ def saved(tmp_path):
 
 BROKEN = {
     "empty": b"",
-    "cut short": b'{"format": "ouroboros-phrase-pool-1", "tok',
+    "cut short": b'{"format": "ouroboros-phrase-pool-2", "tok',
     "binary": b"\xff\xfe\x00\x01",
     "another JSON": b"[1, 2]",
     "null": b"null",
-    "another format": b'{"format": "ouroboros-phrase-pool-0"}',
-    "no phrases": b'{"format": "ouroboros-phrase-pool-1", "tokenizer": "ours", "phrase_len": 2}',
+    "another format": b'{"format": "ouroboros-phrase-pool-1"}',
+    "no phrases": b'{"format": "ouroboros-phrase-pool-2", "tokenizer": "ours", "phrase_len": 2}',
 }
-BAD_PHRASES = [{"x": [[1, 2]]}, {"1": 5}, {"1": [5]}, {"1": [["a", "b"]]}, [1], None, {"1": [[-1]]}]
+BAD_PHRASES = [
+    *({"x": [[[1, 2], []]]}, {"1": 5}, {"1": [5]}, {"1": [["a", "b"]]}, [1], None),
+    *({"1": [[[-1], []]]}, {"1": [[[1], [-1]]]}, {"1": [[[1]]]}, {"1": [[[1], [], []]]}),
+]
 
 
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)

@@ -32,6 +32,27 @@ def provenance() -> dict:
     }
 
 
+def environment() -> dict[str, object]:
+    """Return what samples of one run must share: versions, device, threads and our own code.
+
+    It says nothing that changes between two starts of the same installation on the same machine.
+    """
+    found, host = versions(), machine()
+    return {
+        **{name: found.get(name) for name in ("python", "torch", "transformers", "tokenizers")},
+        **{name: host[name] for name in ("cpu", "threads", "gpus", "cuda")},
+        "code": code_hash(),
+    }
+
+
+def code_hash() -> str:
+    """Return a hash of the sources that samples depend on: engine, decoders and run loop."""
+    package = Path(__file__).parents[1]
+    loop = [package / "bench" / name for name in ("run.py", "stop.py", "pair.py", "sampling.py")]
+    files = [*package.glob("*.py"), *(package.parent / "baselines").glob("*.py"), *loop]
+    return identity(*((path.name, path.read_text(encoding="utf-8")) for path in sorted(files)))
+
+
 def versions() -> dict[str, str]:
     """Return Python's and the packages' versions; those not installed are left out."""
     found = {"python": platform.python_version()}

@@ -7,20 +7,21 @@ prompt. Invariants: nothing is cached between two samples but what a decoder its
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 
+from ouroboros.bench.pools import CarriedPools
 from ouroboros.bench.provenance import without_paths
 from ouroboros.bench.sample import Sample
+from ouroboros.bench.sampling import Sampling
 from ouroboros.bench.stop import Stop, StopStrings, cut, text_of
 from ouroboros.bench.store import SAMPLES, SCORES, ResultsFolder
 from ouroboros.bench.task import Example, Task
-from ouroboros.choose import Choose, Sampler, argmax
+from ouroboros.choose import Choose
 from ouroboros.decode import Drafter, stream
 from ouroboros.model import CachedModel
 from ouroboros.trace import DecodeTrace
@@ -56,39 +57,6 @@ Decoder = Drafter | Peer
 MakeDecoder = Callable[[], Decoder]
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are chosen. `temperature` 0 is greedy decoding; `seed` is the run's."""
-
-    seed: int = 0
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"temperature {self.temperature} must be 0 (greedy) or above")
-
-    def choose(self, example: str, sample: int) -> Choose:
-        """Return the chooser of one example's sample number, the same for every decoder."""
-        if not self.temperature:
-            return argmax
-        return Sampler(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            seed=derive_seed(self.seed, example, sample),
-        )
-
-
-def derive_seed(seed: int, example: str, sample: int) -> int:
-    """Return a 62-bit seed that depends on run seed, example and sample number."""
-    digest = hashlib.sha256(f"{seed}\0{example}\0{sample}".encode()).digest()
-    return int.from_bytes(digest[:8]) >> 2
-
-
 @dataclass
 class Bench:
     """What one run measures. `models` are all the models whose caches are emptied per sample."""
@@ -100,7 +68,7 @@ class Bench:
     decoders: Mapping[str, MakeDecoder]
     max_new: int
     repeats: int = 1
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
 
     @property
     def total(self) -> int:
@@ -119,18 +87,31 @@ class Bench:
                 for order, name in enumerate([*names[first:], *names[:first]]):
                     yield example, name, repeat, order
 
-    def run(self, folder: ResultsFolder, on_sample: Callable[[Sample], None]) -> None:
-        """Measure what is not yet in the folder; `on_sample` sees every sample, old ones first."""
+    def run(
+        self,
+        folder: ResultsFolder,
+        on_sample: Callable[[Sample], None],
+        *,
+        retry_failed: bool = False,
+    ) -> None:
+        """Measure what is not yet in the folder; `on_sample` sees every sample, old ones first.
+
+        With `retry_failed` a failed sample counts as missing; its new line takes the old one's
+        place. Pools that decoders carry over are taken up from the folder.
+        """
         with folder.appending(SAMPLES) as lines:
-            done = folder.load_samples()
+            done = [s for s in folder.load_samples() if not (retry_failed and s.error)]
             for sample in done:
                 on_sample(sample)
             missing = self._missing(done)
             decoders = self._warm(missing)
+            pools = CarriedPools(folder.path, decoders, self.target.tokenizer)
+            pools.restore()
             for example, name, repeat, order in missing:
                 sample = replace(self.measure(decoders[name], example, repeat), decoder=name)
                 sample = replace(sample, order=order)
                 lines.append(sample.to_dict())
+                pools.save(name)
                 on_sample(sample)
 
     def score(self, folder: ResultsFolder, on_score: Callable[[], None]) -> None:

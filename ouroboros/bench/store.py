@@ -3,10 +3,12 @@
     run.json        resolved config, versions, machine, and whether the run has finished
     samples.jsonl   one line per (prompt, decoder, repeat), on disk before the next one starts
     scores.jsonl    one line per scored sample
+    pool-*.json     the phrase pools that decoders carry from prompt to prompt
     summary.json, summary.md, speedup.png: made from the three above, at any time, by the report
 
-Invariant: samples of two different configs or prompt sets never meet in one folder, and a finished
-run is never written over unless the caller says so.
+Invariant: samples of two different configs, prompt sets or environments never meet in one folder,
+and a finished run is never written over unless the caller says so. Lines are only ever appended;
+of two samples with one key the later one counts.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -32,11 +34,20 @@ class ResultsFolder:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
 
-    def check_open(self, identity: str, *, overwrite: bool = False) -> dict | None:
-        """Return the unfinished run.json that lies here, or None; changes nothing.
+    def check_open(
+        self,
+        identity: str,
+        *,
+        environment: Mapping[str, object] | None = None,
+        overwrite: bool = False,
+        retry_failed: bool = False,
+    ) -> dict | None:
+        """Return the run.json that is to be gone on with, or None; changes nothing.
 
-        `identity` is a hash of everything that the samples depend on. Raises `ValueError` where the
-        folder holds a finished run, or one of another identity, and `overwrite` is not given.
+        `identity` is a hash of everything that the samples depend on, `environment` what they were
+        measured with (see `provenance.environment`). Raises `ValueError` where the folder holds a
+        run of another identity or environment, or a finished one (with `retry_failed`: one without
+        failed samples), and `overwrite` is not given.
         """
         old = None if overwrite else self._old_run()
         if old is None:
@@ -44,23 +55,49 @@ class ResultsFolder:
         remedy = "use another results_dir, or overwrite=true"
         if old.get("identity") != identity:
             raise ValueError(f"{self.path} holds a run with other settings or prompts: {remedy}")
-        if old.get("status") == "finished":
+        if old.get("status") == "finished" and not retry_failed:
             raise ValueError(f"{self.path} holds this very run, finished: {remedy}")
+        if old.get("status") == "finished" and not any(s.error for s in self.load_samples()):
+            raise ValueError(f"{self.path}: no sample failed, so none is to retry; {remedy}")
+        changes = _changes(old.get("environment", {}), environment or {})
+        if changes:
+            raise ValueError(
+                f"{self.path} was measured under another environment ({changes}): "
+                f"go on under that one, {remedy}"
+            )
         return old
 
-    def open_run(self, facts: dict, *, identity: str, overwrite: bool = False) -> dict:
-        """Begin a run, or take up the unfinished one that lies here; return its run.json.
+    def open_run(
+        self,
+        facts: dict,
+        *,
+        identity: str,
+        environment: Mapping[str, object] | None = None,
+        overwrite: bool = False,
+        retry_failed: bool = False,
+    ) -> dict:
+        """Begin a run, or take up the one that lies here; return its run.json.
 
         Raises as `check_open`. With `overwrite`, the files of the run before are removed.
         """
-        old = self.check_open(identity, overwrite=overwrite)
+        environment = dict(environment or {})
+        old = self.check_open(
+            identity, environment=environment, overwrite=overwrite, retry_failed=retry_failed
+        )
         self.path.mkdir(parents=True, exist_ok=True)
         if old is not None:
             return self.save_run({**old, "resumed": old["resumed"] + 1}, status="running")
         if overwrite:
+            self.drop_pools()
             for name in MADE:
                 (self.path / name).unlink(missing_ok=True)
-        return self.save_run({"identity": identity, **facts, "resumed": 0}, status="running")
+        new = {"identity": identity, "environment": environment, **facts, "resumed": 0}
+        return self.save_run(new, status="running")
+
+    def drop_pools(self) -> None:
+        """Remove the phrase pools."""
+        for path in self.path.glob("pool-*.json*"):
+            path.unlink()
 
     def save_run(self, facts: dict, *, status: str) -> dict:
         """Write run.json with a status ("running", "interrupted" or "finished"); return it."""
@@ -87,14 +124,15 @@ class ResultsFolder:
             part.replace(self.path / name)
 
     def load_samples(self) -> list[Sample]:
-        """Return the samples on disk, without a last line that was torn by a kill."""
-        samples = []
+        """Return the samples on disk, the newest of each key, without a torn last line."""
+        samples = {}
         for number, line in self._lines(SAMPLES):
             try:
-                samples.append(Sample.from_dict(line))
+                sample = Sample.from_dict(line)
             except (KeyError, TypeError) as error:
                 raise ValueError(f"{self.path / SAMPLES}, line {number}: not a sample") from error
-        return samples
+            samples[sample.key] = sample
+        return list(samples.values())
 
     def load_scores(self) -> dict[tuple[str, str, int], dict[str, float]]:
         """Return the scores on disk by sample key."""
@@ -153,6 +191,12 @@ class JsonLines:
             self._file.write(json.dumps(row) + "\n")
             self._file.flush()
             os.fsync(self._file.fileno())
+
+
+def _changes(old: Mapping, new: Mapping) -> str:
+    """Return which values differ, as text for an error."""
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return ", ".join(f"{name} was {old.get(name)}, is {new.get(name)}" for name in names)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,59 @@
+"""What run.json records about a run, and the hash of what its samples depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from ouroboros.bench.pools import carriers
+from ouroboros.bench.provenance import identity, provenance, without_paths
+from ouroboros.bench.run import Bench, eos_ids
+from ouroboros.bench.task import Example, fingerprint
+
+NOT_IDENTITY = ("results_dir", "overwrite", "retry_failed", "save_pools")
+
+
+def run_identity(config: Mapping, examples: Sequence[Example]) -> str:
+    """Return a hash of all that samples depend on: the prompts, and the config but its outputs."""
+    return identity(_settings(config), fingerprint(examples))
+
+
+def run_facts(config: Mapping, job: Bench) -> dict:
+    """Return what run.json records beside identity, environment and status.
+
+    `carried_pools` names the decoders whose phrase pool goes from prompt to prompt. `timing` false
+    says that other jobs shared the device, so that seconds mean nothing.
+    """
+    model, target = config["model"], job.target
+    return without_paths(
+        {
+            "task": {
+                "name": job.task.name,
+                "version": job.task.version,
+                "licence": job.task.licence,
+                "prompts": len(job.examples),
+                "fingerprint": fingerprint(job.examples),
+            },
+            "model": {
+                **{key: model[key] for key in ("name", "target", "draft", "standin")},
+                "dtype": str(target.dtype).removeprefix("torch."),
+                "device": str(target.device),
+                "max_len": target.max_len,
+                "vocab_size": target.vocab_size,
+                "eos": sorted(eos_ids(target)),
+            },
+            "decoders": list(job.decoders),
+            "carried_pools": carriers(config["decoder"]),
+            "sampling": asdict(job.sampling),
+            "max_new": job.max_new,
+            "repeats": job.repeats,
+            "timing": config["timing"],
+            "samples_wanted": job.total,
+            "config": _settings(config),
+            "provenance": provenance(),
+        }
+    )
+
+
+def _settings(config: Mapping) -> dict:
+    return {key: value for key, value in config.items() if key not in NOT_IDENTITY}

@@ -1,0 +1,73 @@
+"""Plain values of a run's config, checked before anything is loaded: one line for each mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ouroboros.bench.pools import carriers
+
+WHOLE = {  # name: least value; those in NULLABLE may be null
+    "max_new": 1,
+    "repeats": 1,
+    "seed": 0,
+    "top_k": 0,
+    "threads": 1,
+    "task.limit": 1,
+    "task.stride": 1,
+}
+NULLABLE = ("max_new", "threads", "task.limit")
+REAL = ("temperature", "top_p", "min_p")
+OTHERS = ("model", "task", "decoder", "results_dir")
+SWITCHES = ("overwrite", "retry_failed", "save_pools", "timing")
+
+
+def check_options(config: Mapping) -> None:
+    """Raise `ValueError`, naming option, value and remedy, for values that no run can have."""
+    known = {name.split(".")[0] for name in (*WHOLE, *REAL, *SWITCHES, *OTHERS)}
+    for name in config:
+        if name not in known:
+            raise ValueError(
+                f"{name} is no option of a run: choose from {', '.join(sorted(known))}"
+            )
+    for name, least in WHOLE.items():
+        value, null = _at(config, name), name in NULLABLE
+        if value is None and null:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            remedy = f"give a whole number, {least} or more" + (", or null" if null else "")
+            raise ValueError(f"{name}={value}: {remedy}")
+    for name in REAL:
+        if not isinstance(config[name], int | float) or isinstance(config[name], bool):
+            raise ValueError(f"{name}={config[name]}: give a number")
+    for name in SWITCHES:
+        if not isinstance(config[name], bool):
+            raise ValueError(f"{name}={config[name]}: give true or false")
+    _check_pools(config)
+
+
+def _check_pools(config: Mapping) -> None:
+    decoders = config["decoder"]
+    if config["save_pools"] and not carriers(decoders):
+        raise ValueError(
+            "save_pools=true, but no decoder's pool outlives a prompt: give "
+            "decoder.ouroboros.pool_state=task, or leave save_pools out"
+        )
+    for name, own in decoders.items():
+        state, pool = own.get("pool_state"), own.get("pool")
+        if state == "loaded" and not pool:
+            raise ValueError(
+                f"decoder.{name}.pool_state=loaded needs decoder.{name}.pool=<file>; a run with "
+                f"decoder.{name}.pool_state=task and save_pools=true writes one"
+            )
+        if state == "cold" and pool:
+            raise ValueError(
+                f"decoder.{name}.pool={pool}, but a cold start would empty it: give "
+                f"decoder.{name}.pool_state=loaded or task"
+            )
+
+
+def _at(config: Mapping, name: str):
+    value: object = config
+    for part in name.split("."):
+        value = value[part]  # type: ignore[index]
+    return value

@@ -1,0 +1,45 @@
+"""How a run chooses tokens, and the seed of each of its samples.
+
+Invariant: the seed depends on run seed, example and sample number alone, so every decoder, a
+resumed run and a replay draw the same tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from ouroboros.choose import Choose, Sampler, argmax
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen. `temperature` 0 is greedy decoding; `seed` is the run's."""
+
+    seed: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature {self.temperature} must be 0 (greedy) or above")
+
+    def choose(self, example: str, sample: int) -> Choose:
+        """Return the chooser of one example's sample number, the same for every decoder."""
+        if not self.temperature:
+            return argmax
+        return Sampler(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=derive_seed(self.seed, example, sample),
+        )
+
+
+def derive_seed(seed: int, example: str, sample: int) -> int:
+    """Return a 62-bit seed that depends on run seed, example and sample number."""
+    digest = hashlib.sha256(f"{seed}\0{example}\0{sample}".encode()).digest()
+    return int.from_bytes(digest[:8]) >> 2

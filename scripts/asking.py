@@ -1,0 +1,38 @@
+"""What a command says when it is asked for something impossible: one line, and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+CALLERS = (ValueError, TypeError, OSError, HydraException, OmegaConfBaseException)
+
+
+def told_in_one_line(main: Callable[[], None]) -> None:
+    """Run a Hydra command; its own refusals (unknown names, broken overrides) become one line too.
+
+    With HYDRA_FULL_ERROR set, Hydra passes its exceptions on; a user who set it sees them whole.
+    """
+    if os.environ.get("HYDRA_FULL_ERROR"):
+        main()
+        return
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        main()
+    except CALLERS as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        sys.exit(2)
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's message without its line breaks and Hydra's list of search paths, and with
+    the remedy where Hydra gives none."""
+    text = str(error).strip() or type(error).__name__
+    text = " ".join(text.split("Config search path")[0].split())
+    group = re.search(r"Could not load '([\w/]+)/[^/']*'", text)
+    return f"{text} The names are those of the files in conf/{group[1]}." if group else text

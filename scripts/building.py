@@ -1,0 +1,113 @@
+"""From a resolved config to objects: the task, the pair of models, a maker for each decoder.
+
+Hydra's `instantiate` is used here only. Invariant: an option that a class does not know, or a value
+of another type, is one line that names it, and is told before a model is loaded.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+
+from hydra.utils import get_object, instantiate
+
+from ouroboros import PhrasePool, vocab
+from ouroboros.bench.pair import Pair, PairSpec, load_pair
+from ouroboros.bench.run import MakeDecoder
+from ouroboros.bench.task import Example, Task, select
+
+KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "int": (int, "a whole number"),
+    "float": ((int, float), "a number"),
+    "bool": (bool, "true or false"),
+    "str": (str, "a name"),
+}
+
+
+def build_task(options: dict) -> tuple[Task, list[Example]]:
+    """Return the task and the chosen examples."""
+    own = {key: value for key, value in options.items() if key not in ("limit", "stride")}
+    check_arguments(own, "task")
+    task = called(instantiate(own, _partial_=True, _convert_="all"), "task")
+    return task, select(task.load(), limit=options["limit"], stride=options["stride"])
+
+
+def build_spec(options: dict) -> PairSpec:
+    """Return what to load."""
+    check_arguments({"_target_": "ouroboros.bench.pair.PairSpec", **options}, "model")
+    return called(partial(PairSpec, **instantiate(options, _convert_="all")), "model")
+
+
+def build_pair(config: dict) -> Pair:
+    """Load the models that the decoders need."""
+    return load_pair(build_spec(config["model"]), with_draft=wants_draft(config["decoder"]))
+
+
+def check_decoders(options: dict[str, dict]) -> None:
+    """Raise `ValueError` for decoders whose options cannot be, before anything is loaded."""
+    for name, own in options.items():
+        plain = {key: value for key, value in own.items() if key not in ("draft", "pool")}
+        check_arguments(plain, f"decoder.{name}")
+
+
+def wants_draft(decoders: dict[str, dict]) -> bool:
+    """Return whether one of the configured decoders drafts with a model."""
+    return any("draft" in decoder for decoder in decoders.values())
+
+
+def build_decoders(options: dict[str, dict], pair: Pair) -> dict[str, MakeDecoder]:
+    """Return a maker for each decoder, tried once.
+
+    A config names its draft by model and its pool by file; here come the model and the pool. Each
+    decoder made has a pool of its own.
+    """
+    makers: dict[str, MakeDecoder] = {}
+    for name, own in options.items():
+        plain = {key: value for key, value in own.items() if key not in ("draft", "pool")}
+        draft = {"draft": pair.draft} if "draft" in own else {}
+        pool = load_pool(own, pair) if own.get("pool") else None
+        makers[name] = partial(_make, plain, draft, pool, f"decoder.{name}")
+        makers[name]()
+    return makers
+
+
+def load_pool(decoder: dict, pair: Pair) -> PhrasePool:
+    """Read the phrase pool that a decoder starts with."""
+    return PhrasePool.load(
+        decoder["pool"],
+        tokenizer_id=vocab.fingerprint(pair.target.tokenizer),
+        phrase_len=decoder["ngram_size"] - 1,
+        per_key=max(1, decoder["verification_set_size"], decoder["topk"]),
+    )
+
+
+def check_arguments(options: dict, what: str) -> None:
+    """Raise `ValueError` for options that the class in `_target_` does not take, or not so."""
+    parameters = inspect.signature(get_object(options["_target_"])).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for name, value in options.items():
+        if name == "_target_":
+            continue
+        if name not in parameters:
+            known = ", ".join(parameters)
+            raise ValueError(f"{what} has no option {name!r}: its options are {known}")
+        wanted, words = KINDS.get(parameters[name].annotation, (object, ""))
+        number = wanted not in (bool, object)
+        if not isinstance(value, wanted) or (number and isinstance(value, bool)):
+            raise ValueError(f"{what}.{name}={value}: give {words}")
+
+
+def called(make: Callable, what: str):
+    """Call `make`; arguments that it does not take become the caller's error."""
+    try:
+        return make()
+    except TypeError as error:
+        raise ValueError(f"{what}: {error}") from error
+
+
+def _make(plain: dict, draft: dict, pool: PhrasePool | None, what: str):
+    maker = instantiate(plain, _partial_=True, _convert_="all")
+    own_pool = {} if pool is None else {"pool": pool.copy()}
+    return called(partial(maker, **draft, **own_pool), what)
