@@ -26,7 +26,8 @@ from ouroboros.plainly import own_attention, plain_logits, recast
 from ouroboros.shift import least_shift
 from ouroboros.tree import TokenTree
 
-Verdict = Literal["identical", "numeric tie", "BUG"]
+Verdict = Literal["identical", "numeric tie", "BUG", "in law", "not judged"]
+"""The last two are said of a decoder that promises no equal tokens, and where memory is short."""
 
 WHOLE = 1 << 30
 LIKELY = 32  # noise is measured on so many of a position's likeliest tokens

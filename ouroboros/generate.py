@@ -20,7 +20,7 @@ from ouroboros.decode import Drafter, RootOnly, stream
 from ouroboros.drafter import Ouroboros
 from ouroboros.lookahead import Lookahead
 from ouroboros.model import CachedModel
-from ouroboros.processors import Processed
+from ouroboros.processors import Processed, processed
 from ouroboros.vocab import check_pair
 
 DEFAULTS: dict[str, dict] = {
@@ -92,7 +92,7 @@ def generate(
     if do_sample:
         choose = Sampler(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     if logits_processor:
-        choose = _processed(choose, logits_processor, target)
+        choose = processed(choose, logits_processor, vocab=target.vocab_size)
     if eos_token_id is None:
         eos_token_id = target.model.generation_config.eos_token_id
     return _run(target, drafter, input_ids, max_new_tokens, _ids(eos_token_id), choose, streamer)
@@ -245,14 +245,6 @@ def _choice(
         min_p=config.min_p or 0.0,
         seed=seed,
     )
-
-
-def _processed(choose: Choose, processors: Sequence, target: CachedModel) -> Processed:
-    """Put processors before a choice; a sampler's warpers then stand last among them."""
-    warpers: Sequence = ()
-    if isinstance(choose, Sampler):
-        warpers, choose = choose.warpers, Sampler(seed=choose.seed)
-    return Processed(choose, [*processors, *warpers], vocab=target.vocab_size)
 
 
 def _refuse(config: GenerationConfig, model_kwargs: dict) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from ouroboros.choose import Choose, Ranked
+from ouroboros.choose import Choose, Ranked, Sampler
 from ouroboros.tree import TokenTree
 
 PURE = frozenset(
@@ -102,3 +102,11 @@ class Processed:
 
     def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
         return self.choose.ranked(self.processed(logits, tokens, tree), tokens, tree)
+
+
+def processed(choose: Choose, processors: Sequence[LogitsProcessor], *, vocab: int) -> Processed:
+    """Put processors before a choice; a sampler's own warpers then stand last among them."""
+    warpers: Sequence[LogitsProcessor] = ()
+    if isinstance(choose, Sampler):
+        warpers, choose = choose.warpers, Sampler(seed=choose.seed)
+    return Processed(choose, [*processors, *warpers], vocab=vocab)

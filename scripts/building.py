@@ -14,9 +14,11 @@ from hydra.utils import get_object, instantiate
 
 from ouroboros import PhrasePool, vocab
 from ouroboros.bench.pair import Pair, PairSpec, load_pair
-from ouroboros.bench.run import MakeDecoder
+from ouroboros.bench.run import Bench, MakeDecoder
+from ouroboros.bench.sampling import Sampling
 from ouroboros.bench.task import Example, Task, select
 
+SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "int": (int, "a whole number"),
     "float": ((int, float), "a number"),
@@ -42,6 +44,20 @@ def build_spec(options: dict) -> PairSpec:
 def build_pair(config: dict) -> Pair:
     """Load the models that the decoders need."""
     return load_pair(build_spec(config["model"]), with_draft=wants_draft(config["decoder"]))
+
+
+def build_bench(config: dict, task: Task, examples: list[Example], pair: Pair) -> Bench:
+    """Return what the run measures."""
+    return Bench(
+        target=pair.target,
+        models=pair.models,
+        task=task,
+        examples=examples,
+        decoders=build_decoders(config["decoder"], pair),
+        max_new=task.max_new if config["max_new"] is None else config["max_new"],
+        repeats=config["repeats"],
+        sampling=Sampling(**{name: config[name] for name in SAMPLING}),
+    )
 
 
 def check_decoders(options: dict[str, dict]) -> None:

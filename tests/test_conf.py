@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import bench
+import building
 import pytest
 from bench_models import tiny_pair
 from hydra import compose, initialize_config_dir
@@ -67,7 +68,7 @@ def test_every_decoder_composes_alone_and_can_be_built(name):
     config = composed(f"decoder={name}")
     assert list(config["decoder"]) == [name]
     pair = Pair(*tiny_pair())
-    made = bench.build_decoders(config["decoder"], pair)[name]()
+    made = building.build_decoders(config["decoder"], pair)[name]()
     assert hasattr(made, "propose") or hasattr(made, "run")
     if "draft" in config["decoder"][name]:
         assert made.draft is pair.draft
@@ -80,7 +81,7 @@ def test_a_saved_pool_is_loaded(tmp_path):
     pool.save(path, tokenizer_id=vocab.fingerprint(pair.target.tokenizer))
     set_up = ["decoder.ouroboros.pool_state=loaded", f"decoder.ouroboros.pool={path}"]
     config = composed("decoder=ouroboros", "decoder.ouroboros.ngram_size=5", *set_up)
-    made = bench.build_decoders(config["decoder"], pair)["ouroboros"]()
+    made = building.build_decoders(config["decoder"], pair)["ouroboros"]()
     assert [list(phrase) for phrase in made.pool.get(1, 1)] == [[2, 3, 4, 5]]
 
 
@@ -89,7 +90,7 @@ def test_every_experiment_composes(name):
     config = composed(f"experiment={name}")
     assert config["results_dir"].startswith("results/")
     assert len(config["decoder"]) > 1
-    bench.build_decoders(config["decoder"], Pair(*tiny_pair()))
+    building.build_decoders(config["decoder"], Pair(*tiny_pair()))
 
 
 def test_the_published_settings():
@@ -146,7 +147,8 @@ def test_bench_end_to_end(run_bench, saved_pair):
     assert document["finished"] and document["samples"] == 6
     assert [row["unequal"] for row in document["decoders"].values()] == [0, 0, 0]
     files = {path.name for path in (saved_pair / "out").iterdir()}
-    assert files == {"run.json", "samples.jsonl", "summary.json", "summary.md", "speedup.png"}
+    made = {"run.json", "samples.jsonl", "audit.jsonl", "summary.json", "summary.md", "speedup.png"}
+    assert files == made
     for name in ("run.json", "summary.json", "summary.md"):
         assert str(saved_pair) not in (saved_pair / "out" / name).read_text()
     code, out, err = run_bench(*options)

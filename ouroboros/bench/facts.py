@@ -10,7 +10,7 @@ from ouroboros.bench.provenance import identity, provenance, without_paths
 from ouroboros.bench.run import Bench, eos_ids
 from ouroboros.bench.task import Example, fingerprint
 
-NOT_IDENTITY = ("results_dir", "overwrite", "retry_failed", "save_pools")
+NOT_IDENTITY = ("results_dir", "overwrite", "retry_failed", "save_pools", "audit")
 
 
 def run_identity(config: Mapping, examples: Sequence[Example]) -> str:

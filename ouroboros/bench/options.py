@@ -16,8 +16,9 @@ WHOLE = {  # name: least value; those in NULLABLE may be null
     "task.stride": 1,
 }
 NULLABLE = ("max_new", "threads", "task.limit")
-REAL = ("temperature", "top_p", "min_p")
-OTHERS = ("model", "task", "decoder", "results_dir")
+REAL = ("temperature", "top_p", "min_p", "repetition_penalty")
+OTHERS = ("model", "task", "decoder", "results_dir", "audit")
+AUDITS = ("none", "differing", "all")
 SWITCHES = ("overwrite", "retry_failed", "save_pools", "timing")
 
 
@@ -42,6 +43,8 @@ def check_options(config: Mapping) -> None:
     for name in SWITCHES:
         if not isinstance(config[name], bool):
             raise ValueError(f"{name}={config[name]}: give true or false")
+    if config["audit"] not in AUDITS:
+        raise ValueError(f"audit={config['audit']}: choose one of {', '.join(AUDITS)}")
     _check_pools(config)
 
 

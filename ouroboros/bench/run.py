@@ -145,7 +145,7 @@ class Bench:
     def _timed(self, decoder: Decoder, prompt: list[int], blank: Sample) -> Sample:
         for model in self.models:
             model.tokens = []
-        choose = self.sampling.choose(blank.example, blank.repeat)
+        choose = self.sampling.choose(blank.example, blank.repeat, vocab=self.target.vocab_size)
         stop = StopStrings(self.target.tokenizer, self.task.stop)
         device = self.target.device
         _settle(device)

@@ -3,6 +3,7 @@
     run.json        resolved config, versions, machine, and whether the run has finished
     samples.jsonl   one line per (prompt, decoder, repeat), on disk before the next one starts
     scores.jsonl    one line per scored sample
+    audit.jsonl     one line per prompt and repeat: each completion's verdict
     pool-*.json     the phrase pools that decoders carry from prompt to prompt
     summary.json, summary.md, speedup.png: made from the three above, at any time, by the report
 
@@ -24,8 +25,8 @@ from typing import TextIO
 
 from ouroboros.bench.sample import Sample
 
-RUN, SAMPLES, SCORES = "run.json", "samples.jsonl", "scores.jsonl"
-MADE = (RUN, SAMPLES, SCORES, "summary.json", "summary.md", "speedup.png")
+RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audit.jsonl"
+MADE = (RUN, SAMPLES, SCORES, AUDIT, "audit.md", "summary.json", "summary.md", "speedup.png")
 
 
 class ResultsFolder:
