@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
@@ -16,8 +17,11 @@ CALLERS = (ValueError, TypeError, OSError, HydraException, OmegaConfBaseExceptio
 def told_in_one_line(main: Callable[[], None]) -> None:
     """Run a Hydra command; its own refusals (unknown names, broken overrides) become one line too.
 
-    With HYDRA_FULL_ERROR set, Hydra passes its exceptions on; a user who set it sees them whole.
+    A launcher's workers find this folder through PYTHONPATH. With HYDRA_FULL_ERROR set, Hydra
+    passes its exceptions on; a user who set it sees them whole.
     """
+    here, before = str(Path(__file__).parent), os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([here, before] if before else [here])
     if os.environ.get("HYDRA_FULL_ERROR"):
         main()
         return

@@ -30,6 +30,7 @@ from tqdm import tqdm
 
 from ouroboros.bench.facts import run_facts, run_identity
 from ouroboros.bench.interrupt import Interruption
+from ouroboros.bench.launch import check_timing
 from ouroboros.bench.options import check_options
 from ouroboros.bench.provenance import environment
 from ouroboros.bench.report import headline, make_report, tables
@@ -40,7 +41,6 @@ from ouroboros.bench.task import Task
 from ouroboros.bench.verdicts import audit_run
 
 CONF = str(Path(__file__).resolve().parents[1] / "conf")
-STARTED = datetime.now().strftime("%Y%m%d-%H%M%S")
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="config")
@@ -65,6 +65,7 @@ def bench(cfg: DictConfig) -> int:
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(config, dict)
     check_options(config)
+    check_device(config)
     check_decoders(config["decoder"])
     if config["threads"]:
         torch.set_num_threads(config["threads"])
@@ -157,12 +158,21 @@ def sample_bar(total: int, asked: Interruption) -> Iterator:
         yield on_sample
 
 
+def check_device(config: dict) -> None:
+    """Refuse to time a job of a sweep that shares its device."""
+    own = HydraConfig.get()
+    if own.mode == RunMode.MULTIRUN:
+        device = config["model"]["device"]
+        check_timing(own.launcher, timing=config["timing"], device=device, job=own.job.num)
+
+
 def results_path(config: dict, task: Task) -> Path:
     """Return the run's folder; each job of a sweep has its own."""
-    name = f"{task.name}-{config['model']['name']}-{STARTED}"
-    path = Path(config["results_dir"] or Path("results", "local", name))
-    hydra_config = HydraConfig.get()
-    return path / f"{hydra_config.job.num:03d}" if hydra_config.mode == RunMode.MULTIRUN else path
+    own = HydraConfig.get()
+    if own.mode == RunMode.MULTIRUN:
+        return Path(config["results_dir"] or own.sweep.dir, f"{own.job.num:03d}")
+    name = f"{task.name}-{config['model']['name']}-{datetime.now():%Y%m%d-%H%M%S}"
+    return Path(config["results_dir"] or Path("results", "local", name))
 
 
 def _say(text: str) -> None:

@@ -13,7 +13,11 @@ from ouroboros.bench.provenance import fast_dtype
 from ouroboros.model import CachedModel
 
 PACKAGE = Path(standin.__file__).parent
-PLACED = ("device_map", "quantization_config")  # transformers itself puts such models on a device
+PLACED = (
+    "device_map",
+    "quantization_config",
+    "tp_plan",
+)  # transformers itself puts such models on a device
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol
 
-import torch
-
+from ouroboros.bench.meter import Meter
 from ouroboros.bench.pools import CarriedPools
 from ouroboros.bench.provenance import without_paths
 from ouroboros.bench.sample import Sample
@@ -74,6 +74,11 @@ class Bench:
     def total(self) -> int:
         """Samples in a complete run."""
         return len(self.examples) * len(self.decoders) * self.repeats
+
+    @cached_property
+    def meter(self) -> Meter:
+        """What measures a sample."""
+        return Meter(self.models)
 
     def turns(self) -> Iterator[tuple[Example, str, int, int]]:
         """Yield (example, decoder, repeat, order) in the order of measurement.
@@ -147,21 +152,19 @@ class Bench:
             model.tokens = []
         choose = self.sampling.choose(blank.example, blank.repeat, vocab=self.target.vocab_size)
         stop = StopStrings(self.target.tokenizer, self.task.stop)
-        device = self.target.device
-        _settle(device)
-        started = time.perf_counter()
+        started = self.meter.start()
         trace, ttft_s = self._decode(decoder, prompt, choose, stop, started)
-        _synchronise(device)
-        wall_s = time.perf_counter() - started
+        cost = self.meter.stop()
         return replace(
             blank,
             new_tokens=tuple(trace.new_tokens),
             text=text_of(self.target.tokenizer, trace.new_tokens),
             finish=trace.finish,
             steps=tuple(trace.steps),
-            wall_s=wall_s,
+            wall_s=cost.wall_s,
             ttft_s=ttft_s,
-            peak_bytes=_peak_bytes(device),
+            peak_bytes=cost.peak_bytes,
+            energy_j=cost.energy_j,
         )
 
     def _decode(
@@ -214,19 +217,3 @@ def _first_step_s(trace: DecodeTrace) -> float | None:
     """Seconds of a peer's first step, which began with its call."""
     first = trace.steps[0] if trace.steps else None
     return None if first is None else first.draft_s + first.verify_s + first.host_s
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _settle(device: torch.device) -> None:
-    """Let earlier work on the device end, and start its memory mark anew."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def _peak_bytes(device: torch.device) -> int | None:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
