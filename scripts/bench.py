@@ -32,16 +32,19 @@ from tqdm import tqdm
 
 from ouroboros import PhrasePool, vocab
 from ouroboros.bench.pair import Pair, PairSpec, load_pair
+from ouroboros.bench.prompt import with_context
 from ouroboros.bench.provenance import identity, provenance, without_paths
 from ouroboros.bench.report import headline, make_report, tables
 from ouroboros.bench.run import Bench, MakeDecoder, Sampling
 from ouroboros.bench.sample import Sample
+from ouroboros.bench.scoring import corpus_scores
 from ouroboros.bench.store import ResultsFolder
 from ouroboros.bench.task import Example, Task, fingerprint, select
 
 CONF = str(Path(__file__).resolve().parents[1] / "conf")
 STARTED = datetime.now().strftime("%Y%m%d-%H%M%S")
-NOT_IDENTITY = ("results_dir", "overwrite")
+NOT_IDENTITY = ("results_dir", "overwrite", "published")
+SELECTION = ("limit", "stride", "shuffle")
 SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p")
 
 
@@ -69,6 +72,9 @@ def bench(cfg: DictConfig) -> int:
     folder = ResultsFolder(results_path(config, task))
     folder.check_open(run_identity(config, examples), overwrite=config["overwrite"])
     pair = build_pair(config)
+    if config["context_tokens"]:
+        whole, tokenizer = task.load(), pair.target.tokenizer
+        examples = with_context(examples, whole, tokenizer, config["context_tokens"])
     job = Bench(
         target=pair.target,
         models=pair.models,
@@ -86,6 +92,7 @@ def bench(cfg: DictConfig) -> int:
     )
     print(f"results: {os.path.relpath(folder.path)}", file=sys.stderr)
     finished = measure(job, folder)
+    run["corpus_scores"] = corpus_scores(task, examples, folder.load_samples())
     folder.save_run(run, status="finished" if finished else "interrupted")
     return show(folder, interrupted=not finished)
 
@@ -146,10 +153,10 @@ def sample_bar(total: int) -> Iterator:
 
 def build_task(options: dict) -> tuple[Task, list[Example]]:
     """Return the task and the chosen examples."""
-    own = {key: value for key, value in options.items() if key not in ("limit", "stride")}
+    own = {key: value for key, value in options.items() if key not in SELECTION}
     task = instantiate(own, _partial_=True, _convert_="all")
     task = _called(task, "task")
-    return task, select(task.load(), limit=options["limit"], stride=options["stride"])
+    return task, select(task.load(), **{key: options[key] for key in SELECTION})
 
 
 def build_pair(config: dict) -> Pair:
@@ -208,6 +215,7 @@ def run_facts(config: dict, job: Bench) -> dict:
             "max_new": job.max_new,
             "repeats": job.repeats,
             "samples_wanted": job.total,
+            "published": config["published"],
             "config": {key: config[key] for key in config if key not in NOT_IDENTITY},
             "provenance": provenance(),
         }

@@ -20,7 +20,7 @@ CONF = ROOT / "conf"
 
 
 def names(group: str) -> list[str]:
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    return sorted(path.stem for path in (CONF / group).glob("[!_]*.yaml"))
 
 
 def composed(*overrides: str) -> dict:
@@ -53,13 +53,14 @@ def test_every_model_composes(name):
 
 
 @pytest.mark.parametrize("name", names("task"))
-def test_every_task_composes(name, tmp_path):
-    path = tmp_path / "mine.jsonl"
-    path.write_text('{"prompt": "a"}\n')
-    overrides = [f"task.path={path}"] if name == "prompts" else []
-    options = composed(f"task={name}", *overrides)["task"]
-    assert get_class(options["_target_"]).name == name
-    assert "limit" in options and "stride" in options
+def test_every_task_composes_and_has_examples_to_try(name, tmp_path):
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text('{"prompt": "a"}\n')
+    path = mine if name == "prompts" else "examples"
+    options = composed(f"task={name}", f"task.path={path}", "task.limit=null", "task.stride=1")
+    task, examples = bench.build_task(options["task"])
+    assert get_class(options["task"]["_target_"]).name == task.name == name
+    assert len(examples) >= (1 if name == "prompts" else 4)
 
 
 @pytest.mark.parametrize("name", names("decoder"))
@@ -96,7 +97,7 @@ def test_the_published_settings():
     config = composed("experiment=humaneval_codellama-34b-7b")
     paper = config["decoder"]["ouroboros_paper"]
     assert (paper["gamma"], paper["window_size"], paper["ngram_size"]) == (10, 20, 6)
-    assert config["max_new"] == 512 and config["task"]["prompt_style"] == "codellama"
+    assert config["max_new"] == 512 and config["task"]["template"] == "paper-codellama"
 
 
 def test_missing_models_are_named():

@@ -2,7 +2,9 @@
 
 For each prompt all decoders take their turn, and the one that goes first changes from prompt to
 prompt. Invariants: nothing is cached between two samples but what a decoder itself chose to carry
-(a phrase pool); each sample is on disk before the next begins; a failure is a row, not an end.
+(a phrase pool); each sample is on disk before the next begins; a failure is a row, not an end; a
+later turn of a conversation follows the first decoder's answers, so that all decoders meet the same
+prompt.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from typing import Protocol
 
 import torch
 
+from ouroboros.bench.conversation import Answers
+from ouroboros.bench.prompt import check_chat, prompt_ids
 from ouroboros.bench.provenance import without_paths
 from ouroboros.bench.sample import Sample
 from ouroboros.bench.stop import Stop, StopStrings, cut, text_of
@@ -91,7 +95,10 @@ def derive_seed(seed: int, example: str, sample: int) -> int:
 
 @dataclass
 class Bench:
-    """What one run measures. `models` are all the models whose caches are emptied per sample."""
+    """What one run measures. `models` are all the models whose caches are emptied per sample.
+
+    Raises `ValueError` where the examples need a chat template and the tokenizer has none.
+    """
 
     target: CachedModel
     models: Sequence[CachedModel]
@@ -101,6 +108,9 @@ class Bench:
     max_new: int
     repeats: int = 1
     sampling: Sampling = Sampling()
+
+    def __post_init__(self) -> None:
+        check_chat(self.target.tokenizer, self.examples)
 
     @property
     def total(self) -> int:
@@ -127,9 +137,11 @@ class Bench:
                 on_sample(sample)
             missing = self._missing(done)
             decoders = self._warm(missing)
+            answers = Answers(self.task, self.examples, next(iter(self.decoders)), done)
             for example, name, repeat, order in missing:
-                sample = replace(self.measure(decoders[name], example, repeat), decoder=name)
-                sample = replace(sample, order=order)
+                sample = self.measure(decoders[name], example, repeat, answers)
+                sample = replace(sample, decoder=name, order=order)
+                answers.add(sample)
                 lines.append(sample.to_dict())
                 on_sample(sample)
 
@@ -150,11 +162,17 @@ class Bench:
                 on_score()
         folder.drop_if_empty(SCORES)
 
-    def measure(self, decoder: Decoder, example: Example, repeat: int) -> Sample:
-        """Decode one example from empty caches; a failure becomes the sample's `error`."""
-        blank = Sample(example.id, "", repeat, 0, 0)
+    def measure(
+        self, decoder: Decoder, example: Example, repeat: int, answers: Answers | None = None
+    ) -> Sample:
+        """Decode one example from empty caches; a failure becomes the sample's `error`.
+
+        `answers` are needed for the later turns of a conversation.
+        """
+        blank = Sample(example.id, "", repeat, 0, 0, group=example.group)
         try:
-            prompt = list(self.target.tokenizer(example.prompt).input_ids)
+            asked = example if answers is None else answers.asked(example, repeat)
+            prompt = prompt_ids(self.target.tokenizer, asked)
             blank = replace(blank, prompt_tokens=len(prompt))
             return self._timed(decoder, prompt, blank)
         except Exception as error:
