@@ -26,8 +26,8 @@ class Prompts:
             raise ValueError(
                 'task=prompts needs task.path=<file>: JSONL with a field "prompt", or plain text'
             )
-        self.path = Path(path)
         self.source = Source(self.name, path, None, {"prompt": str})
+        self.path = self.source.file or Path(path)
         self.template = choose_template(TEMPLATES, template)
         self.stop = self.template.stops(stop)
 
