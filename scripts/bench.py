@@ -36,6 +36,7 @@ from ouroboros.bench.provenance import environment
 from ouroboros.bench.report import headline, make_report, tables
 from ouroboros.bench.run import Bench
 from ouroboros.bench.sample import Sample
+from ouroboros.bench.scoring import corpus_scores
 from ouroboros.bench.store import ResultsFolder
 from ouroboros.bench.task import Task
 from ouroboros.bench.verdicts import audit_run
@@ -84,6 +85,7 @@ def bench(cfg: DictConfig) -> int:
     finished = measure(job, folder, retry_failed=config["retry_failed"])
     if finished and not config["save_pools"]:
         folder.drop_pools()
+    run["corpus_scores"] = corpus_scores(task, job.examples, folder.load_samples())
     folder.save_run(run, status="finished" if finished else "interrupted")
     if config["audit"] != "none":
         judge(job, folder, controls=config["audit"] == "all")

@@ -14,10 +14,12 @@ from hydra.utils import get_object, instantiate
 
 from ouroboros import PhrasePool, vocab
 from ouroboros.bench.pair import Pair, PairSpec, load_pair
+from ouroboros.bench.prompt import with_context
 from ouroboros.bench.run import Bench, MakeDecoder
 from ouroboros.bench.sampling import Sampling
 from ouroboros.bench.task import Example, Task, select
 
+SELECTION = ("limit", "stride", "shuffle")
 SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "int": (int, "a whole number"),
@@ -29,10 +31,10 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 
 def build_task(options: dict) -> tuple[Task, list[Example]]:
     """Return the task and the chosen examples."""
-    own = {key: value for key, value in options.items() if key not in ("limit", "stride")}
+    own = {key: value for key, value in options.items() if key not in SELECTION}
     check_arguments(own, "task")
     task = called(instantiate(own, _partial_=True, _convert_="all"), "task")
-    return task, select(task.load(), limit=options["limit"], stride=options["stride"])
+    return task, select(task.load(), **{key: options[key] for key in SELECTION})
 
 
 def build_spec(options: dict) -> PairSpec:
@@ -47,7 +49,10 @@ def build_pair(config: dict) -> Pair:
 
 
 def build_bench(config: dict, task: Task, examples: list[Example], pair: Pair) -> Bench:
-    """Return what the run measures."""
+    """Return what the run measures; with `context_tokens`, the examples have longer prompts."""
+    if config["context_tokens"]:
+        whole, tokenizer = task.load(), pair.target.tokenizer
+        examples = with_context(examples, whole, tokenizer, config["context_tokens"])
     return Bench(
         target=pair.target,
         models=pair.models,

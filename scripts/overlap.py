@@ -21,6 +21,8 @@ from audit import rebuild
 from tqdm import tqdm
 
 from ouroboros import CachedModel, TokenTree
+from ouroboros.bench.conversation import Answers
+from ouroboros.bench.prompt import prompt_ids
 from ouroboros.bench.store import ResultsFolder
 from ouroboros.bench.verdicts import PLAIN
 from ouroboros.choose import Sampler
@@ -33,10 +35,12 @@ def main() -> int:
     parser.add_argument("folder", help="the results folder of a run with a draft model")
     folder = ResultsFolder(parser.parse_args().folder)
     job = rebuild(folder.load_run()["config"], [])
-    prompts = {example.id: example.prompt for example in job.examples}
+    examples, samples = {example.id: example for example in job.examples}, folder.load_samples()
+    answers = Answers(job.task, job.examples, next(iter(job.decoders)), samples)
     overlap, same, count = 0.0, 0, 0
-    for sample in tqdm([s for s in folder.load_samples() if s.decoder == PLAIN and not s.error]):
-        prompt = job.target.tokenizer(prompts[sample.example]).input_ids
+    for sample in tqdm([s for s in samples if s.decoder == PLAIN and not s.error]):
+        asked = answers.asked(examples[sample.example], sample.repeat)
+        prompt = prompt_ids(job.target.tokenizer, asked)
         choose = job.sampling.choose(sample.example, sample.repeat, vocab=job.target.vocab_size)
         laws, drawn = [], []
         for model in job.models:

@@ -12,12 +12,13 @@ WHOLE = {  # name: least value; those in NULLABLE may be null
     "seed": 0,
     "top_k": 0,
     "threads": 1,
+    "context_tokens": 1,
     "task.limit": 1,
     "task.stride": 1,
 }
-NULLABLE = ("max_new", "threads", "task.limit")
+NULLABLE = ("max_new", "threads", "context_tokens", "task.limit")
 REAL = ("temperature", "top_p", "min_p", "repetition_penalty")
-OTHERS = ("model", "task", "decoder", "results_dir", "audit")
+OTHERS = ("model", "task", "decoder", "results_dir", "audit", "published")
 AUDITS = ("none", "differing", "all")
 SWITCHES = ("overwrite", "retry_failed", "save_pools", "timing")
 

@@ -2,7 +2,9 @@
 
 For each prompt all decoders take their turn, and the one that goes first changes from prompt to
 prompt. Invariants: nothing is cached between two samples but what a decoder itself chose to carry
-(a phrase pool); each sample is on disk before the next begins; a failure is a row, not an end.
+(a phrase pool); each sample is on disk before the next begins; a failure is a row, not an end; a
+later turn of a conversation follows the first decoder's answers, so that all decoders meet the same
+prompt.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
+from ouroboros.bench.conversation import Answers
 from ouroboros.bench.meter import Meter
 from ouroboros.bench.pools import CarriedPools
+from ouroboros.bench.prompt import check_chat, prompt_ids
 from ouroboros.bench.provenance import without_paths
 from ouroboros.bench.sample import Sample
 from ouroboros.bench.sampling import Sampling
@@ -59,7 +63,10 @@ MakeDecoder = Callable[[], Decoder]
 
 @dataclass
 class Bench:
-    """What one run measures. `models` are all the models whose caches are emptied per sample."""
+    """What one run measures. `models` are all the models whose caches are emptied per sample.
+
+    Raises `ValueError` where the examples need a chat template and the tokenizer has none.
+    """
 
     target: CachedModel
     models: Sequence[CachedModel]
@@ -69,6 +76,9 @@ class Bench:
     max_new: int
     repeats: int = 1
     sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self) -> None:
+        check_chat(self.target.tokenizer, self.examples)
 
     @property
     def total(self) -> int:
@@ -112,9 +122,11 @@ class Bench:
             decoders = self._warm(missing)
             pools = CarriedPools(folder.path, decoders, self.target.tokenizer)
             pools.restore()
+            answers = Answers(self.task, self.examples, next(iter(self.decoders)), done)
             for example, name, repeat, order in missing:
-                sample = replace(self.measure(decoders[name], example, repeat), decoder=name)
-                sample = replace(sample, order=order)
+                sample = self.measure(decoders[name], example, repeat, answers)
+                sample = replace(sample, decoder=name, order=order)
+                answers.add(sample)
                 lines.append(sample.to_dict())
                 pools.save(name)
                 on_sample(sample)
@@ -136,11 +148,17 @@ class Bench:
                 on_score()
         folder.drop_if_empty(SCORES)
 
-    def measure(self, decoder: Decoder, example: Example, repeat: int) -> Sample:
-        """Decode one example from empty caches; a failure becomes the sample's `error`."""
-        blank = Sample(example.id, "", repeat, 0, 0)
+    def measure(
+        self, decoder: Decoder, example: Example, repeat: int, answers: Answers | None = None
+    ) -> Sample:
+        """Decode one example from empty caches; a failure becomes the sample's `error`.
+
+        `answers` are needed for the later turns of a conversation.
+        """
+        blank = Sample(example.id, "", repeat, 0, 0, group=example.group)
         try:
-            prompt = list(self.target.tokenizer(example.prompt).input_ids)
+            asked = example if answers is None else answers.asked(example, repeat)
+            prompt = prompt_ids(self.target.tokenizer, asked)
             blank = replace(blank, prompt_tokens=len(prompt))
             return self._timed(decoder, prompt, blank)
         except Exception as error:

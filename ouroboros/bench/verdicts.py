@@ -14,9 +14,12 @@ import psutil
 import torch
 
 from ouroboros.audit import WHOLE, Auditor, Case, Control, Finding, well_ended
+from ouroboros.bench.conversation import Answers
+from ouroboros.bench.prompt import prompt_ids
 from ouroboros.bench.run import Bench, eos_ids
 from ouroboros.bench.sample import Sample
 from ouroboros.bench.store import AUDIT, ResultsFolder
+from ouroboros.bench.task import Example
 from ouroboros.model import CachedModel
 
 PLAIN = "greedy"
@@ -44,9 +47,11 @@ def audit_run(
     """
     finished = folder.load_run()["status"] == "finished"
     auditor = Auditor(job.target, rows=THOROUGH if controls else QUICK)
-    judge = _Audit(job, auditor, controls, _exact_in_law(job))
+    samples = folder.load_samples()
+    answers = Answers(job.task, job.examples, next(iter(job.decoders)), samples)
+    judge = _Audit(job, auditor, controls, _exact_in_law(job), answers)
     rows = []
-    for example, repeat, group in _groups(job, folder.load_samples()):
+    for example, repeat, group in _groups(job, samples):
         rows.append(judge.row(example, repeat, group, all_there=finished))
         on_row()
     lines = [json.dumps(asdict(row)) + "\n" for row in rows if row is not None]
@@ -67,16 +72,17 @@ class _Audit:
     auditor: Auditor
     controls: bool
     in_law: Collection[str]
+    answers: Answers
 
     def row(
-        self, example: str, repeat: int, group: Mapping[str, Sample], *, all_there: bool
+        self, example: Example, repeat: int, group: Mapping[str, Sample], *, all_there: bool
     ) -> Row | None:
         """Judge one prompt's completions; None where plain decoding has none."""
         plain = group.get(PLAIN)
         if plain is None or plain.error:
             return None
-        prompt = self._prompt(example)
-        choose = self.job.sampling.choose(example, repeat, vocab=self.job.target.vocab_size)
+        prompt = prompt_ids(self.job.target.tokenizer, self.answers.asked(example, repeat))
+        choose = self.job.sampling.choose(example.id, repeat, vocab=self.job.target.vocab_size)
         findings, comparable = {}, {}
         for name in self.job.decoders:
             sample = group.get(name)
@@ -89,7 +95,7 @@ class _Audit:
         ours = found.pop("reference", None) or Finding("identical")
         findings = {PLAIN: ours, **found, **findings}
         return Row(
-            example,
+            example.id,
             repeat,
             {n: _brief(findings[n]) for n in self.job.decoders if n in findings},
             [asdict(control) for control in controls],
@@ -125,10 +131,6 @@ class _Audit:
             return Finding("in law", "rejection sampling: the law is the same, the tokens are not")
         return None
 
-    def _prompt(self, example: str) -> list[int]:
-        found = next(e for e in self.job.examples if e.id == example)
-        return list(self.job.target.tokenizer(found.prompt).input_ids)
-
 
 def _exact_in_law(job: Bench) -> set[str]:
     """Return the decoders that choose by a rule of their own, exact in law only."""
@@ -137,13 +139,15 @@ def _exact_in_law(job: Bench) -> set[str]:
     return {name for name, rule in rules.items() if rule and rule(choose) is not choose}
 
 
-def _groups(job: Bench, samples: Sequence[Sample]) -> Iterator[tuple[str, int, dict[str, Sample]]]:
+def _groups(
+    job: Bench, samples: Sequence[Sample]
+) -> Iterator[tuple[Example, int, dict[str, Sample]]]:
     """Yield (example, repeat, sample by decoder) in the order of the run."""
     by_key = {sample.key: sample for sample in samples}
     for repeat in range(job.repeats):
         for example in job.examples:
             keys = {name: (example.id, name, repeat) for name in job.decoders}
-            yield example.id, repeat, {n: by_key[k] for n, k in keys.items() if k in by_key}
+            yield example, repeat, {n: by_key[k] for n, k in keys.items() if k in by_key}
 
 
 def _brief(finding: Finding) -> dict:
