@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from ouroboros.bench import metrics
+from ouroboros.bench import intervals, metrics
 from ouroboros.bench.provenance import fast_dtype, git_state, identity, provenance, without_paths
 from ouroboros.bench.report import headline, make_report, summarise, tables, to_markdown
 from ouroboros.bench.sample import Sample
@@ -118,21 +118,21 @@ def greedy_and_fast():
 
 def test_speedups_are_paired_ratios_of_seconds_per_token():
     greedy, fast = greedy_and_fast()
-    whole = metrics.speedup(greedy, fast)
+    whole = intervals.speedup(greedy, fast)
     assert whole.value == pytest.approx((20 / 10) / (8 / 10))
     assert whole.low == pytest.approx(2.0) and whole.high == pytest.approx(3.0)
-    after = metrics.speedup(greedy, fast, part=metrics.decode_part)
+    after = intervals.speedup(greedy, fast, part=metrics.decode_part)
     assert after.value == pytest.approx((16 / 8) / (4 / 8))
-    same = metrics.speedup(greedy, greedy)
+    same = intervals.speedup(greedy, greedy)
     assert (same.value, same.low, same.high) == pytest.approx((1, 1, 1))
 
 
 def test_speedup_counts_only_prompts_that_both_finished():
     greedy, fast = greedy_and_fast()
-    assert metrics.speedup(greedy, fast[:1]) == metrics.Interval(pytest.approx(2.0))
-    assert metrics.speedup(greedy, []) is None
+    assert intervals.speedup(greedy, fast[:1]) == intervals.Interval(pytest.approx(2.0))
+    assert intervals.speedup(greedy, []) is None
     twice = [*fast, sample("a", "fast", [step(0, 0), step(2, 2)], wall_s=8.0, repeat=1)]
-    assert metrics.speedup(greedy, twice).value == pytest.approx((20 / 10) / (16 / 14))
+    assert intervals.speedup(greedy, twice).value == pytest.approx((20 / 10) / (16 / 14))
 
 
 def test_repetition_rate():
