@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-FEW = 3
-"""With more settings than this that differ, runs are named by their folders."""
-
 
 def varied(configs: Sequence[Mapping]) -> dict[str, list]:
     """Return the dotted settings that are not the same in all configs, with each config's value.
@@ -41,17 +38,17 @@ def short(names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def labels(runs: Sequence[Mapping], folders: Sequence[str]) -> list[str]:
+def labels(runs: Sequence[Mapping], folders: Sequence[str], *, few: int) -> list[str]:
     """Return a short name for each run: its task, or the settings that vary, or its folder.
 
-    Names are made unique by the folder.
+    The folder's where more than `few` settings vary. Names are made unique by the folder.
     """
     tasks = [run["task"]["name"] for run in runs]
     different = varied([run.get("config", {}) for run in runs])
     brief = short(list(different))
     if len(set(tasks)) == len(runs):
         found = tasks
-    elif 0 < len(different) <= FEW:
+    elif 0 < len(different) <= few:
         rows = zip(*different.values(), strict=True)
         names = [brief[name] for name in different]
         found = [", ".join(map(_equals, names, row)) for row in rows]

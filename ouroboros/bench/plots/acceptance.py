@@ -26,7 +26,7 @@ def acceptance_histograms(summary: Mapping) -> Figure | None:
     columns = min(2, len(rows))
     lines = -(-len(rows) // columns)
     with style.looks():
-        figure = new_figure(0.9 + 1.75 * lines)
+        figure = new_figure(1.2 + 1.75 * lines)
         grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
         marks = decoder_marks(list(summary["decoders"]))
         for axes, (name, row) in zip(grid.flat, rows.items(), strict=False):
@@ -38,6 +38,7 @@ def acceptance_histograms(summary: Mapping) -> Figure | None:
         for axes in [*grid[-1], *([grid[-2, -1]] if len(rows) % columns else [])]:
             axes.tick_params(labelbottom=True)
             axes.set_xlabel("draft tokens accepted in a step")
+        figure.suptitle("Draft tokens accepted per step", x=0.01, ha="left", fontsize=11.5)
         figure.supylabel("share of steps", fontsize=10)
         foot(figure, f"{summary['title']}. Every step also yields one token of the target's own.")
     return figure

@@ -68,13 +68,13 @@ def source_shares(summary: Mapping) -> Figure | None:
         for name in marks
     }
     with style.looks():
-        figure = new_figure(2.1 + 0.42 * len(rows))
+        figure = new_figure(2.3 + 0.42 * len(rows))
         axes = figure.add_subplot()
         _stack(axes, list(rows), parts, marks, totals=[1.0] * len(rows))
         axes.set_xlim(0, 1)
         axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         head(axes, "Who proposed the tokens")
-        figure.legend(loc="outside lower center", ncols=min(len(marks), 6), fontsize=9)
+        figure.legend(loc="outside upper right", ncols=min(len(marks), 6), fontsize=9)
         foot(figure, f"{summary['title']}.")
     return figure
 

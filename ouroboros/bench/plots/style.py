@@ -27,7 +27,7 @@ OTHERS = (BLUE, GREEN, PURPLE, ORANGE, SKY, YELLOW)
 MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">")
 RC = {
     "font.size": 10,
-    "axes.titlesize": 12,
+    "axes.titlesize": 11.5,
     "axes.titlelocation": "left",
     "axes.titlepad": 10,
     "axes.spines.top": False,
@@ -108,12 +108,12 @@ def new_figure(height_in: float) -> Figure:
 
 def head(axes: Axes, title: str) -> None:
     """Write a title above the axes, in lines that fit."""
-    axes.set_title("\n".join(textwrap.wrap(title, 84)))
+    axes.set_title("\n".join(textwrap.wrap(title, 92)))
 
 
 def foot(figure: Figure, text: str) -> None:
     """Write the small print below everything."""
-    wrapped = "\n".join(textwrap.wrap(text, 128))
+    wrapped = "\n".join(textwrap.wrap(text, 150))
     figure.supxlabel(wrapped, fontsize=8, color=MUTED, x=0.01, ha="left")
 
 
@@ -145,6 +145,8 @@ def inline_svg(figure: Figure) -> str:
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)
     for colour, name in ((INK, "ink"), (MUTED, "muted"), (GRID, "grid")):
         text = text.replace(colour, f"var(--{name})")
     salt = f"f{zlib.crc32(text.encode()):x}-"

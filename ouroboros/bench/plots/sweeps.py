@@ -40,10 +40,11 @@ def sweep_curves(setting: str, values: Sequence, summaries: Sequence[Mapping]) -
             head(axes, label)
         right.set_ylim(bottom=0)
         handles, labels = right.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(names)))
+        figure.legend(handles, labels, loc="outside upper right", ncols=min(6, len(names)))
         foot(
             figure,
-            f"{summaries[0]['title']}. Whiskers: 95 % bootstrap over prompts. "
+            f"{len(summaries)} runs, the first: {summaries[0]['title']}. "
+            "Whiskers: 95 % bootstrap over prompts. "
             f"Calls: (target + 0.176 x draft calls) / new tokens. {machines(summaries)}",
         )
     return figure
@@ -77,7 +78,8 @@ def sweep_map(
             axes.set_xlabel(settings[0])
             head(axes, label)
         left.set_ylabel(settings[1])
-        foot(figure, f"{summaries[0]['title']}. Lighter: better. {machines(summaries)}")
+        first = f"{len(summaries)} runs, the first: {summaries[0]['title']}"
+        foot(figure, f"{first}. Lighter: better. {machines(summaries)}")
     return figure
 
 
