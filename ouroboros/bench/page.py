@@ -7,6 +7,7 @@ behaviour.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from jinja2 import Environment, PackageLoader, select_autoescape
@@ -46,13 +47,14 @@ def render(found: Study, parts: Sequence[Section], *, most_tokens: int) -> str:
 def _section(part: Section) -> dict:
     return {
         "title": part.title,
+        "main": part.main,
         "notes": [note.replace("**", "") for note in part.notes],
         "tables": [
             {
                 "name": table.name,
                 "caption": table.caption,
                 "columns": list(table.frame.columns),
-                "rows": table.frame.values.tolist(),
+                "rows": [[_breakable(cell) for cell in row] for row in table.frame.values],
             }
             for table in part.tables
         ],
@@ -65,3 +67,12 @@ def _section(part: Section) -> dict:
             for picture in part.pictures
         ],
     }
+
+
+def _breakable(cell: str) -> str:
+    """Let a cell break before an interval and between the parts of a list, nowhere else.
+
+    >>> _breakable("3.04x [2.15, 3.86]")
+    '3.04x [2.15,\\xa03.86]'
+    """
+    return re.sub(r"(?<!,) (?!\[)|(?<=,) (?=[\d.])", "\N{NO-BREAK SPACE}", str(cell))

@@ -19,6 +19,8 @@ from ouroboros.bench.report import notes
 from ouroboros.bench.study import Study
 from ouroboros.bench.sweep import short, varied
 
+FEW_RUNS = 3
+"""With more runs than this, each run's own section is closed at first."""
 MOST_SWEPT = 2
 """Pictures of sweeps over more settings than this are not drawn; their tables are written."""
 
@@ -43,28 +45,21 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report."""
+    """A part of the report; `main` parts are open on a page from the start."""
 
     title: str
+    main: bool = True
     notes: Sequence[str] = ()
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
 
 
 def sections(found: Study) -> list[Section]:
-    """Return the comparison, the sweeps, then every run by itself."""
-    parts = []
-    if len(found.measured) > 1:
-        parts.append(_comparison(found))
+    """Return the comparison of runs outside sweeps, the sweeps, then every run by itself."""
+    alone = [index for index in range(len(found.measured)) if not found.swept(index)]
+    parts = [_comparison(found, alone)] if len(alone) > 1 else []
     parts += [_sweep(found, folder, members) for folder, members in found.sweeps.items()]
-    rows = zip(found.labels, found.summaries, strict=True)
-    for index, (label, summary) in enumerate(rows):
-        prefix = f"{slug(label)}-" if len(found.labels) > 1 else ""
-        pictures = [] if found.swept(index) else _pictures(prefix, summary)
-        head = f"{label}: {summary['title']}" if len(found.labels) > 1 else summary["title"]
-        lines = [summary["footnote"] + ".", *notes(summary)]
-        parts.append(Section(head, lines, _tables(prefix, summary), pictures))
-    return parts
+    return parts + [_run(found, index) for index in range(len(found.measured))]
 
 
 def slug(label: str) -> str:
@@ -76,17 +71,27 @@ def slug(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", label).strip("-") or "run"
 
 
-def _comparison(found: Study) -> Section:
-    lead = {"run": found.labels}
-    pairs = dict(zip(found.labels, found.summaries, strict=True))
-    drawn = {label: s for i, (label, s) in enumerate(pairs.items()) if not found.swept(i)}
+def _run(found: Study, index: int) -> Section:
+    label, summary = found.labels[index], found.summaries[index]
+    many = len(found.labels) > 1
+    prefix = f"{slug(label)}-" if many else ""
     return Section(
-        f"Comparison of {len(pairs)} runs",
-        ["Every run's own title, settings and notes are below."],
-        _comparison_tables("comparison", lead, found.summaries),
-        _drawn(
-            [("comparison", "Speedup over greedy, run by run", speedups.comparison_dots(drawn))]
-        ),
+        f"{label}: {summary['title']}" if many else summary["title"],
+        main=len(found.labels) <= FEW_RUNS,
+        notes=[summary["footnote"] + ".", *notes(summary)],
+        tables=_tables(prefix, summary),
+        pictures=[] if found.swept(index) else _pictures(prefix, summary),
+    )
+
+
+def _comparison(found: Study, members: Sequence[int]) -> Section:
+    pairs = {found.labels[index]: found.summaries[index] for index in members}
+    figure = speedups.comparison_dots(pairs)
+    return Section(
+        f"Comparison of {len(pairs)} runs: {', '.join(pairs)}",
+        notes=["Every run's own title, settings and notes are below."],
+        tables=_comparison_tables("comparison", {"run": list(pairs)}, list(pairs.values())),
+        pictures=_drawn([("comparison", "Speedup over greedy, run by run", figure)]),
     )
 
 
@@ -113,9 +118,9 @@ def _sweep(found: Study, folder: Path, members: Sequence[int]) -> Section:
     what = "; ".join(f"{key} = {_values(values)}" for key, values in lead.items()) if few else ""
     return Section(
         f"Sweep {folder.name}: {what or f'{len(lead)} settings differ'}",
-        [f"{len(members)} runs, the first: {summaries[0]['title']}."],
-        _comparison_tables(name, columns, summaries),
-        _drawn(pictures),
+        notes=[f"{len(members)} runs, the first: {summaries[0]['title']}."],
+        tables=_comparison_tables(name, columns, summaries),
+        pictures=_drawn(pictures),
     )
 
 

@@ -15,8 +15,11 @@ import pandas as pd
 from ouroboros.bench import metrics
 from ouroboros.bench.summary import BASELINE
 
-OPTIONAL = ("peak GiB", "J/token", "verdict")
-SPREAD = ("value", "low", "high")
+OPTIONAL = ("vs transformers", "peak GiB", "J/token", "verdict")
+LATEX = str.maketrans(
+    {c: f"\\{c}" for c in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+)
 
 
 def tables(summary: Mapping, style: str = "github") -> tuple[str, str]:
@@ -102,7 +105,7 @@ def as_text(frame: pd.DataFrame, style: str = "github") -> str:
 
 def as_latex(frame: pd.DataFrame, caption: str) -> str:
     """Return a frame as a LaTeX table with booktabs rules, everything escaped."""
-    safe = caption.translate(str.maketrans({c: f"\\{c}" for c in "&%$#_{}"}))
+    safe = caption.translate(LATEX)
     columns = "l" + "r" * (frame.shape[1] - 1)
     return frame.to_latex(index=False, escape=True, caption=safe, column_format=columns)
 

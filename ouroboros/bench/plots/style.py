@@ -66,7 +66,7 @@ SOURCES: dict[str, tuple[Mark, str]] = {
     "prompt": (Mark(YELLOW, line="double", hatch="++"), "looked up in the text so far"),
     "correction": (Mark("#6e6e6e", line="dashed"), "the target disagreed with the draft"),
     "bonus": (Mark("#a6a6a6", line="dotted", hatch="//"), "free token after a full match"),
-    "target": (Mark("#c9c9c9", line="none"), "the target's token, nothing was drafted"),
+    "target": (Mark("#c9c9c9", line="none"), "the target's own token"),
     "unknown": (Mark("#e4e4e4", line="none", hatch=".."), "another engine does not say"),
 }
 

@@ -57,7 +57,7 @@ def sweep_map(
     across = sorted({v[0] for v in values}, key=_place)
     down = sorted({v[1] for v in values}, key=_place)
     rows = [s["decoders"].get(decoder) for s in summaries]
-    if len(across) < 2 or len(down) < 2 or not any(rows):
+    if len(across) < 2 or len(down) < 2 or not any(r and r["latency_speedup"] for r in rows):
         return None
     speed = np.full((len(down), len(across)), np.nan)
     calls = speed.copy()
@@ -70,8 +70,8 @@ def sweep_map(
     with style.looks():
         figure = new_figure(2.3 + 0.5 * len(down))
         left, right = figure.subplots(1, 2, sharey=True)
-        _map(left, speed, "cividis", "{:.2f}x")
-        _map(right, calls, "cividis_r", "{:.3f}")
+        _map(left, speed, "{:.2f}x")
+        _map(right, calls, "{:.3f}", less_is_better=True)
         for axes, label in ((left, f"{decoder}: speedup over greedy"), (right, "calls per token")):
             axes.set_xticks(range(len(across)), [str(v) for v in across])
             axes.set_yticks(range(len(down)), [str(v) for v in down])
@@ -98,7 +98,12 @@ def _curves(
         if name in s["decoders"]
     ]
     fast = [(p, row["latency_speedup"]) for p, row in have if row["latency_speedup"]]
-    look = {"color": mark.colour, "marker": mark.marker, "linestyle": mark.line, "markersize": 5}
+    look: dict = {
+        "color": mark.colour,
+        "marker": mark.marker,
+        "linestyle": mark.line,
+        "markersize": 5,
+    }
     if fast:
         found = [f for _, f in fast]
         left.errorbar(
@@ -113,21 +118,17 @@ def _curves(
     right.plot([p for p, _ in called], [c for _, c in called], label=name, **look)
 
 
-def _map(axes: Axes, table: np.ndarray, colours: str, form: str) -> None:
-    image = axes.imshow(table, cmap=colours, aspect="auto")
+def _map(axes: Axes, table: np.ndarray, form: str, *, less_is_better: bool = False) -> None:
+    colours = "cividis_r" if less_is_better else "cividis"
+    axes.imshow(table, cmap=colours, aspect="auto")
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
+    middle = (np.nanmin(table) + np.nanmax(table)) / 2
     for (y, x), value in np.ndenumerate(table):
         if not np.isnan(value):
-            dark = image.norm(value) > 0.55 if colours == "cividis" else image.norm(value) < 0.45
-            axes.text(
-                x,
-                y,
-                form.format(value),
-                ha="center",
-                va="center",
-                color="#000000" if dark else "#ffffff",
-            )
+            light = (value > middle) != less_is_better
+            ink = "#000000" if light else "#ffffff"
+            axes.text(x, y, form.format(value), ha="center", va="center", color=ink)
 
 
 def _place(value) -> tuple:

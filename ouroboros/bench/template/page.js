@@ -73,12 +73,7 @@ function makePane(decoder) {
     }
     pane.firsts.push(pane.tokens.length);
   });
-  const most = Math.max(1, ...own.steps.map((step) => step[at.new]));
-  pane.bars = own.steps.map((step) => {
-    const bar = element("i");
-    bar.style.height = `${(100 * step[at.new]) / most}%`;
-    return bar;
-  });
+  pane.bars = own.steps.map(() => element("i"));
   pane.total = element("span");
   pane.bar = element("progress", { max: Math.max(1, pane.tokens.length), ariaLabel: "tokens so far" });
   pane.facts = element("dl", { className: "facts" });
@@ -91,6 +86,14 @@ function makePane(decoder) {
   ]);
   return pane;
 }
+function scaleBars() {
+  const most = Math.max(1, ...panes.flatMap((pane) => pane.own.steps.map((step) => step[at.new])));
+  for (const pane of panes) {
+    pane.bars.forEach((bar, index) => {
+      bar.style.height = `${(100 * pane.own.steps[index][at.new]) / most}%`;
+    });
+  }
+}
 function stepsDone(pane) {
   if (!byTime()) return Math.min(Math.round(position), pane.ends.length);
   const later = pane.ends.findIndex((end) => end > position + 1e-6);
@@ -102,7 +105,7 @@ function showFacts(pane, done) {
   const show = (name, digits = 0) => (known ? step[at[name]].toFixed(digits) : "-");
   const rows = [
     ["step", `${done} of ${pane.ends.length}`], ["drafted", show("drafted")],
-    ["accepted", known || step ? step[at.accepted] : "-"], ["new tokens", step ? step[at.new] : "-"],
+    ["accepted", step ? step[at.accepted] : "-"], ["new tokens", step ? step[at.new] : "-"],
     ["nodes scored", show("scored")], ["draft calls", step ? step[at.draft_calls] : "-"],
     ["draft ms", show("draft_ms", 1)], ["verify ms", show("verify_ms", 1)], ["host ms", show("host_ms", 1)],
   ];
@@ -171,11 +174,11 @@ function rebuild() {
   stop();
   const chosen = [$("first").value, $("second").value].filter((name) => sample(name));
   panes = [...new Set(chosen)].map(makePane);
+  scaleBars();
   $("panes").replaceChildren(...panes.map((pane) => pane.node));
   const present = data.sources.filter((source) => panes.some((pane) => pane.letters.has(source.letter)));
   $("sources").replaceChildren(...present.map((source) => {
-    const name = element("b", { textContent: ` ${source.name} `, className: "t" });
-    name.style.opacity = 1;
+    const name = element("b", { textContent: source.name, className: "t" });
     paint(name, source);
     return element("li", {}, [name, element("span", { textContent: ` ${source.meaning}` })]);
   }));
