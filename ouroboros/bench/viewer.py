@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ouroboros.bench.gather import Measured
+from ouroboros.bench.metrics import repetition_rate
 from ouroboros.bench.pieces import Pieces, splitter
 from ouroboros.bench.plots.style import SOURCES
 from ouroboros.bench.sample import Sample
@@ -72,8 +73,7 @@ def _completion(sample: Sample, split: Pieces) -> dict:
             ]
             for step in sample.steps
         ],
-        "prompt_tokens": sample.prompt_tokens,
-        "wall_ms": round(1e3 * sample.wall_s, 1),
+        "repetition": repetition_rate(sample.new_tokens),
         "finish": sample.finish,
         "error": sample.error,
     }

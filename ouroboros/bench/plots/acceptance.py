@@ -58,7 +58,7 @@ def acceptance_by_position(summary: Mapping) -> Figure | None:
         return None
     marks = decoder_marks(list(summary["decoders"]))
     with style.looks():
-        figure = new_figure(4.2)
+        figure = new_figure(4.4)
         axes = figure.add_subplot()
         for name, rates in rows.items():
             mark = marks[name]
@@ -77,7 +77,7 @@ def acceptance_by_position(summary: Mapping) -> Figure | None:
         axes.set_xlabel("position in the draft")
         axes.set_ylabel("accepted up to here")
         head(axes, "Acceptance by position in the draft")
-        axes.legend(loc="upper right", fontsize=9)
+        figure.legend(loc="outside upper right", ncols=min(len(rows), 5), fontsize=9)
         foot(
             figure,
             f"{summary['title']}. Of the steps that drafted so far; positions that fewer than "

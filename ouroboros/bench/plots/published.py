@@ -36,7 +36,7 @@ def published_bars(summary: Mapping) -> Figure | None:
             [places[n] - 0.2 for n in names],
             [theirs[n] for n in names],
             height=0.36,
-            color="white",
+            facecolor="none",
             edgecolor=style.MUTED,
             hatch="///",
             label="published",

@@ -83,7 +83,7 @@ def _bars(axes: Axes, rows: Mapping[str, Mapping]) -> None:
     )
     end = max(value + extra for value, extra in zip(values, reach[1], strict=True))
     for place, value, extra, row in zip(places, values, reach[1], rows.values(), strict=True):
-        label = f"{value:.2f}x   {row['output_throughput']:.1f} tok/s"
+        label = f"{value:.2f}x · {row['output_throughput']:.1f} tok/s"
         axes.text(value + extra + 0.015 * end, place, label, va="center", fontsize=9.5)
     axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
     axes.set_yticks(places, list(rows), fontsize=10.5)

@@ -108,6 +108,7 @@ function showFacts(pane, done) {
     ["accepted", step ? step[at.accepted] : "-"], ["new tokens", step ? step[at.new] : "-"],
     ["nodes scored", show("scored")], ["draft calls", step ? step[at.draft_calls] : "-"],
     ["draft ms", show("draft_ms", 1)], ["verify ms", show("verify_ms", 1)], ["host ms", show("host_ms", 1)],
+    ["repetition", pane.own.repetition === null ? "-" : `${(100 * pane.own.repetition).toFixed(0)} %`],
   ];
   pane.facts.replaceChildren(...rows.map(([name, text]) =>
     element("div", {}, [element("dt", { textContent: name }), element("dd", { textContent: text })])));
