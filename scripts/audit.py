@@ -22,11 +22,11 @@ from omegaconf import OmegaConf
 from tabulate import tabulate
 from tqdm import tqdm
 
-from ouroboros.bench.audit_report import audit_markdown, tally, verdict
+from ouroboros.bench.audit_report import PLAIN, audit_markdown, load_audit, tally, verdict
 from ouroboros.bench.report import make_report
 from ouroboros.bench.run import Bench
 from ouroboros.bench.store import ResultsFolder
-from ouroboros.bench.verdicts import PLAIN, audit_run, load_audit
+from ouroboros.bench.verdicts import audit_run
 
 
 def main() -> int:

@@ -21,10 +21,10 @@ from audit import rebuild
 from tqdm import tqdm
 
 from ouroboros import CachedModel, TokenTree
+from ouroboros.bench.audit_report import PLAIN
 from ouroboros.bench.conversation import Answers
 from ouroboros.bench.prompt import prompt_ids
 from ouroboros.bench.store import ResultsFolder
-from ouroboros.bench.verdicts import PLAIN
 from ouroboros.choose import Sampler
 
 

@@ -11,12 +11,18 @@ from bench_models import tiny_pair
 
 from baselines import Greedy, Speculative
 from ouroboros import Ouroboros
-from ouroboros.bench.audit_report import audit_markdown, control_table, tally, verdict
+from ouroboros.bench.audit_report import (
+    audit_markdown,
+    control_table,
+    load_audit,
+    tally,
+    verdict,
+)
 from ouroboros.bench.run import Bench
 from ouroboros.bench.sampling import Sampling
 from ouroboros.bench.store import SAMPLES, ResultsFolder
 from ouroboros.bench.task import Example
-from ouroboros.bench.verdicts import audit_run, load_audit
+from ouroboros.bench.verdicts import audit_run
 
 SIZES = {"gamma": 3, "window_size": 2, "ngram_size": 3, "verification_set_size": 2}
 

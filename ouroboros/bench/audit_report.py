@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tabulate import tabulate
 
 from ouroboros.audit import WHOLE
-from ouroboros.bench.verdicts import PLAIN, Row
+from ouroboros.bench.store import AUDIT, ResultsFolder
 
+PLAIN = "greedy"
 SHOWN = 40
 LEGEND = """\
 identical: the very tokens of plain decoding. numeric tie: at the first token that differs, a shift
@@ -19,6 +22,24 @@ transformers' own forward, without any drafter. BUG: any other difference, and e
 or truncated completion. The row `greedy` holds plain decoding's text itself against float64.
 Controls: plain decoding's text scored by transformers' own forward, so many tokens a call, no
 drafter: where it differs, so may any decoder that scores several tokens at once."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the audit says of one prompt and repeat: a finding for each decoder, by name."""
+
+    example: str
+    repeat: int
+    findings: Mapping[str, Mapping]
+    controls: Sequence[Mapping] = field(default_factory=tuple)
+
+
+def load_audit(folder: ResultsFolder) -> list[Row]:
+    """Return the rows of audit.jsonl; none where there is no such file."""
+    path = folder.path / AUDIT
+    if not path.exists():
+        return []
+    return [Row(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def tally(rows: Sequence[Row], decoder: str) -> dict[str, int]:

@@ -7,9 +7,10 @@ measurement of the same prompts stays a second measurement.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ouroboros.bench.audit_report import Row, load_audit
 from ouroboros.bench.sample import Sample
 from ouroboros.bench.store import RUN, SAMPLES, ResultsFolder
 
@@ -22,6 +23,7 @@ class Measured:
     run: dict
     samples: list[Sample]
     scores: dict[tuple[str, str, int], dict[str, float]]
+    audit: list[Row] = field(default_factory=list)
 
     @property
     def keys(self) -> set[tuple[str, str, int]]:
@@ -57,7 +59,7 @@ def load(path: Path) -> Measured:
         raise ValueError(
             f"{path}: {SAMPLES} has decoders that {RUN} lacks: {', '.join(sorted(strange))}"
         )
-    return Measured((path,), run, samples, folder.load_scores())
+    return Measured((path,), run, samples, folder.load_scores(), load_audit(folder))
 
 
 def merge(found: Iterable[Measured]) -> list[Measured]:
@@ -99,6 +101,7 @@ def _joined(whole: Measured, part: Measured) -> Measured:
         run={**run, **facts, "task": {**run["task"], "prompts": prompts}},
         samples=samples,
         scores={**whole.scores, **part.scores},
+        audit=[*whole.audit, *part.audit],
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from ouroboros.bench.audit_report import load_audit
 from ouroboros.bench.plots.speedups import speedup_bars
 from ouroboros.bench.plots.style import save_png
 from ouroboros.bench.store import ResultsFolder
@@ -30,8 +31,10 @@ speedup: the geometric mean over prompts of each prompt's latency speedup; vs tr
 speedup against `hf_greedy`; [95 % bootstrap over prompts, paired]. TTFT: to the end of the first
 step; TPOT: per token after it; E2E: mean per completion. repetition: share of a completion's
 4-grams that occurred before in it, (!) above 30 %: repeated text flatters every decoder that drafts
-from the text. unequal: completions whose tokens differ from `greedy`'s, (!) if any: below float32
-near-ties may round differently. Task scores: [95 %, Wilson for yes-or-no scores, else bootstrap].
+from the text. unequal: completions whose tokens differ from `greedy`'s. lossless: the audit's
+verdict on them: identical, ties (a move of the logits within the arithmetic's own noise makes the
+other token the choice; usual below float32), BUG, or "in law" (rejection sampling); that of
+`greedy` is against float64. Task scores: [95 %, Wilson for yes-or-no scores, else bootstrap].
 calls/token: (target calls + 0.176 x draft calls) / new tokens. accept len: tokens per step that had
 a draft, the bonus token included. nodes/call: tokens scored per target call. samples: measured;
 failures are counted, never averaged. Warm-up is excluded; decoders alternate prompt by prompt."""
@@ -42,7 +45,8 @@ def make_report(folder: ResultsFolder) -> dict:
 
     Raises `ValueError` where the folder holds no run.
     """
-    summary = summarise(folder.load_run(), folder.load_samples(), folder.load_scores())
+    run, audit = folder.load_run(), load_audit(folder)
+    summary = summarise(run, folder.load_samples(), folder.load_scores(), audit)
     folder.write_json("summary.json", summary)
     folder.write_text("summary.md", to_markdown(summary))
     draw_speedups(summary, folder.path / "speedup.png")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from ouroboros.bench import intervals, metrics
+from ouroboros.bench.audit_report import Row, tally, verdict
 from ouroboros.bench.intervals import Interval
 from ouroboros.bench.sample import Sample
 
@@ -17,7 +18,10 @@ BASELINE, PEER = "greedy", "hf_greedy"
 
 
 def summarise(
-    run: Mapping, samples: Sequence[Sample], scores: Mapping[tuple[str, str, int], Mapping]
+    run: Mapping,
+    samples: Sequence[Sample],
+    scores: Mapping[tuple[str, str, int], Mapping],
+    audit: Sequence[Row] = (),
 ) -> dict:
     """Return every metric of every decoder, in the order of the run's config; plain JSON values."""
     good: dict[str, list[Sample]] = {name: [] for name in run["decoders"]}
@@ -34,6 +38,8 @@ def summarise(
             "scores": metrics.task_scores(mine, scores),
             "score_intervals": _plain(intervals.score_intervals(mine, scores)),
             "groups": _groups(mine, good.get(BASELINE, [])),
+            "verdicts": (found := tally(audit, name)),
+            "verdict": verdict(found) if found else None,
         }
     measured = {sample.example for mine in good.values() for sample in mine}
     return {
@@ -111,6 +117,7 @@ def headline(summary: Mapping) -> dict:
             **{key: _rounded(row[key]) for key in keys},
             **{key: _rounded(row[key] and row[key]["value"]) for key in ratios},
             "unequal": row["unequal"],
+            "verdict": row["verdict"],
             "failed": row["failed"],
         }
         for name, row in summary["decoders"].items()

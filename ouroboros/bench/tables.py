@@ -15,7 +15,7 @@ import pandas as pd
 from ouroboros.bench import metrics
 from ouroboros.bench.summary import BASELINE
 
-OPTIONAL = ("vs transformers", "peak GiB", "J/token", "verdict")
+OPTIONAL = ("vs transformers", "peak GiB", "J/token", "lossless")
 LATEX = str.maketrans(
     {c: f"\\{c}" for c in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -158,7 +158,7 @@ def _speed_row(name: str, row: Mapping, scored: Sequence[str]) -> dict[str, str]
         "J/token": number(row["energy_per_token_j"], 2),
         "repetition": _repetition(row["repetition_rate"]),
         "unequal": _unequal(row),
-        "verdict": row.get("verdict") or "-",
+        "lossless": row.get("verdict") or "-",
     }
     return cells | {score: _score(row, score) for score in scored}
 
@@ -197,7 +197,7 @@ def _repetition(rate: float | None) -> str:
 def _unequal(row: Mapping) -> str:
     if row["unequal"] is None:
         return "-"
-    return f"{row['unequal']} of {row['samples']} (!)" if row["unequal"] else "0"
+    return f"{row['unequal']} of {row['samples']}" if row["unequal"] else "0"
 
 
 def _score(row: Mapping, name: str) -> str:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 import psutil
 import torch
 
 from ouroboros.audit import WHOLE, Auditor, Case, Control, Finding, well_ended
+from ouroboros.bench.audit_report import PLAIN, Row
 from ouroboros.bench.conversation import Answers
 from ouroboros.bench.prompt import prompt_ids
 from ouroboros.bench.run import Bench, eos_ids
@@ -22,19 +23,8 @@ from ouroboros.bench.store import AUDIT, ResultsFolder
 from ouroboros.bench.task import Example
 from ouroboros.model import CachedModel
 
-PLAIN = "greedy"
 QUICK, THOROUGH = (8, WHOLE), (1, 8, WHOLE)
 BYTES_PER_WEIGHT = 12  # one copy in float64, one in float32
-
-
-@dataclass(frozen=True)
-class Row:
-    """What the audit says of one prompt and repeat: a finding for each decoder, by name."""
-
-    example: str
-    repeat: int
-    findings: Mapping[str, Mapping]
-    controls: Sequence[Mapping] = field(default_factory=tuple)
 
 
 def audit_run(
@@ -56,14 +46,6 @@ def audit_run(
         on_row()
     lines = [json.dumps(asdict(row)) + "\n" for row in rows if row is not None]
     folder.write_text(AUDIT, "".join(lines))
-
-
-def load_audit(folder: ResultsFolder) -> list[Row]:
-    """Return the rows of audit.jsonl; none where there is no such file."""
-    path = folder.path / AUDIT
-    if not path.exists():
-        return []
-    return [Row(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 @dataclass(frozen=True)
