@@ -89,7 +89,7 @@ def _comparison(found: Study, members: Sequence[int]) -> Section:
     figure = speedups.comparison_dots(pairs)
     return Section(
         f"Comparison of {len(pairs)} runs: {', '.join(pairs)}",
-        notes=["Every run's own title, settings and notes are below."],
+        notes=[f"{label}: {one['title']}." for label, one in pairs.items()],
         tables=_comparison_tables("comparison", {"run": list(pairs)}, list(pairs.values())),
         pictures=_drawn([("comparison", "Speedup over greedy, run by run", figure)]),
     )
@@ -145,7 +145,8 @@ def _values(values: Sequence) -> str:
 
 def _comparison_tables(name: str, lead: compare.Lead, summaries: Sequence[Mapping]) -> list[Table]:
     cells = {
-        "speedup": ("Latency speedup over greedy [95 % bootstrap]", compare.speedup_cell),
+        "speedup": ("Latency speedup over greedy, pooled [95 % bootstrap]", compare.speedup_cell),
+        "macro": ("Macro speedup: geometric mean over prompts", compare.macro_cell),
         "throughput": ("Tokens per second", compare.throughput_cell),
         "calls": ("Calls per token: (target + 0.176 x draft) / new tokens", compare.calls_cell),
     }
