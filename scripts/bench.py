@@ -88,6 +88,7 @@ def bench(cfg: DictConfig) -> int:
         max_new=task.max_new if config["max_new"] is None else config["max_new"],
         repeats=config["repeats"],
         sampling=Sampling(**{name: config[name] for name in SAMPLING}),
+        record_predictions=config["record_predictions"],
     )
     run = folder.open_run(run_facts(config, job), **key)
     print(f"results: {os.path.relpath(folder.path)}", file=sys.stderr)

@@ -18,7 +18,7 @@ WHOLE = {  # name: least value; those in NULLABLE may be null
 NULLABLE = ("max_new", "threads", "task.limit")
 REAL = ("temperature", "top_p", "min_p")
 OTHERS = ("model", "task", "decoder", "results_dir")
-SWITCHES = ("overwrite", "retry_failed", "save_pools", "timing")
+SWITCHES = ("overwrite", "retry_failed", "save_pools", "timing", "record_predictions")
 
 
 def check_options(config: Mapping) -> None:
@@ -42,6 +42,10 @@ def check_options(config: Mapping) -> None:
     for name in SWITCHES:
         if not isinstance(config[name], bool):
             raise ValueError(f"{name}={config[name]}: give true or false")
+    if config["record_predictions"] and config["timing"]:
+        raise ValueError(
+            "record_predictions=true takes time in every step: give timing=false as well"
+        )
     _check_pools(config)
 
 

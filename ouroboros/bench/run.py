@@ -16,6 +16,7 @@ from typing import Protocol
 from ouroboros.bench.meter import Meter
 from ouroboros.bench.pools import CarriedPools
 from ouroboros.bench.provenance import without_paths
+from ouroboros.bench.recorder import Recorder
 from ouroboros.bench.sample import Sample
 from ouroboros.bench.sampling import Sampling
 from ouroboros.bench.stop import Stop, StopStrings, cut, text_of
@@ -59,7 +60,10 @@ MakeDecoder = Callable[[], Decoder]
 
 @dataclass
 class Bench:
-    """What one run measures. `models` are all the models whose caches are emptied per sample."""
+    """What one run measures. `models` are all the models whose caches are emptied per sample.
+
+    `record_predictions` also writes what the target predicted at every node, for replays.
+    """
 
     target: CachedModel
     models: Sequence[CachedModel]
@@ -69,6 +73,7 @@ class Bench:
     max_new: int
     repeats: int = 1
     sampling: Sampling = field(default_factory=Sampling)
+    record_predictions: bool = False
 
     @property
     def total(self) -> int:
@@ -113,8 +118,11 @@ class Bench:
             pools = CarriedPools(folder.path, decoders, self.target.tokenizer)
             pools.restore()
             for example, name, repeat, order in missing:
-                sample = replace(self.measure(decoders[name], example, repeat), decoder=name)
+                decoder = self._watched(decoders[name])
+                sample = replace(self.measure(decoder, example, repeat), decoder=name)
                 sample = replace(sample, order=order)
+                if isinstance(decoder, Recorder):
+                    folder.add_predictions(sample.key, decoder.predictions(sample.new_tokens))
                 lines.append(sample.to_dict())
                 pools.save(name)
                 on_sample(sample)
@@ -184,6 +192,11 @@ class Bench:
             if keep is not None:
                 return cut(trace, keep), ttft_s
         return trace, ttft_s
+
+    def _watched(self, decoder: Decoder) -> Decoder:
+        """Return the decoder, in a recorder where predictions are wanted and it is a drafter."""
+        wanted = self.record_predictions and not hasattr(decoder, "run")
+        return Recorder(decoder) if wanted else decoder  # type: ignore[arg-type]
 
     def _missing(self, done: Sequence[Sample]) -> list[tuple[Example, str, int, int]]:
         have = {sample.key for sample in done}
