@@ -21,7 +21,7 @@ from pathlib import Path
 
 import hydra
 import torch
-from asking import CALLERS, one_line, told_in_one_line
+from asking import guarded, told_in_one_line
 from building import build_decoders, build_pair, build_task, check_decoders
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -46,19 +46,8 @@ SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p")
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="config")
 def main(cfg: DictConfig) -> None:
-    """Run one job; an error of the caller's is one line on stderr and exit code 2.
-
-    In a sweep the other jobs go on, and the first error is told again at the end.
-    """
-    try:
-        code = bench(cfg)
-    except CALLERS as error:
-        if HydraConfig.get().verbose or HydraConfig.get().mode == RunMode.MULTIRUN:
-            raise
-        _say(f"error: {one_line(error)}")
-        code = 2
-    if code:
-        sys.exit(code)
+    """Run one job."""
+    guarded(partial(bench, cfg))
 
 
 def bench(cfg: DictConfig) -> int:

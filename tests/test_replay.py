@@ -192,16 +192,16 @@ def test_tapes_and_texts_are_files(pair, tmp_path):
     folder, prompts = recorded(tmp_path / "run", pair, readers(pair[1]), record_predictions=True)
     tape, path = from_folder(folder, prompts, decoder="lookahead"), tmp_path / "tape.jsonl"
     tape.save(path)
-    assert read(path, encode=list) == tape
+    assert read(path, pair[0].tokenizer) == tape
     text = tmp_path / "other engine.jsonl"
     text.write_text(
         '{"prompt": "ab", "completion": "c"}\n\n{"id": 7, "prompt": "d", "completion": ""}'
     )
-    runs = read(text, encode=lambda string: [ord(c) for c in string]).runs
-    assert [(r.example, r.prompt, r.new_tokens, r.finish) for r in runs] == [
-        ("other engine/1", (97, 98), (99,), "stop"),
-        ("7", (100,), (), "stop"),
-    ]
+    tokenizer = pair[0].tokenizer
+    runs = read(text, tokenizer).runs
+    assert [(r.example, r.finish) for r in runs] == [("other engine/1", "stop"), ("7", "stop")]
+    assert [tokenizer.decode(r.prompt) for r in runs] == ["ab", "d"]
+    assert [tokenizer.decode(r.new_tokens) for r in runs] == ["c", ""]
 
 
 @pytest.mark.parametrize(
@@ -213,12 +213,25 @@ def test_tapes_and_texts_are_files(pair, tmp_path):
         ('{"format": "ouroboros-recording-1"}', "no recording of this version"),
     ],
 )
-def test_other_files_are_refused_in_one_line(tmp_path, content, says):
+def test_other_files_are_refused_in_one_line(pair, tmp_path, content, says):
     path = tmp_path / "x.jsonl"
     path.write_text(content)
     with pytest.raises(ValueError, match=says) as refusal:
-        read(path, encode=list)
+        read(path, pair[0].tokenizer)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_run_that_did_not_note_its_eos_is_a_recording_too(pair, tmp_path, monkeypatch):
+    folder, prompts = recorded(tmp_path / "plain", pair, {"greedy": Greedy})
+    eos = folder.load_samples()[0].new_tokens[5]
+    monkeypatch.setattr(pair[0].model.generation_config, "eos_token_id", [eos, 3])
+    made = decoders(pair[1])
+    folder, prompts = recorded(tmp_path / "ends", pair, made)
+    run = folder.load_run()
+    model = {key: run["model"][key] for key in run["model"] if key not in ("eos", "max_len")}
+    folder.save_run({**run, "model": model}, status="finished")
+    assert from_folder(folder, prompts).eos <= {eos, 3}
+    assert_replayed(folder, prompts, made, decoder="greedy")
 
 
 def test_a_folder_of_other_prompts_is_refused(pair, tmp_path):

@@ -52,7 +52,8 @@ class CostCurve:
             verify = {int(n): float(ms) for n, ms in values.pop("verify_ms").items()}
             curve = cls(verify, **{name: float(ms) for name, ms in values.items()})
         except (OSError, yaml.YAMLError) as error:
-            raise ValueError(f"cannot read the cost curve {path}: {error}") from error
+            reason = " ".join(str(error).split())
+            raise ValueError(f"cannot read the cost curve {path}: {reason}") from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{path} is no cost curve: give verify_ms (nodes: milliseconds) and, if known, "

@@ -8,7 +8,7 @@ engine's text. Invariant: what a tape does not know (a length limit, a context) 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -60,9 +60,12 @@ class Tape:
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def read(path: Path, encode: Callable[[str], list[int]]) -> Tape:
-    """Read a tape, or JSONL with the fields "prompt" and "completion" as text, which `encode` turns
-    into ids. Raises `ValueError`, naming the line, for anything else."""
+def read(path: Path, tokenizer) -> Tape:
+    """Read a tape, or JSONL with the fields "prompt" and "completion" as text and perhaps "id".
+
+    Text is tokenized anew: prompts with the tokenizer's special tokens, completions without.
+    Raises `ValueError`, naming the line, for anything else.
+    """
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
     except (OSError, ValueError) as error:
@@ -74,7 +77,8 @@ def read(path: Path, encode: Callable[[str], list[int]]) -> Tape:
     runs = []
     for number, row in enumerate(rows, start=1):
         try:
-            prompt, text = encode(row["prompt"]), encode(row["completion"])
+            prompt = tokenizer(row["prompt"]).input_ids
+            text = tokenizer(row["completion"], add_special_tokens=False).input_ids
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f'{path}, line {number}: give {{"prompt": text, "completion": text}}'
@@ -109,7 +113,8 @@ def from_folder(
 ) -> Tape:
     """Make a tape of one decoder's samples in a results folder (default: greedy, else the first).
 
-    `prompts` are the token ids of each example. Raises `ValueError` where they are not those of the
+    `prompts` are the token ids of each example. Where a run did not note its end-of-sequence ids,
+    they are those that its samples ended with. Raises `ValueError` where they are not those of the
     run, or the run has no such decoder.
     """
     run = folder.load_run()
@@ -133,13 +138,12 @@ def from_folder(
             Recording(sample.example, prompt, sample.new_tokens, sample.finish, sample.repeat, seen)
         )
     model = run["model"]
-    if "max_len" not in model:
-        raise ValueError(f"{folder.path} was made by an earlier version: record it anew")
+    seen_eos = {r.new_tokens[-1] for r in runs if r.finish == "eos"}
     return Tape(
         runs,
         Sampling(**run["sampling"]),
         run["max_new"],
-        model["max_len"],
-        model["vocab_size"],
-        frozenset(model["eos"]),
+        model.get("max_len", ANY),
+        model.get("vocab_size", ANY),
+        frozenset(model.get("eos", seen_eos)),
     )
