@@ -99,6 +99,7 @@ def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
     options = {**spec.options, **getattr(spec, f"{role}_options")}
     placed = any(key in options for key in PLACED)
     device = spec.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    _check_device(device)
     dtype = _dtype(spec.dtype, device)
     place = _place(name)
     if not spec.standin:
@@ -109,6 +110,15 @@ def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
     shape = standin.shape(spec.standin[role])
     model = standin.embed(core.model, shape, device=device, dtype=dtype)
     return CachedModel(model, tokenizer=core.tokenizer, max_len=spec.max_len)
+
+
+def _check_device(device: str) -> None:
+    count = torch.cuda.device_count()
+    name, _, index = device.partition(":")
+    if name == "cuda" and int(index or 0) >= count:
+        raise ValueError(
+            f"model.device={device}: torch sees {count} GPUs here; give another device"
+        )
 
 
 def _dtype(name: str, device: str) -> torch.dtype:
