@@ -41,6 +41,7 @@ from ouroboros.bench.store import ResultsFolder
 from ouroboros.bench.task import Task
 
 CONF = str(Path(__file__).resolve().parents[1] / "conf")
+STOPPING = b"\nstopping after this sample; Ctrl-C again: at once\n"
 SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p")
 
 
@@ -54,9 +55,9 @@ def bench(cfg: DictConfig) -> int:
     """Run, score, report; return the exit code (1: every sample failed, 130: interrupted)."""
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(config, dict)
+    check_decoders(config.get("decoder"))
     check_options(config)
     check_device(config)
-    check_decoders(config["decoder"])
     if config["threads"]:
         torch.set_num_threads(config["threads"])
     task, examples = build_task(config["task"])
@@ -94,7 +95,7 @@ def measure(job: Bench, folder: ResultsFolder, *, retry_failed: bool) -> bool:
     The first Ctrl-C lets the sample in progress end, a second one ends at once.
     """
     try:
-        with Interruption(partial(_say, "stopping after this sample; Ctrl-C again: now")) as asked:
+        with Interruption(partial(os.write, 2, STOPPING)) as asked:
             with sample_bar(job.total, asked) as on_sample:
                 job.run(folder, on_sample, retry_failed=retry_failed)
             with tqdm(desc="scoring", unit="sample", leave=False, delay=2) as bar:

@@ -44,8 +44,10 @@ def build_pair(config: dict) -> Pair:
     return load_pair(build_spec(config["model"]), with_draft=wants_draft(config["decoder"]))
 
 
-def check_decoders(options: dict[str, dict]) -> None:
+def check_decoders(options: dict[str, dict] | None) -> None:
     """Raise `ValueError` for decoders whose options cannot be, before anything is loaded."""
+    if not options:
+        raise ValueError("decoder=[] leaves nothing to run: give one or more, as decoder=[greedy]")
     for name, own in options.items():
         plain = {key: value for key, value in own.items() if key not in ("draft", "pool")}
         check_arguments(plain, f"decoder.{name}")

@@ -27,6 +27,7 @@ from tqdm import tqdm
 from ouroboros import vocab
 from ouroboros.bench import metrics
 from ouroboros.bench.curve import CostCurve
+from ouroboros.bench.options import check_whole
 from ouroboros.bench.pair import Pair, load_draft, load_tokenizer
 from ouroboros.bench.recording import Tape, from_folder, read
 from ouroboros.bench.replay import RecordedTarget, check_drafter, replay
@@ -50,9 +51,11 @@ def replay_all(cfg: DictConfig) -> int:
     assert isinstance(config, dict)
     if not config["recording"]:
         raise ValueError("give recording=<results folder, or JSONL file>")
+    for name in ("max_new", "limit", "threads"):
+        check_whole(name, config[name], null=True)
     if config["threads"]:
         torch.set_num_threads(config["threads"])
-    check_decoders(config["decoder"])
+    check_decoders(config.get("decoder"))
     spec = build_spec(config["model"])
     tokenizer = load_tokenizer(spec)
     tapes = load_tapes(config, tokenizer)

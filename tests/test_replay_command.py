@@ -72,6 +72,7 @@ def test_another_engines_text_is_replayed(run_replay, saved_pair):
     ("overrides", "says"),
     [
         ([], "give recording="),
+        (["recording=one.jsonl", "max_new=long"], "max_new=long: give a whole number"),
         (["recording=none.jsonl"], "cannot read the recording none.jsonl"),
         (["recording=target"], "not a results folder"),
         (["recording=one.jsonl", "decoder=[lookahead]"], "Lookahead learns from"),

@@ -116,7 +116,7 @@ class Bench:
             missing = self._missing(done)
             decoders = self._warm(missing)
             pools = CarriedPools(folder.path, decoders, self.target.tokenizer)
-            pools.restore()
+            pools.restore({sample.decoder for sample in done})
             for example, name, repeat, order in missing:
                 decoder = self._watched(decoders[name])
                 sample = replace(self.measure(decoder, example, repeat), decoder=name)
