@@ -137,6 +137,7 @@ class Ouroboros:
         self.model = draft
         self.policy = replace(_policy(policy), **(options or {}))
         self.gamma, self.topk, self.learn = gamma, topk, learn
+        self.reads_rejected = learn
         self.ngram_size = ngram_size
         self.pool_state = pool_state
         if pool is not None:

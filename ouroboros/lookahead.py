@@ -123,6 +123,7 @@ class Lookahead:
             pool = PhrasePool(phrase_len=ngram_size - 1, per_key=max(1, verification_set_size))
         self.pool = pool
         self.window = Window(size=window_size, ngram_size=ngram_size, seed=seed)
+        self.reads_rejected = window_size > 0
         self._seen = 0
         self._proposed: TokenTree | None = None
 

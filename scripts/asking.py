@@ -8,7 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
 CALLERS = (ValueError, TypeError, OSError, HydraException, OmegaConfBaseException)
@@ -31,6 +33,22 @@ def told_in_one_line(main: Callable[[], None]) -> None:
     except CALLERS as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         sys.exit(2)
+
+
+def guarded(job: Callable[[], int]) -> None:
+    """Run one job and exit with its code; an error of the caller's is one line and code 2.
+
+    In a sweep the other jobs go on, and the first error is told again at the end.
+    """
+    try:
+        code = job()
+    except CALLERS as error:
+        if HydraConfig.get().verbose or HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        code = 2
+    if code:
+        sys.exit(code)
 
 
 def one_line(error: BaseException) -> str:

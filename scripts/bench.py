@@ -21,7 +21,7 @@ from pathlib import Path
 
 import hydra
 import torch
-from asking import CALLERS, one_line, told_in_one_line
+from asking import guarded, told_in_one_line
 from building import build_bench, build_pair, build_task, check_decoders
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -42,32 +42,22 @@ from ouroboros.bench.task import Task
 from ouroboros.bench.verdicts import audit_run
 
 CONF = str(Path(__file__).resolve().parents[1] / "conf")
+STOPPING = b"\nstopping after this sample; Ctrl-C again: at once\n"
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="config")
 def main(cfg: DictConfig) -> None:
-    """Run one job; an error of the caller's is one line on stderr and exit code 2.
-
-    In a sweep the other jobs go on, and the first error is told again at the end.
-    """
-    try:
-        code = bench(cfg)
-    except CALLERS as error:
-        if HydraConfig.get().verbose or HydraConfig.get().mode == RunMode.MULTIRUN:
-            raise
-        _say(f"error: {one_line(error)}")
-        code = 2
-    if code:
-        sys.exit(code)
+    """Run one job."""
+    guarded(partial(bench, cfg))
 
 
 def bench(cfg: DictConfig) -> int:
     """Run, score, report; return the exit code (1: every sample failed, 130: interrupted)."""
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(config, dict)
+    check_decoders(config.get("decoder"))
     check_options(config)
     check_device(config)
-    check_decoders(config["decoder"])
     if config["threads"]:
         torch.set_num_threads(config["threads"])
     task, examples = build_task(config["task"])
@@ -98,7 +88,7 @@ def measure(job: Bench, folder: ResultsFolder, *, retry_failed: bool) -> bool:
     The first Ctrl-C lets the sample in progress end, a second one ends at once.
     """
     try:
-        with Interruption(partial(_say, "stopping after this sample; Ctrl-C again: now")) as asked:
+        with Interruption(partial(os.write, 2, STOPPING)) as asked:
             with sample_bar(job.total, asked) as on_sample:
                 job.run(folder, on_sample, retry_failed=retry_failed)
             with tqdm(desc="scoring", unit="sample", leave=False, delay=2) as bar:

@@ -62,11 +62,14 @@ def build_bench(config: dict, task: Task, examples: list[Example], pair: Pair) -
         max_new=task.max_new if config["max_new"] is None else config["max_new"],
         repeats=config["repeats"],
         sampling=Sampling(**{name: config[name] for name in SAMPLING}),
+        record_predictions=config["record_predictions"],
     )
 
 
-def check_decoders(options: dict[str, dict]) -> None:
+def check_decoders(options: dict[str, dict] | None) -> None:
     """Raise `ValueError` for decoders whose options cannot be, before anything is loaded."""
+    if not options:
+        raise ValueError("decoder=[] leaves nothing to run: give one or more, as decoder=[greedy]")
     for name, own in options.items():
         plain = {key: value for key, value in own.items() if key not in ("draft", "pool")}
         check_arguments(plain, f"decoder.{name}")

@@ -262,6 +262,8 @@ def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair):
         (["task=prompts"], "task.path"),
         (["task=prompts", "task.path=none.jsonl"], "none.jsonl"),
         (["task.limit=0"], "task.limit"),
+        (["model.device=cuda:99"], "model.device=cuda:99: torch sees"),
+        (["decoder=[]"], "decoder=[] leaves nothing to run"),
         (["threads=many"], "threads=many: give a whole number"),
         (["+thread=1"], "thread is no option"),
         (["temperature=-1", "decoder=greedy"], "temperature"),

@@ -22,6 +22,7 @@ GOOD = {
     "retry_failed": False,
     "save_pools": False,
     "timing": True,
+    "record_predictions": False,
     "task": {"limit": None, "stride": 1},
     "decoder": {"greedy": {}, "ouroboros": {"pool_state": "cold", "pool": None}},
 }
@@ -54,6 +55,7 @@ def test_a_good_config_passes():
         ("temperature", "hot", "temperature=hot: give a number"),
         ("overwrite", "yes", "overwrite=yes: give true or false"),
         ("save_pools", True, r"save_pools=true, but .* decoder\.ouroboros\.pool_state=task"),
+        ("record_predictions", True, "give timing=false as well"),
         ("decoder/ouroboros/pool_state", "loaded", r"decoder\.ouroboros\.pool=<file>"),
         ("decoder/ouroboros/pool", "p.json", r"decoder\.ouroboros\.pool_state=loaded or task"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from ouroboros import vocab
 from ouroboros.bench.pools import carriers
 from ouroboros.bench.provenance import identity, provenance, without_paths
 from ouroboros.bench.run import Bench, eos_ids
@@ -40,6 +41,7 @@ def run_facts(config: Mapping, job: Bench) -> dict:
                 "device": str(target.device),
                 "max_len": target.max_len,
                 "vocab_size": target.vocab_size,
+                "tokenizer": vocab.fingerprint(target.tokenizer),
                 "eos": sorted(eos_ids(target)),
             },
             "decoders": list(job.decoders),

@@ -13,9 +13,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interruption:
     """Within it, the first signal is noted and `on_first` called; a second one raises
     `KeyboardInterrupt` where the program stands. Outside the main thread signals stay as they are.
+    `on_first` runs inside a signal handler, perhaps in the middle of a print: it may not print.
     """
 
-    def __init__(self, on_first: Callable[[], None]) -> None:
+    def __init__(self, on_first: Callable[[], object]) -> None:
         self.asked = False
         self._on_first = on_first
         self._before: dict[int, object] = {}

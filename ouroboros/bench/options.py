@@ -20,7 +20,7 @@ NULLABLE = ("max_new", "threads", "context_tokens", "task.limit")
 REAL = ("temperature", "top_p", "min_p", "repetition_penalty")
 OTHERS = ("model", "task", "decoder", "results_dir", "audit", "published")
 AUDITS = ("none", "differing", "all")
-SWITCHES = ("overwrite", "retry_failed", "save_pools", "timing")
+SWITCHES = ("overwrite", "retry_failed", "save_pools", "timing", "record_predictions")
 
 
 def check_options(config: Mapping) -> None:
@@ -32,12 +32,7 @@ def check_options(config: Mapping) -> None:
                 f"{name} is no option of a run: choose from {', '.join(sorted(known))}"
             )
     for name, least in WHOLE.items():
-        value, null = _at(config, name), name in NULLABLE
-        if value is None and null:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            remedy = f"give a whole number, {least} or more" + (", or null" if null else "")
-            raise ValueError(f"{name}={value}: {remedy}")
+        check_whole(name, _at(config, name), least=least, null=name in NULLABLE)
     for name in REAL:
         if not isinstance(config[name], int | float) or isinstance(config[name], bool):
             raise ValueError(f"{name}={config[name]}: give a number")
@@ -46,7 +41,20 @@ def check_options(config: Mapping) -> None:
             raise ValueError(f"{name}={config[name]}: give true or false")
     if config["audit"] not in AUDITS:
         raise ValueError(f"audit={config['audit']}: choose one of {', '.join(AUDITS)}")
+    if config["record_predictions"] and config["timing"]:
+        raise ValueError(
+            "record_predictions=true takes time in every step: give timing=false as well"
+        )
     _check_pools(config)
+
+
+def check_whole(name: str, value: object, *, least: int = 1, null: bool = False) -> None:
+    """Raise `ValueError` unless `value` is a whole number, `least` or more (`null`: or None)."""
+    if value is None and null:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        remedy = f"give a whole number, {least} or more" + (", or null" if null else "")
+        raise ValueError(f"{name}={value}: {remedy}")
 
 
 def _check_pools(config: Mapping) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from transformers import AutoTokenizer
 
 from ouroboros import standin, vocab
 from ouroboros.bench.provenance import fast_dtype
@@ -72,12 +73,35 @@ def load_pair(spec: PairSpec, *, with_draft: bool) -> Pair:
     return Pair(target, draft)
 
 
+def load_draft(spec: PairSpec) -> CachedModel:
+    """Load the draft alone, for a replay. Raises `ValueError` where the spec names none."""
+    if not spec.draft:
+        raise ValueError("a decoder of this replay drafts with a model: give model.draft=<id>")
+    return _load(spec, spec.draft, "draft")
+
+
+def load_tokenizer(spec: PairSpec):
+    """Load the target's tokenizer without its weights."""
+    if not spec.target:
+        raise ValueError("give model.target=<hub id or folder>: its tokenizer is needed")
+    try:
+        return AutoTokenizer.from_pretrained(_place(spec.target))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"cannot load the tokenizer of {spec.target!r}: {reason}") from error
+
+
+def _place(name: str) -> str:
+    return str(PACKAGE / name) if name.startswith("reference/") else name
+
+
 def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
     options = {**spec.options, **getattr(spec, f"{role}_options")}
     placed = any(key in options for key in PLACED)
     device = spec.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    _check_device(device)
     dtype = _dtype(spec.dtype, device)
-    place = str(PACKAGE / name) if name.startswith("reference/") else name
+    place = _place(name)
     if not spec.standin:
         return CachedModel.from_pretrained(
             place, dtype=dtype, device=None if placed else device, max_len=spec.max_len, **options
@@ -86,6 +110,15 @@ def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
     shape = standin.shape(spec.standin[role])
     model = standin.embed(core.model, shape, device=device, dtype=dtype)
     return CachedModel(model, tokenizer=core.tokenizer, max_len=spec.max_len)
+
+
+def _check_device(device: str) -> None:
+    count = torch.cuda.device_count()
+    name, _, index = device.partition(":")
+    if name == "cuda" and int(index or 0) >= count:
+        raise ValueError(
+            f"model.device={device}: torch sees {count} GPUs here; give another device"
+        )
 
 
 def _dtype(name: str, device: str) -> torch.dtype:

@@ -7,7 +7,7 @@ one sample.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ouroboros import vocab
@@ -28,11 +28,14 @@ class CarriedPools:
         }
         self.tokenizer_id = vocab.fingerprint(tokenizer) if self.pools else ""
 
-    def restore(self) -> None:
-        """Fill each pool from its file, if there is one. Raises `ValueError` for a damaged one."""
+    def restore(self, begun: Collection[str]) -> None:
+        """Fill the pools of decoders that have `begun` from their files, where there are any.
+
+        Raises `ValueError` for a damaged file.
+        """
         for name, pool in self.pools.items():
             path = pool_path(self.folder, name)
-            if path.exists():
+            if name in begun and path.exists():
                 sizes = {"phrase_len": pool.phrase_len, "per_key": pool.per_key}
                 pool.restore(PhrasePool.load(path, tokenizer_id=self.tokenizer_id, **sizes))
 

@@ -20,6 +20,7 @@ from ouroboros.bench.meter import Meter
 from ouroboros.bench.pools import CarriedPools
 from ouroboros.bench.prompt import check_chat, prompt_ids
 from ouroboros.bench.provenance import without_paths
+from ouroboros.bench.recorder import Recorder
 from ouroboros.bench.sample import Sample
 from ouroboros.bench.sampling import Sampling
 from ouroboros.bench.stop import Stop, StopStrings, cut, text_of
@@ -65,7 +66,8 @@ MakeDecoder = Callable[[], Decoder]
 class Bench:
     """What one run measures. `models` are all the models whose caches are emptied per sample.
 
-    Raises `ValueError` where the examples need a chat template and the tokenizer has none.
+    `record_predictions` also writes what the target predicted at every node, for replays. Raises
+    `ValueError` where the examples need a chat template and the tokenizer has none.
     """
 
     target: CachedModel
@@ -76,6 +78,7 @@ class Bench:
     max_new: int
     repeats: int = 1
     sampling: Sampling = field(default_factory=Sampling)
+    record_predictions: bool = False
 
     def __post_init__(self) -> None:
         check_chat(self.target.tokenizer, self.examples)
@@ -121,12 +124,15 @@ class Bench:
             missing = self._missing(done)
             decoders = self._warm(missing)
             pools = CarriedPools(folder.path, decoders, self.target.tokenizer)
-            pools.restore()
+            pools.restore({sample.decoder for sample in done})
             answers = Answers(self.task, self.examples, next(iter(self.decoders)), done)
             for example, name, repeat, order in missing:
-                sample = self.measure(decoders[name], example, repeat, answers)
+                decoder = self._watched(decoders[name])
+                sample = self.measure(decoder, example, repeat, answers)
                 sample = replace(sample, decoder=name, order=order)
                 answers.add(sample)
+                if isinstance(decoder, Recorder):
+                    folder.add_predictions(sample.key, decoder.predictions(sample.new_tokens))
                 lines.append(sample.to_dict())
                 pools.save(name)
                 on_sample(sample)
@@ -202,6 +208,11 @@ class Bench:
             if keep is not None:
                 return cut(trace, keep), ttft_s
         return trace, ttft_s
+
+    def _watched(self, decoder: Decoder) -> Decoder:
+        """Return the decoder, in a recorder where predictions are wanted and it is a drafter."""
+        wanted = self.record_predictions and not hasattr(decoder, "run")
+        return Recorder(decoder) if wanted else decoder  # type: ignore[arg-type]
 
     def _missing(self, done: Sequence[Sample]) -> list[tuple[Example, str, int, int]]:
         have = {sample.key for sample in done}

@@ -4,6 +4,7 @@
     samples.jsonl   one line per (prompt, decoder, repeat), on disk before the next one starts
     scores.jsonl    one line per scored sample
     audit.jsonl     one line per prompt and repeat: each completion's verdict
+    predictions.jsonl   if asked for: what the target predicted at every node, for replays
     pool-*.json     the phrase pools that decoders carry from prompt to prompt
     summary.json, summary.md, speedup.png: made from the three above, at any time, by the report
 
@@ -23,10 +24,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
+from ouroboros.bench.recorder import Place, listed, unlisted
 from ouroboros.bench.sample import Sample
 
 RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audit.jsonl"
-MADE = (RUN, SAMPLES, SCORES, AUDIT, "audit.md", "summary.json", "summary.md", "speedup.png")
+PREDICTIONS = "predictions.jsonl"
+MADE = (
+    *(RUN, SAMPLES, SCORES, AUDIT, PREDICTIONS),
+    *("audit.md", "summary.json", "summary.md", "speedup.png"),
+)
+
+SampleKey = tuple[str, str, int]
 
 
 class ResultsFolder:
@@ -135,10 +143,20 @@ class ResultsFolder:
             samples[sample.key] = sample
         return list(samples.values())
 
-    def load_scores(self) -> dict[tuple[str, str, int], dict[str, float]]:
+    def load_scores(self) -> dict[SampleKey, dict[str, float]]:
         """Return the scores on disk by sample key."""
         rows = [line for _, line in self._lines(SCORES)]
         return {(r["example"], r["decoder"], r["repeat"]): r["scores"] for r in rows}
+
+    def add_predictions(self, key: SampleKey, predictions: Mapping[Place, int]) -> None:
+        """Append a sample's predictions, before its own line."""
+        with self.appending(PREDICTIONS) as lines:
+            lines.append({"key": list(key), "predictions": listed(predictions)})
+
+    def load_predictions(self) -> dict[SampleKey, dict[Place, int]]:
+        """Return the predictions on disk by sample key."""
+        rows = [line for _, line in self._lines(PREDICTIONS)]
+        return {tuple(row["key"]): unlisted(row["predictions"]) for row in rows}
 
     def drop_if_empty(self, name: str) -> None:
         """Remove a file in which nothing was written."""

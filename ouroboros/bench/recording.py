@@ -1,0 +1,149 @@
+"""What a target once said: enough to run a drafter against it again, without the target.
+
+A tape holds prompts and continuations as token ids and the settings that the loop needs. Its file
+is JSONL, a header line and one line for each run; a results folder is a tape too, and so is another
+engine's text. Invariant: what a tape does not know (a length limit, a context) it does not invent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ouroboros.bench.recorder import Place, listed, unlisted
+from ouroboros.bench.sampling import Sampling
+from ouroboros.bench.store import ResultsFolder
+
+FORMAT = "ouroboros-recording-1"
+ANY = 1 << 30  # a context or a vocabulary of unknown size
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One run: `finish` is "eos", "length", "context", or "stop" where the text just ends."""
+
+    example: str
+    prompt: tuple[int, ...]
+    new_tokens: tuple[int, ...]
+    finish: str = "stop"
+    repeat: int = 0
+    predictions: Mapping[Place, int] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Prompt and continuation."""
+        return (*self.prompt, *self.new_tokens)
+
+
+@dataclass(frozen=True)
+class Tape:
+    """Runs of one target under one set of settings. `max_new` None: as long as each run is."""
+
+    runs: Sequence[Recording]
+    sampling: Sampling = field(default_factory=Sampling)
+    max_new: int | None = None
+    max_len: int = ANY
+    vocab_size: int = ANY
+    eos: frozenset[int] = frozenset()
+
+    def save(self, path: Path) -> None:
+        """Write the tape as JSONL."""
+        head = {
+            "format": FORMAT,
+            "sampling": asdict(self.sampling),
+            **{name: getattr(self, name) for name in ("max_new", "max_len", "vocab_size")},
+            "eos": sorted(self.eos),
+        }
+        lines = [head, *({**asdict(r), "predictions": listed(r.predictions)} for r in self.runs)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def read(path: Path, tokenizer) -> Tape:
+    """Read a tape, or JSONL with the fields "prompt" and "completion" as text and perhaps "id".
+
+    Text is tokenized anew: prompts with the tokenizer's special tokens, completions without.
+    Raises `ValueError`, naming the line, for anything else.
+    """
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read the recording {path}: give JSONL ({error})") from error
+    if not rows:
+        raise ValueError(f"the recording {path} is empty: record some runs first")
+    if isinstance(rows[0], dict) and rows[0].get("format") == FORMAT:
+        return _tape(path, rows)
+    runs = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            prompt = tokenizer(row["prompt"]).input_ids
+            text = tokenizer(row["completion"], add_special_tokens=False).input_ids
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f'{path}, line {number}: give {{"prompt": text, "completion": text}}'
+            ) from error
+        name = str(row.get("id", f"{path.stem}/{number}"))
+        runs.append(Recording(name, tuple(prompt), tuple(text)))
+    return Tape(runs)
+
+
+def _tape(path: Path, rows: Sequence[dict]) -> Tape:
+    head, *lines = rows
+    try:
+        sampling, eos = Sampling(**head["sampling"]), frozenset(head["eos"])
+        runs = [
+            Recording(
+                line["example"],
+                tuple(line["prompt"]),
+                tuple(line["new_tokens"]),
+                line["finish"],
+                line["repeat"],
+                unlisted(line.get("predictions", ())),
+            )
+            for line in lines
+        ]
+        return Tape(runs, sampling, head["max_new"], head["max_len"], head["vocab_size"], eos)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no recording of this version: record it anew") from error
+
+
+def from_folder(
+    folder: ResultsFolder, prompts: Mapping[str, Sequence[int]], *, decoder: str | None = None
+) -> Tape:
+    """Make a tape of one decoder's samples in a results folder (default: greedy, else the first).
+
+    `prompts` are the token ids of each example. Where a run did not note its end-of-sequence ids,
+    they are those that its samples ended with. Raises `ValueError` where they are not those of the
+    run, or the run has no such decoder.
+    """
+    run = folder.load_run()
+    names = run["decoders"]
+    name = decoder or ("greedy" if "greedy" in names else names[0])
+    if name not in names:
+        raise ValueError(f"recorded_decoder={name} is not in this run: choose from {names}")
+    known = folder.load_predictions()
+    runs = []
+    for sample in folder.load_samples():
+        if sample.decoder != name or sample.error:
+            continue
+        prompt = tuple(prompts.get(sample.example, ()))
+        if len(prompt) != sample.prompt_tokens:
+            raise ValueError(
+                f"{sample.example} has {len(prompt)} prompt tokens here and {sample.prompt_tokens} "
+                "in the recording: give the task and model that were recorded"
+            )
+        seen = known.get(sample.key, {})
+        runs.append(
+            Recording(sample.example, prompt, sample.new_tokens, sample.finish, sample.repeat, seen)
+        )
+    model = run["model"]
+    seen_eos = {r.new_tokens[-1] for r in runs if r.finish == "eos"}
+    return Tape(
+        runs,
+        Sampling(**run["sampling"]),
+        run["max_new"],
+        model.get("max_len", ANY),
+        model.get("vocab_size", ANY),
+        frozenset(model.get("eos", seen_eos)),
+    )
