@@ -18,6 +18,9 @@ GOOD = {
     "temperature": 0.0,
     "top_p": 1.0,
     "min_p": 0,
+    "repetition_penalty": 1.0,
+    "context_tokens": None,
+    "audit": "differing",
     "overwrite": False,
     "retry_failed": False,
     "save_pools": False,
@@ -46,6 +49,8 @@ def test_a_good_config_passes():
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
+        ("audit", "some", "audit=some: choose one of none, differing, all"),
+        ("repetition_penalty", "high", "repetition_penalty=high: give a number"),
         ("threads", "many", "threads=many: give a whole number, 1 or more, or null"),
         ("threads", 0, "threads=0: give"),
         ("repeats", None, "repeats=None: give a whole number, 1 or more$"),
