@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 
-from ouroboros.bench.tables import interval, number
+from ouroboros.bench.tables import calls, interval, number
 
 Lead = Mapping[str, Sequence]
 """The first columns: what tells the runs apart, one value per run."""
@@ -28,8 +28,8 @@ def throughput_cell(row: Mapping) -> str:
 
 
 def calls_cell(row: Mapping) -> str:
-    """Calls per token at the published pair's cost ratio."""
-    return number(row["calls_per_token"], 3)
+    """Calls per token at the published pair's cost ratio, and its interval."""
+    return calls(row)
 
 
 def comparison_frame(

@@ -18,7 +18,7 @@ from ouroboros.bench.sample import Sample
 
 RESAMPLES = 2000
 Part = Callable[[Sample], tuple[float, int]]
-"""(Seconds, tokens) of a sample: `metrics.whole_part` or `metrics.decode_part`."""
+"""(Amount, tokens) of a sample: `metrics.whole_part` or `decode_part` (seconds), `calls_part`."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,14 @@ def macro_speedup(
         return None
     base_s, base_n, ours_s, ours_n = table
     return _bootstrapped(((base_s / base_n) / (ours_s / ours_n),), gmean)
+
+
+def pooled(samples: Sequence[Sample], *, part: Part) -> Interval | None:
+    """What `part` gives, per token: sums over prompts divided once, prompts resampled."""
+    sums = [pair for pair in _by_example(samples, part).values() if pair[1]]
+    if not sums:
+        return None
+    return _bootstrapped(tuple(np.array(sums, dtype=float).T), _per_token)
 
 
 def score_intervals(
@@ -110,6 +118,10 @@ def _by_example(samples: Iterable[Sample], part: Part) -> dict[str, tuple[float,
         before = sums.get(sample.example, (0.0, 0))
         sums[sample.example] = before[0] + seconds, before[1] + tokens
     return sums
+
+
+def _per_token(amounts, tokens, axis: int = -1):
+    return np.sum(amounts, axis=axis) / np.sum(tokens, axis=axis)
 
 
 def _ratio(base_s, base_n, ours_s, ours_n, axis: int = -1):

@@ -160,6 +160,12 @@ def decode_part(sample: Sample) -> tuple[float, int]:
     return sample.wall_s - sample.ttft_s, len(sample.new_tokens) - sample.steps[0].new
 
 
+def calls_part(sample: Sample) -> tuple[float, int]:
+    """(Calls, tokens) of a sample, calls as in calls_per_token: what no machine changes."""
+    calls = len(sample.steps) + COST_RATIO * sum(s.draft_calls for s in sample.steps)
+    return calls, len(sample.new_tokens)
+
+
 def repetition_rate(tokens: Sequence[int], n: int = 4) -> float | None:
     """Share of a completion's n-grams that occurred before in it.
 

@@ -1,4 +1,5 @@
-"""One results folder's own report: summary.json, summary.md and speedup.png.
+"""One results folder's own report: summary.json, summary.md, and speedup.png (where nothing was
+timed, calls.png).
 
 A pure function of what lies in the folder: run again at any time, on any machine, it gives the same
 summary. Reports over several folders are in `ouroboros.bench.combined`.
@@ -9,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from ouroboros.bench.audit_report import load_audit
-from ouroboros.bench.plots.speedups import speedup_bars
+from ouroboros.bench.plots.speedups import calls_bars, speedup_bars
 from ouroboros.bench.plots.style import save_png
 from ouroboros.bench.store import ResultsFolder
 from ouroboros.bench.summary import headline, summarise
@@ -41,7 +44,7 @@ failures are counted, never averaged. Warm-up is excluded; decoders alternate pr
 
 
 def make_report(folder: ResultsFolder) -> dict:
-    """Write summary.json, summary.md and speedup.png into the folder; return the summary.
+    """Write summary.json, summary.md and the picture into the folder; return the summary.
 
     Raises `ValueError` where the folder holds no run.
     """
@@ -49,14 +52,14 @@ def make_report(folder: ResultsFolder) -> dict:
     summary = summarise(run, folder.load_samples(), folder.load_scores(), audit)
     folder.write_json("summary.json", summary)
     folder.write_text("summary.md", to_markdown(summary))
-    draw_speedups(summary, folder.path / "speedup.png")
+    draw(speedup_bars(summary), folder.path / "speedup.png")
+    draw(None if summary["timed"] else calls_bars(summary), folder.path / "calls.png")
     return summary
 
 
-def draw_speedups(summary: Mapping, path: Path) -> None:
-    """Draw the speedups; no file where no decoder has one (no greedy run to compare with)."""
+def draw(figure: Figure | None, path: Path) -> None:
+    """Write a figure; no file where there is none (no greedy run to compare with)."""
     path.unlink(missing_ok=True)
-    figure = speedup_bars(summary)
     if figure is not None:
         save_png(figure, path)
 

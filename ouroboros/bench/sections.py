@@ -174,6 +174,7 @@ def _tables(prefix: str, summary: Mapping) -> list[Table]:
 def _pictures(prefix: str, summary: Mapping) -> list[Picture]:
     drawn = [
         ("speedup", "Speedup over greedy", speedups.speedup_bars(summary)),
+        ("calls", "Calls per token", speedups.calls_bars(summary)),
         ("published", "Published and measured", published.published_bars(summary)),
         ("histogram", "Draft tokens accepted per step", acceptance.acceptance_histograms(summary)),
         ("positions", "Acceptance by position", acceptance.acceptance_by_position(summary)),

@@ -31,7 +31,7 @@ RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audi
 PREDICTIONS = "predictions.jsonl"
 MADE = (
     *(RUN, SAMPLES, SCORES, AUDIT, PREDICTIONS),
-    *("audit.md", "summary.json", "summary.md", "speedup.png"),
+    *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png"),
 )
 
 SampleKey = tuple[str, str, int]

@@ -148,6 +148,7 @@ def _decoder_metrics(mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]
         **_speedups("", baseline, mine),
         **_speedups("_vs_hf", good.get(PEER, []), mine),
         **_step_metrics(mine),
+        **_plain({"calls_interval": intervals.pooled(mine, part=metrics.calls_part)}),
         "repetition_rate": metrics.mean_repetition_rate(mine),
         "unequal": metrics.unequal(baseline, mine),
         "peak_bytes": max((s.peak_bytes for s in mine if s.peak_bytes), default=None),

@@ -138,6 +138,12 @@ def interval(found: Mapping | None) -> str:
     return times(found["value"]) + _spread(found, 2)
 
 
+def calls(row: Mapping) -> str:
+    """Return a decoder's calls per token and their interval."""
+    found = row["calls_interval"]
+    return "-" if found is None else number(found["value"], 3) + _spread(found, 3)
+
+
 def _speed_row(name: str, row: Mapping, scored: Sequence[str]) -> dict[str, str]:
     shares = [row[f"{phase}_share"] for phase in ("draft", "verify", "host")]
     peak = row["peak_bytes"]
@@ -170,7 +176,7 @@ def _count_row(name: str, row: Mapping) -> dict[str, str]:
         "accept len": number(row["acceptance_length"], 2),
         "tokens/target call": number(row["tokens_per_target_call"], 2),
         "draft calls/token": number(row["draft_calls_per_token"], 2),
-        "calls/token": number(row["calls_per_token"], 3),
+        "calls/token": calls(row),
         "draft accepted": percent(row["draft_acceptance_rate"]),
         "nodes/call": number(row["scored_per_step"], 1),
         "host ms/step": number(row["host_ms_per_step"], 2),

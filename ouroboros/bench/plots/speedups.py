@@ -13,6 +13,7 @@ from ouroboros.bench.plots import style
 from ouroboros.bench.plots.style import decoder_marks, foot, head, is_peer, new_figure
 
 AXIS = "speedup over greedy on the same engine (time per token, prefill included)"
+CALLS_AXIS = "calls per token: (target + 0.176 x draft calls) / new tokens; fewer is better"
 
 
 def speedup_bars(summary: Mapping) -> Figure | None:
@@ -26,7 +27,28 @@ def speedup_bars(summary: Mapping) -> Figure | None:
     with style.looks():
         figure = new_figure(1.9 + 0.42 * len(rows))
         axes = figure.add_subplot()
-        _bars(axes, rows)
+        texts = [f"{r['output_throughput']:.1f} tok/s" for r in rows.values()]
+        _bars(axes, {n: r["latency_speedup"] for n, r in rows.items()}, "{:.2f}x · {}", texts)
+        axes.set_xlabel(AXIS)
+        head(axes, summary["title"])
+        foot(figure, _footnote(summary, rows))
+    return figure
+
+
+def calls_bars(summary: Mapping) -> Figure | None:
+    """Calls per token, which no machine changes, one bar per decoder, with intervals.
+
+    None where nothing was measured.
+    """
+    rows = {name: row for name, row in summary["decoders"].items() if row["calls_interval"]}
+    if not rows:
+        return None
+    with style.looks():
+        figure = new_figure(1.9 + 0.42 * len(rows))
+        axes = figure.add_subplot()
+        texts = [f"{r['tokens_per_target_call']:.2f} tokens/target call" for r in rows.values()]
+        _bars(axes, {n: r["calls_interval"] for n, r in rows.items()}, "{:.3f} · {}", texts)
+        axes.set_xlabel(CALLS_AXIS)
         head(axes, summary["title"])
         foot(figure, _footnote(summary, rows))
     return figure
@@ -68,29 +90,28 @@ def machines(summaries) -> str:
     return "Measured on " + "; ".join(dict.fromkeys(s["device"] for s in summaries)) + "."
 
 
-def _bars(axes: Axes, rows: Mapping[str, Mapping]) -> None:
-    found = [row["latency_speedup"] for row in rows.values()]
-    values, reach = [f["value"] for f in found], spread(found)
-    marks = decoder_marks(list(rows))
-    places = range(len(rows))
+def _bars(axes: Axes, found: Mapping[str, Mapping], form: str, texts: Sequence[str]) -> None:
+    """Draw a value with its interval for each name; `form` takes the value and the text."""
+    values, reach = [f["value"] for f in found.values()], spread(list(found.values()))
+    marks = decoder_marks(list(found))
+    places = range(len(found))
     axes.barh(
         places,
         values,
         height=0.62,
-        color=[marks[name].colour for name in rows],
+        color=[marks[name].colour for name in found],
         xerr=reach,
         error_kw={"ecolor": style.INK, "elinewidth": 1.2, "capsize": 3},
     )
     end = max(value + extra for value, extra in zip(values, reach[1], strict=True))
-    for place, value, extra, row in zip(places, values, reach[1], rows.values(), strict=True):
-        label = f"{value:.2f}x · {row['output_throughput']:.1f} tok/s"
+    for place, value, extra, text in zip(places, values, reach[1], texts, strict=True):
+        label = form.format(value, text)
         axes.text(value + extra + 0.015 * end, place, label, va="center", fontsize=9.5)
     axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
-    axes.set_yticks(places, list(rows), fontsize=10.5)
+    axes.set_yticks(places, list(found), fontsize=10.5)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.25 * end)
+    axes.set_xlim(0, 1.3 * end)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(AXIS)
 
 
 def _dots(axes: Axes, runs: Mapping[str, Mapping], names: Sequence[str]) -> None:
