@@ -24,6 +24,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ouroboros.choose import Choose, Sampler, argmax
 from ouroboros.model import CachedModel
+from ouroboros.processors import Processed
 from ouroboros.trace import DecodeTrace, StepRecord
 
 Stop = Callable[[list[int]], int | None]
@@ -38,6 +39,17 @@ class SharedNoise(LogitsProcessor):
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:  # type: ignore[override]
         row = self.sampler.noise(input_ids.shape[-1], scores.shape[-1], scores.device)
         return self.sampler.warped(scores) + row
+
+
+def as_processors(choose: Choose) -> LogitsProcessorList:
+    """Return the logits processors under which transformers' argmax is this choice."""
+    if choose is argmax:
+        return LogitsProcessorList()
+    if isinstance(choose, Sampler):
+        return LogitsProcessorList([SharedNoise(choose)])
+    if isinstance(choose, Processed):
+        return LogitsProcessorList([*choose.processors, *as_processors(choose.choose)])
+    raise ValueError("transformers' generation runs under argmax, a Sampler or processors only")
 
 
 class Arrivals(BaseStreamer):
@@ -106,10 +118,7 @@ class HFGenerate:
         arrivals = Arrivals()
         ids = torch.tensor([list(prompt)], device=target.device)
         options: dict = {"streamer": arrivals}
-        if isinstance(choose, Sampler):
-            options["logits_processor"] = LogitsProcessorList([SharedNoise(choose)])
-        elif choose is not argmax:
-            raise ValueError("transformers' generation runs under argmax or a Sampler only")
+        options["logits_processor"] = as_processors(choose)
         if stop is not None:
             options["stopping_criteria"] = StoppingCriteriaList([StopWhen(stop, len(prompt))])
         if self.draft is not None:

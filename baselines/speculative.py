@@ -1,14 +1,18 @@
 """Speculative decoding with a draft model (Leviathan et al. 2023, arXiv 2211.17192).
 
 Under the shared-noise sampler (or argmax) a draft token is kept if it *is* the target's choice,
-which is exact token for token.
+which is exact token for token. Classic rejection sampling, exact in law, can be asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
-from ouroboros.choose import Choose, argmax
+import torch
+
+from baselines.rejection import Drawn, Rejection
+from ouroboros.choose import Choose, Sampler, argmax
 from ouroboros.decode import RootOnly, extend
 from ouroboros.drafter import Watched
 from ouroboros.model import CachedModel
@@ -20,24 +24,57 @@ class Speculative:
 
     With `confidence` above 0 the draft ends early, after the first token to which the draft model
     itself gives less than this probability (as transformers' assisted generation does).
+    `verification` "shared" compares tokens drawn with shared noise; "rejection" accepts by
+    rejection sampling when the loop samples, with `candidates` tokens drawn at each position, the
+    first of which goes on. Greedy decoding is the same under both.
     """
 
-    def __init__(self, draft: CachedModel, *, gamma: int, confidence: float = 0.0) -> None:
-        if gamma < 1:
-            raise ValueError(f"gamma is {gamma}; it must be at least 1")
+    def __init__(
+        self,
+        draft: CachedModel,
+        *,
+        gamma: int,
+        confidence: float = 0.0,
+        verification: Literal["shared", "rejection"] = "shared",
+        candidates: int = 1,
+    ) -> None:
+        if gamma < 1 or candidates < 1:
+            raise ValueError(f"gamma {gamma} and candidates {candidates} must be at least 1")
+        if verification not in ("shared", "rejection"):
+            raise ValueError(f"verification {verification!r} is not one of shared, rejection")
+        if candidates > 1 and verification == "shared":
+            raise ValueError(
+                f"candidates={candidates} needs verification=rejection: with shared noise the "
+                "draft model has one sample at each position"
+            )
         self.draft: CachedModel | None = draft
         self.model = draft
         self.gamma = gamma
         self.confidence = confidence
+        self.verification = verification
+        self.candidates = candidates
         self._plain = RootOnly()
         self._choose: Choose = argmax
+
+    def rule(self, choose: Choose) -> Choose:
+        """Return the choice that the loop shall use: rejection sampling where it was asked for.
+
+        Raises `ValueError` under a choice that is neither argmax nor a plain `Sampler`.
+        """
+        if self.verification == "shared" or choose is argmax:
+            return choose
+        if not isinstance(choose, Sampler):
+            raise ValueError("verification=rejection knows no logits processors; use shared")
+        return Rejection(choose)
 
     def reset(self, choose: Choose) -> None:
         """Draft by the same choice (and noise) as the target."""
         self._choose = choose
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
-        """Return the draft as a chain."""
+        """Return the draft as a chain (with leaves, where there are more candidates)."""
+        if isinstance(self._choose, Rejection):
+            return self._candidates(self._choose, tokens, budget)
         sequence, watch = list(tokens), Watched(self._choose)
         room = min(self.gamma, budget - 1)
         choose: Choose = watch if self.confidence > 0 else self._choose
@@ -48,3 +85,37 @@ class Speculative:
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Nothing to learn: the draft model rolls back by itself."""
+
+    def _candidates(self, rule: Rejection, tokens: Sequence[int], budget: int) -> TokenTree:
+        """Draft a chain of the first candidates, the others below it as leaves."""
+        draws = Draws(rule, self.candidates)
+        sequence, room = list(tokens), min(self.gamma, budget - 1)
+        for _ in extend(self.model, self._plain, sequence, room, choose=draws):
+            last = draws.drawn[-1]
+            if float(last.law[last.candidates[0]]) < self.confidence:
+                break
+        tree = TokenTree.chain(tokens[-1], sequence[len(tokens) :], source="draft")
+        rule.drawn = dict(enumerate(draws.drawn))
+        for node, drawn in rule.drawn.items():
+            tree = tree.graft([[token] for token in drawn.candidates], at=node, source="draft")
+        return tree
+
+
+class Draws:
+    """The draft's choice under rejection sampling: candidates from its own law, noted down."""
+
+    def __init__(self, rule: Rejection, count: int) -> None:
+        self.rule = rule
+        self.count = count
+        self.drawn: list[Drawn] = []
+
+    def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
+        law = self.rule.laws(logits)[0]
+        self.drawn.append(Drawn(self.rule.draw(law, self.count), law))
+        return [self.drawn[-1].candidates[0]]
+
+    def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree):
+        raise ValueError("a drawn draft has no runner-up")
+
+    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        return self.rule.scores(logits, tokens, tree)

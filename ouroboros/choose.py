@@ -37,6 +37,10 @@ class Choose(Protocol):
         """The same with the runner-up, and how probable both are under their row."""
         ...
 
+    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        """Return the scores whose argmax is the choice, shaped as `logits`; ids ruled out -inf."""
+        ...
+
 
 class Ranked(NamedTuple):
     """The chosen token after a node, the runner-up, and the probability of each."""
@@ -56,6 +60,10 @@ def _ranked(scores: torch.Tensor, shares: torch.Tensor) -> list[Ranked]:
 
 class Argmax:
     """Greedy decoding: the most probable token, the first of equals."""
+
+    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        """Return the logits: their argmax is the choice."""
+        return logits
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         return logits.argmax(-1).tolist()
@@ -98,8 +106,10 @@ class Sampler:
         self._rows: dict[int, torch.Tensor] = {}
 
     def warped(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the warped logits in float32, [rows, vocab]; ids ruled out are -inf."""
-        return self.warpers(None, logits.float())  # type: ignore[arg-type]
+        """Return the warped logits, [rows, vocab], in float32 as transformers warps them (float64
+        stays); ids ruled out are -inf."""
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        return self.warpers(None, logits)  # type: ignore[arg-type]
 
     def noise(self, position: int, vocab: int, device: torch.device) -> torch.Tensor:
         """Return the Gumbel noise of one absolute position, [vocab] float32, kept while in use."""
@@ -110,9 +120,7 @@ class Sampler:
             row = self._rows[position] = gumbel(self.seed, position, vocab, device)
         return row[:vocab]
 
-    def perturbed(
-        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
-    ) -> torch.Tensor:
+    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
         """Return warped logits plus noise: the scores whose argmax is the sample."""
         base, depths = len(tokens), tree.depths()
         positions = [base + int(depths[node]) for node in tree.asked]
@@ -120,10 +128,10 @@ class Sampler:
         return self.warped(logits) + torch.stack(noise)
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        return self.perturbed(logits, tokens, tree).argmax(-1).tolist()
+        return self.scores(logits, tokens, tree).argmax(-1).tolist()
 
     def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
-        return _ranked(self.perturbed(logits, tokens, tree), self.warped(logits).softmax(-1))
+        return _ranked(self.scores(logits, tokens, tree), self.warped(logits).softmax(-1))
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:

@@ -21,8 +21,9 @@ from ouroboros.tree import TokenTree
 
 class Drafter(Protocol):
     """Proposes what may come next. A drafter that calls a model names it in `draft`, so that the
-    loop can count its calls and time. One that learns from predictions at nodes that were not
-    accepted says `reads_rejected = True` (False where it says nothing)."""
+    loop can count its calls and time. One that is exact in law only, not token for token, has a
+    method `rule(choose)` that returns the choice which the loop shall use instead. One that learns
+    from predictions at nodes that were not accepted says `reads_rejected = True`."""
 
     def reset(self, choose: Choose) -> None:
         """Forget the prompt before; called once for each prompt, by the outermost loop only."""
@@ -161,6 +162,8 @@ def stream(
             "shorten the prompt or choose a model with a longer context"
         )
     trace = DecodeTrace(list(prompt), len(prompt))
+    rule = getattr(drafter, "rule", None)
+    choose = choose if rule is None else rule(choose)
     drafter.reset(choose)
     for record in extend(target, drafter, trace.tokens, max_new, eos=eos, choose=choose):
         trace.steps.append(record)

@@ -97,6 +97,9 @@ class Watched:
     def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
         return self.choose.ranked(logits, tokens, tree)
 
+    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        return self.choose.scores(logits, tokens, tree)
+
 
 class Ouroboros:
     """The Ouroboros drafter: gamma, W = window_size, N = ngram_size, G = verification_set_size and
@@ -159,6 +162,7 @@ class Ouroboros:
         self._choose: Choose = argmax
         self._seen = 0
         self._chain = 0
+        self._hung: list[tuple[int, tuple[int, ...], list[int]]] = []
 
     def reset(self, choose: Choose) -> None:
         """Begin a prompt; the pool is emptied, kept or restored as `pool_state` says."""
@@ -177,6 +181,7 @@ class Ouroboros:
         tree = TokenTree.chain(tokens[-1], drafted)
         tree = replace(tree, source=("", *sources))
         self._chain = len(drafted)
+        self._hung = []
         tree = self._lengthen(tree, tokens, self._chain, budget)
         if self.policy.runner_up and ranks:
             tree = self._runners_up(tree, tokens, ranks, budget)
@@ -186,14 +191,14 @@ class Ouroboros:
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Make phrases of what the target predicted (paper, section 3.3)."""
-        chain = min(self._chain, len(tree) - 1)
         if not self.learn:
             return
-        full = len(path) > chain
-        if full or self.policy.correct_always:
-            self._correct(tree, chosen, chain)
-        if not full:
-            self._learn_tail(tree, chosen, len(path), chain)
+        chain = min(self._chain, len(tree) - 1)
+        kept = sum(node <= chain for node in path)
+        if kept > chain or self.policy.correct_always:
+            self._correct(tree, chosen)
+        if kept <= chain:
+            self._learn_tail(tree, chosen, kept, chain)
 
     def _take_text(self, tokens: Sequence[int]) -> None:
         policy = self.policy
@@ -242,15 +247,16 @@ class Ouroboros:
         """Hang up to K phrases of the pool below a node, each cut to the budget."""
         before = [*tokens[-CONTEXT:], *(tree.tokens[n] for n in tree.path_to(node)[1:])]
         depth = len(before) - len(tokens[-CONTEXT:])
-        phrases = self.pool.get(tree.tokens[node], self.topk, before=before[:-1][-CONTEXT:])
+        before = before[:-1][-CONTEXT:]
         space = self.policy.max_nodes - len(tree)
-        kept = [phrase[: budget - 1 - depth] for phrase in phrases]
         fitting = []
-        for phrase in kept:
-            space -= len(phrase)
+        for phrase in self.pool.get(tree.tokens[node], self.topk, before=before):
+            cut = phrase[: budget - 1 - depth]
+            space -= len(cut)
             if space < 0:
                 break
-            fitting.append(phrase)
+            fitting.append(cut)
+            self._hung.append((node, phrase, before))
         return tree.graft(fitting, at=node, source="suffix") if fitting else tree
 
     def _runners_up(
@@ -268,23 +274,18 @@ class Ouroboros:
             reached *= rank.share
         return tree
 
-    def _correct(self, tree: TokenTree, chosen: Sequence[int], end: int) -> None:
-        """Replace each suffix below the draft's end by what the target predicted along it."""
-        key = tree.tokens[end]
-        for phrase in self.pool.get(key, self.topk):
-            node, predicted = end, [chosen[end]]
+    def _correct(self, tree: TokenTree, chosen: Sequence[int]) -> None:
+        """Replace each suffix that was verified by what the target predicted along it."""
+        child = {(parent, tree.tokens[node]): node for node, parent in enumerate(tree.parents)}
+        for start, phrase, before in reversed(self._hung):
+            node, predicted = start, [chosen[start]]
             for token in phrase[:-1]:
-                below = [
-                    n
-                    for n in range(node + 1, len(tree))
-                    if tree.parents[n] == node and tree.tokens[n] == token
-                ]
-                if not below:
+                if (node, token) not in child:
                     break
-                node = below[0]
+                node = child[node, token]
                 predicted.append(chosen[node])
             if len(predicted) == len(phrase):
-                self.pool.replace(key, phrase, predicted)
+                self.pool.replace(tree.tokens[start], phrase, predicted, before)
 
     def _learn_tail(self, tree: TokenTree, chosen: Sequence[int], first: int, end: int) -> None:
         """Phrases from the draft's rejected nodes `first` ... `end` and the predictions there."""

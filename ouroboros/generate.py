@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
 
@@ -20,6 +20,7 @@ from ouroboros.decode import Drafter, RootOnly, stream
 from ouroboros.drafter import Ouroboros
 from ouroboros.lookahead import Lookahead
 from ouroboros.model import CachedModel
+from ouroboros.processors import Processed, processed
 from ouroboros.vocab import check_pair
 
 DEFAULTS: dict[str, dict] = {
@@ -53,6 +54,7 @@ WARPERS = {
     "TopPLogitsWarper",
     "MinPLogitsWarper",
 }
+"""What a `Sampler` does by itself, in transformers' order."""
 
 
 def generate(
@@ -69,15 +71,18 @@ def generate(
     top_p: float = 1.0,
     min_p: float = 0.0,
     seed: int = 0,
+    logits_processor: Sequence[LogitsProcessor] = (),
     streamer: BaseStreamer | None = None,
     **settings,
 ) -> torch.Tensor:
     """Return prompt and continuation, [1, length], as plain decoding would give it.
 
-    `input_ids` is [1, length]. `decoder` is "greedy", "lookahead", "ouroboros" (needs `draft`) or
-    any Drafter; `settings` go to the named decoder (gamma, window_size, ngram_size, ...). Without
-    `eos_token_id` the model's own generation config says where to end. Wrap the models in
-    `CachedModel` once to spare each call their examination.
+    `input_ids` is [1, length]. `logits_processor` are applied before temperature and cuts, at each
+    node of a tree on its own path. `decoder` is "greedy", "lookahead", "ouroboros" (needs `draft`)
+    or any Drafter; `settings` go to the named decoder (gamma, window_size, ngram_size, ...).
+    Without `eos_token_id` the model's own generation config says where to end. Wrap the models in
+    `CachedModel` once to spare each call their examination; make the decoder yourself
+    (`Ouroboros(CachedModel(draft), ..., pool_state="task")`) to keep its phrases between calls.
 
     Raises `ValueError` for what is not supported, naming it.
     """
@@ -86,6 +91,8 @@ def generate(
     choose: Choose = argmax
     if do_sample:
         choose = Sampler(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    if logits_processor:
+        choose = processed(choose, logits_processor, vocab=target.vocab_size)
     if eos_token_id is None:
         eos_token_id = target.model.generation_config.eos_token_id
     return _run(target, drafter, input_ids, max_new_tokens, _ids(eos_token_id), choose, streamer)
@@ -103,9 +110,10 @@ def custom_generate(
 
     The generation config gives the length, the ends and the sampling; without `seed`, torch's
     global generator does. Give the streamer here, not to `model.generate`, which does not hand its
-    own on to a callable.
+    own on to a callable. One decoder serves all calls with one model: with `pool_state="task"` its
+    phrase pool lives on from prompt to prompt.
     """
-    kept: list[CachedModel] = []
+    kept: list[tuple[CachedModel, Drafter]] = []
 
     def run(
         model: PreTrainedModel,
@@ -116,20 +124,21 @@ def custom_generate(
         **model_kwargs,
     ) -> torch.Tensor:
         config = generation_config or model.generation_config
-        _refuse(config, logits_processor, model_kwargs)
-        if not kept or kept[0].model is not model:
-            kept[:] = [_cached(model)]
-        drafter = _drafter(decoder, kept[0], draft, settings)
+        _refuse(config, model_kwargs)
+        if not kept or kept[0][0].model is not model:
+            cached = _cached(model)
+            kept[:] = [(cached, _drafter(decoder, cached, draft, settings))]
+        target, drafter = kept[0]
         limit = config.max_length - input_ids.shape[-1]
         ends = [c for c in stopping_criteria if not isinstance(c, MaxLengthCriteria)]
         custom = [c for c in ends if not isinstance(c, EosTokenCriteria)]
         return _run(
-            kept[0],
+            target,
             drafter,
             input_ids,
             limit,
             _ids(config.eos_token_id),
-            _choice(config, seed),
+            _choice(config, seed, logits_processor, target),
             streamer,
             custom,
         )
@@ -219,11 +228,16 @@ def _ids(eos: int | Sequence[int] | torch.Tensor | None) -> frozenset[int]:
     return frozenset([eos] if isinstance(eos, int) else eos)
 
 
-def _choice(config: GenerationConfig, seed: int | None) -> Choose:
+def _choice(
+    config: GenerationConfig, seed: int | None, processors: Sequence, target: CachedModel
+) -> Choose:
+    """Return the choice that config and processors ask for; they come in transformers' order."""
     if not config.do_sample:
-        return argmax
+        return Processed(argmax, processors, vocab=target.vocab_size) if processors else argmax
     if seed is None:
         seed = int(torch.randint(1 << 62, ()))
+    if not all(type(processor).__name__ in WARPERS for processor in processors):
+        return Processed(Sampler(seed=seed), processors, vocab=target.vocab_size)
     return Sampler(
         temperature=1.0 if config.temperature is None else config.temperature,
         top_k=config.top_k or 0,
@@ -233,16 +247,12 @@ def _choice(config: GenerationConfig, seed: int | None) -> Choose:
     )
 
 
-def _refuse(config: GenerationConfig, processors, model_kwargs: dict) -> None:
+def _refuse(config: GenerationConfig, model_kwargs: dict) -> None:
     """Raise `ValueError` naming the first thing asked for that a token tree cannot give."""
     for name, plain in UNSUPPORTED.items():
         value = getattr(config, name, None)
         if value is not None and value != plain:
             raise ValueError(f"{name}={value} is not supported here; leave it at {plain}")
-    for processor in processors:
-        kind = type(processor).__name__
-        if not (config.do_sample and kind in WARPERS):
-            raise ValueError(f"the logits processor {kind} is not supported here; remove it")
     mask = model_kwargs.get("attention_mask")
     if mask is not None and not bool(mask.all()):
         raise ValueError("a padded attention_mask is not supported; give the prompt unpadded")

@@ -81,12 +81,14 @@ class PhrasePool:
             before = tokens[max(0, at - CONTEXT) : at] if self.use_context else ()
             self.add(tokens[at], tokens[at + 1 : at + 1 + n], before)
 
-    def replace(self, key: int, old: Sequence[int], new: Sequence[int]) -> None:
-        """Put `new` in the place of `old`, as the newest of its key."""
+    def replace(
+        self, key: int, old: Sequence[int], new: Sequence[int], before: Sequence[int] = ()
+    ) -> None:
+        """Put `new` in the place of `old`, as the newest of its key; `before` as in `add`."""
         phrases = self._phrases.get(key)
         if phrases is not None:
             phrases.pop(tuple(old), None)
-        self.add(key, new)
+        self.add(key, new, before if self.use_context else ())
 
     def get(self, key: int, count: int, *, before: Sequence[int] = ()) -> list[tuple[int, ...]]:
         """Return up to `count` phrases: those that share most of the context `before` their key

@@ -22,7 +22,7 @@ from pathlib import Path
 import hydra
 import torch
 from asking import guarded, told_in_one_line
-from building import build_decoders, build_pair, build_task, check_decoders
+from building import build_bench, build_pair, build_task, check_decoders
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -36,13 +36,13 @@ from ouroboros.bench.provenance import environment
 from ouroboros.bench.report import headline, make_report, tables
 from ouroboros.bench.run import Bench
 from ouroboros.bench.sample import Sample
-from ouroboros.bench.sampling import Sampling
+from ouroboros.bench.scoring import corpus_scores
 from ouroboros.bench.store import ResultsFolder
 from ouroboros.bench.task import Task
+from ouroboros.bench.verdicts import audit_run
 
 CONF = str(Path(__file__).resolve().parents[1] / "conf")
 STOPPING = b"\nstopping after this sample; Ctrl-C again: at once\n"
-SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p")
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="config")
@@ -69,23 +69,16 @@ def bench(cfg: DictConfig) -> int:
     }
     folder.check_open(**key)
     pair = build_pair(config)
-    job = Bench(
-        target=pair.target,
-        models=pair.models,
-        task=task,
-        examples=examples,
-        decoders=build_decoders(config["decoder"], pair),
-        max_new=task.max_new if config["max_new"] is None else config["max_new"],
-        repeats=config["repeats"],
-        sampling=Sampling(**{name: config[name] for name in SAMPLING}),
-        record_predictions=config["record_predictions"],
-    )
+    job = build_bench(config, task, examples, pair)
     run = folder.open_run(run_facts(config, job), **key)
     print(f"results: {os.path.relpath(folder.path)}", file=sys.stderr)
     finished = measure(job, folder, retry_failed=config["retry_failed"])
     if finished and not config["save_pools"]:
         folder.drop_pools()
+    run["corpus_scores"] = corpus_scores(task, job.examples, folder.load_samples())
     folder.save_run(run, status="finished" if finished else "interrupted")
+    if config["audit"] != "none":
+        judge(job, folder, controls=config["audit"] == "all")
     return show(folder, interrupted=not finished)
 
 
@@ -109,6 +102,16 @@ def measure(job: Bench, folder: ResultsFolder, *, retry_failed: bool) -> bool:
         _say("interrupted: finished samples are kept; the same results_dir goes on from here")
         return False
     return True
+
+
+def judge(job: Bench, folder: ResultsFolder, *, controls: bool) -> None:
+    """Hold every completion against plain decoding's, with a progress bar; Ctrl-C leaves it out."""
+    total = len(job.examples) * job.repeats
+    try:
+        with tqdm(total=total, desc="audit", unit="prompt", leave=False, delay=2) as bar:
+            audit_run(job, folder, controls=controls, on_row=bar.update)
+    except KeyboardInterrupt:
+        _say("audit interrupted: python scripts/audit.py with this folder makes it again")
 
 
 def show(folder: ResultsFolder, *, interrupted: bool) -> int:

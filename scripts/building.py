@@ -14,9 +14,13 @@ from hydra.utils import get_object, instantiate
 
 from ouroboros import PhrasePool, vocab
 from ouroboros.bench.pair import Pair, PairSpec, load_pair
-from ouroboros.bench.run import MakeDecoder
+from ouroboros.bench.prompt import with_context
+from ouroboros.bench.run import Bench, MakeDecoder
+from ouroboros.bench.sampling import Sampling
 from ouroboros.bench.task import Example, Task, select
 
+SELECTION = ("limit", "stride", "shuffle")
+SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "int": (int, "a whole number"),
     "float": ((int, float), "a number"),
@@ -27,10 +31,10 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 
 def build_task(options: dict) -> tuple[Task, list[Example]]:
     """Return the task and the chosen examples."""
-    own = {key: value for key, value in options.items() if key not in ("limit", "stride")}
+    own = {key: value for key, value in options.items() if key not in SELECTION}
     check_arguments(own, "task")
     task = called(instantiate(own, _partial_=True, _convert_="all"), "task")
-    return task, select(task.load(), limit=options["limit"], stride=options["stride"])
+    return task, select(task.load(), **{key: options[key] for key in SELECTION if key in options})
 
 
 def build_spec(options: dict) -> PairSpec:
@@ -42,6 +46,27 @@ def build_spec(options: dict) -> PairSpec:
 def build_pair(config: dict) -> Pair:
     """Load the models that the decoders need."""
     return load_pair(build_spec(config["model"]), with_draft=wants_draft(config["decoder"]))
+
+
+def build_bench(config: dict, task: Task, examples: list[Example], pair: Pair) -> Bench:
+    """Return what the run measures; with `context_tokens`, the examples have longer prompts."""
+    return Bench(
+        target=pair.target,
+        models=pair.models,
+        task=task,
+        examples=lengthened(config, task, examples, pair.target.tokenizer),
+        decoders=build_decoders(config["decoder"], pair),
+        max_new=task.max_new if config["max_new"] is None else config["max_new"],
+        repeats=config["repeats"],
+        sampling=Sampling(**{name: config[name] for name in SAMPLING}),
+        record_predictions=config["record_predictions"],
+    )
+
+
+def lengthened(config: dict, task: Task, examples: list[Example], tokenizer) -> list[Example]:
+    """Return the examples, with longer prompts where the config has `context_tokens`."""
+    tokens = config.get("context_tokens")
+    return with_context(examples, task.load(), tokenizer, tokens) if tokens else examples
 
 
 def check_decoders(options: dict[str, dict] | None) -> None:

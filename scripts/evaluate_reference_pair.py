@@ -73,7 +73,7 @@ def on_humaneval(target: CachedModel, draft: CachedModel, temperature: float, se
     sampling = Sampling(seed=seed, temperature=temperature)
     for example in tqdm(task.load(), desc=f"T={temperature}"):
         prompt = target.tokenizer(example.prompt).input_ids
-        choose = sampling.choose(example.id, 0)
+        choose = sampling.choose(example.id, 0, vocab=target.vocab_size)
         target.tokens, draft.tokens = [], []
         stop = StopStrings(target.tokenizer, task.stop)
         new = complete(target, prompt, stop, choose)

@@ -5,8 +5,9 @@
 
 Each decoder gets its configured settings as the first trial and random ones from its space for the
 rest. All trials of all decoders alternate prompt by prompt; after a first round on a few prompts,
-the best third of each decoder's trials goes on to the rest. The best settings are printed and
-written to `tuning.json` and `tuning.md`; put them into conf/decoder. Never give it a
+the best third of each decoder's trials goes on to the rest. Each prompt is decoded greedily and
+sampled (`--temperatures`); the geometric mean of the speeds counts. The best settings are printed
+and written to `tuning.json` and `tuning.md`; put them into conf/decoder. Never give it a
 benchmark's prompts.
 """
 
@@ -24,6 +25,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from scipy.stats import gmean
 from tqdm import tqdm
 
 from ouroboros.bench.metrics import mean_repetition_rate, output_throughput
@@ -71,15 +73,24 @@ class Trial:
 
     decoder: str
     settings: dict
-    samples: list[Sample] = field(default_factory=list)
+    samples: dict[float, list[Sample]] = field(default_factory=dict)  # by temperature
 
     @property
     def name(self) -> str:
         return f"{self.decoder} {json.dumps(self.settings, sort_keys=True)}"
 
     @property
+    def rates(self) -> dict[float, float]:
+        """Tokens/s at each temperature."""
+        return {
+            heat: output_throughput([s for s in found if s.error is None]) or 0.0
+            for heat, found in self.samples.items()
+        }
+
+    @property
     def tokens_per_s(self) -> float:
-        return output_throughput([s for s in self.samples if s.error is None]) or 0.0
+        """The geometric mean over temperatures: each counts alike, however slow its text is."""
+        return float(gmean(list(self.rates.values())))
 
 
 def draw(decoder: str, count: int, seed: int) -> list[Trial]:
@@ -104,13 +115,17 @@ def maker(config: Mapping, settings: Mapping, pair: Pair):
     return lambda: instantiate(options, _partial_=True, _convert_="all")(**draft)
 
 
-def measure(trials: list[Trial], examples: list[Example], job: Bench, configs, pair: Pair) -> None:
-    """Run every trial on every example, in turn; the samples are added to the trials."""
+def measure(
+    trials: list[Trial], examples: list[Example], jobs: Mapping[float, Bench], configs, pair: Pair
+) -> None:
+    """Run every trial on every example at every temperature, in turn; the trials keep samples."""
     decoders = {id(t): maker(configs[t.decoder], t.settings, pair)() for t in trials}
     for index, example in enumerate(tqdm(examples, desc=f"{len(trials)} trials", unit="prompt")):
         first = index % len(trials)
         for trial in [*trials[first:], *trials[:first]]:
-            trial.samples.append(job.measure(decoders[id(trial)], example, 0))
+            for heat, job in jobs.items():
+                sample = job.measure(decoders[id(trial)], example, 0)
+                trial.samples.setdefault(heat, []).append(sample)
 
 
 def main() -> None:
@@ -123,6 +138,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="prompts in all; default: every one")
     parser.add_argument("--max-new", type=int, default=96)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
     parser.add_argument("--overrides", nargs="*", default=[], help="Hydra overrides, e.g. model=hf")
     args = parser.parse_args()
     with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -136,18 +152,34 @@ def main() -> None:
     pair = load_pair(PairSpec(**instantiate(config["model"], _convert_="all")), with_draft=True)
     task = Prompts(path=args.prompts, stop=STOP)
     examples = task.load()[: args.limit]
-    job = Bench(pair.target, pair.models, task, examples, {}, args.max_new, sampling=Sampling())
+    jobs = {
+        heat: Bench(
+            pair.target,
+            pair.models,
+            task,
+            examples,
+            {},
+            args.max_new,
+            sampling=Sampling(seed=args.seed, temperature=heat),
+        )
+        for heat in args.temperatures
+    }
     trials = [t for name in args.decoders for t in draw(name, args.trials, args.seed)]
-    measure(trials, [WARM_UP], job, config["decoder"], pair)
+    measure(trials, [WARM_UP], jobs, config["decoder"], pair)
     for trial in trials:
         trial.samples.clear()
-    measure(trials, examples[: args.first], job, config["decoder"], pair)
+    measure(trials, examples[: args.first], jobs, config["decoder"], pair)
     finalists = []
     for name in args.decoders:
         own = sorted((t for t in trials if t.decoder == name), key=lambda t: -t.tokens_per_s)
         finalists += own[: max(1, len(own) // 3)]
-    measure(finalists, examples[args.first :], job, config["decoder"], pair)
+    measure(finalists, examples[args.first :], jobs, config["decoder"], pair)
     report(args, finalists)
+
+
+def every(trial: Trial) -> list[Sample]:
+    """All samples of a trial."""
+    return [sample for found in trial.samples.values() for sample in found]
 
 
 def report(args: argparse.Namespace, finalists: list[Trial]) -> None:
@@ -156,8 +188,9 @@ def report(args: argparse.Namespace, finalists: list[Trial]) -> None:
         {
             "decoder": t.decoder,
             "tokens_per_s": round(t.tokens_per_s, 2),
-            "failed": sum(s.error is not None for s in t.samples),
-            "repetition_rate": round(mean_repetition_rate(t.samples) or 0.0, 3),
+            **{f"tokens_per_s_t{heat:g}": round(rate, 2) for heat, rate in t.rates.items()},
+            "failed": sum(s.error is not None for s in every(t)),
+            "repetition_rate": round(mean_repetition_rate(every(t)) or 0.0, 3),
             "settings": t.settings,
         }
         for t in sorted(finalists, key=lambda t: (t.decoder, -t.tokens_per_s))
@@ -165,7 +198,8 @@ def report(args: argparse.Namespace, finalists: list[Trial]) -> None:
     args.results.mkdir(parents=True, exist_ok=True)
     facts = {
         "trials_each": args.trials,
-        "prompts": [Path(args.prompts).name, len(finalists[0].samples)],
+        "prompts": [Path(args.prompts).name, len(next(iter(finalists[0].samples.values())))],
+        "temperatures": args.temperatures,
         "max_new": args.max_new,
         "provenance": provenance(),
         "finalists": rows,

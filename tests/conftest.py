@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# absl (which rouge-score logs with) keeps the stderr it finds when it is imported, and closes it
+# when Hydra sets logging up anew: that must not be the stream in which pytest captures.
+with contextlib.redirect_stderr(sys.__stderr__):
+    import absl.logging  # noqa: F401
 import torch
 from hypothesis import HealthCheck, settings
 

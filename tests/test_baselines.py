@@ -255,7 +255,7 @@ def test_upstream_names_are_aliases():
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda m: Speculative(m.draft, gamma=0), "gamma is 0"),
+        (lambda m: Speculative(m.draft, gamma=0), "gamma 0"),
         (lambda m: PromptLookup(max_ngram_size=0, num_tokens=1), "max_ngram_size 0"),
         (lambda m: PromptLookup(max_ngram_size=1, num_tokens=0), "num_tokens 0"),
         (lambda m: Lookahead(LEVEL=5, window_size=3), "verification_set_size and GUESS_SET_SIZE"),
@@ -267,7 +267,7 @@ def test_upstream_names_are_aliases():
         (lambda m: HFGenerate("assisted"), "needs a draft"),
         (
             lambda m: HFGenerate().run(m.target, [5], max_new=2, choose=lambda *_: [0]),
-            "argmax or a Sampler only",
+            "argmax, a Sampler or processors only",
         ),
     ],
 )

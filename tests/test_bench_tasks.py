@@ -6,7 +6,9 @@ import time
 import pytest
 
 from ouroboros.bench.sandbox import Limits, check
-from ouroboros.bench.tasks.humaneval import STOP, HumanEval, function_body
+from ouroboros.bench.task import select
+from ouroboros.bench.tasks.completion import code_of
+from ouroboros.bench.tasks.humaneval import STOP, HumanEval
 from ouroboros.bench.tasks.prompts import Prompts
 
 PROBLEM = {
@@ -28,23 +30,27 @@ def test_humaneval_loads_from_the_package():
 
 
 @pytest.mark.parametrize(
-    ("style", "start", "middle"),
+    ("template", "start", "middle"),
     [
-        ("paper", "Please complete the following Python code without", "explanations\nfrom typing"),
-        ("codellama", "[INST] Please complete", "explanations\n[/INST]\nfrom typing"),
-        ("deepseek", "You are an AI programming assistant", "\n### Response:\nfrom typing"),
+        (
+            "paper-yi",
+            "Please complete the following Python code without",
+            "explanations\nfrom typing",
+        ),
+        ("paper-codellama", "[INST] Please complete", "explanations\n[/INST]\nfrom typing"),
+        ("paper-deepseek", "You are an AI programming assistant", "\n### Response:\nfrom typing"),
     ],
 )
-def test_prompt_styles_of_the_published_runs(style, start, middle):
-    task = HumanEval(prompt_style=style)
+def test_templates_of_the_published_runs(template, start, middle):
+    task = HumanEval(template=template)
     prompt = task.load()[0].prompt
     assert prompt.startswith(start) and middle in prompt
     assert task.stop == ()
 
 
-def test_an_unknown_style_is_refused_by_name():
-    with pytest.raises(ValueError, match="'chat' is unknown; choose one of plain"):
-        HumanEval(prompt_style="chat")
+def test_an_unknown_template_is_refused_by_name():
+    with pytest.raises(ValueError, match="'paper' is unknown here; choose one of plain, chat"):
+        HumanEval(template="paper")
 
 
 def test_canonical_solutions_pass_and_others_fail():
@@ -55,10 +61,10 @@ def test_canonical_solutions_pass_and_others_fail():
     assert task.score(example, "    return None\n") == {"passed": 0.0}
 
 
-def test_function_body_takes_a_fenced_block_or_stops():
-    assert function_body("    return 1\n\ndef g", STOP) == "    return 1\n"
-    assert function_body("Sure:\n```python\ndef f(): pass\n```\nDone", STOP) == "def f(): pass\n"
-    assert function_body("    return 1", STOP) == "    return 1"
+def test_code_of_takes_a_fenced_block_or_stops():
+    assert code_of("    return 1\n\ndef g", STOP) == "    return 1\n"
+    assert code_of("Sure:\n```python\ndef f(): pass\n```\nDone", STOP) == "def f(): pass\n"
+    assert code_of("    return 1", STOP) == "    return 1"
 
 
 def test_sandbox_tells_pass_from_failure():
@@ -149,5 +155,5 @@ def test_missing_and_unreadable_files_are_named(tmp_path):
         Prompts(path=str(tmp_path / "binary.txt")).load()
     twice = tmp_path / "twice.jsonl"
     twice.write_text('{"prompt": "a", "id": 1}\n{"prompt": "b", "id": 1}\n')
-    with pytest.raises(ValueError, match="same id"):
-        Prompts(path=str(twice)).load()
+    with pytest.raises(ValueError, match="same id '1'"):
+        select(Prompts(path=str(twice)).load(), limit=None)

@@ -216,7 +216,7 @@ def test_ranked_agrees_with_the_choice_and_names_the_runner_up(choose):
     assert [rank.token for rank in ranks] == choose(logits, [0], tree)
     scores, shares = logits, logits.softmax(-1)
     if choose is not argmax:
-        scores, shares = choose.perturbed(logits, [0], tree), choose.warped(logits).softmax(-1)
+        scores, shares = choose.scores(logits, [0], tree), choose.warped(logits).softmax(-1)
     for rank, score, share in zip(ranks, scores, shares, strict=True):
         first, second = sorted(range(VOCAB), key=lambda i: -score[i])[:2]
         assert (rank.token, rank.second) == (first, second)

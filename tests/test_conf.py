@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 import bench
+import building
 import pytest
-from bench_models import tiny_pair
+from bench_models import byte_tokenizer, tiny_pair
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import get_class
@@ -20,7 +21,7 @@ CONF = ROOT / "conf"
 
 
 def names(group: str) -> list[str]:
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    return sorted(path.stem for path in (CONF / group).glob("[!_]*.yaml"))
 
 
 def composed(*overrides: str) -> dict:
@@ -53,13 +54,11 @@ def test_every_model_composes(name):
 
 
 @pytest.mark.parametrize("name", names("task"))
-def test_every_task_composes(name, tmp_path):
-    path = tmp_path / "mine.jsonl"
-    path.write_text('{"prompt": "a"}\n')
-    overrides = [f"task.path={path}"] if name == "prompts" else []
-    options = composed(f"task={name}", *overrides)["task"]
-    assert get_class(options["_target_"]).name == name
-    assert "limit" in options and "stride" in options
+def test_every_task_composes_and_has_examples_to_try(name):
+    options = composed(f"task={name}", "task.path=examples", "task.limit=null", "task.stride=1")
+    task, examples = bench.build_task(options["task"])
+    assert get_class(options["task"]["_target_"]).name == task.name == name
+    assert len(examples) >= 4
 
 
 @pytest.mark.parametrize("name", names("decoder"))
@@ -67,7 +66,7 @@ def test_every_decoder_composes_alone_and_can_be_built(name):
     config = composed(f"decoder={name}")
     assert list(config["decoder"]) == [name]
     pair = Pair(*tiny_pair())
-    made = bench.build_decoders(config["decoder"], pair)[name]()
+    made = building.build_decoders(config["decoder"], pair)[name]()
     assert hasattr(made, "propose") or hasattr(made, "run")
     if "draft" in config["decoder"][name]:
         assert made.draft is pair.draft
@@ -80,7 +79,7 @@ def test_a_saved_pool_is_loaded(tmp_path):
     pool.save(path, tokenizer_id=vocab.fingerprint(pair.target.tokenizer))
     set_up = ["decoder.ouroboros.pool_state=loaded", f"decoder.ouroboros.pool={path}"]
     config = composed("decoder=ouroboros", "decoder.ouroboros.ngram_size=5", *set_up)
-    made = bench.build_decoders(config["decoder"], pair)["ouroboros"]()
+    made = building.build_decoders(config["decoder"], pair)["ouroboros"]()
     assert [list(phrase) for phrase in made.pool.get(1, 1)] == [[2, 3, 4, 5]]
 
 
@@ -89,14 +88,53 @@ def test_every_experiment_composes(name):
     config = composed(f"experiment={name}")
     assert config["results_dir"].startswith("results/")
     assert len(config["decoder"]) > 1
-    bench.build_decoders(config["decoder"], Pair(*tiny_pair()))
+    for own in config["decoder"].values():
+        if own.get("pool"):  # a file that another run leaves
+            own |= {"pool": None, "pool_state": "cold"}
+    building.build_decoders(config["decoder"], Pair(*tiny_pair()))
+
+
+TABLES = [name for name in names("experiment") if name.endswith("b")]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_published_run_names_its_settings_and_its_figures(name):
+    config = composed(f"experiment={name}")
+    task, pair = name.split("_")
+    assert get_class(config["task"]["_target_"]).name == task and config["model"]["name"] == pair
+    assert config["task"]["template"] == f"paper-{pair.split('-')[0]}"
+    decoders, published = config["decoder"], config["published"]
+    assert published["source"].startswith("arXiv 2402.13720") and published["hardware"]
+    assert [*published["tokens_per_s"], "ouroboros"] == list(decoders)
+    paper, warm = decoders["ouroboros_paper"], decoders["ouroboros_paper_warm"]
+    assert paper["verification_set_size"] == paper["window_size"] and paper["topk"] == 3
+    assert warm == {**paper, "pool_state": "task"} != paper
+    same = ("gamma", "window_size", "ngram_size", "verification_set_size", "topk")
+    assert {key: decoders["ouroboros"][key] for key in same} == {key: paper[key] for key in same}
+
+
+def test_there_are_as_many_tables_as_published_rows():
+    assert len(TABLES) == 12
 
 
 def test_the_published_settings():
     config = composed("experiment=humaneval_codellama-34b-7b")
     paper = config["decoder"]["ouroboros_paper"]
     assert (paper["gamma"], paper["window_size"], paper["ngram_size"]) == (10, 20, 6)
-    assert config["max_new"] == 512 and config["task"]["prompt_style"] == "codellama"
+    assert config["max_new"] == 512 and config["task"]["template"] == "paper-codellama"
+    assert config["published"]["tokens_per_s"]["ouroboros_paper_warm"] == 39.2
+
+
+def test_an_ablation_changes_one_thing():
+    decoders = composed("experiment=ablation")["decoder"]
+    whole = decoders.pop("ouroboros")
+    del decoders["greedy"]
+    for name, ablated in decoders.items():
+        options = {**whole["options"], **ablated["options"]}
+        changed = [key for key in whole if ablated[key] != whole[key]]
+        changed += ["learn"] if "learn" in ablated else []
+        assert len(changed) == (2 if name == "no_phrase_drafting" else 1), name
+        assert len([key for key in options if options[key] != whole["options"].get(key)]) <= 1
 
 
 def test_missing_models_are_named():
@@ -146,12 +184,30 @@ def test_bench_end_to_end(run_bench, saved_pair):
     assert document["finished"] and document["samples"] == 6
     assert [row["unequal"] for row in document["decoders"].values()] == [0, 0, 0]
     files = {path.name for path in (saved_pair / "out").iterdir()}
-    assert files == {"run.json", "samples.jsonl", "summary.json", "summary.md", "speedup.png"}
+    made = {"run.json", "samples.jsonl", "audit.jsonl", "summary.json", "summary.md", "speedup.png"}
+    assert files == made
     for name in ("run.json", "summary.json", "summary.md"):
         assert str(saved_pair) not in (saved_pair / "out" / name).read_text()
     code, out, err = run_bench(*options)
     assert code == 2 and out == ""
     assert "overwrite=true" in err.splitlines()[-1] and "Traceback" not in err
+
+
+@pytest.mark.parametrize("name", names("experiment"))
+def test_every_experiment_has_a_rehearsal(name, run_bench, saved_pair):
+    options = ["rehearsal=cpu", "task.limit=1", "max_new=3", "threads=1", "hydra.mode=RUN"]
+    options += [f"results_dir=rehearsal_{name}"]
+    if name == "warm_start_other_task":
+        pool = PhrasePool(phrase_len=6, per_key=8)
+        tokenizer = byte_tokenizer()
+        pool.save(saved_pair / "pool.json", tokenizer_id=vocab.fingerprint(tokenizer))
+        options += ["decoder.other_task.pool=pool.json"]
+    code, out, err = run_bench(f"experiment={name}", *options)
+    assert code == 0, err
+    document = json.loads(out.splitlines()[-1])
+    assert document["finished"] and not any(d["failed"] for d in document["decoders"].values())
+    run = json.loads((saved_pair / f"rehearsal_{name}" / "run.json").read_text())
+    assert run["published"] is None and run["task"]["version"].startswith(run["task"]["name"])
 
 
 def test_bench_takes_up_a_killed_run(run_bench, saved_pair):

@@ -91,12 +91,14 @@ def test_phrases_of_the_pool_hang_below_the_drafts_end(pair):
 
 def proposed(drafter: Ouroboros, tree: TokenTree, chain: int) -> None:
     """As if `propose` had given this tree, its first `chain` nodes below the root the draft."""
-    drafter._chain = chain
+    drafter._chain, drafter._hung = chain, []
     drafter.pool.clear()
     for branch in (n for n in range(len(tree)) if n > chain and n not in tree.parents):
         path = tree.path_to(branch)
         if chain in path:
-            drafter.pool.add(tree.tokens[chain], [tree.tokens[n] for n in path[chain + 1 :]])
+            phrase = tuple(tree.tokens[n] for n in path[chain + 1 :])
+            drafter.pool.add(tree.tokens[chain], phrase)
+            drafter._hung.append((chain, phrase, []))
 
 
 SUFFIXED = TokenTree.chain(0, [1, 2]).graft([(3, 4, 5), (6, 7, 8)], at=2, source="suffix")
@@ -108,6 +110,15 @@ def test_verified_suffixes_are_corrected_on_full_acceptance(pair):
         proposed(drafter, SUFFIXED, 2)
         drafter.observe(SUFFIXED, [1, 2, 3, 9, 10, -1, 11, 12, -1], [0, 1, 2, 3])
         assert {phrase for _, phrase in drafter.pool} == {(3, 9, 10), (3, 11, 12)}
+
+
+def test_a_path_that_leaves_the_chain_leaves_a_rejected_tail(pair):
+    """Two nodes of the draft and two of a runner-up are accepted: the draft's third is not."""
+    drafter = ready(pair[1], ngram_size=3, topk=0, options={"agreements": 9})
+    tree = TokenTree.chain(0, [1, 2, 3, 4]).graft([(7, 8)], at=2, source="runner-up")
+    proposed(drafter, tree, 4)
+    drafter.observe(tree, [1, 2, 7, 9, 10, 8, 11], [0, 1, 2, 5, 6])
+    assert list(drafter.pool) == [(9, (10,))]
 
 
 def test_only_ours_corrects_suffixes_after_a_rejection(pair):

@@ -7,7 +7,14 @@ import copy
 import pytest
 import torch
 from tiny import CONTEXT, llama, noisy, plain, prompt_of
-from transformers import MaxTimeCriteria, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    LogitsProcessor,
+    MaxTimeCriteria,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TopKLogitsWarper,
+)
 from transformers.generation.streamers import BaseStreamer
 
 from baselines import PromptLookup
@@ -28,6 +35,24 @@ class Collected(BaseStreamer):
 
     def end(self) -> None:
         self.ended += 1
+
+
+class Stateful(LogitsProcessor):
+    """Counts its calls: rejected branches would count as well."""
+
+    def __call__(self, input_ids, scores):
+        raise AssertionError("never called")
+
+
+class Parity(LogitsProcessor):
+    """Of its own kind, but a function of text and row: an even sum of the text lifts id 5."""
+
+    reads_text_only = True
+
+    def __call__(self, input_ids, scores):
+        scores = scores.clone()
+        scores[:, 5] += 4.0 * (input_ids.sum(-1) % 2 == 0)
+        return scores
 
 
 class Contains(StoppingCriteria):
@@ -107,6 +132,19 @@ def test_custom_generate_is_plain_generation(models, decoder):
             ids = torch.tensor([prompt])
             out = target.generate(ids, max_new_tokens=max_new, custom_generate=run)
             assert out[0].tolist() == plain(model, prompt, max_new)
+
+
+def test_custom_generate_keeps_its_pool_between_prompts(models):
+    _, target, draft = models
+    calls = []
+    small = CachedModel(draft)
+    for state in ("cold", "task"):
+        run = custom_generate(draft=small, pool_state=state)
+        for _ in range(2):
+            before = small.calls
+            target.generate(IDS, max_new_tokens=40, custom_generate=run)
+            calls.append(small.calls - before)
+    assert calls[0] == calls[1] == calls[2] > calls[3]
 
 
 def test_custom_generate_accepts_a_full_mask_and_a_config(models):
@@ -199,13 +237,56 @@ def test_sampling_repeats_with_torchs_seed_or_ours(models):
     assert torch.equal(out, same)
 
 
+PROCESSED = [
+    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 1.3, "do_sample": True, "temperature": 1.4, "top_k": 8},
+    {"no_repeat_ngram_size": 2},
+    {"min_new_tokens": 12, "eos_token_id": [4, 7, 9]},
+    {"bad_words_ids": [[3], [4, 5]], "suppress_tokens": [7]},
+    {"typical_p": 0.5, "do_sample": True},
+    {"sequence_bias": {(6,): 3.0, (8, 9): -5.0}, "do_sample": True, "min_p": 0.1},
+    {"exponential_decay_length_penalty": (3, 1.3), "eos_token_id": 5},
+    {"logits_processor": [Parity()]},
+]
+
+
+@pytest.mark.parametrize("options", PROCESSED, ids=lambda options: "-".join(options))
+def test_processors_that_read_the_text_are_applied_to_each_nodes_own_path(models, options):
+    model, target, draft = models
+    plainly = {"max_new_tokens": 30, "custom_generate": custom_generate(decoder="greedy", seed=4)}
+    lengths = set()
+    for prompt in (prompt_of(6), prompt_of(9, 1) * 2):
+        ids = torch.tensor([prompt])
+        expected = target.generate(ids, **plainly, **options)
+        if not options.get("do_sample"):
+            assert expected[0].tolist() == plain(model, prompt, 30, **options)
+        unprocessed = target.generate(ids, **plainly)
+        assert not torch.equal(expected, unprocessed)
+        for decoder in ("lookahead", "ouroboros"):
+            run = custom_generate(draft=draft, decoder=decoder, seed=4)
+            out = target.generate(ids, max_new_tokens=30, custom_generate=run, **options)
+            assert torch.equal(out, expected)
+            lengths.add(out.shape[-1])
+    assert lengths
+
+
+def test_generate_takes_processors_and_a_narrower_draft(models):
+    model, target, _ = models
+    penalty = [RepetitionPenaltyLogitsProcessor(1.5), TopKLogitsWarper(6)]
+    narrow = CachedModel(noisy(model))
+    narrow.width = 9
+    for sampling in ({}, {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "seed": 2}):
+        options = {"max_new_tokens": 30, "logits_processor": penalty, **sampling}
+        expected = generate(target, IDS, decoder="greedy", **options)
+        assert torch.equal(generate(target, IDS, draft=narrow, **options), expected)
+        assert not torch.equal(generate(target, IDS, max_new_tokens=30, decoder="greedy"), expected)
+
+
 REFUSED = {
     "num_beams=3": {"num_beams": 3},
     "num_return_sequences=2": {"num_return_sequences": 2, "do_sample": True},
-    "RepetitionPenaltyLogitsProcessor": {"repetition_penalty": 1.3},
-    "NoRepeatNGramLogitsProcessor": {"no_repeat_ngram_size": 2},
-    "MinLengthLogitsProcessor": {"min_new_tokens": 3, "eos_token_id": 2},
-    "TypicalLogitsWarper": {"typical_p": 0.5, "do_sample": True},
+    "WatermarkLogitsProcessor": {"watermarking_config": {"bias": 2.0}},
+    "Stateful": {"logits_processor": [Stateful()]},
     "return_dict_in_generate=True": {"return_dict_in_generate": True},
     "padded attention_mask": {"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])},
 }

@@ -2,43 +2,17 @@
 
 import json
 import math
+from dataclasses import dataclass
 
 import pytest
+from measured import RUN, greedy_and_fast, sample, step, write_run
 
-from ouroboros.bench import metrics
+from ouroboros.bench import intervals, metrics
 from ouroboros.bench.provenance import fast_dtype, git_state, identity, provenance, without_paths
 from ouroboros.bench.report import headline, make_report, summarise, tables, to_markdown
 from ouroboros.bench.sample import Sample
-from ouroboros.bench.store import SAMPLES, SCORES, ResultsFolder
-from ouroboros.trace import StepRecord
-
-
-def step(drafted: int, accepted: int, *, new=None, draft_calls=0, scored=None, times=(0, 1, 0)):
-    new = accepted + 1 if new is None else new
-    sources = (*["draft"] * accepted, "target")[:new]
-    scored = drafted + 1 if scored is None else scored
-    return StepRecord(drafted, scored, accepted, new, draft_calls, sources, *times)
-
-
-def sample(example, decoder, steps, *, tokens=None, wall_s=10.0, ttft_s=1.0, repeat=0, error=None):
-    count = sum(s.new for s in steps)
-    tokens = tuple(range(count)) if tokens is None else tokens
-    return Sample(
-        example,
-        decoder,
-        repeat,
-        0,
-        5,
-        tokens,
-        "",
-        "length",
-        tuple(steps),
-        wall_s,
-        ttft_s,
-        None,
-        error,
-    )
-
+from ouroboros.bench.store import ResultsFolder
+from ouroboros.bench.tables import group_frame, published_frame, speed_frame
 
 # Four steps: the prefill drafts nothing; then 4 of 4, 1 of 4 and 0 of 2 drafted tokens are kept.
 STEPS = [
@@ -104,35 +78,76 @@ def test_a_completion_of_one_step_has_no_tpot():
     assert metrics.tpot_ms([sample("a", "x", [step(3, 3)])]) is None
 
 
-def greedy_and_fast():
-    greedy = [
-        sample("a", "greedy", [step(0, 0)] * 4, wall_s=8.0, ttft_s=2.0),
-        sample("b", "greedy", [step(0, 0)] * 6, wall_s=12.0, ttft_s=2.0),
-    ]
-    fast = [
-        sample("a", "fast", [step(0, 0), step(2, 2)], wall_s=4.0, ttft_s=2.0),
-        sample("b", "fast", [step(0, 0), step(4, 4)], wall_s=4.0, ttft_s=2.0),
-    ]
-    return greedy, fast
-
-
 def test_speedups_are_paired_ratios_of_seconds_per_token():
     greedy, fast = greedy_and_fast()
-    whole = metrics.speedup(greedy, fast)
+    whole = intervals.speedup(greedy, fast)
     assert whole.value == pytest.approx((20 / 10) / (8 / 10))
     assert whole.low == pytest.approx(2.0) and whole.high == pytest.approx(3.0)
-    after = metrics.speedup(greedy, fast, part=metrics.decode_part)
+    after = intervals.speedup(greedy, fast, part=metrics.decode_part)
     assert after.value == pytest.approx((16 / 8) / (4 / 8))
-    same = metrics.speedup(greedy, greedy)
+    same = intervals.speedup(greedy, greedy)
     assert (same.value, same.low, same.high) == pytest.approx((1, 1, 1))
 
 
 def test_speedup_counts_only_prompts_that_both_finished():
     greedy, fast = greedy_and_fast()
-    assert metrics.speedup(greedy, fast[:1]) == metrics.Interval(pytest.approx(2.0))
-    assert metrics.speedup(greedy, []) is None
+    assert intervals.speedup(greedy, fast[:1]) == intervals.Interval(pytest.approx(2.0))
+    assert intervals.speedup(greedy, []) is None
     twice = [*fast, sample("a", "fast", [step(0, 0), step(2, 2)], wall_s=8.0, repeat=1)]
-    assert metrics.speedup(greedy, twice).value == pytest.approx((20 / 10) / (16 / 14))
+    assert intervals.speedup(greedy, twice).value == pytest.approx((20 / 10) / (16 / 14))
+
+
+def test_a_macro_speedup_weighs_prompts_alike():
+    greedy, fast = greedy_and_fast()
+    # Two prompts: 2 s per token against 1 s, and 2 s per token against 2/3 s.
+    macro = intervals.macro_speedup(greedy, fast)
+    assert macro.value == pytest.approx(math.sqrt(2 * 3))
+    assert (macro.low, macro.high) == pytest.approx((2, 3))
+    assert intervals.macro_speedup(greedy, []) is None
+    assert intervals.macro_speedup(greedy, fast[:1]) == intervals.Interval(pytest.approx(2))
+
+
+def test_scores_have_intervals():
+    samples = [sample(e, "x", []) for e in "abcdefghij"]
+    passed = {s.key: {"passed": float(i < 7)} for i, s in enumerate(samples)}
+    found = intervals.score_intervals(samples, passed)["pass@1"]
+    # Wilson's interval of 7 in 10, worked out by its formula with z = 1.96.
+    assert (found.value, found.low, found.high) == pytest.approx((0.7, 0.3968, 0.8922), abs=1e-3)
+    graded = {s.key: {"rouge": i / 10} for i, s in enumerate(samples)}
+    found = intervals.score_intervals(samples, graded)["rouge"]
+    assert found.value == pytest.approx(0.45) and 0.2 < found.low < 0.45 < found.high < 0.7
+    assert intervals.score_intervals(samples, {}) == {}
+
+
+def test_positions_say_how_many_steps_reached_them():
+    assert metrics.tries_per_position(STEPS) == [3, 3, 2, 2]
+    assert metrics.tries_per_position([]) == []
+
+
+def test_latency_and_energy():
+    both = [sample("a", "x", STEPS, wall_s=9.0), sample("b", "x", STEPS, wall_s=3.0)]
+    assert metrics.e2e_latency_s(both) == pytest.approx(6)
+    assert metrics.e2e_latency_s([]) is metrics.energy_per_token_j(both) is None
+    known = Metered("c", "x", 0, 0, 0, new_tokens=(1, 2, 3, 4), energy_j=10.0)
+    assert metrics.energy_per_token_j([*both, known]) == pytest.approx(2.5)
+
+
+@dataclass(frozen=True)
+class Metered(Sample):
+    energy_j: float | None = None
+    group: str = ""
+
+
+def test_groups_have_their_own_speedups():
+    greedy, fast = greedy_and_fast()
+    rows = [
+        Metered(**{**vars(one), "group": group})
+        for pair in (greedy, fast)
+        for one, group in zip(pair, ("math", "code"), strict=True)
+    ]
+    frame = group_frame(summarise(RUN, rows, {}))
+    assert frame.set_index("group")["fast"].to_dict() == {"math": "2.00x", "code": "3.00x"}
+    assert group_frame(summarise(RUN, [*greedy, *fast], {})).empty
 
 
 def test_repetition_rate():
@@ -164,41 +179,11 @@ def test_pass_at_1_is_the_mean_over_problems():
     assert metrics.task_scores(samples, {}) == {}
 
 
-RUN = {
-    "task": {"name": "toy", "version": "1", "licence": "none", "prompts": 2},
-    "model": {
-        "name": "reference",
-        "standin": {"target": "cpu-target", "draft": "cpu-draft"},
-        "dtype": "float32",
-        "device": "cpu",
-    },
-    "decoders": ["greedy", "fast", "hf_greedy"],
-    "sampling": {"temperature": 0.0},
-    "max_new": 6,
-    "samples_wanted": 6,
-    "status": "finished",
-    "resumed": 0,
-    "provenance": {
-        "machine": {"cpu": "Toy CPU", "cores": 2, "threads": 1, "gpus": []},
-        "versions": {"torch": "2", "transformers": "5"},
-    },
-}
-
-
 def test_a_whole_report(tmp_path):
     greedy, fast = greedy_and_fast()
     failed = sample("b", "hf_greedy", [], error="ValueError: too long", wall_s=0.0, ttft_s=None)
-    folder = ResultsFolder(tmp_path)
-    folder.open_run(RUN, identity="x")
-    folder.save_run(folder.load_run(), status="finished")
-    with folder.appending(SAMPLES) as lines:
-        for row in [*greedy, *fast, failed]:
-            lines.append(row.to_dict())
-    with folder.appending(SCORES) as lines:
-        for row in fast:
-            example, decoder, repeat = row.key
-            key = {"example": example, "decoder": decoder, "repeat": repeat}
-            lines.append({**key, "scores": {"passed": 1.0}})
+    scores = {row.key: {"passed": 1.0} for row in fast}
+    folder = write_run(tmp_path, RUN, [*greedy, *fast, failed], scores)
     summary = make_report(folder)
     assert json.loads((tmp_path / "summary.json").read_text()) == json.loads(json.dumps(summary))
     assert (tmp_path / "speedup.png").stat().st_size > 5000
@@ -213,6 +198,7 @@ def test_a_whole_report(tmp_path):
     assert "Toy CPU" in text.splitlines()[0]
     assert "**Incomplete**: 5 of 6 samples." in text
     assert "hf_greedy: 1 failed: ValueError: too long" in text
+    assert row["score_intervals"]["pass@1"]["low"] > 0.3
     assert headline(summary)["fast"]["latency_speedup"] == 2.5
 
 
@@ -222,13 +208,56 @@ def test_repetition_and_inequality_are_marked():
         sample("a", "fast", [step(0, 0)] * 9, tokens=(7,) * 8 + (6,)),
     ]
     speed, _ = tables(summarise({**RUN, "decoders": ["greedy", "fast"]}, rows, {}))
-    assert "83 % (!)" in speed and "1 of 1 (!)" in speed
+    assert "83 % (!)" in speed and "1 of 1" in speed
 
 
 def test_an_empty_run_still_reports():
     summary = summarise(RUN, [], {})
     assert "greedy" in to_markdown(summary)
     assert not any(isinstance(v, float) and math.isnan(v) for v in summary["decoders"].values())
+
+
+def test_the_title_counts_what_was_measured():
+    greedy, fast = greedy_and_fast()
+    bad = sample("b", "fast", [], error="RuntimeError: x", wall_s=0.0, ttft_s=None)
+    short = summarise(RUN, [greedy[0], fast[0], bad], {})
+    assert "toy, 1 of 2 prompts" in short["title"] and short["incomplete"]
+    speed = speed_frame(short).set_index("decoder")
+    assert speed.loc["fast", "samples"] == "1 (1 failed)"
+    assert speed.loc["fast", "latency speedup"] == "2.00x"
+    whole = summarise({**RUN, "samples_wanted": 4}, [*greedy, *fast], {})
+    assert "toy, 2 prompts" in whole["title"] and not whole["incomplete"]
+    stopped = {**RUN, "samples_wanted": 4, "status": "interrupted"}
+    assert "'interrupted'" in to_markdown(summarise(stopped, [*greedy, *fast], {}))
+
+
+def test_published_numbers_stand_beside_the_measured_ones():
+    published = {
+        "source": "arXiv 2402.13720",
+        "hardware": "A100",
+        "tokens_per_s": {"greedy": 15.6, "fast": 62.4, "absent": 31.2},
+    }
+    greedy, fast = greedy_and_fast()
+    summary = summarise({**RUN, "published": published}, [*greedy, *fast], {})
+    rows = published_frame(summary).set_index("decoder")
+    assert rows.loc["fast", "published speedup"] == "4.00x"
+    assert rows.loc["fast", "measured speedup"].startswith("2.50x")
+    assert rows.loc["fast", "measured / published"] == "0.62"
+    assert rows.loc["absent", "measured speedup"] == rows.loc["hf_greedy", "published speedup"]
+    text = to_markdown(summary)
+    assert "on A100. Measured (a stand-in): on Toy CPU" in text
+    own = {**RUN["model"], "standin": None, "target": "reference/target"}
+    rehearsal = summarise({**RUN, "model": own, "published": published}, fast, {})
+    assert "(a rehearsal)" in rehearsal["title"]
+    assert "rehearsal" not in summarise({**RUN, "model": own}, fast, {})["title"]
+
+
+def test_a_verdict_gets_a_column():
+    greedy, fast = greedy_and_fast()
+    summary = summarise(RUN, [*greedy, *fast], {})
+    assert "lossless" not in speed_frame(summary)
+    summary["decoders"]["fast"]["verdict"] = "1 tie of 2"
+    assert list(speed_frame(summary)["lossless"]) == ["-", "1 tie of 2", "-"]
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):

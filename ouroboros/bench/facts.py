@@ -11,7 +11,7 @@ from ouroboros.bench.provenance import identity, provenance, without_paths
 from ouroboros.bench.run import Bench, eos_ids
 from ouroboros.bench.task import Example, fingerprint
 
-NOT_IDENTITY = ("results_dir", "overwrite", "retry_failed", "save_pools")
+NOT_IDENTITY = ("results_dir", "overwrite", "retry_failed", "save_pools", "audit", "published")
 
 
 def run_identity(config: Mapping, examples: Sequence[Example]) -> str:
@@ -50,6 +50,7 @@ def run_facts(config: Mapping, job: Bench) -> dict:
             "max_new": job.max_new,
             "repeats": job.repeats,
             "timing": config["timing"],
+            "published": config["published"],
             "samples_wanted": job.total,
             "config": _settings(config),
             "provenance": provenance(),

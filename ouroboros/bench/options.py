@@ -12,12 +12,14 @@ WHOLE = {  # name: least value; those in NULLABLE may be null
     "seed": 0,
     "top_k": 0,
     "threads": 1,
+    "context_tokens": 1,
     "task.limit": 1,
     "task.stride": 1,
 }
-NULLABLE = ("max_new", "threads", "task.limit")
-REAL = ("temperature", "top_p", "min_p")
-OTHERS = ("model", "task", "decoder", "results_dir")
+NULLABLE = ("max_new", "threads", "context_tokens", "task.limit")
+REAL = ("temperature", "top_p", "min_p", "repetition_penalty")
+OTHERS = ("model", "task", "decoder", "results_dir", "audit", "published")
+AUDITS = ("none", "differing", "all")
 SWITCHES = ("overwrite", "retry_failed", "save_pools", "timing", "record_predictions")
 
 
@@ -37,6 +39,8 @@ def check_options(config: Mapping) -> None:
     for name in SWITCHES:
         if not isinstance(config[name], bool):
             raise ValueError(f"{name}={config[name]}: give true or false")
+    if config["audit"] not in AUDITS:
+        raise ValueError(f"audit={config['audit']}: choose one of {', '.join(AUDITS)}")
     if config["record_predictions"] and config["timing"]:
         raise ValueError(
             "record_predictions=true takes time in every step: give timing=false as well"

@@ -59,6 +59,9 @@ class RecordedChoice:
     def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
         raise NotImplementedError("a recording knows no runners-up")
 
+    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        raise NotImplementedError("a recording knows no scores")
+
     def _at(self, place: Place) -> int:
         along, off = place
         if not off and along < len(self.recorded):
@@ -99,7 +102,16 @@ class Replayed:
         self.draft: CachedModel | None = getattr(drafter, "draft", None)
 
     def reset(self, choose: Choose) -> None:
-        """Begin a run; the draft model chooses as in a live run."""
+        """Begin a run; the draft model chooses as in a live run.
+
+        Raises `ValueError` for a drafter with a rule of its own: it needs the target's law.
+        """
+        rule = getattr(self.drafter, "rule", None)
+        if rule is not None and rule(self.choose) is not self.choose:
+            raise ValueError(
+                f"{type(self.drafter).__name__} verifies by the target's probabilities, and a "
+                "recording has its tokens only: give verification=shared"
+            )
         self.drafter.reset(self.choose)
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
@@ -141,8 +153,9 @@ def replay(
         )
     if getattr(drafter, "draft", None) is not None:
         drafter.draft.tokens = []  # type: ignore[attr-defined]
-    played = Replayed(drafter, tape.sampling.choose(recording.example, recording.repeat))
     target, choose = RecordedTarget(tape), RecordedChoice(recording)
+    seed = recording.example, recording.repeat
+    played = Replayed(drafter, tape.sampling.choose(*seed, vocab=tape.vocab_size))
     for trace in stream(
         target,  # type: ignore[arg-type]
         played,

@@ -2,7 +2,9 @@
 
 For each prompt all decoders take their turn, and the one that goes first changes from prompt to
 prompt. Invariants: nothing is cached between two samples but what a decoder itself chose to carry
-(a phrase pool); each sample is on disk before the next begins; a failure is a row, not an end.
+(a phrase pool); each sample is on disk before the next begins; a failure is a row, not an end; a
+later turn of a conversation follows the first decoder's answers, so that all decoders meet the same
+prompt.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
+from ouroboros.bench.conversation import Answers
 from ouroboros.bench.meter import Meter
 from ouroboros.bench.pools import CarriedPools
+from ouroboros.bench.prompt import check_chat, prompt_ids
 from ouroboros.bench.provenance import without_paths
 from ouroboros.bench.recorder import Recorder
 from ouroboros.bench.sample import Sample
@@ -62,7 +66,8 @@ MakeDecoder = Callable[[], Decoder]
 class Bench:
     """What one run measures. `models` are all the models whose caches are emptied per sample.
 
-    `record_predictions` also writes what the target predicted at every node, for replays.
+    `record_predictions` also writes what the target predicted at every node, for replays. Raises
+    `ValueError` where the examples need a chat template and the tokenizer has none.
     """
 
     target: CachedModel
@@ -74,6 +79,9 @@ class Bench:
     repeats: int = 1
     sampling: Sampling = field(default_factory=Sampling)
     record_predictions: bool = False
+
+    def __post_init__(self) -> None:
+        check_chat(self.target.tokenizer, self.examples)
 
     @property
     def total(self) -> int:
@@ -117,10 +125,12 @@ class Bench:
             decoders = self._warm(missing)
             pools = CarriedPools(folder.path, decoders, self.target.tokenizer)
             pools.restore({sample.decoder for sample in done})
+            answers = Answers(self.task, self.examples, next(iter(self.decoders)), done)
             for example, name, repeat, order in missing:
                 decoder = self._watched(decoders[name])
-                sample = replace(self.measure(decoder, example, repeat), decoder=name)
-                sample = replace(sample, order=order)
+                sample = self.measure(decoder, example, repeat, answers)
+                sample = replace(sample, decoder=name, order=order)
+                answers.add(sample)
                 if isinstance(decoder, Recorder):
                     folder.add_predictions(sample.key, decoder.predictions(sample.new_tokens))
                 lines.append(sample.to_dict())
@@ -144,11 +154,17 @@ class Bench:
                 on_score()
         folder.drop_if_empty(SCORES)
 
-    def measure(self, decoder: Decoder, example: Example, repeat: int) -> Sample:
-        """Decode one example from empty caches; a failure becomes the sample's `error`."""
-        blank = Sample(example.id, "", repeat, 0, 0)
+    def measure(
+        self, decoder: Decoder, example: Example, repeat: int, answers: Answers | None = None
+    ) -> Sample:
+        """Decode one example from empty caches; a failure becomes the sample's `error`.
+
+        `answers` are needed for the later turns of a conversation.
+        """
+        blank = Sample(example.id, "", repeat, 0, 0, group=example.group)
         try:
-            prompt = list(self.target.tokenizer(example.prompt).input_ids)
+            asked = example if answers is None else answers.asked(example, repeat)
+            prompt = prompt_ids(self.target.tokenizer, asked)
             blank = replace(blank, prompt_tokens=len(prompt))
             return self._timed(decoder, prompt, blank)
         except Exception as error:
@@ -158,7 +174,7 @@ class Bench:
     def _timed(self, decoder: Decoder, prompt: list[int], blank: Sample) -> Sample:
         for model in self.models:
             model.tokens = []
-        choose = self.sampling.choose(blank.example, blank.repeat)
+        choose = self.sampling.choose(blank.example, blank.repeat, vocab=self.target.vocab_size)
         stop = StopStrings(self.target.tokenizer, self.task.stop)
         started = self.meter.start()
         trace, ttft_s = self._decode(decoder, prompt, choose, stop, started)

@@ -14,7 +14,8 @@ class Sample:
     `order` is the decoder's place in this prompt's round (0 went first). `wall_s` runs from the
     call to the last kept token, `ttft_s` to the end of the first step; both hold the prefill.
     `ttft_s`, `peak_bytes` (device memory) and `energy_j` (drawn by the GPUs meanwhile) are None
-    where they are not known. A failed run has its reason in `error` and no tokens.
+    where they are not known. A failed run has its reason in `error` and no tokens. `group` is the
+    example's category, "" where it has none.
     """
 
     example: str
@@ -31,6 +32,7 @@ class Sample:
     peak_bytes: int | None = None
     error: str | None = None
     energy_j: float | None = None
+    group: str = ""
 
     @property
     def key(self) -> tuple[str, str, int]:

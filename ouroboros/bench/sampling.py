@@ -9,7 +9,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from transformers import RepetitionPenaltyLogitsProcessor
+
 from ouroboros.choose import Choose, Sampler, argmax
+from ouroboros.processors import processed
 
 
 @dataclass(frozen=True)
@@ -21,22 +24,30 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         if self.temperature < 0:
             raise ValueError(f"temperature {self.temperature} must be 0 (greedy) or above")
+        if self.repetition_penalty <= 0:
+            raise ValueError(f"repetition_penalty {self.repetition_penalty} must be above 0")
 
-    def choose(self, example: str, sample: int) -> Choose:
-        """Return the chooser of one example's sample number, the same for every decoder."""
-        if not self.temperature:
-            return argmax
-        return Sampler(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            seed=derive_seed(self.seed, example, sample),
-        )
+    def choose(self, example: str, sample: int, *, vocab: int) -> Choose:
+        """Return the chooser of one example's sample number, the same for every decoder; `vocab` is
+        the target's."""
+        choose: Choose = argmax
+        if self.temperature:
+            choose = Sampler(
+                temperature=self.temperature,
+                top_k=self.top_k,
+                top_p=self.top_p,
+                min_p=self.min_p,
+                seed=derive_seed(self.seed, example, sample),
+            )
+        if self.repetition_penalty == 1.0:
+            return choose
+        penalty = RepetitionPenaltyLogitsProcessor(self.repetition_penalty)
+        return processed(choose, [penalty], vocab=vocab)
 
 
 def derive_seed(seed: int, example: str, sample: int) -> int:

@@ -3,6 +3,7 @@
     run.json        resolved config, versions, machine, and whether the run has finished
     samples.jsonl   one line per (prompt, decoder, repeat), on disk before the next one starts
     scores.jsonl    one line per scored sample
+    audit.jsonl     one line per prompt and repeat: each completion's verdict
     predictions.jsonl   if asked for: what the target predicted at every node, for replays
     pool-*.json     the phrase pools that decoders carry from prompt to prompt
     summary.json, summary.md, speedup.png: made from the three above, at any time, by the report
@@ -26,9 +27,12 @@ from typing import TextIO
 from ouroboros.bench.recorder import Place, listed, unlisted
 from ouroboros.bench.sample import Sample
 
-RUN, SAMPLES, SCORES = "run.json", "samples.jsonl", "scores.jsonl"
+RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audit.jsonl"
 PREDICTIONS = "predictions.jsonl"
-MADE = (RUN, SAMPLES, SCORES, PREDICTIONS, "summary.json", "summary.md", "speedup.png")
+MADE = (
+    *(RUN, SAMPLES, SCORES, AUDIT, PREDICTIONS),
+    *("audit.md", "summary.json", "summary.md", "speedup.png"),
+)
 
 SampleKey = tuple[str, str, int]
 

@@ -8,18 +8,32 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+Message = Mapping[str, str]
+"""One turn of a conversation, as chat templates take it: {"role": ..., "content": ...}."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """One prompt. `id` is unique in its task; `data` is whatever the task needs to score it."""
+    """One prompt. `id` is unique in its task; `data` is whatever the task needs to score it.
+
+    With `messages`, these go through the tokenizer's chat template and make the prompt; `prompt`
+    is then the last message alone. `group` is a category of the task's, "" where it has none.
+    `follows` names the example of the turn before: the prompt of such a later turn is known only
+    when that one is answered (see `Conversation`).
+    """
 
     id: str
     prompt: str
     data: Mapping[str, object] = field(default_factory=dict, hash=False)
+    messages: tuple[Message, ...] = field(default=(), hash=False)
+    group: str = ""
+    follows: str | None = None
 
 
 class Task(Protocol):
@@ -42,21 +56,68 @@ class Task(Protocol):
         ...
 
 
-def select(examples: Sequence[Example], *, limit: int | None, stride: int = 1) -> list[Example]:
+@runtime_checkable
+class Conversation(Protocol):
+    """A task some of whose examples follow others."""
+
+    def continued(self, example: Example, before: Example, answer: str) -> Example:
+        """Return a later turn with its prompt: `before` is the turn that it follows, as it was
+        asked, and `answer` the completion that it got."""
+        ...
+
+
+@runtime_checkable
+class CorpusScored(Protocol):
+    """A task with scores that are no means of scores per completion."""
+
+    def corpus_scores(self, pairs: Sequence[tuple[Example, str]]) -> dict[str, float]:
+        """Return named scores of all (example, completion) pairs of one decoder together."""
+        ...
+
+
+def select(
+    examples: Sequence[Example], *, limit: int | None, stride: int = 1, shuffle: int | None = None
+) -> list[Example]:
     """Return every `stride`-th example, at most `limit` of them (None: no limit).
+
+    The turns of one conversation count as one and stay together. `shuffle` is the seed of another
+    order of the chosen ones, None keeps the task's. Raises `ValueError` where nothing is left, and
+    for ids that are not unique.
 
     >>> [e.id for e in select([Example(str(i), "") for i in range(9)], limit=3, stride=4)]
     ['0', '4', '8']
     """
     if stride < 1 or (limit is not None and limit < 1):
         raise ValueError(f"task.limit {limit} and task.stride {stride} must be 1 or more")
-    chosen = list(examples[::stride])[:limit]
+    twice = [name for name, count in Counter(e.id for e in examples).items() if count > 1]
+    if twice:
+        raise ValueError(f"two examples have the same id {twice[0]!r}: name each differently")
+    chosen = conversations(examples)[::stride][:limit]
     if not chosen:
         raise ValueError("the task has no examples: check its file")
-    return chosen
+    if shuffle is not None:
+        random.Random(shuffle).shuffle(chosen)
+    return [example for turns in chosen for example in turns]
+
+
+def conversations(examples: Sequence[Example]) -> list[list[Example]]:
+    """Return the examples by conversation, each a list of turns, the first ones in their order.
+
+    Raises `ValueError` for a turn that comes before the one it follows.
+    """
+    found: dict[str, list[Example]] = {}
+    for example in examples:
+        if example.follows is None:
+            found[example.id] = [example]
+        elif example.follows in found:
+            turns = found[example.id] = found[example.follows]
+            turns.append(example)
+        else:
+            raise ValueError(f"{example.id} follows {example.follows!r}, which does not precede it")
+    return [found[example.id] for example in examples if example.follows is None]
 
 
 def fingerprint(examples: Sequence[Example]) -> str:
-    """Return a short hash of the examples' ids and prompts."""
-    text = json.dumps([[e.id, e.prompt] for e in examples])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    """Return a short hash of all that the examples' prompts are made of, in their order."""
+    rows = [[e.id, e.prompt, [dict(m) for m in e.messages], e.follows] for e in examples]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]

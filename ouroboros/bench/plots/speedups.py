@@ -1,0 +1,130 @@
+"""Speedup over greedy: the bars of one run, and decoders side by side over several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ouroboros.bench.metrics import REPETITIVE
+from ouroboros.bench.plots import style
+from ouroboros.bench.plots.style import decoder_marks, foot, head, is_peer, new_figure
+
+AXIS = "speedup over greedy on the same engine (time per token, prefill included)"
+
+
+def speedup_bars(summary: Mapping) -> Figure | None:
+    """Latency speedup over greedy, one bar per decoder in the config's order, with intervals.
+
+    None where no decoder has a speedup (no greedy run to compare with).
+    """
+    rows = {name: row for name, row in summary["decoders"].items() if row["latency_speedup"]}
+    if not rows:
+        return None
+    with style.looks():
+        figure = new_figure(1.9 + 0.42 * len(rows))
+        axes = figure.add_subplot()
+        _bars(axes, rows)
+        head(axes, summary["title"])
+        foot(figure, _footnote(summary, rows))
+    return figure
+
+
+def comparison_dots(summaries: Mapping[str, Mapping]) -> Figure | None:
+    """Latency speedup with its interval: a group of rows per run, a mark per decoder.
+
+    None with fewer than two runs that have speedups.
+    """
+    runs = {
+        label: {n: r for n, r in s["decoders"].items() if r["latency_speedup"] and n != "greedy"}
+        for label, s in summaries.items()
+    }
+    runs = {label: rows for label, rows in runs.items() if rows}
+    if len(runs) < 2:
+        return None
+    names = list(dict.fromkeys(name for rows in runs.values() for name in rows))
+    with style.looks():
+        figure = new_figure(1.7 + len(runs) * (0.25 + 0.17 * len(names)))
+        axes = figure.add_subplot()
+        _dots(axes, runs, names)
+        head(axes, "Speedup over greedy, run by run")
+        axes.set_xlabel(AXIS)
+        figure.legend(loc="outside upper right", ncols=min(len(names), 5), fontsize=9)
+        foot(figure, f"Whiskers: 95 % bootstrap over prompts. {machines(summaries.values())}")
+    return figure
+
+
+def spread(found: Sequence[Mapping]) -> np.ndarray:
+    """Return [2, n]: how far the intervals reach below and above their values."""
+    low = [f["value"] - f["low"] if f["low"] is not None else 0 for f in found]
+    high = [f["high"] - f["value"] if f["high"] is not None else 0 for f in found]
+    return np.maximum([low, high], 0)
+
+
+def machines(summaries) -> str:
+    """Return the machines of some summaries in one line."""
+    return "Measured on " + "; ".join(dict.fromkeys(s["device"] for s in summaries)) + "."
+
+
+def _bars(axes: Axes, rows: Mapping[str, Mapping]) -> None:
+    found = [row["latency_speedup"] for row in rows.values()]
+    values, reach = [f["value"] for f in found], spread(found)
+    marks = decoder_marks(list(rows))
+    places = range(len(rows))
+    axes.barh(
+        places,
+        values,
+        height=0.62,
+        color=[marks[name].colour for name in rows],
+        xerr=reach,
+        error_kw={"ecolor": style.INK, "elinewidth": 1.2, "capsize": 3},
+    )
+    end = max(value + extra for value, extra in zip(values, reach[1], strict=True))
+    for place, value, extra, row in zip(places, values, reach[1], rows.values(), strict=True):
+        label = f"{value:.2f}x · {row['output_throughput']:.1f} tok/s"
+        axes.text(value + extra + 0.015 * end, place, label, va="center", fontsize=9.5)
+    axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
+    axes.set_yticks(places, list(rows), fontsize=10.5)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.25 * end)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(AXIS)
+
+
+def _dots(axes: Axes, runs: Mapping[str, Mapping], names: Sequence[str]) -> None:
+    marks = decoder_marks(names)
+    for index, name in enumerate(names):
+        have = [place for place, rows in enumerate(runs.values()) if name in rows]
+        found = [rows[name]["latency_speedup"] for rows in runs.values() if name in rows]
+        offset = 0.7 * ((index + 0.5) / len(names) - 0.5)
+        axes.errorbar(
+            [f["value"] for f in found],
+            [place + offset for place in have],
+            xerr=spread(found),
+            fmt=marks[name].marker,
+            color=marks[name].colour,
+            markersize=6,
+            elinewidth=1.2,
+            capsize=2.5,
+            label=name,
+        )
+    axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
+    axes.set_yticks(range(len(runs)), list(runs))
+    for edge in range(1, len(runs)):
+        axes.axhline(edge - 0.5, color=style.GRID, linewidth=0.6)
+    axes.set_ylim(len(runs) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+
+
+def _footnote(summary: Mapping, rows: Mapping[str, Mapping]) -> str:
+    rates = [r["repetition_rate"] for r in rows.values() if r["repetition_rate"] is not None]
+    worst = max(rates, default=0.0)
+    peers = " and transformers' own generation (hf_)" if any(map(is_peer, rows)) else ""
+    mark = " (above 30 %: flatters drafts taken from the text)" if worst > REPETITIVE else ""
+    lacking = "Incomplete run. " if summary["incomplete"] else ""
+    return (
+        f"{lacking}{summary['footnote']}. Whiskers: 95 % bootstrap over prompts. "
+        f"Grey: greedy{peers}. Repetition rate of the text: {100 * worst:.0f} %{mark}."
+    )

@@ -1,0 +1,155 @@
+"""One look for every picture: size, type, colours, and how a figure becomes a file.
+
+The colours are Okabe and Ito's (https://jfly.uni-koeln.de/color/), which readers with any colour
+vision tell apart; hatches, markers and line styles say the same again.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+WIDTH_IN, DPI = 9.0, 150
+INK, MUTED, GRID = "#222222", "#555555", "#cccccc"
+BLUE, SKY, GREEN, YELLOW = "#0072b2", "#56b4e9", "#009e73", "#d6c500"
+ORANGE, RED, PURPLE, GREY = "#e69f00", "#d55e00", "#cc79a7", "#999999"
+OTHERS = (BLUE, GREEN, PURPLE, ORANGE, SKY, YELLOW)
+MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">")
+RC = {
+    "font.size": 10,
+    "axes.titlesize": 11.5,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "hatch.linewidth": 0.7,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "ouroboros",
+}
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How a decoder or a source of tokens is drawn; `line` is also CSS's word for it."""
+
+    colour: str
+    marker: str = "o"
+    line: str = "solid"
+    hatch: str = ""
+
+
+SOURCES: dict[str, tuple[Mark, str]] = {
+    "draft": (Mark(BLUE), "the draft model's own token"),
+    "phrase": (Mark(SKY, hatch="//"), "a pool phrase that the draft model verified"),
+    "recall": (Mark(GREEN, line="double", hatch=".."), "drafted from the pool alone"),
+    "suffix": (Mark(ORANGE, line="double", hatch="\\\\"), "a pool phrase hung below the draft"),
+    "runner-up": (Mark(PURPLE, line="dashed", hatch="xx"), "the draft model's second choice"),
+    "pool": (Mark(RED, line="double"), "lookahead's verified phrase"),
+    "prompt": (Mark(YELLOW, line="double", hatch="++"), "looked up in the text so far"),
+    "correction": (Mark("#6e6e6e", line="dashed"), "the target disagreed with the draft"),
+    "bonus": (Mark("#a6a6a6", line="dotted", hatch="//"), "free token after a full match"),
+    "target": (Mark("#c9c9c9", line="none"), "the target's own token"),
+    "unknown": (Mark("#e4e4e4", line="none", hatch=".."), "another engine does not say"),
+}
+
+
+def decoder_marks(names: Sequence[str]) -> dict[str, Mark]:
+    """Return one mark for each decoder: Ouroboros red, other engines grey, the rest in turn.
+
+    Greedy is grey too: it is what the others are measured against.
+    """
+    marks: dict[str, Mark] = {}
+    rest = [name for name in names if not (is_ours(name) or is_peer(name) or name == "greedy")]
+    ours = [name for name in names if is_ours(name)]
+    for index, name in enumerate(ours):
+        line = ("solid", "dashed", "dotted", "dashdot")[index % 4]
+        marks[name] = Mark((RED, ORANGE)[index % 2], "o" if not index else MARKERS[-index], line)
+    for index, name in enumerate(rest):
+        colours = [colour for colour in OTHERS if len(ours) < 2 or colour != ORANGE]
+        marks[name] = Mark(colours[index % len(colours)], MARKERS[index % len(MARKERS)])
+    for name in names:
+        marks.setdefault(name, Mark(GREY, "x" if is_peer(name) else ".", "dotted"))
+    return marks
+
+
+def is_ours(name: str) -> bool:
+    """Say whether a decoder is Ouroboros."""
+    return name.startswith("ouroboros")
+
+
+def is_peer(name: str) -> bool:
+    """Say whether a decoder is another engine's."""
+    return name.startswith("hf_")
+
+
+def new_figure(height_in: float) -> Figure:
+    """Return an empty figure of the common width."""
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
+    return Figure(figsize=(WIDTH_IN, height_in), dpi=100, layout=layout)
+
+
+def head(axes: Axes, title: str) -> None:
+    """Write a title above the axes, in lines that fit."""
+    axes.set_title("\n".join(textwrap.wrap(title, 92)))
+
+
+def foot(figure: Figure, text: str) -> None:
+    """Write the small print below everything."""
+    wrapped = "\n".join(textwrap.wrap(text, 150))
+    figure.supxlabel(wrapped, fontsize=8, color=MUTED, x=0.01, ha="left")
+
+
+def looks():
+    """Return the context in which figures are drawn and written."""
+    return mpl.rc_context(RC)
+
+
+def save_png(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG, 900 points wide at `DPI` / 100."""
+    with looks():
+        figure.savefig(path, dpi=DPI)
+
+
+def save(figure: Figure, stem: Path) -> None:
+    """Write `stem`.png and `stem`.svg; the same figure gives the same bytes."""
+    save_png(figure, stem.with_suffix(".png"))
+    with looks():
+        figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None})
+
+
+def inline_svg(figure: Figure) -> str:
+    """Return a figure for an HTML page: transparent, its inks the page's `--ink` and `--muted`.
+
+    Ids are made the figure's own, since pages hold several figures.
+    """
+    buffer = io.StringIO()
+    with looks():
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)
+    for colour, name in ((INK, "ink"), (MUTED, "muted"), (GRID, "grid")):
+        text = text.replace(colour, f"var(--{name})")
+    salt = f"f{zlib.crc32(text.encode()):x}-"
+    text = re.sub(r'id="', f'id="{salt}', text)
+    text = re.sub(r'(href="#|url\(#)', rf"\g<1>{salt}", text)
+    return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', 'class="plot"', text, count=1)

@@ -1,0 +1,212 @@
+"""From saved samples to one plain dictionary of every metric, which all tables and pictures read.
+
+Invariant: a failed sample is counted and named, never measured; the title says how many prompts
+were in fact measured. The formulas are in `metrics` and `intervals`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from ouroboros.bench import intervals, metrics
+from ouroboros.bench.audit_report import Row, tally, verdict
+from ouroboros.bench.intervals import Interval
+from ouroboros.bench.sample import Sample
+
+BASELINE, PEER = "greedy", "hf_greedy"
+
+
+def summarise(
+    run: Mapping,
+    samples: Sequence[Sample],
+    scores: Mapping[tuple[str, str, int], Mapping],
+    audit: Sequence[Row] = (),
+) -> dict:
+    """Return every metric of every decoder, in the order of the run's config; plain JSON values."""
+    good: dict[str, list[Sample]] = {name: [] for name in run["decoders"]}
+    failed: dict[str, list[Sample]] = {name: [] for name in run["decoders"]}
+    for sample in samples:
+        (failed if sample.error else good)[sample.decoder].append(sample)
+    rows = {}
+    for name, mine in good.items():
+        rows[name] = {
+            "samples": len(mine),
+            "failed": len(failed[name]),
+            "errors": sorted({s.error for s in failed[name] if s.error}),
+            **_decoder_metrics(mine, good),
+            "scores": metrics.task_scores(mine, scores),
+            "score_intervals": _plain(intervals.score_intervals(mine, scores)),
+            "groups": _groups(mine, good.get(BASELINE, [])),
+            "verdicts": (found := tally(audit, name)),
+            "verdict": verdict(found) if found else None,
+        }
+    measured = {sample.example for mine in good.values() for sample in mine}
+    return {
+        "title": title(run, len(measured)),
+        "footnote": footnote(run),
+        "status": run["status"],
+        "incomplete": incomplete(run, len(samples)),
+        "resumed": run["resumed"],
+        "samples": len(samples),
+        "samples_wanted": run["samples_wanted"],
+        "prompts": len(measured),
+        "device": device(run),
+        "nature": nature(run),
+        "published": run.get("published"),
+        "decoders": rows,
+    }
+
+
+def title(run: Mapping, prompts: int) -> str:
+    """Return one line: task, prompts measured, model (and what it stands for), dtype, machine."""
+    model, sampling = run["model"], run["sampling"]
+    standin = model.get("standin")
+    shape = f" as a stand-in, shapes {standin['target']} / {standin['draft']}" if standin else ""
+    rehearsal = " (a rehearsal)" if nature(run) == "rehearsal" else ""
+    heat = f"T={sampling['temperature']:g}" if sampling["temperature"] else "greedy (T=0)"
+    wanted = run["task"]["prompts"]
+    counted = f"{prompts} prompts" if prompts == wanted else f"{prompts} of {wanted} prompts"
+    return (
+        f"{run['task']['name']}, {counted} x {run['max_new']} tokens · "
+        f"{model['name']} pair{shape}{rehearsal} · {model['dtype']} · "
+        f"{heat} · batch size 1 · {device(run)}"
+    )
+
+
+def nature(run: Mapping) -> str:
+    """Return what the measured model is: "model", "stand-in" or "rehearsal".
+
+    A stand-in computes a small model inside a large shape. A rehearsal has published numbers to
+    compare with but runs on the pair that ships with the project.
+    """
+    model = run["model"]
+    if model.get("standin"):
+        return "stand-in"
+    small = str(model.get("target", "")).startswith("reference/")
+    return "rehearsal" if run.get("published") and small else "model"
+
+
+def incomplete(run: Mapping, samples: int) -> bool:
+    """Say whether samples are missing or the run never ended."""
+    return samples < run["samples_wanted"] or run["status"] != "finished"
+
+
+def device(run: Mapping) -> str:
+    """Return the name of the GPU or CPU that ran the models; of each, where parts were merged."""
+    return " + ".join(dict.fromkeys(_device(part, run["model"]) for part in _machines(run)))
+
+
+def footnote(run: Mapping) -> str:
+    """Return one line: host and versions."""
+    versions = run["provenance"]["versions"]
+    hosts = (f"{m['cpu']}, {m['cores']} cores, {m['threads']} threads" for m in _machines(run))
+    parts = f"{run['parts']} parts, merged; " if run.get("parts", 1) > 1 else ""
+    return (
+        f"{parts}{' + '.join(dict.fromkeys(hosts))}; "
+        f"torch {versions['torch']}, transformers {versions['transformers']}"
+    )
+
+
+def headline(summary: Mapping) -> dict:
+    """Return the few numbers per decoder that the last line of stdout carries."""
+    keys = ("output_throughput", "acceptance_length", "calls_per_token", "repetition_rate")
+    ratios = ("decode_speedup", "latency_speedup", "latency_speedup_vs_hf")
+    return {
+        name: {
+            **{key: _rounded(row[key]) for key in keys},
+            **{key: _rounded(row[key] and row[key]["value"]) for key in ratios},
+            "unequal": row["unequal"],
+            "verdict": row["verdict"],
+            "failed": row["failed"],
+        }
+        for name, row in summary["decoders"].items()
+    }
+
+
+def _decoder_metrics(mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]]) -> dict:
+    baseline = good.get(BASELINE, [])
+    return {
+        "new_tokens": sum(len(s.new_tokens) for s in mine),
+        "output_throughput": metrics.output_throughput(mine),
+        "macro_throughput": metrics.macro_throughput(mine),
+        "ttft_ms": metrics.ttft_ms(mine),
+        "tpot_ms": metrics.tpot_ms(mine),
+        "e2e_latency_s": metrics.e2e_latency_s(mine),
+        **_speedups("", baseline, mine),
+        **_speedups("_vs_hf", good.get(PEER, []), mine),
+        **_step_metrics(mine),
+        "repetition_rate": metrics.mean_repetition_rate(mine),
+        "unequal": metrics.unequal(baseline, mine),
+        "peak_bytes": max((s.peak_bytes for s in mine if s.peak_bytes), default=None),
+        "energy_per_token_j": metrics.energy_per_token_j(mine),
+    }
+
+
+def _step_metrics(mine: Sequence[Sample]) -> dict:
+    steps = metrics.steps_of(mine)
+    shares = metrics.phase_shares(steps)
+    return {
+        "draft_share": shares["draft"],
+        "verify_share": shares["verify"],
+        "host_share": shares["host"],
+        "host_ms_per_step": metrics.host_ms_per_step(steps),
+        "acceptance_length": metrics.acceptance_length(steps),
+        "tokens_per_target_call": metrics.tokens_per_target_call(steps),
+        "draft_calls_per_token": metrics.draft_calls_per_token(steps),
+        "calls_per_token": metrics.calls_per_token(steps),
+        "draft_acceptance_rate": metrics.draft_acceptance_rate(steps),
+        "scored_per_step": metrics.scored_per_step(steps),
+        "acceptance_rate_per_position": metrics.acceptance_rate_per_position(steps),
+        "tries_per_position": metrics.tries_per_position(steps),
+        "acceptance_histogram": metrics.acceptance_histogram(steps),
+        "tokens_by_source": metrics.tokens_by_source(steps),
+    }
+
+
+def _speedups(suffix: str, baseline: Sequence[Sample], mine: Sequence[Sample]) -> dict:
+    return _plain(
+        {
+            f"decode_speedup{suffix}": intervals.speedup(baseline, mine, part=metrics.decode_part),
+            f"latency_speedup{suffix}": intervals.speedup(baseline, mine),
+            f"latency_speedup_macro{suffix}": intervals.macro_speedup(baseline, mine),
+        }
+    )
+
+
+def _groups(mine: Sequence[Sample], baseline: Sequence[Sample]) -> dict[str, dict]:
+    """The headline numbers of each group of prompts; {} where the task has no groups."""
+    names = dict.fromkeys(group for s in mine if (group := _group(s)))
+    found = {}
+    for name in names:
+        ours = [s for s in mine if _group(s) == name]
+        base = [s for s in baseline if _group(s) == name]
+        found[name] = {
+            "samples": len(ours),
+            "output_throughput": metrics.output_throughput(ours),
+            "acceptance_length": metrics.acceptance_length(metrics.steps_of(ours)),
+            **_plain({"latency_speedup": intervals.speedup(base, ours)}),
+        }
+    return found
+
+
+def _group(sample: Sample) -> str:
+    return getattr(sample, "group", "")
+
+
+def _machines(run: Mapping) -> list[Mapping]:
+    return run.get("machines") or [run["provenance"]["machine"]]
+
+
+def _device(machine: Mapping, model: Mapping) -> str:
+    if model["device"].startswith("cuda") and machine["gpus"]:
+        return machine["gpus"][0]
+    return f"{machine['cpu']}, {machine['cores']} cores"
+
+
+def _plain(found: Mapping[str, Interval | None]) -> dict[str, dict | None]:
+    return {name: None if one is None else asdict(one) for name, one in found.items()}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -1,0 +1,91 @@
+"""Spec-Bench (Xia et al. 2024, https://arxiv.org/abs/2401.07851): speed over six kinds of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ouroboros.bench.task import Example, Message
+from ouroboros.bench.tasks.completion import before_stop
+from ouroboros.bench.tasks.source import Source
+from ouroboros.bench.template import Template, choose_template
+
+URL = "https://github.com/hemingkx/Spec-Bench/blob/main/data/spec_bench/question.jsonl"
+
+
+@dataclass(frozen=True)
+class Dialogue(Template):
+    """A wording of several turns: what stands before the first, and after each answer."""
+
+    opening: str = ""
+    joint: str = ""
+
+
+_VICUNA = (
+    "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
+    "helpful, detailed, and polite answers to the user's questions. "
+)
+TEMPLATES = {
+    "plain": Dialogue("User: {question}\nAssistant:", ("\nUser:",), joint="\n\n"),
+    "chat": Dialogue("{question}", chat=True),
+    "vicuna": Dialogue("USER: {question} ASSISTANT:", opening=_VICUNA, joint="</s>"),
+}
+
+
+class SpecBench:
+    """480 questions in 13 categories, 80 of them (MT-Bench) of two turns. Apache-2.0.
+
+    Nothing is scored: the benchmark measures speed. `path` is its question.jsonl, which is on no
+    hub; `vicuna` is the wording of its published runs. Both turns of a question are examples,
+    "<question_id>/1" and "<question_id>/2", in the question's category as their group.
+    """
+
+    name = "specbench"
+    licence = "Apache-2.0"
+    max_new = 256
+
+    def __init__(
+        self,
+        *,
+        path: str | None = None,
+        template: str = "plain",
+        stop: Sequence[str] | None = None,
+    ) -> None:
+        if not path:
+            raise ValueError(f"task=specbench needs task.path=<file>: download {URL}")
+        fields = {"question_id": int, "category": str, "turns": list}
+        self.source = Source(self.name, path, None, fields)
+        self.template = choose_template(TEMPLATES, template)
+        self.stop = self.template.stops(stop)
+
+    @property
+    def version(self) -> str:
+        """What identifies the rows."""
+        return self.source.version
+
+    def load(self) -> list[Example]:
+        """Return every turn of every question; the prompt of a later one is its question alone."""
+        return [example for row in self.source.load() for example in self._turns(row)]
+
+    def score(self, example: Example, completion: str) -> dict[str, float]:
+        """Return {}."""
+        return {}
+
+    def continued(self, example: Example, before: Example, answer: str) -> Example:
+        """Return a later turn with the conversation so far before its question."""
+        answer = before_stop(answer, self.stop).strip()
+        if before.messages:
+            said: tuple[Message, ...] = ({"role": "assistant", "content": answer},)
+            return replace(example, messages=(*before.messages, *said, *example.messages))
+        joint = self.template.joint
+        return replace(example, prompt=f"{before.prompt} {answer}{joint}{example.prompt}")
+
+    def _turns(self, row: dict) -> Iterator[Example]:
+        previous = None
+        for number, question in enumerate(row["turns"], start=1):
+            name, category = f"{row['question_id']}/{number}", row["category"]
+            turn = self.template.example(name, {"question": question}, row, group=category)
+            if previous is None and not turn.messages:
+                turn = replace(turn, prompt=self.template.opening + turn.prompt)
+            yield replace(turn, follows=previous)
+            previous = name

@@ -1,0 +1,82 @@
+"""WMT16 news translation, German to English (https://aclanthology.org/W16-2301)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sacrebleu.metrics import BLEU, CHRF
+
+from ouroboros.bench.task import Example
+from ouroboros.bench.tasks.completion import before_stop
+from ouroboros.bench.tasks.source import Hub, Source
+from ouroboros.bench.template import Template, choose_template
+
+LINE = "Translate this German sentence to English"
+TEMPLATES = {
+    "plain": Template("German: {de}\nEnglish:", ("\n",)),
+    "chat": Template(LINE + " and do not output anything more.\n\n{de}", chat=True),
+    "paper-yi": Template(LINE + ". German: {de} English: "),
+    "paper-llama2": Template(
+        "[INST] " + LINE + " and do not output anything more. German: {de} English:  [/INST]"
+    ),
+}
+
+
+class WMT16:
+    """2999 sentences of news to translate (test). Licence: free for research, see the task's page.
+
+    Scored by sacreBLEU (its default signatures, 0 to 100): BLEU and chrF of each sentence, and of
+    the whole corpus, which is the figure to quote. The hub id is wmt/wmt16; `path` is a JSONL file
+    of {"translation": {"de": ..., "en": ...}}.
+    """
+
+    name = "wmt16"
+    licence = "research use"
+    max_new = 64
+
+    def __init__(
+        self,
+        *,
+        path: str | None = None,
+        revision: str | None = None,
+        template: str = "plain",
+        stop: Sequence[str] | None = None,
+    ) -> None:
+        hub = Hub("wmt/wmt16", "de-en", "test", revision)
+        fields = {"translation.de": str, "translation.en": str}
+        self.source = Source(self.name, path, hub, fields)
+        self.template = choose_template(TEMPLATES, template)
+        self.stop = self.template.stops(stop)
+
+    @property
+    def version(self) -> str:
+        """What identifies the rows."""
+        return self.source.version
+
+    def load(self) -> list[Example]:
+        """Return the sentences."""
+        pairs = (row["translation"] for row in self.source.load())
+        return [
+            self.template.example(f"wmt16/{index}", {"de": pair["de"]}, pair)
+            for index, pair in enumerate(pairs)
+        ]
+
+    def score(self, example: Example, completion: str) -> dict[str, float]:
+        """Return sentence-level BLEU (with effective order) and chrF."""
+        text, truth = self._translation(completion), [str(example.data["en"])]
+        return {
+            "sentence_bleu": float(BLEU(effective_order=True).sentence_score(text, truth).score),
+            "sentence_chrf": float(CHRF().sentence_score(text, truth).score),
+        }
+
+    def corpus_scores(self, pairs: Sequence[tuple[Example, str]]) -> dict[str, float]:
+        """Return corpus-level BLEU and chrF."""
+        texts = [self._translation(completion) for _, completion in pairs]
+        truths = [[str(example.data["en"]) for example, _ in pairs]]
+        return {
+            "bleu": float(BLEU().corpus_score(texts, truths).score),
+            "chrf": float(CHRF().corpus_score(texts, truths).score),
+        }
+
+    def _translation(self, completion: str) -> str:
+        return before_stop(completion, self.stop).strip()

@@ -1,0 +1,112 @@
+"""Logits processors that read the text before a token (repetition penalty and the like), on trees.
+
+Each node's row is processed as if its own path were the text, so a tree still gives what plain
+decoding gives. Invariant: a processor here is a function of (text, row) alone; one that keeps a
+state from call to call would see rejected branches, and is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from ouroboros.choose import Choose, Ranked, Sampler
+from ouroboros.tree import TokenTree
+
+PURE = frozenset(
+    [
+        "RepetitionPenaltyLogitsProcessor",
+        "EncoderRepetitionPenaltyLogitsProcessor",
+        "NoRepeatNGramLogitsProcessor",
+        "EncoderNoRepeatNGramLogitsProcessor",
+        "NoBadWordsLogitsProcessor",
+        "SequenceBiasLogitsProcessor",
+        "PrefixConstrainedLogitsProcessor",
+        "SuppressTokensLogitsProcessor",
+        "SuppressTokensAtBeginLogitsProcessor",
+        "MinLengthLogitsProcessor",
+        "MinNewTokensLengthLogitsProcessor",
+        "ForcedBOSTokenLogitsProcessor",
+        "ForcedEOSTokenLogitsProcessor",
+        "InfNanRemoveLogitsProcessor",
+        "ExponentialDecayLengthPenalty",
+        "LogitNormalization",
+        "TemperatureLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TopHLogitsWarper",
+        "MinPLogitsWarper",
+        "TypicalLogitsWarper",
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+    ]
+)
+"""transformers' processors whose result depends on the text and the row alone."""
+
+
+class Processed:
+    """A choice among processed logits: `choose` is `argmax` or a `Sampler` with no warpers of its
+    own (put them last among the processors, as transformers does).
+
+    `vocab` is the target's vocabulary; a narrower draft's rows are widened to it meanwhile. A
+    processor of one's own qualifies by an attribute `reads_text_only = True`.
+
+    Raises `ValueError`, naming it, for a processor that may keep a state.
+    """
+
+    def __init__(
+        self, choose: Choose, processors: Sequence[LogitsProcessor], *, vocab: int
+    ) -> None:
+        for processor in processors:
+            name = type(processor).__name__
+            if name not in PURE and not getattr(processor, "reads_text_only", False):
+                raise ValueError(
+                    f"the logits processor {name} is not supported: it may keep a state that "
+                    "rejected branches would spoil; remove it, or, if its result depends on "
+                    "nothing but the text and the row, set its attribute reads_text_only = True"
+                )
+        self.choose = choose
+        self.processors = LogitsProcessorList(processors)
+        self.vocab = vocab
+
+    def processed(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
+    ) -> torch.Tensor:
+        """Return each asked node's row after the processors, [len(tree.asked), width], in float32
+        as transformers processes them (float64 stays)."""
+        rows, width = logits, logits.shape[-1]
+        if rows.dtype != torch.float64:
+            rows = rows.float()
+        if width < self.vocab:
+            lowest = torch.finfo(rows.dtype).min
+            rows = torch.nn.functional.pad(rows, (0, self.vocab - width), value=lowest)
+        depths, out = tree.depths(), torch.empty_like(rows)
+        by_depth: dict[int, list[int]] = {}
+        for row, node in enumerate(tree.asked):
+            by_depth.setdefault(int(depths[node]), []).append(row)
+        for among in by_depth.values():
+            paths = [tree.path_to(tree.asked[row])[1:] for row in among]
+            texts = [[*tokens, *(tree.tokens[node] for node in path)] for path in paths]
+            ids = torch.tensor(texts, device=rows.device)
+            out[among] = self.processors(ids, rows[among])  # type: ignore[arg-type]
+        return out[:, :width]
+
+    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        """Return the scores of the choice behind, after the processors."""
+        return self.choose.scores(self.processed(logits, tokens, tree), tokens, tree)
+
+    def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
+        return self.choose(self.processed(logits, tokens, tree), tokens, tree)
+
+    def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
+        return self.choose.ranked(self.processed(logits, tokens, tree), tokens, tree)
+
+
+def processed(choose: Choose, processors: Sequence[LogitsProcessor], *, vocab: int) -> Processed:
+    """Put processors before a choice; a sampler's own warpers then stand last among them."""
+    warpers: Sequence[LogitsProcessor] = ()
+    if isinstance(choose, Sampler):
+        warpers, choose = choose.warpers, Sampler(seed=choose.seed)
+    return Processed(choose, [*processors, *warpers], vocab=vocab)

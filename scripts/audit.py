@@ -1,0 +1,73 @@
+"""Is a run lossless? Judge every completion of a results folder: identical, numeric tie or BUG.
+
+    python scripts/bench.py experiment=audit results_dir=results/local/audit
+    python scripts/audit.py results/local/audit
+    python scripts/audit.py results/local/x task.path=mine.jsonl     a path that the run was given
+
+The models are loaded again as the run's config says. Plain decoding's own text (`greedy`) is held
+against transformers' own forward, in float64 and with calls of 1, 8 and all tokens; every other
+decoder's against plain decoding's. Writes audit.jsonl and audit.md; the last line on stdout is one
+JSON document; the exit code is 1 where there is a BUG, 2 where nothing could be judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from asking import CALLERS, one_line
+from building import build_bench, build_pair, build_task
+from omegaconf import OmegaConf
+from tabulate import tabulate
+from tqdm import tqdm
+
+from ouroboros.bench.audit_report import PLAIN, audit_markdown, load_audit, tally, verdict
+from ouroboros.bench.report import make_report
+from ouroboros.bench.run import Bench
+from ouroboros.bench.store import ResultsFolder
+from ouroboros.bench.verdicts import audit_run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", help="a results folder")
+    parser.add_argument("overrides", nargs="*", metavar="NAME=VALUE", help="of the run's config")
+    arguments = parser.parse_args()
+    try:
+        return audit(ResultsFolder(arguments.folder), arguments.overrides)
+    except CALLERS as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return 2
+
+
+def audit(folder: ResultsFolder, overrides: list[str]) -> int:
+    """Judge the folder's samples, write the verdicts, print them; return the exit code."""
+    job = rebuild(folder.load_run()["config"], overrides)
+    if PLAIN not in job.decoders:
+        raise ValueError(f"the run has no decoder {PLAIN!r} to compare with: add it to decoder=[]")
+    with tqdm(total=len(job.examples) * job.repeats, desc="audit", unit="prompt") as bar:
+        audit_run(job, folder, controls=True, on_row=bar.update)
+    summary, rows = make_report(folder), load_audit(folder)
+    folder.write_text("audit.md", audit_markdown(summary["title"], rows, list(job.decoders)))
+    counts = {name: tally(rows, name) for name in job.decoders}
+    table = [(name, verdict(found)) for name, found in counts.items()]
+    print(summary["title"], tabulate(table, ("decoder", "verdict")), sep="\n\n", end="\n\n")
+    missing = len(job.examples) * job.repeats - len(rows)
+    bugs = sum(found.get("BUG", 0) for found in counts.values()) + missing
+    print(json.dumps({"folder": str(folder.path), "verdicts": counts, "bugs": bugs}))
+    return 1 if bugs else 0
+
+
+def rebuild(config: dict, overrides: list[str]) -> Bench:
+    """Return the job of a run's config, with some of its values replaced."""
+    merged = OmegaConf.merge(OmegaConf.create(config), OmegaConf.from_dotlist(overrides))
+    config = OmegaConf.to_container(merged)  # type: ignore[assignment]
+    task, examples = build_task(config["task"])
+    return build_bench(config, task, examples, build_pair(config))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Samples, runs and results folders made by hand, for the tests of reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ouroboros.bench.sample import Sample
+from ouroboros.bench.store import SAMPLES, SCORES, ResultsFolder
+from ouroboros.trace import StepRecord
+
+
+def step(drafted: int, accepted: int, *, new=None, draft_calls=0, scored=None, times=(0, 1, 0)):
+    new = accepted + 1 if new is None else new
+    sources = (*["draft"] * accepted, "target")[:new]
+    scored = drafted + 1 if scored is None else scored
+    return StepRecord(drafted, scored, accepted, new, draft_calls, sources, *times)
+
+
+def sample(example, decoder, steps, *, tokens=None, wall_s=10.0, ttft_s=1.0, repeat=0, error=None):
+    count = sum(s.new for s in steps)
+    tokens = tuple(range(count)) if tokens is None else tokens
+    return Sample(
+        example=example,
+        decoder=decoder,
+        repeat=repeat,
+        order=0,
+        prompt_tokens=5,
+        new_tokens=tokens,
+        finish="length",
+        steps=tuple(steps),
+        wall_s=wall_s,
+        ttft_s=ttft_s,
+        error=error,
+    )
+
+
+def greedy_and_fast():
+    greedy = [
+        sample("a", "greedy", [step(0, 0)] * 4, wall_s=8.0, ttft_s=2.0),
+        sample("b", "greedy", [step(0, 0)] * 6, wall_s=12.0, ttft_s=2.0),
+    ]
+    fast = [
+        sample("a", "fast", [step(0, 0), step(2, 2)], wall_s=4.0, ttft_s=2.0),
+        sample("b", "fast", [step(0, 0), step(4, 4)], wall_s=4.0, ttft_s=2.0),
+    ]
+    return greedy, fast
+
+
+RUN = {
+    "task": {"name": "toy", "version": "1", "licence": "none", "prompts": 2},
+    "model": {
+        "name": "reference",
+        "standin": {"target": "cpu-target", "draft": "cpu-draft"},
+        "dtype": "float32",
+        "device": "cpu",
+    },
+    "decoders": ["greedy", "fast", "hf_greedy"],
+    "sampling": {"temperature": 0.0},
+    "max_new": 6,
+    "samples_wanted": 6,
+    "status": "finished",
+    "resumed": 0,
+    "provenance": {
+        "time": "2026-11-20T12:00:00+00:00",
+        "machine": {"cpu": "Toy CPU", "cores": 2, "threads": 1, "gpus": []},
+        "versions": {"torch": "2", "transformers": "5"},
+    },
+}
+
+
+def write_run(
+    path: Path, run: Mapping, samples: Sequence[Sample], scores: Mapping | None = None
+) -> ResultsFolder:
+    """Write a finished results folder."""
+    folder = ResultsFolder(path)
+    folder.open_run(dict(run), identity=run.get("identity", "x"))
+    folder.save_run(folder.load_run(), status="finished")
+    with folder.appending(SAMPLES) as lines:
+        for row in samples:
+            lines.append(row.to_dict())
+    if scores:
+        with folder.appending(SCORES) as lines:
+            for (example, decoder, repeat), values in scores.items():
+                key = {"example": example, "decoder": decoder, "repeat": repeat}
+                lines.append({**key, "scores": values})
+    return folder
