@@ -21,9 +21,10 @@ from ouroboros.tree import TokenTree
 
 class Drafter(Protocol):
     """Proposes what may come next. A drafter that calls a model names it in `draft`, so that the
-    loop can count its calls and time. One that is exact in law only, not token for token, has a
-    method `rule(choose)` that returns the choice which the loop shall use instead. One that learns
-    from predictions at nodes that were not accepted says `reads_rejected = True`."""
+    loop can count its calls and time. One that learns from predictions at nodes that were not
+    accepted says `reads_rejected = True` (False where it says nothing). One that is exact in law
+    only, not token for token, has a method `rule(choose)` that returns the choice which the loop
+    shall use instead."""
 
     def reset(self, choose: Choose) -> None:
         """Forget the prompt before; called once for each prompt, by the outermost loop only."""

@@ -13,10 +13,12 @@ from ouroboros.bench.gather import load, merge, run_folders
 from ouroboros.bench.pair import PACKAGE
 from ouroboros.bench.pieces import splitter
 from ouroboros.bench.plots import style
+from ouroboros.bench.report import notes
+from ouroboros.bench.sections import sections
 from ouroboros.bench.spec_bench import answers
 from ouroboros.bench.study import study
-from ouroboros.bench.sweep import labels, short, varied
-from ouroboros.bench.tables import as_latex
+from ouroboros.bench.sweep import labels, short, swept, varied
+from ouroboros.bench.tables import as_latex, speed_frame
 from ouroboros.bench.viewer import viewer_run
 
 PAIR = {**RUN["model"], "target": "reference/target"}
@@ -92,6 +94,42 @@ def test_what_a_sweep_varied():
     assert labels(runs, ["0", "1"], few=3) == ["c=1", "c=2"]
     assert labels(runs, ["0", "1"], few=0) == ["0", "1"]
     assert labels([runs[0]] * 2, ["0", "1"], few=3) == ["0", "1"]
+
+
+def test_settings_that_follow_one_another_are_one():
+    configs = [
+        {"decoder": {"a": {"gamma": g, "w": w}, "b": {"gamma": g, "v": w}}}
+        for g, w in ((2, 1), (4, 1), (2, 3), (4, 3))
+    ]
+    gamma, width = swept(configs)
+    assert gamma.name == "gamma" and list(gamma.values) == [2, 4, 2, 4]
+    assert width.name == "w and v" and width.members == ["decoder.a.w", "decoder.b.v"]
+
+
+def test_a_sweep_that_was_not_timed_shows_counts(tmp_path):
+    folder = sweep(tmp_path / "s", timing=False)
+    found = study([load(path) for path in run_folders(folder)])
+    part = sections(found)[0]
+    assert [picture.name for picture in part.pictures] == ["sweep-s"]
+    assert len(part.pictures[0].figure.axes) == 1
+    for summary in found.summaries:
+        assert summary["decoders"]["fast"]["latency_speedup"] is None
+        assert any("Counts only" in note for note in notes(summary))
+        assert "tokens/s" not in speed_frame(summary) and "unequal" in speed_frame(summary)
+
+
+def test_two_swept_settings_make_a_map(tmp_path):
+    for job, (gamma, topk) in enumerate([(2, 1), (2, 3), (4, 1), (4, 3)]):
+        config = {"decoder": {"fast": {"gamma": gamma, "topk": topk}}}
+        measured(tmp_path / f"g/{job:03d}", identity=str(job), config=config)
+    found = study([load(path) for path in run_folders(tmp_path / "g")])
+    part = sections(found)[0]
+    assert list(found.labels) == [
+        *("gamma=2, topk=1", "gamma=2, topk=3", "gamma=4, topk=1", "gamma=4, topk=3"),
+    ]
+    assert [picture.name for picture in part.pictures] == ["sweep-g-fast"]
+    assert part.title.startswith("Sweep g: decoder.fast.gamma = 2, 4; decoder.fast.topk = 1, 3")
+    assert list(part.tables[0].frame.columns[:3]) == ["gamma", "topk", "prompts"]
 
 
 def test_a_report_on_a_sweep_a_run_and_two_bad_folders(tmp_path, monkeypatch, capsys):

@@ -17,6 +17,11 @@ def speedup_cell(row: Mapping) -> str:
     return interval(row["latency_speedup"])
 
 
+def macro_cell(row: Mapping) -> str:
+    """Geometric mean of the prompts' own latency speedups, and its interval."""
+    return interval(row["latency_speedup_macro"])
+
+
 def throughput_cell(row: Mapping) -> str:
     """Tokens per second."""
     return number(row["output_throughput"], 1)

@@ -96,6 +96,7 @@ def _bootstrapped(data: tuple[np.ndarray, ...], statistic) -> Interval:
         paired=True,
         vectorized=True,
         n_resamples=RESAMPLES,
+        batch=max(1, 1_000_000 // data[0].size),
         method="percentile",
         rng=np.random.default_rng(0),
     ).confidence_interval

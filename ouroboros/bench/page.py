@@ -1,7 +1,7 @@
 """The report as one HTML file that asks nothing of the network.
 
 Tables are real tables, pictures are inline SVG that follows the page's light or dark scheme, and
-the completions lie in it as JSON for the viewer. The files of `template/` hold structure, look and
+the completions lie in it as JSON for the viewer. The files of `html/` hold structure, look and
 behaviour.
 """
 
@@ -30,7 +30,7 @@ def render(found: Study, parts: Sequence[Section], *, most_tokens: int) -> str:
         "step": STEP,
     }
     environment = Environment(
-        loader=PackageLoader("ouroboros.bench", "template"),
+        loader=PackageLoader("ouroboros.bench", "html"),
         autoescape=select_autoescape(default=True),
         trim_blocks=True,
         lstrip_blocks=True,

@@ -102,16 +102,7 @@ class Replayed:
         self.draft: CachedModel | None = getattr(drafter, "draft", None)
 
     def reset(self, choose: Choose) -> None:
-        """Begin a run; the draft model chooses as in a live run.
-
-        Raises `ValueError` for a drafter with a rule of its own: it needs the target's law.
-        """
-        rule = getattr(self.drafter, "rule", None)
-        if rule is not None and rule(self.choose) is not self.choose:
-            raise ValueError(
-                f"{type(self.drafter).__name__} verifies by the target's probabilities, and a "
-                "recording has its tokens only: give verification=shared"
-            )
+        """Begin a run; the draft model chooses as in a live run."""
         self.drafter.reset(self.choose)
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
@@ -129,6 +120,12 @@ def check_drafter(drafter: object, tape: Tape) -> None:
     name = type(drafter).__name__
     if not hasattr(drafter, "propose"):
         raise ValueError(f"{name} is another engine, not a drafter: leave it out of decoder=[...]")
+    rule, choose = getattr(drafter, "rule", None), tape.sampling.choose("", 0, vocab=1)
+    if rule is not None and rule(choose) is not choose:
+        raise ValueError(
+            f"{name} accepts by rejection sampling, which needs the target's probabilities: replay "
+            "it with verification=shared"
+        )
     if getattr(drafter, "reads_rejected", False) and not any(r.predictions for r in tape.runs):
         raise ValueError(
             f"{name} learns from what the target predicts at rejected nodes, which this recording "
@@ -153,16 +150,16 @@ def replay(
         )
     if getattr(drafter, "draft", None) is not None:
         drafter.draft.tokens = []  # type: ignore[attr-defined]
-    target, choose = RecordedTarget(tape), RecordedChoice(recording)
-    seed = recording.example, recording.repeat
-    played = Replayed(drafter, tape.sampling.choose(*seed, vocab=tape.vocab_size))
+    choose = tape.sampling.choose(recording.example, recording.repeat, vocab=tape.vocab_size)
+    played = Replayed(drafter, choose)
+    target = RecordedTarget(tape)
     for trace in stream(
         target,  # type: ignore[arg-type]
         played,
         recording.prompt,
         max_new=limit,
         eos=tape.eos,
-        choose=choose,
+        choose=RecordedChoice(recording),
     ):
         if len(trace.new_tokens) >= said:
             break

@@ -82,10 +82,10 @@ def notes(summary: Mapping) -> list[str]:
     elif summary["incomplete"]:
         found.append(f"**Incomplete**: the run's status is {summary['status']!r}.")
     if summary["resumed"]:
-        found.append(
-            f"Taken up again {summary['resumed']} time(s) after a stop; "
-            "a carried phrase pool starts empty after each."
-        )
+        lost = "" if summary["pools_restored"] else "; a carried pool starts empty after each"
+        found.append(f"Taken up again {summary['resumed']} time(s) after a stop{lost}.")
+    if not summary["timed"]:
+        found.append("Counts only: other jobs shared the device, so no time is shown.")
     for name, row in summary["decoders"].items():
         found += [f"{name}: {row['failed']} failed: {error}" for error in row["errors"]]
     return found

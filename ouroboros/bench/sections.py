@@ -17,12 +17,12 @@ from ouroboros.bench import compare, tables
 from ouroboros.bench.plots import acceptance, published, shares, speedups, sweeps
 from ouroboros.bench.report import notes
 from ouroboros.bench.study import Study
-from ouroboros.bench.sweep import short, varied
+from ouroboros.bench.sweep import Swept, short, swept
 
 FEW_RUNS = 3
 """With more runs than this, each run's own section is closed at first."""
-MOST_SWEPT = 2
-"""Pictures of sweeps over more settings than this are not drawn; their tables are written."""
+MOST_COLUMNS = 4
+"""A sweep over more settings than this is shown by its runs' names."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _comparison(found: Study, members: Sequence[int]) -> Section:
     figure = speedups.comparison_dots(pairs)
     return Section(
         f"Comparison of {len(pairs)} runs: {', '.join(pairs)}",
-        notes=["Every run's own title, settings and notes are below."],
+        notes=[f"{label}: {one['title']}." for label, one in pairs.items()],
         tables=_comparison_tables("comparison", {"run": list(pairs)}, list(pairs.values())),
         pictures=_drawn([("comparison", "Speedup over greedy, run by run", figure)]),
     )
@@ -97,38 +97,46 @@ def _comparison(found: Study, members: Sequence[int]) -> Section:
 
 def _sweep(found: Study, folder: Path, members: Sequence[int]) -> Section:
     summaries = [found.summaries[index] for index in members]
-    lead = varied([found.measured[index].run.get("config", {}) for index in members])
+    settings = swept([found.measured[index].run.get("config", {}) for index in members])
     name = slug(f"sweep {folder.name}")
-    pictures = []
-    if len(lead) == 1:
-        ((setting, values),) = lead.items()
-        pictures = [(name, f"Sweep of {setting}", sweeps.sweep_curves(setting, values, summaries))]
-    elif len(lead) == MOST_SWEPT:
-        one, two = lead
-        places = list(zip(lead[one], lead[two], strict=True))
-        pictures = [
-            (f"{name}-{decoder}", f"{decoder} over {one} and {two}", figure)
-            for decoder in _swept_decoders(lead, summaries)
-            for figure in [sweeps.sweep_map((one, two), places, summaries, decoder)]
-        ]
-    few = len(lead) <= 2 * MOST_SWEPT
-    brief = short(list(lead))
-    columns = {brief[key]: values for key, values in lead.items()} if few else {}
-    columns = columns or {"run": [found.labels[index] for index in members]}
-    what = "; ".join(f"{key} = {_values(values)}" for key, values in lead.items()) if few else ""
+    what = f"{len(settings)} settings differ"
+    columns: dict[str, Sequence] = {"run": [found.labels[index] for index in members]}
+    if 0 < len(settings) <= MOST_COLUMNS:
+        brief = short([one.name for one in settings])
+        what = "; ".join(f"{one.name} = {_values(one.values)}" for one in settings)
+        columns = {brief[one.name]: one.values for one in settings}
     return Section(
-        f"Sweep {folder.name}: {what or f'{len(lead)} settings differ'}",
+        f"Sweep {folder.name}: {what}",
         notes=[f"{len(members)} runs, the first: {summaries[0]['title']}."],
         tables=_comparison_tables(name, columns, summaries),
-        pictures=_drawn(pictures),
+        pictures=_drawn(_sweep_pictures(name, settings, summaries)),
     )
 
 
-def _swept_decoders(lead: Mapping[str, Sequence], summaries: Sequence[Mapping]) -> list[str]:
-    """The decoders whose own settings vary; where none do, all but greedy."""
-    names = [name for name in summaries[0]["decoders"] if name != "greedy"]
-    own = [name for name in names if any(key.startswith(f"decoder.{name}.") for key in lead)]
-    return own or names
+def _sweep_pictures(
+    name: str, settings: Sequence[Swept], summaries: Sequence[Mapping]
+) -> list[tuple[str, str, Figure | None]]:
+    """Curves over one setting, maps over two (of the decoders whose own settings vary)."""
+    if len(settings) == 1:
+        (one,) = settings
+        figure = sweeps.sweep_curves(one.name, one.values, summaries)
+        return [(name, f"Sweep of {one.name}", figure)]
+    if len(settings) != 2:
+        return []
+    across, down = settings
+    places = list(zip(across.values, down.values, strict=True))
+    decoders = [decoder for decoder in summaries[0]["decoders"] if decoder != "greedy"]
+    members = [*across.members, *down.members]
+    own = [d for d in decoders if any(key.startswith(f"decoder.{d}.") for key in members)]
+    names = (across.name, down.name)
+    return [
+        (
+            f"{name}-{decoder}",
+            f"{decoder} over {across.name} and {down.name}",
+            sweeps.sweep_map(names, places, summaries, decoder),
+        )
+        for decoder in own or decoders
+    ]
 
 
 def _values(values: Sequence) -> str:
@@ -137,7 +145,8 @@ def _values(values: Sequence) -> str:
 
 def _comparison_tables(name: str, lead: compare.Lead, summaries: Sequence[Mapping]) -> list[Table]:
     cells = {
-        "speedup": ("Latency speedup over greedy [95 % bootstrap]", compare.speedup_cell),
+        "speedup": ("Latency speedup over greedy, pooled [95 % bootstrap]", compare.speedup_cell),
+        "macro": ("Macro speedup: geometric mean over prompts", compare.macro_cell),
         "throughput": ("Tokens per second", compare.throughput_cell),
         "calls": ("Calls per token: (target + 0.176 x draft) / new tokens", compare.calls_cell),
     }

@@ -14,7 +14,14 @@ from ouroboros.bench.audit_report import Row, tally, verdict
 from ouroboros.bench.intervals import Interval
 from ouroboros.bench.sample import Sample
 
+RATIOS = ("decode_speedup", "latency_speedup", "latency_speedup_macro")
 BASELINE, PEER = "greedy", "hf_greedy"
+TIMED = (
+    *("output_throughput", "macro_throughput", "ttft_ms", "tpot_ms", "e2e_latency_s"),
+    *("draft_share", "verify_share", "host_share", "host_ms_per_step", "energy_per_token_j"),
+    *(f"{ratio}{against}" for against in ("", "_vs_hf") for ratio in RATIOS),
+)
+"""What means nothing where jobs shared the device (a run with `timing` false)."""
 
 
 def summarise(
@@ -35,19 +42,24 @@ def summarise(
             "failed": len(failed[name]),
             "errors": sorted({s.error for s in failed[name] if s.error}),
             **_decoder_metrics(mine, good),
-            "scores": metrics.task_scores(mine, scores),
+            "scores": metrics.task_scores(mine, scores) | _corpus_scores(run, name),
             "score_intervals": _plain(intervals.score_intervals(mine, scores)),
             "groups": _groups(mine, good.get(BASELINE, [])),
             "verdicts": (found := tally(audit, name)),
             "verdict": verdict(found) if found else None,
         }
+    timed = run.get("timing", True)
+    if not timed:
+        rows = {name: _untimed(row) for name, row in rows.items()}
     measured = {sample.example for mine in good.values() for sample in mine}
     return {
         "title": title(run, len(measured)),
         "footnote": footnote(run),
         "status": run["status"],
         "incomplete": incomplete(run, len(samples)),
+        "timed": timed,
         "resumed": run["resumed"],
+        "pools_restored": "carried_pools" in run,
         "samples": len(samples),
         "samples_wanted": run["samples_wanted"],
         "prompts": len(measured),
@@ -188,6 +200,19 @@ def _groups(mine: Sequence[Sample], baseline: Sequence[Sample]) -> dict[str, dic
             **_plain({"latency_speedup": intervals.speedup(base, ours)}),
         }
     return found
+
+
+def _untimed(row: Mapping) -> dict:
+    """A decoder's row, or a group's, without what is derived from seconds."""
+    groups = {name: _untimed(group) for name, group in row.get("groups", {}).items()}
+    plain = {key: None if key in TIMED else value for key, value in row.items()}
+    return plain | ({"groups": groups} if "groups" in row else {})
+
+
+def _corpus_scores(run: Mapping, decoder: str) -> dict[str, float]:
+    """Scores of all completions together; those of parts are no scores of the whole."""
+    whole = run.get("parts", 1) == 1
+    return run.get("corpus_scores", {}).get(decoder, {}) if whole else {}
 
 
 def _group(sample: Sample) -> str:

@@ -1,8 +1,8 @@
 """Tables of summaries: one frame of cells per question, written as Markdown, CSV or LaTeX.
 
 A cell is text as a reader sees it ("3.04x [2.15, 3.86]", "-" where nothing is known); the same
-numbers in full, one row per run and decoder, are in `numbers`. A column that no row fills is left
-out where it depends on the machine or the task.
+numbers in full, one row per run and decoder, are `compare.numbers_frame`'s. A measure that no
+decoder has is left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import pandas as pd
 from ouroboros.bench import metrics
 from ouroboros.bench.summary import BASELINE
 
-OPTIONAL = ("vs transformers", "peak GiB", "J/token", "lossless")
 LATEX = str.maketrans(
     {c: f"\\{c}" for c in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -31,12 +30,12 @@ def speed_frame(summary: Mapping) -> pd.DataFrame:
     """Times, speedups, memory, energy, repetition, equality and scores of each decoder."""
     rows = summary["decoders"]
     scored = sorted({name for row in rows.values() for name in row["scores"]})
-    return _framed([_speed_row(name, row, scored) for name, row in rows.items()])
+    return _filled(_framed([_speed_row(name, row, scored) for name, row in rows.items()]))
 
 
 def count_frame(summary: Mapping) -> pd.DataFrame:
     """Calls, acceptance and sources of each decoder: nothing that depends on the machine."""
-    return _framed([_count_row(name, row) for name, row in summary["decoders"].items()])
+    return _filled(_framed([_count_row(name, row) for name, row in summary["decoders"].items()]))
 
 
 def group_frame(summary: Mapping) -> pd.DataFrame:
@@ -180,8 +179,12 @@ def _count_row(name: str, row: Mapping) -> dict[str, str]:
 
 
 def _framed(rows: Sequence[Mapping[str, str]]) -> pd.DataFrame:
-    frame = pd.DataFrame(rows).fillna("-")
-    empty = [name for name in OPTIONAL if name in frame and (frame[name] == "-").all()]
+    return pd.DataFrame(rows).fillna("-")
+
+
+def _filled(frame: pd.DataFrame) -> pd.DataFrame:
+    """Leave out the columns that no row fills; whether texts are equal is always said."""
+    empty = [name for name in frame if name != "unequal" and (frame[name] == "-").all()]
     return frame.drop(columns=empty)
 
 

@@ -49,11 +49,11 @@ def acceptance_by_position(summary: Mapping) -> Figure | None:
 
     None where no decoder has a position that enough steps reached.
     """
-    rows = {}
-    for name, row in summary["decoders"].items():
-        tried = [tries >= FEWEST_TRIES for tries in row["tries_per_position"]]
-        if any(tried):
-            rows[name] = row["acceptance_rate_per_position"][: sum(tried)]
+    rows = {
+        name: row["acceptance_rate_per_position"][:reached]
+        for name, row in summary["decoders"].items()
+        if (reached := sum(tries >= FEWEST_TRIES for tries in row["tries_per_position"]))
+    }
     if not rows:
         return None
     marks = decoder_marks(list(summary["decoders"]))

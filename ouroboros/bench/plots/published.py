@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ouroboros.bench.plots import style
@@ -16,44 +17,14 @@ def published_bars(summary: Mapping) -> Figure | None:
     """Speedup over greedy, published (hatched) above measured; None without published numbers."""
     published = (summary["published"] or {}).get("tokens_per_s", {})
     theirs = {n: r for n in published if (r := over_greedy(published, n)) and n != "greedy"}
-    ours = {
-        name: row["latency_speedup"]
-        for name, row in summary["decoders"].items()
-        if row["latency_speedup"] and name != "greedy"
-    }
-    names = [name for name in dict.fromkeys([*theirs, *ours]) if name in theirs]
-    if not names:
+    if not theirs:
         return None
-    measured = {"model": "measured", "stand-in": "measured, a stand-in"}.get(
-        summary["nature"], "measured, a rehearsal"
-    )
-    both = [name for name in names if name in ours]
-    places = {name: place for place, name in enumerate(names)}
     with style.looks():
-        figure = new_figure(1.9 + 0.6 * len(names))
+        figure = new_figure(1.9 + 0.6 * len(theirs))
         axes = figure.add_subplot()
-        upper = axes.barh(
-            [places[n] - 0.2 for n in names],
-            [theirs[n] for n in names],
-            height=0.36,
-            facecolor="none",
-            edgecolor=style.MUTED,
-            hatch="///",
-            label="published",
-        )
-        axes.bar_label(upper, fmt="%.2fx", padding=4, fontsize=9)
-        lower = axes.barh(
-            [places[n] + 0.2 for n in both],
-            [ours[n]["value"] for n in both],
-            height=0.36,
-            color=style.RED,
-            xerr=spread([ours[n] for n in both]) if both else None,
-            error_kw={"ecolor": style.INK, "elinewidth": 1.2, "capsize": 3},
-            label=measured,
-        )
-        axes.bar_label(lower, fmt="%.2fx", padding=4, fontsize=9)
+        _bars(axes, theirs, summary)
         axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
-        axes.set_yticks(range(len(names)), names, fontsize=10.5)
+        axes.set_yticks(range(len(theirs)), list(theirs), fontsize=10.5)
         axes.invert_yaxis()
         axes.margins(x=0.08)
         axes.tick_params(axis="y", length=0)
@@ -62,3 +33,30 @@ def published_bars(summary: Mapping) -> Figure | None:
         figure.legend(loc="outside upper right", ncols=2, fontsize=9)
         foot(figure, f"{summary['title']}. {published_caption(summary)}")
     return figure
+
+
+def _bars(axes: Axes, theirs: Mapping[str, float], summary: Mapping) -> None:
+    ours = {name: row["latency_speedup"] for name, row in summary["decoders"].items()}
+    places = {name: place for place, name in enumerate(theirs) if ours.get(name)}
+    found = [ours[name] for name in places]
+    nature = summary["nature"]
+    upper = axes.barh(
+        [place - 0.2 for place in range(len(theirs))],
+        list(theirs.values()),
+        height=0.36,
+        facecolor="none",
+        edgecolor=style.MUTED,
+        hatch="///",
+        label="published",
+    )
+    axes.bar_label(upper, fmt="%.2fx", padding=4, fontsize=9)
+    lower = axes.barh(
+        [place + 0.2 for place in places.values()],
+        [one["value"] for one in found],
+        height=0.36,
+        color=style.RED,
+        xerr=spread(found) if found else None,
+        error_kw={"ecolor": style.INK, "elinewidth": 1.2, "capsize": 3},
+        label="measured" if nature == "model" else f"measured, a {nature}",
+    )
+    axes.bar_label(lower, fmt="%.2fx", padding=4, fontsize=9)
