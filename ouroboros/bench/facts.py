@@ -50,7 +50,7 @@ def run_facts(config: Mapping, job: Bench) -> dict:
             "max_new": job.max_new,
             "repeats": job.repeats,
             "timing": config["timing"],
-            "published": config["published"],
+            "published": config.get("published"),
             "samples_wanted": job.total,
             "config": _settings(config),
             "provenance": provenance(),
