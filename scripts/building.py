@@ -34,7 +34,7 @@ def build_task(options: dict) -> tuple[Task, list[Example]]:
     own = {key: value for key, value in options.items() if key not in SELECTION}
     check_arguments(own, "task")
     task = called(instantiate(own, _partial_=True, _convert_="all"), "task")
-    return task, select(task.load(), **{key: options[key] for key in SELECTION})
+    return task, select(task.load(), **{key: options[key] for key in SELECTION if key in options})
 
 
 def build_spec(options: dict) -> PairSpec:
@@ -50,20 +50,23 @@ def build_pair(config: dict) -> Pair:
 
 def build_bench(config: dict, task: Task, examples: list[Example], pair: Pair) -> Bench:
     """Return what the run measures; with `context_tokens`, the examples have longer prompts."""
-    if config["context_tokens"]:
-        whole, tokenizer = task.load(), pair.target.tokenizer
-        examples = with_context(examples, whole, tokenizer, config["context_tokens"])
     return Bench(
         target=pair.target,
         models=pair.models,
         task=task,
-        examples=examples,
+        examples=lengthened(config, task, examples, pair.target.tokenizer),
         decoders=build_decoders(config["decoder"], pair),
         max_new=task.max_new if config["max_new"] is None else config["max_new"],
         repeats=config["repeats"],
         sampling=Sampling(**{name: config[name] for name in SAMPLING}),
         record_predictions=config["record_predictions"],
     )
+
+
+def lengthened(config: dict, task: Task, examples: list[Example], tokenizer) -> list[Example]:
+    """Return the examples, with longer prompts where the config has `context_tokens`."""
+    tokens = config.get("context_tokens")
+    return with_context(examples, task.load(), tokenizer, tokens) if tokens else examples
 
 
 def check_decoders(options: dict[str, dict] | None) -> None:

@@ -1,8 +1,8 @@
 """Run drafters against a recording on any machine, with no target, and predict their time.
 
-    python scripts/replay.py recording=results/main "decoder=[speculative,prompt_lookup]"
+    python scripts/replay.py recording=results/local/x "decoder=[speculative,prompt_lookup]"
     python scripts/replay.py recording=texts.jsonl model=hf model.target=<id> model.draft=<id>
-    python scripts/replay.py recording=results/main cost=curve.yaml decoder.speculative.gamma=4
+    python scripts/replay.py recording=results/local/x cost=curve.yaml decoder.speculative.gamma=4
 
 A recording is a results folder, a file of `ouroboros.bench.recording`, or another engine's JSONL of
 "prompt" and "completion". Counts are exact for drafters that learn from accepted tokens; the others
@@ -12,6 +12,7 @@ need a run recorded with record_predictions=true. The last line on stdout is one
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,16 +20,25 @@ from pathlib import Path
 import hydra
 import torch
 from asking import guarded, told_in_one_line
-from building import build_decoders, build_spec, build_task, check_decoders, wants_draft
+from building import (
+    build_decoders,
+    build_spec,
+    build_task,
+    check_decoders,
+    lengthened,
+    wants_draft,
+)
 from omegaconf import DictConfig, OmegaConf
 from tabulate import tabulate
 from tqdm import tqdm
 
 from ouroboros import vocab
 from ouroboros.bench import metrics
+from ouroboros.bench.conversation import Answers
 from ouroboros.bench.curve import CostCurve
 from ouroboros.bench.options import check_whole
 from ouroboros.bench.pair import Pair, load_draft, load_tokenizer
+from ouroboros.bench.prompt import prompt_ids
 from ouroboros.bench.recording import Tape, from_folder, read
 from ouroboros.bench.replay import RecordedTarget, check_drafter, replay
 from ouroboros.bench.sample import Sample
@@ -90,15 +100,35 @@ def load_tapes(config: dict, tokenizer) -> dict[str, Tape]:
     run = folder.load_run()
     if run["model"].get("tokenizer", vocab.fingerprint(tokenizer)) != vocab.fingerprint(tokenizer):
         raise ValueError(f"{path} was recorded with another tokenizer: give its model=...")
-    _, examples = build_task(config.get("task") or run["config"]["task"])
-    prompts = {e.id: list(tokenizer(e.prompt).input_ids) for e in examples}
+    try:
+        prompt_of = prompts(config.get("task") or run["config"]["task"], folder, tokenizer)
+    except ValueError as error:
+        if config.get("task"):
+            raise
+        raise ValueError(f"the recorded task cannot be made: {error}; give its task=...") from error
     tapes = {}
     for name in config["decoder"]:
         own = name if name in run["decoders"] else None
         chosen = config["recorded_decoder"] or own
-        tape = from_folder(folder, prompts, decoder=chosen)
+        tape = from_folder(folder, prompt_of, decoder=chosen)
         tapes[name] = replace(tape, runs=tape.runs[:limit])
     return tapes
+
+
+def prompts(options: dict, folder: ResultsFolder, tokenizer) -> Callable[[str, int], list[int]]:
+    """Return what gives the token ids of an example in a repeat, as the recorded run met it."""
+    run = folder.load_run()
+    task, examples = build_task(options)
+    examples = lengthened(run["config"], task, examples, tokenizer)
+    answers = Answers(task, examples, run["decoders"][0], folder.load_samples())
+    known = {example.id: example for example in examples}
+
+    def prompt_of(name: str, repeat: int) -> list[int]:
+        if name not in known:
+            raise ValueError(f"{name} was recorded, but the task has it not: give its task=...")
+        return prompt_ids(tokenizer, answers.asked(known[name], repeat))
+
+    return prompt_of
 
 
 def load_curve(cost: str | None) -> CostCurve | None:

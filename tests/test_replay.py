@@ -64,25 +64,25 @@ def readers(draft: CachedModel) -> dict:
     }
 
 
-def recorded(path, pair, made: dict, task=None, **changes) -> tuple[ResultsFolder, dict]:
-    """Run live; return the folder and the token ids of each prompt."""
+def recorded(path, pair, made: dict, task=None, **changes) -> tuple:
+    """Run live; return the folder, and what gives the token ids of each prompt."""
     task = task or Letters()
     job = Bench(pair[0], list(pair), task, task.load(), made, task.max_new)
     job = replace(job, **changes)
     folder = ResultsFolder(path)
     model = {"name": "tiny", "target": "t", "draft": "d", "standin": None}
-    facts = run_facts({"model": model, "decoder": {}, "timing": False}, job)
+    facts = run_facts({"model": model, "decoder": {}, "timing": False, "published": None}, job)
     folder.open_run(facts, identity="a")
     job.run(folder, lambda sample: None)
     prompts = {e.id: list(job.target.tokenizer(e.prompt).input_ids) for e in job.examples}
-    return folder, prompts
+    return folder, lambda example, repeat: prompts[example]
 
 
 def counts(steps) -> list[tuple]:
     return [(s.drafted, s.scored, s.accepted, s.new, s.draft_calls, s.sources) for s in steps]
 
 
-def assert_replayed(folder: ResultsFolder, prompts: dict, made: dict, decoder=None) -> list[str]:
+def assert_replayed(folder: ResultsFolder, prompts, made: dict, decoder=None) -> list[str]:
     """Every decoder's replay equals its live samples; return how the runs ended."""
     live = {s.key: s for s in folder.load_samples()}
     for name, make in made.items():
@@ -100,7 +100,12 @@ def assert_replayed(folder: ResultsFolder, prompts: dict, made: dict, decoder=No
 HOT = Sampling(seed=5, temperature=1.2, top_k=50)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
+PENALIZED = Sampling(repetition_penalty=1.3)
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), HOT, PENALIZED], ids=["greedy", "sampled", "penalized"]
+)
 @pytest.mark.parametrize("max_new", [1, 7, 40])
 def test_a_replay_is_the_live_run(pair, tmp_path, sampling, max_new):
     made = decoders(pair[1])
@@ -167,6 +172,14 @@ def test_what_a_recording_cannot_answer_is_refused_by_name(pair, tmp_path):
     some = replace(tape.runs[0], predictions={(1, (2,)): 3})
     with pytest.raises(ValueError, match="Lookahead asks for a prediction that the recording"):
         replay(Lookahead(**LOOK), replace(tape, runs=[some]), some)
+
+
+def test_rejection_sampling_needs_more_than_tokens(pair, tmp_path):
+    folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy}, sampling=HOT)
+    tape = from_folder(folder, prompts)
+    drafter = Speculative(pair[1], gamma=3, verification="rejection")
+    with pytest.raises(ValueError, match="Speculative accepts by rejection sampling"):
+        replay(drafter, tape, tape.runs[0])
 
 
 def test_an_undeclared_reader_is_caught_when_it_reads(pair, tmp_path):
@@ -237,7 +250,7 @@ def test_a_run_that_did_not_note_its_eos_is_a_recording_too(pair, tmp_path, monk
 def test_a_folder_of_other_prompts_is_refused(pair, tmp_path):
     folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy})
     with pytest.raises(ValueError, match="p0 has 1 prompt tokens here"):
-        from_folder(folder, {**prompts, "p0": [1]})
+        from_folder(folder, lambda example, repeat: [1])
     with pytest.raises(ValueError, match="recorded_decoder=other is not in this run"):
         from_folder(folder, prompts, decoder="other")
 

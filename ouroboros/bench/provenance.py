@@ -48,8 +48,8 @@ def environment() -> dict[str, object]:
 def code_hash() -> str:
     """Return a hash of the sources that samples depend on: engine, decoders and run loop."""
     package = Path(__file__).parents[1]
-    names = ("run.py", "stop.py", "pair.py", "sampling.py", "meter.py")
-    loop = [package / "bench" / name for name in names]
+    names = ("run", "stop", "pair", "sampling", "meter", "prompt", "conversation")
+    loop = [package / "bench" / f"{name}.py" for name in names]
     files = [*package.glob("*.py"), *(package.parent / "baselines").glob("*.py"), *loop]
     return identity(*((path.name, path.read_text(encoding="utf-8")) for path in sorted(files)))
 

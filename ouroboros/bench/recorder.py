@@ -50,6 +50,11 @@ class Recorder:
         self._prompt, self._steps = (), []
         self.drafter.reset(choose)
 
+    def rule(self, choose: Choose) -> Choose:
+        """Return the drafter's own rule of verification, if it has one."""
+        rule = getattr(self.drafter, "rule", None)
+        return choose if rule is None else rule(choose)
+
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Propose what the drafter does."""
         self._base = len(tokens)

@@ -8,7 +8,7 @@ engine's text. Invariant: what a tape does not know (a length limit, a context) 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -109,13 +109,16 @@ def _tape(path: Path, rows: Sequence[dict]) -> Tape:
 
 
 def from_folder(
-    folder: ResultsFolder, prompts: Mapping[str, Sequence[int]], *, decoder: str | None = None
+    folder: ResultsFolder,
+    prompt_of: Callable[[str, int], Sequence[int]],
+    *,
+    decoder: str | None = None,
 ) -> Tape:
     """Make a tape of one decoder's samples in a results folder (default: greedy, else the first).
 
-    `prompts` are the token ids of each example. Where a run did not note its end-of-sequence ids,
-    they are those that its samples ended with. Raises `ValueError` where they are not those of the
-    run, or the run has no such decoder.
+    `prompt_of` gives the token ids of an example in a repeat. Where a run did not note its
+    end-of-sequence ids, they are those that its samples ended with. Raises `ValueError` where the
+    prompts are not those of the run, or the run has no such decoder.
     """
     run = folder.load_run()
     names = run["decoders"]
@@ -127,7 +130,7 @@ def from_folder(
     for sample in folder.load_samples():
         if sample.decoder != name or sample.error:
             continue
-        prompt = tuple(prompts.get(sample.example, ()))
+        prompt = tuple(prompt_of(sample.example, sample.repeat))
         if len(prompt) != sample.prompt_tokens:
             raise ValueError(
                 f"{sample.example} has {len(prompt)} prompt tokens here and {sample.prompt_tokens} "
