@@ -38,9 +38,10 @@ from the text. unequal: completions whose tokens differ from `greedy`'s. lossles
 verdict on them: identical, ties (a move of the logits within the arithmetic's own noise makes the
 other token the choice; usual below float32), BUG, or "in law" (rejection sampling); that of
 `greedy` is against float64. Task scores: [95 %, Wilson for yes-or-no scores, else bootstrap].
-calls/token: (target calls + 0.176 x draft calls) / new tokens. accept len: tokens per step that had
-a draft, the bonus token included. nodes/call: tokens scored per target call. samples: measured;
-failures are counted, never averaged. Warm-up is excluded; decoders alternate prompt by prompt."""
+calls/token: (target calls + 0.176 x draft calls) / new tokens; vs ouroboros: over that of the
+decoder `ouroboros`, paired by prompt. accept len: tokens per step that had a draft, the bonus token
+included. nodes/call: tokens scored per target call. samples: measured; failures are counted, never
+averaged. Warm-up is excluded; decoders alternate prompt by prompt."""
 
 
 def make_report(folder: ResultsFolder) -> dict:

@@ -15,7 +15,7 @@ from ouroboros.bench.intervals import Interval
 from ouroboros.bench.sample import Sample
 
 RATIOS = ("decode_speedup", "latency_speedup", "latency_speedup_macro")
-BASELINE, PEER = "greedy", "hf_greedy"
+BASELINE, PEER, METHOD = "greedy", "hf_greedy", "ouroboros"
 TIMED = (
     *("output_throughput", "macro_throughput", "ttft_ms", "tpot_ms", "e2e_latency_s"),
     *("draft_share", "verify_share", "host_share", "host_ms_per_step", "energy_per_token_j"),
@@ -148,7 +148,14 @@ def _decoder_metrics(mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]
         **_speedups("", baseline, mine),
         **_speedups("_vs_hf", good.get(PEER, []), mine),
         **_step_metrics(mine),
-        **_plain({"calls_interval": intervals.pooled(mine, part=metrics.calls_part)}),
+        **_plain(
+            {
+                "calls_interval": intervals.pooled(mine, part=metrics.calls_part),
+                "calls_vs_ouroboros": intervals.speedup(
+                    mine, good.get(METHOD, []), part=metrics.calls_part
+                ),
+            }
+        ),
         "repetition_rate": metrics.mean_repetition_rate(mine),
         "unequal": metrics.unequal(baseline, mine),
         "peak_bytes": max((s.peak_bytes for s in mine if s.peak_bytes), default=None),

@@ -177,6 +177,7 @@ def _count_row(name: str, row: Mapping) -> dict[str, str]:
         "tokens/target call": number(row["tokens_per_target_call"], 2),
         "draft calls/token": number(row["draft_calls_per_token"], 2),
         "calls/token": calls(row),
+        "calls vs ouroboros": interval(row["calls_vs_ouroboros"]),
         "draft accepted": percent(row["draft_acceptance_rate"]),
         "nodes/call": number(row["scored_per_step"], 1),
         "host ms/step": number(row["host_ms_per_step"], 2),

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from ouroboros.bench.metrics import REPETITIVE
 from ouroboros.bench.plots import style
-from ouroboros.bench.plots.style import decoder_marks, foot, head, is_peer, new_figure
+from ouroboros.bench.plots.style import decoder_marks, foot, head, is_peer, new_figure, title
 
 AXIS = "speedup over greedy on the same engine (time per token, prefill included)"
 CALLS_AXIS = "calls per token: (target + 0.176 x draft calls) / new tokens; fewer is better"
@@ -30,7 +30,7 @@ def speedup_bars(summary: Mapping) -> Figure | None:
         texts = [f"{r['output_throughput']:.1f} tok/s" for r in rows.values()]
         _bars(axes, {n: r["latency_speedup"] for n, r in rows.items()}, "{:.2f}x · {}", texts)
         axes.set_xlabel(AXIS)
-        head(axes, summary["title"])
+        title(figure, summary["title"])
         foot(figure, _footnote(summary, rows))
     return figure
 
@@ -49,7 +49,7 @@ def calls_bars(summary: Mapping) -> Figure | None:
         texts = [f"{r['tokens_per_target_call']:.2f} tokens/target call" for r in rows.values()]
         _bars(axes, {n: r["calls_interval"] for n, r in rows.items()}, "{:.3f} · {}", texts)
         axes.set_xlabel(CALLS_AXIS)
-        head(axes, summary["title"])
+        title(figure, summary["title"])
         foot(figure, _footnote(summary, rows))
     return figure
 

@@ -107,8 +107,13 @@ def new_figure(height_in: float) -> Figure:
 
 
 def head(axes: Axes, title: str) -> None:
-    """Write a title above the axes, in lines that fit."""
+    """Write a title above one of several panels, in lines that fit."""
     axes.set_title("\n".join(textwrap.wrap(title, 92)))
+
+
+def title(figure: Figure, text: str) -> None:
+    """Write what was measured above everything, from the figure's edge, however long names are."""
+    figure.suptitle("\n".join(textwrap.wrap(text, 110)), x=0.01, ha="left", fontsize=11.5)
 
 
 def foot(figure: Figure, text: str) -> None:
