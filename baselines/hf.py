@@ -115,6 +115,8 @@ class HFGenerate:
         stop: Stop | None = None,
     ) -> DecodeTrace:
         """Generate under the same rules as `decode`; `stop` says how many new tokens to keep."""
+        room = target.max_len - len(prompt) + 1
+        cramped, max_new = room < max_new, min(max_new, room)
         arrivals = Arrivals()
         ids = torch.tensor([list(prompt)], device=target.device)
         options: dict = {"streamer": arrivals}
@@ -142,6 +144,8 @@ class HFGenerate:
             trace.tokens, trace.finish = trace.tokens[: len(prompt) + keep], "stop"
         elif trace.tokens[-1] in eos:
             trace.finish = "eos"
+        elif cramped:
+            trace.finish = "context"
         return trace
 
     @contextmanager

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -22,15 +23,16 @@ from transformers import PreTrainedModel
 
 from ouroboros.choose import Choose
 from ouroboros.model import CachedModel
+from ouroboros.noise import Noise
 from ouroboros.plainly import own_attention, plain_logits, recast
 from ouroboros.shift import least_shift
 from ouroboros.tree import TokenTree
 
-Verdict = Literal["identical", "numeric tie", "BUG", "in law", "not judged"]
-"""The last two are said of a decoder that promises no equal tokens, and where memory is short."""
+Verdict = Literal["identical", "numeric tie", "BUG", "in law", "reference", "not judged"]
+"""The last three are said of a decoder that promises no equal tokens, of plain decoding where it
+was not held against float64 itself, and where memory or plain decoding's text was missing."""
 
 WHOLE = 1 << 30
-LIKELY = 32  # noise is measured on so many of a position's likeliest tokens
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,7 @@ class Control:
     """Plain decoding's text scored by transformers' own forward, `rows` tokens a call, no drafter.
 
     `differ` counts the positions, out of `positions`, whose choice is not the text's token; `first`
-    is the first of them (None: none). `noise` is the largest difference to float64, in logits, over
-    the likeliest tokens of every position.
+    is the first of them (None: none). `noise` is what most positions stay below (`Noise.usual`).
     """
 
     rows: int
@@ -80,18 +81,6 @@ class Case:
     reference: Sequence[int]
     others: Mapping[str, Sequence[int] | None]
     choose: Choose
-
-    def choices(self, logits: torch.Tensor) -> list[int]:
-        """Return the choice at each position of the reference; `logits` has a row for each, and
-        one more."""
-        tree = TokenTree.chain(self.prompt[-1], self.reference[:-1])
-        scores = self.choose.scores(logits[: len(tree)], self.prompt, tree)
-        return scores.argmax(-1).tolist()[: len(self.reference)]
-
-    def scores(self, logits: torch.Tensor, index: int) -> torch.Tensor:
-        """Return the scores of one row of logits, that after `index` new tokens, [vocab]."""
-        tokens = [*self.prompt, *self.reference[:index]]
-        return self.choose.scores(logits[None], tokens, TokenTree((tokens[-1],), (-1,)))[0]
 
 
 class Auditor:
@@ -113,89 +102,121 @@ class Auditor:
         self.device = target.device if device is None else torch.device(device)
         self._copies: dict[torch.dtype, PreTrainedModel] = {}
 
+    @property
+    def ready(self) -> bool:
+        """True once a copy is made: the memory for both was there."""
+        return bool(self._copies)
+
     def judge(
         self, case: Case, *, controls: bool = False
     ) -> tuple[dict[str, Finding], list[Control]]:
         """Return a finding for each decoder, and the controls.
 
         The controls are measured where a completion differs, or always with `controls`; then there
-        is a finding named "reference" too, for plain decoding's own text against float64.
+        is a finding named "reference" too, for plain decoding's own text against float64. A
+        completion that parts at a tie goes on by itself: the rest of it is held against float64.
         """
         parted = {name: _parting(case.reference, new) for name, new in case.others.items()}
         equal = all(index is None for index in parted.values())
         if equal and None not in case.others.values() and not controls:
             return {name: Finding("identical") for name in parted}, []
-        exact = self._scored(torch.float64, case)
-        measured = [self._control(rows, case, exact) for rows in self.rows]
-        noise = max(control.noise for control in measured)
-        judge = _Judge(case, exact, self._scored(torch.float32, case), noise)
-        findings = {name: judge.finding(parted[name], case.others[name]) for name in parted}
-        return {**findings, "reference": judge.reference()}, measured
+        text = _Text(self, case.prompt, case.reference, case.choose)
+        measured = [self._control(rows, text) for rows in self.rows]
+        noise = Noise(torch.stack([noise.by_position for _, noise in measured]).amax(0))
+        findings = {
+            name: self._finding(text, noise, parted[name], new) for name, new in case.others.items()
+        }
+        findings["reference"] = text.worst(noise)
+        return findings, [control for control, _ in measured]
 
-    def _scored(self, dtype: torch.dtype, case: Case) -> torch.Tensor:
-        """Return float64 logits [len(reference) + 1, vocab] of every position, by a copy."""
+    def scored(self, dtype: torch.dtype, prompt: Sequence[int], new: Sequence[int]) -> torch.Tensor:
+        """Return the float64 logits [len(new), vocab] of a text, by a copy in `dtype`."""
         if dtype not in self._copies:
             self._copies[dtype] = recast(self.target.model, dtype, self.device)
-        return plain_logits(self._copies[dtype], case.prompt, case.reference, rows=WHOLE)
+        return plain_logits(self._copies[dtype], prompt, new, rows=WHOLE)
 
-    def _control(self, rows: int, case: Case, exact: torch.Tensor) -> Control:
-        """Score the reference in the run's own precision and compare with float64."""
-        with own_attention(self.target.model):
-            found = plain_logits(self.target.model, case.prompt, case.reference, rows=rows)
-        found = found.to(exact.device)
-        likely = exact.topk(min(LIKELY, exact.shape[-1]), dim=-1).indices
-        noise = (found.gather(-1, likely) - exact.gather(-1, likely)).abs().max().item()
-        chosen = case.choices(found if self.target.dtype == torch.float64 else found.float())
-        pairs = enumerate(zip(chosen, case.reference, strict=True))
-        wrong = [index for index, (ours, plain) in pairs if ours != plain]
-        return Control(rows, len(chosen), len(wrong), wrong[0] if wrong else None, noise)
-
-
-@dataclass(frozen=True)
-class _Judge:
-    """One case with its float64 and float32 logits and its noise."""
-
-    case: Case
-    exact: torch.Tensor
-    single: torch.Tensor
-    noise: float
-
-    def finding(self, index: int | None, new: Sequence[int] | None) -> Finding:
+    def _finding(
+        self, text: _Text, noise: Noise, index: int | None, new: Sequence[int] | None
+    ) -> Finding:
         """Judge one completion that parts from the reference at `index`."""
         if new is None:
             return Finding("BUG", "missing: there is no such completion")
         if index is None:
             return Finding("identical")
-        reference = self.case.reference
-        expected = reference[index] if index < len(reference) else None
+        expected = text.new[index] if index < len(text.new) else None
         found = new[index] if index < len(new) else None
         if expected is None or found is None:
             what = "goes on beyond" if expected is None else "ends before"
-            return Finding(
-                "BUG", f"truncated: it {what} plain decoding's end", index, expected, found
-            )
-        return self._tie_or_bug(index, expected, found)
+            reason = f"truncated: it {what} plain decoding's end"
+            return Finding("BUG", reason, index, expected, found)
+        parting = text.tie_or_bug(noise, index, expected, found)
+        own = _Text(self, text.prompt, new, text.choose).worst(noise)
+        return own if (own.verdict, parting.verdict) == ("BUG", "numeric tie") else parting
 
-    def reference(self) -> Finding:
-        """Judge plain decoding's own text: each token must be float64's, up to the noise."""
-        chosen = self.case.choices(self.exact)
+    def _control(self, rows: int, text: _Text) -> tuple[Control, Noise]:
+        """Score a text in the run's own precision and compare with float64."""
+        with own_attention(self.target.model):
+            found = plain_logits(self.target.model, text.prompt, text.new, rows=rows)
+        found = found.to(text.exact.device)
+        noise = Noise.between(found, text.exact)
+        chosen = text.choices(found if self.target.dtype == torch.float64 else found.float())
+        pairs = enumerate(zip(chosen, text.new, strict=True))
+        wrong = [index for index, (ours, plain) in pairs if ours != plain]
+        first = wrong[0] if wrong else None
+        return Control(rows, len(chosen), len(wrong), first, noise.usual), noise
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A prompt and new tokens, with their float64 and float32 logits."""
+
+    auditor: Auditor
+    prompt: Sequence[int]
+    new: Sequence[int]
+    choose: Choose
+
+    @cached_property
+    def exact(self) -> torch.Tensor:
+        return self.auditor.scored(torch.float64, self.prompt, self.new)
+
+    @cached_property
+    def single(self) -> torch.Tensor:
+        return self.auditor.scored(torch.float32, self.prompt, self.new)
+
+    def choices(self, logits: torch.Tensor) -> list[int]:
+        """Return the choice at each position; `logits` has a row for each."""
+        if not len(self.new):
+            return []
+        tree = TokenTree.chain(self.prompt[-1], self.new[:-1])
+        return self.choose.scores(logits, self.prompt, tree).argmax(-1).tolist()
+
+    def scores(self, logits: torch.Tensor, index: int) -> torch.Tensor:
+        """Return the scores of one row of logits, that after `index` new tokens, [vocab]."""
+        tokens = [*self.prompt, *self.new[:index]]
+        return self.choose.scores(logits[None], tokens, TokenTree((tokens[-1],), (-1,)))[0]
+
+    def worst(self, noise: Noise) -> Finding:
+        """Judge the text by itself: each token must be float64's choice, up to the noise."""
         worst = Finding("identical")
-        for index, (exact, token) in enumerate(zip(chosen, self.case.reference, strict=True)):
+        pairs = zip(self.choices(self.exact), self.new, strict=True)
+        for index, (exact, token) in enumerate(pairs):
             if exact != token:
-                found = self._tie_or_bug(index, exact, token)
+                found = self.tie_or_bug(noise, index, exact, token)
                 worst = max(worst, found, key=lambda f: (f.verdict == "BUG", f.shift or 0.0))
         return worst
 
-    def _tie_or_bug(self, index: int, expected: int, found: int) -> Finding:
+    def tie_or_bug(self, noise: Noise, index: int, expected: int, found: int) -> Finding:
+        """Judge one position at which another token was chosen."""
         shift = max(
-            least_shift(self.exact[index], token, lambda moved: self.case.scores(moved, index))
+            least_shift(self.exact[index], token, lambda moved: self.scores(moved, index))
             for token in (expected, found)
         )
-        verdict: Verdict = "numeric tie" if shift <= self.noise else "BUG"
+        allowed = noise.at(index)
+        verdict: Verdict = "numeric tie" if shift <= allowed else "BUG"
         within = "within" if verdict == "numeric tie" else "beyond"
         return Finding(
             verdict,
-            f"the other token is a shift of {shift:.2g} away, {within} the noise {self.noise:.2g}",
+            f"the other token is a shift of {shift:.2g} away, {within} the noise {allowed:.2g}",
             index,
             expected,
             found,
@@ -205,17 +226,17 @@ class _Judge:
             },
             self._cuts(index, (expected, found)),
             shift,
-            self.noise,
+            allowed,
         )
 
     def _margin(self, logits: torch.Tensor, index: int, expected: int, found: int) -> float:
-        scores = self.case.scores(logits[index], index)
+        scores = self.scores(logits[index], index)
         return float(scores[expected] - scores[found])
 
     def _cuts(self, index: int, tokens: Collection[int]) -> dict[int, float]:
         """Return how far above the lowest kept logit each token lies; {} where nothing is cut."""
         logits = self.exact[index]
-        kept = torch.isfinite(self.case.scores(logits, index))
+        kept = torch.isfinite(self.scores(logits, index))
         if bool(kept.all()):
             return {}
         return {token: float(logits[token] - logits[kept].min()) for token in tokens}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
 
@@ -54,7 +54,7 @@ WARPERS = {
     "TopPLogitsWarper",
     "MinPLogitsWarper",
 }
-"""What a `Sampler` does by itself, in transformers' order."""
+"""What a `Sampler` can do on all rows at once: they read no text."""
 
 
 def generate(
@@ -231,20 +231,14 @@ def _ids(eos: int | Sequence[int] | torch.Tensor | None) -> frozenset[int]:
 def _choice(
     config: GenerationConfig, seed: int | None, processors: Sequence, target: CachedModel
 ) -> Choose:
-    """Return the choice that config and processors ask for; they come in transformers' order."""
-    if not config.do_sample:
-        return Processed(argmax, processors, vocab=target.vocab_size) if processors else argmax
-    if seed is None:
-        seed = int(torch.randint(1 << 62, ()))
-    if not all(type(processor).__name__ in WARPERS for processor in processors):
-        return Processed(Sampler(seed=seed), processors, vocab=target.vocab_size)
-    return Sampler(
-        temperature=1.0 if config.temperature is None else config.temperature,
-        top_k=config.top_k or 0,
-        top_p=1.0 if config.top_p is None else config.top_p,
-        min_p=config.min_p or 0.0,
-        seed=seed,
-    )
+    """Return the choice that config and processors ask for; transformers has put them in order."""
+    choose: Choose = argmax
+    if config.do_sample:
+        choose = Sampler(seed=int(torch.randint(1 << 62, ())) if seed is None else seed)
+        if all(type(processor).__name__ in WARPERS for processor in processors):
+            choose.warpers = LogitsProcessorList(processors)
+            return choose
+    return Processed(choose, processors, vocab=target.vocab_size) if processors else choose
 
 
 def _refuse(config: GenerationConfig, model_kwargs: dict) -> None:

@@ -17,21 +17,23 @@ from transformers import DynamicCache, PreTrainedModel
 def plain_logits(
     model: PreTrainedModel, prompt: Sequence[int], new: Sequence[int], *, rows: int
 ) -> torch.Tensor:
-    """Return the logits after the prompt and after each new token, in float64,
-    [len(new) + 1, vocab], from calls of `rows` tokens (the prompt is one call; with `rows` of
-    len(new) or more everything is)."""
+    """Return the logits that each new token was chosen from, in float64, [len(new), vocab].
+
+    The prompt is one call, then come calls of `rows` tokens; with `rows` of len(new) or more,
+    everything is one call. The last new token is not fed: nothing follows it.
+    """
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, torch.Tensor)
-    calls = [list(prompt), *(list(new[i : i + rows]) for i in range(0, len(new), rows))]
-    if rows >= len(new):
-        calls = [[*prompt, *new]]
+    fed = list(new[:-1])
+    calls = [list(prompt), *(fed[i : i + rows] for i in range(0, len(fed), rows))]
+    if rows >= len(fed):
+        calls = [[*prompt, *fed]]
     cache, found = DynamicCache(config=model.config), []
-    for ids in calls:
-        out = model(
-            torch.tensor([ids], device=weight.device), past_key_values=cache, use_cache=True
-        )
-        found.append(out.logits[0].double())
-    return torch.cat(found)[len(prompt) - 1 :]
+    for index, ids in enumerate(calls):
+        batch = torch.tensor([ids], device=weight.device)
+        out = model(batch, past_key_values=cache, use_cache=True)
+        found.append(out.logits[0, 0 if index else len(prompt) - 1 :].double())
+    return torch.cat(found)[: len(new)]
 
 
 def recast(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:

@@ -70,6 +70,8 @@ class Processed:
         self.choose = choose
         self.processors = LogitsProcessorList(processors)
         self.vocab = vocab
+        alone = "PrefixConstrainedLogitsProcessor"  # it tells the rows of a batch apart
+        self._batched = not any(type(p).__name__ == alone for p in processors)
 
     def processed(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
@@ -86,7 +88,7 @@ class Processed:
         by_depth: dict[int, list[int]] = {}
         for row, node in enumerate(tree.asked):
             by_depth.setdefault(int(depths[node]), []).append(row)
-        for among in by_depth.values():
+        for among in by_depth.values() if self._batched else ([row] for row in range(len(rows))):
             paths = [tree.path_to(tree.asked[row])[1:] for row in among]
             texts = [[*tokens, *(tree.tokens[node] for node in path)] for path in paths]
             ids = torch.tensor(texts, device=rows.device)

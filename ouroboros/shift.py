@@ -22,9 +22,10 @@ def least_shift(
     An upper bound, since a few directions are tried: the token alone raised, and the moves by which
     a cut (top-k, top-p, min-p) takes it in or leaves a rival out.
     """
-    if int(scores(logits).argmax()) == token:
+    winner = int(scores(logits).argmax())
+    if winner == token:
         return 0.0
-    return min(_least(logits, way, token, scores) for way in _ways(logits, token))
+    return min(_least(logits, way, token, scores) for way in _ways(logits, token, winner))
 
 
 def _least(logits: torch.Tensor, way: torch.Tensor, token: int, scores) -> float:
@@ -42,14 +43,24 @@ def _least(logits: torch.Tensor, way: torch.Tensor, token: int, scores) -> float
     return high
 
 
-def _ways(logits: torch.Tensor, token: int) -> Iterator[torch.Tensor]:
-    """Yield directions, entries of size 1, that favour a token."""
+def _ways(logits: torch.Tensor, token: int, winner: int) -> Iterator[torch.Tensor]:
+    """Yield directions, entries of size 1, that favour a token against the winner and others."""
     up = torch.full_like(logits, -1.0)
     up[token] = 1.0
     yield up
     yield torch.where(logits > logits[token], -1.0, 1.0).to(logits)
-    for rival in logits.topk(min(RIVALS, len(logits))).indices.tolist():
-        if rival != token:
-            lowered = torch.where(logits > logits[rival], 1.0, -1.0).to(logits)
-            lowered[token] = 1.0
-            yield lowered
+    for rival in _rivals(logits, token, winner):
+        alone = torch.ones_like(logits)
+        alone[rival] = -1.0
+        yield alone
+        lowered = torch.where(logits > logits[rival], 1.0, -1.0).to(logits)
+        lowered[token] = 1.0
+        yield lowered
+
+
+def _rivals(logits: torch.Tensor, token: int, winner: int) -> list[int]:
+    """Return the winner, the likeliest ids and those next above the token, each once."""
+    likely = logits.topk(min(RIVALS, len(logits))).indices.tolist()
+    above = torch.where(logits >= logits[token], logits, torch.inf)
+    near = above.topk(min(RIVALS, len(logits)), largest=False).indices.tolist()
+    return [rival for rival in dict.fromkeys([winner, *likely, *near]) if rival != token]

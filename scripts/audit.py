@@ -7,7 +7,7 @@
 The models are loaded again as the run's config says. Plain decoding's own text (`greedy`) is held
 against transformers' own forward, in float64 and with calls of 1, 8 and all tokens; every other
 decoder's against plain decoding's. Writes audit.jsonl and audit.md; the last line on stdout is one
-JSON document; the exit code is 1 where there is a BUG, 2 where nothing could be judged.
+JSON document; the exit code is 1 where there is a BUG, 2 where something could not be judged.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 
 from asking import CALLERS, one_line
 from building import build_bench, build_pair, build_task
@@ -23,6 +24,7 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from ouroboros.bench.audit_report import PLAIN, audit_markdown, load_audit, tally, verdict
+from ouroboros.bench.facts import run_facts
 from ouroboros.bench.report import make_report
 from ouroboros.bench.run import Bench
 from ouroboros.bench.store import ResultsFolder
@@ -45,7 +47,7 @@ def main() -> int:
 
 def audit(folder: ResultsFolder, overrides: list[str]) -> int:
     """Judge the folder's samples, write the verdicts, print them; return the exit code."""
-    job = rebuild(folder.load_run()["config"], overrides)
+    job = rebuild(folder.load_run(), overrides)
     if PLAIN not in job.decoders:
         raise ValueError(f"the run has no decoder {PLAIN!r} to compare with: add it to decoder=[]")
     with tqdm(total=len(job.examples) * job.repeats, desc="audit", unit="prompt") as bar:
@@ -55,18 +57,32 @@ def audit(folder: ResultsFolder, overrides: list[str]) -> int:
     counts = {name: tally(rows, name) for name in job.decoders}
     table = [(name, verdict(found)) for name, found in counts.items()]
     print(summary["title"], tabulate(table, ("decoder", "verdict")), sep="\n\n", end="\n\n")
-    missing = len(job.examples) * job.repeats - len(rows)
-    bugs = sum(found.get("BUG", 0) for found in counts.values()) + missing
+    bugs = sum(found.get("BUG", 0) for found in counts.values())
+    unknown = sum(found.get("not judged", 0) for found in counts.values())
     print(json.dumps({"folder": str(folder.path), "verdicts": counts, "bugs": bugs}))
-    return 1 if bugs else 0
+    return 1 if bugs else 2 if unknown else 0
 
 
-def rebuild(config: dict, overrides: list[str]) -> Bench:
-    """Return the job of a run's config, with some of its values replaced."""
-    merged = OmegaConf.merge(OmegaConf.create(config), OmegaConf.from_dotlist(overrides))
-    config = OmegaConf.to_container(merged)  # type: ignore[assignment]
+def rebuild(run: Mapping, overrides: list[str]) -> Bench:
+    """Return the job of a run, with some values of its config replaced, such as paths.
+
+    Raises `ValueError` where it would not be the same job.
+    """
+    merged = OmegaConf.merge(OmegaConf.create(run["config"]), OmegaConf.from_dotlist(overrides))
+    config = OmegaConf.to_container(merged)
+    assert isinstance(config, dict)
     task, examples = build_task(config["task"])
-    return build_bench(config, task, examples, build_pair(config))
+    job = build_bench(config, task, examples, build_pair(config))
+    facts = run_facts(config, job)
+    for what, old, new in (
+        ("prompts", run["task"].get("fingerprint"), facts["task"]["fingerprint"]),
+        ("dtype", run["model"]["dtype"], facts["model"]["dtype"]),
+        ("sampling", run["sampling"], facts["sampling"]),
+        ("max_new", run["max_new"], facts["max_new"]),
+    ):
+        if old is not None and old != new:
+            raise ValueError(f"the run had other {what} ({old}, now {new}): replace paths only")
+    return job
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def bench(cfg: DictConfig) -> int:
         folder.drop_pools()
     run["corpus_scores"] = corpus_scores(task, job.examples, folder.load_samples())
     folder.save_run(run, status="finished" if finished else "interrupted")
-    if config["audit"] != "none":
+    if finished and config["audit"] != "none":
         judge(job, folder, controls=config["audit"] == "all")
     return show(folder, interrupted=not finished)
 
@@ -105,13 +105,17 @@ def measure(job: Bench, folder: ResultsFolder, *, retry_failed: bool) -> bool:
 
 
 def judge(job: Bench, folder: ResultsFolder, *, controls: bool) -> None:
-    """Hold every completion against plain decoding's, with a progress bar; Ctrl-C leaves it out."""
+    """Hold every completion against plain decoding's, with a progress bar.
+
+    The run is whole without: Ctrl-C, or memory that runs out, is one line.
+    """
     total = len(job.examples) * job.repeats
     try:
         with tqdm(total=total, desc="audit", unit="prompt", leave=False, delay=2) as bar:
             audit_run(job, folder, controls=controls, on_row=bar.update)
-    except KeyboardInterrupt:
-        _say("audit interrupted: python scripts/audit.py with this folder makes it again")
+    except (KeyboardInterrupt, Exception) as error:
+        reason = str(error).strip() or type(error).__name__
+        _say(f"no audit: {reason.splitlines()[0]}; python scripts/audit.py makes it again")
 
 
 def show(folder: ResultsFolder, *, interrupted: bool) -> int:

@@ -34,7 +34,10 @@ def main() -> int:
     )
     parser.add_argument("folder", help="the results folder of a run with a draft model")
     folder = ResultsFolder(parser.parse_args().folder)
-    job = rebuild(folder.load_run()["config"], [])
+    job = rebuild(folder.load_run(), [])
+    if len(job.models) < 2 or job.sampling.repetition_penalty != 1.0:
+        print("error: give a run with a draft model and no repetition penalty", file=sys.stderr)
+        return 2
     examples, samples = {example.id: example for example in job.examples}, folder.load_samples()
     answers = Answers(job.task, job.examples, next(iter(job.decoders)), samples)
     overlap, same, count = 0.0, 0, 0

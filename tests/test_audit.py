@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from tiny import Recorded, llama, noisy, plain, prompt_of
+from tiny import CONTEXT, Recorded, gpt2, llama, noisy, plain, prompt_of
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from baselines import Greedy, Lookahead, PromptLookup, Speculative
@@ -189,6 +189,37 @@ def test_in_half_precision_ties_are_called_ties():
     assert abs(tie.margin["float64"]) <= 2 * tie.shift + 1e-9
 
 
+def test_what_follows_a_tie_is_judged_too():
+    """The text after the first difference has no plain decoding's beside it; float64 judges it."""
+    model = llama(seed=3, dtype=torch.float32, num_hidden_layers=2)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(0.15)
+    model.to(torch.bfloat16)
+    draft, auditor, seen = CachedModel(noisy(model, noise=0.05)), Auditor(CachedModel(model)), 0
+    for prompt in PROMPTS:
+        reference = decode(CachedModel(model), Greedy(), prompt, max_new=MAX_NEW).new_tokens
+        for drafter in decoders(draft).values():
+            new = decode(CachedModel(model), drafter, prompt, max_new=MAX_NEW).new_tokens
+            spoilt = [*new[:-3], *((token + 5) % 13 for token in new[-3:])]
+            case = Case(prompt, reference, {"right": new, "spoilt": spoilt}, argmax)
+            found, _ = auditor.judge(case)
+            if found["right"].verdict == "numeric tie" and found["right"].index < MAX_NEW - 4:
+                seen += 1
+                assert found["spoilt"].verdict == "BUG"
+    assert seen
+
+
+def test_a_text_that_ends_with_the_context_is_judged():
+    """Nothing is fed beyond the last position: learned positions end there."""
+    model, prompt = gpt2(), prompt_of(50)
+    new = decode(CachedModel(model), Greedy(), prompt, max_new=99).new_tokens
+    assert len(prompt) + len(new) == CONTEXT + 1
+    findings, controls = Auditor(CachedModel(model)).judge(
+        Case(prompt, new, {"same": new}, argmax), controls=True
+    )
+    assert findings["reference"].verdict == "identical" and controls[0].positions == len(new)
+
+
 def test_missing_and_truncated_completions_are_bugs(model):
     prompt = PROMPTS[0]
     reference = decode(CachedModel(model), Greedy(), prompt, max_new=9).new_tokens
@@ -235,8 +266,14 @@ def test_the_shift_reaches_over_a_cut(settings):
     sampler, noise = Sampler(**settings), torch.tensor([0.0, 0.0, 9.0, 0.0])
     shift = least_shift(logits, 2, lambda z: sampler.warped(z[None])[0] + noise)
     assert 0 < shift < 0.12
-    case = Case([1], [0], {}, Sampler(**settings))
-    assert torch.isinf(case.scores(logits, 0)[2])
+    assert torch.isinf(sampler.warped(logits[None])[0, 2])
+
+
+def test_the_shift_lets_a_rival_fall_out_at_the_edge_of_a_cut():
+    """Id 1 has the noise; it leaves the two likeliest when id 2, just below it, passes it."""
+    logits = torch.tensor([3.0, 1.0001, 1.0, -3.0], dtype=torch.float64)
+    sampler, noise = Sampler(top_k=2), torch.tensor([0.0, 6.0, 0.0, 0.0])
+    assert least_shift(logits, 0, lambda z: sampler.warped(z[None])[0] + noise) < 1e-4
 
 
 def test_rejecting_rules_other_than_argmax(model):

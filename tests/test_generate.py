@@ -247,6 +247,7 @@ PROCESSED = [
     {"sequence_bias": {(6,): 3.0, (8, 9): -5.0}, "do_sample": True, "min_p": 0.1},
     {"exponential_decay_length_penalty": (3, 1.3), "eos_token_id": 5},
     {"logits_processor": [Parity()]},
+    {"prefix_allowed_tokens_fn": lambda batch, ids: [(3, 5, 7), (4, 8)][batch]},
 ]
 
 
@@ -268,6 +269,15 @@ def test_processors_that_read_the_text_are_applied_to_each_nodes_own_path(models
             assert torch.equal(out, expected)
             lengths.add(out.shape[-1])
     assert lengths
+
+
+def test_a_processor_of_the_callers_own_counts_whatever_its_kind(models):
+    """A warper given by the caller comes before temperature: with one id left, this is greedy."""
+    model, target, draft = models
+    options = {"do_sample": True, "temperature": 3.0, "logits_processor": [TopKLogitsWarper(1)]}
+    run = custom_generate(draft=draft, seed=4)
+    out = target.generate(IDS, max_new_tokens=20, custom_generate=run, **options)
+    assert out[0].tolist() == plain(model, IDS[0].tolist(), 20)
 
 
 def test_generate_takes_processors_and_a_narrower_draft(models):

@@ -21,7 +21,8 @@ LAYERS: dict[str, set[str]] = {
     "processors": {"choose", "tree"},
     "plainly": set(),
     "shift": set(),
-    "audit": {"choose", "model", "plainly", "shift", "tree"},
+    "noise": set(),
+    "audit": {"choose", "model", "noise", "plainly", "shift", "tree"},
     "decode": {"choose", "model", "trace", "tree"},
     "lookahead": {"choose", "model", "pool", "tree"},
     "drafter": {"choose", "decode", "lookahead", "model", "pool", "tree"},
@@ -30,7 +31,7 @@ LAYERS: dict[str, set[str]] = {
 }
 MODEL_SIDE = {
     *("choose", "model", "cache", "attention", "support", "standin", "generate", "drafter"),
-    *("processors", "plainly", "shift", "audit"),
+    *("processors", "plainly", "shift", "noise", "audit"),
 }
 
 

@@ -36,10 +36,20 @@ def law_of(model: TableModel, prompt: list[int], settings: dict, eos=()) -> dict
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("candidates", [1, 3])
-def test_over_seeds_the_law_of_whole_texts_is_the_targets(settings, candidates):
+@pytest.mark.parametrize(
+    ("candidates", "confidence", "width", "max_len"),
+    [(1, 0.0, IDS, 64), (3, 0.0, IDS, 64), (2, 0.4, IDS - 1, 64), (2, 0.0, IDS, 3)],
+    ids=["one", "three", "unsure and narrow", "context ends"],
+)
+def test_over_seeds_the_law_of_whole_texts_is_the_targets(
+    settings, candidates, confidence, width, max_len
+):
+    """With drafts that end early, a draft of fewer ids, and drafts cut where the context ends."""
     target, draft = TableModel(IDS, seed=1), TableModel(IDS, seed=2)
-    drafter = Speculative(draft, gamma=3, verification="rejection", candidates=candidates)
+    draft.width, target.max_len = width, max_len + 1
+    drafter = Speculative(
+        draft, gamma=3, verification="rejection", candidates=candidates, confidence=confidence
+    )
     prompt, counts, accepted = [0, 1], Counter(), 0
     for seed in range(RUNS):
         choose = Sampler(seed=seed, **settings)

@@ -11,6 +11,7 @@ from bench_models import tiny_pair
 
 from baselines import Greedy, Speculative
 from ouroboros import Ouroboros
+from ouroboros.bench import verdicts as verdicts_module
 from ouroboros.bench.audit_report import (
     audit_markdown,
     control_table,
@@ -104,6 +105,7 @@ BUGS = {
     "another token": lambda s: replace(s, new_tokens=(*s.new_tokens[:5], 1, *s.new_tokens[6:])),
     "truncated": lambda s: replace(s, new_tokens=s.new_tokens[:-1]),
     "truncated at a stop": lambda s: replace(s, new_tokens=s.new_tokens[:-1], finish="stop"),
+    "a stop that is none": lambda s: replace(s, finish="stop"),
     "failed": lambda s: replace(s, new_tokens=(), error="RuntimeError: no"),
     "missing": lambda s: None,
 }
@@ -116,7 +118,8 @@ def test_what_is_wrong_or_missing_is_a_bug(pair, tmp_path, name):
     tamper(folder, "ouroboros", BUGS[name])
     rows = audited(job, folder)
     assert verdicts(rows, "ouroboros") == ["BUG", "BUG"]
-    assert verdicts(rows, "greedy") == verdicts(rows, "classic") == ["identical"] * 2
+    assert verdicts(rows, "greedy") == ["reference"] * 2
+    assert verdicts(rows, "classic") == ["identical"] * 2
     assert verdict(tally(rows, "ouroboros")) == "BUG in 2 of 2 (!)"
     text = audit_markdown("title", rows, list(job.decoders))
     assert "BUG in 2 of 2 (!)" in text and "HumanEval" not in text
@@ -131,12 +134,20 @@ def test_an_unfinished_run_is_judged_by_what_is_there(pair, tmp_path):
     assert verdicts(rows, "ouroboros") == [] and verdicts(rows, "classic") == ["identical"] * 2
 
 
-def test_a_prompt_without_plain_decodings_text_has_no_row(pair, tmp_path):
+def test_without_plain_decodings_text_nothing_is_judged(pair, tmp_path):
     job = job_of(pair)
     folder = run(job, tmp_path)
     tamper(folder, "greedy", BUGS["failed"])
-    assert audited(job, folder) == []
+    rows = audited(job, folder)
+    assert verdicts(rows, "greedy") == ["BUG"] * 2
+    assert verdicts(rows, "ouroboros") == ["not judged"] * 2
     assert load_audit(ResultsFolder(tmp_path / "nowhere")) == []
+
+
+def test_a_run_without_plain_decoding_has_no_audit(pair, tmp_path):
+    job = job_of(pair)
+    job.decoders = {"ouroboros": job.decoders["ouroboros"]}
+    assert audited(job, run(job, tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -145,6 +156,7 @@ def test_a_prompt_without_plain_decodings_text_has_no_row(pair, tmp_path):
         ({}, "-"),
         ({"identical": 3}, "identical"),
         ({"in law": 3}, "in law"),
+        ({"reference": 3}, "reference"),
         ({"identical": 2, "numeric tie": 1}, "1 tie of 3"),
         ({"identical": 2, "numeric tie": 2, "BUG": 1}, "BUG in 1 of 5 (!)"),
         ({"identical": 2, "not judged": 1}, "1 of 3 not judged (!)"),
@@ -155,10 +167,19 @@ def test_the_verdict_in_words(counts, words):
 
 
 def test_too_large_a_model_is_not_judged_where_it_differs(pair, tmp_path, monkeypatch):
-    monkeypatch.setattr("ouroboros.bench.verdicts.BYTES_PER_WEIGHT", 10**12)
     job = job_of(pair)
     folder = run(job, tmp_path)
-    assert verdicts(audited(job, folder), "ouroboros") == ["identical"] * 2
+    asked = []
+    lacking = verdicts_module._lacking_bytes
+    monkeypatch.setattr(
+        verdicts_module, "_lacking_bytes", lambda target: asked.append(1) or lacking(target)
+    )
+    audited(job, folder, controls=True)
+    assert len(asked) == 1, "with the copies made, memory is not asked for again"
+    monkeypatch.setattr(verdicts_module, "BYTES_PER_WEIGHT", 10**12)
+    rows = audited(job, folder, controls=True)
+    assert verdicts(rows, "ouroboros") == ["identical"] * 2
+    assert verdicts(rows, "greedy") == ["not judged"] * 2
     tamper(folder, "ouroboros", BUGS["another token"])
     rows = audited(job, folder)
     assert verdicts(rows, "ouroboros") == ["not judged"] * 2
@@ -182,3 +203,6 @@ def test_the_commands_exit_code(pair, tmp_path, monkeypatch, capsys, bug, code):
     assert (tmp_path / "audit.md").exists()
     tamper(folder, "greedy", BUGS["missing"])
     assert command.audit(folder, []) == 1
+    monkeypatch.setattr(verdicts_module, "BYTES_PER_WEIGHT", 10**12)
+    clean = run(job, tmp_path / "clean")
+    assert command.audit(clean, []) == 2

@@ -201,12 +201,13 @@ class TableModel:
         generator = torch.Generator().manual_seed(seed)
         self.table = 1.5 * torch.randn(vocab, vocab, vocab, generator=generator)
         self.tokens: list[int] = []
+        self.width = vocab
         self.calls = 0
         self.busy_s = 0.0
 
     def row(self, tokens: Sequence[int]) -> torch.Tensor:
-        """The logits that follow `tokens`, [vocab]."""
-        return self.table[tokens[-2], tokens[-1]]
+        """The logits that follow `tokens`, [width]."""
+        return self.table[tokens[-2], tokens[-1], : self.width]
 
     def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
         before = list(tokens[:-1])

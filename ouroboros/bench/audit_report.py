@@ -56,6 +56,8 @@ def verdict(counts: Mapping[str, int]) -> str:
     total = sum(counts.values())
     if counts.get("BUG"):
         return f"BUG in {counts['BUG']} of {total} (!)"
+    if set(counts) == {"reference"}:
+        return "reference"
     if counts.get("not judged"):
         return f"{counts['not judged']} of {total} not judged (!)"
     if counts.get("numeric tie"):
@@ -93,7 +95,7 @@ def audit_markdown(title: str, rows: Sequence[Row], decoders: Sequence[str]) -> 
         (row, name, finding)
         for row in rows
         for name, finding in row.findings.items()
-        if finding["verdict"] not in ("identical", "in law")
+        if finding["verdict"] not in ("identical", "in law", "reference")
     ]
     parts = [f"# Audit: {title}", _table(verdicts)]
     if controls:

@@ -45,6 +45,13 @@ def check_options(config: Mapping) -> None:
         raise ValueError(
             "record_predictions=true takes time in every step: give timing=false as well"
         )
+    rejecting = [
+        n for n, own in config["decoder"].items() if own.get("verification") == "rejection"
+    ]
+    if rejecting and config["repetition_penalty"] != 1.0:
+        raise ValueError(
+            f"decoder.{rejecting[0]}.verification=rejection knows no repetition_penalty: give 1.0"
+        )
     _check_pools(config)
 
 

@@ -19,12 +19,13 @@ from ouroboros.bench.conversation import Answers
 from ouroboros.bench.prompt import prompt_ids
 from ouroboros.bench.run import Bench, eos_ids
 from ouroboros.bench.sample import Sample
+from ouroboros.bench.stop import StopStrings
 from ouroboros.bench.store import AUDIT, ResultsFolder
 from ouroboros.bench.task import Example
 from ouroboros.model import CachedModel
 
-QUICK, THOROUGH = (8, WHOLE), (1, 8, WHOLE)
-BYTES_PER_WEIGHT = 12  # one copy in float64, one in float32
+QUICK, THOROUGH = (4, WHOLE), (1, 8, WHOLE)
+BYTES_PER_WEIGHT = 16  # copies in float64 and float32, and one of them while it is made
 
 
 def audit_run(
@@ -33,8 +34,11 @@ def audit_run(
     """Write audit.jsonl, a `Row` for each prompt and repeat that has plain decoding's completion.
 
     With `controls` plain decoding itself is held against transformers' own forward on every
-    prompt, with calls of 1, 8 and all tokens; without, only where a completion differs.
+    prompt, with calls of 1, 8 and all tokens; without, only where a completion differs, and it is
+    called "reference" unless a bug shows.
     """
+    if PLAIN not in job.decoders:
+        return
     finished = folder.load_run()["status"] == "finished"
     auditor = Auditor(job.target, rows=THOROUGH if controls else QUICK)
     samples = folder.load_samples()
@@ -42,10 +46,10 @@ def audit_run(
     judge = _Audit(job, auditor, controls, _exact_in_law(job), answers)
     rows = []
     for example, repeat, group in _groups(job, samples):
-        rows.append(judge.row(example, repeat, group, all_there=finished))
+        if group or finished:
+            rows.append(judge.row(example, repeat, group, all_there=finished))
         on_row()
-    lines = [json.dumps(asdict(row)) + "\n" for row in rows if row is not None]
-    folder.write_text(AUDIT, "".join(lines))
+    folder.write_text(AUDIT, "".join(json.dumps(asdict(row)) + "\n" for row in rows))
 
 
 @dataclass(frozen=True)
@@ -58,60 +62,73 @@ class _Audit:
 
     def row(
         self, example: Example, repeat: int, group: Mapping[str, Sample], *, all_there: bool
-    ) -> Row | None:
-        """Judge one prompt's completions; None where plain decoding has none."""
+    ) -> Row:
+        """Judge one prompt's completions; without plain decoding's none can be."""
+        early, comparable = self._early(group, all_there), {}
         plain = group.get(PLAIN)
         if plain is None or plain.error:
-            return None
+            reason = Finding("not judged", f"{PLAIN} has no completion of this prompt")
+            return _row(example, repeat, {**dict.fromkeys(group, reason), **early}, [])
         prompt = prompt_ids(self.job.target.tokenizer, self.answers.asked(example, repeat))
-        choose = self.job.sampling.choose(example.id, repeat, vocab=self.job.target.vocab_size)
-        findings, comparable = {}, {}
-        for name in self.job.decoders:
-            sample = group.get(name)
-            early = self._early(name, sample, len(prompt))
-            if early is not None and (sample is not None or all_there):
-                findings[name] = early
-            elif sample is not None and name != PLAIN:
+        for name, sample in group.items():
+            early |= self._end(name, sample, len(prompt)) if name not in early else {}
+            if name not in early and name != PLAIN:
                 comparable[name] = sample.new_tokens
+        choose = self.job.sampling.choose(example.id, repeat, vocab=self.job.target.vocab_size)
         found, controls = self._judged(Case(prompt, plain.new_tokens, comparable, choose))
-        ours = found.pop("reference", None) or Finding("identical")
-        findings = {PLAIN: ours, **found, **findings}
-        return Row(
-            example.id,
-            repeat,
-            {n: _brief(findings[n]) for n in self.job.decoders if n in findings},
-            [asdict(control) for control in controls],
-        )
+        ours = found.pop("reference", Finding("reference"))
+        if not self.controls and ours.verdict != "BUG":
+            ours = Finding("reference")
+        return _row(example, repeat, {PLAIN: ours, **found, **early}, controls)
 
     def _judged(self, case: Case) -> tuple[dict[str, Finding], list[Control]]:
-        lacking = _lacking_bytes(self.auditor.target)
+        lacking = 0 if self.auditor.ready else _lacking_bytes(self.auditor.target)
         if not lacking:
             return self.auditor.judge(case, controls=self.controls)
         reason = f"copies in float64 and float32 need {lacking / 2**30:.0f} GiB more than there is"
-        return {
-            name: Finding("identical") if same else Finding("not judged", reason)
+        short = Finding("not judged", reason)
+        found = {
+            name: Finding("identical") if tuple(new or ()) == tuple(case.reference) else short
             for name, new in case.others.items()
-            for same in [tuple(new or ()) == tuple(case.reference)]
-        }, []
+        }
+        return {**found, "reference": short}, []
 
-    def _early(self, name: str, sample: Sample | None, prompt_len: int) -> Finding | None:
-        """Return the finding that needs no model, if there is one."""
-        if sample is None:
-            return Finding("BUG", "missing: there is no such completion")
-        if sample.error:
-            return Finding("BUG", f"failed: {sample.error}")
+    def _early(self, group: Mapping[str, Sample], all_there: bool) -> dict[str, Finding]:
+        """Return the findings that need neither model nor plain decoding: nothing to compare, or a
+        decoder that promises no equal tokens."""
+        found = {}
+        for name in self.job.decoders:
+            sample = group.get(name)
+            if sample is not None and sample.error:
+                found[name] = Finding("BUG", f"failed: {sample.error}")
+            elif sample is None and all_there:
+                found[name] = Finding("BUG", "missing: there is no such completion")
+            elif sample is not None and name in self.in_law:
+                found[name] = Finding("in law", "rejection sampling: equal in law, not in tokens")
+        return found
+
+    def _end(self, name: str, sample: Sample, prompt_len: int) -> dict[str, Finding]:
+        """Return {name: BUG} for a completion whose end follows no rule, else {}."""
+        job, stopped = self.job, sample.finish == "stop"
+        stop = StopStrings(job.target.tokenizer, job.task.stop)(sample.new_tokens)
         right = well_ended(
             sample.new_tokens,
-            eos=eos_ids(self.job.target),
-            max_new=self.job.max_new,
-            room=self.job.target.max_len - prompt_len + 1,
-            stopped=sample.finish == "stop",
+            eos=eos_ids(job.target),
+            max_new=job.max_new,
+            room=job.target.max_len - prompt_len + 1,
+            stopped=stopped,
         )
-        if not right:
-            return Finding("BUG", "its end follows no rule: no end token, no limit, no stop string")
-        if name in self.in_law:
-            return Finding("in law", "rejection sampling: the law is the same, the tokens are not")
-        return None
+        if right and stop == (len(sample.new_tokens) if stopped else None):
+            return {}
+        reason = "its end follows no rule: no end token, no limit, no stop string"
+        return {name: Finding("BUG", reason)}
+
+
+def _row(
+    example: Example, repeat: int, found: Mapping[str, Finding], controls: Sequence[Control]
+) -> Row:
+    brief = {name: _brief(finding) for name, finding in found.items()}
+    return Row(example.id, repeat, brief, [asdict(control) for control in controls])
 
 
 def _exact_in_law(job: Bench) -> set[str]:
