@@ -149,6 +149,8 @@ class Auditor:
             what = "goes on beyond" if expected is None else "ends before"
             reason = f"truncated: it {what} plain decoding's end"
             return Finding("BUG", reason, index, expected, found)
+        if not all(0 <= token < text.exact.shape[-1] for token in new):
+            return Finding("BUG", "it has ids beyond the vocabulary", index, expected, found)
         parting = text.tie_or_bug(noise, index, expected, found)
         own = _Text(self, text.prompt, new, text.choose).worst(noise)
         return own if (own.verdict, parting.verdict) == ("BUG", "numeric tie") else parting

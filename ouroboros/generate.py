@@ -91,6 +91,8 @@ def generate(
     choose: Choose = argmax
     if do_sample:
         choose = Sampler(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    if not isinstance(logits_processor, Sequence | list):
+        raise ValueError("logits_processor must be a list of processors")
     if logits_processor:
         choose = processed(choose, logits_processor, vocab=target.vocab_size)
     if eos_token_id is None:
@@ -156,6 +158,8 @@ def _run(
     streamer: BaseStreamer | None,
     criteria: Sequence = (),
 ) -> torch.Tensor:
+    if not isinstance(input_ids, torch.Tensor):
+        raise ValueError(f"input_ids is a {type(input_ids).__name__}: give the tokenizer's tensor")
     if input_ids.ndim != 2 or len(input_ids) != 1:
         raise ValueError(
             f"input_ids has shape {list(input_ids.shape)}; [1, length] is needed: batches are not "

@@ -16,6 +16,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from asking import CALLERS, one_line
 from building import build_bench, build_pair, build_task
@@ -71,6 +72,9 @@ def rebuild(run: Mapping, overrides: list[str]) -> Bench:
     merged = OmegaConf.merge(OmegaConf.create(run["config"]), OmegaConf.from_dotlist(overrides))
     config = OmegaConf.to_container(merged)
     assert isinstance(config, dict)
+    path = config["task"].get("path")
+    if path and path != "examples" and not Path(path).exists():
+        raise ValueError(f"the run read {path}: give its place again, as task.path=<file>")
     task, examples = build_task(config["task"])
     job = build_bench(config, task, examples, build_pair(config))
     facts = run_facts(config, job)

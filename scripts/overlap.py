@@ -5,7 +5,8 @@
 
 `bound` is 1 - TV, the mean over positions of sum_i min(p_i, q_i): the share of drafts that classic
 rejection sampling accepts (Leviathan et al. 2023). `shared` is the share of positions at which
-draft and target draw the same token with shared noise (at most the bound: Daliri et al. 2024).
+draft and target draw the same token with shared noise (its expectation is at most the bound: Daliri
+et al. 2024).
 Both models score plain decoding's own text, so both figures are of the same contexts. The last line
 on stdout is one JSON document.
 """
@@ -17,6 +18,7 @@ import json
 import sys
 
 import torch
+from asking import CALLERS, one_line
 from audit import rebuild
 from tqdm import tqdm
 
@@ -33,14 +35,23 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", help="the results folder of a run with a draft model")
-    folder = ResultsFolder(parser.parse_args().folder)
+    try:
+        return overlap(ResultsFolder(parser.parse_args().folder))
+    except CALLERS as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return 2
+
+
+def overlap(folder: ResultsFolder) -> int:
+    """Print both shares over the folder's texts; return the exit code."""
     job = rebuild(folder.load_run(), [])
     if len(job.models) < 2 or job.sampling.repetition_penalty != 1.0:
-        print("error: give a run with a draft model and no repetition penalty", file=sys.stderr)
-        return 2
+        raise ValueError("give a run with a draft model and no repetition penalty")
+    if PLAIN not in job.decoders:
+        raise ValueError(f"the run has no decoder {PLAIN!r}, whose text both models score")
     examples, samples = {example.id: example for example in job.examples}, folder.load_samples()
     answers = Answers(job.task, job.examples, next(iter(job.decoders)), samples)
-    overlap, same, count = 0.0, 0, 0
+    shared, same, count = 0.0, 0, 0
     for sample in tqdm([s for s in samples if s.decoder == PLAIN and not s.error]):
         asked = answers.asked(examples[sample.example], sample.repeat)
         prompt = prompt_ids(job.target.tokenizer, asked)
@@ -52,10 +63,10 @@ def main() -> int:
             laws.append(warped.double().softmax(-1))
             drawn.append(choose(logits, prompt, tree))
         width = min(law.shape[-1] for law in laws)
-        overlap += float(torch.minimum(laws[0][:, :width], laws[1][:, :width]).sum())
+        shared += float(torch.minimum(laws[0][:, :width], laws[1][:, :width]).sum())
         same += sum(a == b for a, b in zip(*drawn, strict=True))
         count += len(sample.new_tokens)
-    found = {"bound": overlap / count, "shared": same / count, "positions": count}
+    found = {"bound": shared / count, "shared": same / count, "positions": count}
     print(json.dumps({"temperature": job.sampling.temperature, **found}))
     return 0
 

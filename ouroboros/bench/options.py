@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from ouroboros.bench.pools import carriers
@@ -17,7 +18,12 @@ WHOLE = {  # name: least value; those in NULLABLE may be null
     "task.stride": 1,
 }
 NULLABLE = ("max_new", "threads", "context_tokens", "task.limit")
-REAL = ("temperature", "top_p", "min_p", "repetition_penalty")
+RANGES = {  # name: least, greatest, in words
+    "temperature": (0.0, math.inf, "of 0 (greedy) or more"),
+    "top_p": (1e-9, 1.0, "above 0, up to 1 (no cut)"),
+    "min_p": (0.0, 1.0, "from 0 (no cut) to 1"),
+    "repetition_penalty": (1e-9, math.inf, "above 0; 1 is none"),
+}
 OTHERS = ("model", "task", "decoder", "results_dir", "audit", "published")
 AUDITS = ("none", "differing", "all")
 SWITCHES = ("overwrite", "retry_failed", "save_pools", "timing", "record_predictions")
@@ -25,7 +31,7 @@ SWITCHES = ("overwrite", "retry_failed", "save_pools", "timing", "record_predict
 
 def check_options(config: Mapping) -> None:
     """Raise `ValueError`, naming option, value and remedy, for values that no run can have."""
-    known = {name.split(".")[0] for name in (*WHOLE, *REAL, *SWITCHES, *OTHERS)}
+    known = {name.split(".")[0] for name in (*WHOLE, *RANGES, *SWITCHES, *OTHERS)}
     for name in config:
         if name not in known:
             raise ValueError(
@@ -33,9 +39,12 @@ def check_options(config: Mapping) -> None:
             )
     for name, least in WHOLE.items():
         check_whole(name, _at(config, name), least=least, null=name in NULLABLE)
-    for name in REAL:
+    for name in RANGES:
         if not isinstance(config[name], int | float) or isinstance(config[name], bool):
             raise ValueError(f"{name}={config[name]}: give a number")
+        low, high, words = RANGES[name]
+        if not low <= config[name] <= high:
+            raise ValueError(f"{name}={config[name]}: give a number {words}")
     for name in SWITCHES:
         if not isinstance(config[name], bool):
             raise ValueError(f"{name}={config[name]}: give true or false")

@@ -77,6 +77,8 @@ def title(run: Mapping, prompts: int) -> str:
     shape = f" as a stand-in, shapes {standin['target']} / {standin['draft']}" if standin else ""
     rehearsal = " (a rehearsal)" if nature(run) == "rehearsal" else ""
     heat = f"T={sampling['temperature']:g}" if sampling["temperature"] else "greedy (T=0)"
+    penalty = sampling.get("repetition_penalty", 1.0)
+    heat += "" if penalty == 1.0 else f", repetition penalty {penalty:g}"
     wanted = run["task"]["prompts"]
     counted = f"{prompts} prompts" if prompts == wanted else f"{prompts} of {wanted} prompts"
     return (
