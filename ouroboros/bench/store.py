@@ -97,14 +97,18 @@ class ResultsFolder:
         if old is not None:
             return self.save_run({**old, "resumed": old["resumed"] + 1}, status="running")
         if overwrite:
-            self.drop_pools()
+            self._remove_pools()
             for name in MADE:
                 (self.path / name).unlink(missing_ok=True)
         new = {"identity": identity, "environment": environment, **facts, "resumed": 0}
         return self.save_run(new, status="running")
 
     def drop_pools(self) -> None:
-        """Remove the phrase pools."""
+        """Remove the phrase pools, unless a sample failed: its retry goes on from them."""
+        if not any(sample.error for sample in self.load_samples()):
+            self._remove_pools()
+
+    def _remove_pools(self) -> None:
         for path in self.path.glob("pool-*.json*"):
             path.unlink()
 
