@@ -87,21 +87,24 @@ class ResultsFolder:
     ) -> dict:
         """Begin a run, or take up the one that lies here; return its run.json.
 
-        Raises as `check_open`. With `overwrite`, the files of the run before are removed.
+        Raises as `check_open`, and where another process is writing here. With `overwrite`, the
+        files of the run before are removed.
         """
         environment = dict(environment or {})
-        old = self.check_open(
-            identity, environment=environment, overwrite=overwrite, retry_failed=retry_failed
-        )
         self.path.mkdir(parents=True, exist_ok=True)
-        if old is not None:
-            return self.save_run({**old, "resumed": old["resumed"] + 1}, status="running")
-        if overwrite:
-            self._remove_pools()
-            for name in MADE:
-                (self.path / name).unlink(missing_ok=True)
-        new = {"identity": identity, "environment": environment, **facts, "resumed": 0}
-        return self.save_run(new, status="running")
+        with self._locked(SAMPLES) as samples:
+            old = self.check_open(
+                identity, environment=environment, overwrite=overwrite, retry_failed=retry_failed
+            )
+            if old is not None:
+                return self.save_run({**old, "resumed": old["resumed"] + 1}, status="running")
+            if overwrite:
+                samples.truncate(0)  # it stays, since its lock is held by the file, not the name
+                self._remove_pools()
+                for name in set(MADE) - {SAMPLES}:
+                    (self.path / name).unlink(missing_ok=True)
+            new = {"identity": identity, "environment": environment, **facts, "resumed": 0}
+            return self.save_run(new, status="running")
 
     def drop_pools(self) -> None:
         """Remove the phrase pools, unless a sample failed: its retry goes on from them."""
@@ -171,14 +174,20 @@ class ResultsFolder:
     def appending(self, name: str) -> Iterator[JsonLines]:
         """Open a .jsonl file to append to, its torn last line dropped, for this process alone."""
         path = self.path / name
-        with open(path, "a+", encoding="utf-8") as file:
+        with self._locked(name) as file:
+            data = path.read_bytes()
+            file.truncate(data.rfind(b"\n") + 1)
+            yield JsonLines(file, path)
+
+    @contextlib.contextmanager
+    def _locked(self, name: str) -> Iterator[TextIO]:
+        """Open a file to append to, for this process alone."""
+        with open(self.path / name, "a+", encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise ValueError(f"{self.path}: another run is writing here") from error
-            data = path.read_bytes()
-            file.truncate(data.rfind(b"\n") + 1)
-            yield JsonLines(file, path)
+            yield file
 
     def _old_run(self) -> dict | None:
         path = self.path / RUN
