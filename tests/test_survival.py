@@ -175,6 +175,7 @@ def test_failed_samples_are_measured_anew_only_when_asked(tmp_path, monkeypatch)
     seen = []
     bench.run(folder, seen.append, retry_failed=True)
     assert len(seen) == 6 and not any(s.error for s in folder.load_samples())
+    assert folder.load_samples() == seen and seen[-1].key == ("p0", "moody", 0)
     assert len(whole_lines(tmp_path / SAMPLES).splitlines()) == 7
     folder.save_run(folder.load_run(), status="finished")
     with pytest.raises(ValueError, match=r"no sample failed.*results_dir"):

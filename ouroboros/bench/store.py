@@ -140,13 +140,17 @@ class ResultsFolder:
             part.replace(self.path / name)
 
     def load_samples(self) -> list[Sample]:
-        """Return the samples on disk, the newest of each key, without a torn last line."""
-        samples = {}
+        """Return the samples on disk, the newest of each key, without a torn last line.
+
+        They come in the order in which they were measured, a retried one in its new place.
+        """
+        samples: dict[SampleKey, Sample] = {}
         for number, line in self._lines(SAMPLES):
             try:
                 sample = Sample.from_dict(line)
             except (KeyError, TypeError) as error:
                 raise ValueError(f"{self.path / SAMPLES}, line {number}: not a sample") from error
+            samples.pop(sample.key, None)
             samples[sample.key] = sample
         return list(samples.values())
 
