@@ -67,7 +67,8 @@ def read(path: Path, tokenizer) -> Tape:
     Raises `ValueError`, naming the line, for anything else.
     """
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+        lines = path.read_text(encoding="utf-8").split("\n")  # U+2028 may stand inside a string
+        rows = [json.loads(line) for line in lines if line.strip()]
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot read the recording {path}: give JSONL ({error})") from error
     if not rows:
