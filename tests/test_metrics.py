@@ -115,6 +115,9 @@ def test_scores_have_intervals():
     found = intervals.score_intervals(samples, graded)["rouge"]
     assert found.value == pytest.approx(0.45) and 0.2 < found.low < 0.45 < found.high < 0.7
     assert intervals.score_intervals(samples, {}) == {}
+    for name, high in (("rouge2", 0.0), ("exact_match", pytest.approx(0.2775, abs=1e-3))):
+        none = {s.key: {name: 0.0} for s in samples}
+        assert intervals.score_intervals(samples, none)[name].high == high
 
 
 def test_positions_say_how_many_steps_reached_them():

@@ -15,6 +15,7 @@ from scipy.stats import binomtest, bootstrap, gmean
 
 from ouroboros.bench.metrics import scores_by_prompt, whole_part
 from ouroboros.bench.sample import Sample
+from ouroboros.bench.task import YES_OR_NO
 
 RESAMPLES = 2000
 Part = Callable[[Sample], tuple[float, int]]
@@ -65,14 +66,14 @@ def pooled(samples: Sequence[Sample], *, part: Part) -> Interval | None:
 def score_intervals(
     samples: Sequence[Sample], scores: Mapping[tuple[str, str, int], Mapping[str, float]]
 ) -> dict[str, Interval]:
-    """Intervals of `metrics.task_scores`: Wilson's for yes-or-no scores, else over prompts.
+    """Intervals of `metrics.task_scores`: Wilson's for scores in `YES_OR_NO`, else over prompts.
 
-    Yes-or-no means one value per prompt, each 0 or 1; with repeats prompts are resampled.
+    With repeats prompts are resampled in any case.
     """
     found = {}
     for name, by in scores_by_prompt(samples, scores).items():
         shown = "pass@1" if name == "passed" else name
-        if all(len(values) == 1 and values[0] in (0, 1) for values in by.values()):
+        if name in YES_OR_NO and all(len(values) == 1 for values in by.values()):
             found[shown] = wilson(int(sum(v[0] for v in by.values())), len(by))
         else:
             means = np.array([np.mean(values) for values in by.values()])
