@@ -223,4 +223,4 @@ def test_wmt16_scores_sentences_and_the_corpus():
 def test_completions_end_before_a_stop_string():
     assert before_stop("a\nQ: b", ("\nA:", "\nQ:")) == "a"
     assert before_stop("a", ()) == "a"
-    assert code_of("[PYTHON]x = 1[/PYTHON] so", ()) == "x = 1"
+    assert code_of("[PYTHON]x = 1[/PYTHON] so", (), fenced=True) == "x = 1"

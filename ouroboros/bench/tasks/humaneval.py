@@ -26,8 +26,10 @@ TEMPLATES = {
     "plain": Template("{problem}", STOP),
     "chat": Template(LINE + "```python\n{problem}```", chat=True),
     "paper-yi": Template(LINE + "{problem}"),
-    "paper-codellama": Template("[INST] " + LINE + "[/INST]\n{problem}"),
-    "paper-deepseek": Template(DEEPSEEK.format(instruction=LINE.rstrip("\n")) + "{problem}"),
+    "paper-codellama": Template("[INST] " + LINE + "[/INST]\n{problem}", instructs=True),
+    "paper-deepseek": Template(
+        DEEPSEEK.format(instruction=LINE.rstrip("\n")) + "{problem}", instructs=True
+    ),
 }
 FIELDS = {"task_id": str, "prompt": str, "test": str, "entry_point": str}
 
@@ -87,5 +89,5 @@ class HumanEval:
         """Return {"passed": 1.0 or 0.0}, or {} where code must not be executed."""
         if not self.execute_code:
             return {}
-        body = code_of(completion, self.stop or STOP)
+        body = code_of(completion, self.stop or STOP, fenced=self.template.fenced)
         return {"passed": float(check(dict(example.data), body, self.limits).passed)}

@@ -41,8 +41,8 @@ TEMPLATES = {
         chat=True,
     ),
     "paper-yi": Template("{worked}" + _TASK),
-    "paper-codellama": Template(_CODELLAMA),
-    "paper-deepseek": Template(DEEPSEEK.format(instruction=_EXAMPLES)),
+    "paper-codellama": Template(_CODELLAMA, instructs=True),
+    "paper-deepseek": Template(DEEPSEEK.format(instruction=_EXAMPLES), instructs=True),
 }
 
 
@@ -107,7 +107,7 @@ class MBPP:
         """Return {"passed": 1.0 or 0.0}, or {} where code must not be executed."""
         if not self.execute_code:
             return {}
-        code = code_of(completion, self.stop or STOP)
+        code = code_of(completion, self.stop or STOP, fenced=self.template.fenced)
         return {"passed": float(check(as_problem(example.data), code, self.limits).passed)}
 
     def _worked(self, rows: Sequence[Mapping]) -> dict[str, str]:
