@@ -33,7 +33,6 @@ MADE = (
     *(RUN, SAMPLES, SCORES, AUDIT, PREDICTIONS),
     *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png"),
 )
-
 SampleKey = tuple[str, str, int]
 
 
@@ -87,8 +86,9 @@ class ResultsFolder:
     ) -> dict:
         """Begin a run, or take up the one that lies here; return its run.json.
 
-        Raises as `check_open`, and where another process is writing here. With `overwrite`, the
-        files of the run before are removed.
+        Raises as `check_open`, where another process is writing here, and where task, models or
+        length are not those of the run's `facts`. With `overwrite`, the files of the run before are
+        removed.
         """
         environment = dict(environment or {})
         self.path.mkdir(parents=True, exist_ok=True)
@@ -97,6 +97,7 @@ class ResultsFolder:
                 identity, environment=environment, overwrite=overwrite, retry_failed=retry_failed
             )
             if old is not None:
+                self._check_same(old, facts)
                 return self.save_run({**old, "resumed": old["resumed"] + 1}, status="running")
             if overwrite:
                 samples.truncate(0)  # it stays, since its lock is held by the file, not the name
@@ -105,6 +106,14 @@ class ResultsFolder:
                     (self.path / name).unlink(missing_ok=True)
             new = {"identity": identity, "environment": environment, **facts, "resumed": 0}
             return self.save_run(new, status="running")
+
+    def _check_same(self, old: Mapping, facts: Mapping) -> None:
+        changes = _changes(_settled(old), _settled(facts))
+        if changes:
+            raise ValueError(
+                f"{self.path} holds a run with other prompts, models or length ({changes}): "
+                "use another results_dir, or overwrite=true"
+            )
 
     def drop_pools(self) -> None:
         """Remove the phrase pools, unless a sample failed: its retry goes on from them."""
@@ -227,6 +236,13 @@ class JsonLines:
             self._file.write(json.dumps(row) + "\n")
             self._file.flush()
             os.fsync(self._file.fileno())
+
+
+def _settled(facts: Mapping) -> dict:
+    """Return the facts that only loaded tasks and models tell and that resuming depends on."""
+    parts = {name: facts.get(name, {}) for name in ("task", "model")}
+    own = {f"{name}.{key}": value for name, part in parts.items() for key, value in part.items()}
+    return {**own, "max_new": facts.get("max_new")}
 
 
 def _changes(old: Mapping, new: Mapping) -> str:
