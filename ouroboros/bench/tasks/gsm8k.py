@@ -121,13 +121,9 @@ class GSM8K:
     ) -> None:
         hub = Hub("openai/gsm8k", "main", "test", revision)
         self.source = Source(self.name, path, hub, {"question": str, "answer": str})
+        self.version = self.source.version
         self.template = choose_template(TEMPLATES, template)
         self.stop = self.template.stops(stop)
-
-    @property
-    def version(self) -> str:
-        """What identifies the rows."""
-        return self.source.version
 
     def load(self) -> list[Example]:
         """Return the questions. Raises `ValueError` for an answer without a number."""
