@@ -6,7 +6,9 @@
     audit.jsonl     one line per prompt and repeat: each completion's verdict
     predictions.jsonl   if asked for: what the target predicted at every node, for replays
     pool-*.json     the phrase pools that decoders carry from prompt to prompt
-    summary.json, summary.md, speedup.png: made from the three above, at any time, by the report
+    audit.md        the verdicts as text
+    summary.json, summary.md, speedup.png, calls.png: made from run, samples, scores and audit, at
+                    any time, by the report
 
 Invariant: samples of two different configs, prompt sets or environments never meet in one folder,
 and a finished run is never written over unless the caller says so. Lines are only ever appended;
