@@ -5,8 +5,9 @@
     python scripts/replay.py recording=results/local/x cost=curve.yaml decoder.speculative.gamma=4
 
 A recording is a results folder, a file of `ouroboros.bench.recording`, or another engine's JSONL of
-"prompt" and "completion". Counts are exact for drafters that learn from accepted tokens; the others
-need a run recorded with record_predictions=true. The last line on stdout is one JSON document.
+"prompt" and "completion". Counts are those of a live run in the same dtype for drafters that learn
+from accepted tokens; the others need a run recorded with record_predictions=true. The last line on
+stdout is one JSON document.
 """
 
 from __future__ import annotations

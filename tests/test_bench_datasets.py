@@ -105,6 +105,17 @@ def test_a_json_file_must_be_a_list(tmp_path):
         ("x = $-5", "-5"),
         ("1,2", "2"),
         ("10,0000", "0"),
+        ("The answer is 5 * 4 = 20.", "20"),
+        ("The answer is 60 - 20 = 40 dollars.\nBut 7 = 7", "40"),
+        ("If the answer is 12 per day, 12 x 7 = 84. The answer is 84.", "84"),
+        ("If the answer is 12 per day, the answer is 84", "84"),
+        ("The answer is 84. I hope that this answer is clear.", "84"),
+        ("The answer is 4.5. Not 3.", "4.5"),
+        (r"\boxed{5}, no: \boxed{6}", "6"),
+        ("20-15", "15"),
+        ("(20)-15", "15"),
+        ("it is -15", "-15"),
+        ("The answer is \N{MINUS SIGN}3.", "-3"),
         ("none", None),
     ],
 )
@@ -212,4 +223,4 @@ def test_wmt16_scores_sentences_and_the_corpus():
 def test_completions_end_before_a_stop_string():
     assert before_stop("a\nQ: b", ("\nA:", "\nQ:")) == "a"
     assert before_stop("a", ()) == "a"
-    assert code_of("[PYTHON]x = 1[/PYTHON] so", ()) == "x = 1"
+    assert code_of("[PYTHON]x = 1[/PYTHON] so", (), fenced=True) == "x = 1"

@@ -126,7 +126,7 @@ def test_other_settings_and_finished_runs_are_refused_unless_overwritten(tmp_pat
     with pytest.raises(ValueError, match=r"finished.*overwrite=true"):
         folder.open_run(FACTS, identity="a")
     assert folder.open_run(FACTS, identity="b", overwrite=True)["resumed"] == 0
-    assert not (tmp_path / SAMPLES).exists() and (tmp_path / "notes.txt").exists()
+    assert not (tmp_path / SAMPLES).read_text() and (tmp_path / "notes.txt").exists()
 
 
 def test_a_failure_is_a_row_without_paths_and_the_run_goes_on(target, tmp_path):
@@ -171,6 +171,16 @@ def test_two_runs_cannot_write_into_one_folder(tmp_path):
         folder.appending(SAMPLES),
     ):
         pass
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_in_use_is_not_opened_and_not_changed(target, tmp_path, overwrite):
+    folder = folder_at(tmp_path)
+    run(job(target), folder)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with folder.appending(SAMPLES), pytest.raises(ValueError, match="another run"):
+        folder.open_run(FACTS, identity="a", overwrite=overwrite)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_equal_completions_are_scored_once_and_scoring_resumes(target, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from ouroboros.bench.sandbox import Limits, check
 from ouroboros.bench.task import select
 from ouroboros.bench.tasks.completion import code_of
-from ouroboros.bench.tasks.humaneval import STOP, HumanEval
+from ouroboros.bench.tasks.humaneval import STOP, TEMPLATES, HumanEval
 from ouroboros.bench.tasks.prompts import Prompts
 
 PROBLEM = {
@@ -61,10 +61,27 @@ def test_canonical_solutions_pass_and_others_fail():
     assert task.score(example, "    return None\n") == {"passed": 0.0}
 
 
-def test_code_of_takes_a_fenced_block_or_stops():
-    assert code_of("    return 1\n\ndef g", STOP) == "    return 1\n"
-    assert code_of("Sure:\n```python\ndef f(): pass\n```\nDone", STOP) == "def f(): pass\n"
-    assert code_of("    return 1", STOP) == "    return 1"
+@pytest.mark.parametrize("fenced", [False, True])
+def test_code_that_goes_on_with_the_prompts_ends_at_a_stop_or_a_fence(fenced):
+    for rest in ("\n\ndef g", "\n\nclass A", "\n\n```\n\nExample:\n```python\nf()\n```"):
+        assert code_of("    return 1" + rest, STOP, fenced=fenced) == "    return 1\n"
+    assert code_of("    return 1", STOP, fenced=fenced) == "    return 1"
+
+
+@pytest.mark.parametrize("info", ["", "python", "python3", "Python", "py title=a.py"])
+def test_an_answer_has_its_code_in_its_first_fence(info):
+    for end in ("```\nDone:\n```\n1\n```", ""):
+        answer = f"Sure:\n```{info}\ndef f(): pass\n{end}"
+        assert code_of(answer, STOP, fenced=True) == "def f(): pass\n"
+
+
+def test_wordings_for_instruct_models_are_answered_in_fences():
+    fenced = {name for name, template in TEMPLATES.items() if template.fenced}
+    assert fenced == {"chat", "paper-codellama", "paper-deepseek"}
+    task = HumanEval(execute_code=True)
+    body = str(task.load()[0].data["canonical_solution"]).rstrip()
+    example = "\n```\n\nExample:\n```\nassert False\n```"
+    assert task.score(task.load()[0], body + example) == {"passed": 1.0}
 
 
 def test_sandbox_tells_pass_from_failure():

@@ -1,6 +1,7 @@
 """Every metric and interval on traces worked out by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from measured import Metered, greedy_and_fast, sample, step
@@ -82,12 +83,16 @@ def test_speedups_are_paired_ratios_of_seconds_per_token():
     assert (same.value, same.low, same.high) == pytest.approx((1, 1, 1))
 
 
-def test_speedup_counts_only_prompts_that_both_finished():
+def test_speedup_counts_only_repeats_that_both_finished():
     greedy, fast = greedy_and_fast()
     assert intervals.speedup(greedy, fast[:1]) == intervals.Interval(pytest.approx(2.0))
     assert intervals.speedup(greedy, []) is None
     twice = [*fast, sample("a", "fast", [step(0, 0), step(2, 2)], wall_s=8.0, repeat=1)]
-    assert intervals.speedup(greedy, twice).value == pytest.approx((20 / 10) / (16 / 14))
+    assert intervals.speedup(greedy, twice) == intervals.speedup(greedy, fast)
+    lucky = sample("a", "fast", [step(0, 0)], wall_s=10.0)
+    base = [replace(lucky, wall_s=10.0), replace(lucky, wall_s=100.0, repeat=1)]
+    assert intervals.speedup(base, [lucky]) == intervals.Interval(1.0)
+    assert intervals.pooled([], part=metrics.calls_part) is None
 
 
 def test_a_macro_speedup_weighs_prompts_alike():
@@ -110,6 +115,9 @@ def test_scores_have_intervals():
     found = intervals.score_intervals(samples, graded)["rouge"]
     assert found.value == pytest.approx(0.45) and 0.2 < found.low < 0.45 < found.high < 0.7
     assert intervals.score_intervals(samples, {}) == {}
+    for name, high in (("rouge2", 0.0), ("exact_match", pytest.approx(0.2775, abs=1e-3))):
+        none = {s.key: {name: 0.0} for s in samples}
+        assert intervals.score_intervals(samples, none)[name].high == high
 
 
 def test_positions_say_how_many_steps_reached_them():

@@ -255,6 +255,17 @@ def test_a_folder_of_other_prompts_is_refused(pair, tmp_path):
         from_folder(folder, prompts, decoder="other")
 
 
+def test_a_draft_of_another_dtype_is_refused_with_the_remedy(pair, tmp_path):
+    folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy})
+    tape = from_folder(folder, prompts)
+    check_drafter(Speculative(pair[1], gamma=3), tape)
+    check_drafter(Speculative(pair[1], gamma=3), replace(tape, dtype=None))
+    other = replace(tape, dtype="bfloat16")
+    check_drafter(Greedy(), other)
+    with pytest.raises(ValueError, match=r"recording was made in bfloat16: give model\.dtype=bf"):
+        check_drafter(Speculative(pair[1], gamma=3), other)
+
+
 def test_places_know_the_recorded_path():
     tree = TokenTree.chain(5, [6, 7]).graft([(9, 1)], at=1)
     found = list(places(2, tree, [4, 5, 6, 7, 8]))

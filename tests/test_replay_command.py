@@ -59,8 +59,8 @@ def test_a_results_folder_is_replayed_and_its_time_predicted(run_bench, run_repl
 
 
 def test_another_engines_text_is_replayed(run_replay, saved_pair):
-    row = {"prompt": "abcabc", "completion": "abcabcabc"}
-    (saved_pair / "text.jsonl").write_text(json.dumps(row) + "\n")
+    row = {"prompt": "abc\u2028abc", "completion": "abcabcabc"}
+    (saved_pair / "text.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n")
     code, document, err = run_replay("recording=text.jsonl", "decoder=[greedy,prompt_lookup]")
     assert code == 0, err
     greedy, lookup = document["decoders"].values()

@@ -175,10 +175,39 @@ def test_failed_samples_are_measured_anew_only_when_asked(tmp_path, monkeypatch)
     seen = []
     bench.run(folder, seen.append, retry_failed=True)
     assert len(seen) == 6 and not any(s.error for s in folder.load_samples())
+    assert folder.load_samples() == seen and seen[-1].key == ("p0", "moody", 0)
     assert len(whole_lines(tmp_path / SAMPLES).splitlines()) == 7
     folder.save_run(folder.load_run(), status="finished")
     with pytest.raises(ValueError, match=r"no sample failed.*results_dir"):
         folder.check_open("a", retry_failed=True)
+
+
+class Grumpy(Ouroboros):
+    """Fails on its third prompt, the first being the warm-up of another object, while `bad`."""
+
+    bad, prompts = True, 0
+
+    def reset(self, choose):
+        self.prompts += 1
+        if self.bad and self.prompts == 3:
+            raise RuntimeError("not today")
+        super().reset(choose)
+
+
+def test_a_retried_sample_has_the_pool_that_the_run_carried(tmp_path, monkeypatch):
+    (target, draft), task = tiny_pair(), Letters()
+    made = {"grumpy": lambda: Grumpy(draft, **SIZES, pool_state="task")}
+    bench = Bench(target, [target, draft], task, task.load()[:3], made, 12)
+    folder = opened(tmp_path)
+    bench.run(folder, no_more)
+    assert [s.key for s in folder.load_samples() if s.error] == [("p2", "grumpy", 0)]
+    folder.drop_pools()
+    assert pool_path(tmp_path, "grumpy").exists()
+    monkeypatch.setattr(Grumpy, "bad", False)
+    bench.run(folder, no_more, retry_failed=True)
+    assert not any(s.error for s in folder.load_samples())
+    folder.drop_pools()
+    assert not pool_path(tmp_path, "grumpy").exists()
 
 
 def test_a_resume_in_another_environment_is_refused_in_one_line(tmp_path):

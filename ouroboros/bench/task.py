@@ -16,6 +16,8 @@ from typing import Protocol, runtime_checkable
 
 Message = Mapping[str, str]
 """One turn of a conversation, as chat templates take it: {"role": ..., "content": ...}."""
+YES_OR_NO = frozenset({"passed", "exact_match"})
+"""The scores that are 1 or 0 of each completion; a task names every such score of its own so."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Task(Protocol):
         ...
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
-        """Return named scores of one completion; {} where nothing is scored."""
+        """Return named scores of one completion, see `YES_OR_NO`; {} where nothing is scored."""
         ...
 
 

@@ -28,11 +28,20 @@ DEEPSEEK = (
 
 @dataclass(frozen=True)
 class Template:
-    """One wording. `text` names the row's fields in braces; `stop` are its usual stop strings."""
+    """One wording. `text` names the row's fields in braces; `stop` are its usual stop strings.
+
+    `instructs` says that it asks an instruct model without the tokenizer's chat template.
+    """
 
     text: str
     stop: tuple[str, ...] = ()
     chat: bool = False
+    instructs: bool = False
+
+    @property
+    def fenced(self) -> bool:
+        """Whether an answer may have its code in a fenced block, with words around it."""
+        return self.chat or self.instructs
 
     def example(
         self, name: str, fields: Mapping[str, str], data: Mapping[str, object], *, group: str = ""

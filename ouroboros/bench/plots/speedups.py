@@ -21,18 +21,9 @@ def speedup_bars(summary: Mapping) -> Figure | None:
 
     None where no decoder has a speedup (no greedy run to compare with).
     """
-    rows = {name: row for name, row in summary["decoders"].items() if row["latency_speedup"]}
-    if not rows:
-        return None
-    with style.looks():
-        figure = new_figure(1.9 + 0.42 * len(rows))
-        axes = figure.add_subplot()
-        texts = [f"{r['output_throughput']:.1f} tok/s" for r in rows.values()]
-        _bars(axes, {n: r["latency_speedup"] for n, r in rows.items()}, "{:.2f}x · {}", texts)
-        axes.set_xlabel(AXIS)
-        title(figure, summary["title"])
-        foot(figure, _footnote(summary, rows))
-    return figure
+    return _run_bars(
+        summary, "latency_speedup", AXIS, "{value:.2f}x · {output_throughput:.1f} tok/s"
+    )
 
 
 def calls_bars(summary: Mapping) -> Figure | None:
@@ -40,18 +31,8 @@ def calls_bars(summary: Mapping) -> Figure | None:
 
     None where nothing was measured.
     """
-    rows = {name: row for name, row in summary["decoders"].items() if row["calls_interval"]}
-    if not rows:
-        return None
-    with style.looks():
-        figure = new_figure(1.9 + 0.42 * len(rows))
-        axes = figure.add_subplot()
-        texts = [f"{r['tokens_per_target_call']:.2f} tokens/target call" for r in rows.values()]
-        _bars(axes, {n: r["calls_interval"] for n, r in rows.items()}, "{:.3f} · {}", texts)
-        axes.set_xlabel(CALLS_AXIS)
-        title(figure, summary["title"])
-        foot(figure, _footnote(summary, rows))
-    return figure
+    form = "{value:.3f} · {tokens_per_target_call:.2f} tokens/target call"
+    return _run_bars(summary, "calls_interval", CALLS_AXIS, form)
 
 
 def comparison_dots(summaries: Mapping[str, Mapping]) -> Figure | None:
@@ -90,8 +71,26 @@ def machines(summaries) -> str:
     return "Measured on " + "; ".join(dict.fromkeys(s["device"] for s in summaries)) + "."
 
 
-def _bars(axes: Axes, found: Mapping[str, Mapping], form: str, texts: Sequence[str]) -> None:
-    """Draw a value with its interval for each name; `form` takes the value and the text."""
+def _run_bars(summary: Mapping, what: str, axis: str, form: str) -> Figure | None:
+    """One bar for each decoder that has `what`; `form` makes its label from the value and the
+    decoder's row. None where no decoder has it."""
+    rows = {name: row for name, row in summary["decoders"].items() if row[what]}
+    if not rows:
+        return None
+    with style.looks():
+        figure = new_figure(1.9 + 0.42 * len(rows))
+        axes = figure.add_subplot()
+        found = {name: row[what] for name, row in rows.items()}
+        labels = [form.format(**{**row, "value": row[what]["value"]}) for row in rows.values()]
+        _bars(axes, found, labels)
+        axes.set_xlabel(axis)
+        title(figure, summary["title"])
+        foot(figure, _footnote(summary, rows))
+    return figure
+
+
+def _bars(axes: Axes, found: Mapping[str, Mapping], labels: Sequence[str]) -> None:
+    """Draw a value with its interval, and a label behind it, for each name."""
     values, reach = [f["value"] for f in found.values()], spread(list(found.values()))
     marks = decoder_marks(list(found))
     places = range(len(found))
@@ -104,8 +103,7 @@ def _bars(axes: Axes, found: Mapping[str, Mapping], form: str, texts: Sequence[s
         error_kw={"ecolor": style.INK, "elinewidth": 1.2, "capsize": 3},
     )
     end = max(value + extra for value, extra in zip(values, reach[1], strict=True))
-    for place, value, extra, text in zip(places, values, reach[1], texts, strict=True):
-        label = form.format(value, text)
+    for place, value, extra, label in zip(places, values, reach[1], labels, strict=True):
         axes.text(value + extra + 0.015 * end, place, label, va="center", fontsize=9.5)
     axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
     axes.set_yticks(places, list(found), fontsize=10.5)

@@ -46,14 +46,10 @@ class CNNDM:
         hub = Hub("abisee/cnn_dailymail", "3.0.0", "test", revision)
         fields = {"article": str, "highlights": str, "id": str}
         self.source = Source(self.name, path, hub, fields)
+        self.version = self.source.version
         self.template = choose_template(TEMPLATES, template)
         self.stop = self.template.stops(stop)
         self._rouge = RougeScorer(KINDS, use_stemmer=True)
-
-    @property
-    def version(self) -> str:
-        """What identifies the rows."""
-        return self.source.version
 
     def load(self) -> list[Example]:
         """Return the articles."""

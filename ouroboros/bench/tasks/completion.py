@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-_FENCE = re.compile(r"```(?:python)?\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"```[^`\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _TAGGED = re.compile(r"\[PYTHON\](.*?)\[/PYTHON\]", re.DOTALL)
 
 
@@ -20,12 +20,20 @@ def before_stop(completion: str, stop: Sequence[str]) -> str:
     return completion[: min(ends, default=len(completion))]
 
 
-def code_of(completion: str, stop: Sequence[str]) -> str:
-    """Return the code of a completion: its first fenced or tagged block, else its text up to a
-    stop string.
+_BODY = re.compile(r"\n*(?: {2,}|\t)\S")
+_CLOSING = "\n```"
 
-    >>> code_of("    return 1\\nprint(f())", ["\\nprint"])
+
+def code_of(completion: str, stop: Sequence[str], *, fenced: bool) -> str:
+    """Return the code of a completion: its text up to a stop string or a closing fence.
+
+    `fenced` (see `Template.fenced`): its first fenced or tagged block, if it has one and does not
+    begin with indented code, which goes on with the prompt's.
+
+    >>> code_of("    return 1\\nprint(f())", ["\\nprint"], fenced=False)
     '    return 1'
     """
     block = _FENCE.search(completion) or _TAGGED.search(completion)
-    return block[1] if block else before_stop(completion, stop)
+    if fenced and block and not _BODY.match(completion):
+        return block[1]
+    return before_stop(completion, [*stop, _CLOSING])

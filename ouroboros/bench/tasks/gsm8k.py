@@ -92,11 +92,12 @@ TEMPLATES = {
     "paper-yi": _PAPER,
     "paper-llama2": _PAPER,
 }
-_NUMBER = r"(?:-\$?|\$-?)?(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
-_MARKED = (
-    re.compile(rf"####\s*({_NUMBER})"),
-    re.compile(rf"(?:answer is|\\boxed{{)[^\n]*?({_NUMBER})", re.IGNORECASE),
-)
+_SIGN = r"(?:(?<![\d)])-\$?|\$-?)?"  # the minus of "20-15" and "(4)-1" is no sign
+_NUMBER = _SIGN + r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
+_HASHES = re.compile(rf"####\s*({_NUMBER})")
+_SAID = re.compile(r"answer is|\\boxed\{", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
+_MINUS = "\N{MINUS SIGN}"
 
 
 class GSM8K:
@@ -120,13 +121,9 @@ class GSM8K:
     ) -> None:
         hub = Hub("openai/gsm8k", "main", "test", revision)
         self.source = Source(self.name, path, hub, {"question": str, "answer": str})
+        self.version = self.source.version
         self.template = choose_template(TEMPLATES, template)
         self.stop = self.template.stops(stop)
-
-    @property
-    def version(self) -> str:
-        """What identifies the rows."""
-        return self.source.version
 
     def load(self) -> list[Example]:
         """Return the questions. Raises `ValueError` for an answer without a number."""
@@ -148,15 +145,26 @@ class GSM8K:
 def final_number(text: str) -> Decimal | None:
     """Return the number that a text gives as its answer, or None without any.
 
-    That is the number after the first `####`, else the first number after "answer is" or
-    `\\boxed{` on its line, else the last number. Currency signs and commas between thousands do not
-    count, nor does a period at the end.
+    That is the number after the first `####`, else the one that the last sentence with "answer is"
+    or `\\boxed{` gives after these words (and after its last equals sign, if it has one), else the
+    last number. Currency signs and commas between thousands do not count, nor does a period at the
+    end.
 
-    >>> final_number("So 3 x 400 = 1200. The answer is $1,200.")
+    >>> final_number("If the answer is 3 a day, 400 x 3 = 1200. The answer is 400 x 3 = $1,200.")
     Decimal('1200')
     """
-    marked = next(filter(None, (pattern.search(text) for pattern in _MARKED)), None)
-    numbers = [marked[1]] if marked else re.findall(_NUMBER, text)
+    text = text.replace(_MINUS, "-")
+    numbers, hashes = re.findall(_NUMBER, text), _HASHES.search(text)
     if not numbers:
         return None
-    return Decimal(numbers[-1].replace("$", "").replace(",", ""))
+    found = hashes[1] if hashes else _said(text) or numbers[-1]
+    return Decimal(found.replace("$", "").replace(",", ""))
+
+
+def _said(text: str) -> str | None:
+    for words in reversed(list(_SAID.finditer(text))):
+        sentence = _SENTENCE_END.split(text[words.end() :], maxsplit=1)[0]
+        result = re.search(_NUMBER, sentence.rpartition("=")[2]) or re.search(_NUMBER, sentence)
+        if result:
+            return result[0]
+    return None

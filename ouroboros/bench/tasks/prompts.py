@@ -27,14 +27,10 @@ class Prompts:
                 'task=prompts needs task.path=<file>: JSONL with a field "prompt", or plain text'
             )
         self.source = Source(self.name, path, None, {"prompt": str})
+        self.version = self.source.version
         self.path = self.source.file or Path(path)
         self.template = choose_template(TEMPLATES, template)
         self.stop = self.template.stops(stop)
-
-    @property
-    def version(self) -> str:
-        """What identifies the file."""
-        return self.source.version
 
     def load(self) -> list[Example]:
         """Return the prompts. Raises `ValueError`, naming file and line, where it cannot."""

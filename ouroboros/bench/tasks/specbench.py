@@ -55,13 +55,9 @@ class SpecBench:
             raise ValueError(f"task=specbench needs task.path=<file>: download {URL}")
         fields = {"question_id": int, "category": str, "turns": list}
         self.source = Source(self.name, path, None, fields)
+        self.version = self.source.version
         self.template = choose_template(TEMPLATES, template)
         self.stop = self.template.stops(stop)
-
-    @property
-    def version(self) -> str:
-        """What identifies the rows."""
-        return self.source.version
 
     def load(self) -> list[Example]:
         """Return every turn of every question; the prompt of a later one is its question alone."""

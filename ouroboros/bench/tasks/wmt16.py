@@ -45,13 +45,9 @@ class WMT16:
         hub = Hub("wmt/wmt16", "de-en", "test", revision)
         fields = {"translation.de": str, "translation.en": str}
         self.source = Source(self.name, path, hub, fields)
+        self.version = self.source.version
         self.template = choose_template(TEMPLATES, template)
         self.stop = self.template.stops(stop)
-
-    @property
-    def version(self) -> str:
-        """What identifies the rows."""
-        return self.source.version
 
     def load(self) -> list[Example]:
         """Return the sentences."""
