@@ -39,7 +39,9 @@ def load_audit(folder: ResultsFolder) -> list[Row]:
     path = folder.path / AUDIT
     if not path.exists():
         return []
-    return [Row(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [
+        Row(**json.loads(line)) for line in path.read_text(encoding="utf-8").split("\n") if line
+    ]
 
 
 def tally(rows: Sequence[Row], decoder: str) -> dict[str, int]:
