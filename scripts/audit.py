@@ -72,6 +72,7 @@ def rebuild(run: Mapping, overrides: list[str]) -> Bench:
     merged = OmegaConf.merge(OmegaConf.create(run["config"]), OmegaConf.from_dotlist(overrides))
     config = OmegaConf.to_container(merged)
     assert isinstance(config, dict)
+    config["part"] = run.get("part")
     path = config["task"].get("path")
     if path and path != "examples" and not Path(path).exists():
         raise ValueError(f"the run read {path}: give its place again, as task.path=<file>")

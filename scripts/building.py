@@ -17,7 +17,7 @@ from ouroboros.bench.pair import Pair, PairSpec, load_pair
 from ouroboros.bench.prompt import with_context
 from ouroboros.bench.run import Bench, MakeDecoder
 from ouroboros.bench.sampling import Sampling
-from ouroboros.bench.task import Example, Task, select
+from ouroboros.bench.task import Example, Task, part_of, select
 
 SELECTION = ("limit", "stride", "shuffle")
 SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -50,6 +50,7 @@ def build_pair(config: dict) -> Pair:
 
 def build_bench(config: dict, task: Task, examples: list[Example], pair: Pair) -> Bench:
     """Return what the run measures; with `context_tokens`, the examples have longer prompts."""
+    examples = part_of(examples, config.get("part"))
     return Bench(
         target=pair.target,
         models=pair.models,

@@ -13,7 +13,10 @@ from ouroboros.bench.run import Bench, eos_ids
 from ouroboros.bench.task import Example, fingerprint
 from ouroboros.model import CachedModel
 
-NOT_IDENTITY = ("results_dir", "overwrite", "retry_failed", "save_pools", "audit", "published")
+NOT_IDENTITY = (
+    *("results_dir", "overwrite", "retry_failed", "save_pools", "audit", "published"),
+    "part",
+)
 
 
 def run_identity(config: Mapping, examples: Sequence[Example]) -> str:
@@ -29,8 +32,9 @@ def run_identity(config: Mapping, examples: Sequence[Example]) -> str:
 def run_facts(config: Mapping, job: Bench) -> dict:
     """Return what run.json records beside identity, environment and status.
 
-    `carried_pools` names the decoders whose phrase pool goes from prompt to prompt. `timing` false
-    says that other jobs shared the device, so that seconds mean nothing.
+    `part` is the share of the prompts that this run measures; parts have one identity, and a report
+    joins them. `carried_pools` names the decoders whose phrase pool goes from prompt to prompt.
+    `timing` false says that other jobs shared the device, so that seconds mean nothing.
     """
     model, target = config["model"], job.target
     return without_paths(
@@ -58,6 +62,7 @@ def run_facts(config: Mapping, job: Bench) -> dict:
             "sampling": asdict(job.sampling),
             "max_new": job.max_new,
             "repeats": job.repeats,
+            "part": config.get("part"),
             "timing": config["timing"],
             "published": config.get("published"),
             "samples_wanted": job.total,

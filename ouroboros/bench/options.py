@@ -24,7 +24,7 @@ RANGES = {  # name: least, greatest, in words
     "min_p": (0.0, 1.0, "from 0 (no cut) to 1"),
     "repetition_penalty": (1e-9, math.inf, "above 0; 1 is none"),
 }
-OTHERS = ("model", "task", "decoder", "results_dir", "audit", "published")
+OTHERS = ("model", "task", "decoder", "results_dir", "audit", "published", "part")
 AUDITS = ("none", "differing", "all")
 SWITCHES = ("overwrite", "retry_failed", "save_pools", "timing", "record_predictions")
 

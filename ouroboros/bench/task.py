@@ -102,6 +102,25 @@ def select(
     return [example for turns in chosen for example in turns]
 
 
+def part_of(examples: Sequence[Example], part: str | None) -> list[Example]:
+    """Return one worker's share: part "2/3" is every third conversation from the second on.
+
+    Raises `ValueError` for anything but "k/n" with k from 1 to n, and for an empty part.
+
+    >>> [e.id for e in part_of([Example(str(i), "") for i in range(5)], "2/3")]
+    ['1', '4']
+    """
+    if part is None:
+        return list(examples)
+    number, _, count = str(part).partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise ValueError(f"part={part}: give k/n, such as 2/4 for the second of four parts")
+    chosen = conversations(examples)[int(number) - 1 :: int(count)]
+    if not chosen:
+        raise ValueError(f"part={part} has no prompts: there are fewer of them than parts")
+    return [example for turns in chosen for example in turns]
+
+
 def conversations(examples: Sequence[Example]) -> list[list[Example]]:
     """Return the examples by conversation, each a list of turns, the first ones in their order.
 
