@@ -100,6 +100,8 @@ class HFGenerate:
             raise ValueError(f"mode {mode!r} is not one of greedy, assisted, prompt_lookup")
         if mode == "assisted" and draft is None:
             raise ValueError("assisted generation needs a draft model")
+        if mode == "prompt_lookup" and not settings.get("prompt_lookup_num_tokens"):
+            raise ValueError("prompt_lookup needs prompt_lookup_num_tokens, or it decodes greedily")
         self.mode = mode
         self.draft = draft if mode == "assisted" else None
         self.settings = settings

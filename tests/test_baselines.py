@@ -265,6 +265,7 @@ def test_upstream_names_are_aliases():
         ),
         (lambda m: HFGenerate("beam"), "mode 'beam' is not one of"),
         (lambda m: HFGenerate("assisted"), "needs a draft"),
+        (lambda m: HFGenerate("prompt_lookup"), "needs prompt_lookup_num_tokens"),
         (
             lambda m: HFGenerate().run(m.target, [5], max_new=2, choose=lambda *_: [0]),
             "argmax, a Sampler or processors only",
