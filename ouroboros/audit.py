@@ -86,8 +86,9 @@ class Case:
 class Auditor:
     """Judges completions of one model. `rows` are the sizes of call at which noise is measured.
 
-    Copies of the model in float32 and float64 are made when they are first needed, on `device`
-    (the model's own by default): about 12 bytes for each weight.
+    `exact` is the precision that counts as exact: float64, or float32 for a quick look at a run in
+    half precision. Copies of the model in it and in float32 are made when they are first needed, on
+    `device` (the model's own by default): about 12 bytes for each weight with float64.
     """
 
     def __init__(
@@ -95,9 +96,11 @@ class Auditor:
         target: CachedModel,
         *,
         rows: Sequence[int] = (1, 8, WHOLE),
+        exact: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
     ) -> None:
         self.target = target
+        self.exact = exact
         self.rows = tuple(rows)
         self.device = target.device if device is None else torch.device(device)
         self._copies: dict[torch.dtype, PreTrainedModel] = {}
@@ -170,7 +173,7 @@ class Auditor:
 
 @dataclass(frozen=True)
 class _Text:
-    """A prompt and new tokens, with their float64 and float32 logits."""
+    """A prompt and new tokens, with their exact logits and those in float32."""
 
     auditor: Auditor
     prompt: Sequence[int]
@@ -179,7 +182,7 @@ class _Text:
 
     @cached_property
     def exact(self) -> torch.Tensor:
-        return self.auditor.scored(torch.float64, self.prompt, self.new)
+        return self.auditor.scored(self.auditor.exact, self.prompt, self.new)
 
     @cached_property
     def single(self) -> torch.Tensor:
@@ -224,12 +227,16 @@ class _Text:
             found,
             {
                 name: self._margin(logits, index, expected, found)
-                for name, logits in (("float32", self.single), ("float64", self.exact))
+                for name, logits in (("float32", self.single), (self._precision, self.exact))
             },
             self._cuts(index, (expected, found)),
             shift,
             allowed,
         )
+
+    @property
+    def _precision(self) -> str:
+        return str(self.auditor.exact).removeprefix("torch.")
 
     def _margin(self, logits: torch.Tensor, index: int, expected: int, found: int) -> float:
         scores = self.scores(logits[index], index)
