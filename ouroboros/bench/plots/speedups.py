@@ -52,7 +52,7 @@ def comparison_dots(summaries: Mapping[str, Mapping]) -> Figure | None:
         figure = new_figure(1.7 + len(runs) * (0.25 + 0.17 * len(names)))
         axes = figure.add_subplot()
         _dots(axes, runs, names)
-        head(axes, "Speedup over greedy, run by run")
+        head(axes, " · ".join(["Speedup over greedy, run by run", *shared(summaries.values())]))
         axes.set_xlabel(AXIS)
         figure.legend(loc="outside upper right", ncols=min(len(names), 5), fontsize=9)
         foot(figure, f"Whiskers: 95 % bootstrap over prompts. {machines(summaries.values())}")
@@ -64,6 +64,12 @@ def spread(found: Sequence[Mapping]) -> np.ndarray:
     low = [f["value"] - f["low"] if f["low"] is not None else 0 for f in found]
     high = [f["high"] - f["value"] if f["high"] is not None else 0 for f in found]
     return np.maximum([low, high], 0)
+
+
+def shared(summaries) -> list[str]:
+    """Return what the titles of all summaries say alike: model, dtype, batch size, machine."""
+    parts = [summary["title"].split(" · ") for summary in summaries]
+    return [part for part in parts[0] if all(part in others for others in parts)]
 
 
 def machines(summaries) -> str:

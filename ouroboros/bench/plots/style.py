@@ -85,8 +85,10 @@ def decoder_marks(names: Sequence[str]) -> dict[str, Mark]:
     for index, name in enumerate(rest):
         colours = [colour for colour in OTHERS if len(ours) < 2 or colour != ORANGE]
         marks[name] = Mark(colours[index % len(colours)], MARKERS[index % len(MARKERS)])
+    for index, name in enumerate(filter(is_peer, names)):
+        marks[name] = Mark(GREY, ("x", "d", "P", "h")[index % 4], "dotted")
     for name in names:
-        marks.setdefault(name, Mark(GREY, "x" if is_peer(name) else ".", "dotted"))
+        marks.setdefault(name, Mark(GREY, ".", "dotted"))
     return marks
 
 
@@ -108,17 +110,22 @@ def new_figure(height_in: float) -> Figure:
 
 def head(axes: Axes, title: str) -> None:
     """Write a title above one of several panels, in lines that fit."""
-    axes.set_title("\n".join(textwrap.wrap(title, 92)))
+    axes.set_title("\n".join(textwrap.wrap(title, 92, break_on_hyphens=False)))
 
 
 def title(figure: Figure, text: str) -> None:
     """Write what was measured above everything, from the figure's edge, however long names are."""
-    figure.suptitle("\n".join(textwrap.wrap(text, 110)), x=0.01, ha="left", fontsize=11.5)
+    figure.suptitle(
+        "\n".join(textwrap.wrap(text, 110, break_on_hyphens=False)),
+        x=0.01,
+        ha="left",
+        fontsize=11.5,
+    )
 
 
 def foot(figure: Figure, text: str) -> None:
     """Write the small print below everything."""
-    wrapped = "\n".join(textwrap.wrap(text, 150))
+    wrapped = "\n".join(textwrap.wrap(text, 150, break_on_hyphens=False))
     figure.supxlabel(wrapped, fontsize=8, color=MUTED, x=0.01, ha="left")
 
 
