@@ -23,14 +23,14 @@ def verify_cost(facts: Mapping) -> Figure:
             _lines(axes, calls["points"])
             head(axes, role)
         panels[0].set_ylabel("milliseconds per call")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=9)
-        title(figure, f"Cost of a call by size of tree · {facts['title']}")
-        floor = number_or_dash(facts["copy_gb_per_s"])
+        panels[0].legend(loc="upper left", fontsize=9)
+        _, pair, dtype, _, batch, machine = facts["title"].split(" · ")
+        title(figure, f"Cost of a call · {pair} · {dtype} · {batch} · {machine}")
         foot(
             figure,
-            f"{facts['footnote']}. Medians, whiskers: half the distance between the quartiles. "
-            f"Floor: the bytes that a call must read, at {floor} GB/s of copy bandwidth.",
+            f"{facts['footnote']}. Medians; whiskers: half the distance between the quartiles. "
+            f"Floor: the bytes that a call must read, at {facts['copy_gb_per_s']:.1f} GB/s of copy "
+            "bandwidth.",
         )
     return figure
 
@@ -56,15 +56,10 @@ def step_time(facts: Mapping) -> Figure | None:
             axes.text(ms + 0.01 * max(totals), place, text, va="center", fontsize=9)
         axes.set_xlim(0, 1.28 * max(totals))
         axes.set_xlabel("milliseconds per step, prefill left out")
-        figure.legend(loc="outside lower center", ncols=len(parts) + 1, fontsize=9)
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(parts) + 1, fontsize=9)
         title(figure, f"Where a step's time goes · {facts['title']}")
         foot(figure, f"{facts['footnote']}. Numbers in the bars: % of the step.")
     return figure
-
-
-def number_or_dash(value: float | None) -> str:
-    """Return a bandwidth in words."""
-    return "-" if value is None else f"{value:.1f}"
 
 
 def _lines(axes: Axes, points: Sequence[Mapping]) -> None:
@@ -102,5 +97,5 @@ def _waits(axes: Axes, rows: Sequence[Mapping]) -> None:
         [row["wait_ms"] or 0.0 for row in rows],
         height=0.1,
         color=style.RED,
-        label="of these, wait for the device",
+        label="of which wait for results",
     )

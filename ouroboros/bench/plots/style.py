@@ -116,7 +116,7 @@ def head(axes: Axes, title: str) -> None:
 def title(figure: Figure, text: str) -> None:
     """Write what was measured above everything, from the figure's edge, however long names are."""
     figure.suptitle(
-        "\n".join(textwrap.wrap(text, 110, break_on_hyphens=False)),
+        "\n".join(textwrap.wrap(text, 104, break_on_hyphens=False)),
         x=0.01,
         ha="left",
         fontsize=11.5,
