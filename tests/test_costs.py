@@ -105,6 +105,13 @@ def test_costs_are_the_medians_of_later_steps():
         Costs.measured([Sample("e", "d", 0, 0, 3, steps=(first,))])
 
 
+def test_draft_calls_cost_by_their_nodes_where_the_samples_say():
+    early = step(1, 2, draft_s=9.0, draft_scored=2)
+    plain, wide = (step(1, 2, draft_s=s, draft_scored=n) for s, n in ((0.004, 2), (0.01, 40)))
+    costs = Costs.measured([Sample("e", "d", 0, 0, 3, (1, 2, 3), steps=(early, plain, wide))])
+    assert costs.draft is not None and costs.draft.ms[6] == pytest.approx({1: 2.0, 20: 5.0})
+
+
 def test_costs_are_a_small_table_by_hand(tmp_path):
     path = tmp_path / "costs.yaml"
     path.write_text("verify_ms: {1: 14.8, 64: 21}\ndraft_ms: 2.9\nhost_ms: 1\n")

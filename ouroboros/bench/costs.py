@@ -138,8 +138,7 @@ class Costs:
                 raise ValueError(
                     "the costs have no draft model: measure the pair, or give draft_ms"
                 )
-            nodes = max(1.0, step.draft_scored / step.draft_calls)
-            drafting = step.draft_calls * self.draft.call_ms(nodes, context)
+            drafting = step.draft_calls * self.draft.call_ms(_draft_nodes(step), context)
         host = self.host_ms.get(decoder, self.host_ms.get("", 0.0))
         return self.target.call_ms(step.scored, context) + drafting + host
 
@@ -194,16 +193,32 @@ class Costs:
         if not later:
             raise ValueError("these samples have no timed steps: give those of a timing run")
         verify = _medians((step.scored, 1e3 * step.verify_s) for _, step in later)
-        calls = sum(step.draft_calls for _, step in later)
-        drafting_ms = 1e3 * sum(step.draft_s for _, step in later)
         hosts = [(name, 1e3 * step.host_s) for name, step in later]
         first = [1e3 * s.steps[0].verify_s for s in samples if s.steps and s.steps[0].scored]
+        context = max(s.prompt_tokens + len(s.new_tokens) for s in samples)
         return cls(
-            Surface({max(s.prompt_tokens + len(s.new_tokens) for s in samples): verify}),
-            Surface.constant(drafting_ms / calls) if calls else None,
+            Surface({context: verify}),
+            _drafting([step for _, step in later if step.draft_calls], context),
             {**_medians(hosts), "": median(ms for _, ms in hosts)},
             max(0.0, median(first) - verify[min(verify)]),
         )
+
+
+def _drafting(steps: Sequence[StepRecord], context: int) -> Surface | None:
+    """What draft calls cost in some steps, by the nodes that each scored; the same for all where
+    the steps do not say."""
+    if not steps:
+        return None
+    if not all(step.draft_scored for step in steps):
+        calls = sum(step.draft_calls for step in steps)
+        return Surface.constant(1e3 * sum(step.draft_s for step in steps) / calls)
+    pairs = ((_draft_nodes(step), 1e3 * step.draft_s / step.draft_calls) for step in steps)
+    return Surface({context: _medians(pairs)})
+
+
+def _draft_nodes(step: StepRecord) -> int:
+    """Nodes of one of the step's draft calls, on average."""
+    return max(1, round(step.draft_scored / step.draft_calls))
 
 
 def _medians(pairs: Iterable[tuple]) -> dict:
