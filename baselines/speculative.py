@@ -75,8 +75,11 @@ class Speculative:
         """Return the draft as a chain (with leaves, where there are more candidates)."""
         if isinstance(self._choose, Rejection):
             return self._candidates(self._choose, tokens, budget)
+        room = min(self.gamma, budget - 1, self.model.max_len - len(tokens) + 1)
+        if room > 0 and not self.confidence and getattr(self._choose, "blind", False):
+            drafted = self.model.roll(tokens, room, self._choose)
+            return TokenTree.chain(tokens[-1], drafted, source="draft")
         sequence, watch = list(tokens), Watched(self._choose)
-        room = min(self.gamma, budget - 1)
         choose: Choose = watch if self.confidence > 0 else self._choose
         for _ in extend(self.model, self._plain, sequence, room, choose=choose):
             if self.confidence > 0 and watch.ranks[-1].share < self.confidence:

@@ -4,6 +4,8 @@ Under `sdpa` with a mask, transformers repeats every key and value head for each
 group: a copy of the whole context in each layer, at each step. Packing a group's query heads along
 the query axis instead gives the same sums from the keys and values as they lie in the cache.
 
+On a GPU a kernel of ours does so with the slots spread over the whole device (`ouroboros.kernels`).
+
 Registered through transformers' `AttentionInterface`; a model that runs on `sdpa` is switched to
 it, any other implementation is left alone. Calls it does not fit go to transformers' own function.
 """
@@ -14,6 +16,8 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from ouroboros.kernels import fits, tree_attention
 
 NAME = "ouroboros_packed"
 
@@ -35,6 +39,10 @@ def packed_attention(
     batch, heads, n, width = query.shape
     kv_heads = key.shape[1]
     group = heads // kv_heads
+    special = any(kwargs.get(name) is not None for name in ("softcap", "position_bias"))
+    if not special and fits(query, value, attention_mask):
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return tree_attention(query, key, value, attention_mask, scale), None
     plain = attention_mask is None and n > 1
     odd_mask = attention_mask is not None and attention_mask.shape[1] != 1
     if group == 1 or plain or odd_mask or kwargs.get("position_bias") is not None:
@@ -58,11 +66,12 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """Switch a grouped-query model that runs on `sdpa` to the packed form; leave others as they
-    are."""
+    """Switch a model that runs on `sdpa` to the packed form, if its queries are grouped or it lies
+    on a GPU; leave others as they are."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_attention_heads", 0)
     grouped = (getattr(config, "num_key_value_heads", None) or heads) < heads
     modular = getattr(model, "_supports_attention_backend", False)
-    if grouped and modular and config._attn_implementation == "sdpa":
+    wanted = grouped or model.device.type == "cuda"
+    if wanted and modular and config._attn_implementation == "sdpa":
         model.set_attn_implementation(NAME)

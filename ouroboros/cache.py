@@ -2,13 +2,16 @@
 
 New keys and values are written in place after the slots in use; keeping an accepted path moves its
 slots together; forgetting is a change of length. Nothing is concatenated or re-allocated from step
-to step (the pools double when they are full).
+to step (the pools double when they are full). While a cache is `aimed`, where to write is said by a
+tensor on the device and how much to read is fixed, so that a recorded call can be replayed.
 
 Invariant: slots `0 ... length - 1` of every layer hold the same tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -83,7 +86,47 @@ class SlotCache(Cache):
         self.pools: dict[LayerShape, tuple[torch.Tensor, torch.Tensor]] = {}
         self.capacity = 0
         self.length = 0
+        self._aim: tuple[torch.Tensor, int] | None = None
         self.reserve(capacity)
+
+    @contextmanager
+    def aimed(self, slots: torch.Tensor, view: int) -> Iterator[None]:
+        """Let calls write to `slots` ([nodes] int64, on the device) and read the first `view`
+        slots, whatever the length."""
+        self._aim = slots, view
+        try:
+            yield
+        finally:
+            self._aim = None
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write one layer's keys and values, [1, kv_heads, nodes, width]; return all to be read."""
+        if self._aim is None:
+            return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        slots, view = self._aim
+        keys, values = self._layer(layer_idx)
+        keys.index_copy_(1, slots.to(keys.device), key_states[0])
+        values.index_copy_(1, slots.to(values.device), value_states[0])
+        return keys[None, :, :view], values[None, :, :view]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the slots in use; 0 while aimed, where nothing may depend on it."""
+        return 0 if self._aim is not None else super().get_seq_length(layer_idx)
+
+    def _layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return one layer's slots, [kv_heads, capacity, width] each. Layers of one shape are found
+        by their number alone, so that compiled code is the same for all of them."""
+        if len(self.pools) == 1:
+            ((keys, values),) = self.pools.values()
+            return keys[index], values[index]
+        return self.slots[index].keys[0], self.slots[index].values[0]
 
     def reserve(self, slots: int) -> None:
         """Make room for `slots` slots in all, keeping what is there. At least doubles when it

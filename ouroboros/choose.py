@@ -25,9 +25,12 @@ from transformers import (
 
 from ouroboros.tree import TokenTree
 
+ROOT = TokenTree((0,), (-1,))  # a tree of the last token alone, whichever it is
+
 
 class Choose(Protocol):
-    """Chooses the token that follows each asked node of a tree."""
+    """Chooses the token that follows each asked node of a tree. One whose `scores` depend on logits
+    and positions only, not on which tokens come before, says `blind = True`."""
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         """Return one token id for each row of `logits` [len(tree.asked), vocab]."""
@@ -61,6 +64,8 @@ def _ranked(scores: torch.Tensor, shares: torch.Tensor) -> list[Ranked]:
 class Argmax:
     """Greedy decoding: the most probable token, the first of equals."""
 
+    blind = True
+
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
         """Return the logits: their argmax is the choice."""
         return logits
@@ -81,6 +86,8 @@ class Sampler:
     `seed` fixes the run of noise; derive it from run, example and sample number. The warpers are
     transformers' own, in its order. The law of each token is the warped softmax's.
     """
+
+    blind = True
 
     def __init__(
         self,

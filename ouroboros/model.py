@@ -9,19 +9,24 @@ of the sequence is not cached is fed before the tree, in the same call.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
+from typing import Literal
 
-import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ouroboros.attention import use_packed_attention
 from ouroboros.cache import SlotCache
-from ouroboros.support import examine
+from ouroboros.choose import ROOT, Choose
+from ouroboros.engine import Eager, Engine
+from ouroboros.static import Static
+from ouroboros.support import Facts, examine
 from ouroboros.tree import TokenTree
 
-PREFILL_ALONE = 128  # a longer stretch is fed causally, without a dense mask, before the tree
+EngineName = Literal["auto", "eager", "static"]
+log = logging.getLogger(__name__)
 
 
 class CachedModel:
@@ -31,11 +36,19 @@ class CachedModel:
     `score`, and `busy_s` the seconds from a call's start to the arrival of its result; `predict`
     adds the part of them spent waiting for the result, `wait_s`, and the nodes `scored`.
 
+    `engine` "static" pads calls to fixed shapes and replays them as CUDA graphs, "eager" calls the
+    model as it is; "auto" is static on a GPU where the model can be captured, else eager.
+
     Raises `ValueError`, naming the reason, for architectures that cannot score a tree.
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, tokenizer=None, max_len: int | None = None
+        self,
+        model: PreTrainedModel,
+        *,
+        tokenizer=None,
+        max_len: int | None = None,
+        engine: EngineName = "auto",
     ) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
@@ -49,13 +62,13 @@ class CachedModel:
         self.device = facts.device
         self.dtype = facts.dtype
         self.cache = SlotCache(facts.layers)
+        self.engine = choose_engine(engine, self.model, facts, self.cache)
         self.tokens: list[int] = []
         self.calls = 0
         self.busy_s = 0.0
         self.wait_s = 0.0
         self.scored = 0
         self._tree: TokenTree | None = None
-        self._fed: list[int] = []
 
     @classmethod
     def from_pretrained(
@@ -88,8 +101,9 @@ class CachedModel:
     ) -> torch.Tensor:
         """Return the logits that follow the asked nodes, [len(rows), width]; changes the cache.
 
-        `tokens` is the whole sequence; its last token is the tree's root. `rows` defaults to
-        `tree.asked`. Ids that this model does not know are fed as id 0: only a draft meets them.
+        They live until the next call. `tokens` is the whole sequence; its last token is the tree's
+        root. `rows` defaults to `tree.asked`. Ids that this model does not know are fed as id 0:
+        only a draft meets them.
         """
         started = time.perf_counter()
         tokens = list(tokens)
@@ -102,23 +116,12 @@ class CachedModel:
                 f"{self.max_len}: shorten the prompt or max_new"
             )
         known = self._shared_prefix(tokens)
-        missing = tokens[known:-1]
         self.tokens, self._tree = tokens[:known], None  # true even if the call below fails
         self.cache.set_length(known)
-        self.cache.reserve(known + len(missing) + len(tree))
-        if len(missing) > PREFILL_ALONE and not tree.is_chain:
-            self._forward(missing, np.arange(known, known + len(missing)), None, [-1])
-            self.cache.set_length(known + len(missing))
-            known, missing = known + len(missing), []
-        base = known + len(missing)
-        positions = np.concatenate([np.arange(known, base), base + tree.depths()])
-        mask = None if tree.is_chain else self._mask(known, len(missing), tree)
         asked = tree.asked if rows is None else rows
-        logits = self._forward(
-            [*missing, *tree.tokens], positions, mask, [len(missing) + row for row in asked]
-        )
+        logits = self.engine.run(known, tokens[known:-1], tree, asked)
         self.tokens = tokens[:-1]
-        self._tree, self._base = tree, base
+        self._tree, self._base = tree, len(tokens) - 1
         self.calls += 1
         self.busy_s += time.perf_counter() - started
         return logits[:, : self.width]
@@ -135,6 +138,40 @@ class CachedModel:
         self.tokens = [*self.tokens, *(self._tree.tokens[node] for node in path)]
         self._tree = None
 
+    @torch.inference_mode()
+    def roll(self, tokens: Sequence[int], count: int, choose: Choose) -> list[int]:
+        """Return the `count` tokens that plain decoding puts after `tokens`: one call each, but one
+        wait for them all. Changes the cache, which then lacks the last of them.
+
+        `choose` must be blind to the text (`Choose.blind`), so that a token's choice can be fed on
+        the device before the host knows it.
+        """
+        length = len(tokens)
+        logits = self.score(tokens, TokenTree((tokens[-1],), (-1,)))
+        started = time.perf_counter()
+        self.accept([0])
+        drawn = [choose.scores(logits, tokens, ROOT).argmax(-1)]
+        for at in range(length, length + count - 1):
+            logits = self.engine.follow(at, drawn[-1])[:, : self.width]
+            self.cache.set_length(at + 1)
+            drawn.append(choose.scores(logits, range(at + 1), ROOT).argmax(-1))
+        handed_over = time.perf_counter()
+        new = torch.cat(drawn).tolist()
+        self.tokens += new[:-1]
+        ended = time.perf_counter()
+        self.calls += count - 1
+        self.scored += count
+        self.busy_s += ended - started
+        self.wait_s += ended - handed_over
+        return new
+
+    @torch.inference_mode()
+    def prepare(self, context: int) -> None:
+        """Do beforehand, from an empty cache, what calls on up to `context` tokens need once."""
+        self.tokens = []
+        self.cache.set_length(0)
+        self.engine.prepare(min(context, self.max_len))
+
     def _shared_prefix(self, tokens: list[int]) -> int:
         """Return how many leading tokens of the sequence, its last left out, are cached already."""
         cached, limit = self.tokens, min(len(self.tokens), len(tokens) - 1)
@@ -143,51 +180,26 @@ class CachedModel:
         pairs = zip(cached[:limit], tokens[:limit], strict=True)
         return next(i for i, (a, b) in enumerate(pairs) if a != b)
 
-    def _forward(
-        self, ids: list[int], positions: np.ndarray, mask, rows: Sequence[int]
-    ) -> torch.Tensor:
-        """One call of the model: [len(rows), vocab] logits at the given rows of `ids`."""
-        if self.vocab_size < 1 << 62 and max(ids) >= self.vocab_size:
-            ids = [i if i < self.vocab_size else 0 for i in ids]
-        packed = torch.from_numpy(np.stack([np.array(ids), positions])).to(
-            self.device, non_blocking=True
-        )
-        everything = len(rows) == len(ids)
-        last = len(rows) == 1 and rows[0] in (-1, len(ids) - 1)
-        keep = 0 if everything else 1 if last else torch.tensor(rows, device=self.device)
-        out = self.model(
-            input_ids=packed[:1],
-            position_ids=packed[1:],
-            attention_mask=mask,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=keep,
-        )
-        return out.logits[0]
 
-    def _mask(self, known: int, missing: int, tree: TokenTree):
-        """Return the additive mask [1, 1, queries, slots], or one by layer type."""
-        n, queries = len(tree), missing + len(tree)
-        base = known + missing
-        seen = np.zeros((queries, known + queries), dtype=bool)
-        seen[:, :known] = True
-        if missing:
-            seen[:missing, known:base] = np.tri(missing, dtype=bool)
-            seen[missing:, known:base] = True
-        seen[missing:, base : base + n] = tree.ancestors()
-        if self.sliding_window is None:
-            return self._additive(seen)
-        slots = np.concatenate([np.arange(base), base + tree.depths()])
-        near = slots[known:, None] - slots[None, :] < self.sliding_window
-        if near.all():
-            local = whole = self._additive(seen)
-        else:
-            whole, local = self._additive(seen), self._additive(seen & near)
-        if self.layer_types is None:
-            return local
-        return {"full_attention": whole, "sliding_attention": local}
-
-    def _additive(self, seen: np.ndarray) -> torch.Tensor:
-        visible = torch.from_numpy(seen).to(self.device, non_blocking=True)
-        mask = torch.zeros(visible.shape, dtype=self.dtype, device=self.device)
-        return mask.masked_fill_(~visible, torch.finfo(self.dtype).min)[None, None]
+def choose_engine(
+    name: EngineName, model: PreTrainedModel, facts: Facts, cache: SlotCache
+) -> Engine:
+    """Return the engine; see `CachedModel`. Raises `ValueError` for a name that is none."""
+    if name not in ("auto", "eager", "static"):
+        raise ValueError(f"engine {name!r} is not one of auto, eager, static")
+    if name == "static":
+        return Static(model, facts, cache)
+    devices = {weight.device for weight in model.parameters()}
+    if name == "auto" and facts.device.type == "cuda" and len(devices) == 1:
+        engine = Static(model, facts, cache)
+        try:
+            engine.run(0, [], TokenTree((0,), (-1,)), (0,))
+            return engine
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            log.warning(
+                "%s cannot be captured as a CUDA graph (%s); it runs without, more slowly",
+                type(model).__name__,
+                reason,
+            )
+    return Eager(model, facts, cache)

@@ -15,6 +15,7 @@ from ouroboros import CachedModel, Ouroboros, TokenTree
 from ouroboros.audit import WHOLE, Auditor, Case, well_ended
 from ouroboros.choose import Sampler, argmax
 from ouroboros.decode import decode
+from ouroboros.engine import Eager
 from ouroboros.processors import Processed
 from ouroboros.shift import least_shift
 
@@ -40,22 +41,40 @@ def model():
     return llama(dtype=torch.float32, num_hidden_layers=2)
 
 
-class WrongPosition(CachedModel):
-    """Branching trees are scored one position too far."""
+class Misengined(CachedModel):
+    """A model whose calls are made by another engine."""
 
+    made_by: type[Eager]
+
+    def __init__(self, model) -> None:
+        super().__init__(model, engine="eager")
+        self.engine = self.made_by(model, self.engine.facts, self.cache)
+
+
+class WrongPositions(Eager):
     def _forward(self, ids, positions, mask, rows):
         if mask is not None:
             positions = positions + (np.arange(len(positions)) > 0)
         return super()._forward(ids, positions, mask, rows)
 
 
-class ShiftedMask(CachedModel):
-    """Tree nodes do not see the last token that is cached."""
+class WrongPosition(Misengined):
+    """Branching trees are scored one position too far."""
 
+    made_by = WrongPositions
+
+
+class ShiftedMasks(Eager):
     def _mask(self, known, missing, tree):
         mask = super()._mask(known, missing, tree)
         mask[..., max(known + missing - 1, 0)] = torch.finfo(mask.dtype).min
         return mask
+
+
+class ShiftedMask(Misengined):
+    """Tree nodes do not see the last token that is cached."""
+
+    made_by = ShiftedMasks
 
 
 class DroppedSlot(CachedModel):
@@ -149,9 +168,12 @@ def test_without_a_bug_all_are_identical(model, choose, eos):
 
 
 def test_a_bug_that_plain_decoding_shares_is_found_in_the_reference(model):
-    class Off(CachedModel):
+    class Late(Eager):
         def _forward(self, ids, positions, mask, rows):
             return super()._forward(ids, positions + (len(ids) == 1), mask, rows)
+
+    class Off(Misengined):
+        made_by = Late
 
     prompt = PROMPTS[1]
     reference = decode(Off(model), Greedy(), prompt, max_new=MAX_NEW).new_tokens

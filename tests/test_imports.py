@@ -13,10 +13,13 @@ LAYERS: dict[str, set[str]] = {
     "trace": set(),
     "pool": set(),
     "cache": set(),
-    "attention": set(),
+    "kernels": set(),
+    "attention": {"kernels"},
     "support": {"cache"},
     "choose": {"tree"},
-    "model": {"attention", "cache", "support", "tree"},
+    "engine": {"cache", "support", "tree"},
+    "static": {"cache", "engine", "support", "tree"},
+    "model": {"attention", "cache", "choose", "engine", "static", "support", "tree"},
     "vocab": {"model"},
     "processors": {"choose", "tree"},
     "plainly": set(),
@@ -30,6 +33,7 @@ LAYERS: dict[str, set[str]] = {
     "standin": set(),
 }
 MODEL_SIDE = {
+    *("kernels", "engine", "static"),
     *("choose", "model", "cache", "attention", "support", "standin", "generate", "drafter"),
     *("processors", "plainly", "shift", "noise", "audit"),
 }

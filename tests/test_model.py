@@ -12,7 +12,8 @@ from transformers import DynamicCache, LlamaConfig, Phi3Config
 
 from ouroboros.cache import LayerShape, SlotCache
 from ouroboros.decode import RootOnly, decode
-from ouroboros.model import PREFILL_ALONE, CachedModel
+from ouroboros.engine import PREFILL_ALONE
+from ouroboros.model import CachedModel
 from ouroboros.tree import TokenTree
 
 FAMILIES = {"llama": llama, "gpt2": gpt2, "mistral": mistral, "gemma3": gemma3}
@@ -121,7 +122,7 @@ def test_the_cache_grows_by_doubling_and_forgets_nothing():
     model = llama()
     model.config.max_position_embeddings = 2048
     cached = CachedModel(copy.deepcopy(model))
-    cached.cache = SlotCache(list(cached.cache.groups), capacity=4)
+    cached.cache = cached.engine.cache = SlotCache(list(cached.cache.groups), capacity=4)
     tokens, seen = [5], {cached.cache.capacity}
     for _ in range(12):
         logits = cached.score(tokens, FORK)

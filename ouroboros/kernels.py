@@ -1,0 +1,203 @@
+"""Attention of a few tree nodes over a long cache, on a GPU.
+
+A call of few nodes has few query rows and many slots, so the work is spread over the slots: each
+program attends with the packed query heads of one key head over a part of the slots, and a second
+kernel joins the parts by their logarithms of sums (as flash decoding does, Dao et al. 2023,
+https://crfm.stanford.edu/2023/10/12/flashdecoding.html). Keys and values are read once, where they
+lie; the tree is an additive mask.
+
+Needs Triton, which comes with torch's CUDA builds. In its interpreter (TRITON_INTERPRET=1) the same
+code runs on a CPU.
+"""
+
+from __future__ import annotations
+
+import torch
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a CPU build of torch
+    triton = None
+
+SLOTS = 64  # slots that a program reads at a time
+MOST_ROWS = 64  # packed query rows of a program
+MOST_PARTS = 64
+HALF_TYPES = (torch.bfloat16, torch.float16)
+
+
+def fits(query: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> bool:
+    """Return whether `tree_attention` can serve a call: Triton, a GPU, an additive mask for all
+    heads, and widths that are powers of two."""
+    width = query.shape[-1]
+    return (
+        triton is not None
+        and query.is_cuda
+        and query.dtype in (*HALF_TYPES, torch.float32)
+        and len(query) == 1
+        and mask is not None
+        and mask.shape[:2] == (1, 1)
+        and mask.is_floating_point()
+        and width == value.shape[-1]
+        and 16 <= width <= 256
+        and width & (width - 1) == 0
+    )
+
+
+@torch.library.custom_op("ouroboros::tree_attention", mutates_args=())
+def tree_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Return [1, n, heads, width] for queries [1, heads, n, width], keys and values [1, kv_heads,
+    slots, width] and an additive mask [1, 1, n, slots]."""
+    _, heads, n, width = query.shape
+    kv_heads, slots = key.shape[1:3]
+    group = heads // kv_heads
+    packed = group * n
+    rows = min(MOST_ROWS, max(16, triton.next_power_of_2(packed)))
+    blocks = triton.cdiv(packed, rows)
+    parts = _parts(query.device, kv_heads * blocks, slots)
+    part = triton.cdiv(triton.cdiv(slots, parts), SLOTS) * SLOTS
+    kwargs = {"dtype": torch.float32, "device": query.device}
+    sums = torch.empty(parts, kv_heads, packed, width, **kwargs)
+    tops = torch.empty(parts, kv_heads, packed, **kwargs)
+    totals = torch.empty(parts, kv_heads, packed, **kwargs)
+    out = torch.empty(1, n, heads, width, dtype=query.dtype, device=query.device)
+    _attend[(kv_heads, blocks, parts)](
+        *(query, key, value, mask, sums, tops, totals, scale, n, slots, part, group, kv_heads),
+        *(query.stride(1), query.stride(2), key.stride(1), key.stride(2)),
+        *(value.stride(1), value.stride(2), mask.stride(2)),
+        WIDTH=width,
+        ROWS=rows,
+        SLOTS=SLOTS,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        num_warps=4,
+        num_stages=2,
+    )
+    _join[(kv_heads * packed,)](
+        *(sums, tops, totals, out, n, group, kv_heads, parts),
+        WIDTH=width,
+        PARTS=triton.next_power_of_2(parts),
+        num_warps=2,
+    )
+    return out
+
+
+@tree_attention.register_fake
+def _(query, key, value, mask, scale):
+    _, heads, n, width = query.shape
+    return query.new_empty(1, n, heads, width)
+
+
+def _parts(device: torch.device, programs: int, slots: int) -> int:
+    """Return into how many parts to cut the slots, so that every multiprocessor has work."""
+    processors = 132
+    if device.type == "cuda":
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+    wanted = triton.next_power_of_2(triton.cdiv(2 * processors, programs))
+    return max(1, min(wanted, MOST_PARTS, triton.cdiv(slots, 2 * SLOTS)))
+
+
+if triton is not None:
+
+    @triton.jit
+    def _attend(
+        query,
+        key,
+        value,
+        mask,
+        sums,
+        tops,
+        totals,
+        scale,
+        n,
+        slots,
+        part,
+        group,
+        kv_heads,
+        query_head,
+        query_row,
+        key_head,
+        key_slot,
+        value_head,
+        value_slot,
+        mask_row,
+        WIDTH: tl.constexpr,
+        ROWS: tl.constexpr,
+        SLOTS: tl.constexpr,
+        PRECISION: tl.constexpr,
+    ):
+        """One part of the slots for one block of one key head's packed rows (member x n + node)."""
+        head, block, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        row = block * ROWS + tl.arange(0, ROWS)
+        real = row < group * n
+        member, node = row // n, row % n
+        lane = tl.arange(0, WIDTH)
+        at_query = (head * group + member)[:, None] * query_head + node[:, None] * query_row
+        queries = tl.load(query + at_query + lane[None, :], mask=real[:, None], other=0.0)
+        top = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        weighted = tl.zeros([ROWS, WIDTH], tl.float32)
+        end = tl.minimum(which * part + part, slots)
+        for first in range(which * part, end, SLOTS):
+            slot = first + tl.arange(0, SLOTS)
+            inside = slot < end
+            keys = tl.load(
+                key + head * key_head + slot[:, None] * key_slot + lane[None, :],
+                mask=inside[:, None],
+                other=0.0,
+            )
+            bias = tl.load(
+                mask + node[:, None] * mask_row + slot[None, :],
+                mask=real[:, None] & inside[None, :],
+                other=0.0,
+            ).to(tl.float32)
+            scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale + bias
+            scores = tl.where(inside[None, :], scores, float("-inf"))
+            higher = tl.maximum(top, tl.max(scores, 1))
+            weights = tl.exp(scores - higher[:, None])
+            fade = tl.exp(top - higher)
+            values = tl.load(
+                value + head * value_head + slot[:, None] * value_slot + lane[None, :],
+                mask=inside[:, None],
+                other=0.0,
+            )
+            weighted = weighted * fade[:, None] + tl.dot(
+                weights.to(values.dtype), values, input_precision=PRECISION
+            )
+            total = total * fade + tl.sum(weights, 1)
+            top = higher
+        out = (which * kv_heads + head) * group * n + row
+        tl.store(sums + out[:, None] * WIDTH + lane[None, :], weighted, mask=real[:, None])
+        tl.store(tops + out, top, mask=real)
+        tl.store(totals + out, total, mask=real)
+
+    @triton.jit
+    def _join(
+        sums,
+        tops,
+        totals,
+        out,
+        n,
+        group,
+        kv_heads,
+        parts,
+        WIDTH: tl.constexpr,
+        PARTS: tl.constexpr,
+    ):
+        """Join the parts of one packed row, and write it where [n, heads, width] wants it."""
+        which = tl.program_id(0)
+        head, row = which // (group * n), which % (group * n)
+        part = tl.arange(0, PARTS)
+        there = part < parts
+        lane = tl.arange(0, WIDTH)
+        at = part * kv_heads * group * n + which
+        top = tl.load(tops + at, mask=there, other=float("-inf"))
+        weights = tl.exp(top - tl.max(top, 0))
+        total = tl.sum(weights * tl.load(totals + at, mask=there, other=0.0), 0)
+        weighted = tl.load(
+            sums + at[:, None] * WIDTH + lane[None, :], mask=there[:, None], other=0.0
+        )
+        result = tl.sum(weighted * weights[:, None], 0) / total
+        to = (row % n) * kv_heads * group + head * group + row // n
+        tl.store(out + to * WIDTH + lane, result.to(out.dtype.element_ty))

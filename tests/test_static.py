@@ -1,0 +1,128 @@
+"""Calls of fixed shapes give what calls of exact shapes give: padding is never seen."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from tiny import VOCAB, RandomDrafter, gemma3, gpt2, llama, mistral
+
+from baselines import Speculative
+from ouroboros.choose import Sampler, argmax
+from ouroboros.decode import RootOnly, decode, extend
+from ouroboros.model import CachedModel
+from ouroboros.static import NODES, Blocks, Static, padded_nodes, padded_slots
+from ouroboros.tree import TokenTree
+
+FAMILIES = [llama, mistral, gemma3, gpt2]
+CHOICES = [argmax, Sampler(temperature=0.8, seed=3)]
+
+
+def random_tree(rng: random.Random, root: int, nodes: int) -> TokenTree:
+    parents = [-1, *(rng.randrange(node) for node in range(1, nodes))]
+    tokens = [root, *(rng.randrange(VOCAB) for _ in range(nodes - 1))]
+    return TokenTree(tuple(tokens), tuple(parents))
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.__name__)
+def test_every_call_equals_the_eager_one(family):
+    """Random trees of every padding, grown, cut back and begun anew."""
+    model, rng, tokens = family(), random.Random(1), [1]
+    eager, static = CachedModel(model, engine="eager"), CachedModel(model, engine="static")
+    for _ in range(40):
+        tree = random_tree(rng, tokens[-1], rng.randint(1, 20)).pruned(eager.max_len - len(tokens))
+        expected, found = eager.score(tokens, tree), static.score(tokens, tree)
+        torch.testing.assert_close(found, expected)
+        path = tree.longest_match(expected.argmax(-1).tolist())
+        for cached in (eager, static):
+            cached.accept(path)
+        tokens = [*tokens, *(tree.tokens[n] for n in path[1:]), int(expected[path[-1]].argmax())]
+        if len(tokens) > 40 or rng.random() < 0.1:
+            tokens = tokens[: rng.randint(1, len(tokens))]
+
+
+@pytest.mark.parametrize("missing", [0, 1, NODES[-1] - 4, NODES[-1] - 3, NODES[-1], 700])
+def test_prompts_of_any_length_go_in_by_calls_of_the_largest_size(missing):
+    model = llama(max_position_embeddings=2048, num_hidden_layers=2)
+    tokens = [rng % VOCAB for rng in range(missing + 1)]
+    tree = TokenTree((tokens[-1], 3, 5, 3), (-1, 0, 0, 2))
+    eager, static = CachedModel(model, engine="eager"), CachedModel(model, engine="static")
+    torch.testing.assert_close(static.score(tokens, tree), eager.score(tokens, tree))
+    assert static.calls == 1
+
+
+@pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
+@pytest.mark.parametrize("seed", range(5))
+def test_any_drafter_is_lossless(choose, seed):
+    model = llama(seed=seed)
+    plain = decode(CachedModel(model), RootOnly(), [1, 2, 3], max_new=30, choose=choose)
+    static = CachedModel(model, engine="static")
+    drafter = RandomDrafter(plain.tokens, seed=seed)
+    drafted = decode(static, drafter, [1, 2, 3], max_new=30, choose=choose)
+    assert drafted.tokens == plain.tokens
+
+
+@pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
+@pytest.mark.parametrize("engine", ["eager", "static"])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.__name__)
+def test_a_roll_is_plain_decoding_with_one_wait(family, engine, choose):
+    model, tokens = family(), [1, 2, 3]
+    plain = [*tokens]
+    stepwise = CachedModel(model, engine="eager")
+    steps = list(extend(stepwise, RootOnly(), plain, 9, choose=choose))
+    rolled = CachedModel(model, engine=engine)
+    assert rolled.roll(tokens, 9, choose) == plain[3:]
+    assert rolled.tokens == stepwise.tokens == plain[:-1]
+    assert rolled.cache.length == len(plain) - 1
+    assert (rolled.calls, rolled.scored) == (len(steps), 9)
+
+
+@pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
+@pytest.mark.parametrize("engine", ["eager", "static"])
+def test_speculation_with_rolled_drafts_counts_as_before(engine, choose, monkeypatch):
+    target, draft = llama(num_hidden_layers=2), llama(seed=1)
+
+    def run() -> tuple:
+        drafter = Speculative(CachedModel(draft, engine=engine), gamma=4)
+        trace = decode(
+            CachedModel(target, engine=engine), drafter, [1, 2], max_new=40, choose=choose
+        )
+        return trace.tokens, [(s.drafted, s.accepted, s.draft_calls) for s in trace.steps]
+
+    rolled = run()
+    monkeypatch.setattr(type(choose), "blind", False)
+    assert run() == rolled
+
+
+def test_a_growing_cache_keeps_what_it_holds():
+    model = llama(max_position_embeddings=4096)
+    static = CachedModel(model, engine="static")
+    tokens = [1] * 600
+    static.score(tokens, TokenTree((1,), (-1,)))
+    static.accept([0])
+    longer = [*tokens, *[2] * 1500]
+    expected = CachedModel(model, engine="eager").score(longer, TokenTree((2,), (-1,)))
+    torch.testing.assert_close(static.score(longer, TokenTree((2,), (-1,))), expected)
+
+
+def test_paddings_cover_every_size_with_little_waste():
+    for count in range(1, 3000):
+        assert count <= padded_nodes(count) <= max(2 * count, count + NODES[-1])
+        assert count <= padded_slots(count) <= max(256, 1.5 * count)
+
+
+def test_compiled_blocks_leave_the_model_as_it_was():
+    model = llama(num_hidden_layers=3)
+    plain = list(model.model.layers)
+    eager, static = CachedModel(model, engine="eager"), CachedModel(model, engine="static")
+    assert isinstance(static.engine, Static)
+    static.engine.blocks = Blocks(model, backend="eager")
+    tree = TokenTree((2, 3, 4), (-1, 0, 0))
+    torch.testing.assert_close(static.score([1, 2], tree), eager.score([1, 2], tree))
+    assert list(model.model.layers) == plain
+
+
+def test_an_unknown_engine_is_refused():
+    with pytest.raises(ValueError, match="auto, eager, static"):
+        CachedModel(llama(), engine="fast")  # type: ignore[arg-type]
