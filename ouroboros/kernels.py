@@ -58,11 +58,10 @@ def tree_attention(
     blocks = triton.cdiv(packed, rows)
     parts = _parts(query.device, kv_heads * blocks, slots)
     part = triton.cdiv(triton.cdiv(slots, parts), SLOTS) * SLOTS
-    kwargs = {"dtype": torch.float32, "device": query.device}
-    sums = torch.empty(parts, kv_heads, packed, width, **kwargs)
-    tops = torch.empty(parts, kv_heads, packed, **kwargs)
-    totals = torch.empty(parts, kv_heads, packed, **kwargs)
-    out = torch.empty(1, n, heads, width, dtype=query.dtype, device=query.device)
+    sums = query.new_empty(parts, kv_heads, packed, width, dtype=torch.float32)
+    tops = query.new_empty(parts, kv_heads, packed, dtype=torch.float32)
+    totals = torch.empty_like(tops)
+    out = query.new_empty(1, n, heads, width)
     _attend[(kv_heads, blocks, parts)](
         *(query, key, value, mask, sums, tops, totals, scale, n, slots, part, group, kv_heads),
         *(query.stride(1), query.stride(2), key.stride(1), key.stride(2)),
