@@ -14,12 +14,13 @@ LAYERS: dict[str, set[str]] = {
     "pool": set(),
     "cache": set(),
     "attention": set(),
-    "support": {"cache"},
+    "quantised": set(),
+    "support": {"cache", "quantised"},
     "choose": {"tree"},
     "model": {"attention", "cache", "support", "tree"},
     "vocab": {"model"},
     "processors": {"choose", "tree"},
-    "plainly": set(),
+    "plainly": {"quantised"},
     "shift": set(),
     "noise": set(),
     "audit": {"choose", "model", "noise", "plainly", "shift", "tree"},
@@ -27,11 +28,11 @@ LAYERS: dict[str, set[str]] = {
     "lookahead": {"choose", "model", "pool", "tree"},
     "drafter": {"choose", "decode", "lookahead", "model", "pool", "tree"},
     "generate": {"choose", "decode", "drafter", "lookahead", "model", "processors", "vocab"},
-    "standin": set(),
+    "standin": {"quantised"},
 }
 MODEL_SIDE = {
     *("choose", "model", "cache", "attention", "support", "standin", "generate", "drafter"),
-    *("processors", "plainly", "shift", "noise", "audit"),
+    *("processors", "plainly", "quantised", "shift", "noise", "audit"),
 }
 
 
