@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -64,6 +65,11 @@ SPACES: dict[str, dict[str, list]] = {
         "num_assistant_tokens_schedule": ["constant", "heuristic"],
         "assistant_confidence_threshold": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7],
     },
+    "hf_assisted_constant": {"num_assistant_tokens": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 20]},
+    "hf_prompt_lookup": {
+        "prompt_lookup_num_tokens": [1, 2, 3, 4, 6, 8, 10, 15],
+        "max_matching_ngram_size": [1, 2, 3, 4, 5],
+    },
 }
 
 
@@ -94,8 +100,10 @@ class Trial:
 
 
 def draw(decoder: str, count: int, seed: int) -> list[Trial]:
-    """Return the configured settings ({}) and `count - 1` different random ones."""
+    """Return the configured settings ({}) and `count - 1` different random ones, or as many as
+    there are."""
     rng, space = random.Random(f"{seed}-{decoder}"), SPACES[decoder]
+    count = min(count, 1 + math.prod(map(len, space.values())))
     trials = [Trial(decoder, {})]
     seen = {trials[0].name}
     while len(trials) < count:

@@ -1,12 +1,14 @@
 """Every config composes, and the bench script runs end to end on a tiny pair."""
 
 import json
+import math
 import sys
 from pathlib import Path
 
 import bench
 import building
 import pytest
+import tune
 from bench_models import byte_tokenizer, tiny_pair
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -60,6 +62,13 @@ def test_every_task_composes_and_has_examples_to_try(name):
     task, examples = bench.build_task(options["task"])
     assert get_class(options["task"]["_target_"]).name == task.name == name
     assert len(examples) >= 4
+
+
+@pytest.mark.parametrize("name", tune.SPACES)
+def test_tuning_ends_where_a_space_is_small(name):
+    trials = tune.draw(name, 60, 0)
+    assert len(trials) == min(60, 1 + math.prod(map(len, tune.SPACES[name].values())))
+    assert len({trial.name for trial in trials}) == len(trials) and not trials[0].settings
 
 
 @pytest.mark.parametrize("name", names("decoder"))
