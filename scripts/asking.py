@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import sys
@@ -11,8 +12,10 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+CONF = Path(__file__).resolve().parents[1] / "conf"
 CALLERS = (ValueError, TypeError, OSError, HydraException, OmegaConfBaseException)
 
 
@@ -53,8 +56,28 @@ def guarded(job: Callable[[], int]) -> None:
 
 def one_line(error: BaseException) -> str:
     """Return an error's message without its line breaks and Hydra's list of search paths, and with
-    the remedy where Hydra gives none."""
+    the names there are where one of an option or a config is not among them."""
     text = str(error).strip() or type(error).__name__
     text = " ".join(text.split("Config search path")[0].split())
-    group = re.search(r"Could not load '([\w/]+)/[^/']*'", text)
-    return f"{text} The names are those of the files in conf/{group[1]}." if group else text
+    option = re.search(r"Could not override '([^']+)'", text)
+    if option:
+        return unknown_option(option[1], getattr(error.__cause__, "parent_node", None))
+    config = re.search(r"Could not (?:load|find) '([\w/]+)/([^/']*)'", text)
+    return unknown_config(config[1], config[2]) if config else text
+
+
+def unknown_option(name: str, parent: object) -> str:
+    """Return one line about an option that its config lacks; `parent` is the part of it where it
+    was looked for, if it is known."""
+    known = sorted(map(str, parent)) if isinstance(parent, DictConfig) else []
+    known = [key for key in known if key not in ("_target_", "hydra")]
+    near = difflib.get_close_matches(name.rsplit(".", 1)[-1], known, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    there = f"; those there: {', '.join(known)}" if known else ""
+    return f"there is no option {name}{hint}{there}; +{name}=... adds one where any may be"
+
+
+def unknown_config(group: str, name: str) -> str:
+    """Return one line about a config that a group lacks."""
+    known = sorted(path.stem for path in (CONF / group).glob("[!_]*.yaml"))
+    return f"there is no {group}={name}; choose among {', '.join(known)}"

@@ -5,6 +5,7 @@ import math
 import sys
 from pathlib import Path
 
+import asking
 import bench
 import building
 import pytest
@@ -12,6 +13,7 @@ import tune
 from bench_models import byte_tokenizer, tiny_pair
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 
@@ -274,6 +276,21 @@ def test_parts_of_one_run_are_joined_by_the_report(run_bench, saved_pair):
     assert whole.run["samples_wanted"] == 6
     code, _, err = run_bench(*common, "part=2/2", "results_dir=parts/000")
     assert code == 2 and "parts/000" in err
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("decoder=[greedy,nope]", "there is no decoder=nope; choose among greedy, hf_assisted, "),
+        ("task=nope", "there is no task=nope; choose among cnndm, gsm8k, "),
+        ("task.limt=3", "no option task.limt (did you mean limit?); those there: execute_code, "),
+        ("nope=1", "there is no option nope; those there: audit, "),
+    ],
+)
+def test_a_mistyped_name_is_told_with_those_there_are(override, says):
+    with pytest.raises(HydraException) as error:
+        composed(override)
+    assert says in asking.one_line(error.value)
 
 
 @pytest.mark.parametrize(
