@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
+SOME_FAILED = 3  # the exit code of a run of which some samples failed
 CALLERS = (ValueError, TypeError, OSError, HydraException, OmegaConfBaseException)
 
 
@@ -41,7 +42,8 @@ def told_in_one_line(main: Callable[[], None]) -> None:
 def guarded(job: Callable[[], int]) -> None:
     """Run one job and exit with its code; an error of the caller's is one line and code 2.
 
-    In a sweep the other jobs go on, and the first error is told again at the end.
+    In a sweep the other jobs go on, after failed samples too, and the first error is told again at
+    the end.
     """
     try:
         code = job()
@@ -50,7 +52,7 @@ def guarded(job: Callable[[], int]) -> None:
             raise
         print(f"error: {one_line(error)}", file=sys.stderr)
         code = 2
-    if code:
+    if code and not (code == SOME_FAILED and HydraConfig.get().mode == RunMode.MULTIRUN):
         sys.exit(code)
 
 

@@ -205,6 +205,18 @@ def test_bench_end_to_end(run_bench, saved_pair):
     assert "overwrite=true" in err.splitlines()[-1] and "Traceback" not in err
 
 
+def test_failed_samples_are_said_last_and_named_when_measured_anew(run_bench, monkeypatch):
+    options = ["decoder=greedy", "+decoder.moody._target_=test_survival.Moody", "task.limit=2"]
+    options += ["max_new=4", "audit=none", "results_dir=moody"]
+    code, out, err = run_bench(*options)
+    assert code == 3 and json.loads(out.splitlines()[-1])["finished"]
+    last = err.splitlines()[-1]
+    assert last == "1 of 4 samples failed: retry_failed=true measures them anew"
+    monkeypatch.setattr("test_survival.Moody.bad", False)
+    code, _, err = run_bench(*options, "retry_failed=true")
+    assert code == 0 and "measuring what failed anew: moody on HumanEval/0\n" in err
+
+
 @pytest.mark.parametrize("name", names("experiment"))
 def test_every_experiment_has_a_rehearsal(name, run_bench, saved_pair):
     options = ["rehearsal=cpu", "task.limit=1", "max_new=3", "threads=1", "hydra.mode=RUN"]
