@@ -28,11 +28,12 @@ LAYERS: dict[str, set[str]] = {
     "lookahead": {"choose", "model", "pool", "tree"},
     "drafter": {"choose", "decode", "lookahead", "model", "pool", "tree"},
     "generate": {"choose", "decode", "drafter", "lookahead", "model", "processors", "vocab"},
+    "custom": {"choose", "decode", "generate", "model", "processors"},
     "standin": {"quantised"},
 }
 MODEL_SIDE = {
     *("choose", "model", "cache", "attention", "support", "standin", "generate", "drafter"),
-    *("processors", "plainly", "quantised", "shift", "noise", "audit"),
+    *("custom", "processors", "plainly", "quantised", "shift", "noise", "audit"),
 }
 
 
