@@ -113,7 +113,7 @@ def footnote(run: Mapping) -> str:
     """Return one line: host and versions."""
     versions = run["provenance"]["versions"]
     hosts = (
-        f"{m['cpu']}, {_counted(m['cores'], 'core')}, {_counted(m['threads'], 'thread')}"
+        f"{m['cpu']}, {m['cores']} cores, {m['threads']} thread{'s' * (m['threads'] > 1)}"
         for m in _machines(run)
     )
     parts = f"{run['parts']} parts, merged; " if run.get("parts", 1) > 1 else ""
@@ -121,10 +121,6 @@ def footnote(run: Mapping) -> str:
         f"{parts}{' + '.join(dict.fromkeys(hosts))}; "
         f"torch {versions['torch']}, transformers {versions['transformers']}"
     )
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def headline(summary: Mapping) -> dict:
