@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ouroboros.choose import Choose, argmax
 from ouroboros.model import CachedModel
@@ -56,6 +56,31 @@ class RootOnly:
         """Nothing to learn."""
 
 
+class Spent(NamedTuple):
+    """What a model has been used for so far; nothing where there is no model."""
+
+    calls: int = 0
+    scored: int = 0
+    busy_s: float = 0.0
+    wait_s: float = 0.0
+
+    @classmethod
+    def of(cls, model: CachedModel | None) -> Spent:
+        """Read a model's counters."""
+        if model is None:
+            return cls()
+        return cls(model.calls, model.scored, model.busy_s, model.wait_s)
+
+    def since(self, before: Spent) -> Spent:
+        """Return what came after `before`."""
+        return Spent(
+            self.calls - before.calls,
+            self.scored - before.scored,
+            self.busy_s - before.busy_s,
+            self.wait_s - before.wait_s,
+        )
+
+
 def predict(
     model: CachedModel, tokens: Sequence[int], tree: TokenTree, choose: Choose
 ) -> list[int]:
@@ -63,7 +88,10 @@ def predict(
     logits = model.score(tokens, tree)
     started = time.perf_counter()
     asked = choose(logits, tokens, tree)
-    model.busy_s += time.perf_counter() - started
+    waited = time.perf_counter() - started
+    model.busy_s += waited
+    model.wait_s += waited
+    model.scored += len(tree)
     if len(asked) == len(tree):
         return asked
     chosen = [-1] * len(tree)
@@ -89,15 +117,12 @@ def extend(
     left = min(max_new, model.max_len - len(tokens) + 1)
     small = getattr(drafter, "draft", None)
     while left > 0:
-        start, small_calls, small_s = time.perf_counter(), 0, 0.0
-        if small is not None:
-            small_calls, small_s = small.calls, small.busy_s
+        start, before = time.perf_counter(), Spent.of(small)
         tree = drafter.propose(tokens, left).pruned(model.max_len - len(tokens))
-        if small is not None:
-            small_calls, small_s = small.calls - small_calls, small.busy_s - small_s
-        busy = model.busy_s
+        drafting = Spent.of(small).since(before)
+        before = Spent.of(model)
         chosen = predict(model, tokens, tree, choose)
-        verify_s = model.busy_s - busy
+        verifying = Spent.of(model).since(before)
         path = tree.longest_match(chosen)
         sources = _sources(tree, path)
         fresh = [*(tree.tokens[node] for node in path[1:]), chosen[path[-1]]]
@@ -112,11 +137,13 @@ def extend(
             scored=len(tree),
             accepted=len(path) - 1,
             new=len(fresh),
-            draft_calls=small_calls,
+            draft_calls=drafting.calls,
             sources=sources[: len(fresh)],
-            draft_s=small_s,
-            verify_s=verify_s,
-            host_s=time.perf_counter() - start - small_s - verify_s,
+            draft_s=drafting.busy_s,
+            verify_s=verifying.busy_s,
+            host_s=time.perf_counter() - start - drafting.busy_s - verifying.busy_s,
+            wait_s=drafting.wait_s + verifying.wait_s,
+            draft_scored=drafting.scored,
         )
 
 

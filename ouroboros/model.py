@@ -28,7 +28,8 @@ class CachedModel:
     """A causal LM that scores token trees.
 
     `tokens` are exactly the tokens whose keys and values are cached. `calls` counts calls of
-    `score`, and `busy_s` the seconds from a call's start to the arrival of its result.
+    `score`, and `busy_s` the seconds from a call's start to the arrival of its result; `predict`
+    adds the part of them spent waiting for the result, `wait_s`, and the nodes `scored`.
 
     Raises `ValueError`, naming the reason, for architectures that cannot score a tree.
     """
@@ -51,6 +52,8 @@ class CachedModel:
         self.tokens: list[int] = []
         self.calls = 0
         self.busy_s = 0.0
+        self.wait_s = 0.0
+        self.scored = 0
         self._tree: TokenTree | None = None
         self._fed: list[int] = []
 

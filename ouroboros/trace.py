@@ -18,7 +18,9 @@ class StepRecord:
     was cut). `sources` names who proposed each new token; the target's own is "correction" where
     the draft went on otherwise, "bonus" after a draft that matched to its end, else "target".
     `draft_s` is time in the draft model and `verify_s` in the target, each up to the arrival of its
-    result; `host_s` is the rest of the step.
+    result; `host_s` is the rest of the step. Of the time in both models, `wait_s` ran from the
+    hand-over of a call to its result (on a CPU that is only the choice of tokens). `draft_scored`
+    counts the nodes of all draft calls.
     """
 
     drafted: int
@@ -30,6 +32,8 @@ class StepRecord:
     draft_s: float
     verify_s: float
     host_s: float
+    wait_s: float = 0.0
+    draft_scored: int = 0
 
 
 @dataclass

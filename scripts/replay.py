@@ -2,7 +2,7 @@
 
     python scripts/replay.py recording=results/local/x "decoder=[speculative,prompt_lookup]"
     python scripts/replay.py recording=texts.jsonl model=hf model.target=<id> model.draft=<id>
-    python scripts/replay.py recording=results/local/x cost=curve.yaml decoder.speculative.gamma=4
+    python scripts/replay.py recording=results/local/x cost=costs.json decoder.speculative.gamma=4
 
 A recording is a results folder, a file of `ouroboros.bench.recording`, or another engine's JSONL of
 "prompt" and "completion". Counts are those of a live run in the same dtype for drafters that learn
@@ -36,7 +36,7 @@ from tqdm import tqdm
 from ouroboros import vocab
 from ouroboros.bench import metrics
 from ouroboros.bench.conversation import Answers
-from ouroboros.bench.curve import CostCurve
+from ouroboros.bench.costs import Costs
 from ouroboros.bench.options import check_whole
 from ouroboros.bench.pair import Pair, load_draft, load_tokenizer
 from ouroboros.bench.prompt import prompt_ids
@@ -70,7 +70,7 @@ def replay_all(cfg: DictConfig) -> int:
     spec = build_spec(config["model"])
     tokenizer = load_tokenizer(spec)
     tapes = load_tapes(config, tokenizer)
-    curve = load_curve(config["cost"])
+    costs = load_costs(config["cost"])
     target = RecordedTarget(next(iter(tapes.values())), tokenizer=tokenizer)
     draft = load_draft(spec) if wants_draft(config["decoder"]) else None
     if draft is not None:
@@ -83,7 +83,7 @@ def replay_all(cfg: DictConfig) -> int:
         name: replayed(name, drafter, tapes[name], tokenizer, max_new=config["max_new"])
         for name, drafter in drafters.items()
     }
-    rows = {name: row(found[name], tapes[name], curve, config["max_new"]) for name in found}
+    rows = {name: row(found[name], tapes[name], costs, config["max_new"]) for name in found}
     write(config["results_dir"], rows, found)
     table = [{"decoder": name, **values} for name, values in rows.items()]
     print(tabulate(table, headers="keys", floatfmt=".3f", missingval="-"))
@@ -136,16 +136,16 @@ def prompts(options: dict, folder: ResultsFolder, tokenizer) -> Callable[[str, i
     return prompt_of
 
 
-def load_curve(cost: str | None) -> CostCurve | None:
-    """Return the cost curve of a file, or of a folder's timed samples."""
+def load_costs(cost: str | None) -> Costs | None:
+    """Return the costs in a file, or those of a folder's timed samples."""
     if cost is None:
         return None
     if not Path(cost).is_dir():
-        return CostCurve.load(Path(cost))
+        return Costs.load(Path(cost))
     folder = ResultsFolder(cost)
     if not folder.load_run().get("timing", True):
         raise ValueError(f"cost={cost} was run with timing=false: give a folder that was timed")
-    return CostCurve.measured([s for s in folder.load_samples() if not s.error])
+    return Costs.measured([s for s in folder.load_samples() if not s.error])
 
 
 def replayed(name: str, drafter, tape: Tape, tokenizer, *, max_new: int | None) -> list[Sample]:
@@ -166,8 +166,8 @@ def replayed(name: str, drafter, tape: Tape, tokenizer, *, max_new: int | None) 
     return samples
 
 
-def row(samples: list[Sample], tape: Tape, curve: CostCurve | None, max_new: int | None) -> dict:
-    """Return counts, and with a curve the predicted milliseconds per token and the speedup over a
+def row(samples: list[Sample], tape: Tape, costs: Costs | None, max_new: int | None) -> dict:
+    """Return counts, and with costs the predicted milliseconds per token and the speedup over a
     decoder that drafts nothing."""
     steps = metrics.steps_of(samples)
     tokens = sum(len(sample.new_tokens) for sample in samples)
@@ -180,11 +180,20 @@ def row(samples: list[Sample], tape: Tape, curve: CostCurve | None, max_new: int
         "draft_calls_per_token": metrics.draft_calls_per_token(steps),
         "calls_per_token": metrics.calls_per_token(steps),
     }
-    if curve is not None and tokens:
-        plain = [replay(RootOnly(), tape, r, max_new=max_new).steps for r in tape.runs]
-        ours_ms = sum(curve.run_ms(sample.steps) for sample in samples)
+    if costs is not None and tokens:
+        plain_ms = sum(
+            costs.run_ms(
+                replay(RootOnly(), tape, r, max_new=max_new).steps,
+                prompt_tokens=len(r.prompt),
+                decoder="greedy",
+            )
+            for r in tape.runs
+        )
+        ours_ms = sum(
+            costs.run_ms(s.steps, prompt_tokens=s.prompt_tokens, decoder=s.decoder) for s in samples
+        )
         values["predicted_ms_per_token"] = ours_ms / tokens
-        values["predicted_speedup"] = sum(map(curve.run_ms, plain)) / ours_ms
+        values["predicted_speedup"] = plain_ms / ours_ms
     return values
 
 

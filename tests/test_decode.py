@@ -9,8 +9,21 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import CONTEXT, VOCAB, RandomDrafter, cut, gemma3, gpt2, llama, mistral, plain, prompt_of
+from tiny import (
+    CONTEXT,
+    VOCAB,
+    RandomDrafter,
+    cut,
+    gemma3,
+    gpt2,
+    llama,
+    mistral,
+    noisy,
+    plain,
+    prompt_of,
+)
 
+from baselines import Speculative
 from ouroboros.choose import Sampler, argmax
 from ouroboros.decode import RootOnly, decode, extend, predict, stream
 from ouroboros.model import CachedModel
@@ -301,3 +314,24 @@ def test_a_trace_survives_json(pair):
 def test_what_cannot_be_decoded_is_refused(pair, prompt, max_new, reason):
     with pytest.raises(ValueError, match=reason):
         decode(pair[1], RootOnly(), prompt, max_new=max_new)
+
+
+def test_waiting_is_a_part_of_the_time_in_both_models():
+    target = CachedModel(llama())
+    draft = CachedModel(noisy(target.model))
+    drafter = Speculative(draft, gamma=3)
+    trace = decode(target, drafter, prompt_of(9), max_new=12)
+    for step in trace.steps:
+        assert 0 < step.wait_s <= step.draft_s + step.verify_s
+    waited = target.wait_s + draft.wait_s
+    assert sum(step.wait_s for step in trace.steps) == pytest.approx(waited)
+    assert sum(step.draft_scored for step in trace.steps) == draft.scored == draft.calls
+    assert sum(step.scored for step in trace.steps) == target.scored
+
+
+def test_a_trace_without_waits_still_loads():
+    trace = decode(CachedModel(llama()), RootOnly(), prompt_of(9), max_new=2)
+    old = trace.to_dict()
+    for step in old["steps"]:
+        del step["wait_s"], step["draft_scored"]
+    assert [step.wait_s for step in DecodeTrace.from_dict(old).steps] == [0.0, 0.0]

@@ -1,4 +1,4 @@
-"""scripts/replay.py end to end on a tiny pair: a folder, a text, a cost curve, and refusals."""
+"""scripts/replay.py end to end on a tiny pair: a folder, a text, costs, and refusals."""
 
 import importlib.util
 import json
@@ -42,9 +42,9 @@ def test_a_results_folder_is_replayed_and_its_time_predicted(run_bench, run_repl
     names = "decoder=[greedy,speculative,prompt_lookup,lookahead]"
     assert run_bench(names, *TINY, "record_predictions=true", "results_dir=live")[0] == 0
     live = json.loads((saved_pair / "live" / "summary.json").read_text())["decoders"]
-    (saved_pair / "curve.yaml").write_text("verify_ms: {1: 10, 99: 20}\ndraft_ms: 1\n")
+    (saved_pair / "costs.yaml").write_text("verify_ms: {1: 10, 99: 20}\ndraft_ms: 1\n")
     code, document, err = run_replay(
-        names, "recording=live", "cost=curve.yaml", "results_dir=replayed"
+        names, "recording=live", "cost=costs.yaml", "results_dir=replayed"
     )
     assert code == 0, err
     for name, row in document["decoders"].items():
@@ -77,7 +77,7 @@ def test_another_engines_text_is_replayed(run_replay, saved_pair):
         (["recording=target"], "not a results folder"),
         (["recording=one.jsonl", "decoder=[lookahead]"], "Lookahead learns from"),
         (["recording=one.jsonl", "decoder=[hf_greedy]"], "HFGenerate is another engine"),
-        (["recording=one.jsonl", "cost=none.yaml"], "cannot read the cost curve"),
+        (["recording=one.jsonl", "cost=none.yaml"], "cannot read the costs"),
     ],
 )
 def test_mistakes_are_one_line(run_replay, saved_pair, overrides, says):

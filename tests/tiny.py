@@ -204,6 +204,8 @@ class TableModel:
         self.width = vocab
         self.calls = 0
         self.busy_s = 0.0
+        self.wait_s = 0.0
+        self.scored = 0
 
     def row(self, tokens: Sequence[int]) -> torch.Tensor:
         """The logits that follow `tokens`, [width]."""

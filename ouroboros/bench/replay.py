@@ -35,6 +35,8 @@ class RecordedTarget:
         self.tokens: list[int] = []
         self.calls = 0
         self.busy_s = 0.0
+        self.wait_s = 0.0
+        self.scored = 0
 
     def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
         """Return no logits at all: the choice is looked up."""

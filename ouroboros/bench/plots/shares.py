@@ -39,7 +39,7 @@ def time_shares(summary: Mapping) -> Figure | None:
     with style.looks():
         figure = new_figure(2.0 + 0.42 * len(rows))
         axes = figure.add_subplot()
-        _stack(axes, list(rows), parts, PHASES, totals=per_token)
+        stack(axes, list(rows), parts, PHASES, totals=per_token)
         for place, ms in enumerate(per_token):
             axes.text(ms + 0.01 * max(per_token), place, f"{ms:.1f} ms", va="center", fontsize=9)
         axes.set_xlim(0, 1.12 * max(per_token))
@@ -70,7 +70,7 @@ def source_shares(summary: Mapping) -> Figure | None:
     with style.looks():
         figure = new_figure(2.3 + 0.42 * len(rows))
         axes = figure.add_subplot()
-        _stack(axes, list(rows), parts, marks, totals=[1.0] * len(rows))
+        stack(axes, list(rows), parts, marks, totals=[1.0] * len(rows))
         axes.set_xlim(0, 1)
         axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         head(axes, "Who proposed the tokens")
@@ -79,7 +79,7 @@ def source_shares(summary: Mapping) -> Figure | None:
     return figure
 
 
-def _stack(
+def stack(
     axes: Axes,
     names: Sequence[str],
     parts: Mapping[str, Sequence[float]],

@@ -119,7 +119,7 @@ def title(figure: Figure, text: str) -> None:
     its parts."""
     whole = text.replace(" ", HARD_SPACE).replace(f"{HARD_SPACE}·{HARD_SPACE}", f"{HARD_SPACE}· ")
     figure.suptitle(
-        "\n".join(textwrap.wrap(whole, 110, break_on_hyphens=False)),
+        "\n".join(textwrap.wrap(whole, 104, break_on_hyphens=False)),
         x=0.01,
         ha="left",
         fontsize=11.5,
