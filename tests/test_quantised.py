@@ -17,6 +17,7 @@ from baselines import Speculative
 from ouroboros import CachedModel, Ouroboros, standin
 from ouroboros.audit import Auditor, Case
 from ouroboros.bench.pair import PairSpec, load_pair
+from ouroboros.bench.timing import footprint
 from ouroboros.choose import argmax
 from ouroboros.decode import RootOnly, decode
 from ouroboros.plainly import recast
@@ -157,6 +158,14 @@ def test_a_quantised_standin_computes_its_quantised_core(config):
     share = standin.bytes_of(quantise(half, config)) / standin.bytes_of(half)
     assert 0.5 < share < 0.6
     assert max(len(prompt) for prompt in PROMPTS) + MAX_NEW <= CONTEXT
+
+
+def test_a_profile_counts_the_bytes_that_are_stored(config):
+    original, model = tiny(config, dtype=torch.bfloat16)
+    layers = sum(w.numel() for w in original.model.layers.parameters() if w.ndim == 2)
+    found, plain = footprint(CachedModel(model)), footprint(CachedModel(original))
+    scales = sum(len(w) for w in original.model.layers.parameters() if w.ndim == 2)
+    assert layers - 8 * scales <= plain.weight_bytes - found.weight_bytes < layers
 
 
 def test_plain_weights_count_their_own_bytes():
