@@ -1,9 +1,10 @@
 """Ouroboros: lossless decoding acceleration on one engine, compared honestly."""
 
 from ouroboros.choose import Sampler, argmax
+from ouroboros.custom import custom_generate
 from ouroboros.decode import Drafter, decode
 from ouroboros.drafter import Ouroboros
-from ouroboros.generate import custom_generate, generate
+from ouroboros.generate import generate
 from ouroboros.model import CachedModel
 from ouroboros.pool import PhrasePool
 from ouroboros.trace import DecodeTrace, StepRecord

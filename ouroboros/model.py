@@ -81,7 +81,12 @@ class CachedModel:
         **options,
     ) -> CachedModel:
         """Load a hub id or a folder. `options` (device_map, quantization_config, revision, ...) go
-        to transformers' `from_pretrained` as they are."""
+        to transformers' `from_pretrained` as they are.
+
+        A model that is to be quantised is loaded onto its device, since it may not be moved later.
+        """
+        if options.get("quantization_config") is not None and device is not None:
+            options = {"device_map": {"": device}, **options}
         try:
             tokenizer = AutoTokenizer.from_pretrained(name_or_path)
             model = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, **options)
@@ -91,7 +96,10 @@ class CachedModel:
                 f"cannot load {name_or_path!r}: {reason} (give a hub id you can reach, or a "
                 "folder with config.json, weights and tokenizer)"
             ) from error
-        if device is not None:
+        except ImportError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ValueError(f"cannot load {name_or_path!r}: {reason}") from error
+        if device is not None and model.device.type != torch.device(device).type:
             model.to(device)  # type: ignore[arg-type]
         return cls(model, tokenizer=tokenizer, max_len=max_len)
 

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from ouroboros.quantised import quantised_by, spelt_out
+
 
 @torch.inference_mode()
 def plain_logits(
@@ -37,8 +39,11 @@ def plain_logits(
 
 
 def recast(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """Return a copy with the same weights in another precision, on transformers' eager code."""
-    own = copy.deepcopy(model)
+    """Return a copy with the same weights in another precision, on transformers' eager code.
+
+    Quantised weights are multiplied out. Raises `ValueError` where that cannot be done.
+    """
+    own = spelt_out(model, dtype) if quantised_by(model) else copy.deepcopy(model)
     torch.nn.Module.to(own, device=device, dtype=dtype)
     own.set_attn_implementation("eager")
     return own.eval()

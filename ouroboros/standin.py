@@ -24,6 +24,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama as llama
 
+from ouroboros.quantised import stored_bytes
+
 BAR = 2.0**12  # Logits of unused ids are -BAR^2 c sqrt(D/d) / rms(residual).
 NOISE_STD = 0.02  # Of unused weights; zeros may be timed differently.
 INHERITED = (
@@ -99,11 +101,12 @@ def embed(
 
 
 def bytes_of(model: LlamaForCausalLM) -> int:
-    """Weight bytes read per decoding step: all but the input embedding table, unless it is tied."""
+    """Weight bytes read per decoding step, as they are stored (quantised weights in their integers
+    and scales): all but the input embedding table, unless it is tied."""
     weights = set(model.parameters())
     if model.lm_head.weight is not model.model.embed_tokens.weight:
         weights.remove(model.model.embed_tokens.weight)
-    return sum(weight.nbytes for weight in weights)
+    return sum(map(stored_bytes, weights))
 
 
 def blank(config: LlamaConfig, dtype: torch.dtype) -> LlamaForCausalLM:

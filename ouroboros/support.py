@@ -19,6 +19,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from ouroboros.cache import LayerShape
+from ouroboros.quantised import check_kernels
 
 DECOYS = 6
 TRIAL_WINDOW = 2  # so narrow that the trial's four tokens reach beyond it
@@ -49,6 +50,7 @@ def examine(model: PreTrainedModel) -> Facts:
             f"{name} is configured with alibi=True: its position biases follow the order of slots, "
             "not a tree's positions; choose a model with rotary or learned positions"
         )
+    check_kernels(model)
     max_len = _position_limit(config)
     window, types = _sliding(config, name, max_len)
     embedding = model.get_input_embeddings()

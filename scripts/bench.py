@@ -5,7 +5,9 @@
     python scripts/bench.py model=hf model.target=<id> model.draft=<id> results_dir=results/local/x
 
 All options: conf/. The last line on stdout is one JSON document. A run that was stopped goes on
-when the same command with the same results_dir is given again.
+when the same command with the same results_dir is given again. Exit codes: 0 every sample was
+measured, 1 none was, 3 some failed (stderr ends with how many), 2 a mistake in the command, 130
+interrupted. In a sweep a job with failed samples does not end the others.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -21,7 +23,7 @@ from pathlib import Path
 
 import hydra
 import torch
-from asking import guarded, told_in_one_line
+from asking import SOME_FAILED, guarded, told_in_one_line
 from building import build_bench, build_pair, build_task, check_decoders
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -42,6 +44,7 @@ from ouroboros.bench.task import Task
 from ouroboros.bench.verdicts import audit_run
 
 CONF = str(Path(__file__).resolve().parents[1] / "conf")
+NAMED = 6  # failed samples named before a retry
 STOPPING = b"\nstopping after this sample; Ctrl-C again: at once\n"
 
 
@@ -52,7 +55,7 @@ def main(cfg: DictConfig) -> None:
 
 
 def bench(cfg: DictConfig) -> int:
-    """Run, score, report; return the exit code (1: every sample failed, 130: interrupted)."""
+    """Run, score, report; return the exit code (see above)."""
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(config, dict)
     check_decoders(config.get("decoder"))
@@ -71,7 +74,10 @@ def bench(cfg: DictConfig) -> int:
     pair = build_pair(config)
     job = build_bench(config, task, examples, pair)
     run = folder.open_run(run_facts(config, job), **key)
-    print(f"results: {os.path.relpath(folder.path)}", file=sys.stderr)
+    _say(f"results: {os.path.relpath(folder.path)}")
+    failed = [sample for sample in folder.load_samples() if sample.error]
+    if config["retry_failed"] and failed:
+        _say(retried(failed))
     finished = measure(job, folder, retry_failed=config["retry_failed"])
     if finished and not config["save_pools"]:
         folder.drop_pools()
@@ -124,7 +130,7 @@ def show(folder: ResultsFolder, *, interrupted: bool) -> int:
     print(summary["title"], summary["footnote"], *tables(summary, "simple"), sep="\n\n")
     for name, row in summary["decoders"].items():
         for reason in row["errors"]:
-            print(f"{name}: {row['failed']} failed: {reason}", file=sys.stderr)
+            _say(f"{name}: {row['failed']} failed: {reason}")
     document = {
         "results": os.path.relpath(folder.path),
         "title": summary["title"],
@@ -133,9 +139,23 @@ def show(folder: ResultsFolder, *, interrupted: bool) -> int:
         "decoders": headline(summary),
     }
     print(json.dumps(document, ensure_ascii=False), flush=True)
-    if interrupted:
-        return 130
-    return 1 if all(not row["samples"] for row in summary["decoders"].values()) else 0
+    return 130 if interrupted else ended(summary)
+
+
+def ended(summary: Mapping) -> int:
+    """Return the exit code of a finished run; where samples failed, say so on stderr."""
+    failed = sum(row["failed"] for row in summary["decoders"].values())
+    if not failed:
+        return 0
+    _say(f"{failed} of {summary['samples']} samples failed: retry_failed=true measures them anew")
+    return 1 if failed == summary["samples"] else SOME_FAILED
+
+
+def retried(failed: Sequence[Sample]) -> str:
+    """Return one line: which failed samples are measured anew."""
+    named = ", ".join(f"{sample.decoder} on {sample.example}" for sample in failed[:NAMED])
+    more = f" and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
+    return f"measuring what failed anew: {named}{more}"
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 
+from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
 from ouroboros import PhrasePool, vocab
@@ -40,7 +41,12 @@ def build_task(options: dict) -> tuple[Task, list[Example]]:
 def build_spec(options: dict) -> PairSpec:
     """Return what to load."""
     check_arguments({"_target_": "ouroboros.bench.pair.PairSpec", **options}, "model")
-    return called(partial(PairSpec, **instantiate(options, _convert_="all")), "model")
+    try:
+        made = instantiate(options, _convert_="all")
+    except InstantiationException as error:
+        reason = " ".join(str(error).split(", set env var")[0].split())
+        raise ValueError(f"model: {reason}: is its package installed? (pip install)") from error
+    return called(partial(PairSpec, **made), "model")
 
 
 def build_pair(config: dict) -> Pair:

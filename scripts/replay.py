@@ -126,7 +126,11 @@ def prompts(options: dict, folder: ResultsFolder, tokenizer) -> Callable[[str, i
 
     def prompt_of(name: str, repeat: int) -> list[int]:
         if name not in known:
-            raise ValueError(f"{name} was recorded, but the task has it not: give its task=...")
+            raise ValueError(
+                f"{name} was recorded, but is not among the {len(known)} examples chosen here: "
+                "give task, task.limit and task.stride of the recorded run (limit=<n> replays "
+                "fewer of its prompts)"
+            )
         return prompt_ids(tokenizer, answers.asked(known[name], repeat))
 
     return prompt_of

@@ -24,6 +24,7 @@ from ouroboros.bench.report import headline, make_report, tables
 from ouroboros.bench.spec_bench import write_answers
 from ouroboros.bench.store import ResultsFolder
 from ouroboros.bench.study import Study
+from ouroboros.bench.tasks.specbench import SpecBench
 
 
 def main() -> int:
@@ -38,6 +39,7 @@ def main() -> int:
         study = write_report(measured, out, most_tokens=options.viewer_tokens)
         if options.spec_bench:
             for label, one in zip(study.labels, measured, strict=True):
+                warn_of_other_tasks(label, one.run["task"]["name"])
                 write_answers(one, out / "spec_bench" / label.replace("/", "-"))
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -78,6 +80,16 @@ def show(study: Study, out: Path) -> None:
     pairs = zip(study.labels, study.summaries, strict=True)
     document = {label: headline(summary) for label, summary in pairs}
     print(json.dumps(document, ensure_ascii=False))
+
+
+def warn_of_other_tasks(label: str, task: str) -> None:
+    """Say where answers in Spec-Bench's format are not answers to its questions."""
+    if task != SpecBench.name:
+        print(
+            f"warning: {label} is a run of {task}: its prompts are numbered anew, and Spec-Bench's "
+            "scripts will not know their categories",
+            file=sys.stderr,
+        )
 
 
 def _failed(error: Exception, path: Path | None = None) -> int:

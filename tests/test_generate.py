@@ -72,6 +72,13 @@ def models():
     return model, copy.deepcopy(model), noisy(model)
 
 
+def test_sampling_settings_without_sampling_are_warned_of(models):
+    rule = {"decoder": "greedy", "max_new_tokens": 5}
+    with pytest.warns(UserWarning, match=r"^temperature, top_k: no effect without do_sample=True"):
+        cool = generate(models[0], IDS, temperature=0.5, top_k=3, **rule)
+    assert cool.tolist() == generate(models[0], IDS, **rule).tolist()
+
+
 @pytest.mark.parametrize("decoder", ["greedy", "lookahead", "ouroboros"])
 @pytest.mark.parametrize("max_new", [1, 20])
 def test_generate_is_plain_generation(models, decoder, max_new):

@@ -15,14 +15,15 @@ LAYERS: dict[str, set[str]] = {
     "cache": set(),
     "kernels": set(),
     "attention": {"kernels"},
-    "support": {"cache"},
+    "quantised": set(),
+    "support": {"cache", "quantised"},
     "choose": {"tree"},
     "engine": {"cache", "support", "tree"},
     "static": {"cache", "engine", "support", "tree"},
     "model": {"attention", "cache", "choose", "engine", "static", "support", "tree"},
     "vocab": {"model"},
     "processors": {"choose", "tree"},
-    "plainly": set(),
+    "plainly": {"quantised"},
     "shift": set(),
     "noise": set(),
     "audit": {"choose", "model", "noise", "plainly", "shift", "tree"},
@@ -30,12 +31,13 @@ LAYERS: dict[str, set[str]] = {
     "lookahead": {"choose", "model", "pool", "tree"},
     "drafter": {"choose", "decode", "lookahead", "model", "pool", "tree"},
     "generate": {"choose", "decode", "drafter", "lookahead", "model", "processors", "vocab"},
-    "standin": set(),
+    "custom": {"choose", "decode", "generate", "model", "processors"},
+    "standin": {"quantised"},
 }
 MODEL_SIDE = {
     *("kernels", "engine", "static"),
     *("choose", "model", "cache", "attention", "support", "standin", "generate", "drafter"),
-    *("processors", "plainly", "shift", "noise", "audit"),
+    *("custom", "processors", "plainly", "quantised", "shift", "noise", "audit"),
 }
 
 

@@ -99,5 +99,5 @@ def test_hydras_own_refusals_become_one_line(monkeypatch, capsys):
         asking.told_in_one_line(main)
     assert ended.value.code == 2
     told = capsys.readouterr().err
-    assert told.startswith("error: In 'config': Could not load 'decoder/foo'. The names are")
-    assert told.endswith("conf/decoder.\n") and told.count("\n") == 1
+    assert told.startswith("error: there is no decoder=foo; choose among greedy, hf_assisted, ")
+    assert "/" not in told and told.count("\n") == 1

@@ -111,6 +111,7 @@ def test_a_sweep_that_was_not_timed_shows_counts(tmp_path):
     found = study([load(path) for path in run_folders(folder)])
     part = sections(found)[0]
     assert [picture.name for picture in part.pictures] == ["sweep-s"]
+    assert [table.name for table in part.tables] == ["sweep-s-calls"]
     assert len(part.pictures[0].figure.axes) == 1
     for summary in found.summaries:
         assert summary["decoders"]["fast"]["latency_speedup"] is None
@@ -143,6 +144,8 @@ def test_a_report_on_a_sweep_a_run_and_two_bad_folders(tmp_path, monkeypatch, ca
     out = tmp_path / "out"
     assert call(monkeypatch, *folders, "--out", out, "--spec-bench") == 2
     told = capsys.readouterr()
+    warnings = [line for line in told.err.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == 4 and "toy is a run of toy: its prompts are numbered" in warnings[3]
     errors = [line for line in told.err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 2 and "no samples.jsonl" in errors[0] and "damaged" in errors[1]
     last = json.loads(told.out.splitlines()[-1])

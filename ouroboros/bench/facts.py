@@ -12,6 +12,7 @@ from ouroboros.bench.provenance import identity, provenance, without_paths
 from ouroboros.bench.run import Bench, eos_ids
 from ouroboros.bench.task import Example, fingerprint
 from ouroboros.model import CachedModel
+from ouroboros.quantised import quantised_by
 
 NOT_IDENTITY = (
     *("results_dir", "overwrite", "retry_failed", "save_pools", "audit", "published"),
@@ -51,6 +52,7 @@ def run_facts(config: Mapping, job: Bench) -> dict:
                 **{key: model[key] for key in ("name", "target", "draft", "standin")},
                 "commits": [_commit(model) for model in job.models],
                 "dtype": str(target.dtype).removeprefix("torch."),
+                "quantised": _quantised(job.models),
                 "device": str(target.device),
                 "max_len": target.max_len,
                 "vocab_size": target.vocab_size,
@@ -76,6 +78,15 @@ def run_facts(config: Mapping, job: Bench) -> dict:
 def _commit(model: CachedModel) -> str | None:
     """Return the commit of the hub that a model was loaded from, None for one from a folder."""
     return getattr(getattr(model.model, "config", None), "_commit_hash", None)
+
+
+def _quantised(models: Sequence[CachedModel]) -> dict[str, str] | None:
+    """Return by what target and draft are quantised, by role; None where neither is."""
+    found = {
+        role: quantised_by(model.model)
+        for role, model in zip(("target", "draft"), models, strict=False)
+    }
+    return {role: what for role, what in found.items() if what} or None
 
 
 def _settings(config: Mapping) -> dict:

@@ -7,18 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedModel
 
 from ouroboros import standin, vocab
 from ouroboros.bench.provenance import fast_dtype
 from ouroboros.model import CachedModel
+from ouroboros.quantised import quantise
 
 PACKAGE = Path(standin.__file__).parent
-PLACED = (
-    "device_map",
-    "quantization_config",
-    "tp_plan",
-)  # transformers itself puts such models on a device
+PLACED = ("device_map", "tp_plan")  # transformers itself puts such models on a device
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,8 @@ class PairSpec:
     `target` and `draft` are hub ids or folders; "reference/target" and "reference/draft" are the
     pair that ships with the package. `dtype` "auto" is bfloat16 where the hardware multiplies it.
     `options` (for both), `target_options` and `draft_options` go to `from_pretrained`. `standin`
-    names a shape for "target" and one for "draft"; a Llama pair then runs inside them.
+    names a shape for "target" and one for "draft"; a Llama pair then runs inside them. With a
+    quantization_config among the options a stand-in is quantised once it is built.
     """
 
     name: str
@@ -107,9 +105,12 @@ def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
         return CachedModel.from_pretrained(
             source, dtype=dtype, device=None if placed else device, max_len=spec.max_len, **options
         )
+    quantization = options.pop("quantization_config", None)
     core = CachedModel.from_pretrained(source, dtype=torch.float32, **options)
     shape = standin.shape(spec.standin[role])
-    model = standin.embed(core.model, shape, device=device, dtype=dtype)
+    model: PreTrainedModel = standin.embed(core.model, shape, device=device, dtype=dtype)
+    if quantization is not None:
+        model = quantise(model, quantization)
     return CachedModel(model, tokenizer=core.tokenizer, max_len=spec.max_len)
 
 

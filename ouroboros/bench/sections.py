@@ -144,12 +144,16 @@ def _values(values: Sequence) -> str:
 
 
 def _comparison_tables(name: str, lead: compare.Lead, summaries: Sequence[Mapping]) -> list[Table]:
-    cells = {
+    """One table for each measure; none of time where no run was timed."""
+    timed = {
         "speedup": ("Latency speedup over greedy, pooled [95 % bootstrap]", compare.speedup_cell),
         "macro": ("Macro speedup: geometric mean over prompts", compare.macro_cell),
         "throughput": ("Tokens per second", compare.throughput_cell),
-        "calls": ("Calls per token: (target + 0.176 x draft) / new tokens", compare.calls_cell),
     }
+    counted = {
+        "calls": ("Calls per token: (target + 0.176 x draft) / new tokens", compare.calls_cell)
+    }
+    cells = {**timed, **counted} if any(one["timed"] for one in summaries) else counted
     return [
         Table(f"{name}-{key}", caption, compare.comparison_frame(lead, summaries, cell))
         for key, (caption, cell) in cells.items()

@@ -18,14 +18,11 @@ of two samples with one key the later one counts.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TextIO
 
+from ouroboros.bench.lines import JsonLines, locked, named_errors, read_lines
 from ouroboros.bench.recorder import Place, listed, unlisted
 from ouroboros.bench.sample import Sample
 
@@ -94,7 +91,7 @@ class ResultsFolder:
         """
         environment = dict(environment or {})
         self.path.mkdir(parents=True, exist_ok=True)
-        with self._locked(SAMPLES) as samples:
+        with locked(self.path / SAMPLES) as samples:
             old = self.check_open(
                 identity, environment=environment, overwrite=overwrite, retry_failed=retry_failed
             )
@@ -146,7 +143,7 @@ class ResultsFolder:
     def write_text(self, name: str, text: str) -> None:
         """Write a whole text file, or nothing at all."""
         part = self.path / f"{name}.part"
-        with _named_errors(self.path / name):
+        with named_errors(self.path / name):
             part.write_text(text, encoding="utf-8")
             part.replace(self.path / name)
 
@@ -156,7 +153,7 @@ class ResultsFolder:
         They come in the order in which they were measured, a retried one in its new place.
         """
         samples: dict[SampleKey, Sample] = {}
-        for number, line in self._lines(SAMPLES):
+        for number, line in read_lines(self.path / SAMPLES):
             try:
                 sample = Sample.from_dict(line)
             except (KeyError, TypeError) as error:
@@ -167,7 +164,7 @@ class ResultsFolder:
 
     def load_scores(self) -> dict[SampleKey, dict[str, float]]:
         """Return the scores on disk by sample key."""
-        rows = [line for _, line in self._lines(SCORES)]
+        rows = [line for _, line in read_lines(self.path / SCORES)]
         return {(r["example"], r["decoder"], r["repeat"]): r["scores"] for r in rows}
 
     def add_predictions(self, key: SampleKey, predictions: Mapping[Place, int]) -> None:
@@ -177,7 +174,7 @@ class ResultsFolder:
 
     def load_predictions(self) -> dict[SampleKey, dict[Place, int]]:
         """Return the predictions on disk by sample key."""
-        rows = [line for _, line in self._lines(PREDICTIONS)]
+        rows = [line for _, line in read_lines(self.path / PREDICTIONS)]
         return {tuple(row["key"]): unlisted(row["predictions"]) for row in rows}
 
     def drop_if_empty(self, name: str) -> None:
@@ -188,21 +185,8 @@ class ResultsFolder:
     @contextlib.contextmanager
     def appending(self, name: str) -> Iterator[JsonLines]:
         """Open a .jsonl file to append to, its torn last line dropped, for this process alone."""
-        path = self.path / name
-        with self._locked(name) as file:
-            data = path.read_bytes()
-            file.truncate(data.rfind(b"\n") + 1)
-            yield JsonLines(file, path)
-
-    @contextlib.contextmanager
-    def _locked(self, name: str) -> Iterator[TextIO]:
-        """Open a file to append to, for this process alone."""
-        with open(self.path / name, "a+", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise ValueError(f"{self.path}: another run is writing here") from error
-            yield file
+        with locked(self.path / name) as file:
+            yield JsonLines(file, self.path / name)
 
     def _old_run(self) -> dict | None:
         path = self.path / RUN
@@ -212,32 +196,6 @@ class ResultsFolder:
             return json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{path} is damaged: use another results_dir") from error
-
-    def _lines(self, name: str) -> Iterator[tuple[int, dict]]:
-        path = self.path / name
-        if not path.exists():
-            return
-        text = path.read_text(encoding="utf-8", errors="replace")
-        whole = text[: text.rfind("\n") + 1]
-        for number, line in enumerate(whole.splitlines(), start=1):
-            try:
-                yield number, json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number}: damaged JSON") from error
-
-
-class JsonLines:
-    """An open .jsonl file; each line is on the disk when `append` returns."""
-
-    def __init__(self, file: TextIO, path: Path) -> None:
-        self._file, self._path = file, path
-
-    def append(self, row: dict) -> None:
-        """Write one line. Raises `OSError` in one clear line where the disk is full."""
-        with _named_errors(self._path):
-            self._file.write(json.dumps(row) + "\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
 
 
 def _settled(facts: Mapping) -> dict:
@@ -251,16 +209,3 @@ def _changes(old: Mapping, new: Mapping) -> str:
     """Return which values differ, as text for an error."""
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     return ", ".join(f"{name} was {old.get(name)}, is {new.get(name)}" for name in names)
-
-
-@contextlib.contextmanager
-def _named_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise OSError(
-            f"the disk is full while writing {path}: free some space and give the same command "
-            "again; finished samples are kept"
-        ) from error

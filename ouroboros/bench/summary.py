@@ -76,11 +76,12 @@ def title(run: Mapping, prompts: int) -> str:
     heat = f"T={sampling['temperature']:g}" if sampling["temperature"] else "greedy (T=0)"
     penalty = sampling.get("repetition_penalty", 1.0)
     heat += "" if penalty == 1.0 else f", repetition penalty {penalty:g}"
+    kept = "".join(f", {role} {what}" for role, what in (model.get("quantised") or {}).items())
     wanted = run["task"]["prompts"]
     counted = f"{prompts} prompts" if prompts == wanted else f"{prompts} of {wanted} prompts"
     return (
         f"{run['task']['name']}, {counted} x {run['max_new']} tokens · "
-        f"{model['name']} pair{shape}{rehearsal} · {model['dtype']} · "
+        f"{model['name']} pair{shape}{rehearsal} · {model['dtype']}{kept} · "
         f"{heat} · batch size 1 · {device(run)}"
     )
 
@@ -111,7 +112,10 @@ def device(run: Mapping) -> str:
 def footnote(run: Mapping) -> str:
     """Return one line: host and versions."""
     versions = run["provenance"]["versions"]
-    hosts = (f"{m['cpu']}, {m['cores']} cores, {m['threads']} threads" for m in _machines(run))
+    hosts = (
+        f"{m['cpu']}, {m['cores']} cores, {m['threads']} thread{'s' * (m['threads'] > 1)}"
+        for m in _machines(run)
+    )
     parts = f"{run['parts']} parts, merged; " if run.get("parts", 1) > 1 else ""
     return (
         f"{parts}{' + '.join(dict.fromkeys(hosts))}; "

@@ -18,6 +18,7 @@ import torch
 from ouroboros.bench.costs import Footprint, Surface
 from ouroboros.choose import argmax
 from ouroboros.model import CachedModel
+from ouroboros.quantised import stored_bytes
 from ouroboros.tree import TokenTree
 
 IDS = 1000  # random tokens are drawn from the first so many ids
@@ -96,17 +97,16 @@ def copy_bandwidth(device: torch.device, *, buffer_bytes: int | None = None) -> 
 
 
 def footprint(model: CachedModel) -> Footprint:
-    """Return the bytes of a model's weights and of a token's keys and values.
+    """Return the bytes of a model's weights, as they are stored, and of a token's keys and values.
 
     Every weight is taken to be read in a call but the input embedding, unless it is the output head
     too. (Of a mixture of experts less may be read.)
     """
-    weights = {w.data_ptr(): w.numel() * w.element_size() for w in model.model.parameters()}
     embedding = model.model.get_input_embeddings().weight
     head = model.model.get_output_embeddings()
     tied = head is not None and head.weight is embedding
-    held = sum(weights.values())
-    unread = 0 if tied else embedding.numel() * embedding.element_size()
+    held = sum(map(stored_bytes, model.model.parameters()))
+    unread = 0 if tied else stored_bytes(embedding)
     slots = (
         len(members) * shape.kv_heads * (shape.key_width + shape.value_width) * shape.dtype.itemsize
         for shape, members in model.cache.groups.items()

@@ -96,7 +96,8 @@ def _run_bars(summary: Mapping, what: str, axis: str, form: str) -> Figure | Non
 
 
 def _bars(axes: Axes, found: Mapping[str, Mapping], labels: Sequence[str]) -> None:
-    """Draw a value with its interval, and a label behind it, for each name."""
+    """Draw a value with its interval for each name, and a column of labels beside the plot, where
+    no whisker and no line can cross them."""
     values, reach = [f["value"] for f in found.values()], spread(list(found.values()))
     marks = decoder_marks(list(found))
     places = range(len(found))
@@ -109,12 +110,13 @@ def _bars(axes: Axes, found: Mapping[str, Mapping], labels: Sequence[str]) -> No
         error_kw={"ecolor": style.INK, "elinewidth": 1.2, "capsize": 3},
     )
     end = max(value + extra for value, extra in zip(values, reach[1], strict=True))
-    for place, value, extra, label in zip(places, values, reach[1], labels, strict=True):
-        axes.text(value + extra + 0.015 * end, place, label, va="center", fontsize=9.5)
+    beside = axes.get_yaxis_transform()
+    for place, label in zip(places, labels, strict=True):
+        axes.text(1.01, place, label, va="center", fontsize=9.5, transform=beside)
     axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
     axes.set_yticks(places, list(found), fontsize=10.5)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.3 * end)
+    axes.set_xlim(0, 1.03 * max(end, 1))
     axes.tick_params(axis="y", length=0)
 
 

@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+HARD_SPACE = "\N{NO-BREAK SPACE}"
 WIDTH_IN, DPI = 9.0, 150
 INK, MUTED, GRID = "#222222", "#555555", "#cccccc"
 BLUE, SKY, GREEN, YELLOW = "#0072b2", "#56b4e9", "#009e73", "#d6c500"
@@ -114,9 +115,11 @@ def head(axes: Axes, title: str) -> None:
 
 
 def title(figure: Figure, text: str) -> None:
-    """Write what was measured above everything, from the figure's edge, however long names are."""
+    """Write what was measured above everything, from the figure's edge, in lines that end between
+    its parts."""
+    whole = text.replace(" ", HARD_SPACE).replace(f"{HARD_SPACE}·{HARD_SPACE}", f"{HARD_SPACE}· ")
     figure.suptitle(
-        "\n".join(textwrap.wrap(text, 104, break_on_hyphens=False)),
+        "\n".join(textwrap.wrap(whole, 104, break_on_hyphens=False)),
         x=0.01,
         ha="left",
         fontsize=11.5,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import ClassVar
 
 from rouge_score.rouge_scorer import RougeScorer
 
 from ouroboros.bench.task import Example
 from ouroboros.bench.tasks.completion import before_stop
-from ouroboros.bench.tasks.source import Hub, Source
-from ouroboros.bench.template import Template, choose_template
+from ouroboros.bench.tasks.hub import HubTask
+from ouroboros.bench.template import Template
 
 LINE = "Please summarize the following document within one sentence"
 TEMPLATES = {
@@ -23,7 +23,7 @@ TEMPLATES = {
 KINDS = ("rouge1", "rouge2", "rougeL")
 
 
-class CNNDM:
+class CNNDM(HubTask):
     """11490 news articles to summarise (version 3.0.0, test). Apache-2.0, the texts their owners'.
 
     Scored: ROUGE-1, ROUGE-2 and ROUGE-L (F-measure, stemmed, `rouge-score`) against the highlights.
@@ -34,22 +34,9 @@ class CNNDM:
     name = "cnndm"
     licence = "Apache-2.0"
     max_new = 128
-
-    def __init__(
-        self,
-        *,
-        path: str | None = None,
-        revision: str | None = None,
-        template: str = "plain",
-        stop: Sequence[str] | None = None,
-    ) -> None:
-        hub = Hub("abisee/cnn_dailymail", "3.0.0", "test", revision)
-        fields = {"article": str, "highlights": str, "id": str}
-        self.source = Source(self.name, path, hub, fields)
-        self.version = self.source.version
-        self.template = choose_template(TEMPLATES, template)
-        self.stop = self.template.stops(stop)
-        self._rouge = RougeScorer(KINDS, use_stemmer=True)
+    rows = ("abisee/cnn_dailymail", "3.0.0", "test")
+    fields: ClassVar = {"article": str, "highlights": str, "id": str}
+    templates = TEMPLATES
 
     def load(self) -> list[Example]:
         """Return the articles."""
@@ -61,5 +48,5 @@ class CNNDM:
     def score(self, example: Example, completion: str) -> dict[str, float]:
         """Return the F-measures, each from 0 to 1."""
         summary = before_stop(completion, self.stop).strip()
-        found = self._rouge.score(str(example.data["highlights"]), summary)
+        found = RougeScorer(KINDS, use_stemmer=True).score(str(example.data["highlights"]), summary)
         return {kind: float(found[kind].fmeasure) for kind in KINDS}

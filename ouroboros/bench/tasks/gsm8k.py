@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from decimal import Decimal
+from typing import ClassVar
 
 from ouroboros.bench.task import Example
 from ouroboros.bench.tasks.completion import before_stop
-from ouroboros.bench.tasks.source import Hub, Source
-from ouroboros.bench.template import Template, choose_template
+from ouroboros.bench.tasks.hub import HubTask
+from ouroboros.bench.template import Template
 
 WORKED = (
     (
@@ -100,7 +100,7 @@ _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
 _MINUS = "\N{MINUS SIGN}"
 
 
-class GSM8K:
+class GSM8K(HubTask):
     """1319 questions with one number as the answer. MIT licence.
 
     Scored: exact match of the final number. The hub id is openai/gsm8k; `path` is a JSONL file with
@@ -110,20 +110,9 @@ class GSM8K:
     name = "gsm8k"
     licence = "MIT"
     max_new = 256
-
-    def __init__(
-        self,
-        *,
-        path: str | None = None,
-        revision: str | None = None,
-        template: str = "plain",
-        stop: Sequence[str] | None = None,
-    ) -> None:
-        hub = Hub("openai/gsm8k", "main", "test", revision)
-        self.source = Source(self.name, path, hub, {"question": str, "answer": str})
-        self.version = self.source.version
-        self.template = choose_template(TEMPLATES, template)
-        self.stop = self.template.stops(stop)
+    rows = ("openai/gsm8k", "main", "test")
+    fields: ClassVar = {"question": str, "answer": str}
+    templates = TEMPLATES
 
     def load(self) -> list[Example]:
         """Return the questions. Raises `ValueError` for an answer without a number."""

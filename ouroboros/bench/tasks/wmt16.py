@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from sacrebleu.metrics import BLEU, CHRF
 
 from ouroboros.bench.task import Example
 from ouroboros.bench.tasks.completion import before_stop
-from ouroboros.bench.tasks.source import Hub, Source
-from ouroboros.bench.template import Template, choose_template
+from ouroboros.bench.tasks.hub import HubTask
+from ouroboros.bench.template import Template
 
 LINE = "Translate this German sentence to English"
 TEMPLATES = {
@@ -22,7 +23,7 @@ TEMPLATES = {
 }
 
 
-class WMT16:
+class WMT16(HubTask):
     """2999 sentences of news to translate (test). Licence: free for research, see the task's page.
 
     Scored by sacreBLEU (its default signatures, 0 to 100): BLEU and chrF of each sentence, and of
@@ -33,21 +34,9 @@ class WMT16:
     name = "wmt16"
     licence = "research use"
     max_new = 64
-
-    def __init__(
-        self,
-        *,
-        path: str | None = None,
-        revision: str | None = None,
-        template: str = "plain",
-        stop: Sequence[str] | None = None,
-    ) -> None:
-        hub = Hub("wmt/wmt16", "de-en", "test", revision)
-        fields = {"translation.de": str, "translation.en": str}
-        self.source = Source(self.name, path, hub, fields)
-        self.version = self.source.version
-        self.template = choose_template(TEMPLATES, template)
-        self.stop = self.template.stops(stop)
+    rows = ("wmt/wmt16", "de-en", "test")
+    fields: ClassVar = {"translation.de": str, "translation.en": str}
+    templates = TEMPLATES
 
     def load(self) -> list[Example]:
         """Return the sentences."""

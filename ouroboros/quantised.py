@@ -1,0 +1,119 @@
+"""Weights kept in fewer bits, through transformers' quantization config: int8, weights only.
+
+A quantised model is a model of its own: lossless means equal to plain decoding of that very model.
+Invariant: what an audit takes for exact are the same integers times the same scales, multiplied in
+float64, and not the weights that were there before; what a back end rounds beyond that is noise.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from transformers import PreTrainedModel
+
+PARTS = (("_data", "_scale"), ("qdata", "scale"))  # as optimum-quanto and torchao name them
+KERNEL_ROW = 16
+
+
+def quantise(model: PreTrainedModel, config) -> PreTrainedModel:
+    """Return a model that was built in memory, quantised by transformers as it would a checkpoint.
+
+    `config` is a quantization config or its dictionary. The result lies on the model's device and
+    shares with it what is not quantised; until the caller drops the model, both are in memory.
+    Raises `ValueError` where the back end is not installed.
+    """
+    try:
+        own = type(model).from_pretrained(
+            None,
+            config=copy.deepcopy(model.config),
+            state_dict=model.state_dict(),
+            dtype=model.dtype,
+            quantization_config=config,
+            device_map={"": model.device},
+        )
+    except ImportError as error:
+        raise ValueError(str(error).strip().splitlines()[0]) from error
+    own.generation_config = copy.deepcopy(model.generation_config)
+    return own.eval()
+
+
+def quantised_by(model: PreTrainedModel) -> str | None:
+    """Return by what a model is quantised, such as "quanto int8"; None where it is not."""
+    if not getattr(model, "is_quantized", False):
+        return None
+    config = model.config.quantization_config
+    method = str(getattr(config.quant_method, "value", config.quant_method))
+    kind = getattr(config, "weights", None) or getattr(config, "quant_type", None)
+    name = kind if isinstance(kind, str) else type(kind).__name__.removesuffix("Config")
+    return method if kind is None else f"{method} {name}"
+
+
+def check_kernels(model: PreTrainedModel) -> None:
+    """Raise `ValueError` for layers that torch's int8 kernel for bfloat16 on a CPU miscomputes.
+
+    It reads beyond a row whose length is no multiple of 16: wrong sums, or a segmentation fault
+    (torch 2.13, `_weight_int8pack_mm`, which optimum-quanto calls).
+    """
+    for name, module in model.named_modules():
+        weight: Any = getattr(module, "weight", None)
+        if type(weight).__name__ != "WeightQBytesTensor" or weight.dtype != torch.bfloat16:
+            continue
+        if weight.device.type == "cpu" and weight.shape[-1] % KERNEL_ROW:
+            raise ValueError(
+                f"{name} has rows of {weight.shape[-1]} weights: torch's int8 kernel for bfloat16 "
+                f"on a CPU needs a multiple of {KERNEL_ROW}; use dtype=float32, or quantise with "
+                "torchao"
+            )
+
+
+def stored_bytes(weight: torch.Tensor) -> int:
+    """Return the bytes that a weight holds in memory: its integers and scales, if quantised."""
+    if not is_traceable_wrapper_subclass(weight):
+        return weight.nbytes
+    return sum(stored_bytes(getattr(weight, name)) for name in weight.__tensor_flatten__()[0])
+
+
+def spelt_out(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a copy with plain weights: each quantised one is its integers times its scales.
+
+    The product is made in float64 and then rounded to `dtype`. Raises `ValueError` where a weight
+    is packed otherwise than as int8 with a scale for each row.
+    """
+    plain: dict[int, nn.Module] = {}
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, torch.Tensor) and is_traceable_wrapper_subclass(weight):
+            plain[id(module)] = _linear(module, _product(name, weight).to(dtype))
+    if not plain:
+        raise ValueError(
+            f"weights quantised by {quantised_by(model)} cannot be spelt out: use int8 weights of "
+            "optimum-quanto or torchao, or do without the audit (audit=none)"
+        )
+    return copy.deepcopy(model, plain)
+
+
+def _linear(module: nn.Module, weight: torch.Tensor) -> nn.Linear:
+    """Return a plain layer with this weight and the module's bias."""
+    bias = getattr(module, "bias", None)
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.detach().to(weight.dtype), requires_grad=False)
+    return linear
+
+
+def _product(name: str, weight: Any) -> torch.Tensor:
+    """Return integers times scales in float64, [out, in]."""
+    parts = {part: getattr(weight, part) for part in weight.__tensor_flatten__()[0]}
+    for integers, scales in PARTS:
+        if integers in parts and scales in parts:
+            whole, scale = parts[integers], parts[scales]
+            if whole.dtype == torch.int8 and scale.numel() in (1, len(whole)):
+                zero = parts.get("zero_point")
+                whole = whole.double() if zero is None else whole.double() - zero.double()
+                return whole * scale.double()
+    raise ValueError(f"{name}: {type(weight).__name__} is not int8 with a scale for each row")
