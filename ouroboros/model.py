@@ -78,6 +78,7 @@ class CachedModel:
         dtype: str | torch.dtype = "auto",
         device: str | None = None,
         max_len: int | None = None,
+        engine: EngineName = "auto",
         **options,
     ) -> CachedModel:
         """Load a hub id or a folder. `options` (device_map, quantization_config, revision, ...) go
@@ -101,7 +102,7 @@ class CachedModel:
             raise ValueError(f"cannot load {name_or_path!r}: {reason}") from error
         if device is not None and model.device.type != torch.device(device).type:
             model.to(device)  # type: ignore[arg-type]
-        return cls(model, tokenizer=tokenizer, max_len=max_len)
+        return cls(model, tokenizer=tokenizer, max_len=max_len, engine=engine)
 
     @torch.inference_mode()
     def score(

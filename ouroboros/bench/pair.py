@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from ouroboros import standin, vocab
 from ouroboros.bench.provenance import fast_dtype
-from ouroboros.model import CachedModel
+from ouroboros.model import CachedModel, EngineName
 from ouroboros.quantised import quantise
 
 PACKAGE = Path(standin.__file__).parent
@@ -35,6 +35,7 @@ class PairSpec:
     dtype: str = "auto"
     device: str | None = None
     max_len: int | None = None
+    engine: EngineName = "auto"
     standin: Mapping[str, str] | None = None
     options: Mapping = field(default_factory=dict)
     target_options: Mapping = field(default_factory=dict)
@@ -103,7 +104,12 @@ def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
     source = place(name)
     if not spec.standin:
         return CachedModel.from_pretrained(
-            source, dtype=dtype, device=None if placed else device, max_len=spec.max_len, **options
+            source,
+            dtype=dtype,
+            device=None if placed else device,
+            max_len=spec.max_len,
+            engine=spec.engine,
+            **options,
         )
     quantization = options.pop("quantization_config", None)
     core = CachedModel.from_pretrained(source, dtype=torch.float32, **options)
@@ -111,7 +117,7 @@ def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
     model: PreTrainedModel = standin.embed(core.model, shape, device=device, dtype=dtype)
     if quantization is not None:
         model = quantise(model, quantization)
-    return CachedModel(model, tokenizer=core.tokenizer, max_len=spec.max_len)
+    return CachedModel(model, tokenizer=core.tokenizer, max_len=spec.max_len, engine=spec.engine)
 
 
 def _check_device(device: str) -> None:

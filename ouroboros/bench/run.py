@@ -218,9 +218,17 @@ class Bench:
         have = {sample.key for sample in done}
         return [turn for turn in self.turns() if (turn[0].id, turn[1], turn[2]) not in have]
 
+    def _longest(self) -> int:
+        """Return the tokens of the longest prompt; a conversation's first turn stands for it."""
+        lengths = (len(prompt_ids(self.target.tokenizer, e)) for e in self.examples)
+        return max(lengths, default=0)
+
     def _warm(self, missing: Sequence[tuple[Example, str, int, int]]) -> dict[str, Decoder]:
         """Return new decoders, after each was tried once, as another object, on a text of ours."""
         names = dict.fromkeys(turn[1] for turn in missing)
+        if names:
+            for model in self.models:
+                model.prepare(self._longest() + self.max_new)
         short = replace(self, max_new=min(self.max_new, WARM_UP_TOKENS))
         for name in names:
             short.measure(self.decoders[name](), WARM_UP, 0)
