@@ -120,6 +120,18 @@ class Replayed:
 
 def check_drafter(drafter: object, tape: Tape) -> None:
     """Raise `ValueError` for a decoder that this tape cannot answer."""
+    drafts_as_recorded(drafter, tape)
+    if getattr(drafter, "reads_rejected", False) and not any(r.predictions for r in tape.runs):
+        raise ValueError(
+            f"{type(drafter).__name__} learns from what the target predicts at rejected nodes, "
+            "which this recording does not hold: record a run of it with record_predictions=true "
+            "timing=false"
+        )
+
+
+def drafts_as_recorded(drafter: object, tape: Tape) -> None:
+    """Raise `ValueError` for a decoder that is another engine, needs the target's probabilities, or
+    drafts in another dtype than was recorded."""
     name = type(drafter).__name__
     if not hasattr(drafter, "propose"):
         raise ValueError(f"{name} is another engine, not a drafter: leave it out of decoder=[...]")
@@ -135,11 +147,6 @@ def check_drafter(drafter: object, tape: Tape) -> None:
         raise ValueError(
             f"{name} drafts in {dtype} here, the recording was made in {tape.dtype}: "
             f"give model.dtype={tape.dtype}"
-        )
-    if getattr(drafter, "reads_rejected", False) and not any(r.predictions for r in tape.runs):
-        raise ValueError(
-            f"{name} learns from what the target predicts at rejected nodes, which this recording "
-            "does not hold: record a run of it with record_predictions=true timing=false"
         )
 
 

@@ -82,7 +82,8 @@ def decoder_marks(names: Sequence[str]) -> dict[str, Mark]:
     ours = [name for name in names if is_ours(name)]
     for index, name in enumerate(ours):
         line = ("solid", "dashed", "dotted", "dashdot")[index % 4]
-        marks[name] = Mark((RED, ORANGE)[index % 2], "o" if not index else MARKERS[-index], line)
+        marker = MARKERS[-index % len(MARKERS)] if index else "o"
+        marks[name] = Mark((RED, ORANGE)[index % 2], marker, line)
     for index, name in enumerate(rest):
         colours = [colour for colour in OTHERS if len(ours) < 2 or colour != ORANGE]
         marks[name] = Mark(colours[index % len(colours)], MARKERS[index % len(MARKERS)])
