@@ -14,7 +14,7 @@ import torch
 from baselines.rejection import Drawn, Rejection
 from ouroboros.choose import Choose, Sampler, argmax
 from ouroboros.decode import RootOnly, extend
-from ouroboros.drafter import Watched
+from ouroboros.drafting import Scratch, Watched
 from ouroboros.model import CachedModel
 from ouroboros.tree import TokenTree
 
@@ -54,6 +54,7 @@ class Speculative:
         self.verification = verification
         self.candidates = candidates
         self._plain = RootOnly()
+        self._scratch = Scratch()
         self._choose: Choose = argmax
 
     def rule(self, choose: Choose) -> Choose:
@@ -70,12 +71,13 @@ class Speculative:
     def reset(self, choose: Choose) -> None:
         """Draft by the same choice (and noise) as the target."""
         self._choose = choose
+        self._scratch.reset()
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Return the draft as a chain (with leaves, where there are more candidates)."""
         if isinstance(self._choose, Rejection):
             return self._candidates(self._choose, tokens, budget)
-        sequence, watch = list(tokens), Watched(self._choose)
+        sequence, watch = self._scratch.at(tokens), Watched(self._choose)
         room = min(self.gamma, budget - 1)
         choose: Choose = watch if self.confidence > 0 else self._choose
         for _ in extend(self.model, self._plain, sequence, room, choose=choose):
@@ -89,7 +91,7 @@ class Speculative:
     def _candidates(self, rule: Rejection, tokens: Sequence[int], budget: int) -> TokenTree:
         """Draft a chain of the first candidates, the others below it as leaves."""
         draws = Draws(rule, self.candidates)
-        sequence, room = list(tokens), min(self.gamma, budget - 1)
+        sequence, room = self._scratch.at(tokens), min(self.gamma, budget - 1)
         for _ in extend(self.model, self._plain, sequence, room, choose=draws):
             last = draws.drawn[-1]
             if float(last.law[last.candidates[0]]) < self.confidence:

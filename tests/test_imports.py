@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS: dict[str, set[str]] = {
-    "tree": set(),
+    "growing": set(),
+    "tree": {"growing"},
     "trace": set(),
     "pool": set(),
     "cache": set(),
@@ -24,13 +25,29 @@ LAYERS: dict[str, set[str]] = {
     "noise": set(),
     "audit": {"choose", "model", "noise", "plainly", "shift", "tree"},
     "decode": {"choose", "model", "trace", "tree"},
-    "lookahead": {"choose", "model", "pool", "tree"},
-    "drafter": {"choose", "decode", "lookahead", "model", "pool", "tree"},
+    "lookahead": {"choose", "growing", "model", "pool", "tree"},
+    "policy": set(),
+    "drafting": {"choose", "tree"},
+    "learning": {"pool", "tree"},
+    "drafter": {
+        *("choose", "decode", "drafting", "growing", "learning", "lookahead", "model"),
+        *("policy", "pool", "tree"),
+    },
     "generate": {"choose", "decode", "drafter", "lookahead", "model", "processors", "vocab"},
     "standin": set(),
 }
 MODEL_SIDE = {
-    *("choose", "model", "cache", "attention", "support", "standin", "generate", "drafter"),
+    *(
+        "choose",
+        "drafting",
+        "model",
+        "cache",
+        "attention",
+        "support",
+        "standin",
+        "generate",
+        "drafter",
+    ),
     *("processors", "plainly", "shift", "noise", "audit"),
 }
 
