@@ -42,7 +42,7 @@ class PromptLookup:
             if place is not None:
                 drafted = tokens[place : place + min(self.num_tokens, budget - 1)]
                 return TokenTree.chain(tokens[-1], drafted, source="prompt")
-        return TokenTree((tokens[-1],), (-1,))
+        return TokenTree.chain(tokens[-1], ())
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Nothing to learn: the text itself is the index."""

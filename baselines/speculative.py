@@ -14,7 +14,7 @@ import torch
 from baselines.rejection import Drawn, Rejection
 from ouroboros.choose import Choose, Sampler, argmax
 from ouroboros.decode import RootOnly, extend
-from ouroboros.drafter import Watched
+from ouroboros.drafting import Scratch, Watched
 from ouroboros.model import CachedModel
 from ouroboros.tree import TokenTree
 
@@ -54,6 +54,7 @@ class Speculative:
         self.verification = verification
         self.candidates = candidates
         self._plain = RootOnly()
+        self._scratch = Scratch()
         self._choose: Choose = argmax
 
     def rule(self, choose: Choose) -> Choose:
@@ -70,6 +71,7 @@ class Speculative:
     def reset(self, choose: Choose) -> None:
         """Draft by the same choice (and noise) as the target."""
         self._choose = choose
+        self._scratch.reset()
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Return the draft as a chain (with leaves, where there are more candidates)."""
@@ -79,7 +81,7 @@ class Speculative:
         if room > 0 and not self.confidence and getattr(self._choose, "blind", False):
             drafted = self.model.roll(tokens, room, self._choose)
             return TokenTree.chain(tokens[-1], drafted, source="draft")
-        sequence, watch = list(tokens), Watched(self._choose)
+        sequence, watch = self._scratch.at(tokens), Watched(self._choose)
         choose: Choose = watch if self.confidence > 0 else self._choose
         for _ in extend(self.model, self._plain, sequence, room, choose=choose):
             if self.confidence > 0 and watch.ranks[-1].share < self.confidence:
@@ -92,7 +94,7 @@ class Speculative:
     def _candidates(self, rule: Rejection, tokens: Sequence[int], budget: int) -> TokenTree:
         """Draft a chain of the first candidates, the others below it as leaves."""
         draws = Draws(rule, self.candidates)
-        sequence, room = list(tokens), min(self.gamma, budget - 1)
+        sequence, room = self._scratch.at(tokens), min(self.gamma, budget - 1)
         for _ in extend(self.model, self._plain, sequence, room, choose=draws):
             last = draws.drawn[-1]
             if float(last.law[last.candidates[0]]) < self.confidence:

@@ -79,6 +79,12 @@ class Argmax:
 
 argmax = Argmax()
 
+KEPT_ROWS = 256  # positions whose noise a sampler keeps
+AHEAD_VALUES = {
+    "cuda": 1 << 20,
+    "cpu": 1 << 15,
+}  # noise values made at once: small on a CPU's cache
+
 
 class Sampler:
     """Sampling at a temperature, with noise shared by every decoder and by the draft.
@@ -119,12 +125,20 @@ class Sampler:
         return self.warpers(None, logits)  # type: ignore[arg-type]
 
     def noise(self, position: int, vocab: int, device: torch.device) -> torch.Tensor:
-        """Return the Gumbel noise of one absolute position, [vocab] float32, kept while in use."""
+        """Return the Gumbel noise of one absolute position, [vocab] float32, kept while in use.
+
+        Made for some positions ahead at once: a hundred small operations a row are too many for
+        a GPU to be given one by one.
+        """
         row = self._rows.get(position)
         if row is None or len(row) < vocab or row.device != device:
-            if len(self._rows) > 1024:
+            if len(self._rows) > KEPT_ROWS:
                 self._rows.clear()
-            row = self._rows[position] = gumbel(self.seed, position, vocab, device)
+            values = AHEAD_VALUES["cuda" if device.type == "cuda" else "cpu"]
+            ahead = range(position, position + min(16, max(1, values // vocab)))
+            made = gumbel_rows(self.seed, ahead, vocab, device)
+            self._rows.update(zip(ahead, made, strict=True))
+            row = made[0]
         return row[:vocab]
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
@@ -149,15 +163,22 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def gumbel(seed: int, position: int, vocab: int, device: torch.device | str) -> torch.Tensor:
-    """Return standard Gumbel noise for ids 0 ... vocab - 1 at a position, [vocab] float32.
+    """Return standard Gumbel noise for ids 0 ... vocab - 1 at a position, [vocab] float32."""
+    return gumbel_rows(seed, [position], vocab, device)[0]
+
+
+def gumbel_rows(
+    seed: int, positions: Sequence[int], vocab: int, device: torch.device | str
+) -> torch.Tensor:
+    """Return the noise of several positions, [positions, vocab] float32.
 
     A counter-based hash of (seed, position, id): equal for every width of vocabulary, and, as its
     logarithm uses only correctly rounded operations, bit for bit equal on CPU and GPU.
     """
-    word = torch.tensor([seed, position], dtype=torch.int64)
-    key = _mix(_mix(word[:1] - 0x61C8864680B583EB) + word[1:])
+    words = torch.tensor([[seed, position] for position in positions], dtype=torch.int64)
+    keys = _mix(_mix(words[:, :1] - 0x61C8864680B583EB) + words[:, 1:])
     ids = torch.arange(1, vocab + 1, dtype=torch.int64, device=device)
-    bits = _mix(key.to(device) + ids * -0x61C8864680B583EB)
+    bits = _mix(keys.to(device) + ids * -0x61C8864680B583EB)
     uniform = (((bits >> 12) & 0xFFFFFFFFFFFFF).double() + 0.5) * 2.0**-52
     return (-_log(-_log(uniform))).float()
 

@@ -50,7 +50,7 @@ class RootOnly:
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Return the root alone."""
-        return TokenTree((tokens[-1],), (-1,))
+        return TokenTree.chain(tokens[-1], ())
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Nothing to learn."""
@@ -162,8 +162,7 @@ def _sources(tree: TokenTree, path: Sequence[int]) -> tuple[str, ...]:
     end, "target" where there was none."""
     names = tree.source or ("",) * len(tree)
     last = path[-1]
-    below = (n for n, parent in enumerate(tree.parents) if parent == last and n not in tree.probe)
-    own = "correction" if any(below) else "bonus" if last else "target"
+    own = "correction" if tree.has_children(last) else "bonus" if last else "target"
     return (*(names[node] for node in path[1:]), own)
 
 

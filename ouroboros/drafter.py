@@ -12,93 +12,22 @@ Invariant: the pool only ever changes *what is proposed*; `decode` alone decides
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
-import torch
-
+from ouroboros import learning
 from ouroboros.choose import Choose, Ranked, argmax
 from ouroboros.decode import extend
+from ouroboros.drafting import Scratch, Watched
+from ouroboros.growing import Growing
+from ouroboros.learning import Hung
 from ouroboros.lookahead import Lookahead
 from ouroboros.model import CachedModel
+from ouroboros.policy import Policy, named
 from ouroboros.pool import CONTEXT, PhrasePool
 from ouroboros.tree import TokenTree
 
 PoolState = Literal["cold", "task", "loaded"]
-
-
-@dataclass(frozen=True)
-class Policy:
-    """Which ideas are on, each a switch for ablations.
-
-    `prompt_phrases`, `output_phrases`: take the n-grams of the prompt and of accepted output.
-    `pool_while_filling`: use the pool while the Jacobi window is still being filled.
-    `correct_always`: correct a verified suffix after a rejection too, not only on full acceptance.
-    `agreements`: consecutive agreements between draft and target that make a phrase (None: N - 2).
-    `tail_predictions`: the target's own predictions along a rejected tail become phrases.
-    `context`: prefer phrases whose context agrees.
-    `root_phrases`: branches from the pool at the root too, beside the draft.
-    `runner_up`: the draft's second choice becomes a branch where its probability of being reached
-    is at least this (0: never).
-    `recall`: where a phrase's context agrees in at least this many tokens, draft from the pool
-    alone, without the draft model (0: never).
-    `stop_below`: stop drafting when the draft's own probability of the whole draft falls below
-    this (0: never).
-    `max_nodes`: no branch makes the tree larger than this.
-    """
-
-    prompt_phrases: bool = True
-    output_phrases: bool = True
-    pool_while_filling: bool = True
-    correct_always: bool = True
-    agreements: int | None = 1
-    tail_predictions: bool = True
-    context: bool = True
-    root_phrases: bool = True
-    runner_up: float = 0.03
-    recall: int = 4
-    stop_below: float = 0.3
-    max_nodes: int = 64
-
-
-OURS = Policy()
-PAPER = Policy(
-    prompt_phrases=False,
-    output_phrases=False,
-    pool_while_filling=False,
-    correct_always=False,
-    agreements=None,
-    tail_predictions=False,
-    context=False,
-    root_phrases=False,
-    runner_up=0.0,
-    recall=0,
-    stop_below=0.0,
-    max_nodes=1 << 30,
-)
-
-
-class Watched:
-    """A choice that remembers, along the path it accepts, how sure the draft was of each token."""
-
-    def __init__(self, choose: Choose) -> None:
-        self.choose = choose
-        self.ranks: list[Ranked] = []
-
-    def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        ranked = self.choose.ranked(logits, tokens, tree)
-        by_node = dict(zip(tree.asked, ranked, strict=True))
-        path = tree.longest_match(
-            [by_node[n].token if n in by_node else -1 for n in range(len(tree))]
-        )
-        self.ranks += [by_node[node] for node in path]
-        return [rank.token for rank in ranked]
-
-    def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
-        return self.choose.ranked(logits, tokens, tree)
-
-    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        return self.choose.scores(logits, tokens, tree)
 
 
 class Ouroboros:
@@ -135,7 +64,7 @@ class Ouroboros:
             raise ValueError('pool_state="loaded" needs a pool: give pool=PhrasePool.load(...)')
         self.draft: CachedModel | None = draft
         self.model = draft
-        self.policy = replace(_policy(policy), **(options or {}))
+        self.policy = replace(named(policy), **(options or {}))
         self.gamma, self.topk, self.learn = gamma, topk, learn
         self.reads_rejected = learn
         self.ngram_size = ngram_size
@@ -162,12 +91,14 @@ class Ouroboros:
         self._choose: Choose = argmax
         self._seen = 0
         self._chain = 0
-        self._hung: list[tuple[int, tuple[int, ...], list[int]]] = []
+        self._hung: list[Hung] = []
+        self._scratch = Scratch()
 
     def reset(self, choose: Choose) -> None:
         """Begin a prompt; the pool is emptied, kept or restored as `pool_state` says."""
         self._choose = choose
         self.inner.reset(choose)
+        self._scratch.reset()
         self._seen = 0
         if self._loaded is not None:
             self.pool.restore(self._loaded)
@@ -178,16 +109,17 @@ class Ouroboros:
         """Return the draft as a chain, with suffixes and other branches from the pool."""
         self._take_text(tokens)
         drafted, ranks, sources = self._draft(tokens, budget - 1)
-        tree = TokenTree.chain(tokens[-1], drafted)
-        tree = replace(tree, source=("", *sources))
+        tree = Growing(tokens[-1])
+        tree.chain(drafted, sources)
         self._chain = len(drafted)
         self._hung = []
-        tree = self._lengthen(tree, tokens, self._chain, budget)
+        near = list(tokens[-CONTEXT:])
+        self._lengthen(tree, self._chain, [*near, *drafted][:-1][-CONTEXT:], budget)
         if self.policy.runner_up and ranks:
-            tree = self._runners_up(tree, tokens, ranks, budget)
+            self._runners_up(tree, ranks, budget)
         if self.policy.root_phrases and drafted:
-            tree = self._lengthen(tree, tokens, 0, budget)
-        return tree
+            self._lengthen(tree, 0, near[:-1], budget)
+        return TokenTree.grown(tree)
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Make phrases of what the target predicted (paper, section 3.3)."""
@@ -196,9 +128,14 @@ class Ouroboros:
         chain = min(self._chain, len(tree) - 1)
         kept = sum(node <= chain for node in path)
         if kept > chain or self.policy.correct_always:
-            self._correct(tree, chosen)
-        if kept <= chain:
-            self._learn_tail(tree, chosen, kept, chain)
+            learning.correct(self.pool, tree, chosen, reversed(self._hung))
+        if kept > chain:
+            return
+        tail, wanted = range(kept, chain + 1), self.policy.agreements
+        if self.policy.tail_predictions:
+            learning.add_predictions(self.pool, chosen, tail)
+        least = self.ngram_size - 2 if wanted is None else wanted
+        learning.add_agreements(self.pool, tree, chosen, tail, least=least)
 
     def _take_text(self, tokens: Sequence[int]) -> None:
         policy = self.policy
@@ -216,14 +153,14 @@ class Ouroboros:
         recalled = self._recall(tokens, room)
         if recalled:
             return recalled, [], ["recall"] * len(recalled)
-        policy, sequence = self.policy, list(tokens)
+        policy, sequence = self.policy, self._scratch.at(tokens)
         watch = Watched(self._choose)
         watching = policy.runner_up > 0 or policy.stop_below > 0
         choose: Choose = watch if watching else self._choose
         sources: list[str] = []
         for record in extend(self.model, self.inner, sequence, room, choose=choose):
             sources += ["phrase" if name == "pool" else "draft" for name in record.sources]
-            if len(sources) >= self.gamma or _reached(watch.ranks) < policy.stop_below:
+            if len(sources) >= self.gamma or watch.reached < policy.stop_below:
                 break
         return sequence[len(tokens) :], watch.ranks, sources
 
@@ -241,13 +178,10 @@ class Ouroboros:
             sequence += phrase
         return sequence[known : known + max(room, 0)]
 
-    def _lengthen(
-        self, tree: TokenTree, tokens: Sequence[int], node: int, budget: int
-    ) -> TokenTree:
-        """Hang up to K phrases of the pool below a node, each cut to the budget."""
-        before = [*tokens[-CONTEXT:], *(tree.tokens[n] for n in tree.path_to(node)[1:])]
-        depth = len(before) - len(tokens[-CONTEXT:])
-        before = before[:-1][-CONTEXT:]
+    def _lengthen(self, tree: Growing, node: int, before: list[int], budget: int) -> None:
+        """Hang up to K phrases of the pool below a node, each cut to the budget; `before` are the
+        tokens before the node's."""
+        depth = tree.depths[node]
         space = self.policy.max_nodes - len(tree)
         fitting = []
         for phrase in self.pool.get(tree.tokens[node], self.topk, before=before):
@@ -256,12 +190,10 @@ class Ouroboros:
             if space < 0:
                 break
             fitting.append(cut)
-            self._hung.append((node, phrase, before))
-        return tree.graft(fitting, at=node, source="suffix") if fitting else tree
+            self._hung.append(Hung(node, phrase, before))
+        tree.graft(fitting, node, source="suffix")
 
-    def _runners_up(
-        self, tree: TokenTree, tokens: Sequence[int], ranks: list[Ranked], budget: int
-    ) -> TokenTree:
+    def _runners_up(self, tree: Growing, ranks: list[Ranked], budget: int) -> None:
         """Branch to the draft's second choice where it is likely enough to be reached."""
         reached = 1.0
         for node, rank in enumerate(ranks[: self._chain]):
@@ -270,47 +202,8 @@ class Ouroboros:
                 phrase = self.pool.get(rank.second, 1)
                 branch = [rank.second, *(phrase[0] if phrase else ())][: budget - 1 - node]
                 branch = branch[: max(1, self.policy.max_nodes - len(tree))]
-                tree = tree.graft([branch], at=node, source="runner-up")
+                tree.graft([branch], node, source="runner-up")
             reached *= rank.share
-        return tree
-
-    def _correct(self, tree: TokenTree, chosen: Sequence[int]) -> None:
-        """Replace each suffix that was verified by what the target predicted along it."""
-        child = {(parent, tree.tokens[node]): node for node, parent in enumerate(tree.parents)}
-        for start, phrase, before in reversed(self._hung):
-            node, predicted = start, [chosen[start]]
-            for token in phrase[:-1]:
-                if (node, token) not in child:
-                    break
-                node = child[node, token]
-                predicted.append(chosen[node])
-            if len(predicted) == len(phrase):
-                self.pool.replace(tree.tokens[start], phrase, predicted, before)
-
-    def _learn_tail(self, tree: TokenTree, chosen: Sequence[int], first: int, end: int) -> None:
-        """Phrases from the draft's rejected nodes `first` ... `end` and the predictions there."""
-        tail = range(first, end + 1)
-        need = self.policy.agreements
-        length = self.pool.phrase_len
-        if self.policy.tail_predictions:
-            predicted = [chosen[node] for node in tail]
-            for at in range(len(predicted) - 1):
-                self.pool.add(predicted[at], predicted[at + 1 : at + 1 + length])
-        wanted = self.ngram_size - 2 if need is None else need
-        for node in tail:
-            last = node
-            while last < end and last - node < length - 1 and chosen[last] == tree.tokens[last + 1]:
-                last += 1
-            if last - node >= wanted:
-                self.pool.add(tree.tokens[node], [chosen[n] for n in range(node, last + 1)])
-
-
-def _reached(ranks: list[Ranked]) -> float:
-    """The draft's own probability of everything it drafted."""
-    reached = 1.0
-    for rank in ranks:
-        reached *= rank.share
-    return reached
 
 
 def _check_pool(pool: PhrasePool, pool_state: PoolState, phrase_len: int) -> None:
@@ -323,12 +216,3 @@ def _check_pool(pool: PhrasePool, pool_state: PoolState, phrase_len: int) -> Non
         raise ValueError(
             f"the pool holds phrases of {pool.phrase_len} tokens, ngram_size asks for {phrase_len}"
         )
-
-
-def _policy(policy: str | Policy) -> Policy:
-    if isinstance(policy, Policy):
-        return policy
-    named = {"ours": OURS, "paper": PAPER}
-    if policy not in named:
-        raise ValueError(f'policy {policy!r} is not "ours", "paper" or a Policy')
-    return named[policy]

@@ -12,6 +12,7 @@ import random
 from collections.abc import Sequence
 
 from ouroboros.choose import Choose
+from ouroboros.growing import Growing
 from ouroboros.model import CachedModel
 from ouroboros.pool import CONTEXT, PhrasePool
 from ouroboros.tree import TokenTree
@@ -42,32 +43,21 @@ class Window:
         columns = self.size + max(0, self.height - 1)
         self.rows = [[tokens[-1], *draw.choices(tokens, k=columns - 1)]]
 
-    def graft(self, tree: TokenTree) -> TokenTree:
-        """Return the tree with the window's cells as probes; the last row's predictions are
-        read."""
+    def hang(self, tree: Growing) -> None:
+        """Hang the window's cells below the root as probes; the last row's predictions are read."""
         if not self.rows:
-            return tree
-        tokens, parents = list(tree.tokens), list(tree.parents)
-        above = [0]
-        for token in self.rows[0][1:]:
-            parents.append(above[-1])
-            above.append(len(tokens))
-            tokens.append(token)
+            return
+        first = len(tree)
+        above = [0, *range(first, first + len(self.rows[0]) - 1)]
+        tokens, parents = self.rows[0][1:], above[:-1]
         for row in self.rows[1:]:
-            below = list(range(len(tokens), len(tokens) + len(row)))
-            tokens += row
             parents += above[: len(row)]
-            above = below
+            below = first + len(tokens)
+            tokens = tokens + row
+            above = list(range(below, below + len(row)))
+        tree.hang_probes(tokens, parents, "window")
+        tree.read.update(node for node in above if node)
         self._last = above
-        probes = range(len(tree), len(tokens))
-        names = tree.source or ("",) * len(tree)
-        return TokenTree(
-            tuple(tokens),
-            tuple(parents),
-            tree.probe.union(probes),
-            names + ("window",) * len(probes),
-            tree.read.union(above) - {0},
-        )
 
     def observe(self, chosen: Sequence[int], following: int) -> list[tuple[int, ...]]:
         """Take the predictions after the last row; move on to the token `following` the root.
@@ -144,13 +134,14 @@ class Lookahead:
             if not self.window.rows:
                 self.window.start(tokens)
             self.window.rows[0][0] = root
-        tree = TokenTree((root,), (-1,))
+        tree = Growing(root)
         filled = not self.window.size or len(self.window.rows) >= self.window.height
         if self.pool_while_filling or filled:
             phrases = self.pool.get(root, self.branches, before=tokens[-1 - CONTEXT : -1])
-            tree = tree.graft([p[: budget - 1] for p in phrases], source="pool")
-        self._proposed = tree = self.window.graft(tree)
-        return tree
+            tree.graft([phrase[: budget - 1] for phrase in phrases], source="pool")
+        self.window.hang(tree)
+        self._proposed = TokenTree.grown(tree)
+        return self._proposed
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Learn the window's n-grams; restart it where the end of the context cut it off."""

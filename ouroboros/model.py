@@ -115,7 +115,6 @@ class CachedModel:
         only a draft meets them.
         """
         started = time.perf_counter()
-        tokens = list(tokens)
         if tokens[-1] != tree.tokens[0]:
             raise ValueError("the tree's root must be the last token of the sequence")
         reach = len(tokens) + int(tree.depths().max())
@@ -125,11 +124,13 @@ class CachedModel:
                 f"{self.max_len}: shorten the prompt or max_new"
             )
         known = self._shared_prefix(tokens)
-        self.tokens, self._tree = tokens[:known], None  # true even if the call below fails
+        del self.tokens[known:]  # what is cached even if the call below fails
+        self._tree = None
         self.cache.set_length(known)
         asked = tree.asked if rows is None else rows
-        logits = self.engine.run(known, tokens[known:-1], tree, asked)
-        self.tokens = tokens[:-1]
+        missing = list(tokens[known:-1])
+        logits = self.engine.run(known, missing, tree, asked)
+        self.tokens += missing
         self._tree, self._base = tree, len(tokens) - 1
         self.calls += 1
         self.busy_s += time.perf_counter() - started
@@ -144,7 +145,7 @@ class CachedModel:
         """
         assert self._tree is not None and path[0] == 0, "score() comes first; paths start at 0"
         self.cache.keep([self._base + node for node in path], self._base)
-        self.tokens = [*self.tokens, *(self._tree.tokens[node] for node in path)]
+        self.tokens += [self._tree.tokens[node] for node in path]
         self._tree = None
 
     @torch.inference_mode()
@@ -181,12 +182,13 @@ class CachedModel:
         self.cache.set_length(0)
         self.engine.prepare(min(context, self.max_len))
 
-    def _shared_prefix(self, tokens: list[int]) -> int:
+    def _shared_prefix(self, tokens: Sequence[int]) -> int:
         """Return how many leading tokens of the sequence, its last left out, are cached already."""
         cached, limit = self.tokens, min(len(self.tokens), len(tokens) - 1)
-        if cached[:limit] == tokens[:limit]:
+        start = list(tokens[:limit])
+        if (cached if limit == len(cached) else cached[:limit]) == start:
             return limit
-        pairs = zip(cached[:limit], tokens[:limit], strict=True)
+        pairs = zip(cached, start, strict=False)
         return next(i for i, (a, b) in enumerate(pairs) if a != b)
 
 

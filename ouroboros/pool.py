@@ -97,7 +97,7 @@ class PhrasePool:
         if not phrases or count <= 0:
             return []
         newest = list(reversed(phrases))
-        if self.use_context and before:
+        if self.use_context and before and len(newest) > 1:
             newest.sort(key=lambda phrase: -_common_suffix(phrases[phrase], before))
         return newest[:count]
 

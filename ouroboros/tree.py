@@ -12,6 +12,8 @@ from functools import cached_property
 
 import numpy as np
 
+from ouroboros.growing import Children, Growing
+
 
 @dataclass(frozen=True)
 class TokenTree:
@@ -50,7 +52,15 @@ class TokenTree:
     def chain(root: int, tokens: Sequence[int], source: str = "") -> TokenTree:
         """Return the root followed by `tokens`, each the child of the one before."""
         n = len(tokens)
-        return TokenTree((root, *tokens), tuple(range(-1, n)), source=("", *[source] * n))
+        return _unchecked(
+            tokens=(root, *tokens),
+            parents=tuple(range(-1, n)),
+            probe=frozenset(),
+            source=("", *[source] * n),
+            read=frozenset(),
+            _levels=tuple(range(n + 1)),
+            is_chain=True,
+        )
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -63,41 +73,44 @@ class TokenTree:
         source: str = "",
         probe: bool = False,
     ) -> TokenTree:
-        """Return this tree with `branches` hung below node `at`.
+        """Return this tree with `branches` hung below node `at`; see `Growing.graft`."""
+        growing = self.growing()
+        growing.graft(branches, at, source=source, probe=probe)
+        return TokenTree.grown(growing)
 
-        Prefixes shared with each other, or with nodes already there, merge: a trie, not copies.
-        Probe branches never merge with real nodes, nor real branches with probes.
-        """
-        tokens, parents = list(self.tokens), list(self.parents)
-        sources = list(self.source) or [""] * len(tokens)
-        probes = set(self.probe)
-        child = {
-            (p, t): i
-            for i, (p, t) in enumerate(zip(parents, tokens, strict=True))
-            if i and (i in probes) == probe
-        }
-        for branch in branches:
-            node = at
-            for token in branch:
-                below = child.get((node, token))
-                if below is None:
-                    below = child[node, token] = len(tokens)
-                    tokens.append(token)
-                    parents.append(node)
-                    sources.append(source)
-                    if probe:
-                        probes.add(below)
-                node = below
-        return TokenTree(
-            tuple(tokens), tuple(parents), frozenset(probes), tuple(sources), self.read
+    def growing(self) -> Growing:
+        """Return the nodes of this tree as lists to which more can be hung."""
+        growing = Growing(self.tokens[0])
+        growing.tokens, growing.parents = list(self.tokens), list(self.parents)
+        growing.depths = list(self._levels)
+        growing.source = list(self.source) or [""] * len(self)
+        growing.probe, growing.read = set(self.probe), set(self.read)
+        growing.children = dict(self.children)
+        return growing
+
+    @staticmethod
+    def grown(growing: Growing) -> TokenTree:
+        """Return the tree that has grown so far."""
+        return _unchecked(
+            tokens=tuple(growing.tokens),
+            parents=tuple(growing.parents),
+            probe=frozenset(growing.probe),
+            source=tuple(growing.source),
+            read=frozenset(growing.read),
+            _levels=tuple(growing.depths),
+            children=dict(growing.children),
         )
 
     @cached_property
-    def _depths(self) -> np.ndarray:
-        depths = [0] * len(self.parents)
+    def _levels(self) -> tuple[int, ...]:
+        levels = [0] * len(self.parents)
         for node, parent in enumerate(self.parents[1:], start=1):
-            depths[node] = depths[parent] + 1
-        return np.array(depths, dtype=np.int64)
+            levels[node] = levels[parent] + 1
+        return tuple(levels)
+
+    @cached_property
+    def _depths(self) -> np.ndarray:
+        return np.array(self._levels, dtype=np.int64)
 
     def depths(self) -> np.ndarray:
         """Return [n] int64: each node's distance from the root, which is its position offset."""
@@ -113,12 +126,12 @@ class TokenTree:
             T T T F
             T T F T
         """
-        seen = np.zeros((len(self), len(self)), dtype=bool)
-        seen[0, 0] = True
-        for node in range(1, len(self)):
-            seen[node] = seen[self.parents[node]]
-            seen[node, node] = True
-        return seen
+        rows: list[bytearray] = []
+        for node, parent in enumerate(self.parents):
+            row = bytearray(rows[parent]) if node else bytearray(len(self))
+            row[node] = 1
+            rows.append(row)
+        return np.frombuffer(bytearray().join(rows), dtype=bool).reshape(len(self), len(self))
 
     def path_to(self, node: int) -> list[int]:
         """Return the nodes from the root to `node`, both included."""
@@ -133,8 +146,7 @@ class TokenTree:
         """The nodes whose prediction is wanted: all real ones, and the probes in `read`."""
         if not self.probe:
             return tuple(range(len(self)))
-        silent = self.probe - self.read
-        return tuple(node for node in range(len(self)) if node not in silent)
+        return tuple(sorted(set(range(len(self))) - (self.probe - self.read)))
 
     @cached_property
     def is_chain(self) -> bool:
@@ -143,7 +155,9 @@ class TokenTree:
 
     def pruned(self, max_depth: int) -> TokenTree:
         """Return the tree without the nodes deeper than `max_depth` (at least the root stays)."""
-        kept = [node for node, depth in enumerate(self._depths) if depth <= max_depth or not node]
+        if max(self._levels) <= max_depth:
+            return self
+        kept = [node for node, depth in enumerate(self._levels) if depth <= max_depth or not node]
         if len(kept) == len(self):
             return self
         index = {node: new for new, node in enumerate(kept)}
@@ -157,7 +171,21 @@ class TokenTree:
 
     def draft_depth(self) -> int:
         """Return the depth of the deepest node that may be accepted."""
-        return max(d for node, d in enumerate(self._depths.tolist()) if node not in self.probe)
+        if not self.probe:
+            return max(self._levels)
+        return max(depth for node, depth in enumerate(self._levels) if node not in self.probe)
+
+    @cached_property
+    def children(self) -> Children:
+        """The child of a node by (node, token) among the real nodes; do not change it."""
+        pairs = zip(self.parents, self.tokens, strict=True)
+        return {pair: n for n, pair in enumerate(pairs) if n and n not in self.probe}
+
+    def has_children(self, node: int) -> bool:
+        """Return whether a real node hangs below this one."""
+        if not self.probe:
+            return node in self.parents
+        return any(p == node and n not in self.probe for n, p in enumerate(self.parents))
 
     def longest_match(self, chosen: Sequence[int]) -> list[int]:
         """Return the accepted path, root first.
@@ -167,14 +195,31 @@ class TokenTree:
         one path can match when siblings differ, and where a tree repeats a sibling the deepest
         path wins. Probes never match.
         """
+        if len(self.children) != len(self) - 1 - len(self.probe):
+            return self._longest_of_equals(chosen)
+        path, node = [0], self.children.get((0, chosen[0]))
+        while node is not None:
+            path.append(node)
+            node = self.children.get((node, chosen[node]))
+        return path
+
+    def _longest_of_equals(self, chosen: Sequence[int]) -> list[int]:
+        """The longest match where siblings repeat: several paths may match."""
         accepted, best = {0}, 0
-        depths = self._depths
         for node in range(1, len(self)):
             parent = self.parents[node]
             if node in self.probe or parent not in accepted:
                 continue
             if self.tokens[node] == chosen[parent]:
                 accepted.add(node)
-                if depths[node] > depths[best]:
+                if self._levels[node] > self._levels[best]:
                     best = node
         return self.path_to(best)
+
+
+def _unchecked(**fields: object) -> TokenTree:
+    """Return a tree of fields (cached ones too) that are known to be right: a check costs as much
+    as building the tree."""
+    tree = object.__new__(TokenTree)
+    tree.__dict__.update(fields)
+    return tree

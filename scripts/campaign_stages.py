@@ -1,9 +1,9 @@
 """What each stage of scripts/gpu_campaign.py does, in a process of its own.
 
 A stage is checks, runs (an experiment each, by the run loop of scripts/bench.py) and timings. Every
-part writes its results before the next begins; a run that lies finished in the stage's folder is not
-done again, and one that was stopped goes on. Invariant: stage.json is written last, whole, and says
-how the stage ended.
+part writes its results before the next begins; a run that lies finished in the stage's folder is
+not done again, and one that was stopped goes on. Invariant: stage.json says "running" until the
+stage has ended, and then how it did.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ INTERRUPTED = 130
 LEAST_CONTEXT = 2048  # tokens that both models' caches must have room for beside the weights
 
 
+class TooLarge(ValueError):
+    """Models that do not fit in the memory: no failure, but nothing to be measured here."""
+
+
 @dataclass
 class Pairs:
     """The pair of models loaded last, for as long as the next job wants the same."""
@@ -43,7 +47,7 @@ class Pairs:
     pair: Pair | None = None
 
     def of(self, config: Mapping) -> Pair:
-        """Return the config's pair. Raises `ValueError` where it does not fit in the memory."""
+        """Return the config's pair. Raises `TooLarge` where it does not fit in the memory."""
         key = json.dumps([config["model"], wants_draft(config["decoder"])], sort_keys=True)
         if key != self.key or self.pair is None:
             self.drop()
@@ -87,6 +91,8 @@ class Stage:
         self.asked.check()
         try:
             self.figures[name] = part()
+        except TooLarge as error:
+            self.figures[name] = {"left_out": str(error)}
         except Exception as error:
             self.failures[name] = one_line(error)
         self.folder.write_json("figures.json", self.figures)
@@ -164,7 +170,7 @@ def run_stage(
 
 
 def check_room(config: Mapping) -> None:
-    """Raise `ValueError` where a stand-in's weights do not fit in the free memory."""
+    """Raise `TooLarge` where a stand-in's weights do not fit in the free memory."""
     shapes = config["model"]["standin"]
     if not shapes:
         return
@@ -175,9 +181,9 @@ def check_room(config: Mapping) -> None:
     free = room(_device_name()).free_bytes
     if longest_context(needs, free) < LEAST_CONTEXT:
         wanted = sum(own.weight_bytes for own in needs.values()) / 2**30
-        raise ValueError(
-            f"left out: {' and '.join(shapes[role] for role in roles)} have {wanted:.0f} GiB of "
-            f"weights, and {free / 2**30:.0f} GiB are free"
+        raise TooLarge(
+            f"{wanted:.0f} GiB of weights ({' and '.join(shapes[role] for role in roles)}), and "
+            f"{free / 2**30:.0f} GiB are free"
         )
 
 
@@ -191,7 +197,8 @@ def finished(folder: ResultsFolder) -> bool:
 def one_line(error: BaseException) -> str:
     """Return an error's kind and the first line of what it says, without absolute paths."""
     text = (str(error).strip() or "no message").splitlines()[0]
-    return without_paths(text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}")
+    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    return without_paths(kind + text)
 
 
 def _device_name() -> str:

@@ -4,9 +4,9 @@
     python scripts/gpu_campaign.py stages=[costs] results_dir=results/local/gpu
     python scripts/gpu_campaign.py shapes=small results_dir=results/local/rehearsal
 
-Each stage runs in a process of its own, for `stage_minutes` at most, and writes as it goes: one that
-is done is skipped when the command is given again, one that was stopped or failed goes on. Stages,
-runs and their settings: conf/campaign.yaml. The last line on stdout is one JSON document.
+Each stage runs in a process of its own, for `stage_minutes` at most, and writes as it goes: one
+that is done is skipped when the command is given again, one that was stopped or failed goes on.
+Stages, runs and their settings: conf/campaign.yaml. The last line on stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -84,9 +84,7 @@ def check_campaign(config: Mapping) -> None:
         )
     unknown = [name for name in config["stages"] if name not in STAGES]
     if unknown or not config["stages"]:
-        raise ValueError(
-            f"stages=[{','.join(map(str, unknown))}]: choose from {', '.join(STAGES)}"
-        )
+        raise ValueError(f"stages=[{','.join(map(str, unknown))}]: choose from {', '.join(STAGES)}")
     for name in config["stages"]:
         minutes = config["stage_minutes"].get(name)
         if not isinstance(minutes, int | float) or minutes <= WARNED_S / 60:
@@ -118,7 +116,8 @@ def stage_at(path: Path, name: str, config: Mapping, facts: Mapping) -> tuple[di
     old = load(path)
     if old.get("status") == "done":
         return {**old, "skipped": True}, False
-    (path / "stage.json").unlink(missing_ok=True)
+    path.mkdir(parents=True, exist_ok=True)
+    ResultsFolder(path).write_json("stage.json", {**facts, "status": "running"})
     options = {**config[name], "threads": config["threads"]}
     child = multiprocessing.get_context("spawn").Process(
         target=do, args=(name, options, path, facts), name=name
@@ -132,9 +131,8 @@ def stage_at(path: Path, name: str, config: Mapping, facts: Mapping) -> tuple[di
         interrupted = True
         watch(child, time.monotonic() + WARNED_S + HURRIED_S)
     found = load(path)
-    if not found:
+    if found["status"] == "running":
         found = died(child, time.monotonic() - started, facts)
-        path.mkdir(parents=True, exist_ok=True)
         ResultsFolder(path).write_json("stage.json", found)
     return found, interrupted
 
@@ -181,9 +179,11 @@ def key_figures(stage: Mapping) -> dict:
     for name, part in stage.get("figures", {}).items():
         if isinstance(part, Mapping) and "passed" in part:
             found[name] = part["passed"]
+        elif isinstance(part, Mapping) and "left_out" in part:
+            found[name] = f"left out: {part['left_out']}"
         elif isinstance(part, Mapping) and "decoders" in part:
             rows = {n: _row(row) for n, row in part["decoders"].items()}
-            goals = {g["name"]: [g["figure"], g["passed"]] for g in part.get("goals", ())}
+            goals = {g["name"]: [_short(g["figure"]), g["passed"]] for g in part.get("goals", ())}
             found[name] = {"title": part["title"], "tokens_per_s_and_speedup": rows, "goals": goals}
         elif not isinstance(part, Mapping | list):
             found[name] = part
@@ -192,7 +192,11 @@ def key_figures(stage: Mapping) -> dict:
 
 def _row(row: Mapping) -> list[float | None]:
     ratio = row["latency_speedup"]
-    return [row["output_throughput"], ratio and ratio["value"]]
+    return [_short(row["output_throughput"]), _short(ratio and ratio["value"])]
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
 
 
 def pack(root: Path) -> None:

@@ -15,8 +15,8 @@ from baselines import Greedy, HFGenerate, Lookahead, PromptLookup, Speculative
 from ouroboros import Ouroboros, PhrasePool
 from ouroboros.choose import Sampler, argmax
 from ouroboros.decode import Drafter, decode
-from ouroboros.drafter import OURS, PAPER, Policy
 from ouroboros.model import CachedModel
+from ouroboros.policy import OURS, PAPER, Policy
 
 SIZES = {"gamma": 4, "window_size": 3, "ngram_size": 4, "verification_set_size": 3}
 SWITCHES = {

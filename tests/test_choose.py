@@ -20,7 +20,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ouroboros.choose import Sampler, _log, argmax, gumbel
+from ouroboros.choose import Sampler, _log, argmax, gumbel, gumbel_rows
 from ouroboros.decode import RootOnly, decode
 from ouroboros.model import CachedModel
 from ouroboros.tree import TokenTree
@@ -77,6 +77,13 @@ def test_noise_does_not_depend_on_the_width_of_the_vocabulary():
     assert torch.equal(sampler.noise(9, 13, torch.device("cpu")), wide[:13])
     assert torch.equal(sampler.noise(9, 40, torch.device("cpu")), wide[:40])
     assert torch.equal(sampler.noise(9, 20, torch.device("cpu")), wide[:20])
+
+
+@given(st.lists(st.integers(0, 1 << 20), min_size=1, max_size=5), st.integers(1, 20))
+def test_noise_of_several_positions_is_that_of_each(positions, vocab):
+    rows = gumbel_rows(11, positions, vocab, "cpu")
+    for row, position in zip(rows, positions, strict=True):
+        assert torch.equal(row, gumbel(11, position, vocab, "cpu"))
 
 
 def test_noise_differs_by_seed_position_and_token():

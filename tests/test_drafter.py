@@ -10,8 +10,11 @@ from tiny import Recorded, llama, noisy, prompt_of
 
 from ouroboros.choose import Ranked, argmax
 from ouroboros.decode import RootOnly, decode
-from ouroboros.drafter import OURS, PAPER, Ouroboros, Watched
+from ouroboros.drafter import Ouroboros
+from ouroboros.drafting import Watched
+from ouroboros.learning import Hung
 from ouroboros.model import CachedModel
+from ouroboros.policy import OURS, PAPER
 from ouroboros.pool import PhrasePool
 from ouroboros.tree import TokenTree
 
@@ -98,7 +101,7 @@ def proposed(drafter: Ouroboros, tree: TokenTree, chain: int) -> None:
         if chain in path:
             phrase = tuple(tree.tokens[n] for n in path[chain + 1 :])
             drafter.pool.add(tree.tokens[chain], phrase)
-            drafter._hung.append((chain, phrase, []))
+            drafter._hung.append(Hung(chain, phrase, []))
 
 
 SUFFIXED = TokenTree.chain(0, [1, 2]).graft([(3, 4, 5), (6, 7, 8)], at=2, source="suffix")
@@ -247,16 +250,23 @@ def test_an_unsure_draft_stops(pair):
     assert lengths[0] == 9 > lengths[1] >= lengths[2] >= 1
 
 
+def branched(drafter: Ouroboros, tree: TokenTree, ranks: list[Ranked], budget: int) -> TokenTree:
+    """The tree with branches to the draft's second choices."""
+    growing = tree.growing()
+    drafter._runners_up(growing, ranks, budget)
+    return TokenTree.grown(growing)
+
+
 def test_the_runner_up_becomes_a_branch_where_it_is_likely(pair):
     drafter = ready(pair[1], options={"runner_up": 0.1, "max_nodes": 9})
     tree = TokenTree.chain(5, [1, 2, 3])
     drafter._chain = 3
     drafter.pool.add(7, (8, 9))
     ranks = [Ranked(1, 0.9, 7, 0.1), Ranked(2, 0.5, 6, 0.4), Ranked(3, 0.5, 4, 0.2)]
-    grown = drafter._runners_up(tree, [5], ranks, 20)
+    grown = branched(drafter, tree, ranks, 20)
     assert grown.tokens[4:] == (7, 8, 9, 6) and grown.parents[4:] == (0, 4, 5, 1)
     assert grown.source[4:] == ("runner-up",) * 4
-    short = drafter._runners_up(tree, [5], ranks, 3)
+    short = branched(drafter, tree, ranks, 3)
     assert short.tokens[4:] == (7, 8, 6)
 
 

@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS: dict[str, set[str]] = {
-    "tree": set(),
+    "growing": set(),
+    "tree": {"growing"},
     "trace": set(),
     "pool": set(),
     "cache": set(),
@@ -28,14 +29,20 @@ LAYERS: dict[str, set[str]] = {
     "noise": set(),
     "audit": {"choose", "model", "noise", "plainly", "shift", "tree"},
     "decode": {"choose", "model", "trace", "tree"},
-    "lookahead": {"choose", "model", "pool", "tree"},
-    "drafter": {"choose", "decode", "lookahead", "model", "pool", "tree"},
+    "lookahead": {"choose", "growing", "model", "pool", "tree"},
+    "policy": set(),
+    "drafting": {"choose", "tree"},
+    "learning": {"pool", "tree"},
+    "drafter": {
+        *("choose", "decode", "drafting", "growing", "learning", "lookahead", "model"),
+        *("policy", "pool", "tree"),
+    },
     "generate": {"choose", "decode", "drafter", "lookahead", "model", "processors", "vocab"},
     "custom": {"choose", "decode", "generate", "model", "processors"},
     "standin": {"quantised"},
 }
 MODEL_SIDE = {
-    *("kernels", "engine", "static"),
+    *("kernels", "engine", "static", "drafting"),
     *("choose", "model", "cache", "attention", "support", "standin", "generate", "drafter"),
     *("custom", "processors", "plainly", "quantised", "shift", "noise", "audit"),
 }

@@ -56,7 +56,7 @@ def test_the_window_is_the_published_grid(size, ngram_size, seed, steps):
     grid = Grid(size, ngram_size - 1, list(window.rows[0]))
     for step in range(steps):
         root = grid.rows[0][0]
-        tree = window.graft(TokenTree.chain(root, [8, 8]))
+        tree = hung(window, TokenTree.chain(root, [8, 8]))
         cells = grid.cells()
         assert len(tree) - 2 == len(cells)
         chosen = [guess(tree, node) for node in range(len(tree))]
@@ -65,6 +65,13 @@ def test_the_window_is_the_published_grid(size, ngram_size, seed, steps):
         assert window.observe(chosen, step) == grid.advance(predicted, step)
         assert window.rows == grid.rows
         assert len(window.rows) == min(ngram_size - 1, step + 2)
+
+
+def hung(window: Window, tree: TokenTree) -> TokenTree:
+    """The tree with the window's cells."""
+    growing = tree.growing()
+    window.hang(growing)
+    return TokenTree.grown(growing)
 
 
 def guess(tree: TokenTree, node: int) -> int:
@@ -76,7 +83,7 @@ def guess(tree: TokenTree, node: int) -> int:
 def test_cells_stand_one_position_further_in_each_row_and_column():
     window = Window(size=3, ngram_size=4)
     window.rows = [[9, 1, 2], [3, 4, 5], [6, 7, 8]]
-    assert window.graft(TokenTree.chain(9, [])).depths().tolist() == [0, 1, 2, 1, 2, 3, 2, 3, 4]
+    assert hung(window, TokenTree.chain(9, [])).depths().tolist() == [0, 1, 2, 1, 2, 3, 2, 3, 4]
 
 
 def test_a_full_step_costs_w_plus_g_times_n_minus_1_nodes():

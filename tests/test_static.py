@@ -123,6 +123,26 @@ def test_compiled_blocks_leave_the_model_as_it_was():
     assert list(model.model.layers) == plain
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_graphs_replay_what_calls_would_do():
+    model = llama(dtype=torch.float32, head_dim=16, num_hidden_layers=3).cuda()
+    eager, static = CachedModel(model, engine="eager"), CachedModel(model)
+    assert isinstance(static.engine, Static) and static.engine.graphs
+    static.prepare(40)
+    rng, tokens = random.Random(2), [1]
+    for _ in range(60):
+        tree = random_tree(rng, tokens[-1], rng.randint(1, 20)).pruned(eager.max_len - len(tokens))
+        expected = eager.score(tokens, tree)
+        torch.testing.assert_close(static.score(tokens, tree), expected, rtol=1e-4, atol=1e-4)
+        path = tree.longest_match(expected.argmax(-1).tolist())
+        for cached in (eager, static):
+            cached.accept(path)
+        tokens = [*tokens, *(tree.tokens[n] for n in path[1:]), int(expected[path[-1]].argmax())]
+        tokens = tokens[:20] if len(tokens) > 40 else tokens
+    for choose in CHOICES:
+        assert static.roll(tokens, 7, choose) == eager.roll(tokens, 7, choose)
+
+
 def test_an_unknown_engine_is_refused():
     with pytest.raises(ValueError, match="auto, eager, static"):
         CachedModel(llama(), engine="fast")  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ouroboros import tree as tree_module
+from ouroboros.growing import Growing
 from ouroboros.lookahead import Window
 from ouroboros.tree import TokenTree
 
@@ -76,6 +77,12 @@ def words(tree: TokenTree, *, probe: bool) -> set[tuple[int, ...]]:
     return found
 
 
+def hung(window: Window, growing: Growing) -> TokenTree:
+    """The tree with the window's cells."""
+    window.hang(growing)
+    return TokenTree.grown(growing)
+
+
 def test_docstrings_hold():
     result = doctest.testmod(tree_module)
     assert result.attempted and not result.failed
@@ -90,7 +97,7 @@ def test_a_chain_and_a_fork_as_a_picture():
 def test_lookahead_window_as_a_picture():
     window = Window(size=3, ngram_size=4)
     window.rows = [[9, 1, 2], [3, 4, 5], [6, 7, 8]]
-    tree = window.graft(TokenTree.chain(9, []))
+    tree = hung(window, Growing(9))
     assert tree.tokens == (9, 1, 2, 3, 4, 5, 6, 7, 8)
     assert picture(tree.ancestors()) == WINDOW_3_BY_3
     assert tree.probe == frozenset(range(1, 9))
@@ -114,7 +121,9 @@ def test_lookahead_masks_follow_the_published_rule(ngram_size):
         window = Window(size=w, ngram_size=n)
         window.rows = [[50 + r * w + c for c in range(w)] for r in range(n - 1)]
         guesses = [[1000 + i * n + j for j in range(n - 1)] for i in range(g)]
-        tree = window.graft(TokenTree((50,), (-1,)).graft(guesses))
+        growing = Growing(50)
+        growing.graft(guesses)
+        tree = hung(window, growing)
         assert len(tree) == (w + g) * (n - 1)
         where: dict[object, int] = {tree.tokens[node]: node for node in range(len(tree))}
         expected = np.zeros((len(tree), len(tree)), dtype=bool)
@@ -209,6 +218,34 @@ def test_graft_adds_the_branches_and_nothing_else(tree, below, probe):
         assert word in added and grafted.source[node] == "new"
         assert (node in grafted.probe) == probe
     assert grafted.read == tree.read
+
+
+@given(trees(), branches, branches, st.data())
+def test_what_grows_is_a_valid_tree(tree, below, probes, data):
+    """A grown tree skips the checks: its fields, given anew, pass them and derive the same."""
+    growing = tree.growing()
+    for some, probe in ((below, False), (probes, True)):
+        at = data.draw(st.integers(0, len(growing) - 1))
+        growing.graft(some, at, source="new", probe=probe)
+    parents = [data.draw(st.integers(0, len(growing) - 1)) for _ in range(3)]
+    growing.hang_probes([1, 1, 0], parents, "window")
+    growing.read.add(len(growing) - 1)
+    grown = TokenTree.grown(growing)
+    anew = TokenTree(grown.tokens, grown.parents, grown.probe, grown.source, grown.read)
+    assert anew == grown and anew.children == grown.children
+    assert (anew.depths() == grown.depths()).all()
+    assert grown.tokens[-3:] == (1, 1, 0) and set(range(len(grown) - 3, len(grown))) <= grown.probe
+
+
+def test_a_chain_grows_from_its_root():
+    growing = Growing(7)
+    growing.chain([1, 2], ["draft", "phrase"])
+    growing.graft([(1, 3), (1, 2, 4)], source="suffix")
+    tree = TokenTree.grown(growing)
+    assert tree == TokenTree(
+        (7, 1, 2, 3, 4), (-1, 0, 1, 1, 2), source=("", "draft", "phrase", "suffix", "suffix")
+    )
+    assert tree.has_children(1) and not tree.has_children(4)
 
 
 @given(trees(), branches, st.data())

@@ -18,7 +18,7 @@ from ouroboros.decode import RootOnly, decode
 from ouroboros.model import CachedModel
 from ouroboros.tree import TokenTree
 
-LOGIT_TOLERANCE = 1e-3  # float32 logits of one model by two engines; reference logits are of order 10
+LOGIT_TOLERANCE = 1e-3  # of float32 logits by two engines
 ERROR_RATIO = 1.25  # rounding errors of two engines in half precision, root mean squares
 
 
@@ -100,7 +100,7 @@ def engines_agree(
                 model.accept(path)
             longer = [*tokens, *(tree.tokens[node] for node in path[1:]), text[0]]
             _compare(found, models, longer, TokenTree((text[0],), (-1,)))
-    return _judged(f"engines {name}", found, exact is not None)
+    return _judged(name, found, exact is not None)
 
 
 def rolls_agree(
@@ -114,7 +114,7 @@ def rolls_agree(
         model.tokens = []
         differ += model.roll(list(prompt), count, choose) != plain
     figures = {"prompts": len(prompts), "tokens": count, "differ": differ}
-    return Check(f"roll {name}", differ == 0 and len(prompts) > 0, figures)
+    return Check(name, differ == 0 and len(prompts) > 0, figures)
 
 
 def _compare(

@@ -1,8 +1,8 @@
 """The attention kernel alone, on random keys and values: is it right, and what does it cost?
 
-Held against float64 and against torch's `scaled_dot_product_attention` with keys and values repeated
-for each query head, which is what transformers does. Where our kernel cannot run (no GPU, no Triton)
-the packed form of `ouroboros.attention` takes its place, and the rows say so.
+Held against float64 and against torch's `scaled_dot_product_attention` with keys and values
+repeated for each query head, which is what transformers does. Where our kernel cannot run (no GPU,
+no Triton) the packed form of `ouroboros.attention` takes its place, and the rows say so.
 """
 
 from __future__ import annotations

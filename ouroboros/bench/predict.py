@@ -14,7 +14,7 @@ from ouroboros.bench import metrics
 from ouroboros.bench.costs import Costs
 from ouroboros.bench.intervals import Interval, speedup
 from ouroboros.bench.sample import Sample
-from ouroboros.model import PREFILL_ALONE
+from ouroboros.engine import PREFILL_ALONE
 from ouroboros.trace import StepRecord
 
 PLAIN = "greedy"

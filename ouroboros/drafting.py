@@ -1,0 +1,63 @@
+"""What drafting with a small model needs: a text of its own to go on with, and how sure it was."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from ouroboros.choose import Choose, Ranked
+from ouroboros.tree import TokenTree
+
+
+class Scratch:
+    """A drafter's own copy of the growing sequence, on which a small model may go on.
+
+    It is brought up to date, not copied, so a step costs the same at every length.
+    """
+
+    def __init__(self) -> None:
+        self._text: list[int] = []
+        self._known = 0
+
+    def reset(self) -> None:
+        """Forget the sequence."""
+        self._text, self._known = [], 0
+
+    def at(self, tokens: Sequence[int]) -> list[int]:
+        """Return the sequence, which has only grown since the last call (or `reset`), as a list
+        that may be appended to until the next call."""
+        del self._text[self._known :]
+        self._text += tokens[self._known :]
+        self._known = len(tokens)
+        return self._text
+
+
+class Watched:
+    """A choice that remembers, along the path it accepts, how sure the draft was of each token."""
+
+    def __init__(self, choose: Choose) -> None:
+        self.choose = choose
+        self.ranks: list[Ranked] = []
+
+    def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
+        ranked = self.choose.ranked(logits, tokens, tree)
+        chosen = [-1] * len(tree)
+        for node, rank in zip(tree.asked, ranked, strict=True):
+            chosen[node] = rank.token
+        for node in tree.longest_match(chosen):
+            self.ranks.append(ranked[bisect_left(tree.asked, node)])  # asked nodes ascend
+        return [rank.token for rank in ranked]
+
+    def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
+        return self.choose.ranked(logits, tokens, tree)
+
+    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        return self.choose.scores(logits, tokens, tree)
+
+    @property
+    def reached(self) -> float:
+        """The draft's own probability of everything it drafted."""
+        return prod(rank.share for rank in self.ranks)
