@@ -64,7 +64,7 @@ def campaign(cfg: DictConfig) -> int:
         print(f"{name}: {found[name]['status']}{reason}", file=sys.stderr, flush=True)
     document = {
         "results": os.path.relpath(root),
-        "rehearsal": config["rehearsal"],
+        "rehearsal": config["rehearsed"],
         "finished": all(own["status"] == "done" for own in found.values()),
         "stages": found,
     }
@@ -78,7 +78,7 @@ def campaign(cfg: DictConfig) -> int:
 
 def check_campaign(config: Mapping) -> None:
     """Raise `ValueError`, in one line, for what cannot be done."""
-    if not config["rehearsal"] and not torch.cuda.is_available():
+    if not config["rehearsed"] and not torch.cuda.is_available():
         raise ValueError(
             "this needs a GPU that torch sees (CUDA); a rehearsal on a CPU: shapes=small"
         )
@@ -95,7 +95,7 @@ def check_campaign(config: Mapping) -> None:
 def stage_facts(name: str, config: Mapping) -> dict:
     """Return what says that a stage's results are those that are asked for."""
     options = config[name]
-    return {"rehearsal": config["rehearsal"], "settings": identity(name, options)}
+    return {"rehearsal": config["rehearsed"], "settings": identity(name, options)}
 
 
 def check_folder(path: Path, facts: Mapping, *, overwrite: bool) -> None:
