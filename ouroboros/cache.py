@@ -81,9 +81,9 @@ def write_slots(
     key_states: torch.Tensor,
     value_states: torch.Tensor,
 ) -> None:
-    """Write one layer's states, [1, kv_heads, nodes, width], to `slots` of its [kv_heads, capacity,
-    width] keys and values, in place. An operator of its own, since a compiler copies the whole layer
-    for an indexed write to a part of its input."""
+    """Write one layer's states, [1, kv_heads, nodes, width], to `slots` of its keys and values,
+    [kv_heads, capacity, width], in place. An operator of its own, since a compiler copies the whole
+    layer for an indexed write to a part of its input."""
     keys.index_copy_(1, slots, key_states[0])
     values.index_copy_(1, slots, value_states[0])
 
