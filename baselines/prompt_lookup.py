@@ -14,8 +14,12 @@ from ouroboros.tree import TokenTree
 
 class PromptLookup:
     """Drafts the `num_tokens` tokens after the most recent earlier place of the longest matching
-    n-gram, of at most `max_ngram_size` tokens. An index makes a step's cost independent of the
-    length of the text."""
+    n-gram, of at most `max_ngram_size` tokens.
+
+    Where the text ends before that many, what followed is taken to follow again: a loop shorter
+    than the draft is drafted round and round. An index makes a step's cost independent of the
+    length of the text.
+    """
 
     draft: CachedModel | None = None
 
@@ -37,10 +41,12 @@ class PromptLookup:
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Return the continuation of the longest earlier match as a chain, or the root alone."""
         self._index(tokens)
+        length = min(self.num_tokens, budget - 1)
         for n in range(min(self.max_ngram_size, len(tokens) - 1), 0, -1):
             place = self._places.get(tuple(tokens[-n:]))
             if place is not None:
-                drafted = tokens[place : place + min(self.num_tokens, budget - 1)]
+                period = len(tokens) - place
+                drafted = [tokens[place + ahead % period] for ahead in range(length)]
                 return TokenTree.chain(tokens[-1], drafted, source="prompt")
         return TokenTree.chain(tokens[-1], ())
 

@@ -73,6 +73,21 @@ class SlotLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length
 
 
+@torch.library.custom_op("ouroboros::write_slots", mutates_args=("keys", "values"))
+def write_slots(
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    slots: torch.Tensor,
+    key_states: torch.Tensor,
+    value_states: torch.Tensor,
+) -> None:
+    """Write one layer's states, [1, kv_heads, nodes, width], to `slots` of its keys and values,
+    [kv_heads, capacity, width], in place. An operator of its own, since a compiler copies the whole
+    layer for an indexed write to a part of its input."""
+    keys.index_copy_(1, slots, key_states[0])
+    values.index_copy_(1, slots, value_states[0])
+
+
 class SlotCache(Cache):
     """The slots of all layers. Layers of one shape on one device share a pool, so that keeping a
     path costs two copies for each pool, not two for each layer."""
@@ -111,22 +126,18 @@ class SlotCache(Cache):
         if self._aim is None:
             return super().update(key_states, value_states, layer_idx, *args, **kwargs)
         slots, view = self._aim
-        keys, values = self._layer(layer_idx)
-        keys.index_copy_(1, slots.to(keys.device), key_states[0])
-        values.index_copy_(1, slots.to(values.device), value_states[0])
+        if len(self.pools) > 1:
+            keys, values, row = self.slots[layer_idx].keys, self.slots[layer_idx].values, 0
+        else:  # found by its number alone, so that compiled code is the same for all layers
+            ((keys, values),) = self.pools.values()
+            row = layer_idx
+        keys, values = keys[row], values[row]
+        write_slots(keys, values, slots.to(keys.device), key_states, value_states)
         return keys[None, :, :view], values[None, :, :view]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the slots in use; 0 while aimed, where nothing may depend on it."""
         return 0 if self._aim is not None else super().get_seq_length(layer_idx)
-
-    def _layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return one layer's slots, [kv_heads, capacity, width] each. Layers of one shape are found
-        by their number alone, so that compiled code is the same for all of them."""
-        if len(self.pools) == 1:
-            ((keys, values),) = self.pools.values()
-            return keys[index], values[index]
-        return self.slots[index].keys[0], self.slots[index].values[0]
 
     def reserve(self, slots: int) -> None:
         """Make room for `slots` slots in all, keeping what is there. At least doubles when it

@@ -18,11 +18,12 @@ from typing import Literal
 from ouroboros import learning
 from ouroboros.choose import Choose, Ranked, argmax
 from ouroboros.decode import extend
-from ouroboros.drafting import Scratch, Watched
+from ouroboros.drafting import Draft, Scratch, Watched
 from ouroboros.growing import Growing
 from ouroboros.learning import Hung
 from ouroboros.lookahead import Lookahead
 from ouroboros.model import CachedModel
+from ouroboros.pace import pace
 from ouroboros.policy import Policy, named
 from ouroboros.pool import CONTEXT, PhrasePool
 from ouroboros.tree import TokenTree
@@ -88,17 +89,21 @@ class Ouroboros:
             pool_while_filling=self.policy.pool_while_filling,
             seed=seed,
         )
+        self.pace = pace(stop_below=self.policy.stop_below, draft_cost=self.policy.draft_cost)
         self._choose: Choose = argmax
         self._seen = 0
         self._chain = 0
         self._hung: list[Hung] = []
         self._scratch = Scratch()
+        self._made = Draft()
+        self._phrases: list[tuple[int, ...]] = []
 
     def reset(self, choose: Choose) -> None:
         """Begin a prompt; the pool is emptied, kept or restored as `pool_state` says."""
         self._choose = choose
         self.inner.reset(choose)
         self._scratch.reset()
+        self.pace.reset()
         self._seen = 0
         if self._loaded is not None:
             self.pool.restore(self._loaded)
@@ -108,25 +113,34 @@ class Ouroboros:
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Return the draft as a chain, with suffixes and other branches from the pool."""
         self._take_text(tokens)
-        drafted, ranks, sources = self._draft(tokens, budget - 1)
+        made = self._made = self._draft(tokens, budget - 1)
         tree = Growing(tokens[-1])
-        tree.chain(drafted, sources)
-        self._chain = len(drafted)
+        tree.chain(made.tokens, made.sources)
+        self._chain = len(made.tokens)
         self._hung = []
         near = list(tokens[-CONTEXT:])
-        self._lengthen(tree, self._chain, [*near, *drafted][:-1][-CONTEXT:], budget)
-        if self.policy.runner_up and ranks:
-            self._runners_up(tree, ranks, budget)
-        if self.policy.root_phrases and drafted:
+        root_phrases = self.policy.root_phrases and bool(made.tokens)
+        root_first = root_phrases and self.pace.root_first(made)
+        if root_first:
             self._lengthen(tree, 0, near[:-1], budget)
+        self._lengthen(tree, self._chain, [*near, *made.tokens][:-1][-CONTEXT:], budget)
+        if self.policy.runner_up and made.ranks:
+            self._runners_up(tree, made.ranks, budget)
+        if root_phrases and not root_first:
+            self._lengthen(tree, 0, near[:-1], budget)
+        if self.policy.draft_cost:
+            fitting = min(self.topk, (self.policy.max_nodes - 1) // self.pool.phrase_len)
+            self._phrases = self.pool.get(tokens[-1], fitting, before=near[:-1])
         return TokenTree.grown(tree)
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Make phrases of what the target predicted (paper, section 3.3)."""
-        if not self.learn:
-            return
         chain = min(self._chain, len(tree) - 1)
         kept = sum(node <= chain for node in path)
+        said = [*(tree.tokens[node] for node in path[1:]), chosen[path[-1]]]
+        self.pace.learn(self._made, said, kept=kept - 1, phrases=self._phrases)
+        if not self.learn:
+            return
         if kept > chain or self.policy.correct_always:
             learning.correct(self.pool, tree, chosen, reversed(self._hung))
         if kept > chain:
@@ -144,25 +158,39 @@ class Ouroboros:
             self.pool.add_text(tokens, self._seen)
         self._seen = len(tokens)
 
-    def _draft(self, tokens: Sequence[int], room: int) -> tuple[list[int], list[Ranked], list[str]]:
-        """Draft gamma tokens, or fewer where the draft is unsure; free ones beyond gamma stay.
+    def _draft(self, tokens: Sequence[int], room: int) -> Draft:
+        """Draft up to gamma tokens, fewer where the pace says so; free ones beyond gamma stay.
 
-        Returns tokens, the draft's ranking at each and who proposed each: "draft", "phrase" where
-        the draft model verified it, "recall" where the pool drafted alone (no rankings then).
+        Their sources are "draft", "phrase" where the draft model verified one, and "recall" where
+        the pool drafted alone.
         """
         recalled = self._recall(tokens, room)
         if recalled:
-            return recalled, [], ["recall"] * len(recalled)
-        policy, sequence = self.policy, self._scratch.at(tokens)
+            return Draft(recalled, ["recall"] * len(recalled))
+        sequence = self._scratch.at(tokens)
+        agreement = self._agreement(sequence)
         watch = Watched(self._choose)
-        watching = policy.runner_up > 0 or policy.stop_below > 0
+        made = Draft(ranks=watch.ranks, root=agreement, end=agreement)
+        if not self.pace.starts(agreement):
+            return made
+        policy = self.policy
+        watching = policy.runner_up > 0 or policy.stop_below > 0 or policy.draft_cost > 0
         choose: Choose = watch if watching else self._choose
-        sources: list[str] = []
         for record in extend(self.model, self.inner, sequence, room, choose=choose):
-            sources += ["phrase" if name == "pool" else "draft" for name in record.sources]
-            if len(sources) >= self.gamma or watch.reached < policy.stop_below:
+            made.stages.append(len(made.tokens))
+            made.sources += ["phrase" if name == "pool" else "draft" for name in record.sources]
+            made.tokens = sequence[len(tokens) :]
+            made.end = self._agreement(sequence)
+            if len(made.tokens) >= self.gamma or not self.pace.goes_on(made):
                 break
-        return sequence[len(tokens) :], watch.ranks, sources
+        return made
+
+    def _agreement(self, sequence: Sequence[int]) -> int:
+        """Return how much context the best phrase below the last token shares, where that is
+        weighed."""
+        if not self.policy.draft_cost:
+            return -1
+        return self.pool.agreement(sequence[-1], sequence[-CONTEXT - 1 : -1])
 
     def _recall(self, tokens: Sequence[int], room: int) -> list[int]:
         """Return phrases of the pool in a row for as long as their contexts agree, up to gamma."""

@@ -204,7 +204,8 @@ def choose_engine(
     if name == "auto" and facts.device.type == "cuda" and len(devices) == 1:
         engine = Static(model, facts, cache)
         try:
-            engine.run(0, [], TokenTree((0,), (-1,)), (0,))
+            with torch.inference_mode():
+                engine.run(0, [], ROOT, (0,))
             return engine
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -25,6 +25,8 @@ class Policy:
     alone, without the draft model (0: never).
     `stop_below`: stop drafting when the draft's own probability of the whole draft falls below
     this (0: never).
+    `draft_cost`: a draft call's cost in target calls. Above 0, a call is made only where it is
+    worth that by the steps so far (`ouroboros.pace.Worth`; 0: never weighed).
     `max_nodes`: no branch makes the tree larger than this.
     """
 
@@ -39,6 +41,7 @@ class Policy:
     runner_up: float = 0.03
     recall: int = 4
     stop_below: float = 0.3
+    draft_cost: float = 0.0
     max_nodes: int = 64
 
 

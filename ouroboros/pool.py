@@ -101,6 +101,13 @@ class PhrasePool:
             newest.sort(key=lambda phrase: -_common_suffix(phrases[phrase], before))
         return newest[:count]
 
+    def agreement(self, key: int, before: Sequence[int]) -> int:
+        """Return how many tokens before the key the best phrase shares; -1 where there is none."""
+        phrases = self._phrases.get(key)
+        if not phrases:
+            return -1
+        return max(_common_suffix(context, before) for context in phrases.values())
+
     def recall(self, key: int, before: Sequence[int], least: int) -> tuple[int, ...]:
         """Return the newest phrase among those that share most of the context `before`, if that is
         at least `least` tokens; else ()."""

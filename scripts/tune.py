@@ -59,7 +59,7 @@ SPACES: dict[str, dict[str, list]] = {
         "options.max_nodes": [12, 16, 24, 32, 48],
     },
     "ouroboros_paper": OUROBOROS,
-    "prompt_lookup": {"max_ngram_size": [1, 2, 3, 4, 5], "num_tokens": [1, 2, 3, 4, 6, 8, 10, 15]},
+    "prompt_lookup": {"max_ngram_size": [1, 2, 3, 4, 5], "num_tokens": [3, 4, 6, 8, 10, 15, 20]},
     "hf_assisted": {
         "num_assistant_tokens": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 20],
         "num_assistant_tokens_schedule": ["constant", "heuristic"],

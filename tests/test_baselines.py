@@ -31,6 +31,7 @@ SWITCHES = {
     "runner_up": 0.0,
     "recall": 0,
     "stop_below": 0.0,
+    "draft_cost": 0.3,
     "max_nodes": 5,
 }
 
@@ -187,7 +188,8 @@ def naive_lookup(tokens: list[int], longest: int, count: int) -> list[int]:
     for n in range(min(longest, len(tokens) - 1), 0, -1):
         for at in range(len(tokens) - 1 - n, -1, -1):
             if tokens[at : at + n] == tokens[-n:]:
-                return tokens[at + n : at + n + count]
+                after = tokens[at + n :]
+                return (after * count)[:count]
     return []
 
 
@@ -202,6 +204,13 @@ def test_prompt_lookup_finds_the_latest_longest_match(longest):
                 tree = drafter.propose(text[:length], budget)
                 wanted = naive_lookup(text[:length], longest, min(3, budget - 1))
                 assert list(tree.tokens[1:]) == wanted and tree.is_chain
+
+
+def test_prompt_lookup_goes_round_in_a_loop():
+    drafter = PromptLookup(max_ngram_size=2, num_tokens=7)
+    drafter.reset(argmax)
+    tree = drafter.propose([9, 1, 2, 3, 1, 2, 3, 1, 2], 20)
+    assert tree.tokens[1:] == (3, 1, 2, 3, 1, 2, 3)
 
 
 HF_MODES = {

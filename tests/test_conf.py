@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from ouroboros import PhrasePool, standin, vocab
 from ouroboros.bench.gather import load, merge
-from ouroboros.bench.pair import Pair, PairSpec, load_pair
+from ouroboros.bench.pair import Pair, PairSpec, load_draft, load_pair
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
@@ -330,3 +330,12 @@ def test_mistakes_are_one_line_that_names_them(run_bench, saved_pair, overrides,
     lines = [line for line in err.splitlines() if line.startswith("error:")]
     assert len(lines) == 1 and says in lines[0] and "Traceback" not in err
     assert sorted(saved_pair.iterdir()) == before
+
+
+def test_the_longest_context_fits_the_raised_position_limit():
+    """Of the draft as it is and inside its shape: both take the limit from model.options."""
+    config = composed("experiment=context_length", "context_tokens=8192", "results_dir=x")
+    for standin_of in (None, config["model"]["standin"]):
+        options = {**config["model"], "standin": standin_of, "dtype": "float32", "device": "cpu"}
+        draft = load_draft(PairSpec(**options))
+        assert draft.max_len >= config["context_tokens"] + config["max_new"] > 4096

@@ -32,10 +32,11 @@ LAYERS: dict[str, set[str]] = {
     "lookahead": {"choose", "growing", "model", "pool", "tree"},
     "policy": set(),
     "drafting": {"choose", "tree"},
+    "pace": {"drafting", "pool"},
     "learning": {"pool", "tree"},
     "drafter": {
         *("choose", "decode", "drafting", "growing", "learning", "lookahead", "model"),
-        *("policy", "pool", "tree"),
+        *("pace", "policy", "pool", "tree"),
     },
     "generate": {"choose", "decode", "drafter", "lookahead", "model", "processors", "vocab"},
     "custom": {"choose", "decode", "generate", "model", "processors"},

@@ -219,3 +219,12 @@ class TableModel:
 
     def accept(self, path: Sequence[int]) -> None:
         """Nothing is cached."""
+
+    def roll(self, tokens: Sequence[int], count: int, choose: Choose) -> list[int]:
+        """Plain decoding, as `CachedModel.roll`."""
+        text, root = list(tokens), TokenTree((0,), (-1,))
+        for _ in range(count):
+            text += choose(self.row(text)[None], text, root)
+        self.calls += count
+        self.scored += count
+        return text[len(tokens) :]

@@ -30,7 +30,9 @@ class ScriptedModel:
         self.max_len = max_len
         self.tokens: list[int] = []
         self.calls = 0
+        self.scored = 0
         self.busy_s = 0.0
+        self.wait_s = 0.0
 
     def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
         """Return no logits: the choice is in the script."""
