@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -34,13 +34,14 @@ from ouroboros.bench.facts import run_facts, run_identity
 from ouroboros.bench.interrupt import Interruption
 from ouroboros.bench.launch import check_timing
 from ouroboros.bench.options import check_options
+from ouroboros.bench.pair import Pair
 from ouroboros.bench.provenance import environment
 from ouroboros.bench.report import headline, make_report, tables
 from ouroboros.bench.run import Bench
 from ouroboros.bench.sample import Sample
 from ouroboros.bench.scoring import corpus_scores
 from ouroboros.bench.store import ResultsFolder
-from ouroboros.bench.task import Task
+from ouroboros.bench.task import Example, Task
 from ouroboros.bench.verdicts import audit_run
 
 CONF = str(Path(__file__).resolve().parents[1] / "conf")
@@ -56,23 +57,40 @@ def main(cfg: DictConfig) -> None:
 
 def bench(cfg: DictConfig) -> int:
     """Run, score, report; return the exit code (see above)."""
+    config = settled(cfg)
+    check_device(config)
+    task, examples = build_task(config["task"])
+    folder = ResultsFolder(results_path(config, task))
+    return run_job(config, task, examples, folder)
+
+
+def settled(cfg: DictConfig) -> dict:
+    """Return the config as plain values. Raises `ValueError` for what no run can have."""
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(config, dict)
     check_decoders(config.get("decoder"))
     check_options(config)
-    check_device(config)
     if config["threads"]:
         torch.set_num_threads(config["threads"])
-    task, examples = build_task(config["task"])
-    folder = ResultsFolder(results_path(config, task))
+    return config
+
+
+def run_job(
+    config: dict,
+    task: Task,
+    examples: list[Example],
+    folder: ResultsFolder,
+    *,
+    pair_of: Callable[[dict], Pair] = build_pair,
+) -> int:
+    """As `bench`, for a task that was built; `pair_of` gives the models of a config."""
     key = {
         "identity": run_identity(config, examples),
         "environment": environment(),
         **{name: config[name] for name in ("overwrite", "retry_failed")},
     }
     folder.check_open(**key)
-    pair = build_pair(config)
-    job = build_bench(config, task, examples, pair)
+    job = build_bench(config, task, examples, pair_of(config))
     run = folder.open_run(run_facts(config, job), **key)
     _say(f"results: {os.path.relpath(folder.path)}")
     failed = [sample for sample in folder.load_samples() if sample.error]

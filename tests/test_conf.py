@@ -29,9 +29,9 @@ def names(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("[!_]*.yaml"))
 
 
-def composed(*overrides: str) -> dict:
+def composed(*overrides: str, name: str = "config") -> dict:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", overrides=list(overrides))
+        config = compose(name, overrides=list(overrides))
     return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
 
 

@@ -19,6 +19,7 @@ from ouroboros.bench.costs import Footprint, Surface
 from ouroboros.choose import argmax
 from ouroboros.model import CachedModel
 from ouroboros.quantised import stored_bytes
+from ouroboros.static import padded_nodes, padded_slots
 from ouroboros.tree import TokenTree
 
 IDS = 1000  # random tokens are drawn from the first so many ids
@@ -53,6 +54,7 @@ def measure(
     text = [draw.randrange(min(IDS, model.vocab_size)) for _ in range(contexts[-1])]
     found: dict[int, dict[int, list[float]]] = {c: defaultdict(list) for c in contexts}
     model.tokens = []
+    model.cache.reserve(padded_slots(contexts[-1] + padded_nodes(max(trees))))  # it grows no more
     for visit in range(visits):
         for context in contexts:
             tokens = text[:context]

@@ -1,0 +1,197 @@
+"""The five stages of scripts/gpu_campaign.py: what each one does, part by part."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import torch
+from campaign_stages import Stage
+from profiling import timed
+from tqdm import tqdm
+
+from ouroboros.bench.agreement import engines_agree, noise_agrees, rolls_agree
+from ouroboros.bench.attention_trial import attention_agrees, attention_times
+from ouroboros.bench.audit_report import load_audit, tally
+from ouroboros.bench.costs import Costs
+from ouroboros.bench.goals import goals
+from ouroboros.bench.pair import Pair, PairSpec, load_pair
+from ouroboros.bench.report import make_report
+from ouroboros.bench.store import ResultsFolder
+from ouroboros.bench.time_report import time_facts, to_markdown
+from ouroboros.bench.timing import copy_bandwidth
+from ouroboros.choose import Sampler, argmax
+from ouroboros.model import CachedModel
+from ouroboros.plainly import recast
+
+ROOT = Path(__file__).resolve().parents[1]
+REFERENCE = ("reference", "reference/target", "reference/draft")
+GPU_TESTS = "needs a GPU"  # the reason that such a test gives where it is skipped
+TESTS_S = 100.0
+
+
+def correct(stage: Stage) -> None:
+    """Engines, kernel, rolled drafts and noise agree on this device; every decoder is lossless."""
+    own, device = stage.options, stage.device
+    stage.check("noise", partial(noise_agrees, device))
+    stage.attempt("tests", gpu_tests)
+    for name in own["dtypes"]:
+        dtype = getattr(torch, name)
+        agrees = partial(attention_agrees, device, dtype, **own["attention"])
+        stage.check(f"attention {name}", agrees)
+        engines(stage, dtype, name)
+    for name in own["jobs"]:
+        stage.attempt(name, partial(lossless, stage, name))
+    checks = {n: f["passed"] for n, f in stage.figures.items() if f["passed"] is not None}
+    failed = [name for name, passed in checks.items() if not passed]
+    stage.figures["all_passed"] = not failed and not stage.failures
+
+
+def engines(stage: Stage, dtype: torch.dtype, name: str) -> None:
+    """Compare the static engine with the eager one, and rolling with stepping, on both models of
+    the reference pair."""
+    own, half = stage.options, dtype.itemsize < 4
+    spec = PairSpec(*REFERENCE, dtype=name, engine="eager", device=str(stage.device))
+    pair = load_pair(spec, with_draft=True)
+    for role, eager in zip(("target", "draft"), pair.models, strict=True):
+        static = CachedModel(eager.model, tokenizer=eager.tokenizer, engine="static")
+        exact = recast(eager.model, torch.float32, stage.device) if half else None
+        agree = partial(
+            engines_agree,
+            f"engines {role} {name}",
+            eager,
+            static,
+            contexts=own["contexts"],
+            nodes=own["nodes"],
+            exact=None if exact is None else CachedModel(exact, engine="eager"),
+        )
+        stage.check(f"engines {role} {name}", agree)
+        prompts = [[(seed * 37 + i) % 1000 for i in range(9 + 40 * seed)] for seed in range(3)]
+        for what, choose in (("greedy", argmax), ("sampled", Sampler(temperature=0.8, seed=3))):
+            label = f"roll {role} {name} {what}"
+            rolled = partial(rolls_agree, label, static, prompts, choose=choose)
+            stage.check(label, partial(rolled, count=own["roll_tokens"]))
+
+
+def lossless(stage: Stage, name: str) -> dict:
+    """Run every decoder; count completions that differ from greedy's, and their verdicts."""
+    folder = stage.job(name)
+    summary, rows = make_report(folder), load_audit(folder)
+    half = folder.load_run()["model"]["dtype"] in ("bfloat16", "float16")
+    unequal = {n: row["unequal"] for n, row in summary["decoders"].items()}
+    verdicts = {n: tally(rows, n) for n in unequal}
+    bugs = sum(found.get("BUG", 0) for found in verdicts.values())
+    wrong = bugs or any(row["failed"] for row in summary["decoders"].values())
+    wrong = wrong or not (half or not any(unequal.values()))
+    return {"passed": not wrong, "unequal": unequal, "bugs": bugs, "verdicts": verdicts}
+
+
+def gpu_tests() -> dict:
+    """Run the files of tests that hold some which are skipped without a GPU, where pytest and the
+    tests are at hand; "passed" is None where they are not."""
+    files = [p for p in sorted((ROOT / "tests").glob("test_*.py")) if GPU_TESTS in p.read_text()]
+    if not files or importlib.util.find_spec("pytest") is None:
+        return {"passed": None, "said": "no tests or no pytest here"}
+    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, *map(str, files)], capture_output=True, text=True, cwd=ROOT, timeout=TESTS_S
+    )
+    lines = (done.stdout.strip() or done.stderr.strip() or "nothing was said").splitlines()
+    return {"passed": done.returncode == 0, "files": [p.name for p in files], "said": lines[-1]}
+
+
+def headline(stage: Stage) -> None:
+    """The published headline's shapes: every decoder, transformers' own, and the goals."""
+    for name in stage.options["jobs"]:
+        stage.attempt(name, partial(compared, stage, name, profile=stage.options["profile"]))
+
+
+def compared(stage: Stage, name: str, *, profile: Mapping | None = None) -> dict:
+    """Run an experiment; return its figures, and where its calls were timed, the goals."""
+    try:
+        folder = stage.job(name, profile=profile)
+    except KeyboardInterrupt:
+        stage.figures[name] = run_figures(stage, ResultsFolder(stage.folder.path / name))
+        raise
+    return run_figures(stage, folder)
+
+
+def run_figures(stage: Stage, folder: ResultsFolder) -> dict:
+    """Return the figures of a run, finished or not, and write its report and time tables."""
+    summary, samples = make_report(folder), folder.load_samples()
+    found: dict = {
+        "title": summary["title"],
+        "finished": folder.load_run()["status"] == "finished",
+        "samples": f"{summary['samples']} of {summary['samples_wanted']}",
+        "decoders": {n: decoder_figures(row) for n, row in summary["decoders"].items()},
+    }
+    path = folder.path / "costs.json"
+    if path.exists():
+        costs = Costs.load(path)
+        facts = time_facts(costs, samples)
+        titles = {"title": summary["title"], "footnote": summary["footnote"]}
+        folder.write_text("profile.md", to_markdown({**titles, **facts}))
+        folder.write_json("profile.json", facts)
+        for name, row in facts["steps"].items():
+            found["decoders"][name]["wait_share"] = row["wait_share"]
+        judged = goals(samples, costs, judged=not stage.rehearsal)
+        found |= {"copy_gb_per_s": facts["copy_gb_per_s"], "goals": [asdict(g) for g in judged]}
+    return found
+
+
+def decoder_figures(row: Mapping) -> dict:
+    """Return the figures that stage.json carries of one decoder."""
+    plain = (
+        *("output_throughput", "acceptance_length", "tokens_per_target_call", "calls_per_token"),
+        *("draft_share", "verify_share", "host_share", "repetition_rate", "peak_bytes"),
+        *("energy_per_token_j", "unequal", "verdict", "failed"),
+    )
+    ratios = ("decode_speedup", "latency_speedup", "latency_speedup_macro", "latency_speedup_vs_hf")
+    return {key: row[key] for key in (*plain, *ratios)}
+
+
+def costs(stage: Stage) -> None:
+    """Calls by nodes and context, fixed shapes against eager calls, our kernel against torch."""
+    own = stage.options
+    stage.attempt("copy_gb_per_s", lambda: copy_bandwidth(stage.device) / 1e9)
+    layouts = partial(attention_times, stage.device, getattr(torch, own["dtype"]))
+    stage.attempt("attention", partial(layouts, **own["attention"]))
+    for name in own["jobs"]:
+        stage.attempt(name, partial(compared, stage, name, profile=own["profile"]))
+        stage.attempt(f"{name} engines", partial(engine_gain, stage, name))
+
+
+def engine_gain(stage: Stage, name: str) -> dict:
+    """Return milliseconds of calls of the same weights by both engines."""
+    pair: Pair = stage.pairs.of(stage.config(name))
+    own, found = stage.options["gain"], {}
+    for role, model in zip(("target", "draft"), pair.models, strict=False):
+        eager = CachedModel(model.model, tokenizer=model.tokenizer, engine="eager")
+        engines = {type(model.engine).__name__.lower(): model, "eager": eager}
+        with tqdm(desc=f"engines, {role}", unit="visit", leave=False) as bar:
+            surfaces = {kind: timed(each, own, bar) for kind, each in engines.items()}
+        found[role] = {
+            kind: {str(context): row for context, row in surface.ms.items()}
+            for kind, surface in surfaces.items()
+        }
+    return found
+
+
+def runs(stage: Stage) -> None:
+    """Run after run: other pairs and tasks, or one decoder's settings."""
+    for name in stage.options["jobs"]:
+        stage.attempt(name, partial(compared, stage, name, profile=stage.options.get("profile")))
+
+
+STAGES: Mapping[str, Callable[[Stage], None]] = {
+    "correct": correct,
+    "headline": headline,
+    "costs": costs,
+    "pairs": runs,
+    "sweep": runs,
+}
