@@ -28,7 +28,13 @@ from ouroboros.bench.costs import Costs
 from ouroboros.bench.interrupt import Interruption
 from ouroboros.bench.memory import footprint_of, longest_context, room
 from ouroboros.bench.pair import Pair
-from ouroboros.bench.provenance import fast_dtype, machine, versions, without_paths
+from ouroboros.bench.provenance import (
+    environment,
+    fast_dtype,
+    machine,
+    versions,
+    without_paths,
+)
 from ouroboros.bench.store import ResultsFolder
 
 INTERRUPTED = 130
@@ -86,16 +92,19 @@ class Stage:
     def attempt(self, name: str, part: Callable[[], object]) -> None:
         """Do a part and write the figures; one that fails is a line, and the others go on.
 
-        Raises `KeyboardInterrupt` where the stage was asked to end.
+        A check that passed before, by the same code here, is not made again. Raises
+        `KeyboardInterrupt` where the stage was asked to end.
         """
         self.asked.check()
+        if name in self.figures:
+            return
         try:
             self.figures[name] = part()
         except TooLarge as error:
             self.figures[name] = {"left_out": str(error)}
         except Exception as error:
             self.failures[name] = one_line(error)
-        self.folder.write_json("figures.json", self.figures)
+        self.save()
 
     def check(self, name: str, part: Callable[[], Check]) -> None:
         """Do a check; one that fails to run has not passed."""
@@ -103,7 +112,19 @@ class Stage:
         if name in self.failures:
             reason = self.failures.pop(name)
             self.figures[name] = asdict(Check(name, False, note=reason))
-            self.folder.write_json("figures.json", self.figures)
+            self.save()
+
+    def save(self) -> None:
+        """Write figures.json."""
+        self.folder.write_json("figures.json", {"made_by": environment(), "parts": self.figures})
+
+    def take_up(self) -> None:
+        """Take up the checks that passed, if they were made by the same code on this machine."""
+        path = self.folder.path / "figures.json"
+        old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        if old.get("made_by") == environment():
+            parts = old["parts"].items()
+            self.figures = {n: p for n, p in parts if isinstance(p, dict) and p.get("passed")}
 
     def job(self, name: str, *, profile: Mapping | None = None) -> ResultsFolder:
         """Run one of the stage's experiments, or take it up; return its folder.
@@ -156,6 +177,7 @@ def run_stage(
         stage = Stage(name, options, facts["rehearsal"], folder, asked)
         try:
             with contextlib.redirect_stdout(log):
+                stage.take_up()
                 work(stage)
         except KeyboardInterrupt:
             status, reason = "stopped", "out of time: what is finished is kept, run it again"

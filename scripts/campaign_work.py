@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import torch
 from campaign_stages import Stage
-from profiling import timed
+from profiling import floor_shares, timed, write_profile
 from tqdm import tqdm
 
 from ouroboros.bench.agreement import engines_agree, noise_agrees, rolls_agree
@@ -23,7 +25,7 @@ from ouroboros.bench.goals import goals
 from ouroboros.bench.pair import Pair, PairSpec, load_pair
 from ouroboros.bench.report import make_report
 from ouroboros.bench.store import ResultsFolder
-from ouroboros.bench.time_report import time_facts, to_markdown
+from ouroboros.bench.time_report import time_facts
 from ouroboros.bench.timing import copy_bandwidth
 from ouroboros.choose import Sampler, argmax
 from ouroboros.model import CachedModel
@@ -32,24 +34,24 @@ from ouroboros.plainly import recast
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ("reference", "reference/target", "reference/draft")
 GPU_TESTS = "needs a GPU"  # the reason that such a test gives where it is skipped
-TESTS_S = 100.0
+TESTS_S, ADVICE_S = 100.0, 200.0
 
 
 def correct(stage: Stage) -> None:
     """Engines, kernel, rolled drafts and noise agree on this device; every decoder is lossless."""
     own, device = stage.options, stage.device
     stage.check("noise", partial(noise_agrees, device))
-    stage.attempt("tests", gpu_tests)
     for name in own["dtypes"]:
-        dtype = getattr(torch, name)
-        agrees = partial(attention_agrees, device, dtype, **own["attention"])
+        agrees = partial(attention_agrees, device, getattr(torch, name), **own["attention"])
         stage.check(f"attention {name}", agrees)
-        engines(stage, dtype, name)
     for name in own["jobs"]:
         stage.attempt(name, partial(lossless, stage, name))
-    checks = {n: f["passed"] for n, f in stage.figures.items() if f["passed"] is not None}
-    failed = [name for name, passed in checks.items() if not passed]
-    stage.figures["all_passed"] = not failed and not stage.failures
+    stage.pairs.drop()
+    for name in own["dtypes"]:
+        engines(stage, getattr(torch, name), name)
+    stage.attempt("tests", gpu_tests)
+    passed = [part["passed"] for part in stage.figures.values() if isinstance(part, Mapping)]
+    stage.figures["all_passed"] = False not in passed and not stage.failures
 
 
 def engines(stage: Stage, dtype: torch.dtype, name: str) -> None:
@@ -133,14 +135,14 @@ def run_figures(stage: Stage, folder: ResultsFolder) -> dict:
     path = folder.path / "costs.json"
     if path.exists():
         costs = Costs.load(path)
-        facts = time_facts(costs, samples)
         titles = {"title": summary["title"], "footnote": summary["footnote"]}
-        folder.write_text("profile.md", to_markdown({**titles, **facts}))
-        folder.write_json("profile.json", facts)
+        facts = titles | time_facts(costs, samples)
+        write_profile(folder, facts)
         for name, row in facts["steps"].items():
             found["decoders"][name]["wait_share"] = row["wait_share"]
         judged = goals(samples, costs, judged=not stage.rehearsal)
-        found |= {"copy_gb_per_s": facts["copy_gb_per_s"], "goals": [asdict(g) for g in judged]}
+        found |= {"copy_gb_per_s": facts["copy_gb_per_s"], "floor_share": floor_shares(facts)}
+        found["goals"] = [asdict(goal) for goal in judged]
     return found
 
 
@@ -182,16 +184,37 @@ def engine_gain(stage: Stage, name: str) -> dict:
     return found
 
 
-def runs(stage: Stage) -> None:
-    """Run after run: other pairs and tasks, or one decoder's settings."""
+def pairs(stage: Stage) -> None:
+    """Other pairs' shapes and other tasks, run after run."""
     for name in stage.options["jobs"]:
-        stage.attempt(name, partial(compared, stage, name, profile=stage.options.get("profile")))
+        stage.attempt(name, partial(compared, stage, name))
+
+
+def sweep(stage: Stage) -> None:
+    """Many settings of the decoders in one run, and what the advisor predicts of each."""
+    for name in stage.options["jobs"]:
+        stage.attempt(name, partial(compared, stage, name, profile=stage.options["profile"]))
+        stage.pairs.drop()
+        stage.attempt(f"{name} advice", partial(advice, stage.folder.path / name))
+
+
+def advice(path: Path) -> dict:
+    """Return how well the advisor's predictions agree with a run, in a process of its own."""
+    out = path.with_name(f"{path.name}_advice")
+    shutil.rmtree(out, ignore_errors=True)
+    options = (f"check={path}", f"costs={path / 'costs.json'}", f"results_dir={out}")
+    command = [sys.executable, str(ROOT / "scripts" / "advise.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=ADVICE_S)
+    if done.returncode:
+        raise ValueError((done.stderr.strip() or "nothing was said").splitlines()[-1])
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {key: found[key] for key in ("what", "about", "accuracy")}
 
 
 STAGES: Mapping[str, Callable[[Stage], None]] = {
     "correct": correct,
     "headline": headline,
     "costs": costs,
-    "pairs": runs,
-    "sweep": runs,
+    "pairs": pairs,
+    "sweep": sweep,
 }

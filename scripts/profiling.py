@@ -155,11 +155,7 @@ def show(folder: ResultsFolder, run: Mapping, costs: Costs, traced: Mapping) -> 
     facts = {"title": title(run, prompts), "footnote": footnote(run)}
     facts |= time_facts(costs, samples) | {"operators": traced}
     costs.save(folder.path / "costs.json")
-    folder.write_json("profile.json", facts)
-    folder.write_text("profile.md", to_markdown(facts))
-    for figure, name in ((verify_cost(facts), "verify_cost"), (step_time(facts), "step_time")):
-        if figure is not None:
-            save_png(figure, folder.path / f"{name}.png")
+    write_profile(folder, facts)
     frames = [as_text(frame, "simple") for frame in (floor_frame(facts), step_frame(facts))]
     print(facts["title"], facts["footnote"], *frames, sep="\n\n")
     for name, row in facts["steps"].items():
@@ -171,6 +167,15 @@ def show(folder: ResultsFolder, run: Mapping, costs: Costs, traced: Mapping) -> 
     return 0 if good else 1
 
 
+def write_profile(folder: ResultsFolder, facts: Mapping) -> None:
+    """Write profile.json, profile.md and the plots."""
+    folder.write_json("profile.json", dict(facts))
+    folder.write_text("profile.md", to_markdown(facts))
+    for figure, name in ((verify_cost(facts), "verify_cost"), (step_time(facts), "step_time")):
+        if figure is not None:
+            save_png(figure, folder.path / f"{name}.png")
+
+
 def document(folder: ResultsFolder, run: Mapping, facts: Mapping) -> dict:
     """Return the few numbers that the last line of stdout carries."""
     keys = ("step_ms", "tokens_per_step", "share", "wait_share", "draft_calls_per_step")
@@ -179,11 +184,16 @@ def document(folder: ResultsFolder, run: Mapping, facts: Mapping) -> dict:
         "title": facts["title"],
         "finished": run["status"] == "finished",
         "copy_gb_per_s": facts["copy_gb_per_s"],
-        "floor_share": {
-            role: {str(row["context"]): row["floor_share"] for row in calls["points"]}
-            for role, calls in smallest(facts["calls"]).items()
-        },
+        "floor_share": floor_shares(facts),
         "decoders": {name: {key: row[key] for key in keys} for name, row in facts["steps"].items()},
+    }
+
+
+def floor_shares(facts: Mapping) -> dict:
+    """Return by model and context the share of its floor that the smallest call reaches."""
+    return {
+        role: {str(row["context"]): row["floor_share"] for row in calls["points"]}
+        for role, calls in smallest(facts["calls"]).items()
     }
 
 

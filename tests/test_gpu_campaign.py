@@ -174,6 +174,24 @@ def test_a_stage_that_fails_or_is_stopped_says_so(tmp_path):
     assert {own["settings"] for own in found.values()} == {"these"}
 
 
+def test_a_check_that_passed_is_not_made_again(tmp_path, monkeypatch):
+    made: list[str] = []
+
+    def made_again() -> list[str]:
+        def work(stage: Stage) -> None:
+            for name, passed in (("right", True), ("wrong", False)):
+                stage.check(name, lambda n=name, p=passed: made.append(n) or Check(n, p))
+
+        made.clear()
+        run_stage("any", work, {}, path=tmp_path, facts=FACTS)
+        return list(made)
+
+    assert made_again() == ["right", "wrong"]
+    assert made_again() == ["wrong"]
+    monkeypatch.setattr(campaign_stages, "environment", lambda: {"code": "other"})
+    assert made_again() == ["right", "wrong"]
+
+
 def test_models_that_do_not_fit_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(campaign_stages, "room", lambda device: Room("GPU", 139 << 30, 140 << 30))
     pairs, draft = Pairs(), {"speculative": {"draft": "x"}}
