@@ -67,7 +67,7 @@ class Ouroboros:
         self.model = draft
         self.policy = replace(named(policy), **(options or {}))
         self.gamma, self.topk, self.learn = gamma, topk, learn
-        self.reads_rejected = learn
+        self.reads_rejected = learn or self.policy.draft_cost > 0
         self.ngram_size = ngram_size
         self.pool_state = pool_state
         if pool is not None:
@@ -137,8 +137,9 @@ class Ouroboros:
         """Make phrases of what the target predicted (paper, section 3.3)."""
         chain = min(self._chain, len(tree) - 1)
         kept = sum(node <= chain for node in path)
-        said = [*(tree.tokens[node] for node in path[1:]), chosen[path[-1]]]
-        self.pace.learn(self._made, said, kept=kept - 1, phrases=self._phrases)
+        if self.policy.draft_cost:
+            said = [*(tree.tokens[node] for node in path[1:]), chosen[path[-1]]]
+            self.pace.learn(self._made, said, kept=kept - 1, phrases=self._phrases)
         if not self.learn:
             return
         if kept > chain or self.policy.correct_always:

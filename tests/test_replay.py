@@ -59,6 +59,7 @@ def readers(draft: CachedModel) -> dict:
     return {
         "lookahead": lambda: Lookahead(**LOOK),
         "ouroboros": lambda: Ouroboros(draft, **SIZES),
+        "weighed": lambda: Ouroboros(draft, **SIZES, learn=False, options={"draft_cost": 0.3}),
         "carrying": lambda: Ouroboros(draft, **SIZES, pool_state="task"),
         "paper": lambda: Ouroboros(draft, **SIZES, policy="paper"),
     }
