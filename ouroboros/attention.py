@@ -12,14 +12,17 @@ it, any other implementation is left alone. Calls it does not fit go to transfor
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ouroboros.kernels import fits, tree_attention
+from ouroboros.kernels import check, fits, tree_attention
 
-NAME = "ouroboros_packed"
+NAME, KERNEL_NAME = "ouroboros_packed", "ouroboros_kernel"
+log = logging.getLogger(__name__)
 
 
 def packed_attention(
@@ -39,10 +42,6 @@ def packed_attention(
     batch, heads, n, width = query.shape
     kv_heads = key.shape[1]
     group = heads // kv_heads
-    special = any(kwargs.get(name) is not None for name in ("softcap", "position_bias"))
-    if not special and fits(query, value, attention_mask):
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return tree_attention(query, key, value, attention_mask, scale), None
     plain = attention_mask is None and n > 1
     odd_mask = attention_mask is not None and attention_mask.shape[1] != 1
     if group == 1 or plain or odd_mask or kwargs.get("position_bias") is not None:
@@ -61,17 +60,49 @@ def packed_attention(
     return out.transpose(1, 2).contiguous(), None
 
 
-AttentionInterface.register(NAME, packed_attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+def kernel_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """As `packed_attention`, by the kernel where it fits."""
+    special = any(kwargs.get(name) is not None for name in ("softcap", "position_bias"))
+    if special or attention_mask is None or not fits(query, key, value, attention_mask):
+        return packed_attention(
+            module, query, key, value, attention_mask, dropout, scaling, **kwargs
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return tree_attention(query, key, value, attention_mask, scale), None
+
+
+for name, function in ((NAME, packed_attention), (KERNEL_NAME, kernel_attention)):
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, sdpa_mask)
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """Switch a model that runs on `sdpa` to the packed form, if its queries are grouped or it lies
-    on a GPU; leave others as they are."""
+    """Switch a model that runs on `sdpa` to the kernel if it lies on a GPU where that works, else
+    to the packed form if its queries are grouped; leave others as they are."""
     config = model.config.get_text_config()
+    modular = getattr(model, "_supports_attention_backend", False)
+    if not modular or config._attn_implementation != "sdpa":
+        return
     heads = getattr(config, "num_attention_heads", 0)
     grouped = (getattr(config, "num_key_value_heads", None) or heads) < heads
-    modular = getattr(model, "_supports_attention_backend", False)
-    wanted = grouped or model.device.type == "cuda"
-    if wanted and modular and config._attn_implementation == "sdpa":
+    if model.device.type == "cuda" and _kernel_works(model, config):
+        model.set_attn_implementation(KERNEL_NAME)
+    elif grouped:
         model.set_attn_implementation(NAME)
+
+
+def _kernel_works(model: PreTrainedModel, config) -> bool:
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    reason = check(model.device, model.dtype, width)
+    if reason is not None:
+        log.warning("attention runs without the project's kernel (%s)", reason)
+    return reason is None

@@ -169,7 +169,8 @@ class SlotCache(Cache):
         end = start + len(slots)
         if slots != list(range(start, end)):
             for shape, (keys, values) in self.pools.items():
-                index = torch.tensor(slots, device=shape.device)
+                pinned = shape.device.type == "cuda"  # else the copy would wait
+                index = torch.tensor(slots, pin_memory=pinned).to(shape.device, non_blocking=True)
                 keys[:, :, start:end] = keys.index_select(2, index)
                 values[:, :, start:end] = values.index_select(2, index)
         self.set_length(end)

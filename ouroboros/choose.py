@@ -178,7 +178,9 @@ def gumbel_rows(
     words = torch.tensor([[seed, position] for position in positions], dtype=torch.int64)
     keys = _mix(_mix(words[:, :1] - 0x61C8864680B583EB) + words[:, 1:])
     ids = torch.arange(1, vocab + 1, dtype=torch.int64, device=device)
-    bits = _mix(keys.to(device) + ids * -0x61C8864680B583EB)
+    if torch.device(device).type == "cuda":  # from pageable memory the copy would wait
+        keys = keys.pin_memory()
+    bits = _mix(keys.to(device, non_blocking=True) + ids * -0x61C8864680B583EB)
     uniform = (((bits >> 12) & 0xFFFFFFFFFFFFF).double() + 0.5) * 2.0**-52
     return (-_log(-_log(uniform))).float()
 

@@ -80,7 +80,7 @@ class Eager:
     def follow(self, slot: int, token: torch.Tensor) -> torch.Tensor:
         """See `Engine.follow`."""
         self.cache.reserve(slot + 1)
-        position = torch.tensor([[slot]], device=self.facts.device)
+        position = torch.full((1, 1), slot, device=self.facts.device)
         return self._call(token.to(self.facts.device)[None], position, None, 1)
 
     def prepare(self, context: int) -> None:

@@ -12,6 +12,8 @@ code runs on a CPU.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 
 try:
@@ -20,15 +22,18 @@ try:
 except ImportError:  # a CPU build of torch
     triton = None
 
-SLOTS = 64  # slots that a program reads at a time
+SLOTS = 64  # slots that a program reads at a time, half as many where heads are wide
+WIDE_BYTES = 256  # of one head's key: beyond it, shared memory would not do on smaller GPUs
 MOST_ROWS = 64  # packed query rows of a program
 MOST_PARTS = 64
 HALF_TYPES = (torch.bfloat16, torch.float16)
 
 
-def fits(query: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> bool:
+def fits(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> bool:
     """Return whether `tree_attention` can serve a call: Triton, a GPU, an additive mask for all
-    heads, and widths that are powers of two."""
+    heads, widths that are powers of two, and rows that lie in one piece."""
     width = query.shape[-1]
     return (
         triton is not None
@@ -41,7 +46,28 @@ def fits(query: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) ->
         and width == value.shape[-1]
         and 16 <= width <= 256
         and width & (width - 1) == 0
+        and all(part.stride(-1) == 1 for part in (query, key, value, mask))
     )
+
+
+def check(device: torch.device, dtype: torch.dtype, width: int) -> str | None:
+    """Return why the kernel does not work here for heads of this width; None where it does. Tried
+    with its largest block against torch's own attention."""
+    if triton is None:
+        return "Triton is not installed"
+    draw = torch.Generator(device).manual_seed(0)
+    size = (3, 1, 1, MOST_ROWS, width)
+    query, key, value = torch.randn(size, generator=draw, device=device).to(dtype)
+    mask = torch.zeros(1, 1, MOST_ROWS, MOST_ROWS, dtype=dtype, device=device)
+    try:
+        found = tree_attention(query, key, value, mask, width**-0.5).transpose(1, 2)
+    except Exception as error:
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
+    right = torch.nn.functional.scaled_dot_product_attention(
+        query.double(), key.double(), value.double()
+    )
+    off = ((found.double() - right).norm() / right.norm()).item()
+    return None if off < 2e-2 else f"its sums are off by {off:.2g}"
 
 
 @torch.library.custom_op("ouroboros::tree_attention", mutates_args=())
@@ -50,14 +76,23 @@ def tree_attention(
 ) -> torch.Tensor:
     """Return [1, n, heads, width] for queries [1, heads, n, width], keys and values [1, kv_heads,
     slots, width] and an additive mask [1, 1, n, slots]."""
+    with torch.cuda.device(query.device) if query.is_cuda else nullcontext():
+        return _launch(query, key, value, mask, scale)
+
+
+def _launch(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
     _, heads, n, width = query.shape
     kv_heads, slots = key.shape[1:3]
+    wide = width * query.element_size() > WIDE_BYTES
+    at_once = SLOTS // 2 if wide else SLOTS
     group = heads // kv_heads
     packed = group * n
     rows = min(MOST_ROWS, max(16, triton.next_power_of_2(packed)))
     blocks = triton.cdiv(packed, rows)
     parts = _parts(query.device, kv_heads * blocks, slots)
-    part = triton.cdiv(triton.cdiv(slots, parts), SLOTS) * SLOTS
+    part = triton.cdiv(triton.cdiv(slots, parts), at_once) * at_once
     sums = query.new_empty(parts, kv_heads, packed, width, dtype=torch.float32)
     tops = query.new_empty(parts, kv_heads, packed, dtype=torch.float32)
     totals = torch.empty_like(tops)
@@ -68,10 +103,10 @@ def tree_attention(
         *(value.stride(1), value.stride(2), mask.stride(2)),
         WIDTH=width,
         ROWS=rows,
-        SLOTS=SLOTS,
+        SLOTS=at_once,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=4,
-        num_stages=2,
+        num_stages=1 if wide else 2,
     )
     _join[(kv_heads * packed,)](
         *(sums, tops, totals, out, n, group, kv_heads, parts),

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from ouroboros.blocks import Blocks
 from ouroboros.cache import SlotCache
 from ouroboros.engine import Masks, additive, known_ids
 from ouroboros.support import Facts
@@ -74,7 +76,8 @@ class Static:
         self._inputs: dict[int, torch.Tensor] = {}
         self._captured: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._capacity = 0
-        self._memory = torch.cuda.graph_pool_handle() if self.graphs else None
+        self._memory: Any = None  # a handle of torch's, whose type it keeps to itself
+        self._logits: torch.Tensor | None = None
 
     def run(
         self, known: int, missing: list[int], tree: TokenTree, asked: Sequence[int]
@@ -129,20 +132,28 @@ class Static:
         """Load the inputs of a call of `nodes` nodes after `base` slots, and make it."""
         slots = padded_slots(base + nodes)
         self.cache.reserve(slots)
-        inputs = self._load(nodes, words)
-        if token is not None:
-            inputs[:1] = token
-        if not self.graphs:
-            with self._in_blocks():
-                return self._forward(inputs, nodes, slots)
-        if self._capacity != self.cache.capacity:  # its old slots are gone, and so are the graphs
-            self._captured.clear()
-            self._capacity = self.cache.capacity
-        if (nodes, slots) not in self._captured:
-            self._captured[nodes, slots] = self._capture(inputs, nodes, slots)
-        graph, logits = self._captured[nodes, slots]
-        graph.replay()
+        with self._on_device():
+            inputs = self._load(nodes, words)
+            if token is not None:
+                inputs[:1] = token
+            if not self.graphs:
+                with self._in_blocks():
+                    return self._forward(inputs, nodes, slots)
+            self._forget_moved()
+            if (nodes, slots) not in self._captured:
+                self._captured[nodes, slots] = self._capture(inputs, nodes, slots)
+            graph, logits = self._captured[nodes, slots]
+            graph.replay()
         return logits
+
+    def _forget_moved(self) -> None:
+        """Drop the graphs, and the memory that they share, if the cache has grown: its old slots
+        are gone."""
+        if self._capacity == self.cache.capacity:
+            return
+        self._captured.clear()
+        self._memory = None
+        self._capacity = self.cache.capacity
 
     def _load(self, nodes: int, words: np.ndarray) -> torch.Tensor:
         """Copy the words into the fixed buffer for so many nodes, without a wait."""
@@ -158,17 +169,35 @@ class Static:
         self, inputs: torch.Tensor, nodes: int, slots: int
     ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         """Return the graph of one shape and its logits; the inputs are real ones, so that what the
-        trial calls write is what the replay will."""
+        trial calls write is what the replay will.
+
+        The logits of all graphs lie in one buffer. Raises `RuntimeError` for a model that waits
+        for the device, before anything is captured.
+        """
         side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         with self._in_blocks():
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                for _ in range(2):
+                found = self._forward(inputs, nodes, slots)
+                with _no_waits():
                     self._forward(inputs, nodes, slots)
             torch.cuda.current_stream().wait_stream(side)
+            logits = self._room(nodes, found)
+            if self._memory is None:
+                self._memory = torch.cuda.graph_pool_handle()
             with torch.cuda.graph(graph, pool=self._memory):
-                logits = self._forward(inputs, nodes, slots)
+                logits.copy_(self._forward(inputs, nodes, slots))
         return graph, logits
+
+    def _room(self, nodes: int, like: torch.Tensor) -> torch.Tensor:
+        """Return [nodes, vocab] of the one buffer for logits."""
+        if self._logits is None or len(self._logits) < nodes:
+            self._logits = like.new_empty(max(nodes, NODES[-1]), like.shape[-1])
+        return self._logits[:nodes]
+
+    def _on_device(self):
+        on_gpu = self.facts.device.type == "cuda"
+        return torch.cuda.device(self.facts.device) if on_gpu else nullcontext()
 
     def _in_blocks(self):
         return nullcontext() if self.blocks is None else self.blocks.swapped_in()
@@ -238,33 +267,12 @@ def pack(
     return words
 
 
-class Blocks:
-    """A model's decoder layers compiled one by one: they share their code, so the first is the
-    only one to be compiled for a shape. They stand in their places only while `swapped_in`, so
-    that the model stays as it was for every other user."""
-
-    def __init__(self, model: PreTrainedModel, *, backend: str = "inductor") -> None:
-        count = model.config.get_text_config().num_hidden_layers
-        lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
-        self.layers = next((found for found in lists if len(found) == count), None)
-        plain = [] if self.layers is None else list(self.layers)
-        self.plain = plain
-        self.compiled = [torch.compile(layer, backend=backend) for layer in plain]
-
-    @contextmanager
-    def swapped_in(self) -> Iterator[None]:
-        """Put the compiled layers in place for a while."""
-        config = torch._dynamo.config.patch(  # a layer's own index is no reason to compile anew
-            allow_unspec_int_on_nn_module=True, recompile_limit=64
-        )
-        self._place(self.compiled)
-        try:
-            with config:
-                yield
-        finally:
-            self._place(self.plain)
-
-    def _place(self, layers: Sequence) -> None:
-        for index, layer in enumerate(layers):
-            assert self.layers is not None
-            self.layers[index] = layer
+@contextmanager
+def _no_waits() -> Iterator[None]:
+    """Let a wait for the device be an error."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

@@ -60,6 +60,11 @@ def examine(model: PreTrainedModel) -> Facts:
     return Facts(**{**facts.__dict__, "layers": _trial(model, name, facts)})
 
 
+def tolerance(dtype: torch.dtype) -> float:
+    """Return by how many standard deviations logits may differ between two ways of one call."""
+    return 2e-3 if dtype in (torch.float32, torch.float64) else 0.25
+
+
 def _position_limit(config) -> int:
     limits = [getattr(config, key, None) for key in ("max_position_embeddings", "n_positions")]
     limit = next((value for value in limits if value and value > 0), 1 << 30)
@@ -117,7 +122,7 @@ def _trial(model: PreTrainedModel, name: str, facts: Facts) -> list[LayerShape]:
         among = _logits(model, name, ids, positions, mask, DynamicCache(), facts)[:, real]
     spread = plain.std().clamp_min(1e-6)
     error = ((plain - among).abs().max() / spread).item()
-    if not error < (2e-3 if facts.dtype in (torch.float32, torch.float64) else 0.25):
+    if not error < tolerance(facts.dtype):
         raise ValueError(
             f"{name} does not follow an explicit attention mask with explicit positions (its "
             f"logits move by {error:.2g} standard deviations among masked tokens, as with ALiBi "

@@ -76,9 +76,9 @@ def test_attention_is_held_against_float64(dtype, monkeypatch):
     sizes = {"layouts": [[6, 2], [2, 2]], "nodes": [1, 5], "slots": [3, 40]}
     check = attention_agrees(CPU, dtype, **sizes)
     assert check.passed and check.figures["calls"] == 6 and not check.figures["by_kernel"]
-    right = attention_trial.packed_attention
+    right = attention_trial.kernel_attention
     monkeypatch.setattr(
-        attention_trial, "packed_attention", lambda *args: (right(*args)[0] * 1.05, None)
+        attention_trial, "kernel_attention", lambda *args: (right(*args)[0] * 1.05, None)
     )
     assert not attention_agrees(CPU, dtype, **sizes).passed
 

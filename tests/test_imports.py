@@ -20,7 +20,8 @@ LAYERS: dict[str, set[str]] = {
     "support": {"cache", "quantised"},
     "choose": {"tree"},
     "engine": {"cache", "support", "tree"},
-    "static": {"cache", "engine", "support", "tree"},
+    "blocks": set(),
+    "static": {"blocks", "cache", "engine", "support", "tree"},
     "model": {"attention", "cache", "choose", "engine", "static", "support", "tree"},
     "vocab": {"model"},
     "processors": {"choose", "tree"},
@@ -43,7 +44,7 @@ LAYERS: dict[str, set[str]] = {
     "standin": {"quantised"},
 }
 MODEL_SIDE = {
-    *("kernels", "engine", "static", "drafting"),
+    *("kernels", "engine", "blocks", "static", "drafting"),
     *("choose", "model", "cache", "attention", "support", "standin", "generate", "drafter"),
     *("custom", "processors", "plainly", "quantised", "shift", "noise", "audit"),
 }

@@ -17,13 +17,20 @@ ON_GPU = torch.cuda.is_available()
 RUNS = kernels.triton is not None and (ON_GPU or os.environ.get("TRITON_INTERPRET") == "1")
 needs_triton = pytest.mark.skipif(not RUNS, reason="needs a GPU, or Triton's interpreter")
 DEVICE = "cuda" if ON_GPU else "cpu"
+BFLOAT16 = [torch.bfloat16] if ON_GPU else []  # the interpreter does not multiply it
 
 
 @needs_triton
-@pytest.mark.parametrize("dtype", [torch.float32, *([torch.bfloat16] if ON_GPU else [])])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, *BFLOAT16])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "n", "slots", "width"),
-    [(4, 2, 1, 64, 16), (14, 2, 5, 300, 32), (8, 8, 3, 130, 16), (7, 1, 40, 512, 64)],
+    [
+        (4, 2, 1, 64, 16),
+        (14, 2, 5, 300, 32),
+        (8, 8, 3, 130, 16),
+        (7, 1, 40, 512, 64),
+        (14, 2, 24, 200, 128),  # the width of the real shapes
+    ],
 )
 def test_it_equals_torchs_own_attention(heads, kv_heads, n, slots, width, dtype):
     draw = torch.Generator().manual_seed(0)
@@ -53,5 +60,20 @@ def test_it_equals_torchs_own_attention(heads, kv_heads, n, slots, width, dtype)
 
 def test_calls_that_it_does_not_fit_are_left_to_torch():
     query, mask = torch.zeros(1, 4, 2, 16), torch.zeros(1, 1, 2, 8)
-    assert not kernels.fits(query, query, mask)  # not on a GPU
-    assert not kernels.fits(query, query, None)
+    assert not kernels.fits(query, query, query, mask)  # not on a GPU
+    assert not kernels.fits(query, query, query, None)
+
+
+@needs_triton
+def test_it_is_tried_where_it_is_to_run():
+    assert kernels.check(torch.device(DEVICE), torch.float32, 32) is None
+
+
+def test_a_launch_that_fails_is_a_reason(monkeypatch):
+    def fails(*_):
+        raise RuntimeError("out of resource: shared memory")
+
+    monkeypatch.setattr(kernels, "triton", kernels.triton or object())
+    monkeypatch.setattr(kernels, "tree_attention", fails)
+    found = kernels.check(torch.device("cpu"), torch.float32, 32)
+    assert found == "out of resource: shared memory"

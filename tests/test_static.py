@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny import VOCAB, RandomDrafter, gemma3, gpt2, llama, mistral
 
 from baselines import Speculative
+from ouroboros.blocks import Blocks
 from ouroboros.choose import Sampler, argmax
 from ouroboros.decode import RootOnly, decode, extend
-from ouroboros.model import CachedModel
-from ouroboros.static import NODES, Blocks, Static, padded_nodes, padded_slots
+from ouroboros.model import CachedModel, differs
+from ouroboros.static import NODES, Static, padded_nodes, padded_slots
 from ouroboros.tree import TokenTree
 
 FAMILIES = [llama, mistral, gemma3, gpt2]
@@ -141,6 +143,78 @@ def test_graphs_replay_what_calls_would_do():
         tokens = tokens[:20] if len(tokens) > 40 else tokens
     for choose in CHOICES:
         assert static.roll(tokens, 7, choose) == eager.roll(tokens, 7, choose)
+
+
+@pytest.mark.parametrize("engine", ["eager", "static"])
+def test_a_roll_goes_on_where_the_cache_grows(engine):
+    model, tokens = llama(max_position_embeddings=2048), [1 + i % 11 for i in range(505)]
+    plain = [*tokens]
+    list(extend(CachedModel(model, engine="eager"), RootOnly(), plain, 20))
+    rolled = CachedModel(model, engine=engine)
+    before = rolled.cache.capacity
+    assert rolled.roll(tokens, 20, argmax) == plain[505:]
+    assert rolled.cache.capacity > before
+
+
+class Pretended(Static):
+    """Graphs without a GPU: what a graph was captured with is called again by its replay."""
+
+    def _capture(self, inputs, nodes, slots):
+        self.made = [*getattr(self, "made", []), (nodes, slots)]
+
+        def replay() -> None:
+            logits.copy_(self._forward(inputs, nodes, slots))
+
+        logits = self._room(nodes, self._forward(inputs, nodes, slots))
+        return SimpleNamespace(replay=replay), logits
+
+
+def pretended(model) -> CachedModel:
+    cached = CachedModel(model, engine="static")
+    facts = cached.engine.facts  # type: ignore[attr-defined]
+    cached.engine = Pretended(model, facts, cached.cache, graphs=True, compiled=False)
+    return cached
+
+
+def test_graphs_of_a_cache_that_grew_are_made_anew():
+    model = llama(max_position_embeddings=4096)
+    eager, cached = CachedModel(model, engine="eager"), pretended(model)
+    for length in (3, 5, 900, 20, 1500):
+        tokens = [1 + i % 11 for i in range(length)]
+        tree = TokenTree((tokens[-1], 3, 4), (-1, 0, 0))
+        torch.testing.assert_close(cached.score(tokens, tree), eager.score(tokens, tree))
+    made = cached.engine.made  # type: ignore[attr-defined]
+    assert len(made) > len(set(made))  # some shapes twice, for the cache has grown
+
+
+def test_prepare_captures_every_shape_up_to_a_context():
+    model = llama(max_position_embeddings=2048, num_hidden_layers=1)
+    cached = pretended(model)
+    cached.prepare(700)
+    made = list(cached.engine.made)  # type: ignore[attr-defined]
+    for length in (1, 300, 690):
+        for nodes in (1, 9, 60):
+            tree = random_tree(random.Random(nodes), 1, nodes)
+            cached.score([1] * length, tree)
+    assert cached.engine.made == made  # type: ignore[attr-defined]
+
+
+def test_an_engine_that_answers_otherwise_is_found_out():
+    model = llama()
+    cached = CachedModel(model, engine="eager")
+    eager, static = cached.engine, Static(model, cached.engine.facts, cached.cache)
+    assert differs(static, eager) is None
+    stale = pretended(model).engine
+    answers = stale.run(0, [1], TokenTree((1, 2, 3, 4), (-1, 0, 0, 1)), (0, 1, 2, 3)).clone()
+    stale.run = lambda *_: answers
+    assert "standard deviations" in differs(stale, eager)
+
+    def fails(*_):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    stale.run = fails
+    assert differs(stale, eager) == "operation not permitted when stream is capturing"
+    assert cached.cache.length == 0
 
 
 def test_an_unknown_engine_is_refused():

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from ouroboros.attention import packed_attention
+from ouroboros.attention import kernel_attention
 from ouroboros.bench.agreement import Check
 from ouroboros.bench.timing import random_tree
 from ouroboros.engine import additive
@@ -40,14 +40,14 @@ class Case:
     @property
     def kernel(self) -> bool:
         """Whether our kernel takes this call."""
-        return fits(self.query, self.value, self.mask)
+        return fits(self.query, self.key, self.value, self.mask)
 
     def ours(self) -> torch.Tensor:
         """[1, nodes, heads, width] by the attention that a `CachedModel` uses."""
         group = self.query.shape[1] // self.key.shape[1]
         module = SimpleNamespace(num_key_value_groups=group, is_causal=True, training=False)
         args = (self.query, self.key, self.value, self.mask)
-        return packed_attention(module, *args)[0]  # type: ignore[arg-type]
+        return kernel_attention(module, *args)[0]  # type: ignore[arg-type]
 
     def repeated(self) -> torch.Tensor:
         """The same by torch, keys and values repeated for each query head."""
