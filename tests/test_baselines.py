@@ -31,6 +31,7 @@ SWITCHES = {
     "runner_up": 0.0,
     "recall": 0,
     "stop_below": 0.0,
+    "draft_cost": 0.3,
     "max_nodes": 5,
 }
 
