@@ -53,6 +53,7 @@ def run_facts(config: Mapping, job: Bench) -> dict:
                 "commits": [_commit(model) for model in job.models],
                 "dtype": str(target.dtype).removeprefix("torch."),
                 "quantised": _quantised(job.models),
+                "engine": type(target.engine).__name__.lower(),
                 "device": str(target.device),
                 "max_len": target.max_len,
                 "vocab_size": target.vocab_size,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
@@ -59,6 +60,9 @@ def load_pair(spec: PairSpec, *, with_draft: bool) -> Pair:
     """Load the models. Raises `ValueError`, in one line, for what cannot be loaded or paired."""
     if not spec.target:
         raise ValueError("this run needs a model: give model.target=<hub id or folder>")
+    if spec.engine not in get_args(EngineName):
+        choices = ", ".join(get_args(EngineName))
+        raise ValueError(f"model.engine={spec.engine}: choose from {choices}")
     if with_draft and not spec.draft:
         raise ValueError(
             "a decoder of this run drafts with a small model: give model.draft=<hub id or folder>, "
