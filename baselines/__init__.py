@@ -1,9 +1,9 @@
 """What Ouroboros is measured against, on the same engine (and transformers' own, as a peer)."""
 
-from baselines.greedy import Greedy
-from baselines.hf import HFGenerate
-from baselines.lookahead import Lookahead
-from baselines.prompt_lookup import PromptLookup
-from baselines.speculative import Speculative
+from ouroboros.baselines.greedy import Greedy
+from ouroboros.baselines.hf import HFGenerate
+from ouroboros.baselines.lookahead import Lookahead
+from ouroboros.baselines.prompt_lookup import PromptLookup
+from ouroboros.baselines.speculative import Speculative
 
 __all__ = ["Greedy", "HFGenerate", "Lookahead", "PromptLookup", "Speculative"]

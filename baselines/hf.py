@@ -23,7 +23,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from ouroboros.choose import Choose, Sampler, argmax
-from ouroboros.model import CachedModel
+from ouroboros.engine.model import CachedModel
 from ouroboros.processors import Processed
 from ouroboros.trace import DecodeTrace, StepRecord
 

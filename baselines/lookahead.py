@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ouroboros import lookahead
+from ouroboros.drafters import lookahead
 
 
 class Lookahead(lookahead.Lookahead):

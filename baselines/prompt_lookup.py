@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ouroboros.choose import Choose
-from ouroboros.model import CachedModel
+from ouroboros.engine.model import CachedModel
 from ouroboros.tree import TokenTree
 
 

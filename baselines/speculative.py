@@ -11,11 +11,11 @@ from typing import Literal
 
 import torch
 
-from baselines.rejection import Drawn, Rejection
+from ouroboros.baselines.rejection import Drawn, Rejection
 from ouroboros.choose import Choose, Sampler, argmax
 from ouroboros.decode import RootOnly, extend
-from ouroboros.drafting import Scratch, Watched
-from ouroboros.model import CachedModel
+from ouroboros.drafters.drafting import Scratch, Watched
+from ouroboros.engine.model import CachedModel
 from ouroboros.tree import TokenTree
 
 

@@ -3,10 +3,10 @@
 from ouroboros.choose import Sampler, argmax
 from ouroboros.custom import custom_generate
 from ouroboros.decode import Drafter, decode
-from ouroboros.drafter import Ouroboros
+from ouroboros.drafters.ouroboros import Ouroboros
+from ouroboros.drafters.pool import PhrasePool
+from ouroboros.engine.model import CachedModel
 from ouroboros.generate import generate
-from ouroboros.model import CachedModel
-from ouroboros.pool import PhrasePool
 from ouroboros.trace import DecodeTrace, StepRecord
 from ouroboros.tree import TokenTree
 

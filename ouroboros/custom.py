@@ -16,8 +16,8 @@ from transformers.generation.streamers import BaseStreamer
 
 from ouroboros.choose import Choose, Sampler, argmax
 from ouroboros.decode import Drafter
+from ouroboros.engine.model import CachedModel
 from ouroboros.generate import cached, drafter_of, ends_of, run
-from ouroboros.model import CachedModel
 from ouroboros.processors import Processed
 
 UNSUPPORTED = {

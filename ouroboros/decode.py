@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from ouroboros.choose import Choose, argmax
-from ouroboros.model import CachedModel
+from ouroboros.engine.model import CachedModel
 from ouroboros.trace import DecodeTrace, StepRecord
 from ouroboros.tree import TokenTree
 

@@ -16,9 +16,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from ouroboros.choose import Choose, Sampler, argmax
 from ouroboros.decode import Drafter, RootOnly, stream
-from ouroboros.drafter import Ouroboros
-from ouroboros.lookahead import Lookahead
-from ouroboros.model import CachedModel
+from ouroboros.drafters.lookahead import Lookahead
+from ouroboros.drafters.ouroboros import Ouroboros
+from ouroboros.engine.model import CachedModel
 from ouroboros.processors import processed
 from ouroboros.vocab import check_pair
 

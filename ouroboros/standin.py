@@ -24,7 +24,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama as llama
 
-from ouroboros.quantised import stored_bytes
+from ouroboros.engine.quantised import stored_bytes
 
 BAR = 2.0**12  # Logits of unused ids are -BAR^2 c sqrt(D/d) / rms(residual).
 NOISE_STD = 0.02  # Of unused weights; zeros may be timed differently.

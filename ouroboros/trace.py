@@ -1,6 +1,6 @@
 """What one decoding run did: counts per step and seconds per phase, nothing derived.
 
-Every metric is computed from these records, in one place (`ouroboros.bench.report`).
+Every metric is computed from these records, in one place (`ouroboros.bench.report.folder_report`).
 """
 
 from __future__ import annotations

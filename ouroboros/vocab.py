@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
-from ouroboros.model import CachedModel
+from ouroboros.engine.model import CachedModel
 
 
 def fingerprint(tokenizer) -> str:

@@ -7,6 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ouroboros import CachedModel
+from ouroboros.decode import RootOnly
 
 EOS = "<eos>"
 
@@ -50,3 +51,14 @@ def tiny_pair() -> tuple[CachedModel, CachedModel]:
             weight.add_(0.02 * torch.randn(weight.shape, generator=noise))
     tokenizer = byte_tokenizer()
     return CachedModel(target, tokenizer=tokenizer), CachedModel(draft, tokenizer=tokenizer)
+
+
+class Moody(RootOnly):
+    """Fails on its first prompt while `bad`."""
+
+    bad, prompts = True, 0
+
+    def reset(self, choose):
+        self.prompts += 1
+        if self.bad and self.prompts == 1:
+            raise RuntimeError("not today")

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ouroboros.bench.sample import Sample
-from ouroboros.bench.store import SAMPLES, SCORES, ResultsFolder
+from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.run.store import SAMPLES, SCORES, ResultsFolder
 from ouroboros.trace import StepRecord
 
 

@@ -22,7 +22,7 @@ from transformers import (
 
 from ouroboros.choose import Sampler, _log, argmax, gumbel, gumbel_rows
 from ouroboros.decode import RootOnly, decode
-from ouroboros.model import CachedModel
+from ouroboros.engine.model import CachedModel
 from ouroboros.tree import TokenTree
 
 MASK_64 = (1 << 64) - 1

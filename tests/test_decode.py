@@ -23,10 +23,10 @@ from tiny import (
     prompt_of,
 )
 
-from baselines import Speculative
+from ouroboros.baselines import Speculative
 from ouroboros.choose import Sampler, argmax
 from ouroboros.decode import RootOnly, decode, extend, predict, stream
-from ouroboros.model import CachedModel
+from ouroboros.engine.model import CachedModel
 from ouroboros.trace import DecodeTrace
 from ouroboros.tree import TokenTree
 

@@ -17,8 +17,8 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from baselines import PromptLookup
 from ouroboros import CachedModel, custom_generate, generate
+from ouroboros.baselines import PromptLookup
 
 IDS = torch.tensor([prompt_of(6)])
 

@@ -1,53 +1,47 @@
-"""Who may import whom. The layers are the map of the code; this keeps them."""
+"""Who may import whom. The rooms are the map of the code; this keeps them.
+
+A room is a folder of `ouroboros`, or a file of its top floor. Imports run downwards in the order of
+`ROOMS`, the lowest first; inside a room no files import each other in a circle.
+"""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LAYERS: dict[str, set[str]] = {
-    "growing": set(),
-    "tree": {"growing"},
-    "trace": set(),
-    "pool": set(),
-    "cache": set(),
-    "kernels": set(),
-    "attention": {"kernels"},
-    "quantised": set(),
-    "support": {"cache", "quantised"},
-    "choose": {"tree"},
-    "engine": {"cache", "support", "tree"},
-    "blocks": set(),
-    "static": {"blocks", "cache", "engine", "support", "tree"},
-    "model": {"attention", "cache", "choose", "engine", "static", "support", "tree"},
-    "vocab": {"model"},
-    "processors": {"choose", "tree"},
-    "plainly": {"quantised"},
-    "shift": set(),
-    "noise": set(),
-    "audit": {"choose", "model", "noise", "plainly", "shift", "tree"},
-    "decode": {"choose", "model", "trace", "tree"},
-    "lookahead": {"choose", "growing", "model", "pool", "tree"},
-    "policy": set(),
-    "drafting": {"choose", "tree"},
-    "pace": {"drafting", "pool"},
-    "learning": {"pool", "tree"},
-    "drafter": {
-        *("choose", "decode", "drafting", "growing", "learning", "lookahead", "model"),
-        *("pace", "policy", "pool", "tree"),
-    },
-    "generate": {"choose", "decode", "drafter", "lookahead", "model", "processors", "vocab"},
-    "custom": {"choose", "decode", "generate", "model", "processors"},
-    "standin": {"quantised"},
-}
-MODEL_SIDE = {
-    *("kernels", "engine", "blocks", "static", "drafting"),
-    *("choose", "model", "cache", "attention", "support", "standin", "generate", "drafter"),
-    *("custom", "processors", "plainly", "quantised", "shift", "noise", "audit"),
-}
+PACKAGE = ROOT / "ouroboros"
+ROOMS = (
+    *("growing", "tree", "trace", "choose"),
+    *("engine", "vocab", "decode", "processors", "standin", "costs"),
+    *("lossless", "drafters", "baselines", "generate", "custom", "reference_pair"),
+    *("bench.tasks", "bench.measure", "bench.run", "bench.verdict", "bench.replay"),
+    *("bench.report", "bench.advice", "bench.campaign"),
+    *("training", "commands", "__main__"),
+)
+PURE = (
+    *("growing", "tree", "trace", "costs.surface", "costs.roofline"),
+    *("drafters.pool", "drafters.learning", "drafters.policy"),
+)
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its name below `ouroboros`."""
+    folders = [PACKAGE, ROOT / "baselines"]
+    found = {}
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder.parent).with_suffix("").parts
+            name = parts if folder.name == "baselines" else parts[1:]
+            found[".".join(name).removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = modules()
 
 
 def imports(path: Path) -> set[str]:
@@ -63,50 +57,66 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def ours(path: Path) -> set[str]:
-    """The modules of ouroboros that a file imports, by their first name below the package."""
-    names = {name.split(".")[1] for name in imports(path) if name.startswith("ouroboros.")}
-    known = {p.stem for p in (ROOT / "ouroboros").iterdir()}
-    return names & known
+def ours(name: str) -> set[str]:
+    """The modules of ouroboros that a module imports, by their names below the package."""
+    below = {one.removeprefix("ouroboros.") for one in imports(MODULES[name])}
+    return {one for one in below if one in MODULES and MODULES[one].name != "__init__.py"} - {name}
 
 
-@pytest.mark.parametrize("module", LAYERS)
-def test_a_module_imports_only_the_layers_below(module):
-    assert ours(ROOT / "ouroboros" / f"{module}.py") <= LAYERS[module]
+def room(module: str) -> str:
+    return next(one for one in ROOMS if module == one or module.startswith(f"{one}."))
 
 
-def test_the_layers_have_no_cycle():
-    order = list(LAYERS)
-    for module, below in LAYERS.items():
-        assert all(order.index(name) < order.index(module) for name in below)
+def inner() -> Iterator[str]:
+    """Every module but the rooms' own doors."""
+    return (name for name, path in MODULES.items() if path.name != "__init__.py")
 
 
-def test_every_module_of_the_engine_has_a_layer():
-    modules = {path.stem for path in (ROOT / "ouroboros").glob("*.py")}
-    assert modules - set(LAYERS) == {"__init__"}
+def test_every_module_has_a_room():
+    assert {room(name) for name in inner()} <= set(ROOMS)
 
 
-@pytest.mark.parametrize("module", [name for name in LAYERS if name not in MODEL_SIDE])
-def test_only_the_model_side_knows_torch(module):
-    tops = {name.split(".")[0] for name in imports(ROOT / "ouroboros" / f"{module}.py")}
+@pytest.mark.parametrize("name", ROOMS)
+def test_imports_run_downwards(name):
+    own = [module for module in inner() if room(module) == name]
+    allowed = ROOMS[: ROOMS.index(name) + 1]
+    for module in own:
+        above = {one for one in ours(module) if room(one) not in allowed}
+        assert not above, f"{module} imports from above: {above}"
+
+
+def test_no_circle():
+    list(TopologicalSorter({name: ours(name) for name in inner()}).static_order())
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_data_knows_no_torch(name):
+    tops = {one.split(".")[0] for one in imports(MODULES[name])}
     assert not tops & {"torch", "transformers"}
 
 
-def python_files(folder: str) -> list[Path]:
-    return sorted((ROOT / folder).rglob("*.py"))
-
-
 def test_the_method_never_imports_what_it_is_measured_against():
-    for path in python_files("ouroboros"):
-        assert not {name for name in imports(path) if name.split(".")[0] == "baselines"}, path
+    method = ("drafters", "engine", "lossless", "decode", "choose", "tree", "growing", "costs")
+    for name in inner():
+        if room(name) in method:
+            assert not {one for one in ours(name) if room(one) == "baselines"}, name
 
 
-def test_only_scripts_see_hydra():
-    for path in [*python_files("ouroboros"), *python_files("baselines")]:
-        tops = {name.split(".")[0] for name in imports(path)}
-        assert not tops & {"hydra", "omegaconf"}, path
+def test_only_commands_see_hydra():
+    for name in inner():
+        tops = {one.split(".")[0] for one in imports(MODULES[name])}
+        assert room(name) == "commands" or not tops & {"hydra", "omegaconf"}, name
 
 
-def test_the_engine_never_imports_the_bench():
-    for path in [*(ROOT / "ouroboros").glob("*.py"), *python_files("baselines")]:
-        assert "bench" not in ours(path), path
+def test_no_search_path_is_patched():
+    for folder in ("ouroboros", "baselines", "scripts"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert "sys.path" not in path.read_text(), path
+
+
+def test_scripts_are_doors():
+    for path in (ROOT / "scripts").glob("*.py"):
+        assert len(path.read_text().splitlines()) < 10, path
+        assert path.with_name(path.name).stem in {
+            name.removeprefix("commands.") for name in inner()
+        }

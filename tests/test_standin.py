@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from ouroboros.commands import standin as command
 from ouroboros.standin import SHAPES, blank, bytes_of, embed, place_heads, shape
 
 VOCAB, HEAD_DIM = 37, 8
@@ -223,13 +223,9 @@ def test_bytes_read_per_step():
 
 @pytest.fixture
 def script(monkeypatch):
-    """The module scripts/make_standin.py, whose every shape is the tiny one."""
-    path = Path(__file__).parents[1] / "scripts" / "make_standin.py"
-    spec = importlib.util.spec_from_file_location("make_standin", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "shape", lambda name: config(LARGE))
-    return module
+    """The command's module, whose every shape is the tiny one."""
+    monkeypatch.setattr(command, "shape", lambda name: config(LARGE))
+    return command
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ouroboros import tree as tree_module
+from ouroboros.drafters.lookahead import Window
 from ouroboros.growing import Growing
-from ouroboros.lookahead import Window
 from ouroboros.tree import TokenTree
 
 CHAIN_AND_FORK = """

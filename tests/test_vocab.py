@@ -10,11 +10,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from baselines import Speculative
 from ouroboros import Ouroboros
+from ouroboros.baselines import Speculative
 from ouroboros.choose import Sampler, argmax
 from ouroboros.decode import RootOnly, decode
-from ouroboros.model import CachedModel
+from ouroboros.engine.model import CachedModel
 from ouroboros.vocab import check_pair, fingerprint
 
 SIZES = {"gamma": 4, "window_size": 3, "ngram_size": 4, "verification_set_size": 3}

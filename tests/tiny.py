@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from ouroboros.choose import Choose
-from ouroboros.model import CachedModel
+from ouroboros.engine.model import CachedModel
 from ouroboros.tree import TokenTree
 
 VOCAB = 13

@@ -1,0 +1,1 @@
+"""What a benchmark is: examples in, prompts out, completions scored; one file a task."""

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from rouge_score.rouge_scorer import RougeScorer
 
-from ouroboros.bench.task import Example
 from ouroboros.bench.tasks.completion import before_stop
 from ouroboros.bench.tasks.hub import HubTask
-from ouroboros.bench.template import Template
+from ouroboros.bench.tasks.task import Example
+from ouroboros.bench.tasks.template import Template
 
 LINE = "Please summarize the following document within one sentence"
 TEMPLATES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ouroboros.bench.sandbox import Limits, check
+from ouroboros.bench.tasks.sandbox import Limits, check
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import re
 from decimal import Decimal
 from typing import ClassVar
 
-from ouroboros.bench.task import Example
 from ouroboros.bench.tasks.completion import before_stop
 from ouroboros.bench.tasks.hub import HubTask
-from ouroboros.bench.template import Template
+from ouroboros.bench.tasks.task import Example
+from ouroboros.bench.tasks.template import Template
 
 WORKED = (
     (

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from ouroboros.bench.tasks.source import Hub, Source
-from ouroboros.bench.template import Template, choose_template
+from ouroboros.bench.tasks.template import Template, choose_template
 
 
 class HubTask:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ouroboros.bench.task import Example
 from ouroboros.bench.tasks.completion import code_of
 from ouroboros.bench.tasks.execution import Execution
 from ouroboros.bench.tasks.source import Hub, Source
-from ouroboros.bench.template import DEEPSEEK, Template, choose_template
+from ouroboros.bench.tasks.task import Example
+from ouroboros.bench.tasks.template import DEEPSEEK, Template, choose_template
 
 SPLITS = {
     "prompt": range(1, 11),

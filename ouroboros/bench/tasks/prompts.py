@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ouroboros.bench.task import Example
 from ouroboros.bench.tasks.source import LINES, Source, read_text
-from ouroboros.bench.template import Template, choose_template
+from ouroboros.bench.tasks.task import Example
+from ouroboros.bench.tasks.template import Template, choose_template
 
 TEMPLATES = {"plain": Template("{prompt}"), "chat": Template("{prompt}", chat=True)}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ouroboros.bench.task import Example, Message
 from ouroboros.bench.tasks.completion import before_stop
 from ouroboros.bench.tasks.source import Source
-from ouroboros.bench.template import Template, choose_template
+from ouroboros.bench.tasks.task import Example, Message
+from ouroboros.bench.tasks.template import Template, choose_template
 
 URL = "https://github.com/hemingkx/Spec-Bench/blob/main/data/spec_bench/question.jsonl"
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from sacrebleu.metrics import BLEU, CHRF
 
-from ouroboros.bench.task import Example
 from ouroboros.bench.tasks.completion import before_stop
 from ouroboros.bench.tasks.hub import HubTask
-from ouroboros.bench.template import Template
+from ouroboros.bench.tasks.task import Example
+from ouroboros.bench.tasks.template import Template
 
 LINE = "Translate this German sentence to English"
 TEMPLATES = {

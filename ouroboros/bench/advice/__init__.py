@@ -1,0 +1,1 @@
+"""Predictions from counts and costs: time, memory, break-even, what-if."""

@@ -1,0 +1,1 @@
+"""Formulas and clocks: metrics of samples, intervals, seconds, memory, joules."""

@@ -1,0 +1,134 @@
+"""How sure a number is: speedups and scores with their 95 % intervals over prompts.
+
+Prompts are what was drawn from a larger world, so prompts are what is resampled: a prompt keeps all
+its repeats, and its pair of baseline and decoder, together. Seeds are fixed: the same samples give
+the same interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import binomtest, bootstrap, gmean
+
+from ouroboros.bench.measure.metrics import scores_by_prompt, whole_part
+from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.tasks.task import YES_OR_NO
+
+RESAMPLES = 2000
+Part = Callable[[Sample], tuple[float, int]]
+"""(Amount, tokens) of a sample: `metrics.whole_part` or `decode_part` (seconds), `calls_part`."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value and its 95 % interval over prompts (None with fewer than two prompts)."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def speedup(
+    baseline: Sequence[Sample], samples: Sequence[Sample], *, part: Part = whole_part
+) -> Interval | None:
+    """Pooled: seconds per token of the baseline / seconds per token of the decoder.
+
+    Only what both finished counts: a prompt with those of its repeats that both have. Paired
+    percentile bootstrap.
+    `part`: `whole_part` gives latency_speedup, `decode_part` gives decode_speedup.
+    """
+    table = _paired(baseline, samples, part)
+    return None if table is None else _bootstrapped(tuple(table), _ratio)
+
+
+def macro_speedup(
+    baseline: Sequence[Sample], samples: Sequence[Sample], *, part: Part = whole_part
+) -> Interval | None:
+    """Geometric mean over prompts of each prompt's own speedup: short and long ones weigh alike."""
+    table = _paired(baseline, samples, part)
+    if table is None:
+        return None
+    base_s, base_n, ours_s, ours_n = table
+    return _bootstrapped(((base_s / base_n) / (ours_s / ours_n),), gmean)
+
+
+def pooled(samples: Sequence[Sample], *, part: Part) -> Interval | None:
+    """What `part` gives, per token: sums over prompts divided once, prompts resampled."""
+    sums = _sums((sample.example, part(sample)) for sample in samples)
+    if sums is None or not sums[1].any():
+        return None
+    return _bootstrapped(tuple(sums[:, sums[1] > 0]), _per_token)
+
+
+def score_intervals(
+    samples: Sequence[Sample], scores: Mapping[tuple[str, str, int], Mapping[str, float]]
+) -> dict[str, Interval]:
+    """Intervals of `metrics.task_scores`: Wilson's for scores in `YES_OR_NO`, else over prompts.
+
+    With repeats prompts are resampled in any case.
+    """
+    found = {}
+    for name, by in scores_by_prompt(samples, scores).items():
+        shown = "pass@1" if name == "passed" else name
+        if name in YES_OR_NO and all(len(values) == 1 for values in by.values()):
+            found[shown] = wilson(int(sum(v[0] for v in by.values())), len(by))
+        else:
+            means = np.array([np.mean(values) for values in by.values()])
+            found[shown] = _bootstrapped((means,), np.mean)
+    return found
+
+
+def wilson(successes: int, trials: int) -> Interval:
+    """Wilson's score interval of a share."""
+    found = binomtest(successes, trials).proportion_ci(method="wilson")
+    return Interval(successes / trials, float(found.low), float(found.high))
+
+
+def _paired(baseline: Iterable[Sample], samples: Iterable[Sample], part: Part) -> np.ndarray | None:
+    """[4, prompts]: seconds and tokens of the baseline, then of the decoder; None if no prompt.
+
+    Sums over the repeats in which both have seconds and tokens.
+    """
+    base = {(s.example, s.repeat): part(s) for s in baseline}
+    ours = {(s.example, s.repeat): part(s) for s in samples}
+    both = ((key[0], (*base[key], *ours[key])) for key in base if key in ours)
+    return _sums((example, parts) for example, parts in both if all(parts))
+
+
+def _bootstrapped(data: tuple[np.ndarray, ...], statistic) -> Interval:
+    value = float(statistic(*data))
+    if data[0].size < 2:
+        return Interval(value)
+    found = bootstrap(
+        data,
+        statistic,
+        paired=True,
+        vectorized=True,
+        n_resamples=RESAMPLES,
+        batch=max(1, 1_000_000 // data[0].size),
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return Interval(value, float(found.low), float(found.high))
+
+
+def _sums(parts: Iterable[tuple[str, Sequence[float]]]) -> np.ndarray | None:
+    """[parts, prompts]: the sums over each prompt's own rows; None without any."""
+    rows: dict[str, list[Sequence[float]]] = {}
+    for example, row in parts:
+        rows.setdefault(example, []).append(row)
+    sums = [np.sum(own, axis=0) for own in rows.values()]
+    return np.array(sums, dtype=float).T if sums else None
+
+
+def _per_token(amounts, tokens, axis: int = -1):
+    return np.sum(amounts, axis=axis) / np.sum(tokens, axis=axis)
+
+
+def _ratio(base_s, base_n, ours_s, ours_n, axis: int = -1):
+    """Seconds per token against seconds per token, from sums over prompts."""
+    base = np.sum(base_s, axis=axis) / np.sum(base_n, axis=axis)
+    return base / (np.sum(ours_s, axis=axis) / np.sum(ours_n, axis=axis))

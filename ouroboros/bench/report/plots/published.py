@@ -1,0 +1,62 @@
+"""Published speedups beside the measured ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ouroboros.bench.report.plots import style
+from ouroboros.bench.report.plots.speedups import spread
+from ouroboros.bench.report.plots.style import foot, head, new_figure
+from ouroboros.bench.report.tables import over_greedy, published_caption
+
+
+def published_bars(summary: Mapping) -> Figure | None:
+    """Speedup over greedy, published (hatched) above measured; None without published numbers."""
+    published = (summary["published"] or {}).get("tokens_per_s", {})
+    theirs = {n: r for n in published if (r := over_greedy(published, n)) and n != "greedy"}
+    if not theirs:
+        return None
+    with style.looks():
+        figure = new_figure(1.9 + 0.6 * len(theirs))
+        axes = figure.add_subplot()
+        _bars(axes, theirs, summary)
+        axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
+        axes.set_yticks(range(len(theirs)), list(theirs), fontsize=10.5)
+        axes.invert_yaxis()
+        axes.margins(x=0.08)
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("speedup over greedy on the same machine (prefill included)")
+        head(axes, "Published and measured")
+        figure.legend(loc="outside upper right", ncols=2, fontsize=9)
+        foot(figure, f"{summary['title']}. {published_caption(summary)}")
+    return figure
+
+
+def _bars(axes: Axes, theirs: Mapping[str, float], summary: Mapping) -> None:
+    ours = {name: row["latency_speedup"] for name, row in summary["decoders"].items()}
+    places = {name: place for place, name in enumerate(theirs) if ours.get(name)}
+    found = [ours[name] for name in places]
+    nature = summary["nature"]
+    upper = axes.barh(
+        [place - 0.2 for place in range(len(theirs))],
+        list(theirs.values()),
+        height=0.36,
+        facecolor="none",
+        edgecolor=style.MUTED,
+        hatch="///",
+        label="published",
+    )
+    axes.bar_label(upper, fmt="%.2fx", padding=4, fontsize=9)
+    lower = axes.barh(
+        [place + 0.2 for place in places.values()],
+        [one["value"] for one in found],
+        height=0.36,
+        color=style.RED,
+        xerr=spread(found) if found else None,
+        error_kw={"ecolor": style.INK, "elinewidth": 1.2, "capsize": 3},
+        label="measured" if nature == "model" else f"measured, a {nature}",
+    )
+    axes.bar_label(lower, fmt="%.2fx", padding=4, fontsize=9)

@@ -1,0 +1,157 @@
+"""Speedup over greedy: the bars of one run, and decoders side by side over several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ouroboros.bench.measure.metrics import REPETITIVE
+from ouroboros.bench.report.plots import style
+from ouroboros.bench.report.plots.style import decoder_marks, foot, head, is_peer, new_figure, title
+
+AXIS = "speedup over greedy on the same engine (time per token, prefill included)"
+CALLS_AXIS = "calls per token: (target + 0.176 x draft calls) / new tokens; fewer is better"
+
+
+def speedup_bars(summary: Mapping) -> Figure | None:
+    """Latency speedup over greedy, one bar per decoder in the config's order, with intervals.
+
+    None where no decoder has a speedup (no greedy run to compare with).
+    """
+    return _run_bars(
+        summary, "latency_speedup", AXIS, "{value:.2f}x · {output_throughput:.1f} tok/s"
+    )
+
+
+def calls_bars(summary: Mapping) -> Figure | None:
+    """Calls per token, which no machine changes, one bar per decoder, with intervals.
+
+    None where nothing was measured.
+    """
+    form = "{value:.3f} · {tokens_per_target_call:.2f} tokens/target call"
+    return _run_bars(summary, "calls_interval", CALLS_AXIS, form)
+
+
+def comparison_dots(summaries: Mapping[str, Mapping]) -> Figure | None:
+    """Latency speedup with its interval: a group of rows per run, a mark per decoder.
+
+    None with fewer than two runs that have speedups.
+    """
+    runs = {
+        label: {n: r for n, r in s["decoders"].items() if r["latency_speedup"] and n != "greedy"}
+        for label, s in summaries.items()
+    }
+    runs = {label: rows for label, rows in runs.items() if rows}
+    if len(runs) < 2:
+        return None
+    names = list(dict.fromkeys(name for rows in runs.values() for name in rows))
+    with style.looks():
+        figure = new_figure(1.7 + len(runs) * (0.25 + 0.17 * len(names)))
+        axes = figure.add_subplot()
+        _dots(axes, runs, names)
+        head(axes, " · ".join(["Speedup over greedy, run by run", *shared(summaries.values())]))
+        axes.set_xlabel(AXIS)
+        figure.legend(loc="outside upper right", ncols=min(len(names), 5), fontsize=9)
+        foot(figure, f"Whiskers: 95 % bootstrap over prompts. {machines(summaries.values())}")
+    return figure
+
+
+def spread(found: Sequence[Mapping]) -> np.ndarray:
+    """Return [2, n]: how far the intervals reach below and above their values."""
+    low = [f["value"] - f["low"] if f["low"] is not None else 0 for f in found]
+    high = [f["high"] - f["value"] if f["high"] is not None else 0 for f in found]
+    return np.maximum([low, high], 0)
+
+
+def shared(summaries) -> list[str]:
+    """Return what the titles of all summaries say alike: model, dtype, batch size, machine."""
+    parts = [summary["title"].split(" · ") for summary in summaries]
+    return [part for part in parts[0] if all(part in others for others in parts)]
+
+
+def machines(summaries) -> str:
+    """Return the machines of some summaries in one line."""
+    return "Measured on " + "; ".join(dict.fromkeys(s["device"] for s in summaries)) + "."
+
+
+def _run_bars(summary: Mapping, what: str, axis: str, form: str) -> Figure | None:
+    """One bar for each decoder that has `what`; `form` makes its label from the value and the
+    decoder's row. None where no decoder has it."""
+    rows = {name: row for name, row in summary["decoders"].items() if row[what]}
+    if not rows:
+        return None
+    with style.looks():
+        figure = new_figure(1.9 + 0.42 * len(rows))
+        axes = figure.add_subplot()
+        found = {name: row[what] for name, row in rows.items()}
+        labels = [form.format(**{**row, "value": row[what]["value"]}) for row in rows.values()]
+        _bars(axes, found, labels)
+        axes.set_xlabel(axis)
+        title(figure, summary["title"])
+        foot(figure, _footnote(summary, rows))
+    return figure
+
+
+def _bars(axes: Axes, found: Mapping[str, Mapping], labels: Sequence[str]) -> None:
+    """Draw a value with its interval for each name, and a column of labels beside the plot, where
+    no whisker and no line can cross them."""
+    values, reach = [f["value"] for f in found.values()], spread(list(found.values()))
+    marks = decoder_marks(list(found))
+    places = range(len(found))
+    axes.barh(
+        places,
+        values,
+        height=0.62,
+        color=[marks[name].colour for name in found],
+        xerr=reach,
+        error_kw={"ecolor": style.INK, "elinewidth": 1.2, "capsize": 3},
+    )
+    end = max(value + extra for value, extra in zip(values, reach[1], strict=True))
+    beside = axes.get_yaxis_transform()
+    for place, label in zip(places, labels, strict=True):
+        axes.text(1.01, place, label, va="center", fontsize=9.5, transform=beside)
+    axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
+    axes.set_yticks(places, list(found), fontsize=10.5)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.03 * max(end, 1))
+    axes.tick_params(axis="y", length=0)
+
+
+def _dots(axes: Axes, runs: Mapping[str, Mapping], names: Sequence[str]) -> None:
+    marks = decoder_marks(names)
+    for index, name in enumerate(names):
+        have = [place for place, rows in enumerate(runs.values()) if name in rows]
+        found = [rows[name]["latency_speedup"] for rows in runs.values() if name in rows]
+        offset = 0.7 * ((index + 0.5) / len(names) - 0.5)
+        axes.errorbar(
+            [f["value"] for f in found],
+            [place + offset for place in have],
+            xerr=spread(found),
+            fmt=marks[name].marker,
+            color=marks[name].colour,
+            markersize=6,
+            elinewidth=1.2,
+            capsize=2.5,
+            label=name,
+        )
+    axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
+    axes.set_yticks(range(len(runs)), list(runs))
+    for edge in range(1, len(runs)):
+        axes.axhline(edge - 0.5, color=style.GRID, linewidth=0.6)
+    axes.set_ylim(len(runs) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+
+
+def _footnote(summary: Mapping, rows: Mapping[str, Mapping]) -> str:
+    rates = [r["repetition_rate"] for r in rows.values() if r["repetition_rate"] is not None]
+    worst = max(rates, default=0.0)
+    peers = " and transformers' own generation (hf_)" if any(map(is_peer, rows)) else ""
+    mark = " (above 30 %: flatters drafts taken from the text)" if worst > REPETITIVE else ""
+    lacking = "Incomplete run. " if summary["incomplete"] else ""
+    return (
+        f"{lacking}{summary['footnote']}. Whiskers: 95 % bootstrap over prompts. "
+        f"Grey: greedy{peers}. Repetition rate of the text: {100 * worst:.0f} %{mark}."
+    )

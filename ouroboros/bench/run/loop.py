@@ -1,0 +1,256 @@
+"""The run loop: every decoder on every prompt, alternated so that drift hits all alike.
+
+For each prompt all decoders take their turn, and the one that goes first changes from prompt to
+prompt. Invariants: nothing is cached between two samples but what a decoder itself chose to carry
+(a phrase pool); each sample is on disk before the next begins; a failure is a row, not an end; a
+later turn of a conversation follows the first decoder's answers, so that all decoders meet the same
+prompt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Protocol
+
+from ouroboros.bench.measure.meter import Meter
+from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.run.conversation import Answers
+from ouroboros.bench.run.pools import CarriedPools
+from ouroboros.bench.run.prompt import check_chat, prompt_ids
+from ouroboros.bench.run.provenance import without_paths
+from ouroboros.bench.run.recorder import Recorder
+from ouroboros.bench.run.sampling import Sampling
+from ouroboros.bench.run.stop import Stop, StopStrings, cut, text_of
+from ouroboros.bench.run.store import SAMPLES, SCORES, ResultsFolder
+from ouroboros.bench.tasks.task import Example, Task
+from ouroboros.choose import Choose
+from ouroboros.decode import Drafter, stream
+from ouroboros.engine.model import CachedModel
+from ouroboros.trace import DecodeTrace
+
+WARM_UP = Example(
+    "warm-up",
+    "from collections import deque\n\n\ndef running_mean(values, width):\n"
+    '    """Yield the mean of each window of `width` values.\n\n'
+    "    >>> list(running_mean([2, 4, 6], 2))\n    [3.0, 5.0]\n"
+    '    """\n    window = deque(maxlen=width)\n',
+)
+WARM_UP_TOKENS = 32
+
+
+class Peer(Protocol):
+    """Another engine's generation under the same trace (transformers' own `generate`)."""
+
+    def run(
+        self,
+        target: CachedModel,
+        prompt: Sequence[int],
+        *,
+        max_new: int,
+        eos: Collection[int],
+        choose: Choose,
+        stop: Stop | None = None,
+    ) -> DecodeTrace:
+        """Return a finished run. It should end soon after `stop` says so; the rest is cut off."""
+        ...
+
+
+Decoder = Drafter | Peer
+MakeDecoder = Callable[[], Decoder]
+
+
+@dataclass
+class Bench:
+    """What one run measures. `models` are all the models whose caches are emptied per sample.
+
+    `record_predictions` also writes what the target predicted at every node, for replays. Raises
+    `ValueError` where the examples need a chat template and the tokenizer has none.
+    """
+
+    target: CachedModel
+    models: Sequence[CachedModel]
+    task: Task
+    examples: Sequence[Example]
+    decoders: Mapping[str, MakeDecoder]
+    max_new: int
+    repeats: int = 1
+    sampling: Sampling = field(default_factory=Sampling)
+    record_predictions: bool = False
+
+    def __post_init__(self) -> None:
+        check_chat(self.target.tokenizer, self.examples)
+
+    @property
+    def total(self) -> int:
+        """Samples in a complete run."""
+        return len(self.examples) * len(self.decoders) * self.repeats
+
+    @cached_property
+    def meter(self) -> Meter:
+        """What measures a sample."""
+        return Meter(self.models)
+
+    def turns(self) -> Iterator[tuple[Example, str, int, int]]:
+        """Yield (example, decoder, repeat, order) in the order of measurement.
+
+        The list of decoders is rotated by one from each prompt to the next.
+        """
+        names = list(self.decoders)
+        for repeat in range(self.repeats):
+            for index, example in enumerate(self.examples):
+                first = (index + repeat) % len(names)
+                for order, name in enumerate([*names[first:], *names[:first]]):
+                    yield example, name, repeat, order
+
+    def run(
+        self,
+        folder: ResultsFolder,
+        on_sample: Callable[[Sample], None],
+        *,
+        retry_failed: bool = False,
+    ) -> None:
+        """Measure what is not yet in the folder; `on_sample` sees every sample, old ones first.
+
+        With `retry_failed` a failed sample counts as missing; its new line takes the old one's
+        place. Pools that decoders carry over are taken up from the folder.
+        """
+        with folder.appending(SAMPLES) as lines:
+            done = [s for s in folder.load_samples() if not (retry_failed and s.error)]
+            for sample in done:
+                on_sample(sample)
+            missing = self._missing(done)
+            decoders = self._warm(missing)
+            pools = CarriedPools(folder.path, decoders, self.target.tokenizer)
+            pools.restore({sample.decoder for sample in done})
+            answers = Answers(self.task, self.examples, next(iter(self.decoders)), done)
+            for example, name, repeat, order in missing:
+                decoder = self._watched(decoders[name])
+                sample = self.measure(decoder, example, repeat, answers)
+                sample = replace(sample, decoder=name, order=order)
+                answers.add(sample)
+                if isinstance(decoder, Recorder):
+                    folder.add_predictions(sample.key, decoder.predictions(sample.new_tokens))
+                lines.append(sample.to_dict())
+                pools.save(name)
+                on_sample(sample)
+
+    def score(self, folder: ResultsFolder, on_score: Callable[[], None]) -> None:
+        """Score the folder's samples after all timing; equal completions are scored once."""
+        known: dict[tuple[str, str], dict[str, float]] = {}
+        examples = {example.id: example for example in self.examples}
+        with folder.appending(SCORES) as lines:
+            done = folder.load_scores()
+            for sample in folder.load_samples():
+                if sample.error or sample.key in done:
+                    continue
+                question = (sample.example, sample.text)
+                if question not in known:
+                    known[question] = self.task.score(examples[sample.example], sample.text)
+                if known[question]:
+                    lines.append(_score_row(sample, known[question]))
+                on_score()
+        folder.drop_if_empty(SCORES)
+
+    def measure(
+        self, decoder: Decoder, example: Example, repeat: int, answers: Answers | None = None
+    ) -> Sample:
+        """Decode one example from empty caches; a failure becomes the sample's `error`.
+
+        `answers` are needed for the later turns of a conversation.
+        """
+        blank = Sample(example.id, "", repeat, 0, 0, group=example.group)
+        try:
+            asked = example if answers is None else answers.asked(example, repeat)
+            prompt = prompt_ids(self.target.tokenizer, asked)
+            blank = replace(blank, prompt_tokens=len(prompt))
+            return self._timed(decoder, prompt, blank)
+        except Exception as error:
+            reason = (str(error).strip() or "no message").splitlines()[0]
+            return replace(blank, error=without_paths(f"{type(error).__name__}: {reason}"))
+
+    def _timed(self, decoder: Decoder, prompt: list[int], blank: Sample) -> Sample:
+        for model in self.models:
+            model.tokens = []
+        choose = self.sampling.choose(blank.example, blank.repeat, vocab=self.target.vocab_size)
+        stop = StopStrings(self.target.tokenizer, self.task.stop)
+        started = self.meter.start()
+        trace, ttft_s = self._decode(decoder, prompt, choose, stop, started)
+        cost = self.meter.stop()
+        return replace(
+            blank,
+            new_tokens=tuple(trace.new_tokens),
+            text=text_of(self.target.tokenizer, trace.new_tokens),
+            finish=trace.finish,
+            steps=tuple(trace.steps),
+            wall_s=cost.wall_s,
+            ttft_s=ttft_s,
+            peak_bytes=cost.peak_bytes,
+            energy_j=cost.energy_j,
+        )
+
+    def _decode(
+        self, decoder: Decoder, prompt: list[int], choose: Choose, stop: Stop, started: float
+    ) -> tuple[DecodeTrace, float | None]:
+        """Return the trace, cut at the first stop string, and the seconds to the first step."""
+        target, max_new, eos = self.target, self.max_new, eos_ids(self.target)
+        if hasattr(decoder, "run"):
+            trace = decoder.run(target, prompt, max_new=max_new, eos=eos, choose=choose, stop=stop)
+            keep = StopStrings(target.tokenizer, self.task.stop)(trace.new_tokens)
+            return (trace if keep is None else cut(trace, keep)), _first_step_s(trace)
+        ttft_s: float | None = None
+        for trace in stream(target, decoder, prompt, max_new=max_new, eos=eos, choose=choose):
+            if ttft_s is None and trace.steps:
+                ttft_s = time.perf_counter() - started
+            keep = stop(trace.new_tokens)
+            if keep is not None:
+                return cut(trace, keep), ttft_s
+        return trace, ttft_s
+
+    def _watched(self, decoder: Decoder) -> Decoder:
+        """Return the decoder, in a recorder where predictions are wanted and it is a drafter."""
+        wanted = self.record_predictions and not hasattr(decoder, "run")
+        return Recorder(decoder) if wanted else decoder  # type: ignore[arg-type]
+
+    def _missing(self, done: Sequence[Sample]) -> list[tuple[Example, str, int, int]]:
+        have = {sample.key for sample in done}
+        return [turn for turn in self.turns() if (turn[0].id, turn[1], turn[2]) not in have]
+
+    def _longest(self) -> int:
+        """Return the tokens of the longest prompt; a conversation's first turn stands for it."""
+        lengths = (len(prompt_ids(self.target.tokenizer, e)) for e in self.examples)
+        return max(lengths, default=0)
+
+    def _warm(self, missing: Sequence[tuple[Example, str, int, int]]) -> dict[str, Decoder]:
+        """Return new decoders, after each was tried once, as another object, on a text of ours."""
+        names = dict.fromkeys(turn[1] for turn in missing)
+        if names:
+            for model in self.models:
+                model.prepare(self._longest() + self.max_new)
+        short = replace(self, max_new=min(self.max_new, WARM_UP_TOKENS))
+        for name in names:
+            short.measure(self.decoders[name](), WARM_UP, 0)
+        return {name: self.decoders[name]() for name in names}
+
+
+def eos_ids(model: CachedModel) -> frozenset[int]:
+    """Return the model's end-of-sequence ids: generation config, else tokenizer, else none."""
+    ids = getattr(getattr(model.model, "generation_config", None), "eos_token_id", None)
+    if ids is None:
+        ids = getattr(model.tokenizer, "eos_token_id", None)
+    if ids is None:
+        return frozenset()
+    return frozenset([ids] if isinstance(ids, int) else ids)
+
+
+def _score_row(sample: Sample, scores: dict[str, float]) -> dict:
+    example, decoder, repeat = sample.key
+    return {"example": example, "decoder": decoder, "repeat": repeat, "scores": scores}
+
+
+def _first_step_s(trace: DecodeTrace) -> float | None:
+    """Seconds of a peer's first step, which began with its call."""
+    first = trace.steps[0] if trace.steps else None
+    return None if first is None else first.draft_s + first.verify_s + first.host_s

@@ -1,0 +1,142 @@
+"""The models of a run: any pair of Hugging Face causal LMs, as they are or inside larger shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import get_args
+
+import torch
+from transformers import AutoTokenizer, PreTrainedModel
+
+from ouroboros import standin, vocab
+from ouroboros.bench.run.provenance import fast_dtype
+from ouroboros.engine.model import CachedModel, EngineName
+from ouroboros.engine.quantised import quantise
+
+PACKAGE = Path(standin.__file__).parent
+PLACED = ("device_map", "tp_plan")  # transformers itself puts such models on a device
+
+
+@dataclass(frozen=True)
+class PairSpec:
+    """What `load_pair` loads.
+
+    `target` and `draft` are hub ids or folders; "reference/target" and "reference/draft" are the
+    pair that ships with the package. `dtype` "auto" is bfloat16 where the hardware multiplies it.
+    `options` (for both), `target_options` and `draft_options` go to `from_pretrained`. `standin`
+    names a shape for "target" and one for "draft"; a Llama pair then runs inside them. With a
+    quantization_config among the options a stand-in is quantised once it is built.
+    """
+
+    name: str
+    target: str | None
+    draft: str | None = None
+    dtype: str = "auto"
+    device: str | None = None
+    max_len: int | None = None
+    engine: EngineName = "auto"
+    standin: Mapping[str, str] | None = None
+    options: Mapping = field(default_factory=dict)
+    target_options: Mapping = field(default_factory=dict)
+    draft_options: Mapping = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The loaded models; `draft` is None where it was not wanted."""
+
+    target: CachedModel
+    draft: CachedModel | None
+
+    @property
+    def models(self) -> list[CachedModel]:
+        """Both models, or the only one."""
+        return [self.target] if self.draft is None else [self.target, self.draft]
+
+
+def load_pair(spec: PairSpec, *, with_draft: bool) -> Pair:
+    """Load the models. Raises `ValueError`, in one line, for what cannot be loaded or paired."""
+    if not spec.target:
+        raise ValueError("this run needs a model: give model.target=<hub id or folder>")
+    if spec.engine not in get_args(EngineName):
+        choices = ", ".join(get_args(EngineName))
+        raise ValueError(f"model.engine={spec.engine}: choose from {choices}")
+    if with_draft and not spec.draft:
+        raise ValueError(
+            "a decoder of this run drafts with a small model: give model.draft=<hub id or folder>, "
+            "or leave it out of decoder=[...]"
+        )
+    target = _load(spec, spec.target, "target")
+    if not with_draft:
+        return Pair(target, None)
+    draft = _load(spec, str(spec.draft), "draft")
+    vocab.check_pair(target, draft)
+    return Pair(target, draft)
+
+
+def load_draft(spec: PairSpec) -> CachedModel:
+    """Load the draft alone, for a replay. Raises `ValueError` where the spec names none."""
+    if not spec.draft:
+        raise ValueError("a decoder of this replay drafts with a model: give model.draft=<id>")
+    return _load(spec, spec.draft, "draft")
+
+
+def load_tokenizer(spec: PairSpec):
+    """Load the target's tokenizer without its weights."""
+    if not spec.target:
+        raise ValueError("give model.target=<hub id or folder>: its tokenizer is needed")
+    try:
+        return AutoTokenizer.from_pretrained(place(spec.target))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"cannot load the tokenizer of {spec.target!r}: {reason}") from error
+
+
+def place(name: str) -> str:
+    """Return the hub id or folder that a model's name stands for."""
+    return str(PACKAGE / name) if name.startswith("reference/") else name
+
+
+def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
+    options = {**spec.options, **getattr(spec, f"{role}_options")}
+    placed = any(key in options for key in PLACED)
+    device = spec.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    _check_device(device)
+    dtype = _dtype(spec.dtype, device)
+    source = place(name)
+    if not spec.standin:
+        return CachedModel.from_pretrained(
+            source,
+            dtype=dtype,
+            device=None if placed else device,
+            max_len=spec.max_len,
+            engine=spec.engine,
+            **options,
+        )
+    quantization = options.pop("quantization_config", None)
+    core = CachedModel.from_pretrained(source, dtype=torch.float32, **options)
+    shape = standin.shape(spec.standin[role])
+    model: PreTrainedModel = standin.embed(core.model, shape, device=device, dtype=dtype)
+    if quantization is not None:
+        model = quantise(model, quantization)
+    return CachedModel(model, tokenizer=core.tokenizer, max_len=spec.max_len, engine=spec.engine)
+
+
+def _check_device(device: str) -> None:
+    count = torch.cuda.device_count()
+    name, _, index = device.partition(":")
+    if name == "cuda" and int(index or 0) >= count:
+        raise ValueError(
+            f"model.device={device}: torch sees {count} GPUs here; give another device"
+        )
+
+
+def _dtype(name: str, device: str) -> torch.dtype:
+    if name == "auto":
+        return fast_dtype(device)
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"model.dtype {name!r} is unknown: use auto, bfloat16, float16 or float32")
+    return dtype

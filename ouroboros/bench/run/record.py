@@ -1,0 +1,94 @@
+"""What run.json records about a run, and the hash of what its samples depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from ouroboros import vocab
+from ouroboros.bench.run.file_hash import contents
+from ouroboros.bench.run.loop import Bench, eos_ids
+from ouroboros.bench.run.pools import carriers
+from ouroboros.bench.run.provenance import identity, provenance, without_paths
+from ouroboros.bench.tasks.task import Example, fingerprint
+from ouroboros.engine.model import CachedModel
+from ouroboros.engine.quantised import quantised_by
+
+NOT_IDENTITY = (
+    *("results_dir", "overwrite", "retry_failed", "save_pools", "audit", "published"),
+    "part",
+)
+
+
+def run_identity(config: Mapping, examples: Sequence[Example]) -> str:
+    """Return a hash of all that samples depend on: the prompts, the config but its outputs, and
+    what lies behind the config's paths.
+
+    What only the loaded task and models tell is in `run_facts`, and a resumed run must have it too
+    (see `ResultsFolder.open_run`).
+    """
+    return identity(_settings(config), fingerprint(examples), contents(config))
+
+
+def run_facts(config: Mapping, job: Bench) -> dict:
+    """Return what run.json records beside identity, environment and status.
+
+    `part` is the share of the prompts that this run measures; parts have one identity, and a report
+    joins them. `carried_pools` names the decoders whose phrase pool goes from prompt to prompt.
+    `timing` false says that other jobs shared the device, so that seconds mean nothing.
+    """
+    model, target = config["model"], job.target
+    return without_paths(
+        {
+            "task": {
+                "name": job.task.name,
+                "version": job.task.version,
+                "licence": job.task.licence,
+                "prompts": len(job.examples),
+                "fingerprint": fingerprint(job.examples),
+                "stop": list(job.task.stop),
+            },
+            "model": {
+                **{key: model[key] for key in ("name", "target", "draft", "standin")},
+                "commits": [_commit(model) for model in job.models],
+                "dtype": str(target.dtype).removeprefix("torch."),
+                "quantised": _quantised(job.models),
+                "engine": type(target.engine).__name__.lower(),
+                "device": str(target.device),
+                "max_len": target.max_len,
+                "vocab_size": target.vocab_size,
+                "tokenizer": vocab.fingerprint(target.tokenizer),
+                "eos": sorted(eos_ids(target)),
+            },
+            "decoders": list(job.decoders),
+            "carried_pools": carriers(config["decoder"]),
+            "sampling": asdict(job.sampling),
+            "max_new": job.max_new,
+            "repeats": job.repeats,
+            "part": config.get("part"),
+            "timing": config["timing"],
+            "published": config.get("published"),
+            "samples_wanted": job.total,
+            "config": _settings(config),
+            "contents": contents(config),
+            "provenance": provenance(),
+        }
+    )
+
+
+def _commit(model: CachedModel) -> str | None:
+    """Return the commit of the hub that a model was loaded from, None for one from a folder."""
+    return getattr(getattr(model.model, "config", None), "_commit_hash", None)
+
+
+def _quantised(models: Sequence[CachedModel]) -> dict[str, str] | None:
+    """Return by what target and draft are quantised, by role; None where neither is."""
+    found = {
+        role: quantised_by(model.model)
+        for role, model in zip(("target", "draft"), models, strict=False)
+    }
+    return {role: what for role, what in found.items() if what} or None
+
+
+def _settings(config: Mapping) -> dict:
+    return {key: value for key, value in config.items() if key not in NOT_IDENTITY}

@@ -1,0 +1,88 @@
+"""Notes what a target predicted at every node of every tree, for a replay without the target.
+
+Invariant: a prediction is filed under its whole prefix (a *place*), so one found again is what the
+target would say again, whatever tree asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ouroboros.choose import Choose
+from ouroboros.decode import Drafter
+from ouroboros.engine.model import CachedModel
+from ouroboros.tree import TokenTree
+
+Place = tuple[int, tuple[int, ...]]
+"""(Tokens of the recorded sequence, tokens after them that are not the recorded ones)."""
+
+
+def places(base: int, tree: TokenTree, recorded: Sequence[int]) -> Iterator[Place]:
+    """Yield the place of the prediction after each node of a tree whose root is token `base` - 1.
+
+    >>> tree = TokenTree.chain(5, [6, 7]).graft([(9, 1)], at=1)
+    >>> list(places(2, tree, [4, 5, 6, 7, 8]))
+    [(2, ()), (3, ()), (4, ()), (3, (9,)), (3, (9, 1))]
+    """
+    found: list[Place] = []
+    for token, parent in zip(tree.tokens, tree.parents, strict=True):
+        if parent < 0:
+            found.append((base, ()))
+            continue
+        along, off = found[parent]
+        agrees = not off and along < len(recorded) and recorded[along] == token
+        found.append((along + 1, ()) if agrees else (along, (*off, token)))
+    return iter(found)
+
+
+class Recorder:
+    """A drafter that passes everything on and notes what the target predicted at each node."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.draft: CachedModel | None = getattr(drafter, "draft", None)
+        self._prompt: tuple[int, ...] = ()
+        self._steps: list[tuple[int, TokenTree, list[int]]] = []
+        self._base = 0
+
+    def reset(self, choose: Choose) -> None:
+        """Begin a run."""
+        self._prompt, self._steps = (), []
+        self.drafter.reset(choose)
+
+    def rule(self, choose: Choose) -> Choose:
+        """Return the drafter's own rule of verification, if it has one."""
+        rule = getattr(self.drafter, "rule", None)
+        return choose if rule is None else rule(choose)
+
+    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+        """Propose what the drafter does."""
+        self._base = len(tokens)
+        self._prompt = self._prompt or tuple(tokens)
+        return self.drafter.propose(tokens, budget)
+
+    def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
+        """Note the predictions; the drafter learns as ever."""
+        self._steps.append((self._base, tree, list(chosen)))
+        self.drafter.observe(tree, chosen, path)
+
+    def predictions(self, new_tokens: Sequence[int]) -> dict[Place, int]:
+        """Return what the run's tokens do not tell: predictions off the text or past its end."""
+        recorded, found = [*self._prompt, *new_tokens], {}
+        for base, tree, chosen in self._steps:
+            by_node = list(places(base, tree, recorded))
+            for node in tree.asked:
+                along, off = by_node[node]
+                if off or along >= len(recorded):
+                    found[along, off] = chosen[node]
+        return found
+
+
+def listed(predictions: Mapping[Place, int]) -> list[list]:
+    """Return predictions as JSON values; `unlisted` restores them."""
+    return [[along, list(off), token] for (along, off), token in predictions.items()]
+
+
+def unlisted(rows: Iterable[Sequence]) -> dict[Place, int]:
+    """Rebuild predictions from `listed`'s values."""
+    return {(along, tuple(off)): token for along, off, token in rows}

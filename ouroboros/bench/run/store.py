@@ -1,0 +1,211 @@
+"""A results folder: what a run writes as it goes, so that a kill costs one sample at most.
+
+    run.json        resolved config, versions, machine, and whether the run has finished
+    samples.jsonl   one line per (prompt, decoder, repeat), on disk before the next one starts
+    scores.jsonl    one line per scored sample
+    audit.jsonl     one line per prompt and repeat: each completion's verdict
+    predictions.jsonl   if asked for: what the target predicted at every node, for replays
+    pool-*.json     the phrase pools that decoders carry from prompt to prompt
+    audit.md        the verdicts as text
+    summary.json, summary.md, speedup.png, calls.png: made from run, samples, scores and audit, at
+                    any time, by the report
+
+Invariant: samples of two different configs, prompt sets or environments never meet in one folder,
+and a finished run is never written over unless the caller says so. Lines are only ever appended;
+of two samples with one key the later one counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.run.jsonl import JsonLines, locked, named_errors, read_lines
+from ouroboros.bench.run.recorder import Place, listed, unlisted
+
+RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audit.jsonl"
+PREDICTIONS = "predictions.jsonl"
+MADE = (
+    *(RUN, SAMPLES, SCORES, AUDIT, PREDICTIONS),
+    *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png"),
+)
+SampleKey = tuple[str, str, int]
+
+
+class ResultsFolder:
+    """The files of one run in `path`."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    def check_open(
+        self,
+        identity: str,
+        *,
+        environment: Mapping[str, object] | None = None,
+        overwrite: bool = False,
+        retry_failed: bool = False,
+    ) -> dict | None:
+        """Return the run.json that is to be gone on with, or None; changes nothing.
+
+        `identity` is a hash of everything that the samples depend on, `environment` what they were
+        measured with (see `provenance.environment`). Raises `ValueError` where the folder holds a
+        run of another identity or environment, or a finished one (with `retry_failed`: one without
+        failed samples), and `overwrite` is not given.
+        """
+        old = None if overwrite else self._old_run()
+        if old is None:
+            return None
+        remedy = "use another results_dir, or overwrite=true"
+        if old.get("identity") != identity:
+            raise ValueError(f"{self.path} holds a run with other settings or prompts: {remedy}")
+        if old.get("status") == "finished" and not retry_failed:
+            raise ValueError(f"{self.path} holds this very run, finished: {remedy}")
+        if old.get("status") == "finished" and not any(s.error for s in self.load_samples()):
+            raise ValueError(f"{self.path}: no sample failed, so none is to retry; {remedy}")
+        changes = _changes(old.get("environment", {}), environment or {})
+        if changes:
+            raise ValueError(
+                f"{self.path} was measured under another environment ({changes}): "
+                f"go on under that one, {remedy}"
+            )
+        return old
+
+    def open_run(
+        self,
+        facts: dict,
+        *,
+        identity: str,
+        environment: Mapping[str, object] | None = None,
+        overwrite: bool = False,
+        retry_failed: bool = False,
+    ) -> dict:
+        """Begin a run, or take up the one that lies here; return its run.json.
+
+        Raises as `check_open`, where another process is writing here, and where task, models or
+        length are not those of the run's `facts`. With `overwrite`, the files of the run before are
+        removed.
+        """
+        environment = dict(environment or {})
+        self.path.mkdir(parents=True, exist_ok=True)
+        with locked(self.path / SAMPLES) as samples:
+            old = self.check_open(
+                identity, environment=environment, overwrite=overwrite, retry_failed=retry_failed
+            )
+            if old is not None:
+                self._check_same(old, facts)
+                return self.save_run({**old, "resumed": old["resumed"] + 1}, status="running")
+            if overwrite:
+                samples.truncate(0)  # it stays, since its lock is held by the file, not the name
+                self._remove_pools()
+                for name in set(MADE) - {SAMPLES}:
+                    (self.path / name).unlink(missing_ok=True)
+            new = {"identity": identity, "environment": environment, **facts, "resumed": 0}
+            return self.save_run(new, status="running")
+
+    def _check_same(self, old: Mapping, facts: Mapping) -> None:
+        changes = _changes(_settled(old), _settled(facts))
+        if changes:
+            raise ValueError(
+                f"{self.path} holds a run with other prompts, models or length ({changes}): "
+                "use another results_dir, or overwrite=true"
+            )
+
+    def drop_pools(self) -> None:
+        """Remove the phrase pools, unless a sample failed: its retry goes on from them."""
+        if not any(sample.error for sample in self.load_samples()):
+            self._remove_pools()
+
+    def _remove_pools(self) -> None:
+        for path in self.path.glob("pool-*.json*"):
+            path.unlink()
+
+    def save_run(self, facts: dict, *, status: str) -> dict:
+        """Write run.json with a status ("running", "interrupted" or "finished"); return it."""
+        facts = {**facts, "status": status}
+        self.write_json(RUN, facts)
+        return facts
+
+    def load_run(self) -> dict:
+        """Return run.json. Raises `ValueError` where there is none."""
+        facts = self._old_run()
+        if facts is None:
+            raise ValueError(f"{self.path} is not a results folder: it has no {RUN}")
+        return facts
+
+    def write_json(self, name: str, data: dict) -> None:
+        """Write a whole JSON file, or nothing at all."""
+        self.write_text(name, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a whole text file, or nothing at all."""
+        part = self.path / f"{name}.part"
+        with named_errors(self.path / name):
+            part.write_text(text, encoding="utf-8")
+            part.replace(self.path / name)
+
+    def load_samples(self) -> list[Sample]:
+        """Return the samples on disk, the newest of each key, without a torn last line.
+
+        They come in the order in which they were measured, a retried one in its new place.
+        """
+        samples: dict[SampleKey, Sample] = {}
+        for number, line in read_lines(self.path / SAMPLES):
+            try:
+                sample = Sample.from_dict(line)
+            except (KeyError, TypeError) as error:
+                raise ValueError(f"{self.path / SAMPLES}, line {number}: not a sample") from error
+            samples.pop(sample.key, None)
+            samples[sample.key] = sample
+        return list(samples.values())
+
+    def load_scores(self) -> dict[SampleKey, dict[str, float]]:
+        """Return the scores on disk by sample key."""
+        rows = [line for _, line in read_lines(self.path / SCORES)]
+        return {(r["example"], r["decoder"], r["repeat"]): r["scores"] for r in rows}
+
+    def add_predictions(self, key: SampleKey, predictions: Mapping[Place, int]) -> None:
+        """Append a sample's predictions, before its own line."""
+        with self.appending(PREDICTIONS) as lines:
+            lines.append({"key": list(key), "predictions": listed(predictions)})
+
+    def load_predictions(self) -> dict[SampleKey, dict[Place, int]]:
+        """Return the predictions on disk by sample key."""
+        rows = [line for _, line in read_lines(self.path / PREDICTIONS)]
+        return {tuple(row["key"]): unlisted(row["predictions"]) for row in rows}
+
+    def drop_if_empty(self, name: str) -> None:
+        """Remove a file in which nothing was written."""
+        if not (self.path / name).stat().st_size:
+            (self.path / name).unlink()
+
+    @contextlib.contextmanager
+    def appending(self, name: str) -> Iterator[JsonLines]:
+        """Open a .jsonl file to append to, its torn last line dropped, for this process alone."""
+        with locked(self.path / name) as file:
+            yield JsonLines(file, self.path / name)
+
+    def _old_run(self) -> dict | None:
+        path = self.path / RUN
+        if not path.exists():
+            return None
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: use another results_dir") from error
+
+
+def _settled(facts: Mapping) -> dict:
+    """Return the facts that only loaded tasks and models tell and that resuming depends on."""
+    parts = {name: facts.get(name, {}) for name in ("task", "model")}
+    own = {f"{name}.{key}": value for name, part in parts.items() for key, value in part.items()}
+    return {**own, "max_new": facts.get("max_new")}
+
+
+def _changes(old: Mapping, new: Mapping) -> str:
+    """Return which values differ, as text for an error."""
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return ", ".join(f"{name} was {old.get(name)}, is {new.get(name)}" for name in names)

@@ -1,0 +1,1 @@
+"""The audit of a run's folder, and its words."""

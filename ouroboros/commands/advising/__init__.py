@@ -1,0 +1,1 @@
+"""What `advise` consists of: its inputs, its search, and the check of its predictions."""

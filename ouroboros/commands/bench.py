@@ -1,0 +1,218 @@
+"""Run decoders over a task on one pair of models, and compare them.
+
+    python scripts/bench.py                                       the main job
+    python scripts/bench.py decoder=[greedy,ouroboros] task=prompts task.path=mine.jsonl
+    python scripts/bench.py model=hf model.target=<id> model.draft=<id> results_dir=results/local/x
+
+All options: conf/. The last line on stdout is one JSON document. A run that was stopped goes on
+when the same command with the same results_dir is given again. Exit codes: 0 every sample was
+measured, 1 none was, 3 some failed (stderr ends with how many), 2 a mistake in the command, 130
+interrupted. In a sweep a job with failed samples does not end the others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+import hydra
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
+
+from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.measure.scoring import corpus_scores
+from ouroboros.bench.report.folder_report import headline, make_report, tables
+from ouroboros.bench.run.interrupt import Interruption
+from ouroboros.bench.run.launch import check_timing
+from ouroboros.bench.run.loop import Bench
+from ouroboros.bench.run.options import check_options
+from ouroboros.bench.run.pair import Pair
+from ouroboros.bench.run.provenance import environment
+from ouroboros.bench.run.record import run_facts, run_identity
+from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.bench.tasks.task import Example, Task
+from ouroboros.bench.verdict.verdicts import audit_run
+from ouroboros.commands import CONF
+from ouroboros.commands.build import build_bench, build_pair, build_task, check_decoders
+from ouroboros.commands.refusals import SOME_FAILED, guarded, told_in_one_line
+
+NAMED = 6  # failed samples named before a retry
+STOPPING = b"\nstopping after this sample; Ctrl-C again: at once\n"
+
+
+@hydra.main(version_base="1.3", config_path=CONF, config_name="config")
+def run(cfg: DictConfig) -> None:
+    """Run one job."""
+    guarded(partial(bench, cfg))
+
+
+def main() -> None:
+    """The command; its refusals are one line."""
+    told_in_one_line(run)
+
+
+def bench(cfg: DictConfig) -> int:
+    """Run, score, report; return the exit code (see above)."""
+    config = settled(cfg)
+    check_device(config)
+    task, examples = build_task(config["task"])
+    folder = ResultsFolder(results_path(config, task))
+    return run_job(config, task, examples, folder)
+
+
+def settled(cfg: DictConfig) -> dict:
+    """Return the config as plain values. Raises `ValueError` for what no run can have."""
+    config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    assert isinstance(config, dict)
+    check_decoders(config.get("decoder"))
+    check_options(config)
+    if config["threads"]:
+        torch.set_num_threads(config["threads"])
+    return config
+
+
+def run_job(
+    config: dict,
+    task: Task,
+    examples: list[Example],
+    folder: ResultsFolder,
+    *,
+    pair_of: Callable[[dict], Pair] = build_pair,
+) -> int:
+    """As `bench`, for a task that was built; `pair_of` gives the models of a config."""
+    key = {
+        "identity": run_identity(config, examples),
+        "environment": environment(),
+        **{name: config[name] for name in ("overwrite", "retry_failed")},
+    }
+    folder.check_open(**key)
+    job = build_bench(config, task, examples, pair_of(config))
+    run = folder.open_run(run_facts(config, job), **key)
+    _say(f"results: {os.path.relpath(folder.path)}")
+    failed = [sample for sample in folder.load_samples() if sample.error]
+    if config["retry_failed"] and failed:
+        _say(retried(failed))
+    finished = measure(job, folder, retry_failed=config["retry_failed"])
+    if finished and not config["save_pools"]:
+        folder.drop_pools()
+    run["corpus_scores"] = corpus_scores(task, job.examples, folder.load_samples())
+    folder.save_run(run, status="finished" if finished else "interrupted")
+    if finished and config["audit"] != "none":
+        judge(job, folder, controls=config["audit"] == "all")
+    return show(folder, interrupted=not finished)
+
+
+def measure(job: Bench, folder: ResultsFolder, *, retry_failed: bool) -> bool:
+    """Run and score with progress bars; return False where Ctrl-C (or SIGTERM) ended it.
+
+    The first Ctrl-C lets the sample in progress end, a second one ends at once.
+    """
+    try:
+        with Interruption(partial(os.write, 2, STOPPING)) as asked:
+            with sample_bar(job.total, asked) as on_sample:
+                job.run(folder, on_sample, retry_failed=retry_failed)
+            with tqdm(desc="scoring", unit="sample", leave=False, delay=2) as bar:
+
+                def on_score() -> None:
+                    bar.update()
+                    asked.check()
+
+                job.score(folder, on_score)
+    except KeyboardInterrupt:
+        _say("interrupted: finished samples are kept; the same results_dir goes on from here")
+        return False
+    return True
+
+
+def judge(job: Bench, folder: ResultsFolder, *, controls: bool) -> None:
+    """Hold every completion against plain decoding's, with a progress bar.
+
+    The run is whole without: Ctrl-C, or memory that runs out, is one line.
+    """
+    total = len(job.examples) * job.repeats
+    try:
+        with tqdm(total=total, desc="audit", unit="prompt", leave=False, delay=2) as bar:
+            audit_run(job, folder, controls=controls, on_row=bar.update)
+    except (KeyboardInterrupt, Exception) as error:
+        reason = str(error).strip() or type(error).__name__
+        _say(f"no audit: {reason.splitlines()[0]}; python scripts/audit.py makes it again")
+
+
+def show(folder: ResultsFolder, *, interrupted: bool) -> int:
+    """Write the report, print its tables and, as the last line, one JSON document."""
+    summary = make_report(folder)
+    print(summary["title"], summary["footnote"], *tables(summary, "simple"), sep="\n\n")
+    for name, row in summary["decoders"].items():
+        for reason in row["errors"]:
+            _say(f"{name}: {row['failed']} failed: {reason}")
+    document = {
+        "results": os.path.relpath(folder.path),
+        "title": summary["title"],
+        "finished": not interrupted,
+        "samples": summary["samples"],
+        "decoders": headline(summary),
+    }
+    print(json.dumps(document, ensure_ascii=False), flush=True)
+    return 130 if interrupted else ended(summary)
+
+
+def ended(summary: Mapping) -> int:
+    """Return the exit code of a finished run; where samples failed, say so on stderr."""
+    failed = sum(row["failed"] for row in summary["decoders"].values())
+    if not failed:
+        return 0
+    _say(f"{failed} of {summary['samples']} samples failed: retry_failed=true measures them anew")
+    return 1 if failed == summary["samples"] else SOME_FAILED
+
+
+def retried(failed: Sequence[Sample]) -> str:
+    """Return one line: which failed samples are measured anew."""
+    named = ", ".join(f"{sample.decoder} on {sample.example}" for sample in failed[:NAMED])
+    more = f" and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
+    return f"measuring what failed anew: {named}{more}"
+
+
+@contextmanager
+def sample_bar(total: int, asked: Interruption) -> Iterator:
+    """A progress bar on stderr that names the decoder of the last sample and counts failures."""
+    failed = 0
+    with tqdm(total=total, unit="sample", mininterval=0.5, dynamic_ncols=True) as bar:
+
+        def on_sample(sample: Sample) -> None:
+            nonlocal failed
+            failed += sample.error is not None
+            bar.set_postfix_str(sample.decoder + (f", {failed} failed" if failed else ""), False)
+            bar.update()
+            asked.check()
+
+        yield on_sample
+
+
+def check_device(config: dict) -> None:
+    """Refuse to time a job of a sweep that shares its device."""
+    own = HydraConfig.get()
+    if own.mode == RunMode.MULTIRUN:
+        device = config["model"]["device"]
+        check_timing(own.launcher, timing=config["timing"], device=device, job=own.job.num)
+
+
+def results_path(config: dict, task: Task) -> Path:
+    """Return the run's folder; each job of a sweep has its own."""
+    own = HydraConfig.get()
+    if own.mode == RunMode.MULTIRUN:
+        return Path(config["results_dir"] or own.sweep.dir, f"{own.job.num:03d}")
+    name = f"{task.name}-{config['model']['name']}-{datetime.now():%Y%m%d-%H%M%S}"
+    return Path(config["results_dir"] or Path("results", "local", name))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

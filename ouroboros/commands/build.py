@@ -1,0 +1,147 @@
+"""From a resolved config to objects: the task, the pair of models, a maker for each decoder.
+
+Hydra's `instantiate` is used here only. Invariant: an option that a class does not know, or a value
+of another type, is one line that names it, and is told before a model is loaded.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+
+from hydra.errors import InstantiationException
+from hydra.utils import get_object, instantiate
+
+from ouroboros import PhrasePool, vocab
+from ouroboros.bench.run.loop import Bench, MakeDecoder
+from ouroboros.bench.run.pair import Pair, PairSpec, load_pair
+from ouroboros.bench.run.prompt import with_context
+from ouroboros.bench.run.sampling import Sampling
+from ouroboros.bench.tasks.task import Example, Task, part_of, select
+
+SELECTION = ("limit", "stride", "shuffle")
+SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "int": (int, "a whole number"),
+    "float": ((int, float), "a number"),
+    "bool": (bool, "true or false"),
+    "str": (str, "a name"),
+}
+
+
+def build_task(options: dict) -> tuple[Task, list[Example]]:
+    """Return the task and the chosen examples."""
+    own = {key: value for key, value in options.items() if key not in SELECTION}
+    check_arguments(own, "task")
+    task = called(instantiate(own, _partial_=True, _convert_="all"), "task")
+    return task, select(task.load(), **{key: options[key] for key in SELECTION if key in options})
+
+
+def build_spec(options: dict) -> PairSpec:
+    """Return what to load."""
+    check_arguments({"_target_": "ouroboros.bench.run.pair.PairSpec", **options}, "model")
+    try:
+        made = instantiate(options, _convert_="all")
+    except InstantiationException as error:
+        reason = " ".join(str(error).split(", set env var")[0].split())
+        raise ValueError(f"model: {reason}: is its package installed? (pip install)") from error
+    return called(partial(PairSpec, **made), "model")
+
+
+def build_pair(config: dict) -> Pair:
+    """Load the models that the decoders need."""
+    return load_pair(build_spec(config["model"]), with_draft=wants_draft(config["decoder"]))
+
+
+def build_bench(config: dict, task: Task, examples: list[Example], pair: Pair) -> Bench:
+    """Return what the run measures; with `context_tokens`, the examples have longer prompts."""
+    examples = part_of(examples, config.get("part"))
+    return Bench(
+        target=pair.target,
+        models=pair.models,
+        task=task,
+        examples=lengthened(config, task, examples, pair.target.tokenizer),
+        decoders=build_decoders(config["decoder"], pair),
+        max_new=task.max_new if config["max_new"] is None else config["max_new"],
+        repeats=config["repeats"],
+        sampling=Sampling(**{name: config[name] for name in SAMPLING}),
+        record_predictions=config["record_predictions"],
+    )
+
+
+def lengthened(config: dict, task: Task, examples: list[Example], tokenizer) -> list[Example]:
+    """Return the examples, with longer prompts where the config has `context_tokens`."""
+    tokens = config.get("context_tokens")
+    return with_context(examples, task.load(), tokenizer, tokens) if tokens else examples
+
+
+def check_decoders(options: dict[str, dict] | None) -> None:
+    """Raise `ValueError` for decoders whose options cannot be, before anything is loaded."""
+    if not options:
+        raise ValueError("decoder=[] leaves nothing to run: give one or more, as decoder=[greedy]")
+    for name, own in options.items():
+        plain = {key: value for key, value in own.items() if key not in ("draft", "pool")}
+        check_arguments(plain, f"decoder.{name}")
+
+
+def wants_draft(decoders: dict[str, dict]) -> bool:
+    """Return whether one of the configured decoders drafts with a model."""
+    return any("draft" in decoder for decoder in decoders.values())
+
+
+def build_decoders(options: dict[str, dict], pair: Pair) -> dict[str, MakeDecoder]:
+    """Return a maker for each decoder, tried once.
+
+    A config names its draft by model and its pool by file; here come the model and the pool. Each
+    decoder made has a pool of its own.
+    """
+    makers: dict[str, MakeDecoder] = {}
+    for name, own in options.items():
+        plain = {key: value for key, value in own.items() if key not in ("draft", "pool")}
+        draft = {"draft": pair.draft} if "draft" in own else {}
+        pool = load_pool(own, pair) if own.get("pool") else None
+        makers[name] = partial(_make, plain, draft, pool, f"decoder.{name}")
+        makers[name]()
+    return makers
+
+
+def load_pool(decoder: dict, pair: Pair) -> PhrasePool:
+    """Read the phrase pool that a decoder starts with."""
+    return PhrasePool.load(
+        decoder["pool"],
+        tokenizer_id=vocab.fingerprint(pair.target.tokenizer),
+        phrase_len=decoder["ngram_size"] - 1,
+        per_key=max(1, decoder["verification_set_size"], decoder["topk"]),
+    )
+
+
+def check_arguments(options: dict, what: str) -> None:
+    """Raise `ValueError` for options that the class in `_target_` does not take, or not so."""
+    parameters = inspect.signature(get_object(options["_target_"])).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for name, value in options.items():
+        if name == "_target_":
+            continue
+        if name not in parameters:
+            known = ", ".join(parameters)
+            raise ValueError(f"{what} has no option {name!r}: its options are {known}")
+        wanted, words = KINDS.get(parameters[name].annotation, (object, ""))
+        number = wanted not in (bool, object)
+        if not isinstance(value, wanted) or (number and isinstance(value, bool)):
+            raise ValueError(f"{what}.{name}={value}: give {words}")
+
+
+def called(make: Callable, what: str):
+    """Call `make`; arguments that it does not take become the caller's error."""
+    try:
+        return make()
+    except TypeError as error:
+        raise ValueError(f"{what}: {error}") from error
+
+
+def _make(plain: dict, draft: dict, pool: PhrasePool | None, what: str):
+    maker = instantiate(plain, _partial_=True, _convert_="all")
+    own_pool = {} if pool is None else {"pool": pool.copy()}
+    return called(partial(maker, **draft, **own_pool), what)

@@ -1,0 +1,1 @@
+"""What `campaign` consists of: its stages and their work."""

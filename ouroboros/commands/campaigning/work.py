@@ -1,0 +1,220 @@
+"""The five stages of scripts/gpu_campaign.py: what each one does, part by part."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from ouroboros.bench.campaign.agreement import engines_agree, noise_agrees, rolls_agree
+from ouroboros.bench.campaign.attention_trial import attention_agrees, attention_times
+from ouroboros.bench.campaign.goals import goals
+from ouroboros.bench.measure.timing import copy_bandwidth
+from ouroboros.bench.report.folder_report import make_report
+from ouroboros.bench.report.time_report import time_facts
+from ouroboros.bench.run.pair import Pair, PairSpec, load_pair
+from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.bench.verdict.audit_report import load_audit, tally
+from ouroboros.choose import Sampler, argmax
+from ouroboros.commands.campaigning.stages import Stage
+from ouroboros.commands.profiling import floor_shares, timed, write_profile
+from ouroboros.costs.surface import Costs
+from ouroboros.engine.model import CachedModel
+from ouroboros.lossless.plainly import recast
+
+ROOT = Path(__file__).resolve().parents[3]
+REFERENCE = ("reference", "reference/target", "reference/draft")
+GPU_TESTS = "needs a GPU"  # the reason that such a test gives where it is skipped
+TESTS_S, ADVICE_S = 100.0, 200.0
+
+
+def correct(stage: Stage) -> None:
+    """Engines, kernel, rolled drafts and noise agree on this device; every decoder is lossless."""
+    own, device = stage.options, stage.device
+    stage.check("noise", partial(noise_agrees, device))
+    for name in own["dtypes"]:
+        agrees = partial(attention_agrees, device, getattr(torch, name), **own["attention"])
+        stage.check(f"attention {name}", agrees)
+    for name in own["jobs"]:
+        stage.attempt(name, partial(lossless, stage, name))
+    stage.pairs.drop()
+    for name in own["dtypes"]:
+        engines(stage, getattr(torch, name), name)
+    stage.attempt("tests", gpu_tests)
+    passed = [part["passed"] for part in stage.figures.values() if isinstance(part, Mapping)]
+    stage.figures["all_passed"] = False not in passed and not stage.failures
+
+
+def engines(stage: Stage, dtype: torch.dtype, name: str) -> None:
+    """Compare the static engine with the eager one, and rolling with stepping, on both models of
+    the reference pair."""
+    own, half = stage.options, dtype.itemsize < 4
+    spec = PairSpec(*REFERENCE, dtype=name, engine="eager", device=str(stage.device))
+    pair = load_pair(spec, with_draft=True)
+    for role, eager in zip(("target", "draft"), pair.models, strict=True):
+        static = CachedModel(eager.model, tokenizer=eager.tokenizer, engine="static")
+        exact = recast(eager.model, torch.float32, stage.device) if half else None
+        agree = partial(
+            engines_agree,
+            f"engines {role} {name}",
+            eager,
+            static,
+            contexts=own["contexts"],
+            nodes=own["nodes"],
+            exact=None if exact is None else CachedModel(exact, engine="eager"),
+        )
+        stage.check(f"engines {role} {name}", agree)
+        prompts = [[(seed * 37 + i) % 1000 for i in range(9 + 40 * seed)] for seed in range(3)]
+        for what, choose in (("greedy", argmax), ("sampled", Sampler(temperature=0.8, seed=3))):
+            label = f"roll {role} {name} {what}"
+            rolled = partial(rolls_agree, label, static, prompts, choose=choose)
+            stage.check(label, partial(rolled, count=own["roll_tokens"]))
+
+
+def lossless(stage: Stage, name: str) -> dict:
+    """Run every decoder; count completions that differ from greedy's, and their verdicts."""
+    folder = stage.job(name)
+    summary, rows = make_report(folder), load_audit(folder)
+    half = folder.load_run()["model"]["dtype"] in ("bfloat16", "float16")
+    unequal = {n: row["unequal"] for n, row in summary["decoders"].items()}
+    verdicts = {n: tally(rows, n) for n in unequal}
+    bugs = sum(found.get("BUG", 0) for found in verdicts.values())
+    wrong = bugs or any(row["failed"] for row in summary["decoders"].values())
+    wrong = wrong or not (half or not any(unequal.values()))
+    return {"passed": not wrong, "unequal": unequal, "bugs": bugs, "verdicts": verdicts}
+
+
+def gpu_tests() -> dict:
+    """Run the files of tests that hold some which are skipped without a GPU, where pytest and the
+    tests are at hand; "passed" is None where they are not."""
+    files = [p for p in sorted((ROOT / "tests").rglob("test_*.py")) if GPU_TESTS in p.read_text()]
+    if not files or importlib.util.find_spec("pytest") is None:
+        return {"passed": None, "said": "no tests or no pytest here"}
+    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, *map(str, files)], capture_output=True, text=True, cwd=ROOT, timeout=TESTS_S
+    )
+    lines = (done.stdout.strip() or done.stderr.strip() or "nothing was said").splitlines()
+    return {"passed": done.returncode == 0, "files": [p.name for p in files], "said": lines[-1]}
+
+
+def headline(stage: Stage) -> None:
+    """The published headline's shapes: every decoder, transformers' own, and the goals."""
+    for name in stage.options["jobs"]:
+        stage.attempt(name, partial(compared, stage, name, profile=stage.options["profile"]))
+
+
+def compared(stage: Stage, name: str, *, profile: Mapping | None = None) -> dict:
+    """Run an experiment; return its figures, and where its calls were timed, the goals."""
+    try:
+        folder = stage.job(name, profile=profile)
+    except KeyboardInterrupt:
+        stage.figures[name] = run_figures(stage, ResultsFolder(stage.folder.path / name))
+        raise
+    return run_figures(stage, folder)
+
+
+def run_figures(stage: Stage, folder: ResultsFolder) -> dict:
+    """Return the figures of a run, finished or not, and write its report and time tables."""
+    summary, samples = make_report(folder), folder.load_samples()
+    found: dict = {
+        "title": summary["title"],
+        "finished": folder.load_run()["status"] == "finished",
+        "samples": f"{summary['samples']} of {summary['samples_wanted']}",
+        "decoders": {n: decoder_figures(row) for n, row in summary["decoders"].items()},
+    }
+    path = folder.path / "costs.json"
+    if path.exists():
+        costs = Costs.load(path)
+        titles = {"title": summary["title"], "footnote": summary["footnote"]}
+        facts = titles | time_facts(costs, samples)
+        write_profile(folder, facts)
+        for name, row in facts["steps"].items():
+            found["decoders"][name]["wait_share"] = row["wait_share"]
+        judged = goals(samples, costs, judged=not stage.rehearsal)
+        found |= {"copy_gb_per_s": facts["copy_gb_per_s"], "floor_share": floor_shares(facts)}
+        found["goals"] = [asdict(goal) for goal in judged]
+    return found
+
+
+def decoder_figures(row: Mapping) -> dict:
+    """Return the figures that stage.json carries of one decoder."""
+    plain = (
+        *("output_throughput", "acceptance_length", "tokens_per_target_call", "calls_per_token"),
+        *("draft_share", "verify_share", "host_share", "repetition_rate", "peak_bytes"),
+        *("energy_per_token_j", "unequal", "verdict", "failed"),
+    )
+    ratios = ("decode_speedup", "latency_speedup", "latency_speedup_macro", "latency_speedup_vs_hf")
+    return {key: row[key] for key in (*plain, *ratios)}
+
+
+def costs(stage: Stage) -> None:
+    """Calls by nodes and context, fixed shapes against eager calls, our kernel against torch."""
+    own = stage.options
+    stage.attempt("copy_gb_per_s", lambda: copy_bandwidth(stage.device) / 1e9)
+    layouts = partial(attention_times, stage.device, getattr(torch, own["dtype"]))
+    stage.attempt("attention", partial(layouts, **own["attention"]))
+    for name in own["jobs"]:
+        stage.attempt(name, partial(compared, stage, name, profile=own["profile"]))
+        stage.attempt(f"{name} engines", partial(engine_gain, stage, name))
+
+
+def engine_gain(stage: Stage, name: str) -> dict:
+    """Return milliseconds of calls of the same weights by both engines."""
+    pair: Pair = stage.pairs.of(stage.config(name))
+    own, found = stage.options["gain"], {}
+    for role, model in zip(("target", "draft"), pair.models, strict=False):
+        eager = CachedModel(model.model, tokenizer=model.tokenizer, engine="eager")
+        engines = {type(model.engine).__name__.lower(): model, "eager": eager}
+        with tqdm(desc=f"engines, {role}", unit="visit", leave=False) as bar:
+            surfaces = {kind: timed(each, own, bar) for kind, each in engines.items()}
+        found[role] = {
+            kind: {str(context): row for context, row in surface.ms.items()}
+            for kind, surface in surfaces.items()
+        }
+    return found
+
+
+def pairs(stage: Stage) -> None:
+    """Other pairs' shapes and other tasks, run after run."""
+    for name in stage.options["jobs"]:
+        stage.attempt(name, partial(compared, stage, name))
+
+
+def sweep(stage: Stage) -> None:
+    """Many settings of the decoders in one run, and what the advisor predicts of each."""
+    for name in stage.options["jobs"]:
+        stage.attempt(name, partial(compared, stage, name, profile=stage.options["profile"]))
+        stage.pairs.drop()
+        stage.attempt(f"{name} advice", partial(advice, stage.folder.path / name))
+
+
+def advice(path: Path) -> dict:
+    """Return how well the advisor's predictions agree with a run, in a process of its own."""
+    out = path.with_name(f"{path.name}_advice")
+    shutil.rmtree(out, ignore_errors=True)
+    options = (f"check={path}", f"costs={path / 'costs.json'}", f"results_dir={out}")
+    command = [sys.executable, "-m", "ouroboros", "advise", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=ADVICE_S)
+    if done.returncode:
+        raise ValueError((done.stderr.strip() or "nothing was said").splitlines()[-1])
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {key: found[key] for key in ("what", "about", "accuracy")}
+
+
+STAGES: Mapping[str, Callable[[Stage], None]] = {
+    "correct": correct,
+    "headline": headline,
+    "costs": costs,
+    "pairs": pairs,
+    "sweep": sweep,
+}

@@ -1,0 +1,209 @@
+"""Say where the time goes on this machine: what calls cost, and what steps consist of.
+
+    python scripts/profiling.py                                   the reference pair
+    python scripts/profiling.py "decoder=[greedy,ouroboros]" profile.trace=true
+    python scripts/profiling.py model=hf model.target=<id> model.draft=<id>
+
+Both models are timed on random trees by size and context, then the decoders run a few prompts. The
+folder is a results folder with costs.json (for scripts/replay.py cost=...), profile.json,
+profile.md, verify_cost.png and step_time.png beside the samples. The last line on stdout is one
+JSON document.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+import hydra
+import torch
+from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
+
+from ouroboros.bench.measure.operators import operators
+from ouroboros.bench.measure.timed_costs import costs_of
+from ouroboros.bench.measure.timing import copy_bandwidth, footprint, measure
+from ouroboros.bench.report.plots.costs import step_time, verify_cost
+from ouroboros.bench.report.plots.style import save_png
+from ouroboros.bench.report.summary import footnote, title
+from ouroboros.bench.report.tables import as_text
+from ouroboros.bench.report.time_report import floor_frame, step_frame, time_facts, to_markdown
+from ouroboros.bench.run.loop import Bench
+from ouroboros.bench.run.options import check_options, check_whole
+from ouroboros.bench.run.pair import Pair
+from ouroboros.bench.run.prompt import prompt_ids
+from ouroboros.bench.run.provenance import environment
+from ouroboros.bench.run.record import run_facts, run_identity
+from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.commands import CONF
+from ouroboros.commands.bench import measure as measure_samples
+from ouroboros.commands.bench import results_path
+from ouroboros.commands.build import build_bench, build_pair, build_task, check_decoders
+from ouroboros.commands.refusals import guarded, told_in_one_line
+from ouroboros.costs.surface import Costs, Surface
+from ouroboros.engine.model import CachedModel
+
+
+@hydra.main(version_base="1.3", config_path=CONF, config_name="profiling")
+def run(cfg: DictConfig) -> None:
+    """Run one profile."""
+    guarded(partial(profile, cfg))
+
+
+def main() -> None:
+    """The command; its refusals are one line."""
+    told_in_one_line(run)
+
+
+def profile(cfg: DictConfig) -> int:
+    """Time calls, run the decoders, write the report; return the exit code, as scripts/bench.py."""
+    config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    assert isinstance(config, dict)
+    options = config.pop("profile")
+    check_decoders(config.get("decoder"))
+    check_options(config)
+    check_profile(options, config)
+    if config["threads"]:
+        torch.set_num_threads(config["threads"])
+    task, examples = build_task(config["task"])
+    folder = ResultsFolder(results_path(config, task))
+    key = {
+        "identity": run_identity(config, examples),
+        "environment": environment(),
+        **{name: config[name] for name in ("overwrite", "retry_failed")},
+    }
+    folder.check_open(**key)
+    pair = build_pair(config)
+    job = build_bench(config, task, examples, pair)
+    run = folder.open_run(run_facts(config, job), **key)
+    print(f"results: {os.path.relpath(folder.path)}", file=sys.stderr)
+    costs = measured_costs(pair, options, run)
+    finished = measure_samples(job, folder, retry_failed=config["retry_failed"])
+    run = folder.save_run(run, status="finished" if finished else "interrupted")
+    traced = traced_decoders(job, pair, options) if finished and options["trace"] else {}
+    return show(folder, run, costs, traced)
+
+
+def check_profile(options: Mapping, config: Mapping) -> None:
+    """Raise `ValueError`, in one line, for what cannot be measured."""
+    for name in ("visits", "calls", "trace_steps"):
+        check_whole(f"profile.{name}", options[name])
+    for name in ("nodes", "contexts"):
+        values = options[name]
+        if not isinstance(values, list) or not values:
+            raise ValueError(f"profile.{name}={values}: give a list, as [1,8,64]")
+        for value in values:
+            check_whole(f"profile.{name}", value)
+    for name in ("trace", "padded"):
+        if not isinstance(options[name], bool):
+            raise ValueError(f"profile.{name}={options[name]}: give true or false")
+    if not config["timing"]:
+        raise ValueError("timing=false: a profile is of times; leave it out")
+
+
+def measured_costs(pair: Pair, options: Mapping, run: Mapping) -> Costs:
+    """Return the surfaces of both models, their bytes and the copy bandwidth."""
+    roles = dict(zip(("target", "draft"), pair.models, strict=False))
+    visits = options["visits"] * len(set(options["contexts"])) * len(roles)
+    with tqdm(total=visits, desc="calls", unit="visit") as bar:
+        surfaces = {role: timed(model, options, bar) for role, model in roles.items()}
+    return Costs(
+        **surfaces,
+        footprints={role: footprint(model) for role, model in roles.items()},
+        copy_bytes_per_s=copy_bandwidth(pair.target.device),
+        about={
+            "model": run["model"],
+            "machine": run["provenance"]["machine"],
+            "versions": run["provenance"]["versions"],
+            "batch_size": 1,
+        },
+    )
+
+
+def timed(model: CachedModel, options: Mapping, bar: tqdm) -> Surface:
+    """Return the costs of one model's calls."""
+    return measure(
+        model,
+        nodes=options["nodes"],
+        contexts=options["contexts"],
+        visits=options["visits"],
+        repeats=options["calls"],
+        padded=options["padded"],
+        on_visit=bar.update,
+    )
+
+
+def traced_decoders(job: Bench, pair: Pair, options: Mapping) -> dict:
+    """Return what a few steps of each decoder of this engine consist of, on the first prompt."""
+    prompt = prompt_ids(pair.target.tokenizer, job.examples[0])
+    steps = options["trace_steps"]
+    return {
+        name: operators(pair.models, make, prompt, steps=steps)
+        for name, make in job.decoders.items()
+        if hasattr(make(), "propose")
+    }
+
+
+def show(folder: ResultsFolder, run: Mapping, costs: Costs, traced: Mapping) -> int:
+    """Write the report, print its main tables and, as the last line, one JSON document."""
+    samples = folder.load_samples()
+    good = [sample for sample in samples if not sample.error]
+    if any(step.scored for sample in good for step in sample.steps[1:]):
+        seen = costs_of(good)
+        costs = replace(costs, host_ms=seen.host_ms, prefill_ms=seen.prefill_ms)
+    prompts = len({sample.example for sample in good})
+    facts = {"title": title(run, prompts), "footnote": footnote(run)}
+    facts |= time_facts(costs, samples) | {"operators": traced}
+    costs.save(folder.path / "costs.json")
+    write_profile(folder, facts)
+    frames = [as_text(frame, "simple") for frame in (floor_frame(facts), step_frame(facts))]
+    print(facts["title"], facts["footnote"], *frames, sep="\n\n")
+    for name, row in facts["steps"].items():
+        for reason in row["errors"]:
+            print(f"{name} failed: {reason}", file=sys.stderr)
+    print(json.dumps(document(folder, run, facts), ensure_ascii=False), flush=True)
+    if run["status"] != "finished":
+        return 130
+    return 0 if good else 1
+
+
+def write_profile(folder: ResultsFolder, facts: Mapping) -> None:
+    """Write profile.json, profile.md and the plots."""
+    folder.write_json("profile.json", dict(facts))
+    folder.write_text("profile.md", to_markdown(facts))
+    for figure, name in ((verify_cost(facts), "verify_cost"), (step_time(facts), "step_time")):
+        if figure is not None:
+            save_png(figure, folder.path / f"{name}.png")
+
+
+def document(folder: ResultsFolder, run: Mapping, facts: Mapping) -> dict:
+    """Return the few numbers that the last line of stdout carries."""
+    keys = ("step_ms", "tokens_per_step", "share", "wait_share", "draft_calls_per_step")
+    return {
+        "results": os.path.relpath(folder.path),
+        "title": facts["title"],
+        "finished": run["status"] == "finished",
+        "copy_gb_per_s": facts["copy_gb_per_s"],
+        "floor_share": floor_shares(facts),
+        "decoders": {name: {key: row[key] for key in keys} for name, row in facts["steps"].items()},
+    }
+
+
+def floor_shares(facts: Mapping) -> dict:
+    """Return by model and context the share of its floor that the smallest call reaches."""
+    return {
+        role: {str(row["context"]): row["floor_share"] for row in calls["points"]}
+        for role, calls in smallest(facts["calls"]).items()
+    }
+
+
+def smallest(calls: Mapping) -> dict:
+    """Return each model's calls of the smallest tree alone."""
+    return {
+        role: {"points": [r for r in own["points"] if r["nodes"] == own["points"][0]["nodes"]]}
+        for role, own in calls.items()
+    }

@@ -1,0 +1,217 @@
+"""Run drafters against a recording on any machine, with no target, and predict their time.
+
+    python scripts/replay.py recording=results/local/x "decoder=[speculative,prompt_lookup]"
+    python scripts/replay.py recording=texts.jsonl model=hf model.target=<id> model.draft=<id>
+    python scripts/replay.py recording=results/local/x cost=costs.json decoder.speculative.gamma=4
+
+A recording is a results folder, a file of `ouroboros.bench.replay.recording`, or another engine's
+JSONL of "prompt" and "completion". Counts are those of a live run in the same dtype for drafters
+that learn from accepted tokens; the others need a run recorded with record_predictions=true. The
+last line on stdout is one JSON document.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import hydra
+import torch
+from omegaconf import DictConfig, OmegaConf
+from tabulate import tabulate
+from tqdm import tqdm
+
+from ouroboros import vocab
+from ouroboros.bench.measure import metrics
+from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.measure.timed_costs import costs_of
+from ouroboros.bench.replay.recorded_target import RecordedTarget, check_drafter, replay
+from ouroboros.bench.replay.recording import Tape, from_folder, read
+from ouroboros.bench.run.conversation import Answers
+from ouroboros.bench.run.options import check_whole
+from ouroboros.bench.run.pair import Pair, load_draft, load_tokenizer
+from ouroboros.bench.run.prompt import prompt_ids
+from ouroboros.bench.run.stop import text_of
+from ouroboros.bench.run.store import SAMPLES, ResultsFolder
+from ouroboros.commands import CONF
+from ouroboros.commands.build import (
+    build_decoders,
+    build_spec,
+    build_task,
+    check_decoders,
+    lengthened,
+    wants_draft,
+)
+from ouroboros.commands.refusals import guarded, told_in_one_line
+from ouroboros.costs.surface import Costs
+from ouroboros.decode import RootOnly
+
+
+@hydra.main(version_base="1.3", config_path=CONF, config_name="replay")
+def run(cfg: DictConfig) -> None:
+    """Run one replay."""
+    guarded(partial(replay_all, cfg))
+
+
+def main() -> None:
+    """The command; its refusals are one line."""
+    told_in_one_line(run)
+
+
+def replay_all(cfg: DictConfig) -> int:
+    """Replay each decoder, print the table and the document; return 0."""
+    config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    assert isinstance(config, dict)
+    if not config["recording"]:
+        raise ValueError("give recording=<results folder, or JSONL file>")
+    for name in ("max_new", "limit", "threads"):
+        check_whole(name, config[name], null=True)
+    if config["threads"]:
+        torch.set_num_threads(config["threads"])
+    check_decoders(config.get("decoder"))
+    spec = build_spec(config["model"])
+    tokenizer = load_tokenizer(spec)
+    tapes = load_tapes(config, tokenizer)
+    costs = load_costs(config["cost"])
+    target = RecordedTarget(next(iter(tapes.values())), tokenizer=tokenizer)
+    draft = load_draft(spec) if wants_draft(config["decoder"]) else None
+    if draft is not None:
+        vocab.check_pair(target, draft)  # type: ignore[arg-type]
+    makers = build_decoders(config["decoder"], Pair(target, draft))  # type: ignore[arg-type]
+    drafters = {name: make() for name, make in makers.items()}
+    for name, drafter in drafters.items():
+        check_drafter(drafter, tapes[name])
+    found = {
+        name: replayed(name, drafter, tapes[name], tokenizer, max_new=config["max_new"])
+        for name, drafter in drafters.items()
+    }
+    rows = {name: row(found[name], tapes[name], costs, config["max_new"]) for name in found}
+    write(config["results_dir"], rows, found)
+    table = [{"decoder": name, **values} for name, values in rows.items()]
+    print(tabulate(table, headers="keys", floatfmt=".3f", missingval="-"))
+    print(json.dumps({"recording": Path(config["recording"]).name, "decoders": rows}))
+    return 0
+
+
+def load_tapes(config: dict, tokenizer) -> dict[str, Tape]:
+    """Return the tape that each decoder is replayed against."""
+    path, limit = Path(config["recording"]), config["limit"]
+    if not path.is_dir():
+        tape = read(path, tokenizer)
+        return dict.fromkeys(config["decoder"], replace(tape, runs=tape.runs[:limit]))
+    folder = ResultsFolder(path)
+    run = folder.load_run()
+    if run["model"].get("tokenizer", vocab.fingerprint(tokenizer)) != vocab.fingerprint(tokenizer):
+        raise ValueError(f"{path} was recorded with another tokenizer: give its model=...")
+    try:
+        prompt_of = prompts(config.get("task") or run["config"]["task"], folder, tokenizer)
+    except ValueError as error:
+        if config.get("task"):
+            raise
+        raise ValueError(f"the recorded task cannot be made: {error}; give its task=...") from error
+    tapes = {}
+    for name in config["decoder"]:
+        own = name if name in run["decoders"] else None
+        chosen = config["recorded_decoder"] or own
+        tape = from_folder(folder, prompt_of, decoder=chosen)
+        tapes[name] = replace(tape, runs=tape.runs[:limit])
+    return tapes
+
+
+def prompts(options: dict, folder: ResultsFolder, tokenizer) -> Callable[[str, int], list[int]]:
+    """Return what gives the token ids of an example in a repeat, as the recorded run met it."""
+    run = folder.load_run()
+    task, examples = build_task(options)
+    examples = lengthened(run["config"], task, examples, tokenizer)
+    answers = Answers(task, examples, run["decoders"][0], folder.load_samples())
+    known = {example.id: example for example in examples}
+
+    def prompt_of(name: str, repeat: int) -> list[int]:
+        if name not in known:
+            raise ValueError(
+                f"{name} was recorded, but is not among the {len(known)} examples chosen here: "
+                "give task, task.limit and task.stride of the recorded run (limit=<n> replays "
+                "fewer of its prompts)"
+            )
+        return prompt_ids(tokenizer, answers.asked(known[name], repeat))
+
+    return prompt_of
+
+
+def load_costs(cost: str | None) -> Costs | None:
+    """Return the costs in a file, or those of a folder's timed samples."""
+    if cost is None:
+        return None
+    if not Path(cost).is_dir():
+        return Costs.load(Path(cost))
+    folder = ResultsFolder(cost)
+    if not folder.load_run().get("timing", True):
+        raise ValueError(f"cost={cost} was run with timing=false: give a folder that was timed")
+    return costs_of([s for s in folder.load_samples() if not s.error])
+
+
+def replayed(name: str, drafter, tape: Tape, tokenizer, *, max_new: int | None) -> list[Sample]:
+    """Return a sample, without times of its own, for each recorded run."""
+    samples = []
+    for recording in tqdm(tape.runs, desc=name, unit="run", leave=False):
+        trace = replay(drafter, tape, recording, max_new=max_new)
+        blank = Sample(recording.example, name, recording.repeat, 0, len(recording.prompt))
+        samples.append(
+            replace(
+                blank,
+                new_tokens=tuple(trace.new_tokens),
+                text=text_of(tokenizer, trace.new_tokens),
+                finish=trace.finish,
+                steps=tuple(trace.steps),
+            )
+        )
+    return samples
+
+
+def row(samples: list[Sample], tape: Tape, costs: Costs | None, max_new: int | None) -> dict:
+    """Return counts, and with costs the predicted milliseconds per token and the speedup over a
+    decoder that drafts nothing."""
+    steps = metrics.steps_of(samples)
+    tokens = sum(len(sample.new_tokens) for sample in samples)
+    values = {
+        "runs": len(samples),
+        "new_tokens": tokens,
+        "target_calls": len(steps),
+        "tokens_per_target_call": metrics.tokens_per_target_call(steps),
+        "acceptance_length": metrics.acceptance_length(steps),
+        "draft_calls_per_token": metrics.draft_calls_per_token(steps),
+        "calls_per_token": metrics.calls_per_token(steps),
+    }
+    if costs is not None and tokens:
+        plain_ms = sum(
+            costs.run_ms(
+                replay(RootOnly(), tape, r, max_new=max_new).steps,
+                prompt_tokens=len(r.prompt),
+                decoder="greedy",
+            )
+            for r in tape.runs
+        )
+        ours_ms = sum(
+            costs.run_ms(s.steps, prompt_tokens=s.prompt_tokens, decoder=s.decoder) for s in samples
+        )
+        values["predicted_ms_per_token"] = ours_ms / tokens
+        values["predicted_speedup"] = plain_ms / ours_ms
+    return values
+
+
+def write(results_dir: str | None, rows: dict, found: dict[str, list[Sample]]) -> None:
+    """Write replay.json and samples.jsonl. Raises `ValueError` where there are such files."""
+    if results_dir is None:
+        return
+    folder = ResultsFolder(results_dir)
+    if folder.path.exists() and any(folder.path.iterdir()):
+        raise ValueError(f"results_dir={results_dir} is not empty: give another one")
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with folder.appending(SAMPLES) as lines:
+        for samples in found.values():
+            for sample in samples:
+                lines.append(sample.to_dict())
+    folder.write_json("replay.json", {"decoders": rows})

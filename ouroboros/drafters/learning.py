@@ -1,0 +1,54 @@
+"""Phrases made of what the target predicted at nodes of a verified tree (paper, section 3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ouroboros.drafters.pool import PhrasePool
+from ouroboros.tree import TokenTree
+
+
+class Hung(NamedTuple):
+    """A phrase of the pool that was hung below a node, whole, and the tokens before its key."""
+
+    node: int
+    phrase: tuple[int, ...]
+    before: list[int]
+
+
+def correct(pool: PhrasePool, tree: TokenTree, chosen: Sequence[int], hung: Iterable[Hung]) -> None:
+    """Replace each phrase that was verified to its end by what the target predicted along it.
+
+    `chosen[i]` is the target's token after node i. The phrases are taken in the order given, so
+    the last becomes the newest.
+    """
+    for start, phrase, before in hung:
+        node, predicted = start, [chosen[start]]
+        for token in phrase[:-1]:
+            below = tree.children.get((node, token))
+            if below is None:
+                break
+            node = below
+            predicted.append(chosen[node])
+        if len(predicted) == len(phrase):
+            pool.replace(tree.tokens[start], phrase, predicted, before)
+
+
+def add_predictions(pool: PhrasePool, chosen: Sequence[int], tail: range) -> None:
+    """Make phrases of the target's own predictions at the nodes of a rejected tail, in a row."""
+    predicted = [chosen[node] for node in tail]
+    for at in range(len(predicted) - 1):
+        pool.add(predicted[at], predicted[at + 1 : at + 1 + pool.phrase_len])
+
+
+def add_agreements(
+    pool: PhrasePool, tree: TokenTree, chosen: Sequence[int], tail: range, *, least: int
+) -> None:
+    """Make phrases where the target agrees with a rejected tail at least `least` times in a row."""
+    for node in tail:
+        last, end = node, min(tail.stop - 1, node + pool.phrase_len - 1)
+        while last < end and chosen[last] == tree.tokens[last + 1]:
+            last += 1
+        if last - node >= least:
+            pool.add(tree.tokens[node], [chosen[n] for n in range(node, last + 1)])

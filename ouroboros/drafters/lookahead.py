@@ -1,0 +1,153 @@
+"""The Jacobi window: lookahead decoding's own source of phrases (Fu et al., ICML 2024).
+
+The window guesses many positions at once and refines them from step to step; what its columns agree
+on becomes phrases, and phrases that start at the last token are verified as branches of the tree.
+
+Invariant: cell (r, c) stands at position p + r + c, p being the last token's; (0, 0) is that token.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from ouroboros.choose import Choose
+from ouroboros.drafters.pool import CONTEXT, PhrasePool
+from ouroboros.engine.model import CachedModel
+from ouroboros.growing import Growing
+from ouroboros.tree import TokenTree
+
+
+class Window:
+    """`size` columns and up to `ngram_size - 1` rows of guesses, as probe nodes of a tree.
+
+    With size 3 and ngram_size 4, full, the nodes below the root `*` and their parents are::
+
+        row 0    *  a  b        a below *, b below a
+        row 1    c  d  e        c below *, d below a, e below b
+        row 2    f  g  h        f below c, g below d, h below e
+
+    and the predictions at f, g, h are the next row.
+    """
+
+    def __init__(self, *, size: int, ngram_size: int, seed: int = 0) -> None:
+        self.size = size
+        self.height = ngram_size - 1
+        self.seed = seed
+        self.rows: list[list[int]] = []
+        self._last: list[int] = []
+
+    def start(self, tokens: Sequence[int]) -> None:
+        """Fill row 0 with tokens drawn from the sequence; the rows below come one for each step."""
+        draw = random.Random(f"{self.seed}-{len(tokens)}-{tokens[-1]}")
+        columns = self.size + max(0, self.height - 1)
+        self.rows = [[tokens[-1], *draw.choices(tokens, k=columns - 1)]]
+
+    def hang(self, tree: Growing) -> None:
+        """Hang the window's cells below the root as probes; the last row's predictions are read."""
+        if not self.rows:
+            return
+        first = len(tree)
+        above = [0, *range(first, first + len(self.rows[0]) - 1)]
+        tokens, parents = self.rows[0][1:], above[:-1]
+        for row in self.rows[1:]:
+            parents += above[: len(row)]
+            below = first + len(tokens)
+            tokens = tokens + row
+            above = list(range(below, below + len(row)))
+        tree.hang_probes(tokens, parents, "window")
+        tree.read.update(node for node in above if node)
+        self._last = above
+
+    def observe(self, chosen: Sequence[int], following: int) -> list[tuple[int, ...]]:
+        """Take the predictions after the last row; move on to the token `following` the root.
+
+        Returns the finished n-grams, one for each column: its key, then `height` tokens.
+        """
+        if not self.rows:
+            return []
+        fresh = [chosen[node] for node in self._last]
+        if len(self.rows) < self.height:
+            self.rows = [[*row[1:]] for row in [*self.rows, fresh]]
+            self.rows[0][0] = following
+            return []
+        ngrams = [tuple(column) for column in zip(*self.rows, fresh, strict=True)]
+        self.rows = [*self.rows[1:], fresh]
+        self.rows[0][0] = following
+        return ngrams
+
+
+class Lookahead:
+    """Lookahead decoding: a Jacobi window beside up to `verification_set_size` phrases (W, N, G).
+
+    `window_size` 0 leaves only the pool, `verification_set_size` 0 only the window.
+    `pool_from_prompt` takes the phrases of prompt and output as well. `pool` may be shared; an own
+    pool is emptied for each prompt.
+    """
+
+    draft: CachedModel | None = None
+
+    def __init__(
+        self,
+        *,
+        window_size: int,
+        ngram_size: int,
+        verification_set_size: int,
+        pool_from_prompt: bool = True,
+        pool: PhrasePool | None = None,
+        pool_while_filling: bool = True,
+        seed: int = 0,
+    ) -> None:
+        for name, value, least in (
+            ("window_size", window_size, 0),
+            ("ngram_size", ngram_size, 2),
+            ("verification_set_size", verification_set_size, 0),
+        ):
+            if value < least:
+                raise ValueError(f"{name} is {value}; it must be at least {least}")
+        self.branches = verification_set_size
+        self.pool_from_prompt = pool_from_prompt
+        self.pool_while_filling = pool_while_filling
+        self.own_pool = pool is None
+        if pool is None:
+            pool = PhrasePool(phrase_len=ngram_size - 1, per_key=max(1, verification_set_size))
+        self.pool = pool
+        self.window = Window(size=window_size, ngram_size=ngram_size, seed=seed)
+        self.reads_rejected = window_size > 0
+        self._seen = 0
+        self._proposed: TokenTree | None = None
+
+    def reset(self, choose: Choose) -> None:
+        """Empty the window, and the pool where it is this drafter's own."""
+        self.window.rows = []
+        self._seen = 0
+        if self.own_pool:
+            self.pool.clear()
+
+    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+        """Return the root with phrases as branches (real nodes) and the window (probes)."""
+        if self.pool_from_prompt:
+            self.pool.add_text(tokens, self._seen)
+            self._seen = len(tokens)
+        root = tokens[-1]
+        if self.window.size:
+            if not self.window.rows:
+                self.window.start(tokens)
+            self.window.rows[0][0] = root
+        tree = Growing(root)
+        filled = not self.window.size or len(self.window.rows) >= self.window.height
+        if self.pool_while_filling or filled:
+            phrases = self.pool.get(root, self.branches, before=tokens[-1 - CONTEXT : -1])
+            tree.graft([phrase[: budget - 1] for phrase in phrases], source="pool")
+        self.window.hang(tree)
+        self._proposed = TokenTree.grown(tree)
+        return self._proposed
+
+    def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
+        """Learn the window's n-grams; restart it where the end of the context cut it off."""
+        if tree is not self._proposed:
+            self.window.rows = []
+            return
+        following = chosen[path[-1]]
+        for ngram in self.window.observe(chosen, following):
+            self.pool.add(ngram[0], ngram[1:])

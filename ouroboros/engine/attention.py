@@ -1,0 +1,109 @@
+"""Attention for trees without repeating keys and values.
+
+Under `sdpa` with a mask, transformers repeats every key and value head for each query head of its
+group: a copy of the whole context in each layer, at each step. Packing a group's query heads along
+the query axis instead gives the same sums from the keys and values as they lie in the cache.
+
+On a GPU a kernel of ours (`ouroboros.engine.kernels`) does so with the slots spread over the whole
+device.
+
+Registered through transformers' `AttentionInterface`; a model that runs on `sdpa` is switched to
+it, any other implementation is left alone. Calls it does not fit go to transformers' own function.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from ouroboros.engine.kernels import check, fits, tree_attention
+
+NAME, KERNEL_NAME = "ouroboros_packed", "ouroboros_kernel"
+log = logging.getLogger(__name__)
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """Attend with [1, heads, n, width] queries over [1, kv_heads, slots, width] keys and values.
+
+    Returns [1, n, heads, width]. `attention_mask` is [1, 1, n, slots], additive or boolean.
+    """
+    batch, heads, n, width = query.shape
+    kv_heads = key.shape[1]
+    group = heads // kv_heads
+    plain = attention_mask is None and n > 1
+    odd_mask = attention_mask is not None and attention_mask.shape[1] != 1
+    if group == 1 or plain or odd_mask or kwargs.get("position_bias") is not None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout, scaling, **kwargs
+        )
+    packed = query.reshape(batch, kv_heads, group * n, width)
+    if attention_mask is not None:
+        slots = attention_mask.shape[-1]
+        attention_mask = attention_mask.expand(batch, group, n, slots)
+        attention_mask = attention_mask.reshape(batch, 1, group * n, slots)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        packed, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
+    )
+    out = out.reshape(batch, heads, n, value.shape[-1])
+    return out.transpose(1, 2).contiguous(), None
+
+
+def kernel_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """As `packed_attention`, by the kernel where it fits."""
+    special = any(kwargs.get(name) is not None for name in ("softcap", "position_bias"))
+    if special or attention_mask is None or not fits(query, key, value, attention_mask):
+        return packed_attention(
+            module, query, key, value, attention_mask, dropout, scaling, **kwargs
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return tree_attention(query, key, value, attention_mask, scale), None
+
+
+for name, function in ((NAME, packed_attention), (KERNEL_NAME, kernel_attention)):
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, sdpa_mask)
+
+
+def use_packed_attention(model: PreTrainedModel) -> None:
+    """Switch a model that runs on `sdpa` to the kernel if it lies on a GPU where that works, else
+    to the packed form if its queries are grouped; leave others as they are."""
+    config = model.config.get_text_config()
+    modular = getattr(model, "_supports_attention_backend", False)
+    if not modular or config._attn_implementation != "sdpa":
+        return
+    heads = getattr(config, "num_attention_heads", 0)
+    grouped = (getattr(config, "num_key_value_heads", None) or heads) < heads
+    if model.device.type == "cuda" and _kernel_works(model, config):
+        model.set_attn_implementation(KERNEL_NAME)
+    elif grouped:
+        model.set_attn_implementation(NAME)
+
+
+def _kernel_works(model: PreTrainedModel, config) -> bool:
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    reason = check(model.device, model.dtype, width)
+    if reason is not None:
+        log.warning("attention runs without the project's kernel (%s)", reason)
+    return reason is None

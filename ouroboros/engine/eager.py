@@ -1,0 +1,148 @@
+"""How one call of a model is made, behind `CachedModel`'s two verbs.
+
+`Eager` calls the model as it is, with tensors exactly as large as the call needs. `Static` (in
+`ouroboros.engine.static`) pads every call to one of a few fixed shapes, which is what CUDA graphs
+need.
+
+Invariant: both put the tokens of a call into the same slots, show each the same tokens, and return
+the same logits up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from ouroboros.engine.cache import SlotCache
+from ouroboros.engine.support import Facts
+from ouroboros.tree import TokenTree
+
+PREFILL_ALONE = 128  # a longer stretch is fed causally, without a dense mask, before the tree
+
+Masks = torch.Tensor | dict[str, torch.Tensor] | None
+
+
+class Engine(Protocol):
+    """Runs calls on one model and its cache. Logits may be overwritten by the next call."""
+
+    def run(
+        self, known: int, missing: list[int], tree: TokenTree, asked: Sequence[int]
+    ) -> torch.Tensor:
+        """Feed `missing` tokens and the tree after `known` slots: [len(asked), vocab] logits.
+
+        Node i of the tree then lies in slot `known + len(missing) + i`.
+        """
+        ...
+
+    def follow(self, slot: int, token: torch.Tensor) -> torch.Tensor:
+        """Feed one token ([1] int64, on any device) at a slot and position: [1, vocab] logits.
+
+        The host need not know the token.
+        """
+        ...
+
+    def prepare(self, context: int) -> None:
+        """Do beforehand what calls up to so many slots would do once; the cache is empty."""
+        ...
+
+
+def known_ids(ids: list[int], vocab_size: int) -> list[int]:
+    """Return the ids, those that the model does not know as id 0."""
+    return ids if max(ids) < vocab_size else [i if i < vocab_size else 0 for i in ids]
+
+
+class Eager:
+    """Tensors as large as the call; chains by the model's own causal path, without a mask."""
+
+    def __init__(self, model: PreTrainedModel, facts: Facts, cache: SlotCache) -> None:
+        self.model = model
+        self.facts = facts
+        self.cache = cache
+
+    def run(
+        self, known: int, missing: list[int], tree: TokenTree, asked: Sequence[int]
+    ) -> torch.Tensor:
+        """See `Engine.run`."""
+        self.cache.reserve(known + len(missing) + len(tree))
+        if len(missing) > PREFILL_ALONE and not tree.is_chain:
+            self._forward(missing, np.arange(known, known + len(missing)), None, [-1])
+            known, missing = known + len(missing), []
+            self.cache.set_length(known)
+        base = known + len(missing)
+        positions = np.concatenate([np.arange(known, base), base + tree.depths()])
+        mask = None if tree.is_chain else self._mask(known, len(missing), tree)
+        rows = [len(missing) + row for row in asked]
+        return self._forward([*missing, *tree.tokens], positions, mask, rows)
+
+    def follow(self, slot: int, token: torch.Tensor) -> torch.Tensor:
+        """See `Engine.follow`."""
+        self.cache.reserve(slot + 1)
+        position = torch.full((1, 1), slot, device=self.facts.device)
+        return self._call(token.to(self.facts.device)[None], position, None, 1)
+
+    def prepare(self, context: int) -> None:
+        """Make room in the cache."""
+        self.cache.reserve(context)
+
+    def _forward(
+        self, ids: list[int], positions: np.ndarray, mask: Masks, rows: Sequence[int]
+    ) -> torch.Tensor:
+        """One call of the model: [len(rows), vocab] logits at the given rows of `ids`."""
+        ids = known_ids(ids, self.facts.vocab_size)
+        packed = torch.from_numpy(np.stack([np.array(ids), positions])).to(
+            self.facts.device, non_blocking=True
+        )
+        everything = len(rows) == len(ids)
+        last = len(rows) == 1 and rows[0] in (-1, len(ids) - 1)
+        keep = 0 if everything else 1 if last else torch.tensor(rows, device=self.facts.device)
+        return self._call(packed[:1], packed[1:], mask, keep)
+
+    def _call(
+        self, ids: torch.Tensor, positions: torch.Tensor, mask: Masks, keep: int | torch.Tensor
+    ) -> torch.Tensor:
+        out = self.model(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=keep,
+        )
+        return out.logits[0]
+
+    def _mask(self, known: int, missing: int, tree: TokenTree) -> Masks:
+        """Return the additive mask [1, 1, queries, slots], or one by layer type."""
+        n, queries = len(tree), missing + len(tree)
+        base = known + missing
+        seen = np.zeros((queries, known + queries), dtype=bool)
+        seen[:, :known] = True
+        if missing:
+            seen[:missing, known:base] = np.tri(missing, dtype=bool)
+            seen[missing:, known:base] = True
+        seen[missing:, base : base + n] = tree.ancestors()
+        window = self.facts.sliding_window
+        if window is None:
+            return self._additive(seen)
+        slots = np.concatenate([np.arange(base), base + tree.depths()])
+        near = slots[known:, None] - slots[None, :] < window
+        if near.all():
+            local = whole = self._additive(seen)
+        else:
+            whole, local = self._additive(seen), self._additive(seen & near)
+        if self.facts.layer_types is None:
+            return local
+        return {"full_attention": whole, "sliding_attention": local}
+
+    def _additive(self, seen: np.ndarray) -> torch.Tensor:
+        visible = torch.from_numpy(seen).to(self.facts.device, non_blocking=True)
+        return additive(visible, self.facts.dtype)
+
+
+def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the additive mask [1, 1, queries, slots] of a boolean [queries, slots]."""
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return mask.masked_fill_(~visible, torch.finfo(dtype).min)[None, None]

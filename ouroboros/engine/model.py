@@ -1,0 +1,246 @@
+"""One unmodified Hugging Face causal LM, and the tokens whose keys and values it holds.
+
+The only module with a batch dimension, an attention mask, a device or a cache.
+
+Invariant: after `accept`, the cache holds every token of the sequence but the last. Prefill,
+rollback, catch-up after a full acceptance and reuse of a shared prompt are one code path: whatever
+of the sequence is not cached is fed before the tree, in the same call.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from ouroboros.choose import ROOT, Choose
+from ouroboros.engine.attention import use_packed_attention
+from ouroboros.engine.cache import SlotCache
+from ouroboros.engine.eager import Eager, Engine
+from ouroboros.engine.static import Static
+from ouroboros.engine.support import Facts, examine, tolerance
+from ouroboros.tree import TokenTree
+
+EngineName = Literal["auto", "eager", "static"]
+log = logging.getLogger(__name__)
+
+
+class CachedModel:
+    """A causal LM that scores token trees.
+
+    `tokens` are exactly the tokens whose keys and values are cached. `calls` counts calls of
+    `score`, and `busy_s` the seconds from a call's start to the arrival of its result; `predict`
+    adds the part of them spent waiting for the result, `wait_s`, and the nodes `scored`.
+
+    `engine` "static" pads calls to fixed shapes and replays them as CUDA graphs, "eager" calls the
+    model as it is; "auto" is static on a GPU where the model can be captured, else eager.
+
+    Raises `ValueError`, naming the reason, for architectures that cannot score a tree.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        tokenizer=None,
+        max_len: int | None = None,
+        engine: EngineName = "auto",
+    ) -> None:
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        use_packed_attention(model)
+        facts = examine(model)
+        self.max_len = min(max_len or facts.max_len, facts.max_len)
+        self.sliding_window = facts.sliding_window
+        self.layer_types = facts.layer_types
+        self.vocab_size = facts.vocab_size
+        self.width = facts.vocab_size
+        self.device = facts.device
+        self.dtype = facts.dtype
+        self.cache = SlotCache(facts.layers)
+        self.engine = choose_engine(engine, self.model, facts, self.cache)
+        self.tokens: list[int] = []
+        self.calls = 0
+        self.busy_s = 0.0
+        self.wait_s = 0.0
+        self.scored = 0
+        self._tree: TokenTree | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str,
+        *,
+        dtype: str | torch.dtype = "auto",
+        device: str | None = None,
+        max_len: int | None = None,
+        engine: EngineName = "auto",
+        **options,
+    ) -> CachedModel:
+        """Load a hub id or a folder. `options` (device_map, quantization_config, revision, ...) go
+        to transformers' `from_pretrained` as they are.
+
+        A model that is to be quantised is loaded onto its device, since it may not be moved later.
+        """
+        if options.get("quantization_config") is not None and device is not None:
+            options = {"device_map": {"": device}, **options}
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+            model = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, **options)
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ValueError(
+                f"cannot load {name_or_path!r}: {reason} (give a hub id you can reach, or a "
+                "folder with config.json, weights and tokenizer)"
+            ) from error
+        except ImportError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ValueError(f"cannot load {name_or_path!r}: {reason}") from error
+        if device is not None and model.device.type != torch.device(device).type:
+            model.to(device)  # type: ignore[arg-type]
+        return cls(model, tokenizer=tokenizer, max_len=max_len, engine=engine)
+
+    @torch.inference_mode()
+    def score(
+        self, tokens: Sequence[int], tree: TokenTree, rows: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """Return the logits that follow the asked nodes, [len(rows), width]; changes the cache.
+
+        They live until the next call. `tokens` is the whole sequence; its last token is the tree's
+        root. `rows` defaults to `tree.asked`. Ids that this model does not know are fed as id 0:
+        only a draft meets them.
+        """
+        started = time.perf_counter()
+        if tokens[-1] != tree.tokens[0]:
+            raise ValueError("the tree's root must be the last token of the sequence")
+        reach = len(tokens) + int(tree.depths().max())
+        if reach > self.max_len:
+            raise ValueError(
+                f"the sequence and its draft reach position {reach}, beyond the model's "
+                f"{self.max_len}: shorten the prompt or max_new"
+            )
+        known = self._shared_prefix(tokens)
+        del self.tokens[known:]  # what is cached even if the call below fails
+        self._tree = None
+        self.cache.set_length(known)
+        asked = tree.asked if rows is None else rows
+        missing = list(tokens[known:-1])
+        logits = self.engine.run(known, missing, tree, asked)
+        self.tokens += missing
+        self._tree, self._base = tree, len(tokens) - 1
+        self.calls += 1
+        self.busy_s += time.perf_counter() - started
+        return logits[:, : self.width]
+
+    @torch.inference_mode()
+    def accept(self, path: Sequence[int]) -> None:
+        """Keep the path (node indices, root first) of the tree last scored; forget the rest.
+
+        Keeps all nodes but the path's last token's successor: the chosen token that follows it is
+        the next root and not yet cached.
+        """
+        assert self._tree is not None and path[0] == 0, "score() comes first; paths start at 0"
+        self.cache.keep([self._base + node for node in path], self._base)
+        self.tokens += [self._tree.tokens[node] for node in path]
+        self._tree = None
+
+    @torch.inference_mode()
+    def roll(self, tokens: Sequence[int], count: int, choose: Choose) -> list[int]:
+        """Return the `count` tokens that plain decoding puts after `tokens`: one call each, but one
+        wait for them all. Changes the cache, which then lacks the last of them.
+
+        `choose` must be blind to the text (`Choose.blind`), so that a token's choice can be fed on
+        the device before the host knows it.
+        """
+        length = len(tokens)
+        logits = self.score(tokens, TokenTree((tokens[-1],), (-1,)))
+        started = time.perf_counter()
+        self.accept([0])
+        drawn = [choose.scores(logits, tokens, ROOT).argmax(-1)]
+        for at in range(length, length + count - 1):
+            logits = self.engine.follow(at, drawn[-1])[:, : self.width]
+            self.cache.set_length(at + 1)
+            drawn.append(choose.scores(logits, range(at + 1), ROOT).argmax(-1))
+        handed_over = time.perf_counter()
+        new = torch.cat(drawn).tolist()
+        self.tokens += new[:-1]
+        ended = time.perf_counter()
+        self.calls += count - 1
+        self.scored += count
+        self.busy_s += ended - started
+        self.wait_s += ended - handed_over
+        return new
+
+    @torch.inference_mode()
+    def prepare(self, context: int) -> None:
+        """Do beforehand, from an empty cache, what calls on up to `context` tokens need once."""
+        self.tokens = []
+        self.cache.set_length(0)
+        self.engine.prepare(min(context, self.max_len))
+
+    def _shared_prefix(self, tokens: Sequence[int]) -> int:
+        """Return how many leading tokens of the sequence, its last left out, are cached already."""
+        cached, limit = self.tokens, min(len(self.tokens), len(tokens) - 1)
+        start = list(tokens[:limit])
+        if (cached if limit == len(cached) else cached[:limit]) == start:
+            return limit
+        pairs = zip(cached, start, strict=False)
+        return next(i for i, (a, b) in enumerate(pairs) if a != b)
+
+
+def choose_engine(
+    name: EngineName, model: PreTrainedModel, facts: Facts, cache: SlotCache
+) -> Engine:
+    """Return the engine; see `CachedModel`. Raises `ValueError` for a name that is none, and for
+    fixed shapes on several devices."""
+    if name not in ("auto", "eager", "static"):
+        raise ValueError(f"engine {name!r} is not one of auto, eager, static")
+    devices = {weight.device for weight in model.parameters()}
+    if name == "static":
+        if len(devices) > 1:
+            raise ValueError(
+                f"engine=static needs a model on one device, this one lies on {len(devices)}: "
+                "leave engine=auto, which calls it as it is"
+            )
+        return Static(model, facts, cache)
+    eager = Eager(model, facts, cache)
+    if name == "eager" or facts.device.type != "cuda" or len(devices) > 1:
+        return eager
+    for compiled in (True, False):
+        static = Static(model, facts, cache, compiled=compiled)
+        reason = differs(static, eager)
+        if reason is None:
+            return static
+        how = "with compiled layers" if compiled else "at all"
+        log.warning("%s is not captured %s: %s", type(model).__name__, how, reason)
+    return eager
+
+
+def differs(engine: Static, reference: Eager) -> str | None:
+    """Return why an engine's calls are not those of the reference; None where they are.
+
+    Two trials, so that a graph which replays what it was captured with is found out. Both caches'
+    first slots are overwritten.
+    """
+    facts, cache = reference.facts, reference.cache
+    trials = []
+    for first in (1, 4):
+        root, *rest = ((first + node) % facts.vocab_size for node in range(4))
+        trials.append(([first % facts.vocab_size], TokenTree((root, *rest), (-1, 0, 0, 1))))
+    try:
+        for missing, tree in trials:
+            with torch.inference_mode():
+                found = engine.run(0, missing, tree, tree.asked).double()
+                wanted = reference.run(0, missing, tree, tree.asked).double()
+            error = ((found - wanted).abs().max() / wanted.std().clamp_min(1e-6)).item()
+            if not error < tolerance(facts.dtype):
+                return f"its logits are off by {error:.2g} standard deviations"
+    except Exception as error:
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
+    finally:
+        cache.set_length(0)
+    return None

@@ -1,0 +1,278 @@
+"""Calls of fixed shapes: what CUDA graphs need.
+
+A call is padded to one of a few numbers of nodes and reads one of a few numbers of slots. All that
+changes from call to call (ids, positions, the tree, where the slots begin, the rows asked for)
+reaches the device as one copy into a fixed buffer; masks are made from it there. On a GPU each pair
+of sizes is captured once as a graph, with the decoder layers compiled, and replayed afterwards; on
+a CPU the same calls run as they are.
+
+Invariant: padding is never seen. A padded node sees itself and the context, no node sees it, and
+its slot lies after the tree's, where the next call writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from ouroboros.engine.blocks import Blocks
+from ouroboros.engine.cache import SlotCache
+from ouroboros.engine.eager import Masks, additive, known_ids
+from ouroboros.engine.support import Facts
+from ouroboros.tree import TokenTree
+
+NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+LEAST_SLOTS = 256
+
+
+def padded_nodes(count: int) -> int:
+    """Return the number of nodes to which a call of `count` is padded.
+
+    >>> [padded_nodes(count) for count in (1, 3, 65, 257)]
+    [1, 4, 96, 512]
+    """
+    largest = NODES[-1]
+    return next((size for size in NODES if size >= count), -(-count // largest) * largest)
+
+
+def padded_slots(count: int) -> int:
+    """Return the number of slots that a call reads where `count` are in use: 2^k or 3 x 2^k.
+
+    >>> [padded_slots(count) for count in (1, 257, 400, 600, 1030)]
+    [256, 384, 512, 768, 1536]
+    """
+    size = LEAST_SLOTS
+    while size < count:
+        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+    return size
+
+
+class Static:
+    """Fixed shapes; see the module. `graphs` replays CUDA graphs, `compiled` compiles the layers.
+
+    Returned logits live until the next call.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        facts: Facts,
+        cache: SlotCache,
+        *,
+        graphs: bool | None = None,
+        compiled: bool | None = None,
+    ) -> None:
+        on_gpu = facts.device.type == "cuda"
+        self.model = model
+        self.facts = facts
+        self.cache = cache
+        self.graphs = on_gpu if graphs is None else graphs
+        self.blocks = Blocks(model) if (on_gpu if compiled is None else compiled) else None
+        self._inputs: dict[int, torch.Tensor] = {}
+        self._captured: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._capacity = 0
+        self._memory: Any = None  # a handle of torch's, whose type it keeps to itself
+        self._logits: torch.Tensor | None = None
+
+    def run(
+        self, known: int, missing: list[int], tree: TokenTree, asked: Sequence[int]
+    ) -> torch.Tensor:
+        """See `Engine.run`. Long stretches of missing tokens go first, in calls of the largest
+        size."""
+        largest = NODES[-1]
+        while missing and len(missing) + len(tree) > largest:
+            first, missing = missing[:largest], missing[largest:]
+            chain = np.tri(len(first), dtype=bool)
+            self._call(first, known + np.arange(len(first)), chain, known, [len(first) - 1])
+            known += len(first)
+            self.cache.set_length(known)
+        before, n = len(missing), len(tree)
+        seen = np.zeros((before + n, before + n), dtype=bool)
+        seen[:before, :before] = np.tri(before, dtype=bool)
+        seen[before:, :before] = True
+        seen[before:, before:] = tree.ancestors()
+        positions = np.concatenate([np.arange(before), before + tree.depths()]) + known
+        rows = [before + row for row in asked]
+        return self._call([*missing, *tree.tokens], positions, seen, known, rows)
+
+    def follow(self, slot: int, token: torch.Tensor) -> torch.Tensor:
+        """See `Engine.follow`."""
+        words = pack([0], np.array([slot]), np.ones((1, 1), dtype=bool), slot, [0], size=1)
+        return self._replay(1, slot, words, token)[:1]
+
+    def prepare(self, context: int) -> None:
+        """Capture every shape that calls up to so many slots have."""
+        self.cache.reserve(padded_slots(context + NODES[-1]))
+        if not self.graphs:
+            return
+        for nodes in NODES:
+            words = pack([0], np.array([0]), np.ones((1, 1), dtype=bool), 0, [0], size=nodes)
+            slots = 0
+            while slots < padded_slots(context + nodes):
+                slots = padded_slots(slots + 1)
+                if slots >= nodes:
+                    self._replay(nodes, slots - nodes, words)
+
+    def _call(
+        self, ids: list[int], positions: np.ndarray, seen: np.ndarray, base: int, rows: list[int]
+    ) -> torch.Tensor:
+        size = padded_nodes(len(ids))
+        ids = known_ids(ids, self.facts.vocab_size)
+        words = pack(ids, positions, seen, base, rows, size=size)
+        return self._replay(size, base, words)[: len(rows)]
+
+    def _replay(
+        self, nodes: int, base: int, words: np.ndarray, token: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Load the inputs of a call of `nodes` nodes after `base` slots, and make it."""
+        slots = padded_slots(base + nodes)
+        self.cache.reserve(slots)
+        with self._on_device():
+            inputs = self._load(nodes, words)
+            if token is not None:
+                inputs[:1] = token
+            if not self.graphs:
+                with self._in_blocks():
+                    return self._forward(inputs, nodes, slots)
+            self._forget_moved()
+            if (nodes, slots) not in self._captured:
+                self._captured[nodes, slots] = self._capture(inputs, nodes, slots)
+            graph, logits = self._captured[nodes, slots]
+            graph.replay()
+        return logits
+
+    def _forget_moved(self) -> None:
+        """Drop the graphs, and the memory that they share, if the cache has grown: its old slots
+        are gone."""
+        if self._capacity == self.cache.capacity:
+            return
+        self._captured.clear()
+        self._memory = None
+        self._capacity = self.cache.capacity
+
+    def _load(self, nodes: int, words: np.ndarray) -> torch.Tensor:
+        """Copy the words into the fixed buffer for so many nodes, without a wait."""
+        device = self.facts.device
+        if nodes not in self._inputs:
+            self._inputs[nodes] = torch.zeros(len(words), dtype=torch.int64, device=device)
+        source = torch.from_numpy(words)
+        if device.type == "cuda":  # pageable memory would be copied twice
+            source = source.pin_memory()
+        return self._inputs[nodes].copy_(source, non_blocking=True)
+
+    def _capture(
+        self, inputs: torch.Tensor, nodes: int, slots: int
+    ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        """Return the graph of one shape and its logits; the inputs are real ones, so that what the
+        trial calls write is what the replay will.
+
+        The logits of all graphs lie in one buffer. Raises `RuntimeError` for a model that waits
+        for the device, before anything is captured.
+        """
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        with self._in_blocks():
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                found = self._forward(inputs, nodes, slots)
+                with _no_waits():
+                    self._forward(inputs, nodes, slots)
+            torch.cuda.current_stream().wait_stream(side)
+            logits = self._room(nodes, found)
+            if self._memory is None:
+                self._memory = torch.cuda.graph_pool_handle()
+            with torch.cuda.graph(graph, pool=self._memory):
+                logits.copy_(self._forward(inputs, nodes, slots))
+        return graph, logits
+
+    def _room(self, nodes: int, like: torch.Tensor) -> torch.Tensor:
+        """Return [nodes, vocab] of the one buffer for logits."""
+        if self._logits is None or len(self._logits) < nodes:
+            self._logits = like.new_empty(max(nodes, NODES[-1]), like.shape[-1])
+        return self._logits[:nodes]
+
+    def _on_device(self):
+        on_gpu = self.facts.device.type == "cuda"
+        return torch.cuda.device(self.facts.device) if on_gpu else nullcontext()
+
+    def _in_blocks(self):
+        return nullcontext() if self.blocks is None else self.blocks.swapped_in()
+
+    def _forward(self, inputs: torch.Tensor, nodes: int, slots: int) -> torch.Tensor:
+        """One call of the model, from device memory alone: [nodes, vocab] logits."""
+        ids, positions, rows = inputs[: 3 * nodes].view(3, nodes)
+        base = inputs[3 * nodes : 3 * nodes + 1]
+        tree = inputs[3 * nodes + 1 :].view(torch.uint8)[: nodes * nodes].view(nodes, nodes) > 0
+        own = base + torch.arange(nodes, device=base.device)
+        with self.cache.aimed(own, slots):
+            out = self.model(
+                input_ids=ids[None],
+                position_ids=positions[None],
+                attention_mask=self._masks(tree, positions, base, slots),
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=rows,
+            )
+        return out.logits[0]
+
+    def _masks(
+        self, tree: torch.Tensor, positions: torch.Tensor, base: torch.Tensor, slots: int
+    ) -> Masks:
+        """Return the additive mask [1, 1, nodes, slots], or one by layer type, made on the
+        device."""
+        nodes, at = len(tree), torch.arange(slots, device=base.device)
+        node = (at - base).clamp(0, nodes - 1)
+        context = at < base
+        inside = ~context & (at < base + nodes)
+        seen = context | (inside & tree[:, node])
+        window = self.facts.sliding_window
+        if window is None:
+            return additive(seen, self.facts.dtype)
+        near = positions[:, None] - torch.where(context, at, positions[node]) < window
+        local = additive(seen & near, self.facts.dtype)
+        if self.facts.layer_types is None:
+            return local
+        whole = additive(seen, self.facts.dtype)
+        return {"full_attention": whole, "sliding_attention": local}
+
+
+def pack(
+    ids: Sequence[int],
+    positions: np.ndarray,
+    seen: np.ndarray,
+    base: int,
+    rows: Sequence[int],
+    *,
+    size: int,
+) -> np.ndarray:
+    """Return the inputs of a call padded to `size` nodes, [3 size + 1 + size^2 / 8] int64.
+
+    They are ids, positions and rows (`size` each), the first slot, and the tree ([size, size], a
+    byte each: which node sees which). Padding stands at the first position and sees only itself.
+    """
+    n = len(ids)
+    words = np.zeros(3 * size + 1 + -(-size * size // 8), dtype=np.int64)
+    words[:n] = ids
+    words[size : 2 * size] = positions[0]
+    words[size : size + n] = positions
+    words[2 * size : 2 * size + len(rows)] = rows
+    words[3 * size] = base
+    tree = words[3 * size + 1 :].view(np.uint8)[: size * size].reshape(size, size)
+    tree[:n, :n] = seen
+    np.fill_diagonal(tree, 1)
+    return words
+
+
+@contextmanager
+def _no_waits() -> Iterator[None]:
+    """Let a wait for the device be an error."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

@@ -1,0 +1,1 @@
+"""How the reference pair was made: corpus, tokenizer, training, polish."""

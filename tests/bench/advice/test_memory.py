@@ -1,0 +1,76 @@
+"""What fits: known shapes, a real model's own bytes, and costs from bytes and bandwidth."""
+
+import psutil
+import pytest
+import torch
+from bench_models import tiny_llama
+from tiny import gemma3, gpt2
+
+from ouroboros.bench.advice.memory import SPARE, config_of, footprint_of, longest_context, room
+from ouroboros.costs.roofline import roofline
+from ouroboros.costs.surface import Footprint
+from ouroboros.standin import SHAPES
+
+
+def test_the_published_pairs_weigh_what_they_weigh():
+    """Yi-34B in bf16 is 68.8 GB; its cache holds 60 layers of 8 heads of 128, twice."""
+    yi = footprint_of(config_of("01-ai/Yi-34B"), torch.bfloat16)
+    assert yi.weight_bytes / 1e9 == pytest.approx(68.8, abs=0.05)
+    assert yi.kv_bytes_per_token == 2 * 60 * 8 * 128 * 2
+    assert yi.weight_bytes - yi.read_bytes == 64000 * 7168 * 2
+    small = footprint_of(config_of("yi-6b"), torch.bfloat16)
+    assert small.read_bytes / yi.read_bytes == pytest.approx(0.17, abs=0.01)
+    llama = footprint_of(config_of("meta-llama/Llama-2-70b-chat-hf"), torch.bfloat16)
+    assert llama.weight_bytes / 1e9 == pytest.approx(138.0, abs=0.1)
+
+
+def test_int8_halves_the_layers_only():
+    config = config_of("yi-34b")
+    whole, int8 = (footprint_of(config, torch.bfloat16, int8=kind) for kind in (False, True))
+    outside = 2 * 2 * 64000 * 7168
+    layers = whole.weight_bytes - outside
+    assert int8.weight_bytes == pytest.approx(layers / 2 + outside, rel=2e-3)
+    assert int8.kv_bytes_per_token == whole.kv_bytes_per_token
+
+
+@pytest.mark.parametrize("make", [lambda: tiny_llama(0, layers=2), gpt2, gemma3])
+def test_a_config_tells_what_the_model_weighs(make):
+    model = make()
+    held = sum(weight.nbytes for weight in set(model.parameters()))
+    dtype = next(model.parameters()).dtype
+    assert footprint_of(model.config, dtype).weight_bytes == held
+
+
+def test_the_longest_context_fills_the_memory():
+    pair = {"target": Footprint(600, 500, 8), "draft": Footprint(100, 90, 2)}
+    tokens = longest_context(pair, 1000)
+    assert tokens == 25 and 700 + 10 * tokens <= (1 - SPARE) * 1000 < 700 + 10 * (tokens + 1)
+    assert longest_context(pair, 600) == 0
+
+
+def test_names_that_are_no_model(tmp_path):
+    assert all(config_of(name).hidden_size for name in SHAPES)
+    with pytest.raises(ValueError, match=r"cannot be loaded.*one of yi-34b"):
+        config_of(str(tmp_path))
+
+
+def test_the_memory_of_this_machine():
+    here = room("cpu")
+    assert 0 < here.free_bytes <= here.total_bytes == psutil.virtual_memory().total
+
+
+def test_a_call_costs_its_bytes_or_its_arithmetic():
+    target = footprint_of(config_of("yi-34b"), torch.bfloat16)
+    draft = footprint_of(config_of("yi-6b"), torch.bfloat16)
+    costs = roofline(target, draft, bandwidth_gb_s=4300)
+    assert costs.target.call_ms(1, 1) == pytest.approx(15.8, abs=0.1)
+    assert costs.draft.call_ms(1, 1) == pytest.approx(2.7, abs=0.1)
+    assert costs.target.call_ms(64, 1) == costs.target.call_ms(1, 1)
+    assert costs.floor_ms("target", 1) == pytest.approx(costs.target.call_ms(1, 1))
+    limited = roofline(target, None, bandwidth_gb_s=4300, tflops=790)
+    assert limited.target.call_ms(512, 1) == pytest.approx(
+        512 * target.read_bytes / 790e12 * 1e3, rel=1e-6
+    )
+    assert limited.draft is None
+    with pytest.raises(ValueError, match="above 0"):
+        roofline(target, None, bandwidth_gb_s=0)

@@ -1,0 +1,54 @@
+"""Seconds for counts, against sums made by hand."""
+
+from dataclasses import replace
+
+import pytest
+from measured import sample, step
+
+from ouroboros.bench.advice.predict import PLAIN, predict, timed
+from ouroboros.bench.measure.metrics import output_throughput, phase_shares, steps_of
+from ouroboros.costs.surface import Costs, Surface
+
+COSTS = Costs(
+    Surface.flat({1: 10.0, 5: 14.0}), Surface.constant(2.0), {"": 1.0, PLAIN: 0.0}, prefill_ms=30.0
+)
+
+
+def chain(drafted: int, accepted: int):
+    return step(drafted, accepted, draft_calls=drafted, times=(0, 0, 0))
+
+
+def test_a_step_is_verification_drafting_and_host_and_the_first_holds_the_prefill():
+    found = timed(sample("a", "fast", [chain(4, 2), chain(2, 2)]), COSTS)
+    first, second = found.steps
+    assert second.verify_s == pytest.approx(0.012) and second.draft_s == pytest.approx(0.004)
+    assert second.host_s == pytest.approx(0.001)
+    assert first.verify_s == pytest.approx(0.014 + 0.030)
+    assert first.draft_s == pytest.approx(0.008 + 0.030 * 2 / 10)
+    assert found.ttft_s == pytest.approx(0.059) and found.wall_s == pytest.approx(0.076)
+
+
+def test_a_branching_first_tree_after_a_long_prompt_is_a_call_of_its_own():
+    branching = step(2, 1, scored=5, times=(0, 0, 0))
+    short = timed(sample("a", "lookahead", [branching]), COSTS)
+    long = timed(replace(sample("a", "lookahead", [branching]), prompt_tokens=200), COSTS)
+    assert short.wall_s == pytest.approx(0.014 + 0.030 + 0.001)
+    assert long.wall_s == pytest.approx(short.wall_s + 0.010)
+
+
+def test_a_prediction_is_the_bench_s_own_metrics():
+    plain = [sample(name, PLAIN, [chain(0, 0)] * 6) for name in "ab"]
+    ours = [sample(name, "fast", [chain(4, 2), chain(4, 2)]) for name in "ab"]
+    found = predict(plain, ours, COSTS, settings={"gamma": 4})
+    ours_ms = 2 * (14 + 8 + 1) + 30 + 6
+    assert found.speedup.value == pytest.approx((6 * 10 + 30) / ours_ms)
+    assert found.tokens_per_s == pytest.approx(output_throughput(found.samples))
+    assert found.tokens_per_step == 3 and found.settings == {"gamma": 4} and found.failed is None
+    shares = phase_shares([s.steps[1] for s in found.samples])
+    assert found.shares == pytest.approx(shares)
+    assert len(steps_of(found.plain)) == 12
+
+
+def test_what_the_costs_do_not_cover_is_said():
+    found = predict([], [sample("a", "fast", [chain(9, 2)])], COSTS)
+    assert "costs cover 1 to 5" in found.failed and found.tokens_per_s == 0

@@ -1,0 +1,147 @@
+"""A target imitated: exact where nothing off the text is read, an estimate elsewhere."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny import CONTEXT, VOCAB, TableModel, prompt_of
+
+from ouroboros import Ouroboros
+from ouroboros.baselines import Lookahead, PromptLookup, Speculative
+from ouroboros.baselines.hf import HFGenerate
+from ouroboros.bench.replay.imitation import USUAL, ImitatedChoice, Rates, imitate, rates_of
+from ouroboros.bench.replay.recording import Recording, Tape
+from ouroboros.bench.run.recorder import Recorder
+from ouroboros.bench.run.sampling import Sampling
+from ouroboros.decode import RootOnly, decode
+from ouroboros.tree import TokenTree
+
+MAX_NEW = 40
+
+
+def pair(seed: int = 0) -> tuple[TableModel, TableModel]:
+    target = TableModel(VOCAB, seed=seed)
+    draft = copy.deepcopy(target)
+    draft.dtype = torch.float32
+    noise = torch.randn(draft.table.shape, generator=torch.Generator().manual_seed(seed + 7))
+    draft.table = draft.table + 0.5 * noise
+    return target, draft
+
+
+def tape_of(target, prompts, **known) -> Tape:
+    """Plain decoding of some prompts."""
+    runs = []
+    for name, prompt in prompts.items():
+        trace = decode(target, RootOnly(), prompt, max_new=MAX_NEW, eos=(2,))
+        runs.append(Recording(name, tuple(prompt), tuple(trace.new_tokens), trace.finish))
+    return Tape(runs, max_new=MAX_NEW, max_len=CONTEXT, vocab_size=VOCAB, eos=frozenset([2]))
+
+
+PROMPTS = {str(seed): prompt_of(8, seed) for seed in range(6)}
+
+
+def steps(trace):
+    return [replace(s, draft_s=0, verify_s=0, host_s=0, wait_s=0) for s in trace.steps]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda draft: RootOnly(),
+        lambda draft: PromptLookup(max_ngram_size=2, num_tokens=5),
+        lambda draft: Lookahead(window_size=0, ngram_size=3, verification_set_size=3),
+        lambda draft: Speculative(draft, gamma=4),
+        lambda draft: Speculative(draft, gamma=6, confidence=0.4),
+        lambda draft: Ouroboros(
+            draft,
+            gamma=4,
+            window_size=2,
+            ngram_size=3,
+            verification_set_size=2,
+            learn=False,
+        ),
+    ],
+)
+def test_drafters_that_learn_from_the_text_are_exact(make):
+    target, draft = pair()
+    tape = tape_of(target, PROMPTS)
+    for run in tape.runs:
+        live = decode(target, make(draft), run.prompt, max_new=MAX_NEW, eos=(2,))
+        found = imitate(make(draft), tape, run, rates=Rates(0.0, 0.0))
+        assert found.new_tokens == list(run.new_tokens)
+        assert steps(found) == steps(live)
+
+
+def test_a_window_is_estimated_and_its_text_never_changes():
+    target, _ = pair()
+    tape = tape_of(target, PROMPTS)
+    for run in tape.runs:
+        drafter = Lookahead(window_size=4, ngram_size=3, verification_set_size=3)
+        found = imitate(drafter, tape, run)
+        assert found.new_tokens == list(run.new_tokens) and len(found.steps) > 0
+        again = Lookahead(window_size=4, ngram_size=3, verification_set_size=3)
+        assert steps(imitate(again, tape, run)) == steps(found)
+
+
+def test_a_target_that_is_always_right_helps_a_window_most():
+    target, _ = pair()
+    tape = tape_of(target, PROMPTS)
+
+    def calls(rates: Rates) -> int:
+        return sum(
+            len(
+                imitate(
+                    Lookahead(
+                        window_size=6,
+                        ngram_size=4,
+                        verification_set_size=6,
+                        pool_from_prompt=False,
+                    ),
+                    tape,
+                    run,
+                    rates=rates,
+                ).steps
+            )
+            for run in tape.runs
+        )
+
+    assert calls(Rates(1.0, 1.0)) < calls(USUAL) <= calls(Rates(0.0, 0.0))
+
+
+def test_rates_are_counted_from_recorded_predictions():
+    """Text 5 6 7 8; off it after (5), the tokens 9 7: 7 stands where 7 is right."""
+    known = {(1, (9,)): 7, (1, (9, 7)): 8, (1, (9, 9)): 3, (2, (4,)): 8}
+    run = Recording("a", (5,), (6, 7, 8), predictions=known)
+    assert rates_of([run]) == Rates(after_right=1.0, after_wrong=2 / 3)
+    assert rates_of([replace(run, predictions={})]) is None
+
+
+def test_rates_of_a_live_run_lie_between_none_and_all():
+    target, _ = pair()
+    runs = []
+    for name, prompt in PROMPTS.items():
+        drafter = Lookahead(window_size=4, ngram_size=3, verification_set_size=3)
+        recorder = Recorder(drafter)
+        trace = decode(target, recorder, prompt, max_new=MAX_NEW)
+        known = recorder.predictions(trace.new_tokens)
+        runs.append(Recording(name, tuple(prompt), tuple(trace.new_tokens), predictions=known))
+    found = rates_of(runs)
+    assert found is not None and 0 < found.after_wrong < found.after_right <= 1
+
+
+def test_a_question_asked_twice_has_one_answer():
+    run = Recording("a", (5, 6), (7, 8, 9, 10))
+    tree = TokenTree.chain(6, [7, 3, 4]).graft([(3, 4)], at=0)
+    one, other = (ImitatedChoice(run, USUAL)(torch.empty(0), [5, 6], tree) for _ in range(2))
+    assert one == other and one[:2] == [7, 8]
+
+
+def test_other_engines_and_rejection_sampling_are_refused():
+    target, draft = pair()
+    tape = replace(tape_of(target, PROMPTS), sampling=Sampling(temperature=0.8))
+    with pytest.raises(ValueError, match="another engine"):
+        imitate(HFGenerate(mode="greedy"), tape, tape.runs[0])
+    rejecting = Speculative(draft, gamma=2, verification="rejection")
+    with pytest.raises(ValueError, match="rejection sampling"):
+        imitate(rejecting, tape, tape.runs[0])

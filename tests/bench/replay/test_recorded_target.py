@@ -1,0 +1,280 @@
+"""A replay without the target counts, step by step, what the live run counted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from bench_models import tiny_pair
+
+from ouroboros import CachedModel, Ouroboros
+from ouroboros.baselines import Greedy, HFGenerate, Lookahead, PromptLookup, Speculative
+from ouroboros.bench.replay.recorded_target import check_drafter, replay
+from ouroboros.bench.replay.recording import Recording, Tape, from_folder, read
+from ouroboros.bench.run.loop import Bench
+from ouroboros.bench.run.record import run_facts
+from ouroboros.bench.run.recorder import listed, places, unlisted
+from ouroboros.bench.run.sampling import Sampling
+from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.bench.tasks.task import Example
+from ouroboros.tree import TokenTree
+
+SIZES = {"gamma": 4, "window_size": 3, "ngram_size": 4, "verification_set_size": 3}
+LOOK = {"window_size": 3, "ngram_size": 4, "verification_set_size": 3}
+
+
+class Letters:
+    """Prompts of letters; `stop` as given."""
+
+    name, version, licence, max_new = "letters", "1", "none", 40
+
+    def __init__(self, stop=()):
+        self.stop = stop
+
+    def load(self):
+        return [Example(f"p{i}", ("abcdefgh"[i:] + "xyz"[: i % 4]) * 3) for i in range(5)]
+
+    def score(self, example, completion):
+        return {}
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[CachedModel, CachedModel]:
+    return tiny_pair()
+
+
+def decoders(draft: CachedModel) -> dict:
+    return {
+        "greedy": Greedy,
+        "speculative": lambda: Speculative(draft, gamma=4),
+        "confident": lambda: Speculative(draft, gamma=6, confidence=0.3),
+        "prompt_lookup": lambda: PromptLookup(max_ngram_size=2, num_tokens=5),
+        "pool_only": lambda: Lookahead(**{**LOOK, "window_size": 0}),
+        "unlearning": lambda: Ouroboros(draft, **SIZES, learn=False),
+    }
+
+
+def readers(draft: CachedModel) -> dict:
+    return {
+        "lookahead": lambda: Lookahead(**LOOK),
+        "ouroboros": lambda: Ouroboros(draft, **SIZES),
+        "weighed": lambda: Ouroboros(draft, **SIZES, learn=False, options={"draft_cost": 0.3}),
+        "carrying": lambda: Ouroboros(draft, **SIZES, pool_state="task"),
+        "paper": lambda: Ouroboros(draft, **SIZES, policy="paper"),
+    }
+
+
+def recorded(path, pair, made: dict, task=None, **changes) -> tuple:
+    """Run live; return the folder, and what gives the token ids of each prompt."""
+    task = task or Letters()
+    job = Bench(pair[0], list(pair), task, task.load(), made, task.max_new)
+    job = replace(job, **changes)
+    folder = ResultsFolder(path)
+    model = {"name": "tiny", "target": "t", "draft": "d", "standin": None}
+    facts = run_facts({"model": model, "decoder": {}, "timing": False, "published": None}, job)
+    folder.open_run(facts, identity="a")
+    job.run(folder, lambda sample: None)
+    prompts = {e.id: list(job.target.tokenizer(e.prompt).input_ids) for e in job.examples}
+    return folder, lambda example, repeat: prompts[example]
+
+
+def counts(steps) -> list[tuple]:
+    return [(s.drafted, s.scored, s.accepted, s.new, s.draft_calls, s.sources) for s in steps]
+
+
+def assert_replayed(folder: ResultsFolder, prompts, made: dict, decoder=None) -> list[str]:
+    """Every decoder's replay equals its live samples; return how the runs ended."""
+    live = {s.key: s for s in folder.load_samples()}
+    for name, make in made.items():
+        tape = from_folder(folder, prompts, decoder=decoder or name)
+        drafter = make()
+        for recording in tape.runs:
+            trace = replay(drafter, tape, recording)
+            sample = live[recording.example, name, recording.repeat]
+            assert tuple(trace.new_tokens) == sample.new_tokens
+            assert trace.finish == sample.finish
+            assert counts(trace.steps) == counts(sample.steps), (name, recording.example)
+    return [s.finish for s in live.values()]
+
+
+HOT = Sampling(seed=5, temperature=1.2, top_k=50)
+
+
+PENALIZED = Sampling(repetition_penalty=1.3)
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), HOT, PENALIZED], ids=["greedy", "sampled", "penalized"]
+)
+@pytest.mark.parametrize("max_new", [1, 7, 40])
+def test_a_replay_is_the_live_run(pair, tmp_path, sampling, max_new):
+    made = decoders(pair[1])
+    repeats = 2 if sampling.temperature else 1
+    folder, prompts = recorded(
+        tmp_path, pair, made, max_new=max_new, sampling=sampling, repeats=repeats
+    )
+    ends = assert_replayed(folder, prompts, made, decoder="greedy")
+    assert set(ends) == {"length"} and len(ends) == 5 * repeats * len(made)
+    live = folder.load_samples()
+    assert max_new == 1 or sum(t.accepted for s in live for t in s.steps) > 10
+
+
+def test_ends_at_eos(pair, tmp_path, monkeypatch):
+    made = decoders(pair[1])
+    folder, prompts = recorded(tmp_path / "plain", pair, {"greedy": Greedy})
+    said = [s.new_tokens[9 + 3 * n] for n, s in enumerate(folder.load_samples())]
+    monkeypatch.setattr(pair[0].model.generation_config, "eos_token_id", said)
+    folder, prompts = recorded(tmp_path / "ends", pair, made)
+    assert "eos" in assert_replayed(folder, prompts, made, decoder="greedy")
+
+
+def test_ends_at_the_context(pair, tmp_path, monkeypatch):
+    made = decoders(pair[1])
+    monkeypatch.setattr(pair[0], "max_len", 40)
+    folder, prompts = recorded(tmp_path, pair, made)
+    assert set(assert_replayed(folder, prompts, made, decoder="greedy")) == {"context"}
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
+def test_ends_at_a_stop_string(pair, tmp_path, sampling):
+    folder, _ = recorded(tmp_path / "plain", pair, {"greedy": Greedy}, sampling=sampling)
+    texts = [s.text for s in folder.load_samples()]
+    task = Letters(stop=[text[n : n + 2] for text, n in zip(texts, (5, 9, 12, 17), strict=False)])
+    made = decoders(pair[1])
+    folder, prompts = recorded(tmp_path / "stops", pair, made, task, sampling=sampling)
+    assert "stop" in assert_replayed(folder, prompts, made, decoder="greedy")
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
+def test_drafters_that_read_rejected_nodes_replay_from_recorded_predictions(
+    pair, tmp_path, sampling
+):
+    plain, _ = recorded(tmp_path / "plain", pair, {"greedy": Greedy}, sampling=sampling)
+    task = Letters(stop=[plain.load_samples()[0].text[9:11]])
+    made = readers(pair[1])
+    folder, prompts = recorded(
+        tmp_path / "all", pair, made, task, sampling=sampling, record_predictions=True
+    )
+    assert_replayed(folder, prompts, made)
+
+
+def test_what_a_recording_cannot_answer_is_refused_by_name(pair, tmp_path):
+    made = readers(pair[1])
+    folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy}, record_predictions=True)
+    tape = from_folder(folder, prompts)
+    for make, name in zip(made.values(), ("Lookahead", "Ouroboros"), strict=False):
+        with pytest.raises(ValueError, match=f"^{name} learns from .*record_predictions=true"):
+            replay(make(), tape, tape.runs[0])
+    with pytest.raises(ValueError, match="HFGenerate is another engine"):
+        check_drafter(HFGenerate(), tape)
+    with pytest.raises(ValueError, match="was recorded up to 40 tokens: max_new=41"):
+        replay(Greedy(), tape, tape.runs[0], max_new=41)
+    some = replace(tape.runs[0], predictions={(1, (2,)): 3})
+    with pytest.raises(ValueError, match="Lookahead asks for a prediction that the recording"):
+        replay(Lookahead(**LOOK), replace(tape, runs=[some]), some)
+
+
+def test_rejection_sampling_needs_more_than_tokens(pair, tmp_path):
+    folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy}, sampling=HOT)
+    tape = from_folder(folder, prompts)
+    drafter = Speculative(pair[1], gamma=3, verification="rejection")
+    with pytest.raises(ValueError, match="Speculative accepts by rejection sampling"):
+        replay(drafter, tape, tape.runs[0])
+
+
+def test_an_undeclared_reader_is_caught_when_it_reads(pair, tmp_path):
+    class Sly(Speculative):
+        def observe(self, tree, chosen, path):
+            self.seen = list(chosen[: len(tree)])
+
+    folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy})
+    tape = from_folder(folder, prompts)
+    with pytest.raises(ValueError, match="Sly asks for a prediction"):
+        for recording in tape.runs:
+            replay(Sly(pair[1], gamma=4), tape, recording)
+
+
+def test_a_shorter_replay_needs_no_new_recording(pair, tmp_path):
+    folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy})
+    tape = from_folder(folder, prompts)
+    trace = replay(Speculative(pair[1], gamma=3), tape, tape.runs[0], max_new=9)
+    assert tuple(trace.new_tokens) == tape.runs[0].new_tokens[:9]
+
+
+def test_tapes_and_texts_are_files(pair, tmp_path):
+    folder, prompts = recorded(tmp_path / "run", pair, readers(pair[1]), record_predictions=True)
+    tape, path = from_folder(folder, prompts, decoder="lookahead"), tmp_path / "tape.jsonl"
+    tape.save(path)
+    assert read(path, pair[0].tokenizer) == tape
+    text = tmp_path / "other engine.jsonl"
+    text.write_text(
+        '{"prompt": "ab", "completion": "c"}\n\n{"id": 7, "prompt": "d", "completion": ""}'
+    )
+    tokenizer = pair[0].tokenizer
+    runs = read(text, tokenizer).runs
+    assert [(r.example, r.finish) for r in runs] == [("other engine/1", "stop"), ("7", "stop")]
+    assert [tokenizer.decode(r.prompt) for r in runs] == ["ab", "d"]
+    assert [tokenizer.decode(r.new_tokens) for r in runs] == ["c", ""]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "is empty"),
+        ("not json", "cannot read the recording"),
+        ('{"prompt": "a"}', "line 1: give"),
+        ('{"format": "ouroboros-recording-1"}', "no recording of this version"),
+    ],
+)
+def test_other_files_are_refused_in_one_line(pair, tmp_path, content, says):
+    path = tmp_path / "x.jsonl"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=says) as refusal:
+        read(path, pair[0].tokenizer)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_run_that_did_not_note_its_eos_is_a_recording_too(pair, tmp_path, monkeypatch):
+    folder, prompts = recorded(tmp_path / "plain", pair, {"greedy": Greedy})
+    eos = folder.load_samples()[0].new_tokens[5]
+    monkeypatch.setattr(pair[0].model.generation_config, "eos_token_id", [eos, 3])
+    made = decoders(pair[1])
+    folder, prompts = recorded(tmp_path / "ends", pair, made)
+    run = folder.load_run()
+    model = {key: run["model"][key] for key in run["model"] if key not in ("eos", "max_len")}
+    folder.save_run({**run, "model": model}, status="finished")
+    assert from_folder(folder, prompts).eos <= {eos, 3}
+    assert_replayed(folder, prompts, made, decoder="greedy")
+
+
+def test_a_folder_of_other_prompts_is_refused(pair, tmp_path):
+    folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy})
+    with pytest.raises(ValueError, match="p0 has 1 prompt tokens here"):
+        from_folder(folder, lambda example, repeat: [1])
+    with pytest.raises(ValueError, match="recorded_decoder=other is not in this run"):
+        from_folder(folder, prompts, decoder="other")
+
+
+def test_a_draft_of_another_dtype_is_refused_with_the_remedy(pair, tmp_path):
+    folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy})
+    tape = from_folder(folder, prompts)
+    check_drafter(Speculative(pair[1], gamma=3), tape)
+    check_drafter(Speculative(pair[1], gamma=3), replace(tape, dtype=None))
+    other = replace(tape, dtype="bfloat16")
+    check_drafter(Greedy(), other)
+    with pytest.raises(ValueError, match=r"recording was made in bfloat16: give model\.dtype=bf"):
+        check_drafter(Speculative(pair[1], gamma=3), other)
+
+
+def test_places_know_the_recorded_path():
+    tree = TokenTree.chain(5, [6, 7]).graft([(9, 1)], at=1)
+    found = list(places(2, tree, [4, 5, 6, 7, 8]))
+    assert found == [(2, ()), (3, ()), (4, ()), (3, (9,)), (3, (9, 1))]
+    assert unlisted(json.loads(json.dumps(listed({(3, (9, 1)): 4})))) == {(3, (9, 1)): 4}
+
+
+def test_an_empty_recording_ends_at_once():
+    tape = Tape([Recording("e", (1, 2), ())])
+    trace = replay(Greedy(), tape, tape.runs[0])
+    assert trace.new_tokens == [] and trace.steps == []

@@ -1,0 +1,89 @@
+"""A run is taken up only where its models, rows and pools are still what they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ouroboros.bench.run import file_hash as module
+from ouroboros.bench.run.file_hash import content_hash, contents
+from ouroboros.bench.run.provenance import code_files
+from ouroboros.bench.run.record import run_identity
+from ouroboros.bench.run.store import ResultsFolder
+
+
+@pytest.fixture
+def config(tmp_path) -> dict:
+    for role in ("target", "draft"):
+        (tmp_path / role).mkdir()
+        (tmp_path / role / "config.json").write_text("{}")
+        (tmp_path / role / "model.safetensors").write_bytes(bytes(1000))
+    for name in ("rows.jsonl", "pool.json"):
+        (tmp_path / name).write_text("{}")
+    return {
+        "model": {role: str(tmp_path / role) for role in ("target", "draft")},
+        "task": {"path": str(tmp_path / "rows.jsonl"), "limit": 1},
+        "decoder": {"greedy": {}, "ouroboros": {"pool": str(tmp_path / "pool.json")}},
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["target/model.safetensors", "draft/tokenizer.json", "rows.jsonl", "pool.json"]
+)
+def test_other_contents_at_the_same_path_are_another_run(config, tmp_path, name):
+    before = run_identity(config, [])
+    (tmp_path / "target" / "README.md").write_text("no part of the model")
+    assert run_identity(config, []) == before
+    (tmp_path / name).write_text("other")
+    assert run_identity(config, []) != before
+
+
+def test_only_what_exists_is_hashed_and_ids_are_not(config):
+    config["model"] = {"target": "some/model", "draft": None}
+    config["decoder"]["ouroboros"]["pool"] = None
+    assert list(contents(config)) == ["task.path"]
+    assert set(contents({"model": {"target": "reference/target"}, "decoder": {}})) == {
+        "model.target"
+    }
+
+
+def test_a_copy_is_the_same_and_a_large_file_is_sampled_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(module, "SAMPLE_BYTES", 10)
+    files = [tmp_path / name for name in ("a.safetensors", "b.safetensors", "c.safetensors")]
+    for file in files:
+        file.write_bytes(bytes(1000))
+    assert content_hash(files[0]) == content_hash(files[1])
+    for at in (0, 995):
+        files[2].write_bytes(bytes(at) + b"x" + bytes(999 - at))
+        assert content_hash(files[2]) != content_hash(files[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("task", {"task": {"stop": ["\n"], "version": "1"}}),
+        ("task", {"task": {"stop": [], "version": "2"}}),
+        ("model", {"model": {"commits": ["b"]}}),
+        ("max_new", {"max_new": 9}),
+    ],
+)
+def test_what_only_the_loaded_job_tells_must_be_the_same_too(tmp_path, name, facts):
+    whole = {"task": {"stop": [], "version": "1"}, "model": {"commits": ["a"]}, "max_new": 8}
+    folder = ResultsFolder(tmp_path)
+    folder.open_run(whole, identity="a")
+    with pytest.raises(ValueError, match=f"length .{name}.*overwrite=true") as refusal:
+        folder.open_run({**whole, **facts}, identity="a")
+    assert "\n" not in str(refusal.value) and folder.load_run()["resumed"] == 0
+    assert folder.open_run(whole, identity="a")["resumed"] == 1
+
+
+def test_the_codes_hash_covers_what_makes_prompts_and_samples():
+    files = set(map(str, code_files()))
+    tasks = ("tasks/gsm8k.py", "tasks/source.py", "tasks/examples/gsm8k.jsonl", "tasks/template.py")
+    run = ("run/pools.py", "run/recorder.py", "run/loop.py", "measure/meter.py")
+    assert {f"ouroboros/bench/{name}" for name in (*tasks, *run)} <= files
+    engine = ("decode", "engine/model", "drafters/ouroboros", "baselines/speculative")
+    assert {f"ouroboros/{name}.py" for name in engine} <= files
+    assert all(not Path(name).is_absolute() for name in files)

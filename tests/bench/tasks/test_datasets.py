@@ -1,0 +1,226 @@
+"""The tasks with data of their own: their files, wordings, and scores."""
+
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import datasets
+import pytest
+
+from ouroboros.bench.tasks.cnndm import CNNDM
+from ouroboros.bench.tasks.completion import before_stop, code_of
+from ouroboros.bench.tasks.gsm8k import GSM8K, final_number
+from ouroboros.bench.tasks.humaneval import HumanEval
+from ouroboros.bench.tasks.mbpp import MBPP
+from ouroboros.bench.tasks.specbench import SpecBench
+from ouroboros.bench.tasks.task import fingerprint
+from ouroboros.bench.tasks.wmt16 import WMT16
+
+HUB = {"gsm8k": GSM8K, "mbpp": MBPP, "cnndm": CNNDM, "wmt16": WMT16}
+
+
+def written(path: Path, rows: list[dict]) -> str:
+    text = json.dumps(rows) if path.suffix == ".json" else "\n".join(map(json.dumps, rows))
+    path.write_text(text)
+    return str(path)
+
+
+def problem(task_id: int, **changes) -> dict:
+    text = f"Write a function that returns {task_id}."
+    tests = [f"assert f() == {task_id}", "assert f()"]
+    row = {"text": text, "code": f"def f():\r\n\treturn {task_id}", "task_id": task_id}
+    return {**row, "test_setup_code": "", "test_list": tests, **changes}
+
+
+@pytest.mark.parametrize("task", [*HUB.values(), HumanEval, SpecBench])
+def test_examples_of_our_own_come_with_every_task(task):
+    made = task(path="examples")
+    assert len(made.load()) >= 4 and "sha256" in made.version
+    assert fingerprint(made.load()) == fingerprint(task(path="examples").load())
+
+
+@pytest.mark.parametrize("task", HUB.values())
+def test_without_path_the_hub_is_asked_and_a_failure_is_one_line(task, monkeypatch):
+    asked = []
+
+    def offline(*names, **options):
+        asked.append((*names, options["revision"]))
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    made = task(revision="abc123")
+    with pytest.raises(ValueError, match=r"from the hub \(ConnectionError\).*task\.path") as caught:
+        made.load()
+    assert "\n" not in str(caught.value)
+    assert asked[0][0] in made.version and asked[0][-1] == "abc123" and "abc123" in made.version
+
+
+def test_rows_of_the_hub_are_checked_like_those_of_a_file(monkeypatch):
+    rows = [{"question": "1 + 1?", "answer": "#### 2"}, {"question": "1 + 2?"}]
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names, **options: rows)
+    with pytest.raises(ValueError, match=r'openai/gsm8k, row 1: its field "answer"'):
+        GSM8K().load()
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "says"),
+    [
+        (GSM8K, {"question": "", "answer": "#### 1"}, 'line 2: its field "question" must be non-'),
+        (CNNDM, {"article": "a", "highlights": "b"}, 'line 2: its field "id"'),
+        (WMT16, {"translation": {"de": "ja"}}, r'line 2: its field "translation.en"'),
+        (WMT16, {"translation": "ja"}, r'line 2: its field "translation.de"'),
+        (
+            MBPP,
+            {**problem(511), "task_id": "511"},
+            'line 2: its field "task_id" must be a whole number',
+        ),
+        (MBPP, problem(511, test_list=[1]), 'line 2: its field "test_list" must be a list of text'),
+        (SpecBench, {"question_id": 1, "category": "qa"}, 'line 2: its field "turns"'),
+    ],
+)
+def test_a_field_that_does_not_fit_is_named_with_its_line(tmp_path, task, row, says):
+    good = task(path="examples").source.file.read_text().splitlines()[0]
+    path = tmp_path / "rows.jsonl"
+    path.write_text(good + "\n" + json.dumps(row) + "\n")
+    with pytest.raises(ValueError, match=f"rows.jsonl, {says}"):
+        task(path=str(path)).load()
+
+
+def test_a_json_file_must_be_a_list(tmp_path):
+    path = tmp_path / "rows.json"
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=r"rows\.json: not a JSON list"):
+        GSM8K(path=str(path)).load()
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("3 x 6 = 18\n#### 18", "18"),
+        ("#### -1,234.50\n\nQ: more? The answer is 4.", "-1234.5"),
+        ("So the answer is $1,200. And 7 more.", "1200"),
+        ("The answer is: **18** apples, not 3", "18"),
+        (r"hence \boxed{42}.", "42"),
+        ("first 5, then 7.5.", "7.5"),
+        ("x = $-5", "-5"),
+        ("1,2", "2"),
+        ("10,0000", "0"),
+        ("The answer is 5 * 4 = 20.", "20"),
+        ("The answer is 60 - 20 = 40 dollars.\nBut 7 = 7", "40"),
+        ("If the answer is 12 per day, 12 x 7 = 84. The answer is 84.", "84"),
+        ("If the answer is 12 per day, the answer is 84", "84"),
+        ("The answer is 84. I hope that this answer is clear.", "84"),
+        ("The answer is 4.5. Not 3.", "4.5"),
+        (r"\boxed{5}, no: \boxed{6}", "6"),
+        ("20-15", "15"),
+        ("(20)-15", "15"),
+        ("it is -15", "-15"),
+        ("The answer is \N{MINUS SIGN}3.", "-3"),
+        ("none", None),
+    ],
+)
+def test_final_numbers(text, number):
+    assert final_number(text) == (None if number is None else Decimal(number))
+
+
+def test_gsm8k_scores_the_final_number_before_the_next_question():
+    task = GSM8K(path="examples")
+    example = next(e for e in task.load() if e.data["answer"].endswith("#### 19"))
+    assert task.score(example, " 24 - 5 = 19.\nQuestion: 2 + 2? 4") == {"exact_match": 1.0}
+    assert task.score(example, " 24 - 5 = 18. The answer is 18.") == {"exact_match": 0.0}
+    assert task.score(example, " I do not know") == {"exact_match": 0.0}
+
+
+def test_gsm8k_wordings():
+    prompts = {
+        name: GSM8K(path="examples", template=name).load()[0].prompt
+        for name in ("plain", "zero-shot", "chat", "paper-yi", "paper-llama2")
+    }
+    assert prompts["plain"].count("\nThe answer") == 0
+    assert prompts["plain"].count("The answer is") == 8 == prompts["paper-yi"].count("The answer")
+    assert prompts["plain"].startswith("Question: There are 15 trees")
+    assert prompts["plain"].endswith("left on the shelf?\nAnswer:")
+    assert prompts["paper-yi"] == prompts["paper-llama2"]
+    assert prompts["paper-yi"].endswith(
+        "\n\nQ: " + GSM8K(path="examples").load()[0].data["question"] + "\nA:"
+    )
+    assert GSM8K(path="examples").stop == ("\nQuestion:",)
+    assert GSM8K(path="examples", template="paper-yi").stop == ()
+    chat = GSM8K(path="examples", template="chat").load()[0]
+    assert chat.messages == ({"role": "user", "content": chat.prompt},)
+
+
+def test_mbpp_splits_and_worked_examples(tmp_path):
+    ids = [1, 2, 3, 4, 11, 510, 511, 600, 601]
+    path = written(tmp_path / "mbpp.jsonl", [problem(n) for n in ids])
+    names = {s: [e.id for e in MBPP(path=path, split=s).load()] for s in (None, "test", "train")}
+    assert names[None] == ["mbpp/511", "mbpp/600"]
+    assert names["test"] == ["mbpp/11", "mbpp/510"] and names["train"] == ["mbpp/601"]
+    yi = MBPP(path=path, template="paper-yi").load()[0].prompt
+    assert yi.count("[BEGIN]\ndef f():\r\n\treturn") == 3 and yi.endswith(
+        "'assert f()']\n[BEGIN]\n"
+    )
+    plain = MBPP(path=path).load()[0].prompt
+    assert "[BEGIN]\ndef f():\n    return 3\n[DONE]\nYou are an expert" in plain
+    deepseek = MBPP(path=path, template="paper-deepseek").load()[0].prompt
+    assert deepseek.count(">>> Code:\n```python\n") == 3 and "- Example 2:\n>>> Problem" in deepseek
+    assert deepseek.endswith("assert f()\n\n### Response:\n")
+    few = written(tmp_path / "few.jsonl", [problem(2), problem(511)])
+    with pytest.raises(ValueError, match="template=plain needs 3 worked examples"):
+        MBPP(path=few).load()
+    assert len(MBPP(path=few, template="chat").load()) == 1
+    with pytest.raises(ValueError, match=r"task\.split 'dev'"):
+        MBPP(path=few, split="dev")
+    with pytest.raises(ValueError, match=r"task\.subset 'half'"):
+        MBPP(path=few, subset="half")
+
+
+def test_mbpp_runs_setup_and_tests(tmp_path):
+    rows = [problem(511, test_setup_code="k = 511", test_list=["assert f() == k"])]
+    task = MBPP(path=written(tmp_path / "a.jsonl", rows), template="chat", execute_code=True)
+    example = task.load()[0]
+    assert task.score(example, "Sure:\n```python\ndef f(): return 511\n```") == {"passed": 1.0}
+    assert task.score(example, "def f(): return 5\n[DONE]\n") == {"passed": 0.0}
+    clean = problem(11, test_imports=["import math"], test_list=["assert f() == math.pi"])
+    clean["prompt"] = clean.pop("text")
+    path = written(tmp_path / "sanitized.json", [clean])
+    task = MBPP(path=path, subset="sanitized", template="chat", execute_code=True)
+    assert task.score(task.load()[0], "def f(): return math.pi\n[DONE]!") == {"passed": 1.0}
+    assert MBPP(path=path, subset="sanitized", template="chat").score(example, "") == {}
+
+
+def test_the_reference_solutions_of_our_own_problems_pass():
+    task = HumanEval(path="examples", execute_code=True)
+    example = task.load()[1]
+    assert task.score(example, str(example.data["canonical_solution"])) == {"passed": 1.0}
+    task = MBPP(path="examples", execute_code=True)
+    example = task.load()[-1]
+    assert task.score(example, str(example.data["code"])) == {"passed": 1.0}
+
+
+def test_cnndm_scores_rouge_before_the_stop_string():
+    task = CNNDM(path="examples")
+    example = task.load()[0]
+    assert example.prompt.endswith("the first to cross.\nSummary:")
+    scores = task.score(example, " " + str(example.data["highlights"]) + "\n\nDocument: next")
+    assert scores == {"rouge1": 1.0, "rouge2": 1.0, "rougeL": 1.0}
+    assert task.score(example, "")["rougeL"] == 0.0
+    chat = CNNDM(path="examples", template="paper-llama2").load()[0].prompt
+    assert chat.startswith("[INST] Please summarize") and chat.endswith("  Summary: [/INST]")
+
+
+def test_wmt16_scores_sentences_and_the_corpus():
+    task = WMT16(path="examples")
+    examples = task.load()
+    pairs = [(e, f" {e.data['en']}\nGerman:") for e in examples]
+    assert task.score(*pairs[0]) == pytest.approx({"sentence_bleu": 100, "sentence_chrf": 100})
+    assert task.corpus_scores(pairs) == pytest.approx({"bleu": 100, "chrf": 100})
+    worse = [*pairs[:-1], (examples[-1], "Nothing of it")]
+    assert 50 < task.corpus_scores(worse)["bleu"] < 100
+    assert task.score(*worse[-1])["sentence_bleu"] < 10
+
+
+def test_completions_end_before_a_stop_string():
+    assert before_stop("a\nQ: b", ("\nA:", "\nQ:")) == "a"
+    assert before_stop("a", ()) == "a"
+    assert code_of("[PYTHON]x = 1[/PYTHON] so", (), fenced=True) == "x = 1"

@@ -1,0 +1,176 @@
+"""Tasks, and the sandbox that scores HumanEval."""
+
+import os
+import time
+
+import pytest
+
+from ouroboros.bench.tasks.completion import code_of
+from ouroboros.bench.tasks.humaneval import STOP, TEMPLATES, HumanEval
+from ouroboros.bench.tasks.prompts import Prompts
+from ouroboros.bench.tasks.sandbox import Limits, check
+from ouroboros.bench.tasks.task import select
+
+PROBLEM = {
+    "task_id": "T/0",
+    "prompt": "def double(x):\n",
+    "test": "def check(f):\n    assert f(2) == 4\n",
+    "entry_point": "double",
+}
+QUICK = Limits(wall_s=2.0, memory_bytes=1 << 30)
+
+
+def test_humaneval_loads_from_the_package():
+    task = HumanEval()
+    examples = task.load()
+    assert len(examples) == 164 and examples[0].id == "HumanEval/0"
+    assert examples[0].prompt + "\n" == examples[0].data["prompt"]
+    assert task.stop == STOP
+    assert task.score(examples[0], "    return 1") == {}, "nothing runs unless asked"
+
+
+@pytest.mark.parametrize(
+    ("template", "start", "middle"),
+    [
+        (
+            "paper-yi",
+            "Please complete the following Python code without",
+            "explanations\nfrom typing",
+        ),
+        ("paper-codellama", "[INST] Please complete", "explanations\n[/INST]\nfrom typing"),
+        ("paper-deepseek", "You are an AI programming assistant", "\n### Response:\nfrom typing"),
+    ],
+)
+def test_templates_of_the_published_runs(template, start, middle):
+    task = HumanEval(template=template)
+    prompt = task.load()[0].prompt
+    assert prompt.startswith(start) and middle in prompt
+    assert task.stop == ()
+
+
+def test_an_unknown_template_is_refused_by_name():
+    with pytest.raises(ValueError, match="'paper' is unknown here; choose one of plain, chat"):
+        HumanEval(template="paper")
+
+
+def test_canonical_solutions_pass_and_others_fail():
+    task = HumanEval(execute_code=True)
+    example = task.load()[0]
+    solution = str(example.data["canonical_solution"])
+    assert task.score(example, solution + "\nprint('beyond the stop string'") == {"passed": 1.0}
+    assert task.score(example, "    return None\n") == {"passed": 0.0}
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+def test_code_that_goes_on_with_the_prompts_ends_at_a_stop_or_a_fence(fenced):
+    for rest in ("\n\ndef g", "\n\nclass A", "\n\n```\n\nExample:\n```python\nf()\n```"):
+        assert code_of("    return 1" + rest, STOP, fenced=fenced) == "    return 1\n"
+    assert code_of("    return 1", STOP, fenced=fenced) == "    return 1"
+
+
+@pytest.mark.parametrize("info", ["", "python", "python3", "Python", "py title=a.py"])
+def test_an_answer_has_its_code_in_its_first_fence(info):
+    for end in ("```\nDone:\n```\n1\n```", ""):
+        answer = f"Sure:\n```{info}\ndef f(): pass\n{end}"
+        assert code_of(answer, STOP, fenced=True) == "def f(): pass\n"
+
+
+def test_wordings_for_instruct_models_are_answered_in_fences():
+    fenced = {name for name, template in TEMPLATES.items() if template.fenced}
+    assert fenced == {"chat", "paper-codellama", "paper-deepseek"}
+    task = HumanEval(execute_code=True)
+    body = str(task.load()[0].data["canonical_solution"]).rstrip()
+    example = "\n```\n\nExample:\n```\nassert False\n```"
+    assert task.score(task.load()[0], body + example) == {"passed": 1.0}
+
+
+def test_sandbox_tells_pass_from_failure():
+    assert check(PROBLEM, "    return 2 * x", QUICK).passed
+    assert check(PROBLEM, "    return x", QUICK).reason.startswith("failed")
+    assert check(PROBLEM, "    return (", QUICK).reason.startswith("failed")
+
+
+def test_sandbox_ends_a_program_that_leaves_early_or_forges_output():
+    assert not check(PROBLEM, "    import os; os._exit(0)", QUICK).passed
+    assert not check(PROBLEM, "    import os; os.write(1, b'passed\\n'); os._exit(0)", QUICK).passed
+
+
+def test_sandbox_ends_endless_loops():
+    started = time.monotonic()
+    assert check(PROBLEM, "    while True: pass", QUICK).reason == "timed out"
+    stubborn = "    while True:\n        try:\n            while True: pass\n"
+    stubborn += "        except BaseException: pass"
+    assert check(PROBLEM, stubborn, QUICK).reason == "timed out"
+    assert time.monotonic() - started < 25
+
+
+def test_sandbox_limits_memory():
+    verdict = check(PROBLEM, "    y = bytearray(8 << 30)\n    return 4", QUICK)
+    assert not verdict.passed and verdict.reason.startswith("failed")
+
+
+def test_sandbox_kills_children_and_keeps_its_folder_to_itself(tmp_path):
+    marker = tmp_path / "pid"
+    program = (
+        "    import _posixsubprocess, os, time\n"
+        "    import multiprocessing.util as u, sys\n"
+        "    r, w = os.pipe()\n"
+        "    pid = u.spawnv_passfds(sys.executable.encode(),\n"
+        "        [b'python', b'-c', b'import time; time.sleep(60)'], [w])\n"
+        f"    open({str(marker)!r}, 'w').write(str(pid))\n"
+        "    open('litter', 'w').write('x')\n"
+        "    return 4"
+    )
+    before = os.listdir()
+    check(PROBLEM, program, QUICK)
+    assert os.listdir() == before
+    assert marker.exists()
+    pid = int(marker.read_text())
+    for _ in range(50):
+        if not _running(pid):
+            return
+        time.sleep(0.1)
+    raise AssertionError("a grandchild outlived its check")
+
+
+def _running(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_prompts_from_jsonl_and_from_text(tmp_path):
+    lines = tmp_path / "mine.jsonl"
+    lines.write_text('{"prompt": "a"}\n\n{"prompt": "b", "id": "second"}\n')
+    assert [(e.id, e.prompt) for e in Prompts(path=str(lines)).load()] == [
+        ("mine/1", "a"),
+        ("second", "b"),
+    ]
+    text = tmp_path / "one.txt"
+    text.write_text("two\nlines")
+    assert [e.prompt for e in Prompts(path=str(text)).load()] == ["two\nlines"]
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"text": "x"}', '{"prompt": 3}', '{"prompt": ""}'])
+def test_malformed_prompts_are_named_by_line(tmp_path, line):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "fine"}\n' + line + "\n")
+    with pytest.raises(ValueError, match=r"mine.jsonl, line 2") as caught:
+        Prompts(path=str(path)).load()
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_unreadable_files_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"task\.path"):
+        Prompts(path=None)
+    with pytest.raises(ValueError, match="No such file"):
+        Prompts(path=str(tmp_path / "none.jsonl")).load()
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="not UTF-8"):
+        Prompts(path=str(tmp_path / "binary.txt")).load()
+    twice = tmp_path / "twice.jsonl"
+    twice.write_text('{"prompt": "a", "id": 1}\n{"prompt": "b", "id": 1}\n')
+    with pytest.raises(ValueError, match="same id '1'"):
+        select(Prompts(path=str(twice)).load(), limit=None)

@@ -1,0 +1,208 @@
+"""The audit of a run: what it calls a bug, and that it leaves nothing out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from bench_models import tiny_pair
+
+from ouroboros import Ouroboros
+from ouroboros.baselines import Greedy, Speculative
+from ouroboros.bench.run.loop import Bench
+from ouroboros.bench.run.sampling import Sampling
+from ouroboros.bench.run.store import SAMPLES, ResultsFolder
+from ouroboros.bench.tasks.task import Example
+from ouroboros.bench.verdict import verdicts as verdicts_module
+from ouroboros.bench.verdict.audit_report import (
+    audit_markdown,
+    control_table,
+    load_audit,
+    tally,
+    verdict,
+)
+from ouroboros.bench.verdict.verdicts import audit_run
+from ouroboros.commands import audit as command
+
+SIZES = {"gamma": 3, "window_size": 2, "ngram_size": 3, "verification_set_size": 2}
+
+
+class Two:
+    """Two prompts, nothing scored."""
+
+    name, version, licence, max_new, stop = "two", "1", "none", 24, ()
+
+    def load(self):
+        return [Example("p0", "def f(a):\n"), Example("p1", "import os\n\ndef g")]
+
+    def score(self, example, completion):
+        return {}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return tiny_pair()
+
+
+def job_of(pair, **changes) -> Bench:
+    target, draft = pair
+    decoders = {
+        "greedy": Greedy,
+        "ouroboros": lambda: Ouroboros(draft, **SIZES),
+        "classic": lambda: Speculative(draft, gamma=3, verification="rejection"),
+    }
+    own = {"decoders": decoders, "max_new": 24, **changes}
+    return Bench(target, list(pair), Two(), Two().load(), **own)
+
+
+def run(job: Bench, path) -> ResultsFolder:
+    folder = ResultsFolder(path)
+    facts = {"decoders": list(job.decoders)}
+    folder.open_run(facts, identity="x")
+    job.run(folder, lambda sample: None)
+    folder.save_run(folder.load_run(), status="finished")
+    return folder
+
+
+def audited(job: Bench, folder: ResultsFolder, *, controls: bool = False):
+    audit_run(job, folder, controls=controls, on_row=lambda: None)
+    return load_audit(folder)
+
+
+def verdicts(rows, name):
+    return [row.findings[name]["verdict"] for row in rows if name in row.findings]
+
+
+def tamper(folder: ResultsFolder, decoder: str, change) -> None:
+    """Rewrite the samples of a decoder; `change` returns None to drop one."""
+    samples = [change(s) if s.decoder == decoder else s for s in folder.load_samples()]
+    lines = [json.dumps(sample.to_dict()) + "\n" for sample in samples if sample is not None]
+    folder.write_text(SAMPLES, "".join(lines))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.9, top_k=20)])
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_a_right_run_is_identical(pair, tmp_path, sampling, penalty):
+    decoders = job_of(pair).decoders
+    if penalty != 1.0:
+        decoders = {name: make for name, make in decoders.items() if name != "classic"}
+    sampling = replace(sampling, repetition_penalty=penalty)
+    job = job_of(pair, decoders=decoders, sampling=sampling, repeats=2)
+    rows = audited(job, run(job, tmp_path), controls=True)
+    assert len(rows) == 4
+    for name in ("greedy", "ouroboros"):
+        assert verdicts(rows, name) == ["identical"] * 4
+    if penalty == 1.0:
+        expected = "in law" if sampling.temperature else "identical"
+        assert verdicts(rows, "classic") == [expected] * 4
+    table = control_table(rows)
+    assert [c["rows"] for c in table] == [1, 8, "all"]
+    assert all(c["prompts"] == 4 and not c["prompts_differ"] for c in table)
+
+
+BUGS = {
+    "another token": lambda s: replace(s, new_tokens=(*s.new_tokens[:5], 1, *s.new_tokens[6:])),
+    "truncated": lambda s: replace(s, new_tokens=s.new_tokens[:-1]),
+    "truncated at a stop": lambda s: replace(s, new_tokens=s.new_tokens[:-1], finish="stop"),
+    "a stop that is none": lambda s: replace(s, finish="stop"),
+    "failed": lambda s: replace(s, new_tokens=(), error="RuntimeError: no"),
+    "missing": lambda s: None,
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_what_is_wrong_or_missing_is_a_bug(pair, tmp_path, name):
+    job = job_of(pair)
+    folder = run(job, tmp_path)
+    tamper(folder, "ouroboros", BUGS[name])
+    rows = audited(job, folder)
+    assert verdicts(rows, "ouroboros") == ["BUG", "BUG"]
+    assert verdicts(rows, "greedy") == ["reference"] * 2
+    assert verdicts(rows, "classic") == ["identical"] * 2
+    assert verdict(tally(rows, "ouroboros")) == "BUG in 2 of 2 (!)"
+    text = audit_markdown("title", rows, list(job.decoders))
+    assert "BUG in 2 of 2 (!)" in text and "HumanEval" not in text
+
+
+def test_an_unfinished_run_is_judged_by_what_is_there(pair, tmp_path):
+    job = job_of(pair)
+    folder = run(job, tmp_path)
+    folder.save_run(folder.load_run(), status="interrupted")
+    tamper(folder, "ouroboros", BUGS["missing"])
+    rows = audited(job, folder)
+    assert verdicts(rows, "ouroboros") == [] and verdicts(rows, "classic") == ["identical"] * 2
+
+
+def test_without_plain_decodings_text_nothing_is_judged(pair, tmp_path):
+    job = job_of(pair)
+    folder = run(job, tmp_path)
+    tamper(folder, "greedy", BUGS["failed"])
+    rows = audited(job, folder)
+    assert verdicts(rows, "greedy") == ["BUG"] * 2
+    assert verdicts(rows, "ouroboros") == ["not judged"] * 2
+    assert load_audit(ResultsFolder(tmp_path / "nowhere")) == []
+
+
+def test_a_run_without_plain_decoding_has_no_audit(pair, tmp_path):
+    job = job_of(pair)
+    job.decoders = {"ouroboros": job.decoders["ouroboros"]}
+    assert audited(job, run(job, tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ({}, "-"),
+        ({"identical": 3}, "identical"),
+        ({"in law": 3}, "in law"),
+        ({"reference": 3}, "reference"),
+        ({"identical": 2, "numeric tie": 1}, "1 tie of 3"),
+        ({"identical": 2, "numeric tie": 2, "BUG": 1}, "BUG in 1 of 5 (!)"),
+        ({"identical": 2, "not judged": 1}, "1 of 3 not judged (!)"),
+    ],
+)
+def test_the_verdict_in_words(counts, words):
+    assert verdict(counts) == words
+
+
+def test_too_large_a_model_is_not_judged_where_it_differs(pair, tmp_path, monkeypatch):
+    job = job_of(pair)
+    folder = run(job, tmp_path)
+    asked = []
+    lacking = verdicts_module._lacking_bytes
+    monkeypatch.setattr(
+        verdicts_module, "_lacking_bytes", lambda target: asked.append(1) or lacking(target)
+    )
+    audited(job, folder, controls=True)
+    assert len(asked) == 1, "with the copies made, memory is not asked for again"
+    monkeypatch.setattr(verdicts_module, "BYTES_PER_WEIGHT", 10**12)
+    rows = audited(job, folder, controls=True)
+    assert verdicts(rows, "ouroboros") == ["identical"] * 2
+    assert verdicts(rows, "greedy") == ["not judged"] * 2
+    tamper(folder, "ouroboros", BUGS["another token"])
+    rows = audited(job, folder)
+    assert verdicts(rows, "ouroboros") == ["not judged"] * 2
+    assert "GiB more than there is" in rows[0].findings["ouroboros"]["reason"]
+
+
+@pytest.mark.parametrize(("bug", "code"), [(None, 0), *((name, 1) for name in BUGS)])
+def test_the_commands_exit_code(pair, tmp_path, monkeypatch, capsys, bug, code):
+    job = job_of(pair)
+    folder = run(job, tmp_path)
+    if bug is not None:
+        tamper(folder, "ouroboros", BUGS[bug])
+    monkeypatch.setattr(command, "rebuild", lambda config, overrides: job)
+    monkeypatch.setattr(command, "make_report", lambda folder: {"title": "a title"})
+    monkeypatch.setattr(
+        ResultsFolder, "load_run", lambda self: {"config": {}, "status": "finished"}
+    )
+    assert command.audit(folder, []) == code
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document["bugs"] == (2 if code else 0)
+    assert (tmp_path / "audit.md").exists()
+    tamper(folder, "greedy", BUGS["missing"])
+    assert command.audit(folder, []) == 1
+    monkeypatch.setattr(verdicts_module, "BYTES_PER_WEIGHT", 10**12)
+    clean = run(job, tmp_path / "clean")
+    assert command.audit(clean, []) == 2

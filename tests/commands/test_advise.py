@@ -1,0 +1,126 @@
+"""`ouroboros advise` end to end on a tiny pair: measured, from a folder, from counts, assumed."""
+
+import json
+
+import pytest
+from composing import ROOT
+
+from ouroboros.commands import advise
+from ouroboros.costs.surface import Costs
+
+DEVELOPMENT = f"task.path={ROOT / 'conf' / 'task' / 'development.jsonl'}"
+SHORT = [DEVELOPMENT, "task.limit=2", "max_new=8", "visits=1", "nodes=[1,2,4,8,64,256]"]
+COUNTS = ["task.limit=2", "max_new=8", "threads=1", "model.dtype=float32", "timing=false"]
+CHAIN = ["decoder.speculative.confidence=0.0", "decoder.speculative.gamma=7"]
+
+
+@pytest.fixture
+def run_advise(call):
+    """Return exit code, stdout, its document and stderr."""
+
+    def run(*overrides: str) -> tuple[int, str, dict, str]:
+        code, out, err = call(advise.main, "model.dtype=float32", "threads=1", *overrides)
+        lines = out.splitlines()
+        return code, out, json.loads(lines[-1]) if lines else {}, err
+
+    return run
+
+
+@pytest.fixture
+def recorded(run_bench, saved_pair) -> str:
+    """A folder of counts, greedy among them."""
+    names = "decoder=[greedy,speculative,prompt_lookup,lookahead,ouroboros]"
+    if not (saved_pair / "counts").exists():
+        assert run_bench(names, *COUNTS, *CHAIN, "results_dir=counts")[0] == 0
+    (saved_pair / "costs.yaml").write_text("verify_ms: {1: 10, 256: 30}\ndraft_ms: 1\nhost_ms: 0\n")
+    return "counts"
+
+
+def test_a_pair_is_measured_and_advised_upon(run_advise, saved_pair):
+    names = "decoder=[speculative,lookahead,prompt_lookup]"
+    code, out, document, err = run_advise(names, *SHORT, "results_dir=advice")
+    assert code == 0, err
+    decoders = document["decoders"]
+    assert list(decoders) == ["greedy", "speculative", "lookahead", "prompt_lookup"]
+    assert decoders["greedy"]["configured"]["speedup"]["value"] == pytest.approx(1.0)
+    for found in decoders.values():
+        best = found.get("best", found["configured"])
+        assert best["tokens_per_s"] >= found["configured"]["tokens_per_s"] > 0
+        assert sum(best["shares"].values()) == pytest.approx(1.0)
+    assert document["settings_tried"] > 30
+    assert "python scripts/bench.py" in document["best"]["command"]
+    assert document["best"]["command"] in out
+    weights = document["memory"]["as is"]["weights_gb"]
+    assert weights["target"] == weights["draft"] > 0 and "longest context" in out
+    assert {p.name for p in (saved_pair / "advice").iterdir()} == {"advice.json", "costs.json"}
+    costs = Costs.load(saved_pair / "advice" / "costs.json")
+    assert costs.draft is not None and set(costs.host_ms) > {"greedy", "lookahead"}
+    code, _, _, err = run_advise(names, *SHORT, "results_dir=advice")
+    assert code == 2 and "is not empty" in err
+
+
+def test_counts_of_one_machine_and_costs_of_another(run_advise, recorded):
+    """No model and no tokenizer is loaded: their names lead nowhere."""
+    nowhere = ["model.target=none/none", "model.draft=none/none", "models=false"]
+    code, out, document, err = run_advise(f"runs={recorded}", "costs=costs.yaml", *nowhere)
+    assert code == 0, err
+    assert "memory: the config of 'none/none'" in out
+    speculative = document["decoders"]["speculative"]
+    assert speculative["configured"]["tokens_per_s"] > 0
+    gamma = speculative.get("best", {}).get("settings", {}).get("gamma", 7)
+    assert 1 <= gamma <= 7
+    assert set(document["decoders"]["ouroboros"]) == {"configured"}
+
+
+def test_a_slow_draft_is_explained(run_advise, recorded, saved_pair):
+    (saved_pair / "slow.yaml").write_text("verify_ms: {1: 10, 256: 30}\ndraft_ms: 9\n")
+    options = [f"runs={recorded}", "costs=slow.yaml", "models=false", "search=false"]
+    code, out, document, err = run_advise(*options)
+    assert code == 0, err
+    (line,) = [line for line in document["why"] if line.startswith("speculative is slower")]
+    assert "of the time is drafting" in line and line in out
+
+
+def test_predictions_are_held_against_runs(run_advise, recorded, saved_pair):
+    code, _, document, err = run_advise(f"check={recorded}", "results_dir=checked")
+    assert code == 0, err
+    assert document["accuracy"]["speculative"]["largest_error"] == 0
+    assert document["accuracy"]["prompt_lookup"]["largest_error"] == 0
+    assert document["accuracy"]["all"]["points"] == 4
+    made = {path.name for path in (saved_pair / "checked").iterdir()}
+    assert made == {"check.json", "check.md", "check.png"}
+
+
+def test_an_assumed_agreement_needs_no_model(run_advise):
+    pair = ["model.target=01-ai/Yi-34B", "model.draft=01-ai/Yi-6B", "model.dtype=bfloat16"]
+    machine = ["machine.bandwidth_gb_s=4300", "machine.memory_gb=139"]
+    code, out, document, err = run_advise(*pair, *machine, "agreement=[0.6,0.9]")
+    assert code == 0, err
+    low, high = document["supposed"]["rows"]
+    assert low["gamma"] < high["gamma"] and 1 < low["speculative"] < high["speculative"]
+    assert high["speculative"] < high["ouroboros"] < high["at most"]
+    assert document["supposed"]["draft"] == pytest.approx(0.171, abs=0.001)
+    assert document["memory"]["as is"]["weights_gb"]["target"] == pytest.approx(68.8, abs=0.05)
+    assert document["memory"]["as is"]["longest_context"] > 100_000
+    assert "3.9x, as published, needs an agreement of 0.8" in out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["models=false"], "models=false needs runs="),
+        (["agreement=0.9"], "needs costs of a pair"),
+        (["agreement=[2]", "machine.bandwidth_gb_s=9"], "shares from 0 to below 1"),
+        (["costs=x.yaml", "machine.bandwidth_gb_s=9", "agreement=0.5"], "not both"),
+        (["runs=target"], "not a results folder"),
+        (["check=target"], "not a results folder"),
+        (["visits=0"], "visits"),
+        (["rates=7", "runs=counts"], "rates=7: give two shares"),
+        (["runs=counts", "costs=none.yaml"], "cannot read the costs"),
+        (["nodes=8"], "nodes=8: give a list"),
+    ],
+)
+def test_mistakes_are_one_line(run_advise, recorded, overrides, says):
+    code, _, document, err = run_advise(*overrides)
+    lines = [line for line in err.splitlines() if line.startswith("error:")]
+    assert code == 2 and not document and len(lines) == 1 and says in lines[0], err

@@ -1,0 +1,247 @@
+"""`ouroboros campaign` on a tiny pair: stages, what is skipped, what fails, what is refused."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import tarfile
+import time
+
+import pytest
+from composing import composed
+from hydra.core.global_hydra import GlobalHydra
+
+from ouroboros.bench.advice.memory import Room
+from ouroboros.bench.campaign.agreement import Check
+from ouroboros.bench.run.interrupt import Interruption
+from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.commands import campaign as gpu_campaign
+from ouroboros.commands.campaigning import stages as campaign_stages
+from ouroboros.commands.campaigning import work
+from ouroboros.commands.campaigning.stages import Pairs, Stage, TooLarge, run_stage
+from ouroboros.commands.campaigning.work import STAGES, correct, gpu_tests
+
+FACTS = {"rehearsal": True, "settings": "these"}
+
+
+class Inline:
+    """A process of this process's own: its target runs where it is started."""
+
+    exitcode, pid = 0, None
+
+    def __init__(self, *, target, args, name):
+        self.target, self.args = target, args
+
+    def get_context(self, method):
+        raise NotImplementedError
+
+    def start(self):
+        GlobalHydra.instance().clear()
+        self.target(*self.args)
+
+    def is_alive(self):
+        return False
+
+    def join(self, timeout=None):
+        """It has ended."""
+
+
+@pytest.fixture
+def run_campaign(saved_pair, call, monkeypatch, tmp_path):
+    """Call the script in this process; return exit code, its document and stderr."""
+
+    class Context:
+        Process = Inline
+
+    monkeypatch.setattr(gpu_campaign.multiprocessing, "get_context", lambda method: Context)
+    monkeypatch.chdir(tmp_path)
+    models = [f"model.{role}={saved_pair / role}" for role in ("target", "draft")]
+    small = ["model=hf", *models, "model.engine=static", "model.dtype=float32", "threads=1"]
+    small += ["task.limit=2", "max_new=6"]
+
+    def run(*overrides: str) -> tuple[int, dict, str]:
+        own = [f"{stage}.overrides={quoted(*small)}" for stage in ("headline", "pairs")]
+        drop = ["~headline.jobs.yi", *(f"~pairs.jobs.{name}" for name in other_pairs())]
+        decoders = quoted("decoder=[greedy,ouroboros,hf_assisted]")
+        jobs = [f"+headline.jobs.tiny={decoders}", f"+pairs.jobs.first={decoders}"]
+        code, out, err = call(
+            gpu_campaign.main, "shapes=small", *own, *drop, *jobs, *overrides, pair=False
+        )
+        lines = out.splitlines()
+        return code, json.loads(lines[-1]) if lines else {}, err
+
+    return run
+
+
+def quoted(*overrides: str) -> str:
+    return "[" + ",".join(f'"{one}"' for one in overrides) + "]"
+
+
+def other_pairs() -> list[str]:
+    return list(composed(name="campaign")["pairs"]["jobs"])
+
+
+def test_stages_are_measured_recorded_and_skipped(run_campaign, tmp_path):
+    asked = [
+        "stages=[headline,pairs]",
+        "+pairs.jobs.second=" + quoted("decoder=greedy", "task=none"),
+    ]
+    code, document, err = run_campaign(*asked, "results_dir=out", "archive=true")
+    assert code == 1 and document["rehearsal"] and not document["finished"], err
+    done, failed = document["stages"]["headline"], document["stages"]["pairs"]
+    assert done["status"] == "done" and not done["reason"]
+    figures = done["figures"]["tiny"]
+    assert set(figures["goals"]) >= {"greedy_of_floor", "ouroboros_over_assisted"}
+    assert all(passed is None for _, passed in figures["goals"].values())
+    assert figures["tokens_per_s_and_speedup"]["greedy"][1] == 1
+    assert failed["status"] == "failed" and list(failed["figures"]) == ["first"]
+    assert failed["reason"].startswith("second: ") and "\n" not in failed["reason"]
+    files = {path.name for path in (tmp_path / "out" / "headline" / "tiny").iterdir()}
+    assert {"costs.json", "profile.md", "profile.json", "summary.md", "samples.jsonl"} <= files
+    with tarfile.open(tmp_path / "out.tar.gz") as archive:
+        assert "out/headline/stage.json" in archive.getnames()
+    before = (tmp_path / "out" / "pairs" / "first" / "samples.jsonl").stat().st_mtime_ns
+    code, document, err = run_campaign(*asked, "results_dir=out")
+    assert code == 1 and document["stages"]["headline"]["skipped"]
+    assert (tmp_path / "out" / "pairs" / "first" / "samples.jsonl").stat().st_mtime_ns == before
+    code, _, err = run_campaign("stages=[pairs]", "results_dir=out")
+    assert code == 2 and "with other settings" in err and "overwrite=true" in err
+    code, document, err = run_campaign("stages=[pairs]", "results_dir=out", "overwrite=true")
+    assert code == 0 and document["finished"], err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["stages=[speed]"], "stages=[speed]: choose from correct, headline"),
+        (["stages=[]"], "choose from correct"),
+        (["rehearsed=false"], "needs a GPU"),
+        (["stage_minutes.headline=0.1", "stages=[headline]"], "stage_minutes.headline=0.1: give"),
+        (["threads=some"], "threads=some: give a whole number"),
+    ],
+)
+def test_mistakes_are_one_line(run_campaign, monkeypatch, tmp_path, overrides, says):
+    monkeypatch.setattr(gpu_campaign.torch.cuda, "is_available", lambda: False)
+    code, document, err = run_campaign("results_dir=refused", *overrides)
+    lines = [line for line in err.splitlines() if line.startswith("error:")]
+    assert code == 2 and not document and len(lines) == 1 and says in lines[0], err
+    assert not (tmp_path / "refused").exists()
+
+
+def stage_of(path, **options) -> Stage:
+    path.mkdir(exist_ok=True)
+    own = {"jobs": {}, "overrides": [], **options}
+    return Stage("any", own, True, ResultsFolder(path), Interruption(lambda: None))
+
+
+def test_a_stage_that_fails_or_is_stopped_says_so(tmp_path):
+    def failing(stage: Stage) -> None:
+        stage.attempt("good", lambda: 1)
+        stage.attempt("bad", lambda: 1 / 0)
+        stage.attempt("after", lambda: 3)
+        stage.check("broken", lambda: 1 / 0)
+
+    def stopped(stage: Stage) -> None:
+        stage.attempt("good", lambda: 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        stage.attempt("never", lambda: 2)
+
+    def broken(stage: Stage) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access\nmore")
+
+    found = {}
+    for work in (failing, stopped, broken):
+        run_stage(work.__name__, work, {}, path=tmp_path / work.__name__, facts=FACTS)
+        found[work.__name__] = json.loads((tmp_path / work.__name__ / "stage.json").read_text())
+    own = found["failing"]
+    assert own["status"] == "failed" and own["reason"] == "bad: ZeroDivisionError: division by zero"
+    assert (own["figures"]["good"], own["figures"]["after"]) == (1, 3)
+    assert own["figures"]["broken"]["passed"] is False
+    assert "division by zero" in own["figures"]["broken"]["note"]
+    assert found["stopped"]["status"] == "stopped" and found["stopped"]["figures"] == {"good": 1}
+    assert found["broken"]["reason"] == "RuntimeError: CUDA error: an illegal memory access"
+    assert {own["settings"] for own in found.values()} == {"these"}
+
+
+def test_a_check_that_passed_is_not_made_again(tmp_path, monkeypatch):
+    made: list[str] = []
+
+    def made_again() -> list[str]:
+        def work(stage: Stage) -> None:
+            for name, passed in (("right", True), ("wrong", False)):
+                stage.check(name, lambda n=name, p=passed: made.append(n) or Check(n, p))
+
+        made.clear()
+        run_stage("any", work, {}, path=tmp_path, facts=FACTS)
+        return list(made)
+
+    assert made_again() == ["right", "wrong"]
+    assert made_again() == ["wrong"]
+    monkeypatch.setattr(campaign_stages, "environment", lambda: {"code": "other"})
+    assert made_again() == ["right", "wrong"]
+
+
+def test_models_that_do_not_fit_are_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign_stages, "room", lambda device: Room("GPU", 139 << 30, 140 << 30))
+    pairs, draft = Pairs(), {"speculative": {"draft": "x"}}
+    shapes = {"target": "llama-2-70b", "draft": "llama-2-7b"}
+    config = {"model": {"standin": shapes, "dtype": "bfloat16"}, "decoder": draft}
+    stage = stage_of(tmp_path / "stage")
+    stage.attempt("llama2", lambda: pairs.of(config))
+    assert not stage.failures and "GiB of weights" in stage.figures["llama2"]["left_out"]
+    campaign_stages.check_room({**config, "decoder": {"greedy": {}}})
+    campaign_stages.check_room({**config, "model": {"standin": None}})
+    with pytest.raises(TooLarge, match=r"141 GiB of weights \(llama-2-70b and llama-2-7b\)"):
+        campaign_stages.check_room(config)
+
+
+def test_the_checks_of_a_device(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "ouroboros.commands.campaigning.work.gpu_tests", lambda: {"passed": None, "said": "none"}
+    )
+    monkeypatch.setattr(
+        "ouroboros.commands.campaigning.work.noise_agrees", lambda device: Check("noise", True)
+    )
+    attention = {"layouts": [[2, 1]], "nodes": [1], "slots": [9]}
+    sizes = {"dtypes": ["float32"], "nodes": [1, 3], "contexts": [4], "roll_tokens": 2}
+    stage = stage_of(tmp_path / "stage", attention=attention, **sizes)
+    correct(stage)
+    assert stage.figures["all_passed"] and len(stage.figures) == 2 + 1 + 2 * 3 + 1
+    assert stage.figures["roll draft float32 sampled"]["passed"]
+
+
+def test_tests_that_need_a_gpu_are_looked_for(monkeypatch, tmp_path):
+    monkeypatch.setattr(work, "ROOT", tmp_path)
+    assert gpu_tests()["passed"] is None
+
+
+def endless() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(60)
+
+
+def test_a_stage_is_killed_at_its_limit(monkeypatch):
+    monkeypatch.setattr(gpu_campaign, "WARNED_S", 0.2)
+    monkeypatch.setattr(gpu_campaign, "HURRIED_S", 0.1)
+    monkeypatch.setattr(gpu_campaign, "POLL_S", 0.02)
+    child = multiprocessing.get_context("fork").Process(target=endless)
+    child.start()
+    gpu_campaign.watch(child, time.monotonic() + 0.5)
+    found = gpu_campaign.died(child, 0.5, FACTS)
+    assert found["status"] == "stopped" and "SIGKILL at its time limit" in found["reason"]
+    child.exitcode_of = None
+    assert gpu_campaign.died(type("P", (), {"exitcode": -11})(), 1.0, FACTS)["status"] == "failed"
+
+
+@pytest.mark.parametrize("shapes", ["full", "small"])
+def test_every_stage_has_its_minutes_and_every_job_composes(shapes):
+    config = composed(f"shapes={shapes}", name="campaign")
+    assert list(STAGES) == config["stages"] == list(config["stage_minutes"])
+    for name in config["stages"]:
+        own = config[name]
+        for job in own["jobs"].values():
+            run = composed(*job, *own["overrides"])
+            assert run["model"]["target"] == "reference/target"
+            assert shapes == "full" or run["task"]["limit"] <= 2

@@ -1,0 +1,70 @@
+"""`ouroboros replay` end to end on a tiny pair: a folder, a text, costs, and refusals."""
+
+import json
+
+import pytest
+
+from ouroboros.commands import replay
+
+TINY = ["task.limit=2", "max_new=8", "threads=1", "model.dtype=float32", "timing=false"]
+
+
+@pytest.fixture
+def run_replay(call):
+    """Return exit code, its document and stderr."""
+
+    def run(*overrides: str) -> tuple[int, dict, str]:
+        code, out, err = call(replay.main, "model.dtype=float32", "threads=1", *overrides)
+        lines = out.splitlines()
+        return code, json.loads(lines[-1]) if lines else {}, err
+
+    return run
+
+
+def test_a_results_folder_is_replayed_and_its_time_predicted(run_bench, run_replay, saved_pair):
+    names = "decoder=[greedy,speculative,prompt_lookup,lookahead]"
+    assert run_bench(names, *TINY, "record_predictions=true", "results_dir=live")[0] == 0
+    live = json.loads((saved_pair / "live" / "summary.json").read_text())["decoders"]
+    (saved_pair / "costs.yaml").write_text("verify_ms: {1: 10, 99: 20}\ndraft_ms: 1\n")
+    code, document, err = run_replay(
+        names, "recording=live", "cost=costs.yaml", "results_dir=replayed"
+    )
+    assert code == 0, err
+    for name, row in document["decoders"].items():
+        for figure in ("tokens_per_target_call", "calls_per_token", "draft_calls_per_token"):
+            assert row[figure] == live[name][figure]
+    assert document["decoders"]["greedy"]["predicted_ms_per_token"] == pytest.approx(10)
+    assert {p.name for p in (saved_pair / "replayed").iterdir()} == {"replay.json", "samples.jsonl"}
+    code, _, err = run_replay("recording=live", "results_dir=replayed")
+    assert code == 2 and "is not empty" in err
+    code, _, err = run_replay("recording=live", "cost=live")
+    assert code == 2 and "timing=false" in err
+
+
+def test_another_engines_text_is_replayed(run_replay, saved_pair):
+    row = {"prompt": "abc\u2028abc", "completion": "abcabcabc"}
+    (saved_pair / "text.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n")
+    code, document, err = run_replay("recording=text.jsonl", "decoder=[greedy,prompt_lookup]")
+    assert code == 0, err
+    greedy, lookup = document["decoders"].values()
+    assert greedy["target_calls"] == greedy["new_tokens"] == lookup["new_tokens"]
+    assert lookup["target_calls"] < greedy["target_calls"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ([], "give recording="),
+        (["recording=one.jsonl", "max_new=long"], "max_new=long: give a whole number"),
+        (["recording=none.jsonl"], "cannot read the recording none.jsonl"),
+        (["recording=target"], "not a results folder"),
+        (["recording=one.jsonl", "decoder=[lookahead]"], "Lookahead learns from"),
+        (["recording=one.jsonl", "decoder=[hf_greedy]"], "HFGenerate is another engine"),
+        (["recording=one.jsonl", "cost=none.yaml"], "cannot read the costs"),
+    ],
+)
+def test_mistakes_are_one_line(run_replay, saved_pair, overrides, says):
+    (saved_pair / "one.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    code, document, err = run_replay(*overrides)
+    lines = [line for line in err.splitlines() if line.startswith("error:")]
+    assert code == 2 and not document and len(lines) == 1 and says in lines[0], err

@@ -1,0 +1,79 @@
+"""The tree attention kernel against torch's own attention in float64.
+
+On a GPU as it is; on a CPU in Triton's interpreter: TRITON_INTERPRET=1 pytest tests/test_kernels.py
+(with Triton installed, and a numpy below 2.4, which Triton 3.6's interpreter needs).
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from ouroboros.engine import kernels
+
+ON_GPU = torch.cuda.is_available()
+RUNS = kernels.triton is not None and (ON_GPU or os.environ.get("TRITON_INTERPRET") == "1")
+needs_triton = pytest.mark.skipif(not RUNS, reason="needs a GPU, or Triton's interpreter")
+DEVICE = "cuda" if ON_GPU else "cpu"
+BFLOAT16 = [torch.bfloat16] if ON_GPU else []  # the interpreter does not multiply it
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, *BFLOAT16])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "n", "slots", "width"),
+    [
+        (4, 2, 1, 64, 16),
+        (14, 2, 5, 300, 32),
+        (8, 8, 3, 130, 16),
+        (7, 1, 40, 512, 64),
+        (14, 2, 24, 200, 128),  # the width of the real shapes
+    ],
+)
+def test_it_equals_torchs_own_attention(heads, kv_heads, n, slots, width, dtype):
+    draw = torch.Generator().manual_seed(0)
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=draw).to(DEVICE, dtype)
+
+    key, value = normal(3, kv_heads, 1024, width)[1], normal(3, kv_heads, 1024, width)[1]
+    key, value = key[None, :, :slots], value[None, :, :slots]
+    query = normal(1, n, heads, width).transpose(1, 2)
+    mask = torch.zeros(1, 1, n, slots, dtype=dtype, device=DEVICE)
+    hidden = torch.rand(1, 1, n, slots, generator=draw).to(DEVICE) < 0.4
+    hidden[..., slots // 2 :] = True  # whole parts that nobody sees
+    hidden[..., 0] = False
+    mask.masked_fill_(hidden, torch.finfo(dtype).min)
+    found = kernels.tree_attention(query, key, value, mask, 0.3)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query.double(),
+        key.double().repeat_interleave(heads // kv_heads, 1),
+        value.double().repeat_interleave(heads // kv_heads, 1),
+        attn_mask=mask.double(),
+        scale=0.3,
+    ).transpose(1, 2)
+    error = (found.double() - expected).norm() / expected.norm()
+    assert error < (1e-5 if dtype == torch.float32 else 1e-2)
+
+
+def test_calls_that_it_does_not_fit_are_left_to_torch():
+    query, mask = torch.zeros(1, 4, 2, 16), torch.zeros(1, 1, 2, 8)
+    assert not kernels.fits(query, query, query, mask)  # not on a GPU
+    assert not kernels.fits(query, query, query, None)
+
+
+@needs_triton
+def test_it_is_tried_where_it_is_to_run():
+    assert kernels.check(torch.device(DEVICE), torch.float32, 32) is None
+
+
+def test_a_launch_that_fails_is_a_reason(monkeypatch):
+    def fails(*_):
+        raise RuntimeError("out of resource: shared memory")
+
+    monkeypatch.setattr(kernels, "triton", kernels.triton or object())
+    monkeypatch.setattr(kernels, "tree_attention", fails)
+    found = kernels.check(torch.device("cpu"), torch.float32, 32)
+    assert found == "out of resource: shared memory"

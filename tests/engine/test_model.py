@@ -1,0 +1,253 @@
+"""Scores of a tree are those of each branch alone, whatever the cache held before."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import pytest
+import torch
+from tiny import CONTEXT, SHAPE, VOCAB, build, gemma3, gpt2, llama, mistral, plain, prompt_of
+from transformers import DynamicCache, LlamaConfig, Phi3Config
+
+from ouroboros.decode import RootOnly, decode
+from ouroboros.engine.cache import LayerShape, SlotCache
+from ouroboros.engine.eager import PREFILL_ALONE
+from ouroboros.engine.model import CachedModel
+from ouroboros.tree import TokenTree
+
+FAMILIES = {"llama": llama, "gpt2": gpt2, "mistral": mistral, "gemma3": gemma3}
+FORK = TokenTree((5, 1, 2, 3, 4, 6), (-1, 0, 1, 0, 3, 1))
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request):
+    """An untouched model, and a wrapped copy that all tests of the family share."""
+    model = FAMILIES[request.param]()
+    return model, CachedModel(copy.deepcopy(model))
+
+
+@torch.inference_mode()
+def alone(model, tokens: list[int]) -> torch.Tensor:
+    """The logits after the last token, from one plain pass without a cache."""
+    return model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+
+
+def random_tree(draw: random.Random, root: int, size: int = 8) -> TokenTree:
+    parents = [-1, *(draw.randrange(node) for node in range(1, size))]
+    tokens = [root, *(draw.randrange(VOCAB) for _ in parents[1:])]
+    probe = frozenset(node for node in range(1, size) if draw.random() < 0.3)
+    read = frozenset(node for node in probe if draw.random() < 0.5)
+    return TokenTree(tuple(tokens), tuple(parents), probe, read=read)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_each_node_scores_as_its_own_branch(family, seed):
+    """The cache of the test before is rolled back as far as the prompts differ."""
+    model, cached = family
+    draw = random.Random(seed)
+    tokens = prompt_of(draw.choice([1, 3, 20, 40]), draw.randrange(2))
+    for _ in range(4):
+        tree = random_tree(draw, tokens[-1])
+        logits = cached.score(tokens, tree)
+        assert logits.shape == (len(tree.asked), VOCAB)
+        for row, node in zip(logits, tree.asked, strict=True):
+            branch = [tree.tokens[n] for n in tree.path_to(node)[1:]]
+            torch.testing.assert_close(row, alone(model, [*tokens, *branch]))
+        path = tree.path_to(draw.randrange(len(tree)))
+        cached.accept(path)
+        tokens = [*tokens, *(tree.tokens[n] for n in path[1:]), draw.randrange(VOCAB)]
+        assert cached.tokens == tokens[:-1]
+        assert cached.cache.length == len(tokens) - 1
+
+
+def test_accept_keeps_the_path_and_nothing_else():
+    cached = CachedModel(llama())
+    cached.score([7, 5], FORK)
+    cached.accept([0, 1, 5])
+    assert cached.tokens == [7, 5, 1, 6]
+    straight = CachedModel(llama())
+    straight.score([7, 5, 1, 6, 9], TokenTree((9,), (-1,)))
+    for layer, other in zip(cached.cache.layers, straight.cache.layers, strict=True):
+        torch.testing.assert_close(layer.keys[:, :, :4], other.keys[:, :, :4])
+        torch.testing.assert_close(layer.values[:, :, :4], other.values[:, :, :4])
+
+
+def test_rows_choose_the_nodes():
+    cached = CachedModel(llama())
+    everything = cached.score([7, 5], FORK).clone()
+    torch.testing.assert_close(cached.score([7, 5], FORK, rows=[4, 0]), everything[[4, 0]])
+    torch.testing.assert_close(cached.score([7, 5], FORK, rows=[5]), everything[[5]])
+
+
+def test_one_call_is_one_forward_and_feeds_only_what_is_missing():
+    model = llama()
+    cached = CachedModel(model)
+    widths = []
+    model.register_forward_pre_hook(
+        lambda _, __, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    prompt = prompt_of(30)
+    cached.score(prompt, TokenTree.chain(prompt[-1], [1, 2]))
+    cached.accept([0, 1, 2])
+    tokens = [*prompt, 1, 2, 9]
+    cached.score(tokens, FORK_FROM_9)
+    cached.accept([0])
+    cached.score([*prompt[:20], 4, 4], TokenTree((4,), (-1,)))
+    assert widths == [32, 3, 2] and cached.calls == 3
+
+
+FORK_FROM_9 = TokenTree((9, 1, 2), (-1, 0, 0))
+
+
+@pytest.mark.parametrize("missing", [PREFILL_ALONE - 1, PREFILL_ALONE, PREFILL_ALONE + 1, 300])
+@pytest.mark.parametrize("build_model", [llama, mistral])
+def test_a_long_prompt_before_a_branching_tree(build_model, missing):
+    """Beyond PREFILL_ALONE the prompt goes first, in a causal pass of its own."""
+    model = build_model()
+    model.config.max_position_embeddings = 512
+    cached = CachedModel(copy.deepcopy(model))
+    tokens = [*prompt_of(missing), 5]
+    logits = cached.score(tokens, FORK)
+    for node in range(len(FORK)):
+        branch = [FORK.tokens[n] for n in FORK.path_to(node)[1:]]
+        torch.testing.assert_close(logits[node], alone(model, [*tokens, *branch]))
+    cached.accept([0, 3])
+    after = cached.score([*tokens, 3, 8], TokenTree((8,), (-1,)))
+    torch.testing.assert_close(after[0], alone(model, [*tokens, 3, 8]))
+    assert cached.calls == 2
+
+
+def test_the_cache_grows_by_doubling_and_forgets_nothing():
+    model = llama()
+    model.config.max_position_embeddings = 2048
+    cached = CachedModel(copy.deepcopy(model))
+    cached.cache = cached.engine.cache = SlotCache(list(cached.cache.groups), capacity=4)
+    tokens, seen = [5], {cached.cache.capacity}
+    for _ in range(12):
+        logits = cached.score(tokens, FORK)
+        torch.testing.assert_close(logits[0], alone(model, tokens))
+        cached.accept([0, 1, 5])
+        tokens = [*tokens, 1, 6, 5]
+        seen.add(cached.cache.capacity)
+    assert seen == {4, 8, 16, 32, 64}
+
+
+def test_layers_of_several_shapes_keep_their_own_slots():
+    shapes = [
+        LayerShape(2, 4, 4, torch.float64, torch.device("cpu")),
+        LayerShape(1, 8, 2, torch.float64, torch.device("cpu")),
+        LayerShape(2, 4, 4, torch.float64, torch.device("cpu")),
+    ]
+    cache, expected = SlotCache(shapes, capacity=2), DynamicCache()
+    for index, shape in enumerate(shapes):
+        keys = torch.randn(1, shape.kv_heads, 6, shape.key_width, dtype=torch.float64)
+        values = torch.randn(1, shape.kv_heads, 6, shape.value_width, dtype=torch.float64)
+        cache.reserve(6)
+        seen = cache.update(keys, values, index)
+        for ours, theirs in zip(seen, expected.update(keys, values, index), strict=True):
+            assert torch.equal(ours, theirs)
+    cache.keep([1, 3, 5], 1)
+    cache.reserve(50)
+    for layer, other in zip(cache.layers, expected.layers, strict=True):
+        assert layer.get_seq_length() == 4
+        assert torch.equal(layer.keys[:, :, :4], other.keys[:, :, [0, 1, 3, 5]])
+        assert torch.equal(layer.values[:, :, :4], other.values[:, :, [0, 1, 3, 5]])
+
+
+def test_grouped_queries_are_packed_and_others_left_alone():
+    grouped, single = llama(), llama(num_key_value_heads=4)
+    CachedModel(grouped)
+    CachedModel(single)
+    assert grouped.config._attn_implementation == "ouroboros_packed"
+    assert single.config._attn_implementation == "sdpa"
+    eager = llama()
+    eager.set_attn_implementation("eager")
+    cached = CachedModel(eager)
+    assert eager.config._attn_implementation == "eager"
+    logits = cached.score([7, 5], FORK)  # eager attention takes its softmax in float32
+    packed = CachedModel(grouped).score([7, 5], FORK)
+    torch.testing.assert_close(logits, packed, rtol=1e-4, atol=1e-4)
+
+
+def test_max_len_may_be_lowered_but_not_raised():
+    assert CachedModel(llama()).max_len == CONTEXT
+    assert CachedModel(llama(), max_len=10).max_len == 10
+    assert CachedModel(llama(), max_len=10_000).max_len == CONTEXT
+
+
+def test_scores_beyond_the_context_or_from_another_root_are_refused():
+    cached = CachedModel(llama(), max_len=4)
+    with pytest.raises(ValueError, match="reach position 5, beyond the model's 4"):
+        cached.score([1, 2, 5], FORK)
+    with pytest.raises(ValueError, match="root must be the last token"):
+        cached.score([1, 2], FORK)
+
+
+ROPES = {
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+    "linear": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
+}
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_scaled_positions_hold_up_to_the_last_one(rope):
+    model = build(LlamaConfig(**SHAPE, rope_parameters=ROPES[rope]))
+    cached = CachedModel(copy.deepcopy(model))
+    prompt = prompt_of(10)
+    expected = plain(model, prompt, CONTEXT - 10)
+    assert decode(cached, RootOnly(), prompt, max_new=200).tokens[:CONTEXT] == expected
+
+
+def test_long_rope_stays_within_the_length_before_scaling():
+    """Beyond it every position is scaled anew: a draft would change the root's own scores."""
+    factors = [1.0, 2.0]
+    config = Phi3Config(
+        **{**SHAPE, "max_position_embeddings": 128},
+        original_max_position_embeddings=CONTEXT,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": factors,
+            "long_factor": [8.0, 9.0],
+            "factor": 2.0,
+            "original_max_position_embeddings": CONTEXT,
+        },
+    )
+    assert CachedModel(build(config)).max_len == CONTEXT
+
+
+def test_what_cannot_be_loaded_is_refused_in_one_line(tmp_path):
+    with pytest.raises(ValueError, match="cannot load") as refusal:
+        CachedModel.from_pretrained(str(tmp_path))
+    assert "\n" not in str(refusal.value) and str(tmp_path) in str(refusal.value)
+
+
+def test_a_failed_call_leaves_no_false_claim_about_the_cache():
+    model = llama()
+    cached = CachedModel(copy.deepcopy(model))
+    first, second = prompt_of(20, 1), [*prompt_of(5, 1), *prompt_of(15, 2)]
+    wanted = decode(cached, RootOnly(), first, max_new=8).tokens
+
+    def fail(*args):
+        raise RuntimeError("out of memory")
+
+    hook = cached.model.lm_head.register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        decode(cached, RootOnly(), second, max_new=8)
+    hook.remove()
+    assert decode(cached, RootOnly(), first, max_new=8).tokens == wanted
+
+
+def test_a_drafter_needs_its_three_methods_only():
+    class Bare:
+        def reset(self, choose):
+            pass
+
+        def propose(self, tokens, budget):
+            return TokenTree((tokens[-1],), (-1,))
+
+        def observe(self, tree, chosen, path):
+            pass
+
+    assert len(decode(CachedModel(llama()), Bare(), prompt_of(5, 1), max_new=3).new_tokens) == 3

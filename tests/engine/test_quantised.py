@@ -1,0 +1,190 @@
+"""int8 models, of both back ends: lossless against themselves, audited, counted in their bytes."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+import torch
+from bench_models import byte_tokenizer, tiny_llama
+from composing import composed
+from tiny import CONTEXT, RandomDrafter, llama, prompt_of
+from transformers import QuantoConfig, TorchAoConfig
+
+from ouroboros import CachedModel, Ouroboros, standin
+from ouroboros.baselines import Speculative
+from ouroboros.bench.measure.timing import footprint
+from ouroboros.bench.run.pair import PairSpec, load_pair
+from ouroboros.choose import argmax
+from ouroboros.commands import build as building
+from ouroboros.decode import RootOnly, decode
+from ouroboros.engine.quantised import quantise, quantised_by, spelt_out, stored_bytes
+from ouroboros.lossless.audit import Auditor, Case
+from ouroboros.lossless.plainly import recast
+
+PROMPTS = [prompt_of(length, seed) for seed, length in enumerate((5, 9, 14, 20))]
+MAX_NEW = 30
+
+
+def quanto():
+    pytest.importorskip("optimum.quanto")
+    return QuantoConfig(weights="int8")
+
+
+def torchao():
+    package = pytest.importorskip("torchao.quantization")
+    return TorchAoConfig(package.Int8WeightOnlyConfig())
+
+
+@pytest.fixture(scope="module", params=[quanto, torchao], ids=lambda make: make.__name__)
+def config(request):
+    return request.param()
+
+
+def tiny(config, *, dtype: torch.dtype = torch.float32, scale: float = 1.0):
+    """A random two-layer model and the same in int8."""
+    model = llama(seed=3, dtype=torch.float32, num_hidden_layers=2, intermediate_size=32)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(scale)
+    model.to(dtype)
+    return model, quantise(model, config)
+
+
+def generated(model, prompt: list[int]) -> list[int]:
+    """transformers' own greedy text, prompt included."""
+    ids = torch.tensor([prompt])
+    rule = {"max_new_tokens": MAX_NEW, "do_sample": False}
+    return model.generate(ids, attention_mask=torch.ones_like(ids), **rule)[0].tolist()
+
+
+def test_any_drafter_is_lossless_on_an_int8_target(config):
+    """Equal to plain decoding of the int8 model, which writes another text than the original."""
+    original, model = tiny(config)
+    truths = [generated(model, prompt) for prompt in PROMPTS]
+    assert truths != [generated(original, prompt) for prompt in PROMPTS]
+    target = CachedModel(model)
+    for prompt, truth in zip(PROMPTS, truths, strict=True):
+        for seed in range(5):
+            drafter = RandomDrafter(truth, seed=seed)
+            assert decode(target, drafter, prompt, max_new=MAX_NEW).tokens == truth
+            assert drafter.trees > 3
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["int8 draft", "int8 draft and target"])
+def test_drafters_with_an_int8_draft_are_lossless(config, both):
+    original, quantised = tiny(config)
+    target = CachedModel(quantised if both else original)
+    sizes = {"window_size": 3, "ngram_size": 4, "verification_set_size": 4}
+    draft = CachedModel(tiny(config)[1])
+    for prompt in PROMPTS:
+        truth = decode(target, RootOnly(), prompt, max_new=MAX_NEW).tokens
+        for drafter in (Speculative(draft, gamma=3), Ouroboros(draft, gamma=4, **sizes)):
+            assert decode(target, drafter, prompt, max_new=MAX_NEW).tokens == truth
+
+
+def test_the_exact_model_is_integers_times_scales(config):
+    """Near the int8 model's own forward, and as far from the original as int8 is."""
+    original, model = tiny(config)
+    exact = recast(model, torch.float64, torch.device("cpu"))
+    assert {weight.dtype for weight in exact.parameters()} == {torch.float64}
+    ids = torch.tensor([PROMPTS[3]])
+    with torch.inference_mode():
+        true, ours, other = (m(ids).logits.double() for m in (exact, model, original))
+    assert (true - ours).abs().max() < 1e-4
+    assert (true - other).abs().max() > 1e-2
+    weight = exact.model.layers[0].mlp.up_proj.weight
+    steps = weight / weight.abs().amax(1, keepdim=True)
+    off = [(steps * largest - (steps * largest).round()).abs().amax(1) for largest in (127, 128)]
+    assert torch.minimum(*off).max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_an_int8_run_is_audited(config, dtype):
+    """A token changed by hand is a bug; in float32 so is the text of the original weights. (In
+    bfloat16 its rounding moves logits as far as int8 does.)"""
+    original, model = tiny(config, dtype=dtype, scale=0.3)
+    target, draft = CachedModel(model), CachedModel(original)
+    auditor, speculative = Auditor(target), Speculative(draft, gamma=4)
+    found = {"speculative": set(), "changed": set(), "original": set(), "reference": set()}
+    for prompt in PROMPTS:
+        plainly = decode(target, RootOnly(), prompt, max_new=MAX_NEW).new_tokens
+        others = {
+            "speculative": decode(target, speculative, prompt, max_new=MAX_NEW).new_tokens,
+            "changed": [*plainly[:9], (plainly[9] + 1) % 13, *plainly[10:]],
+            "original": decode(draft, RootOnly(), prompt, max_new=MAX_NEW).new_tokens,
+        }
+        findings, controls = auditor.judge(Case(prompt, plainly, others, argmax), controls=True)
+        for name in found:
+            found[name].add(findings[name].verdict)
+        assert all(control.noise > 0 for control in controls)
+    whole = dtype == torch.float32
+    right = {"identical"} if whole else {"identical", "numeric tie"}
+    assert found["speculative"] <= right and found["reference"] <= right
+    assert found["changed"] == {"BUG"} and ("BUG" in found["original"]) >= whole
+
+
+def test_layers_that_a_kernel_miscomputes_are_refused():
+    model = llama(dtype=torch.bfloat16, intermediate_size=24)
+    with pytest.raises(ValueError, match=r"down_proj has rows of 24 weights.*multiple of 16"):
+        CachedModel(quantise(model, quanto()))
+
+
+def test_a_folder_is_quantised_as_it_is_loaded(config, tmp_path):
+    tiny_llama(0).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    options = {"quantization_config": config}
+    spec = PairSpec("x", str(tmp_path), str(tmp_path), "float32", "cpu", draft_options=options)
+    pair = load_pair(spec, with_draft=True)
+    assert quantised_by(pair.target.model) is None
+    assert re.fullmatch("quanto int8|torchao Int8WeightOnly", quantised_by(pair.draft.model))
+    prompt = pair.target.tokenizer("def add(a, b):")["input_ids"]
+    truth = decode(pair.target, RootOnly(), prompt, max_new=20).tokens
+    assert decode(pair.target, Speculative(pair.draft, gamma=4), prompt, max_new=20).tokens == truth
+
+
+def test_a_quantised_standin_computes_its_quantised_core(config):
+    """Rows keep their scales when zeros are added, so that the two are one function; and the bytes
+    read per step are a little over half those of bfloat16."""
+    core = llama(dtype=torch.float32, num_hidden_layers=1, rms_norm_eps=1e-5)
+    shape = copy.deepcopy(core.config)
+    shape.update({"hidden_size": 64, "intermediate_size": 512, "num_hidden_layers": 2})
+    model = standin.embed(core, shape, dtype=torch.float32)
+    own, small = quantise(model, config), quantise(core, config)
+    ids = torch.tensor([PROMPTS[3]])
+    with torch.inference_mode():
+        torch.testing.assert_close(own(ids).logits, small(ids).logits, atol=1e-4, rtol=1e-3)
+    half = standin.embed(core, shape, dtype=torch.bfloat16)
+    share = standin.bytes_of(quantise(half, config)) / standin.bytes_of(half)
+    assert 0.5 < share < 0.6
+    assert max(len(prompt) for prompt in PROMPTS) + MAX_NEW <= CONTEXT
+
+
+def test_a_profile_counts_the_bytes_that_are_stored(config):
+    original, model = tiny(config, dtype=torch.bfloat16)
+    layers = sum(w.numel() for w in original.model.layers.parameters() if w.ndim == 2)
+    found, plain = footprint(CachedModel(model)), footprint(CachedModel(original))
+    scales = sum(len(w) for w in original.model.layers.parameters() if w.ndim == 2)
+    assert layers - 8 * scales <= plain.weight_bytes - found.weight_bytes < layers
+
+
+def test_plain_weights_count_their_own_bytes():
+    weight = torch.zeros(3, 4, dtype=torch.bfloat16)
+    assert stored_bytes(weight) == 24
+    assert quantised_by(llama()) is None
+    with pytest.raises(ValueError, match="cannot be spelt out"):
+        spelt_out(llama(), torch.float64)
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize("name", ["int8", "int8_torchao"])
+def test_the_configs_ask_for_int8(role, name):
+    options = composed(f"{role}_weights={name}")["model"][f"{role}_options"]
+    config = options["quantization_config"]
+    assert config["_target_"].startswith("transformers.") and "nt8" in str(config)
+
+
+def test_a_package_that_is_not_there_is_named():
+    wanted = {"quantization_config": {"_target_": "no_such_package.Config"}}
+    with pytest.raises(ValueError, match=r"no_such_package.*is its package installed"):
+        building.build_spec({"name": "x", "target": "x", "target_options": wanted})

@@ -1,0 +1,222 @@
+"""Calls of fixed shapes give what calls of exact shapes give: padding is never seen."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny import VOCAB, RandomDrafter, gemma3, gpt2, llama, mistral
+
+from ouroboros.baselines import Speculative
+from ouroboros.choose import Sampler, argmax
+from ouroboros.decode import RootOnly, decode, extend
+from ouroboros.engine.blocks import Blocks
+from ouroboros.engine.model import CachedModel, differs
+from ouroboros.engine.static import NODES, Static, padded_nodes, padded_slots
+from ouroboros.tree import TokenTree
+
+FAMILIES = [llama, mistral, gemma3, gpt2]
+CHOICES = [argmax, Sampler(temperature=0.8, seed=3)]
+
+
+def random_tree(rng: random.Random, root: int, nodes: int) -> TokenTree:
+    parents = [-1, *(rng.randrange(node) for node in range(1, nodes))]
+    tokens = [root, *(rng.randrange(VOCAB) for _ in range(nodes - 1))]
+    return TokenTree(tuple(tokens), tuple(parents))
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.__name__)
+def test_every_call_equals_the_eager_one(family):
+    """Random trees of every padding, grown, cut back and begun anew."""
+    model, rng, tokens = family(), random.Random(1), [1]
+    eager, static = CachedModel(model, engine="eager"), CachedModel(model, engine="static")
+    for _ in range(40):
+        tree = random_tree(rng, tokens[-1], rng.randint(1, 20)).pruned(eager.max_len - len(tokens))
+        expected, found = eager.score(tokens, tree), static.score(tokens, tree)
+        torch.testing.assert_close(found, expected)
+        path = tree.longest_match(expected.argmax(-1).tolist())
+        for cached in (eager, static):
+            cached.accept(path)
+        tokens = [*tokens, *(tree.tokens[n] for n in path[1:]), int(expected[path[-1]].argmax())]
+        if len(tokens) > 40 or rng.random() < 0.1:
+            tokens = tokens[: rng.randint(1, len(tokens))]
+
+
+@pytest.mark.parametrize("missing", [0, 1, NODES[-1] - 4, NODES[-1] - 3, NODES[-1], 700])
+def test_prompts_of_any_length_go_in_by_calls_of_the_largest_size(missing):
+    model = llama(max_position_embeddings=2048, num_hidden_layers=2)
+    tokens = [rng % VOCAB for rng in range(missing + 1)]
+    tree = TokenTree((tokens[-1], 3, 5, 3), (-1, 0, 0, 2))
+    eager, static = CachedModel(model, engine="eager"), CachedModel(model, engine="static")
+    torch.testing.assert_close(static.score(tokens, tree), eager.score(tokens, tree))
+    assert static.calls == 1
+
+
+@pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
+@pytest.mark.parametrize("seed", range(5))
+def test_any_drafter_is_lossless(choose, seed):
+    model = llama(seed=seed)
+    plain = decode(CachedModel(model), RootOnly(), [1, 2, 3], max_new=30, choose=choose)
+    static = CachedModel(model, engine="static")
+    drafter = RandomDrafter(plain.tokens, seed=seed)
+    drafted = decode(static, drafter, [1, 2, 3], max_new=30, choose=choose)
+    assert drafted.tokens == plain.tokens
+
+
+@pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
+@pytest.mark.parametrize("engine", ["eager", "static"])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.__name__)
+def test_a_roll_is_plain_decoding_with_one_wait(family, engine, choose):
+    model, tokens = family(), [1, 2, 3]
+    plain = [*tokens]
+    stepwise = CachedModel(model, engine="eager")
+    steps = list(extend(stepwise, RootOnly(), plain, 9, choose=choose))
+    rolled = CachedModel(model, engine=engine)
+    assert rolled.roll(tokens, 9, choose) == plain[3:]
+    assert rolled.tokens == stepwise.tokens == plain[:-1]
+    assert rolled.cache.length == len(plain) - 1
+    assert (rolled.calls, rolled.scored) == (len(steps), 9)
+
+
+@pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
+@pytest.mark.parametrize("engine", ["eager", "static"])
+def test_speculation_with_rolled_drafts_counts_as_before(engine, choose, monkeypatch):
+    target, draft = llama(num_hidden_layers=2), llama(seed=1)
+
+    def run() -> tuple:
+        drafter = Speculative(CachedModel(draft, engine=engine), gamma=4)
+        trace = decode(
+            CachedModel(target, engine=engine), drafter, [1, 2], max_new=40, choose=choose
+        )
+        return trace.tokens, [(s.drafted, s.accepted, s.draft_calls) for s in trace.steps]
+
+    rolled = run()
+    monkeypatch.setattr(type(choose), "blind", False)
+    assert run() == rolled
+
+
+def test_a_growing_cache_keeps_what_it_holds():
+    model = llama(max_position_embeddings=4096)
+    static = CachedModel(model, engine="static")
+    tokens = [1] * 600
+    static.score(tokens, TokenTree((1,), (-1,)))
+    static.accept([0])
+    longer = [*tokens, *[2] * 1500]
+    expected = CachedModel(model, engine="eager").score(longer, TokenTree((2,), (-1,)))
+    torch.testing.assert_close(static.score(longer, TokenTree((2,), (-1,))), expected)
+
+
+def test_paddings_cover_every_size_with_little_waste():
+    for count in range(1, 3000):
+        assert count <= padded_nodes(count) <= max(2 * count, count + NODES[-1])
+        assert count <= padded_slots(count) <= max(256, 1.5 * count)
+
+
+def test_compiled_blocks_leave_the_model_as_it_was():
+    model = llama(num_hidden_layers=3)
+    plain = list(model.model.layers)
+    eager, static = CachedModel(model, engine="eager"), CachedModel(model, engine="static")
+    assert isinstance(static.engine, Static)
+    static.engine.blocks = Blocks(model, backend="eager")
+    tree = TokenTree((2, 3, 4), (-1, 0, 0))
+    torch.testing.assert_close(static.score([1, 2], tree), eager.score([1, 2], tree))
+    assert list(model.model.layers) == plain
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_graphs_replay_what_calls_would_do():
+    model = llama(dtype=torch.float32, head_dim=16, num_hidden_layers=3).cuda()
+    eager, static = CachedModel(model, engine="eager"), CachedModel(model)
+    assert isinstance(static.engine, Static) and static.engine.graphs
+    static.prepare(40)
+    rng, tokens = random.Random(2), [1]
+    for _ in range(60):
+        tree = random_tree(rng, tokens[-1], rng.randint(1, 20)).pruned(eager.max_len - len(tokens))
+        expected = eager.score(tokens, tree)
+        torch.testing.assert_close(static.score(tokens, tree), expected, rtol=1e-4, atol=1e-4)
+        path = tree.longest_match(expected.argmax(-1).tolist())
+        for cached in (eager, static):
+            cached.accept(path)
+        tokens = [*tokens, *(tree.tokens[n] for n in path[1:]), int(expected[path[-1]].argmax())]
+        tokens = tokens[:20] if len(tokens) > 40 else tokens
+    for choose in CHOICES:
+        assert static.roll(tokens, 7, choose) == eager.roll(tokens, 7, choose)
+
+
+@pytest.mark.parametrize("engine", ["eager", "static"])
+def test_a_roll_goes_on_where_the_cache_grows(engine):
+    model, tokens = llama(max_position_embeddings=2048), [1 + i % 11 for i in range(505)]
+    plain = [*tokens]
+    list(extend(CachedModel(model, engine="eager"), RootOnly(), plain, 20))
+    rolled = CachedModel(model, engine=engine)
+    before = rolled.cache.capacity
+    assert rolled.roll(tokens, 20, argmax) == plain[505:]
+    assert rolled.cache.capacity > before
+
+
+class Pretended(Static):
+    """Graphs without a GPU: what a graph was captured with is called again by its replay."""
+
+    def _capture(self, inputs, nodes, slots):
+        self.made = [*getattr(self, "made", []), (nodes, slots)]
+
+        def replay() -> None:
+            logits.copy_(self._forward(inputs, nodes, slots))
+
+        logits = self._room(nodes, self._forward(inputs, nodes, slots))
+        return SimpleNamespace(replay=replay), logits
+
+
+def pretended(model) -> CachedModel:
+    cached = CachedModel(model, engine="static")
+    facts = cached.engine.facts  # type: ignore[attr-defined]
+    cached.engine = Pretended(model, facts, cached.cache, graphs=True, compiled=False)
+    return cached
+
+
+def test_graphs_of_a_cache_that_grew_are_made_anew():
+    model = llama(max_position_embeddings=4096)
+    eager, cached = CachedModel(model, engine="eager"), pretended(model)
+    for length in (3, 5, 900, 20, 1500):
+        tokens = [1 + i % 11 for i in range(length)]
+        tree = TokenTree((tokens[-1], 3, 4), (-1, 0, 0))
+        torch.testing.assert_close(cached.score(tokens, tree), eager.score(tokens, tree))
+    made = cached.engine.made  # type: ignore[attr-defined]
+    assert len(made) > len(set(made))  # some shapes twice, for the cache has grown
+
+
+def test_prepare_captures_every_shape_up_to_a_context():
+    model = llama(max_position_embeddings=2048, num_hidden_layers=1)
+    cached = pretended(model)
+    cached.prepare(700)
+    made = list(cached.engine.made)  # type: ignore[attr-defined]
+    for length in (1, 300, 690):
+        for nodes in (1, 9, 60):
+            tree = random_tree(random.Random(nodes), 1, nodes)
+            cached.score([1] * length, tree)
+    assert cached.engine.made == made  # type: ignore[attr-defined]
+
+
+def test_an_engine_that_answers_otherwise_is_found_out():
+    model = llama()
+    cached = CachedModel(model, engine="eager")
+    eager, static = cached.engine, Static(model, cached.engine.facts, cached.cache)
+    assert differs(static, eager) is None
+    stale = pretended(model).engine
+    answers = stale.run(0, [1], TokenTree((1, 2, 3, 4), (-1, 0, 0, 1)), (0, 1, 2, 3)).clone()
+    stale.run = lambda *_: answers
+    assert "standard deviations" in differs(stale, eager)
+
+    def fails(*_):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    stale.run = fails
+    assert differs(stale, eager) == "operation not permitted when stream is capturing"
+    assert cached.cache.length == 0
+
+
+def test_an_unknown_engine_is_refused():
+    with pytest.raises(ValueError, match="auto, eager, static"):
+        CachedModel(llama(), engine="fast")  # type: ignore[arg-type]

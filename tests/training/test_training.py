@@ -1,0 +1,74 @@
+"""The reference pair's training, whole, at toy size, and the pieces that keep its data honest."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ouroboros import CachedModel, Ouroboros, decode
+from ouroboros.commands import train_pair as train_reference_pair
+from ouroboros.decode import RootOnly
+from ouroboros.training import corpus as reference_corpus
+from ouroboros.training import polish as reference_polish
+from ouroboros.training.loop import Recipe, multiplier
+
+
+def test_one_command_trains_a_tiny_pair_that_decodes(tmp_path):
+    command = ["tiny", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "pair")]
+    args = train_reference_pair.parser().parse_args([*command, "--device", "cpu"])
+    args.step(args)
+    summary = json.loads((tmp_path / "work" / "target" / "summary.json").read_text())
+    assert summary["loss"] < 6.2  # ln 512 = 6.24: it has learned something
+    assert summary["polish_steps"] >= 1
+    target = CachedModel.from_pretrained(str(tmp_path / "pair" / "target"))
+    draft = CachedModel.from_pretrained(str(tmp_path / "pair" / "draft"))
+    prompt = target.tokenizer("def mean(values):").input_ids
+    drafter = Ouroboros(draft, gamma=4, window_size=3, ngram_size=4, verification_set_size=3)
+    assert decode(target, drafter, prompt, max_new=8).new_tokens
+    assert decode(target, RootOnly(), prompt, max_new=8).new_tokens
+
+
+def test_a_document_that_shares_13_words_with_a_benchmark_is_dropped(tmp_path):
+    words = " ".join(f"w{i}" for i in range(13))
+    question = {"question": f"Why {words} so?", "answer": "It is 1.\n#### 1"}
+    train = tmp_path / "train.jsonl"
+    train.write_text(json.dumps(question) + "\n")
+    for forbidden, left in (([], 1), ([f"before {words.upper()}, after"], 0), (["w1 w2"], 1)):
+        documents, manifest = reference_corpus.build([], train, forbidden, stdlib_files=0)
+        assert len(documents) == left
+        assert manifest.overlapping == 1 - left
+
+
+def test_only_short_documented_functions_are_taken():
+    source = (
+        "class A:\n"
+        "    def kept(self):\n"
+        '        """Say."""\n'
+        "        return 1\n\n"
+        "def bare():\n    return 2\n\n"
+        'def only_a_docstring():\n    """Say."""\n'
+    )
+    assert list(reference_corpus.functions_of(source)) == [
+        'def kept(self):\n    """Say."""\n    return 1\n'
+    ]
+    assert list(reference_corpus.functions_of("def broken(:\n")) == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "marks"),
+    [([], []), ([1, 1, 1], [False, False, True]), ([1, 2, 3, 1, 2], [False] * 4 + [True])],
+)
+def test_repeats_marks_the_token_that_completes_a_seen_ngram(tokens, marks):
+    assert reference_polish.repeats(tokens, n=2) == marks
+
+
+def test_a_prompt_ends_with_the_docstring():
+    text = 'def f(x):\n    """Say."""\n    return """no"""\n'
+    assert reference_polish.function_prompts([text, "x = 1\n"]) == ['def f(x):\n    """Say."""']
+
+
+def test_the_learning_rate_rises_stays_and_falls():
+    recipe = Recipe(minutes=1, warmup_share=0.1, decay_share=0.5)
+    rates = [multiplier(p, recipe) for p in (0.0, 0.05, 0.1, 0.5, 0.75, 1.0)]
+    assert rates == pytest.approx([0.0, 0.5, 1.0, 1.0, 0.5, 0.0])
