@@ -173,6 +173,12 @@ class Growth:
             (1.0, *(float(s.chance[node]) for node in inner)),
         )
 
+    def fed_path(self, path: Sequence[int]) -> list[int]:
+        """Return where the kept nodes stand among those fed to the draft, as far as they do."""
+        s = self.state
+        places = [int(s.fed_place[s.order[node]]) for node in path]
+        return places[: places.index(-1)] if -1 in places else places
+
     def learn(self, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Learn: `chosen[i]` is the target's token after node i of the proposal, `path` the nodes
         kept, root first."""

@@ -90,6 +90,13 @@ def index_kids(s, m, node):
 
 
 @compiled
+def choice_of(s, m, token):
+    """Return which choice of the node looked at last a token is, -1 for none."""
+    known = m.slot[token]
+    return known % CHOICES if known // CHOICES == s.stamp else -1
+
+
+@compiled
 def _rank_of(s, token, base, ids, shares):
     """Return the draft's rank of a token, -1 where it is not ranked."""
     for rank in range(s.ranks):
@@ -114,18 +121,37 @@ def draft_kids(s, m, node, base, ids, scores, shares):
         p = weighed(s, s.draft_weights, DRAFT_FEATURES)
         _offer(s, token, p, s.choice_kind[c] | JUDGED)
     for rank in range(s.ranks):
-        if shares[base + rank] <= 0.0:
-            continue
         token = ids[base + rank]
-        c = -1
-        if m.slot[token] // CHOICES == s.stamp:
-            c = m.slot[token] % CHOICES
-            if s.rank_of[c] < s.listed:
-                continue
-        index_features(s, c, token, key)
-        draft_features(s, c, rank, base, scores, shares)
-        p = weighed(s, s.draft_weights, DRAFT_FEATURES)
-        _offer(s, token, p, DRAFT)
+        c = choice_of(s, m, token)
+        if shares[base + rank] > 0.0 and not (c >= 0 and s.rank_of[c] < s.listed):
+            index_features(s, c, token, key)
+            draft_features(s, c, rank, base, scores, shares)
+            p = weighed(s, s.draft_weights, DRAFT_FEATURES)
+            _offer(s, token, p, DRAFT)
     _keep(s, node)
     s.draft_top[node] = ids[base]
-    s.scored[node] = 1
+
+
+def consider(s, m, node: int, ranking=None) -> list[tuple[int, list[float]]]:
+    """Return each token considered after a node of this step, and its features.
+
+    `ranking` is the draft's of that node, (ids, scores, shares), each [ranks]: without it, what the
+    index says alone. Nothing may have been learned since.
+    """
+    depth = fill_path(s, node)
+    find_choices(s, m, node)
+    key = noise_key(s, depth)
+    tokens = [int(s.choice[s.shortlist[place]]) for place in range(s.listed)]
+    if ranking is not None:
+        ids, scores, shares = ranking
+        own = [int(ids[rank]) for rank in range(s.ranks) if shares[rank] > 0.0]
+        tokens += [token for token in own if token not in tokens]
+    found = []
+    for token in tokens:
+        c = choice_of(s, m, token)
+        index_features(s, c, token, key)
+        if ranking is not None:
+            rank = _rank_of(s, token, 0, ids, shares)
+            draft_features(s, c, rank, 0, scores, shares)
+        found.append((token, [float(x) for x in s.features]))
+    return found
