@@ -154,9 +154,7 @@ class Growth:
         s = self.state
         s.ranks = min(ids.shape[1], RANKS)
         kept = slice(None), slice(s.ranks)
-        return step.scored(
-            s, self.memory, whole(ids[kept]), real(scores[kept]), real(shares[kept])
-        )
+        return step.scored(s, self.memory, whole(ids[kept]), real(scores[kept]), real(shares[kept]))
 
     def proposal(self) -> Nodes:
         """Return the part of the tree that is worth verifying."""
