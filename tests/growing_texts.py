@@ -55,9 +55,8 @@ def step(grown: Growth, text: Sequence[int], known: int, *, vocab: int, room: in
     """One whole step on the first `known` tokens of a text; return how many are new."""
     asked = grown.begin(text[:known], room, room)
     while asked:
-        nodes, count = grown.asked()
-        assert count == asked
-        asked = grown.scored(*ranking(nodes, count, vocab))
+        nodes = grown.asked()
+        asked = grown.scored(*ranking(nodes, asked, vocab))
     made = grown.proposal()
     at = depths(made.parents)
     chosen = [text[known + depth] for depth in at]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from scipy.optimize import minimize
@@ -45,8 +46,8 @@ class Observations:
 class Observed(Growth):
     """A growth that notes what it thought of, and what the target then said."""
 
-    def __init__(self, weights: Weights, shape: Shape = Shape()) -> None:
-        super().__init__(weights, shape)
+    def __init__(self, weights: Weights, shape: Shape | None = None) -> None:
+        super().__init__(weights, shape or Shape())
         self.index, self.both = Observations(), Observations()
         self._rankings: dict[int, tuple] = {}
 
@@ -108,7 +109,7 @@ def quality(features: np.ndarray, outcomes: np.ndarray, weights: np.ndarray) -> 
     thought, base = _logistic(odds), outcomes.mean()
     edges = np.linspace(0, 1, BINS + 1)
     rows = []
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         among = (thought >= low) & (thought < high if high < 1 else thought <= high)
         if among.any():
             rows.append(

@@ -12,90 +12,121 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-import torch
-
 from ouroboros.choose import Choose, Sampler, argmax
 from ouroboros.costs.named import named
 from ouroboros.costs.surface import Costs, Surface
 from ouroboros.drafters.growth.growth import Growth, Shape
+from ouroboros.drafters.growth.remembered import Remembered
 from ouroboros.drafters.growth.state import RANKS, SIZES
 from ouroboros.drafters.growth.weights import Weights
 from ouroboros.engine.model import CachedModel
 from ouroboros.tree import TokenTree
 
+LEAST_CONTEXT = 128  # costs are looked up at this context, and at each doubling
+
 
 class Grown:
+    """Proposes trees of a `Growth`; the arguments are those of `Ouroboros`.
+
+    The draft is first called where that first pays: until then it has read nothing. With
+    `pool_state` "task" texts, recycled predictions and learned rates are kept from prompt to
+    prompt, with "loaded" each prompt starts from the pool given, with "cold" from nothing.
+    """
+
     def __init__(
         self,
         draft: CachedModel | None,
         *,
-        shape: Shape = Shape(),
-        costs: str | Costs = "steep",
+        shape: Shape | None = None,
+        costs: str | Costs | None = None,
         weights: Weights | None = None,
-        pool_state="cold",
+        pool_state: str = "cold",
+        pool: Remembered | None = None,
     ) -> None:
         self.draft = draft
         self.pool_state = pool_state
-        self.growth = Growth(weights or Weights.load(), shape)
-        self.reads_rejected = shape.recycle
-        self.costs = named(costs) if isinstance(costs, str) else costs
+        self.growth = Growth(weights or Weights.load(), shape or Shape())
+        self.reads_rejected = self.growth.shape.recycle
+        self.costs = costs if isinstance(costs, Costs) else named(costs or suiting(draft))
+        self._loaded = pool if pool_state == "loaded" else None
+        if pool is not None:
+            self.restore(pool)
         self._choose: Choose = argmax
-        self._context = 0
+        self._priced = 0
         self._proposed: TokenTree | None = None
 
+    @property
+    def pool(self) -> Remembered:
+        """What outlives a prompt."""
+        return self.growth.remembered()
+
+    def restore(self, pool: Remembered) -> None:
+        """Remember exactly what a pool holds."""
+        self.growth.restore(pool)
+
     def reset(self, choose: Choose) -> None:
-        self._choose = choose
-        self._context = 0
-        self._proposed = None
-        if self.pool_state == "cold":
+        """Begin a prompt; what is remembered is emptied, kept or restored as `pool_state` says."""
+        if self.pool_state != "task":
             self.growth.forget()
-        inner = getattr(choose, "choose", choose)
-        sampler = inner if isinstance(inner, Sampler) else None
+        if self._loaded is not None:
+            self.restore(self._loaded)
+        self._choose = choose
+        self._priced = 0
+        self._proposed = None
+        last = getattr(choose, "choose", choose)  # behind processors
+        sampler = last if isinstance(last, Sampler) else None
         self.growth.start(
-            vocab=self.draft.width if self.draft else 0,
-            seed=sampler.seed if sampler else None,
-            sampled=sampler is not None,
+            seed=None if sampler is None else sampler.seed, sampled=sampler is not None
         )
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+        """Return the tree that pays best by the estimates, no deeper than the budget allows."""
         self._price(len(tokens))
-        draft = self.draft
-        reach = draft.max_len - len(tokens) if draft else -1
-        count = self.growth.begin(tokens, budget - 1, reach)
+        growth, draft = self.growth, self.draft
+        reach = draft.max_len - len(tokens) if draft is not None else -1
+        count = growth.begin(tokens, budget - 1, reach)
         while count:
             assert draft is not None
-            nodes, asked = self.growth.asked()
+            nodes = growth.asked()
             tree = TokenTree(nodes.tokens, nodes.parents)
             logits = draft.score(tokens, tree)
-            draft.scored += asked
-            count = self.growth.scored(*ranked(self._choose, logits, tokens, tree, asked))
-        made = self.growth.proposal()
+            draft.scored += count
+            count = growth.scored(*ranked(self._choose, logits, tokens, tree, count))
+        made = growth.proposal()
         self._proposed = TokenTree(made.tokens, made.parents, source=made.source)
         return self._proposed
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
+        """Learn from a tree as it was proposed; the draft keeps what it read of the path."""
         if tree is not self._proposed:
             return
-        kept = self.growth.fed_path(path)
-        if kept and self.draft is not None:
-            self.draft.accept(kept)
+        read = self.growth.read_of(path)
+        if read and self.draft is not None:
+            self.draft.accept(read)
         self.growth.learn(chosen, path)
 
     def _price(self, context: int) -> None:
-        """Set what calls cost on a sequence of that length, to the next power of two."""
-        if context <= self._context:
+        """Set what calls cost on a sequence of that length."""
+        if context <= self._priced:
             return
-        self._context = 1 << max(7, (context - 1).bit_length())
-        draft = [0.0] if self.costs.draft is None else table(self.costs.draft, self._context)
-        self.growth.set_costs(table(self.costs.target, self._context), draft)
+        self._priced = max(LEAST_CONTEXT, 1 << (context - 1).bit_length())
+        target = table(self.costs.target, self._priced)
+        draft = self.costs.draft
+        self.growth.set_costs(target, target if draft is None else table(draft, self._priced))
+
+
+def suiting(draft: CachedModel | None) -> str:
+    """Return the name of the costs that suit a model's device where nothing was measured."""
+    device = getattr(draft, "device", None)
+    return "flat" if device is not None and device.type != "cpu" else "steep"
 
 
 def table(surface: Surface, context: float) -> list[float]:
-    """Return what calls of 1, 2, ... nodes cost, as far as that was measured."""
+    """Return what calls of 1, 2, ... nodes cost, as far as that is known, at a context or the
+    longest known."""
     context = min(context, max(surface.ms))
-    most = min(max(max(row) for row in surface.ms.values()), SIZES - 1)
-    return [surface.call_ms(nodes, context) for nodes in range(1, int(most) + 1)]
+    most = int(min(*(max(row) for row in surface.ms.values()), SIZES - 1))
+    return [surface.call_ms(nodes, context) for nodes in range(1, most + 1)]
 
 
 def ranked(choose, logits, tokens, tree, asked):

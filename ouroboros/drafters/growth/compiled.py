@@ -1,8 +1,8 @@
 """Compiled where numba is there, plain Python where it is not: the same functions either way.
 
 Functions marked `compiled` are written in the part of Python that both run: numbers, loops, and
-state by attribute and index. Compiled, the state is a NumPy record; in plain Python it is lists in a
-namespace, which are five times as fast as NumPy's scalars there. A test holds the two together.
+state by attribute and index. Compiled, the state is a NumPy record; in plain Python it is lists in
+a namespace, five times as fast there as NumPy's scalars. A test holds the two together.
 
 The environment's OUROBOROS_COMPILED=0 asks for plain Python.
 """

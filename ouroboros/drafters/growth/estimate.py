@@ -119,7 +119,7 @@ def draft_features(s, c, rank, base, scores, shares):
             margin = scores[base + rank] - scores[rival]
     else:
         share = 0.5 * shares[base + last]
-        margin = scores[base + last] - scores[base]
+        margin = scores[base + last] - scores[base] if last > 0 else -WIDEST
     margin = min(max(margin, -WIDEST), WIDEST)
     x[k] = log_odds(share, LEAST_DRAFT)
     x[k + 1] = margin

@@ -7,7 +7,6 @@ bounded: the text at LIMIT tokens (its older half is dropped), the ring at RING 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from ouroboros.drafters.growth import learn as learning
 from ouroboros.drafters.growth import mixture, step
 from ouroboros.drafters.growth.compiled import COMPILED
 from ouroboros.drafters.growth.index import append
+from ouroboros.drafters.growth.remembered import Remembered
 from ouroboros.drafters.growth.state import (
     CONTEXT,
     ENTRY,
@@ -60,20 +60,11 @@ class Nodes(NamedTuple):
     probability: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
-class Remembered:
-    """What outlives a prompt: texts one after another, -1 before each, and recycled predictions,
-    the oldest first, each the CONTEXT tokens before it (the nearest first) and itself."""
-
-    text: tuple[int, ...] = ()
-    recycled: tuple[tuple[int, ...], ...] = ()
-
-
 class Growth:
     """Grows a token tree below a sequence: `start`, then for each step `begin`, `scored` while the
     draft is asked, `proposal`, `learn`."""
 
-    def __init__(self, weights: Weights, shape: Shape = Shape(), *, vocab: int = 1024) -> None:
+    def __init__(self, weights: Weights, shape: Shape, *, vocab: int = 1024) -> None:
         if not 1 <= shape.max_nodes <= NODES // 2:
             raise ValueError(f"max_nodes {shape.max_nodes} is not between 1 and {NODES // 2}")
         if not 1 <= shape.kids <= KIDS or shape.ask_limit < 1:
@@ -106,13 +97,12 @@ class Growth:
         )
         learning.forget(s)
 
-    def start(self, *, vocab: int = 0, seed: int | None = None, sampled: bool = False) -> None:
+    def start(self, *, seed: int | None = None, sampled: bool = False) -> None:
         """Begin a sequence, behind those remembered. `seed` is that of the noise by which tokens
-        are drawn, where they are and it is known; `vocab` the draft's ids."""
+        are drawn, where they are and it is known."""
         s = self.state
         if s.n > LIMIT:
             self.restore(self.remembered())
-        self._widen(vocab - 1)
         if s.n:
             self._lengthen(1)
             append(s, self.memory, whole([-1]))
@@ -141,18 +131,19 @@ class Growth:
         deepest = min(max_depth, DEEPEST)
         return step.begin(s, self.memory, whole(fresh), deepest, draft_depth)
 
-    def asked(self) -> tuple[Nodes, int]:
-        """Return the nodes that the draft is fed in this step, and how many of them, the last ones,
-        are to be scored now."""
+    def asked(self) -> Nodes:
+        """Return the nodes that the draft is fed in this step; the last ones, as many as `begin` or
+        `scored` returned, are to be scored now."""
         s = self.state
         nodes = [int(node) for node in s.fed_node[: s.fed]]
         parents = [int(s.fed_place[s.parent[node]]) if node else -1 for node in nodes]
-        return Nodes(tuple(int(s.token[node]) for node in nodes), tuple(parents)), int(s.asked)
+        return Nodes(tuple(int(s.token[node]) for node in nodes), tuple(parents))
 
     def scored(self, ids: np.ndarray, scores: np.ndarray, shares: np.ndarray) -> int:
         """Take in the draft's ranking of what follows the nodes asked for, each [nodes, ranks]."""
         s = self.state
         s.ranks = min(ids.shape[1], RANKS)
+        self._widen(int(ids.max()))
         kept = slice(None), slice(s.ranks)
         return step.scored(s, self.memory, whole(ids[kept]), real(scores[kept]), real(shares[kept]))
 
@@ -171,8 +162,8 @@ class Growth:
             (1.0, *(float(s.chance[node]) for node in inner)),
         )
 
-    def fed_path(self, path: Sequence[int]) -> list[int]:
-        """Return where the kept nodes stand among those fed to the draft, as far as they do."""
+    def read_of(self, path: Sequence[int]) -> list[int]:
+        """Return where nodes of a path stand among those fed to the draft, as far as they do."""
         s = self.state
         places = [int(s.fed_place[s.order[node]]) for node in path]
         return places[: places.index(-1)] if -1 in places else places

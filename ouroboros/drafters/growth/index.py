@@ -4,7 +4,7 @@ A position's match is how many tokens up to and including it are those up to and
 node. Maps are made down the tree: a position's match is its predecessor's in the parent's map plus
 one. Positions inside the path count too, so a loop goes on by itself.
 
-Position p below `n` is `text[p]`; the root is `n - 1`, and the node of depth d on the path n - 1 + d.
+Position p below `n` is `text[p]`; the root is n - 1, and the path's node of depth d is n - 1 + d.
 """
 
 from __future__ import annotations

@@ -121,9 +121,11 @@ def draft_kids(s, m, node, base, ids, scores, shares):
         p = weighed(s, s.draft_weights, DRAFT_FEATURES)
         _offer(s, token, p, s.choice_kind[c] | JUDGED)
     for rank in range(s.ranks):
+        if shares[base + rank] <= 0.0:
+            continue
         token = ids[base + rank]
         c = choice_of(s, m, token)
-        if shares[base + rank] > 0.0 and not (c >= 0 and s.rank_of[c] < s.listed):
+        if c < 0 or s.rank_of[c] >= s.listed:
             index_features(s, c, token, key)
             draft_features(s, c, rank, base, scores, shares)
             p = weighed(s, s.draft_weights, DRAFT_FEATURES)

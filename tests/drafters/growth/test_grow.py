@@ -79,7 +79,7 @@ def test_the_draft_is_asked_while_it_pays_and_never_twice():
         assert (count > 0) == expected
         fed = 0
         while count:
-            nodes, asked = grown.asked()
+            nodes, asked = grown.asked(), count
             assert len(nodes.tokens) == fed + asked
             assert all(parent < node for node, parent in enumerate(nodes.parents))
             assert max(depths(nodes.parents)) < 20
@@ -135,7 +135,7 @@ def test_no_node_beyond_the_room(room):
     grown.start()
     count = grown.begin(text, room, 50)
     while count:
-        nodes, asked = grown.asked()
+        nodes, asked = grown.asked(), count
         assert max(depths(nodes.parents)) < room
         count = grown.scored(*ranking(nodes, asked, 64))
     assert max(depths(grown.proposal().parents)) <= room

@@ -40,7 +40,7 @@ for vocab, seed, shape in ((12, None, {}), (60, 7, {"max_nodes": 24}), (3, 1, {"
                 setattr(grown.state, name, Checked(value))
     for prompt in range(3):
         text = chain_text(260, vocab, seed=prompt)
-        grown.start(vocab=vocab, seed=seed, sampled=seed is not None)
+        grown.start(seed=seed, sampled=seed is not None)
         known = (1, 2, 90)[prompt]
         while known < 200:
             known += step(grown, text, known, vocab=vocab)
@@ -77,7 +77,7 @@ def trees(grown, *, prompts=(0,)) -> list:
     found = []
     for seed in prompts:
         text = chain_text(300, 20, seed=seed)
-        grown.start(vocab=20)
+        grown.start()
         known = 100
         while known < 200:
             known += step(grown, text, known, vocab=20)
