@@ -52,11 +52,12 @@ def generate(
     """Return prompt and continuation, [1, length], as plain decoding would give it.
 
     `input_ids` is [1, length]. `logits_processor` are applied before temperature and cuts, at each
-    node of a tree on its own path. `decoder` is "greedy", "lookahead", "ouroboros" (`draft`
-    is a smaller model of the family; without it phrases alone draft) or any Drafter; `settings` go to the named decoder (gamma, window_size, ngram_size, ...).
-    Without `eos_token_id` the model's own generation config says where to end. Wrap the models in
-    `CachedModel` once to spare each call their examination; make the decoder yourself
-    (`Ouroboros(CachedModel(draft), ..., pool_state="task")`) to keep its phrases between calls.
+    node of a tree on its own path. `decoder` is "greedy", "lookahead", "ouroboros" (`draft` is a
+    smaller model of the family; without one, phrases alone draft) or any Drafter; `settings` go to
+    the named decoder (max_nodes, pool_state, ...). Without `eos_token_id` the model's own config
+    says where to end. Wrap the models in `CachedModel` once to spare each call their
+    examination; make the decoder yourself (`Ouroboros(CachedModel(draft), pool_state="task")`) to
+    keep its phrases between calls.
 
     Raises `ValueError` for what is not supported, naming it.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
+from types import NoneType
 
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
@@ -25,6 +26,7 @@ SELECTION = ("limit", "stride", "shuffle")
 SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "int": (int, "a whole number"),
+    "int | None": ((int, NoneType), "a whole number, or null"),
     "float": ((int, float), "a number"),
     "bool": (bool, "true or false"),
     "str": (str, "a name"),

@@ -93,7 +93,9 @@ class Grown:
             draft.scored += count
             count = growth.scored(*ranked(self._choose, logits, tokens, tree, count))
         made = growth.proposal()
-        self._proposed = TokenTree(made.tokens, made.parents, source=made.source)
+        self._proposed = TokenTree(
+            made.tokens, made.parents, source=made.source, probability=made.probability
+        )
         return self._proposed
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:

@@ -7,6 +7,7 @@ bounded: the text at LIMIT tokens (its older half is dropped), the ring at RING 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -68,7 +69,10 @@ class Growth:
         if not 1 <= shape.max_nodes <= NODES // 2:
             raise ValueError(f"max_nodes {shape.max_nodes} is not between 1 and {NODES // 2}")
         if not 1 <= shape.kids <= KIDS or shape.ask_limit < 1:
-            raise ValueError(f"{shape}: kids from 1 to {KIDS}, ask_limit at least 1")
+            raise ValueError(
+                f"children {shape.kids}, draft_nodes {shape.ask_limit}: children from 1 to {KIDS}, "
+                "draft_nodes at least 1"
+            )
         self.shape = shape
         self.state = new_state()
         s = self.state
@@ -102,7 +106,8 @@ class Growth:
         are drawn, where they are and it is known."""
         s = self.state
         if s.n > LIMIT:
-            self.restore(self.remembered())
+            kept = self.remembered()
+            self.restore(replace(kept, text=kept.text[-LIMIT // 2 :]))
         if s.n:
             self._lengthen(1)
             append(s, self.memory, whole([-1]))
@@ -175,21 +180,20 @@ class Growth:
         learning.learn(self.state, self.memory, self._proposed, whole(chosen), whole(path))
 
     def remembered(self) -> Remembered:
-        """Return what outlives a prompt, the newest LIMIT / 2 tokens of text at most."""
+        """Return what outlives a prompt."""
         s, ring = self.state, self.memory.ring
-        text = tuple(int(token) for token in self.memory.text[max(0, s.n - LIMIT // 2) : s.n])
+        text = tuple(int(token) for token in self.memory.text[: s.n])
         numbers = range(max(1, int(s.recycled) - RING + 1), int(s.recycled) + 1)
         bases = [(number % RING) * ENTRY for number in numbers]
-        return Remembered(
-            text, tuple(tuple(int(v) for v in ring[b : b + CONTEXT + 1]) for b in bases)
-        )
+        entries = tuple(tuple(int(v) for v in ring[b : b + CONTEXT + 1]) for b in bases)
+        rates = tuple(float(getattr(s, name)) for name in learning.RATES)
+        return Remembered(text, entries, rates)
 
     def restore(self, remembered: Remembered) -> None:
-        """Remember exactly this; rates stay as they are."""
+        """Remember exactly this."""
         s = self.state
-        rates = [getattr(s, name) for name in learning.RATES]
         self.forget()
-        for name, value in zip(learning.RATES, rates, strict=True):
+        for name, value in zip(learning.RATES, remembered.rates, strict=False):
             setattr(s, name, value)
         entries = remembered.recycled[-RING + 1 :]
         self._widen(max([-1, *remembered.text, *(t for entry in entries for t in entry)]))

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from ouroboros.drafters.growth.learn import RATES
 from ouroboros.drafters.growth.state import CONTEXT
 
 FORMAT = "ouroboros-phrases-1"
@@ -15,10 +16,12 @@ FORMAT = "ouroboros-phrases-1"
 @dataclass(frozen=True)
 class Remembered:
     """Texts one after another with -1 between them, and recycled predictions, the oldest first,
-    each the CONTEXT tokens before it (the nearest first, -1 where there was none) and itself."""
+    each the CONTEXT tokens before it (the nearest first, -1 where there was none) and itself;
+    `rates` are what was learned about hits and costs (`learn.RATES`; empty: the first guesses)."""
 
     text: tuple[int, ...] = ()
     recycled: tuple[tuple[int, ...], ...] = ()
+    rates: tuple[float, ...] = ()
 
     def __len__(self) -> int:
         """The number of tokens and predictions."""
@@ -32,6 +35,7 @@ class Remembered:
             "tokenizer": tokenizer_id,
             "text": self.text,
             "recycled": self.recycled,
+            "rates": self.rates,
         }
         partial = Path(f"{path}.partial")
         partial.write_text(json.dumps(content), encoding="utf-8")
@@ -50,6 +54,9 @@ class Remembered:
             recycled = tuple(_ids(entry) for entry in content["recycled"])
             if any(len(e) != CONTEXT + 1 or e[0] < 0 or e[-1] < 0 for e in recycled):
                 raise ValueError("a prediction of another size")
+            rates = tuple(float(value) for value in content["rates"])
+            if rates and len(rates) != len(RATES):
+                raise ValueError("rates of another version")
             made_by = content["tokenizer"]
         except OSError as error:
             raise ValueError(f"cannot read the phrases {path}: {error.strerror}") from error
@@ -57,7 +64,7 @@ class Remembered:
             raise ValueError(f"{path} holds no phrases of this version: {remedy}") from error
         if made_by != tokenizer_id:
             raise ValueError(f"{path} was made with another tokenizer ({made_by}): {remedy}")
-        return cls(text, recycled)
+        return cls(text, recycled, rates)
 
 
 def _ids(values: list) -> tuple[int, ...]:

@@ -96,10 +96,6 @@ def test_what_is_forgotten_leaves_no_trace():
 def test_what_is_remembered_grows_the_same_trees():
     grown, other = growth(), growth()
     trees(grown, prompts=(1, 2))
-    for name in ("tokens", "cost", "index_hits", "index_trials", "draft_hits", "draft_trials"):
-        setattr(other.state, name, getattr(grown.state, name))
-    for name in ("finds", "find_trials"):
-        setattr(other.state, name, getattr(grown.state, name))
     kept = grown.remembered()
     other.restore(kept)
     assert other.remembered() == kept
@@ -113,7 +109,6 @@ def test_memory_is_bounded(monkeypatch):
     for seed in range(8):
         trees(grown, prompts=(seed,))
         assert grown.state.n <= 500 + 300
-    assert len(grown.remembered().text) <= 500
 
 
 def test_prompts_of_one_token_and_new_ids():
