@@ -53,6 +53,7 @@ class Grown:
             self.restore(pool)
         self._choose: Choose = argmax
         self._priced = 0
+        self._prices: dict[int, tuple[list[float], list[float]]] = {}
         self._proposed: TokenTree | None = None
 
     @property
@@ -111,10 +112,11 @@ class Grown:
         """Set what calls cost on a sequence of that length."""
         if context <= self._priced:
             return
-        self._priced = max(LEAST_CONTEXT, 1 << (context - 1).bit_length())
-        target = table(self.costs.target, self._priced)
-        draft = self.costs.draft
-        self.growth.set_costs(target, target if draft is None else table(draft, self._priced))
+        at = self._priced = max(LEAST_CONTEXT, 1 << (context - 1).bit_length())
+        if at not in self._prices:
+            target, draft = self.costs.target, self.costs.draft
+            self._prices[at] = table(target, at), table(draft or target, at)
+        self.growth.set_costs(*self._prices[at])
 
 
 def suiting(draft: CachedModel | None) -> str:

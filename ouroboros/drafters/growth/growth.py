@@ -28,16 +28,30 @@ from ouroboros.drafters.growth.state import (
     SIZES,
     TEXT,
     Memory,
+    listed,
     new_state,
     real,
     whole,
 )
 from ouroboros.drafters.growth.weights import Weights
-from ouroboros.drafters.growth.worth import verified
 
 LIMIT = 1 << 20  # tokens of text, 8 bytes each
 RING = 1 << 14  # recycled predictions, 32 bytes each
 DEEPEST = NODES - 2
+
+
+def _source(kind: int) -> str:
+    """Return who proposed a kid of that kind."""
+    if kind & JUDGED:
+        return "judged"
+    if kind & TEXT:
+        return "phrase"
+    return "recycled" if kind & RECYCLED else "draft"
+
+
+SOURCES = tuple(_source(kind) for kind in range(2 * JUDGED))
+"""Who proposed a node, by its kind: a "phrase" of a text, a "recycled" prediction, the "draft", or
+"judged": a phrase whose parent the draft scored too."""
 
 
 class Shape(NamedTuple):
@@ -140,9 +154,8 @@ class Growth:
         """Return the nodes that the draft is fed in this step; the last ones, as many as `begin` or
         `scored` returned, are to be scored now."""
         s = self.state
-        nodes = [int(node) for node in s.fed_node[: s.fed]]
-        parents = [int(s.fed_place[s.parent[node]]) if node else -1 for node in nodes]
-        return Nodes(tuple(int(s.token[node]) for node in nodes), tuple(parents))
+        count = int(s.fed)
+        return Nodes(tuple(listed(s.fed_token, count)), tuple(listed(s.fed_parent, count)))
 
     def scored(self, ids: np.ndarray, scores: np.ndarray, shares: np.ndarray) -> int:
         """Take in the draft's ranking of what follows the nodes asked for, each [nodes, ranks]."""
@@ -155,23 +168,18 @@ class Growth:
     def proposal(self) -> Nodes:
         """Return the part of the tree that is worth verifying."""
         s = self.state
-        size = self._proposed = int(verified(s))
-        nodes = [int(node) for node in s.order[:size]]
-        for place, node in enumerate(nodes):
-            s.place[node] = place
-        inner = nodes[1:]
+        size = self._proposed = int(step.propose(s))
         return Nodes(
-            tuple(int(s.token[node]) for node in nodes),
-            (-1, *(int(s.place[s.parent[node]]) for node in inner)),
-            ("", *(_source(int(s.kind[node])) for node in inner)),
-            (1.0, *(float(s.chance[node]) for node in inner)),
+            tuple(listed(s.out_token, size)),
+            tuple(listed(s.out_parent, size)),
+            ("", *(SOURCES[kind] for kind in listed(s.out_kind, size)[1:])),
+            tuple(listed(s.out_chance, size)),
         )
 
     def read_of(self, path: Sequence[int]) -> list[int]:
         """Return where nodes of a path stand among those fed to the draft, as far as they do."""
         s = self.state
-        places = [int(s.fed_place[s.order[node]]) for node in path]
-        return places[: places.index(-1)] if -1 in places else places
+        return listed(s.read, int(step.read_of(s, whole(path))))
 
     def learn(self, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Learn: `chosen[i]` is the target's token after node i of the proposal, `path` the nodes
@@ -229,16 +237,6 @@ class Growth:
             newest=_longer(m.newest, size, 0),
             slot=_longer(m.slot, size, 0, wide=True),
         )
-
-
-def _source(kind: int) -> str:
-    """Return who proposed a kid of that kind: "phrase" of a text, "recycled", "draft", or "judged"
-    for a phrase whose parent the draft scored too."""
-    if kind & JUDGED:
-        return "judged"
-    if kind & TEXT:
-        return "phrase"
-    return "recycled" if kind & RECYCLED else "draft"
 
 
 def _array(size: int, value: int, *, wide: bool = False):

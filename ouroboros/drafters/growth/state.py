@@ -66,8 +66,10 @@ _INTEGERS = {
     "kid_count": NODES, "kid_token": NODES * KIDS, "kid_node": NODES * KIDS,
     "kid_kind": NODES * KIDS, "kind": NODES,
     "first_count": NODES, "first_token": NODES * KIDS, "index_top": NODES, "draft_top": NODES,
-    # the tree, the nodes asked for, all nodes fed to the draft and where each stands there
-    "order": NODES, "ask": NODES, "fed_node": NODES, "fed_place": NODES,
+    # the tree, the nodes asked for, those fed to the draft and where each stands there
+    "order": NODES, "ask": NODES, "fed_token": NODES, "fed_parent": NODES, "fed_place": NODES,
+    # what is handed out
+    "out_token": NODES, "out_parent": NODES, "out_kind": NODES, "read": NODES,
     # scratch of one node
     "path": DEPTHS, "bucket": LONGEST + 1, "choices": 0, "top_order": 0,
     "choice": CHOICES, "choice_match": CHOICES, "choice_kind": CHOICES, "listed": 0,
@@ -77,7 +79,8 @@ _INTEGERS = {
     "heap": 0, "heap_kid": NODES * KIDS, "heap_tick": NODES * KIDS, "tick": 0,
 }  # fmt: skip
 _REALS = {
-    "reach": NODES, "chance": NODES, "kid_p": NODES * KIDS, "heap_p": NODES * KIDS,
+    "reach": NODES, "chance": NODES, "out_chance": NODES,
+    "kid_p": NODES * KIDS, "heap_p": NODES * KIDS,
     "weight": CHOICES * len(ORDERS), "total": len(ORDERS), "share": CHOICES,
     "recency": CHOICES, "features": DRAFT_FEATURES, "best_p": KIDS,
     "index_weights": INDEX_FEATURES, "draft_weights": DRAFT_FEATURES,
@@ -106,6 +109,11 @@ def new_state() -> Any:
         for name, size in table.items():
             values[name] = [zero] * size if size else zero
     return SimpleNamespace(**values)
+
+
+def listed(values: Any, count: int) -> list:
+    """Return the first values of a field as a list of plain numbers."""
+    return values[:count].tolist() if COMPILED else values[:count]
 
 
 def whole(values: Sequence[int] | np.ndarray) -> Any:

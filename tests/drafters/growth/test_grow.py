@@ -85,8 +85,9 @@ def test_the_draft_is_asked_while_it_pays_and_never_twice():
             assert max(depths(nodes.parents)) < 20
             fed += asked
             count = grown.scored(*ranking(nodes, asked, 12))
-        scored = [int(n) for n in grown.state.fed_node[:fed]]
-        assert len(set(scored)) == fed and all(grown.state.scored[n] for n in scored)
+        s = grown.state
+        scored = [n for n in range(int(s.nodes)) if s.scored[n]]
+        assert sorted(int(s.fed_place[n]) for n in scored) == list(range(fed))
         assert ask(grown.state) == 0
 
 
