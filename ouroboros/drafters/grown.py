@@ -10,9 +10,10 @@ Invariant: estimates only ever change *what is proposed*; `decode` alone decides
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
-from ouroboros.choose import Choose, Sampler, argmax
+from ouroboros.choose import Choose, Ranked, Sampler, argmax
 from ouroboros.costs.named import named
 from ouroboros.costs.surface import Costs, Surface
 from ouroboros.drafters.growth.growth import Growth, Shape
@@ -90,9 +91,8 @@ class Grown:
             assert draft is not None
             nodes = growth.asked()
             tree = TokenTree(nodes.tokens, nodes.parents)
-            logits = draft.score(tokens, tree)
-            draft.scored += count
-            count = growth.scored(*ranked(self._choose, logits, tokens, tree, count))
+            tree = tree.asking(range(len(tree) - count, len(tree)))
+            count = growth.scored(*ranking(draft, tokens, tree, self._choose))
         made = growth.proposal()
         self._proposed = TokenTree(
             made.tokens, made.parents, source=made.source, probability=made.probability
@@ -119,6 +119,17 @@ class Grown:
         self.growth.set_costs(*self._prices[at])
 
 
+def ranking(draft: CachedModel, tokens: Sequence[int], tree: TokenTree, choose: Choose) -> Ranked:
+    """Return the draft's likeliest tokens after the nodes that are asked for; wait once."""
+    logits = draft.score(tokens, tree)
+    started = time.perf_counter()
+    ranked = choose.ranked(logits, tokens, tree, RANKS)
+    waited = time.perf_counter() - started
+    draft.busy_s += waited
+    draft.wait_s += waited
+    return ranked
+
+
 def suiting(draft: CachedModel | None) -> str:
     """Return the name of the costs that suit a model's device where nothing was measured."""
     device = getattr(draft, "device", None)
@@ -131,11 +142,3 @@ def table(surface: Surface, context: float) -> list[float]:
     context = min(context, max(surface.ms))
     most = int(min(*(max(row) for row in surface.ms.values()), SIZES - 1))
     return [surface.call_ms(nodes, context) for nodes in range(1, most + 1)]
-
-
-def ranked(choose, logits, tokens, tree, asked):
-    scores = choose.scores(logits, tokens, tree)[-asked:]
-    rows = logits if not isinstance(choose, Sampler) else choose.warped(logits)
-    shares = rows[-asked:].double().softmax(-1)
-    top = scores.topk(min(RANKS, scores.shape[-1]), dim=-1)
-    return top.indices.numpy(), top.values.double().numpy(), shares.gather(-1, top.indices).numpy()

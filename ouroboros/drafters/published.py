@@ -80,6 +80,10 @@ class Published:
         self._hung: list[Hung] = []
         self._scratch = Scratch()
 
+    def restore(self, pool: PhrasePool) -> None:
+        """Hold exactly what a pool of the same sizes holds."""
+        self.pool.restore(pool)
+
     def reset(self, choose: Choose) -> None:
         """Begin a prompt; the pool is emptied, kept or restored as `pool_state` says."""
         self._choose = choose
