@@ -31,7 +31,7 @@ def check_disk(config: LlamaConfig, dtype: torch.dtype, out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not an empty folder: name another one")
     model = blank(config, dtype)
-    need = bytes_of(model) + model.get_input_embeddings().weight.nbytes
+    need = bytes_of(model) + model.model.embed_tokens.weight.nbytes
     parent = next(p for p in (out, *out.absolute().parents) if p.exists())
     free = shutil.disk_usage(parent).free
     if need + RESERVE_BYTES > free:

@@ -184,7 +184,7 @@ def best(
 
 def configured(args: argparse.Namespace) -> dict:
     """Return the resolved config with the decoders that are tuned."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialize_config_dir(CONF, version_base="1.3"):
         decoders = f"decoder=[{','.join(args.decoders)}]"
         composed = compose("config", [decoders, *args.overrides])
     config = OmegaConf.to_container(composed, resolve=True)
@@ -195,7 +195,7 @@ def configured(args: argparse.Namespace) -> dict:
 def options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prompts", default=str(CONF / "task" / "development.jsonl"))
+    parser.add_argument("--prompts", default=str(Path(CONF, "task", "development.jsonl")))
     parser.add_argument("--results", type=Path, default=Path("results/local/tuning"))
     parser.add_argument("--decoders", nargs="*", default=list(SPACES))
     parser.add_argument("--trials", type=int, default=24, help="for each decoder")
