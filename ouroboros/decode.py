@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from ouroboros.choose import Choose, argmax
 from ouroboros.engine.model import CachedModel
@@ -19,6 +19,7 @@ from ouroboros.trace import DecodeTrace, StepRecord
 from ouroboros.tree import TokenTree
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """Proposes what may come next. A drafter that calls a model names it in `draft`, so that the
     loop can count its calls and time. One that learns from predictions at nodes that were not

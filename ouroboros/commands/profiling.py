@@ -1,13 +1,9 @@
 """Say where the time goes on this machine: what calls cost, and what steps consist of.
 
-    python scripts/profiling.py                                   the reference pair
-    python scripts/profiling.py "decoder=[greedy,ouroboros]" profile.trace=true
-    python scripts/profiling.py model=hf model.target=<id> model.draft=<id>
-
-Both models are timed on random trees by size and context, then the decoders run a few prompts. The
-folder is a results folder with costs.json (for scripts/replay.py cost=...), profile.json,
-profile.md, verify_cost.png and step_time.png beside the samples. The last line on stdout is one
-JSON document.
+`ouroboros profile`; what can be typed stands in conf/hydra/help/profile.yaml. Both models are timed
+on random trees by size and context, then the decoders run a few prompts. The folder is a results
+folder with costs.json, profile.json, profile.md, verify_cost.png and step_time.png beside the
+samples.
 """
 
 from __future__ import annotations
@@ -62,7 +58,7 @@ def main() -> None:
 
 
 def profile(cfg: DictConfig) -> int:
-    """Time calls, run the decoders, write the report; return the exit code, as scripts/bench.py."""
+    """Time calls, run the decoders, write the report; return the exit code, as ouroboros bench."""
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(config, dict)
     options = config.pop("profile")
@@ -153,7 +149,7 @@ def traced_decoders(job: Bench, pair: Pair, options: Mapping) -> dict:
 
 def draws_trees(make: MakeDecoder) -> TypeGuard[Callable[[], Drafter]]:
     """Return whether a maker's decoders are drafters of this engine."""
-    return hasattr(make(), "propose")
+    return isinstance(make(), Drafter)
 
 
 def show(folder: ResultsFolder, run: Mapping, costs: Costs, traced: Mapping) -> int:
