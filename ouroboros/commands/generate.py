@@ -2,7 +2,7 @@
 
     ouroboros generate "def mean(values):"
     ouroboros generate "def mean(values):" --race
-    ouroboros generate "Once upon a time" --target ID --draft ID --temperature 0.8
+    ouroboros generate "Once" --target ID --draft ID --temperature 0.8
     ouroboros generate "def f" --decoder speculative decoder.speculative.gamma=3
 
 The models are the reference pair inside larger shapes, as 'ouroboros bench'
@@ -23,6 +23,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from rich.console import Console
 from rich.live import Live
+from transformers.utils.logging import disable_progress_bar
 
 from ouroboros.bench.run.loop import WARM_UP, eos_ids
 from ouroboros.bench.run.pair import Pair
@@ -58,6 +59,7 @@ def generate(options: argparse.Namespace) -> int:
     if config["threads"]:
         torch.set_num_threads(config["threads"])
     console = Console(highlight=False)
+    disable_progress_bar()
     with console.status("loading"):
         pair = build_pair(config)
         runners = list(prepared(config, pair, options.prompt))
@@ -180,7 +182,7 @@ def closing(runners: list[Runner], console: Console) -> Iterator:
     """Yield the last lines: colours, figures, and of a race whether the texts are the same."""
     if console.is_terminal:
         yield legend(runners)
-    yield from (runner.summary() for runner in runners)
+    yield from (f"{runner.name}: {', '.join(runner.figures())}" for runner in runners)
     if len(runners) > 1:
         first, second = (runner.tokens for runner in runners)
         yield "the two took turns; each time is its own"

@@ -59,13 +59,14 @@ class Runner:
         self.pieces += added
         return added
 
-    def summary(self) -> str:
-        """Return one line: tokens, seconds, tokens/s and tokens per target call."""
-        rate = len(self.tokens) / self.seconds if self.seconds else 0.0
-        each = len(self.tokens) / max(1, self.calls)
+    def figures(self) -> tuple[str, str]:
+        """Return tokens, seconds and tokens/s as text, and tokens per target call."""
+        count = len(self.tokens)
+        rate = count / self.seconds if self.seconds else 0.0
+        each = count / max(1, self.calls)
         return (
-            f"{self.name}: {len(self.tokens)} tokens in {self.seconds:.2f} s, "
-            f"{rate:.1f} tokens/s, {each:.2f} tokens per target call"
+            f"{count} tokens in {self.seconds:.2f} s, {rate:.1f} tokens/s",
+            f"{each:.2f} tokens per target call",
         )
 
 

@@ -65,8 +65,8 @@ def columns(runners: Sequence[Runner], console: Console, *, whole: bool) -> Tabl
 
 
 def head(runner: Runner) -> Text:
-    """Return a runner's figures, bold once it is through."""
-    return Text(runner.summary(), style="bold" if runner.done else "")
+    """Return a runner's name and figures, bold once it is through."""
+    return Text("\n".join((runner.name, *runner.figures())), style="bold" if runner.done else "")
 
 
 def body(runner: Runner, console: Console, width: int, room: int | None) -> Text:
