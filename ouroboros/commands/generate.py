@@ -35,7 +35,7 @@ from ouroboros.commands.build import SAMPLING, build_decoders, build_pair, check
 from ouroboros.commands.generating.runner import Runner
 from ouroboros.commands.generating.screen import columns, legend, write
 from ouroboros.commands.refusals import CALLERS, one_line
-from ouroboros.decode import Drafter, stream
+from ouroboros.decode import Drafter, Traits, stream
 from ouroboros.engine.model import CachedModel
 
 PLAIN = "greedy"
@@ -111,7 +111,7 @@ def prepared(config: dict, pair: Pair, text: str) -> Iterator[Runner]:
         first, drafter = make(), make()
         if not isinstance(first, Drafter) or not isinstance(drafter, Drafter):
             raise ValueError(f"{name} is another engine's: choose a decoder of this one")
-        models = [used for used in (target, getattr(drafter, "draft", None)) if used is not None]
+        models = [used for used in (target, Traits.of(drafter).draft) if used is not None]
         empty(models, len(prompt) + config["max_new"])
         for _ in stream(target, first, warm, max_new=WARM_UP_TOKENS, choose=choose):
             pass

@@ -57,12 +57,9 @@ def test_help_tells_the_defaults_there_are(told, name):
     options = {key: value for key, value, _ in OPTION.findall(text)}
     assert len(options) > 4
     for key, value in options.items():
-        if value in ("[...]", groups.get(key)):
-            continue
-        found = OmegaConf.select(config, key, throw_on_missing=True)
-        assert OmegaConf.create([found]) == OmegaConf.from_dotlist([f"x=[{value}]"]).x or (
-            found == OmegaConf.from_dotlist([f"x={value}"]).x
-        ), key
+        if value not in ("[...]", groups.get(key)):
+            told_value = OmegaConf.from_dotlist([f"x={value}"]).x
+            assert OmegaConf.select(config, key) == told_value, key
 
 
 def test_version(told):
@@ -82,15 +79,18 @@ def test_the_command_gets_the_rest_as_it_is(told, monkeypatch):
 
 
 def test_a_missing_extra_is_one_line(told, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ouroboros.commands.report", None)
-    for name in [name for name in sys.modules if name.split(".")[0] == "pandas"]:
-        monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "ouroboros.commands.report")
-    for name in [name for name in sys.modules if name.startswith("ouroboros.bench.report")]:
+    ours = ("ouroboros.commands.report", "ouroboros.bench.report")
+    for name in [name for name in sys.modules if name.startswith(ours)]:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pandas", None)
     code, out, text = told("report", "x")
     assert (code, out) == (2, "")
     assert text.count("\n") == 1 and "pandas" in text and "'ouroboros-decoding[bench]'" in text
+
+
+def test_a_launcher_that_is_not_installed_is_named_with_its_extra(told):
+    code, _, text = told("bench", "-m", "hydra/launcher=nowhere", "task.limit=1")
+    assert code == 2 and text.count("\n") == 1 and "'ouroboros-decoding[launchers]'" in text
 
 
 def test_a_class_that_there_is_not_is_one_line():
