@@ -32,6 +32,7 @@ def told(monkeypatch, capsys):
 
     def call(*argv: str) -> tuple[object, str, str]:
         GlobalHydra.instance().clear()
+        monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
         try:
             code: object = command_line.main(argv)
         except SystemExit as ended:
