@@ -10,20 +10,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ouroboros.bench.measure.predicted import Priced
 from ouroboros.bench.measure.sample import Sample
-from ouroboros.bench.run.store import RUN, SAMPLES, ResultsFolder
+from ouroboros.bench.run.store import COSTS, RUN, SAMPLES, ResultsFolder
 from ouroboros.bench.verdict.audit_report import Row, load_audit
+from ouroboros.costs.surface import Costs
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One measurement: run.json, samples and scores, of one folder or of merged parts."""
+    """One measurement: run.json, samples and scores, of one folder or of merged parts. `priced`:
+    by which costs its counts are reported."""
 
     folders: tuple[Path, ...]
     run: dict
     samples: list[Sample]
     scores: dict[tuple[str, str, int], dict[str, float]]
     audit: list[Row] = field(default_factory=list)
+    priced: Priced | None = None
 
     @property
     def keys(self) -> set[tuple[str, str, int]]:
@@ -59,7 +63,21 @@ def load(path: Path) -> Measured:
         raise ValueError(
             f"{path}: {SAMPLES} has decoders that {RUN} lacks: {', '.join(sorted(strange))}"
         )
-    return Measured((path,), run, samples, folder.load_scores(), load_audit(folder))
+    audit = load_audit(folder)
+    return Measured((path,), run, samples, folder.load_scores(), audit, recorded_costs(folder))
+
+
+def recorded_costs(folder: ResultsFolder) -> Priced | None:
+    """Return the costs that were measured with a run, or by which it decided; None without any.
+
+    Raises `ValueError` where the folder's costs are damaged.
+    """
+    path = folder.path / COSTS
+    if not path.exists():
+        return None
+    costs = Costs.load(path)
+    named = costs.about.get("name")
+    return Priced(f"the costs {named!r}" if named else "the costs measured with the run", costs)
 
 
 def merge(found: Iterable[Measured]) -> list[Measured]:

@@ -43,7 +43,10 @@ def study(measured: Sequence[Measured]) -> Study:
     rest = [index for index, name in enumerate(names) if not name]
     for index, label in zip(rest, _labels(measured, rest, few=0), strict=True):
         names[index] = label
-    summaries = [summarise(one.run, one.samples, one.scores, one.audit) for one in measured]
+    summaries = [
+        summarise(one.run, one.samples, one.scores, one.audit, priced=one.priced)
+        for one in measured
+    ]
     return Study(measured, names, summaries, found)
 
 

@@ -11,7 +11,9 @@ from dataclasses import asdict
 
 from ouroboros.bench.measure import intervals, metrics
 from ouroboros.bench.measure.intervals import Interval
+from ouroboros.bench.measure.predicted import Priced, cost_part
 from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.report.leads import leads
 from ouroboros.bench.verdict.audit_report import Row, tally, verdict
 
 RATIOS = ("decode_speedup", "latency_speedup", "latency_speedup_macro")
@@ -20,6 +22,7 @@ TIMED = (
     *("output_throughput", "macro_throughput", "ttft_ms", "tpot_ms", "e2e_latency_s"),
     *("draft_share", "verify_share", "host_share", "host_ms_per_step", "energy_per_token_j"),
     *(f"{ratio}{against}" for against in ("", "_vs_hf") for ratio in RATIOS),
+    *("latency_vs_ouroboros", "decode_vs_ouroboros", "ttft_vs_ouroboros"),
 )
 """What means nothing where jobs shared the device (a run with `timing` false)."""
 
@@ -29,8 +32,13 @@ def summarise(
     samples: Sequence[Sample],
     scores: Mapping[tuple[str, str, int], Mapping],
     audit: Sequence[Row] = (),
+    *,
+    priced: Priced | None = None,
 ) -> dict:
-    """Return every metric of every decoder, in the order of the run's config; plain JSON values."""
+    """Return every metric of every decoder, in the order of the run's config; plain JSON values.
+
+    `priced`: by which costs, if any, counts become costs per token and predicted speedups.
+    """
     good: dict[str, list[Sample]] = {name: [] for name in run["decoders"]}
     failed: dict[str, list[Sample]] = {name: [] for name in run["decoders"]}
     for sample in samples:
@@ -39,6 +47,7 @@ def summarise(
         name: {
             **_counts(mine, failed[name]),
             **_decoder_metrics(mine, good),
+            **_priced_metrics(mine, good, priced),
             "scores": metrics.task_scores(mine, scores) | _corpus_scores(run, name),
             "score_intervals": _plain(intervals.score_intervals(mine, scores)),
             "groups": _groups(mine, good.get(BASELINE, [])),
@@ -49,12 +58,14 @@ def summarise(
     }
     timed = run.get("timing", True)
     measured = {sample.example for mine in good.values() for sample in mine}
+    words = f" · predicted by {priced.name}" if priced and not timed else ""
     return {
-        "title": title(run, len(measured)),
+        "title": title(run, len(measured)) + words,
         "footnote": footnote(run),
         "status": run["status"],
         "incomplete": incomplete(run, len(samples)),
         "timed": timed,
+        "costs": priced and priced.name,
         "resumed": run["resumed"],
         "pools_restored": "carried_pools" in run,
         "samples": len(samples),
@@ -82,9 +93,22 @@ def title(run: Mapping, prompts: int) -> str:
     counted = f"{prompts} prompts" if prompts == wanted else f"{prompts} of {wanted} prompts"
     return (
         f"{run['task']['name']}, {counted} x {run['max_new']} tokens · "
-        f"{model['name']} pair{shape}{rehearsal} · {model['dtype']}{kept} · "
+        f"{pair_name(model)} pair{shape}{rehearsal} · {model['dtype']}{kept} · "
         f"{heat} · batch size 1 · {device(run)}"
     )
+
+
+def pair_name(model: Mapping) -> str:
+    """Return the name of a pair: that of its config, or of the models where they are one's own.
+
+    >>> pair_name({"name": "hf", "target": "a/big", "draft": "b/small"})
+    'big + small'
+    """
+    name, target = model["name"], model.get("target")
+    own = name == "hf" or (name == "reference" and not str(target).startswith("reference/"))
+    if not own or not target:
+        return name
+    return " + ".join(str(one).split("/")[-1] for one in (target, model.get("draft")) if one)
 
 
 def nature(run: Mapping) -> str:
@@ -127,7 +151,8 @@ def footnote(run: Mapping) -> str:
 def headline(summary: Mapping) -> dict:
     """Return the few numbers per decoder that the last line of stdout carries."""
     keys = ("output_throughput", "acceptance_length", "calls_per_token", "repetition_rate")
-    ratios = ("decode_speedup", "latency_speedup", "latency_speedup_vs_hf")
+    ratios = ("decode_speedup", "latency_speedup", "latency_speedup_vs_hf", "predicted_speedup")
+    ratios += ("cost_per_token", "latency_vs_ouroboros", "ttft_vs_ouroboros")
     return {
         name: {
             **{key: _rounded(row[key]) for key in keys},
@@ -157,19 +182,22 @@ def _decoder_metrics(mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]
         **_speedups("", baseline, mine),
         **_speedups("_vs_hf", good.get(PEER, []), mine),
         **_step_metrics(mine),
-        **_plain(
-            {
-                "calls_interval": intervals.pooled(mine, part=metrics.calls_part),
-                "calls_vs_ouroboros": intervals.speedup(
-                    mine, good.get(METHOD, []), part=metrics.calls_part
-                ),
-            }
-        ),
+        **_plain({"calls_interval": intervals.pooled(mine, part=metrics.calls_part)}),
         "repetition_rate": metrics.mean_repetition_rate(mine),
         "unequal": metrics.unequal(baseline, mine),
         "peak_bytes": max((s.peak_bytes for s in mine if s.peak_bytes), default=None),
         "energy_per_token_j": metrics.energy_per_token_j(mine),
     }
+
+
+def _priced_metrics(
+    mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]], priced: Priced | None
+) -> dict:
+    """Costs per token, predicted speedup over greedy, and Ouroboros' lead by every measure."""
+    base, ours = (priced.timed(own) if priced else [] for own in (good.get(BASELINE, []), mine))
+    cost = intervals.pooled(mine, part=cost_part(priced.costs)) if priced and ours else None
+    own = {"cost_per_token": cost, "predicted_speedup": intervals.speedup(base, ours)}
+    return _plain(own | leads(mine, good.get(METHOD, []), priced))
 
 
 def _step_metrics(mine: Sequence[Sample]) -> dict:
@@ -183,6 +211,8 @@ def _step_metrics(mine: Sequence[Sample]) -> dict:
         "acceptance_length": metrics.acceptance_length(steps),
         "tokens_per_target_call": metrics.tokens_per_target_call(steps),
         "draft_calls_per_token": metrics.draft_calls_per_token(steps),
+        "nodes_per_token": metrics.nodes_per_token(steps),
+        "draft_nodes_per_token": metrics.draft_nodes_per_token(steps),
         "calls_per_token": metrics.calls_per_token(steps),
         "draft_acceptance_rate": metrics.draft_acceptance_rate(steps),
         "scored_per_step": metrics.scored_per_step(steps),

@@ -13,7 +13,17 @@ from pathlib import Path
 import pandas as pd
 
 from ouroboros.bench.measure import metrics
+from ouroboros.bench.report.leads import MEASURES, others, said
 from ouroboros.bench.report.summary import BASELINE
+
+LEAST = ("tokens by source %", "decode speedup", "after the first step", "samples", "nodes/call")
+WORDS = {
+    "latency": "tokens/s",
+    "predicted": "prediction",
+    "cost": "cost/token",
+    "calls": "calls/token at 0.176",
+}
+KEPT = ("decoder", "lossless")
 
 LATEX = str.maketrans(
     {c: f"\\{c}" for c in "&%$#_{}"}
@@ -21,21 +31,65 @@ LATEX = str.maketrans(
 )
 
 
-def tables(summary: Mapping, style: str = "github") -> tuple[str, str]:
-    """Return the table of speed and the table of acceptance, as text."""
-    return as_text(speed_frame(summary), style), as_text(count_frame(summary), style)
+def tables(summary: Mapping, style: str = "github", *, width: int | None = None) -> list[str]:
+    """Return a run's tables of speed, leads, time and acceptance, as text.
+
+    `width`: no line is longer; what does not fit is left out (`summary.md` has it all).
+    """
+    frames = (speed_frame, lead_frame, time_frame, count_frame)
+    found = [frame for make in frames if (frame := make(summary)).shape[1] > 1]
+    return [as_text(frame if width is None else within(frame, width), style) for frame in found]
 
 
 def speed_frame(summary: Mapping) -> pd.DataFrame:
-    """Times, speedups, memory, energy, repetition, equality and scores of each decoder."""
+    """Speed, speedups, Ouroboros' lead, repetition, equality and scores of each decoder."""
     rows = summary["decoders"]
     scored = sorted({name for row in rows.values() for name in row["scores"]})
-    return _filled(_framed([_speed_row(name, row, scored) for name, row in rows.items()]))
+    own = "latency" if summary["timed"] else "predicted"
+    return _filled([_speed_row(name, row, scored, own) for name, row in rows.items()])
+
+
+def lead_frame(summary: Mapping) -> pd.DataFrame:
+    """Ouroboros' lead over each other decoder by every measure; empty where it did not run."""
+    return _filled([_lead_row(name, row) for name, row in others(summary).items()])
+
+
+def time_frame(summary: Mapping) -> pd.DataFrame:
+    """Times per token and completion, their phases, memory and energy of each decoder."""
+    return _filled([_time_row(name, row) for name, row in summary["decoders"].items()])
 
 
 def count_frame(summary: Mapping) -> pd.DataFrame:
-    """Calls, acceptance and sources of each decoder: nothing that depends on the machine."""
-    return _filled(_framed([_count_row(name, row) for name, row in summary["decoders"].items()]))
+    """Calls, acceptance and sources of each decoder: what the machine changes only through the
+    costs by which they are counted."""
+    return _filled([_count_row(name, row) for name, row in summary["decoders"].items()])
+
+
+def narrow_frame(summary: Mapping) -> pd.DataFrame:
+    """Tokens per second, speedup and tokens per target call of each decoder: for one column."""
+    own = "latency" if summary["timed"] else "predicted"
+    return _filled(
+        [
+            {
+                "decoder": name,
+                "tokens/s": number(row["output_throughput"], 1),
+                "speedup": interval(row[f"{own}_speedup"]),
+                "tokens/call": number(row["tokens_per_target_call"], 2),
+            }
+            for name, row in summary["decoders"].items()
+        ]
+    )
+
+
+def within(frame: pd.DataFrame, width: int) -> pd.DataFrame:
+    """Return a frame whose text has no line longer than `width`: the columns that matter least are
+    left out, then others from the right."""
+    for name in (*LEAST, *reversed(frame.columns)):
+        if len(as_text(frame, "simple").partition("\n")[0]) <= width:
+            break
+        if name in frame and name not in KEPT:
+            frame = frame.drop(columns=name)
+    return frame
 
 
 def group_frame(summary: Mapping) -> pd.DataFrame:
@@ -102,17 +156,20 @@ def as_text(frame: pd.DataFrame, style: str = "github") -> str:
     return frame.to_markdown(index=False, tablefmt=style, disable_numparse=True, colalign=align)
 
 
-def as_latex(frame: pd.DataFrame, caption: str) -> str:
-    """Return a frame as a LaTeX table with booktabs rules, everything escaped."""
+def as_latex(frame: pd.DataFrame, caption: str, label: str) -> str:
+    """Return a frame as a LaTeX table with booktabs rules, everything escaped; \\ref{tab:<label>}
+    names it."""
     safe = caption.translate(LATEX)
     columns = "l" + "r" * (frame.shape[1] - 1)
-    return frame.to_latex(index=False, escape=True, caption=safe, column_format=columns)
+    return frame.to_latex(
+        index=False, escape=True, caption=safe, label=f"tab:{label}", column_format=columns
+    )
 
 
 def write_table(frame: pd.DataFrame, stem: Path, *, caption: str) -> None:
     """Write `stem`.md, .csv and .tex; the LaTeX one needs \\usepackage{booktabs}."""
     stem.with_suffix(".md").write_text(f"{caption}\n\n{as_text(frame)}\n", encoding="utf-8")
-    stem.with_suffix(".tex").write_text(as_latex(frame, caption), encoding="utf-8")
+    stem.with_suffix(".tex").write_text(as_latex(frame, caption, stem.name), encoding="utf-8")
     frame.to_csv(stem.with_suffix(".csv"), index=False)
 
 
@@ -138,34 +195,55 @@ def interval(found: Mapping | None) -> str:
     return times(found["value"]) + _spread(found, 2)
 
 
-def calls(row: Mapping) -> str:
-    """Return a decoder's calls per token and their interval."""
-    found = row["calls_interval"]
+def ratio(found: Mapping | None) -> str:
+    """Return an amount per token and its interval."""
     return "-" if found is None else number(found["value"], 3) + _spread(found, 3)
 
 
-def _speed_row(name: str, row: Mapping, scored: Sequence[str]) -> dict[str, str]:
-    shares = [row[f"{phase}_share"] for phase in ("draft", "verify", "host")]
-    peak = row["peak_bytes"]
+def _speed_row(name: str, row: Mapping, scored: Sequence[str], own: str) -> dict[str, str]:
+    words = "" if own == "latency" else "predicted "
     cells = {
         "decoder": name,
         "samples": str(row["samples"]) + (f" ({row['failed']} failed)" if row["failed"] else ""),
         "tokens/s": number(row["output_throughput"], 1),
+        f"{words or 'latency '}speedup": interval(row[f"{own}_speedup"]),
         "decode speedup": interval(row["decode_speedup"]),
-        "latency speedup": interval(row["latency_speedup"]),
-        "macro speedup": interval(row["latency_speedup_macro"]),
-        "vs transformers": interval(row["latency_speedup_vs_hf"]),
+        f"ouroboros over it{words and ', predicted'}": interval(row[f"{own}_vs_ouroboros"]),
         "TTFT ms": number(row["ttft_ms"], 1),
-        "TPOT ms": number(row["tpot_ms"], 2),
-        "E2E s": number(row["e2e_latency_s"], 2),
-        "draft/verify/host %": _shares(shares),
-        "peak GiB": number(peak and peak / 2**30, 1),
-        "J/token": number(row["energy_per_token_j"], 2),
         "repetition": _repetition(row["repetition_rate"]),
         "unequal": _unequal(row),
         "lossless": row.get("verdict") or "-",
     }
     return cells | {score: _score(row, score) for score in scored}
+
+
+def _lead_row(name: str, row: Mapping) -> dict[str, str]:
+    measure = next(m for m in MEASURES if row[f"{m}_vs_ouroboros"])
+    return {
+        "ouroboros over": name,
+        "tokens/s": interval(row["latency_vs_ouroboros"]),
+        "after the first step": interval(row["decode_vs_ouroboros"]),
+        "TTFT": interval(row["ttft_vs_ouroboros"]),
+        "predicted": interval(row["predicted_vs_ouroboros"]),
+        "cost/token": interval(row["cost_vs_ouroboros"]),
+        "calls/token at 0.176": interval(row["calls_vs_ouroboros"]),
+        f"it is, by {WORDS[measure]}": said(row[f"{measure}_vs_ouroboros"]),
+    }
+
+
+def _time_row(name: str, row: Mapping) -> dict[str, str]:
+    peak = row["peak_bytes"]
+    return {
+        "decoder": name,
+        "macro speedup": interval(row["latency_speedup_macro"]),
+        "vs transformers": interval(row["latency_speedup_vs_hf"]),
+        "TPOT ms": number(row["tpot_ms"], 2),
+        "E2E s": number(row["e2e_latency_s"], 2),
+        "draft/verify/host %": _shares([row[f"{p}_share"] for p in ("draft", "verify", "host")]),
+        "host ms/step": number(row["host_ms_per_step"], 2),
+        "peak GiB": number(peak and peak / 2**30, 1),
+        "J/token": number(row["energy_per_token_j"], 2),
+    }
 
 
 def _count_row(name: str, row: Mapping) -> dict[str, str]:
@@ -175,12 +253,13 @@ def _count_row(name: str, row: Mapping) -> dict[str, str]:
         "decoder": name,
         "accept len": number(row["acceptance_length"], 2),
         "tokens/target call": number(row["tokens_per_target_call"], 2),
+        "cost/token": ratio(row["cost_per_token"]),
+        "calls/token at 0.176": ratio(row["calls_interval"]),
         "draft calls/token": number(row["draft_calls_per_token"], 2),
-        "calls/token": calls(row),
-        "calls vs ouroboros": interval(row["calls_vs_ouroboros"]),
-        "draft accepted": percent(row["draft_acceptance_rate"]),
+        "nodes/token": number(row["nodes_per_token"], 2),
+        "draft nodes/token": number(row["draft_nodes_per_token"], 2),
         "nodes/call": number(row["scored_per_step"], 1),
-        "host ms/step": number(row["host_ms_per_step"], 2),
+        "draft accepted": percent(row["draft_acceptance_rate"]),
         "tokens by source %": ", ".join(f"{name} {share:.0f}" for name, share in shares.items()),
     }
 
@@ -189,8 +268,9 @@ def _framed(rows: Sequence[Mapping[str, str]]) -> pd.DataFrame:
     return pd.DataFrame(rows).fillna("-")
 
 
-def _filled(frame: pd.DataFrame) -> pd.DataFrame:
+def _filled(rows: Sequence[Mapping[str, str]]) -> pd.DataFrame:
     """Leave out the columns that no row fills; whether texts are equal is always said."""
+    frame = _framed(rows)
     empty = [name for name in frame if name != "unequal" and (frame[name] == "-").all()]
     return frame.drop(columns=empty)
 
@@ -201,7 +281,7 @@ def _shares(shares: Sequence[float | None]) -> str:
 
 
 def _repetition(rate: float | None) -> str:
-    return percent(rate) + (" (!)" if rate is not None and rate > metrics.REPETITIVE else "")
+    return percent(rate) + ("" if rate is None else f", {metrics.of_real_text(rate)}")
 
 
 def _unequal(row: Mapping) -> str:

@@ -5,6 +5,8 @@
     scores.jsonl    one line per scored sample
     audit.jsonl     one line per prompt and repeat: each completion's verdict
     predictions.jsonl   if asked for: what the target predicted at every node, for replays
+    trees.jsonl     the trees that were proposed, of decoders that say how sure they are
+    costs.json      if known: what calls cost, measured with the run or named for it
     pool-*.json     the phrase pools that decoders carry from prompt to prompt
     audit.md        the verdicts as text
     summary.json, summary.md, speedup.png, calls.png: made from run, samples, scores and audit, at
@@ -27,7 +29,7 @@ from ouroboros.bench.run.jsonl import JsonLines, locked, named_errors, read_line
 from ouroboros.bench.run.recorder import Place, listed, unlisted
 
 RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audit.jsonl"
-PREDICTIONS = "predictions.jsonl"
+PREDICTIONS, TREES, COSTS = "predictions.jsonl", "trees.jsonl", "costs.json"
 MADE = (
     *(RUN, SAMPLES, SCORES, AUDIT, PREDICTIONS),
     *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png"),

@@ -142,7 +142,10 @@ def test_a_report_on_a_sweep_a_run_and_two_bad_folders(tmp_path, monkeypatch, ca
     (tmp_path / "torn" / "run.json").write_text("{")
     folders = [tmp_path / name for name in ("empty", "gammas", "torn", "main")]
     out = tmp_path / "out"
-    assert call(monkeypatch, *folders, "--out", out, "--spec-bench") == 2
+    assert call(monkeypatch, *folders, "--out", tmp_path / "elsewhere") == 2
+    assert not list(tmp_path.glob("main/summary*")) and not list(tmp_path.glob("main/*.png"))
+    capsys.readouterr()
+    assert call(monkeypatch, *folders, "--out", out, "--spec-bench", "--remake") == 2
     told = capsys.readouterr()
     warnings = [line for line in told.err.splitlines() if line.startswith("warning: ")]
     assert len(warnings) == 4 and "toy is a run of toy: its prompts are numbered" in warnings[3]
@@ -208,7 +211,8 @@ def test_pieces_never_break_a_character():
 def test_latex_is_escaped(tmp_path):
     one = measured(tmp_path, decoders=["greedy", "fast", "x_y"])
     frame = comparison_frame({"100 % & more": ["a_b"]}, study([one]).summaries, speedup_cell)
-    text = as_latex(frame, "50 % of a_b \\ c")
+    text = as_latex(frame, "50 % of a_b \\ c", "main")
+    assert r"\label{tab:main}" in text
     assert r"100 \% \& more" in text and r"a\_b" in text and r"x\_y" in text
     assert r"50 \% of a\_b \textbackslash{} c" in text
     assert not re.search(r"(?<!\\)[%_]", text)
