@@ -90,7 +90,7 @@ def numbers_frame(lead: Lead, summaries: Sequence[Mapping]) -> pd.DataFrame:
         facts = {key: summary[key] for key in ("device", "nature", "incomplete")}
         for decoder, row in summary["decoders"].items():
             plain = {key: value for key, value in row.items() if not isinstance(value, list)}
-            nested = ("groups", "acceptance_histogram", "tokens_by_source")
+            nested = ("groups", "acceptance_histogram", "tokens_by_source", "trees")
             plain = {key: value for key, value in plain.items() if key not in nested}
             rows.append({**own, **facts, "decoder": decoder, **plain})
     return pd.json_normalize(rows, sep=".")

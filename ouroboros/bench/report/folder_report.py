@@ -12,7 +12,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from ouroboros.bench.report.gather import recorded_costs
+from ouroboros.bench.report.gather import load, summary_of
 from ouroboros.bench.report.plots.speedups import calls_bars, speedup_bars
 from ouroboros.bench.report.plots.style import save_png
 from ouroboros.bench.report.summary import BASELINE, headline, summarise
@@ -21,10 +21,11 @@ from ouroboros.bench.report.tables import (
     group_frame,
     published_caption,
     published_frame,
+    source_frame,
     tables,
+    tree_frame,
 )
 from ouroboros.bench.run.store import ResultsFolder
-from ouroboros.bench.verdict.audit_report import load_audit
 
 __all__ = ["LEGEND", "headline", "make_report", "notes", "summarise", "tables", "to_markdown"]
 
@@ -59,9 +60,7 @@ def make_report(folder: ResultsFolder) -> dict:
 
     Raises `ValueError` where the folder holds no run.
     """
-    run, audit = folder.load_run(), load_audit(folder)
-    samples, scores = folder.load_samples(), folder.load_scores()
-    summary = summarise(run, samples, scores, audit, priced=recorded_costs(folder))
+    summary = summary_of(load(folder.path))
     folder.write_json("summary.json", summary)
     folder.write_text("summary.md", to_markdown(summary))
     draw(speedup_bars(summary), folder.path / "speedup.png")
@@ -79,6 +78,13 @@ def draw(figure: Figure | None, path: Path) -> None:
 def to_markdown(summary: Mapping) -> str:
     """Return summary.md: title, all tables, failures and the legend."""
     parts = [f"# {summary['title']}", summary["footnote"], *notes(summary), *tables(summary)]
+    kept = tree_frame(summary)
+    if len(kept):
+        parts += [
+            "Proposed trees, a step on average:",
+            as_text(kept),
+            as_text(source_frame(summary)),
+        ]
     groups, published = group_frame(summary), published_frame(summary)
     if len(groups):
         parts += ["Latency speedup by group of prompts:", as_text(groups)]

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from ouroboros.bench.measure.predicted import Priced
 from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.measure.trees import ProposedTree
+from ouroboros.bench.report.summary import summarise
 from ouroboros.bench.run.store import COSTS, RUN, SAMPLES, ResultsFolder
 from ouroboros.bench.verdict.audit_report import Row, load_audit
 from ouroboros.costs.surface import Costs
@@ -28,6 +30,7 @@ class Measured:
     scores: dict[tuple[str, str, int], dict[str, float]]
     audit: list[Row] = field(default_factory=list)
     priced: Priced | None = None
+    trees: dict[tuple[str, str, int], list[ProposedTree]] = field(default_factory=dict)
 
     @property
     def keys(self) -> set[tuple[str, str, int]]:
@@ -63,8 +66,22 @@ def load(path: Path) -> Measured:
         raise ValueError(
             f"{path}: {SAMPLES} has decoders that {RUN} lacks: {', '.join(sorted(strange))}"
         )
-    audit = load_audit(folder)
-    return Measured((path,), run, samples, folder.load_scores(), audit, recorded_costs(folder))
+    return Measured(
+        (path,),
+        run,
+        samples,
+        folder.load_scores(),
+        load_audit(folder),
+        recorded_costs(folder),
+        folder.load_trees(),
+    )
+
+
+def summary_of(one: Measured) -> dict:
+    """Return the summary of a measurement."""
+    return summarise(
+        one.run, one.samples, one.scores, one.audit, priced=one.priced, trees=one.trees
+    )
 
 
 def recorded_costs(folder: ResultsFolder) -> Priced | None:
@@ -120,6 +137,7 @@ def _joined(whole: Measured, part: Measured) -> Measured:
         samples=samples,
         scores={**whole.scores, **part.scores},
         audit=[*whole.audit, *part.audit],
+        trees={**whole.trees, **part.trees},
     )
 
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from ouroboros.bench.report import compare, tables
 from ouroboros.bench.report.folder_report import notes
-from ouroboros.bench.report.plots import acceptance, published, shares, speedups, sweeps
+from ouroboros.bench.report.plots import acceptance, published, shares, speedups, sweeps, trees
 from ouroboros.bench.report.run_set import Study
 from ouroboros.bench.report.sweep import Swept, short, swept
 
@@ -182,6 +182,11 @@ def _tables(prefix: str, summary: Mapping) -> list[Table]:
             f"{prefix}groups", "Latency speedup by group of prompts", tables.group_frame(summary)
         ),
     ]
+    shapes = "Proposed trees, a step on average; estimates of nodes whose parent was accepted"
+    found += [
+        Table(f"{prefix}trees", shapes, tables.tree_frame(summary)),
+        Table(f"{prefix}sources", "Nodes of the trees by source", tables.source_frame(summary)),
+    ]
     theirs = tables.published_frame(summary)
     if len(theirs):
         caption = tables.published_caption(summary)
@@ -199,6 +204,8 @@ def _pictures(prefix: str, summary: Mapping) -> list[Picture]:
         ("positions", "Acceptance by position", acceptance.acceptance_by_position(summary)),
         ("time", "Where the time goes", shares.time_shares(summary)),
         ("sources", "Who proposed the tokens", shares.source_shares(summary)),
+        ("trees", "Size and depth of the proposed trees", trees.tree_shapes(summary)),
+        ("reliability", "Estimated against actual acceptance", trees.reliability(summary)),
     ]
     return _drawn([(prefix + name, caption, figure) for name, caption, figure in drawn])
 

@@ -13,6 +13,7 @@ from ouroboros.bench.measure import intervals, metrics
 from ouroboros.bench.measure.intervals import Interval
 from ouroboros.bench.measure.predicted import Priced, cost_part
 from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.measure.trees import ProposedTree, tree_metrics
 from ouroboros.bench.report.leads import leads
 from ouroboros.bench.verdict.audit_report import Row, tally, verdict
 
@@ -34,10 +35,12 @@ def summarise(
     audit: Sequence[Row] = (),
     *,
     priced: Priced | None = None,
+    trees: Mapping[tuple[str, str, int], Sequence[ProposedTree]] | None = None,
 ) -> dict:
     """Return every metric of every decoder, in the order of the run's config; plain JSON values.
 
-    `priced`: by which costs, if any, counts become costs per token and predicted speedups.
+    `priced`: by which costs, if any, counts become costs per token and predicted speedups. `trees`:
+    those that were kept, by sample.
     """
     good: dict[str, list[Sample]] = {name: [] for name in run["decoders"]}
     failed: dict[str, list[Sample]] = {name: [] for name in run["decoders"]}
@@ -51,6 +54,7 @@ def summarise(
             "scores": metrics.task_scores(mine, scores) | _corpus_scores(run, name),
             "score_intervals": _plain(intervals.score_intervals(mine, scores)),
             "groups": _groups(mine, good.get(BASELINE, [])),
+            "trees": _tree_metrics(mine, trees or {}),
             "verdicts": (found := tally(audit, name)),
             "verdict": verdict(found) if found else None,
         }
@@ -198,6 +202,15 @@ def _priced_metrics(
     cost = intervals.pooled(mine, part=cost_part(priced.costs)) if priced and ours else None
     own = {"cost_per_token": cost, "predicted_speedup": intervals.speedup(base, ours)}
     return _plain(own | leads(mine, good.get(METHOD, []), priced))
+
+
+def _tree_metrics(
+    mine: Sequence[Sample], trees: Mapping[tuple[str, str, int], Sequence[ProposedTree]]
+) -> dict | None:
+    """Of the samples whose trees were kept, and how many these are; None without any."""
+    own = [trees[sample.key] for sample in mine if sample.key in trees]
+    found = tree_metrics([tree for steps in own for tree in steps])
+    return found and {"samples": len(own), **found}
 
 
 def _step_metrics(mine: Sequence[Sample]) -> dict:

@@ -65,6 +65,31 @@ def count_frame(summary: Mapping) -> pd.DataFrame:
     return _filled([_count_row(name, row) for name, row in summary["decoders"].items()])
 
 
+def tree_frame(summary: Mapping) -> pd.DataFrame:
+    """Size, shape and calibration of the trees of each decoder that they were kept of."""
+    return _filled([_tree_row(n, row) for n, row in summary["decoders"].items() if row["trees"]])
+
+
+def source_frame(summary: Mapping) -> pd.DataFrame:
+    """For each source of a decoder's nodes, how many there were, were judged and were right."""
+    return _filled(
+        [
+            {
+                "decoder": name,
+                "source": source,
+                "nodes": str(own["proposed"]),
+                "parent accepted": str(own["judged"]),
+                "of these accepted": percent(
+                    own["right"] / own["judged"] if own["judged"] else None
+                ),
+                "as estimated": percent(own["thought"]),
+            }
+            for name, row in summary["decoders"].items()
+            for source, own in (row["trees"] or {"sources": {}})["sources"].items()
+        ]
+    )
+
+
 def narrow_frame(summary: Mapping) -> pd.DataFrame:
     """Tokens per second, speedup and tokens per target call of each decoder: for one column."""
     own = "latency" if summary["timed"] else "predicted"
@@ -261,6 +286,23 @@ def _count_row(name: str, row: Mapping) -> dict[str, str]:
         "nodes/call": number(row["scored_per_step"], 1),
         "draft accepted": percent(row["draft_acceptance_rate"]),
         "tokens by source %": ", ".join(f"{name} {share:.0f}" for name, share in shares.items()),
+    }
+
+
+def _tree_row(name: str, row: Mapping) -> dict[str, str]:
+    trees, sure = row["trees"], row["trees"]["calibration"] or {}
+    return {
+        "decoder": name,
+        "samples with trees": f"{trees['samples']} of {row['samples']}",
+        "steps": str(trees["steps"]),
+        "nodes": number(trees["nodes"], 1),
+        "depth": number(trees["depth"], 1),
+        "leaves": number(trees["leaves"], 1),
+        "estimated": percent(sure.get("thought")),
+        "accepted": percent(sure.get("came")),
+        "log loss": number(sure.get("log_loss"), 3),
+        "of the mean": number(sure.get("log_loss_of_the_mean"), 3),
+        "Brier": number(sure.get("brier"), 3),
     }
 
 

@@ -84,6 +84,7 @@ function makePane(decoder) {
   pane.node = element("article", { className: "pane" }, [
     element("h3", {}, [decoder, pane.total]), pane.bar, pane.facts, strip, text,
   ]);
+  if (own.trees) pane.tree = treeBox(decoder, own.trees, run().texts);
   return pane;
 }
 function scaleBars() {
@@ -129,6 +130,15 @@ function showPane(pane) {
   pane.total.textContent = `${upTo} tokens \u00b7 ${(spent / 1000).toFixed(2)} s${rate}${over}`;
   pane.bar.value = upTo;
   showFacts(pane, done);
+  pane.tree?.show(done - 1);
+}
+// Where a viewer begins: at the end, or where there are trees after the step that kept most of one.
+function opening() {
+  const pane = panes.findLast((one) => one.tree && one.own.steps.length);
+  if (!pane) return last();
+  const most = Math.max(...pane.own.steps.map((step) => step[at.accepted]));
+  const step = pane.own.steps.findIndex((one) => one[at.accepted] === most);
+  return byTime() ? pane.ends[step] : step + 1;
 }
 function show() {
   position = Math.min(Math.max(position, 0), last());
@@ -177,13 +187,16 @@ function rebuild() {
   panes = [...new Set(chosen)].map(makePane);
   scaleBars();
   $("panes").replaceChildren(...panes.map((pane) => pane.node));
-  const present = data.sources.filter((source) => panes.some((pane) => pane.letters.has(source.letter)));
+  $("trees").replaceChildren(...panes.filter((pane) => pane.tree).map((pane) => pane.tree.node));
+  $("tree-note").hidden = !panes.some((pane) => pane.tree);
+  const present = data.sources.filter((source) => panes.some((pane) => pane.letters.has(source.letter)
+    || pane.own.trees?.some((tree) => tree.source.slice(1).includes(source.letter))));
   $("sources").replaceChildren(...present.map((source) => {
     const name = element("b", { textContent: source.name, className: "t" });
     paint(name, source);
     return element("li", {}, [name, element("span", { textContent: ` ${source.meaning}` })]);
   }));
-  position = last();
+  position = opening();
   show();
 }
 function choosePrompt() {
@@ -198,6 +211,7 @@ function chooseRun() {
   fill($("prompt"), prompts, $("prompt").value);
   $("shown").textContent = run().prompts.length < run().prompts_in_all
     ? `${run().prompts.length} of the run's ${run().prompts_in_all} prompts are in this page.` : "";
+  if (run().trees_left_out) $("shown").textContent += " Trees of the later prompts are left out.";
   choosePrompt();
 }
 function onKey(event) {
