@@ -224,8 +224,8 @@ class Bench:
         if self.record_predictions:
             folder.add_predictions(sample.key, recorder.predictions(sample.new_tokens))
         trees = recorder.trees()[: len(sample.steps)]
-        sure = self.record_trees or any(tree.probability for tree in trees)
-        if trees and sure and sample.repeat == 0 and self.record_trees is not False:
+        told = any(tree.probability or self.record_trees for tree in trees if len(tree.tokens) > 1)
+        if told and sample.repeat == 0 and self.record_trees is not False:
             folder.add_trees(sample.key, trees)
 
     def _missing(self, done: Sequence[Sample]) -> list[tuple[Example, str, int, int]]:

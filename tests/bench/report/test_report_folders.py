@@ -131,6 +131,11 @@ def test_two_swept_settings_make_a_map(tmp_path):
     assert [picture.name for picture in part.pictures] == ["sweep-g-fast"]
     assert part.title.startswith("Sweep g: decoder.fast.gamma = 2, 4; decoder.fast.topk = 1, 3")
     assert list(part.tables[0].frame.columns[:3]) == ["gamma", "topk", "prompts"]
+    speedup, calls = part.pictures[0].figure.axes
+    assert speedup.get_title(loc="left").endswith("best: 2.50x [2.00x, 3.00x]")
+    (low, high), (best,) = speedup.images[0].get_clim(), speedup.patches
+    assert (low, high) == pytest.approx((2.0, 3.0)) and best.get_xy() == (-0.5, -0.5)
+    assert calls.get_title(loc="left").startswith("fast: calls per token")
 
 
 def test_a_report_on_a_sweep_a_run_and_two_bad_folders(tmp_path, monkeypatch, capsys):
@@ -173,7 +178,7 @@ def test_a_page_holds_everything_and_asks_for_nothing(tmp_path, monkeypatch):
     assert call(monkeypatch, tmp_path / "main") == 0
     page = (tmp_path / "main" / "report" / "report.html").read_text()
     assert not re.search(r"https?://|<link|<script src|@import|url\((?!#)", page)
-    assert page.count("</script>") == 2 and page.count("<svg") == 5
+    assert page.count("</script>") == 2 and page.count("<svg") == 5 + 1
     (embedded,) = re.findall(r'id="data">(.*?)</script>', page, flags=re.DOTALL)
     data = json.loads(embedded)
     prompts = data["runs"][0]["prompts"]

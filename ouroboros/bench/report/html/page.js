@@ -1,4 +1,3 @@
-"use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
 const letters = new Map(data.sources.map((source) => [source.letter, source]));
@@ -132,12 +131,17 @@ function showPane(pane) {
   showFacts(pane, done);
   pane.tree?.show(done - 1);
 }
-// Where a viewer begins: at the end, or where there are trees after the step that kept most of one.
+// Where a viewer begins: at the end, or where there are trees, after a step with much to see: a
+// branching tree, and text to which several sources gave a part.
 function opening() {
   const pane = panes.findLast((one) => one.tree && one.own.steps.length);
   if (!pane) return last();
-  const most = Math.max(...pane.own.steps.map((step) => step[at.accepted]));
-  const step = pane.own.steps.findIndex((one) => one[at.accepted] === most);
+  const worth = pane.own.trees.map(({ path, source, parent }) => {
+    const sources = new Set(path.slice(1).map((node) => source[node])).size;
+    const leaves = parent.length - new Set(parent).size + 1;
+    return 3 * sources + Math.min(path.length, 7) + Math.min(leaves, 14);
+  });
+  const step = worth.indexOf(Math.max(...worth));
   return byTime() ? pane.ends[step] : step + 1;
 }
 function show() {
@@ -240,6 +244,7 @@ if (data.runs.length) {
   $("forward").addEventListener("click", () => { stop(); move(1); });
   $("play").addEventListener("click", play);
   document.addEventListener("keydown", onKey);
+  addEventListener("resize", show);
   $("viewer").hidden = false;
   chooseRun();
 }

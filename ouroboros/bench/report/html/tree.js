@@ -25,14 +25,26 @@ function layout(tree, texts) {
     nodes.push({ text: then, parent: end, letter: "", kids: [], state: "own", depth: nodes[end].depth + 1 });
   } else nodes[cut].state = "kept";
   const rank = (node) => (node.state === "kept" || node.state === "own" ? 1000 : node.percent ?? 0);
-  let rows = 0;
-  const place = (index) => {
-    const kids = nodes[index].kids.sort((a, b) => rank(nodes[b]) - rank(nodes[a]));
-    nodes[index].row = rows;
-    kids.forEach((kid, number) => { if (number) rows += 1; place(kid); });
-  };
-  place(0);
-  return columns({ nodes, rows: rows + 1, end, tree });
+  place(0, 0, nodes, [], rank);
+  return columns({ nodes, rows: 1 + Math.max(...nodes.map((node) => node.row)), end, tree });
+}
+// Put a node and its first descendants in a row, then every other child in the first row below its
+// parent's that is free so far to the right, with a column's distance to what stands there.
+function place(index, row, nodes, taken, rank) {
+  const chain = [index];
+  for (;;) {
+    const kids = nodes[chain.at(-1)].kids.sort((a, b) => rank(nodes[b]) - rank(nodes[a]));
+    if (!kids.length) break;
+    chain.push(kids[0]);
+  }
+  const [from, upTo] = [nodes[index].depth, nodes[chain.at(-1)].depth];
+  const free = (at) => (taken[at] ?? []).every(([start, stop]) => stop + 1 < from || start > upTo + 1);
+  while (!free(row)) row += 1;
+  (taken[row] ??= []).push([from, upTo]);
+  for (const node of chain) nodes[node].row = row;
+  for (const node of chain.reverse()) {
+    for (const kid of nodes[node].kids.slice(1)) place(kid, row + 1, nodes, taken, rank);
+  }
 }
 function columns(made) {
   const widths = [];
@@ -63,6 +75,7 @@ function box(node, index) {
   if (index && source) {
     made.style.setProperty("--source", source.colour);
     made.style.setProperty("--sure", `${node.percent ?? 100}%`);
+    if (source.line !== "none") made.style.borderBottom = `2.5px ${source.line} ${source.colour}`;
     if (sure) made.append(element("i", { textContent: node.percent }));
   }
   return made;
@@ -92,8 +105,9 @@ function treeBox(decoder, trees, texts) {
   edges.removeAttribute("id");
   const field = element("div", { className: "field" });
   const frame = element("div", { className: "frame", tabIndex: 0, role: "img" }, [field]);
-  const tallest = Math.max(...made.map((one) => one.height));
-  frame.style.height = `min(${tallest + 18}px, var(--tall))`;
+  const heights = made.map((one) => one.height).sort((a, b) => a - b);
+  const most = heights[Math.floor(0.8 * (heights.length - 1))]; // the taller ones scroll
+  frame.style.height = `min(${most + 18}px, var(--tall))`;
   const node = element("section", { className: "tree" }, [head, frame]);
   const show = (step) => {
     const one = made[step];

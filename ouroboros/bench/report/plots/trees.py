@@ -68,7 +68,7 @@ def tree_shapes(summary: Mapping) -> Figure | None:
         for axes, key, label in zip(panels, ("sizes", "depths"), ("nodes", "depth"), strict=True):
             for name, trees in found.items():
                 counts = {int(k): n for k, n in trees[key].items()}
-                places = np.arange(max(counts) + 1)
+                places = np.arange(max(counts) + 2)
                 reached = [sum(n for k, n in counts.items() if k >= place) for place in places]
                 shares = np.array(reached) / trees["steps"]
                 mark, mean = marks[name], trees["nodes" if key == "sizes" else "depth"]
@@ -81,7 +81,7 @@ def tree_shapes(summary: Mapping) -> Figure | None:
             axes.set_ylim(0, 1.03)
             axes.grid(axis="y")
             axes.set_xlabel(f"{label} of the proposed tree, or more")
-            axes.legend(loc="upper right", fontsize=9)
+            axes.legend(loc="lower left", fontsize=9)
         panels[0].set_ylabel("share of steps")
         head(panels[0], "Size and depth of the proposed trees")
         foot(figure, f"{summary['title']}. The root, which is text already, is not counted.")
