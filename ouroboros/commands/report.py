@@ -30,7 +30,6 @@ from ouroboros.bench.report.spec_bench import write_answers
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.tasks.specbench import SpecBench
 from ouroboros.costs.named import named
-from ouroboros.costs.surface import Costs
 
 
 def main() -> int:
@@ -39,7 +38,8 @@ def main() -> int:
     try:
         priced = priced_by(options.costs) if options.costs else None
     except ValueError as error:
-        return _failed(error) + 1
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     loaded, bad = gather(options.folders, remake=options.remake)
     if not loaded:
         return 2
@@ -60,9 +60,8 @@ def main() -> int:
 
 
 def priced_by(name: str) -> Priced:
-    """Return the costs of a name ("epyc", "flat") or of a file. Raises `ValueError` for others."""
-    file = Path(name)
-    return Priced(f"the costs {file.stem!r}", Costs.load(file) if file.suffix else named(name))
+    """Return the costs of a name or of a file. Raises `ValueError` for what is neither."""
+    return Priced(f"the costs {Path(name).stem!r}", named(name))
 
 
 def gather(folders: list[Path], *, remake: bool = False) -> tuple[list[Measured], int]:
@@ -133,7 +132,7 @@ def _options() -> argparse.Namespace:
         "folders", nargs="+", type=Path, metavar="FOLDER", help="a results folder, or one of such"
     )
     parser.add_argument("--out", type=Path, help="where the report goes (default: beside them)")
-    parser.add_argument("--costs", help="count by these costs: epyc, flat, or a costs.json")
+    parser.add_argument("--costs", help="count by these costs: a name, or a profile's costs.json")
     parser.add_argument(
         "--remake", action="store_true", help="make each folder's own summary and picture anew"
     )

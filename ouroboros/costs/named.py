@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ouroboros.costs.surface import Costs, Surface
 
 NAMED = {
@@ -16,7 +18,9 @@ NAMED = {
 
 
 def named(name: str) -> Costs:
-    """Return the costs of a name. Raises `ValueError` for another."""
-    if name not in NAMED:
-        raise ValueError(f"costs {name!r} are not one of {', '.join(NAMED)}, nor a Costs")
-    return NAMED[name]
+    """Return the costs of a name, or of a file. Raises `ValueError` for what is neither."""
+    if name in NAMED:
+        return NAMED[name]
+    if not Path(name).exists():
+        raise ValueError(f"costs {name!r} are not one of {', '.join(NAMED)}, nor a file")
+    return Costs.load(Path(name))
