@@ -59,13 +59,27 @@ def draft_nodes_per_token(steps: Sequence[StepRecord]) -> float | None:
     return _share(sum(s.draft_scored for s in steps), sum(s.new for s in steps))
 
 
+def target_forwards_per_token(steps: Sequence[StepRecord]) -> float | None:
+    """Forwards of the target / new tokens; None where the records do not say."""
+    if not all(s.target_forwards for s in steps):
+        return None
+    return _share(sum(s.target_forwards for s in steps), sum(s.new for s in steps))
+
+
+def draft_forwards_per_token(steps: Sequence[StepRecord]) -> float | None:
+    """Forwards of the draft / new tokens; None where the records do not say."""
+    if not all(s.draft_forwards for s in steps if s.draft_calls):
+        return None
+    return _share(sum(s.draft_forwards for s in steps), sum(s.new for s in steps))
+
+
 def calls_per_token(steps: Sequence[StepRecord], cost_ratio: float = COST_RATIO) -> float | None:
-    """(Target calls + cost_ratio x draft calls) / new tokens: cost free of any machine.
+    """(Target calls + cost_ratio x draft calls) / new tokens: cost free of any machine, and of how
+    many nodes a call scores. A call that was several forwards counts as so many.
 
     Greedy decoding is 1, lower is better.
     """
-    calls = len(steps) + cost_ratio * sum(s.draft_calls for s in steps)
-    return _share(calls, sum(s.new for s in steps))
+    return _share(_weighed_calls(steps, cost_ratio), sum(s.new for s in steps))
 
 
 def draft_acceptance_rate(steps: Sequence[StepRecord]) -> float | None:
@@ -181,8 +195,7 @@ def ttft_part(sample: Sample) -> tuple[float, int]:
 
 def calls_part(sample: Sample) -> tuple[float, int]:
     """(Calls, tokens) of a sample, calls as in calls_per_token: what no machine changes."""
-    calls = len(sample.steps) + COST_RATIO * sum(s.draft_calls for s in sample.steps)
-    return calls, len(sample.new_tokens)
+    return _weighed_calls(sample.steps, COST_RATIO), len(sample.new_tokens)
 
 
 def repetition_rate(tokens: Sequence[int], n: int = 4) -> float | None:
@@ -241,6 +254,11 @@ def task_scores(
         means["pass@1"] = float(rates.mean())
         del means["passed"]
     return means
+
+
+def _weighed_calls(steps: Sequence[StepRecord], cost_ratio: float) -> float:
+    target = sum(s.target_forwards or 1 for s in steps)
+    return target + cost_ratio * sum(s.draft_forwards or s.draft_calls for s in steps)
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -7,7 +7,7 @@ bench is one of the prediction too; nothing is computed twice in two ways.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ouroboros.bench.measure.intervals import Part
@@ -15,6 +15,9 @@ from ouroboros.bench.measure.sample import Sample
 from ouroboros.costs.surface import Costs
 from ouroboros.engine.eager import PREFILL_ALONE
 from ouroboros.trace import StepRecord
+
+Parts = tuple[float, float, float]
+"""Milliseconds in the target, in the draft and in neither."""
 
 
 @dataclass(frozen=True)
@@ -40,23 +43,32 @@ def timed(sample: Sample, costs: Costs) -> Sample:
     was measured.
     """
     steps: list[StepRecord] = []
-    context = sample.prompt_tokens
-    for step in sample.steps:
-        verify, draft, host = parts_ms(step, context, costs, decoder=sample.decoder)
+    for step, (verify, draft, host), context in _parts(sample, costs):
         if not steps:
-            first = prefill_ms(step, context, costs)
-            verify, draft = verify + first[0], draft + first[1]
+            verify += costs.prefill_ms
+            draft += _draft_prefill_ms(step, context, costs)
         own = replace(step, draft_s=1e-3 * draft, verify_s=1e-3 * verify, host_s=1e-3 * host)
         steps.append(own)
-        context += step.new
     spent = [step.verify_s + step.draft_s + step.host_s for step in steps]
     ttft_s = spent[0] if spent else None
     return replace(sample, steps=tuple(steps), wall_s=sum(spent), ttft_s=ttft_s)
 
 
-def parts_ms(
-    step: StepRecord, context: int, costs: Costs, *, decoder: str
-) -> tuple[float, float, float]:
+def _parts(sample: Sample, costs: Costs) -> Iterator[tuple[StepRecord, Parts, int]]:
+    """Yield each step, its milliseconds without the prefill, and the context it was made at."""
+    context = sample.prompt_tokens
+    for place, step in enumerate(sample.steps):
+        own = step if place else replace(step, draft_caught_up=0)
+        verify, draft, host = parts_ms(own, context, costs, decoder=sample.decoder)
+        target, small = _further_forwards(step, context, first=not place)
+        verify += target * costs.target.call_ms(1, context)
+        if small and costs.draft is not None:
+            draft += small * costs.draft.call_ms(1, context)
+        yield step, (verify, draft, host), context
+        context += step.new
+
+
+def parts_ms(step: StepRecord, context: int, costs: Costs, *, decoder: str) -> Parts:
     """Return the milliseconds of a step in the target, in the draft and in neither.
 
     Counts made before draft nodes were counted take one node a draft call.
@@ -67,18 +79,20 @@ def parts_ms(
     return verify, whole - verify - host, host
 
 
-def prefill_ms(step: StepRecord, context: int, costs: Costs) -> tuple[float, float]:
-    """Return what a first step costs on top: in the target, and in the draft if it drafted.
-
-    A branching tree after a long prompt is a call of its own. The draft's prefill is the target's
-    at the ratio of their calls.
-    """
-    plain = costs.target.call_ms(1, context)
+def _further_forwards(step: StepRecord, context: int, *, first: bool) -> tuple[int, int]:
+    """How many forwards of target and draft there were beyond one a call: a long stretch of text
+    before a branching tree is one of its own. Where an older record does not say, that is known of
+    the target's first call alone."""
     branching = step.scored > step.drafted + 1 and context > PREFILL_ALONE
-    verify = costs.prefill_ms + (plain if branching else 0.0)
+    target = step.target_forwards - 1 if step.target_forwards else int(first and branching)
+    return target, max(0, step.draft_forwards - step.draft_calls)
+
+
+def _draft_prefill_ms(step: StepRecord, context: int, costs: Costs) -> float:
+    """The draft's prefill: the target's at the ratio of their calls."""
     if not step.draft_calls or costs.draft is None:
-        return verify, 0.0
-    return verify, costs.prefill_ms * costs.draft.call_ms(1, context) / plain
+        return 0.0
+    return costs.prefill_ms * costs.draft.call_ms(1, context) / costs.target.call_ms(1, context)
 
 
 def cost_part(costs: Costs) -> Part:
@@ -89,11 +103,10 @@ def cost_part(costs: Costs) -> Part:
     """
 
     def part(sample: Sample) -> tuple[float, int]:
-        total, context = 0.0, sample.prompt_tokens
-        for step in sample.steps:
-            verify, draft, _ = parts_ms(step, context, costs, decoder=sample.decoder)
-            total += (verify + draft) / costs.target.call_ms(1, context)
-            context += step.new
-        return total, len(sample.new_tokens)
+        spent = (
+            (verify + draft) / costs.target.call_ms(1, context)
+            for _, (verify, draft, _), context in _parts(sample, costs)
+        )
+        return sum(spent), len(sample.new_tokens)
 
     return part

@@ -39,17 +39,17 @@ where the whole interval is; [95 % bootstrap over prompts, paired]. predicted: s
 counts take at the costs named in the title, prefill and the host's time included. cost/token: the
 calls of both models by these costs, in calls of the target on one node, greedy 1. calls/token at
 0.176: (target calls + 0.176 x draft calls) / new tokens, whatever they score; the ratio is the
-published pair's. TTFT: to the end of the first step; TPOT: per token after it; E2E: mean per
-completion. repetition: share of a completion's 4-grams that occurred before in it; below, within or
-above the 9 to 15 % of large models' own answers: above, every decoder that drafts from the text is
-flattered. unequal: completions whose tokens differ from `greedy`'s. lossless: the audit's verdict
-on them: identical, ties (a move of the logits within the arithmetic's own noise makes the other
-token the choice; usual below float32), BUG, or "in law" (rejection sampling); `greedy` is the
-reference, held against float64 by scripts/audit.py. Task scores: [95 %, Wilson for yes-or-no
-scores, else bootstrap]. accept len: tokens per step that had a draft, the bonus token included.
-nodes/token and nodes/call: nodes that the target scored, the root among them, the prompt not.
-samples: measured; failures are counted, never averaged. Warm-up is excluded; decoders alternate
-prompt by prompt."""
+published pair's, and a call counts as its forwards where these were counted. TTFT: to the end of
+the first step; TPOT: per token after it; E2E: mean per completion. repetition: share of a
+completion's 4-grams that occurred before in it; below, within or above the 9 to 15 % of large
+models' own answers: above, every decoder that drafts from the text is flattered. unequal:
+completions whose tokens differ from `greedy`'s. lossless: the audit's verdict on them: identical,
+ties (a move of the logits within the arithmetic's own noise makes the other token the choice; usual
+below float32), BUG, or "in law" (rejection sampling); `greedy` is the reference, held against
+float64 by scripts/audit.py. Task scores: [95 %, Wilson for yes-or-no scores, else bootstrap].
+accept len: tokens per step that had a draft, the bonus token included. nodes/token and nodes/call:
+nodes that the target scored, the root among them, the prompt not. samples: measured; failures are
+counted, never averaged. Warm-up is excluded; decoders alternate prompt by prompt."""
 NO_GREEDY = """\
 No greedy here: no speedup over it, no check that texts are equal, and nothing to audit against. \
 Add greedy to decoder=[...] to have them."""

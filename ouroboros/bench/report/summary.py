@@ -224,6 +224,8 @@ def _step_metrics(mine: Sequence[Sample]) -> dict:
         "acceptance_length": metrics.acceptance_length(steps),
         "tokens_per_target_call": metrics.tokens_per_target_call(steps),
         "draft_calls_per_token": metrics.draft_calls_per_token(steps),
+        "target_forwards_per_token": metrics.target_forwards_per_token(steps),
+        "draft_forwards_per_token": metrics.draft_forwards_per_token(steps),
         "nodes_per_token": metrics.nodes_per_token(steps),
         "draft_nodes_per_token": metrics.draft_nodes_per_token(steps),
         "calls_per_token": metrics.calls_per_token(steps),

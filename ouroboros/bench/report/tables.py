@@ -281,6 +281,8 @@ def _count_row(name: str, row: Mapping) -> dict[str, str]:
         "cost/token": ratio(row["cost_per_token"]),
         "calls/token at 0.176": ratio(row["calls_interval"]),
         "draft calls/token": number(row["draft_calls_per_token"], 2),
+        "target forwards/token": number(row["target_forwards_per_token"], 3),
+        "draft forwards/token": number(row["draft_forwards_per_token"], 3),
         "nodes/token": number(row["nodes_per_token"], 2),
         "draft nodes/token": number(row["draft_nodes_per_token"], 2),
         "nodes/call": number(row["scored_per_step"], 1),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from measured import RUN, sample, step, write_run
 
-from ouroboros.bench.measure import intervals
+from ouroboros.bench.measure import intervals, metrics
 from ouroboros.bench.measure.intervals import Interval
 from ouroboros.bench.measure.predicted import Priced, cost_part
 from ouroboros.bench.report import compare
@@ -75,6 +75,30 @@ def test_cost_per_token_is_in_target_calls_of_one_node():
     assert found["other"]["cost_vs_ouroboros"]["value"] == pytest.approx(3 * (12 + 4) / 44)
     assert found["hf_greedy"]["cost_per_token"] is None
     assert "cost/token" in count_frame(summary(TOY)) and "cost/token" not in count_frame(summary())
+
+
+def test_forwards_are_counted_where_they_are_known():
+    ours = next(one for one in rows() if one.decoder == "ouroboros")
+    first, later = ours.steps
+    counted = replace(first, target_forwards=2, draft_forwards=5, draft_caught_up=200)
+    sample = replace(ours, steps=(counted, replace(later, target_forwards=1, draft_forwards=4)))
+    assert cost_part(COSTS)(sample)[0] == pytest.approx(4.4 + 1 + 0.2)
+    assert metrics.calls_part(sample)[0] == pytest.approx(3 + 0.176 * 9)
+    assert metrics.calls_part(ours)[0] == pytest.approx(2 + 0.176 * 8)
+    assert metrics.target_forwards_per_token(sample.steps) == pytest.approx(3 / 6)
+    assert metrics.draft_forwards_per_token(sample.steps) == pytest.approx(9 / 6)
+    assert metrics.target_forwards_per_token(ours.steps) is None
+
+
+def test_what_a_draft_call_catches_up_is_fed_too():
+    costs = replace(COSTS, draft=Surface.flat({1: 2.0, 11: 12.0}))
+    ours = next(one for one in rows() if one.decoder == "ouroboros")
+    first, later = ours.steps
+    behind = replace(later, draft_scored=4, draft_caught_up=8)
+    before = cost_part(costs)(replace(ours, steps=(first, replace(later, draft_scored=4))))[0]
+    assert cost_part(costs)(replace(ours, steps=(first, behind)))[0] == pytest.approx(
+        before + 4 * (4 - 2) / 10
+    )
 
 
 def test_a_run_without_times_shows_predicted_speedups_and_says_so():
