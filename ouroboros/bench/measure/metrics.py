@@ -68,7 +68,7 @@ def target_forwards_per_token(steps: Sequence[StepRecord]) -> float | None:
 
 def draft_forwards_per_token(steps: Sequence[StepRecord]) -> float | None:
     """Forwards of the draft / new tokens; None where the records do not say."""
-    if not all(s.draft_forwards for s in steps if s.draft_calls):
+    if not all(s.target_forwards for s in steps):
         return None
     return _share(sum(s.draft_forwards for s in steps), sum(s.new for s in steps))
 

@@ -113,7 +113,7 @@ def calibration(thought: Sequence[float], came: Sequence[bool]) -> dict:
 
 def _sources(trees: Sequence[ProposedTree], judged: Sequence) -> dict[str, Mapping]:
     proposed = Counter(_source(tree, n) for tree in trees for n in range(1, len(tree.tokens)))
-    found = {}
+    found: dict[str, Mapping] = {}
     for name, count in proposed.most_common():
         own = [(tree, node, right) for tree, node, right in judged if _source(tree, node) == name]
         sure = [tree.probability[node] for tree, node, _ in own if tree.probability]

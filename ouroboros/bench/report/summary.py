@@ -155,8 +155,10 @@ def footnote(run: Mapping) -> str:
 def headline(summary: Mapping) -> dict:
     """Return the few numbers per decoder that the last line of stdout carries."""
     keys = ("output_throughput", "acceptance_length", "calls_per_token", "repetition_rate")
-    ratios = ("decode_speedup", "latency_speedup", "latency_speedup_vs_hf", "predicted_speedup")
-    ratios += ("cost_per_token", "latency_vs_ouroboros", "ttft_vs_ouroboros")
+    ratios = (
+        *("decode_speedup", "latency_speedup", "latency_speedup_vs_hf", "predicted_speedup"),
+        *("cost_per_token", "latency_vs_ouroboros", "ttft_vs_ouroboros"),
+    )
     return {
         name: {
             **{key: _rounded(row[key]) for key in keys},

@@ -22,9 +22,6 @@ LETTERS = {name: chr(ord("a") + place) for place, name in enumerate(SOURCES)}
 STEP = ("new", "drafted", "accepted", "scored", "draft_calls", "draft_ms", "verify_ms", "host_ms")
 """What the numbers of a step are, in this order."""
 
-NODE_TOKENS = 1.0
-"""Nodes of trees that a page may carry for each token that its viewer may carry."""
-
 
 class Texts:
     """The texts of single tokens, each once, named by their places."""
@@ -61,7 +58,8 @@ def legend() -> list[dict]:
 def viewer_run(measured: Measured, label: str, *, most_tokens: int) -> dict:
     """Return one run's completions: of each prompt the first repeat, by all decoders.
 
-    Where they hold more than `most_tokens`, prompts are taken at even distances.
+    Where they hold more than `most_tokens`, prompts are taken at even distances; of as many nodes
+    there are trees.
     """
     split = splitter(measured.run["model"].get("target"))
     by_prompt: dict[str, dict[str, Sample]] = {}
@@ -70,21 +68,16 @@ def viewer_run(measured: Measured, label: str, *, most_tokens: int) -> dict:
     texts = Texts(split)
     names = list(by_prompt)
     chosen = _evenly(names, [_tokens(by_prompt[name].values()) for name in names], most_tokens)
-    prompts = [
-        {
-            "id": name,
-            "group": next(iter(getattr(s, "group", "") for s in by_prompt[name].values())),
-            "samples": {d: _completion(s, split) for d, s in by_prompt[name].items()},
-        }
-        for name in chosen
-    ]
-    room = int(NODE_TOKENS * most_tokens)
-    for prompt in prompts:
-        for decoder, sample in by_prompt[prompt["id"]].items():
+    room, prompts = most_tokens, []
+    for name in chosen:
+        samples = {}
+        for decoder, sample in by_prompt[name].items():
             trees = measured.trees.get(sample.key, [])
             room -= sum(len(tree.tokens) for tree in trees)
-            if trees and room >= 0:
-                prompt["samples"][decoder]["trees"] = [_tree(tree, texts) for tree in trees]
+            shown = [_tree(tree, texts) for tree in trees if room >= 0]
+            samples[decoder] = _completion(sample, split) | ({"trees": shown} if shown else {})
+        group = next(iter(by_prompt[name].values())).group
+        prompts.append({"id": name, "group": group, "samples": samples})
     return {
         "label": label,
         "decoders": list(measured.run["decoders"]),

@@ -110,8 +110,15 @@ def tree_row(tree: ProposedTree, names: list[str]) -> dict:
 
 def row_tree(row: Mapping, names: Sequence[str]) -> ProposedTree:
     """Rebuild a tree from `tree_row`'s values."""
-    plain = {key: value if key == "then" else tuple(value) for key, value in row.items()}
-    return ProposedTree(**{**plain, "source": tuple(names[i] for i in row.get("source", ()))})
+    return ProposedTree(
+        tuple(row["tokens"]),
+        tuple(row["parents"]),
+        tuple(row["path"]),
+        row["then"],
+        tuple(row.get("probability", ())),
+        tuple(names[place] for place in row.get("source", ())),
+        tuple(row.get("probe", ())),
+    )
 
 
 def listed(predictions: Mapping[Place, int]) -> list[list]:
