@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ouroboros.bench.report import compare
+from ouroboros.bench.report.cells import as_latex, as_text, write_table
 from ouroboros.bench.report.folder_report import LEGEND
 from ouroboros.bench.report.gather import Measured
 from ouroboros.bench.report.page import render
 from ouroboros.bench.report.plots.style import save
 from ouroboros.bench.report.run_set import Study, study
 from ouroboros.bench.report.sections import Section, sections
-from ouroboros.bench.report.tables import as_latex, as_text, write_table
 
 
 def write_report(measured: Sequence[Measured], out: Path, *, most_tokens: int = 120_000) -> Study:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 
+from ouroboros.bench.report.cells import interval, number, ratio
 from ouroboros.bench.report.leads import MEASURES, best_other, mean_lead, said
-from ouroboros.bench.report.tables import WORDS, interval, number, ratio
+from ouroboros.bench.report.tables import WORDS
 
 Lead = Mapping[str, Sequence]
 """The first columns: what tells the runs apart, one value per run."""

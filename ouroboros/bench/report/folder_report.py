@@ -12,12 +12,12 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from ouroboros.bench.report.cells import as_text
 from ouroboros.bench.report.gather import load, summary_of
 from ouroboros.bench.report.plots.speedups import calls_bars, speedup_bars
 from ouroboros.bench.report.plots.style import save_png
 from ouroboros.bench.report.summary import BASELINE, headline, summarise
 from ouroboros.bench.report.tables import (
-    as_text,
     group_frame,
     published_caption,
     published_frame,

@@ -1,4 +1,4 @@
-"""Tables of summaries: one frame of cells per question, written as Markdown, CSV or LaTeX.
+"""Tables of summaries: one frame of cells per question.
 
 A cell is text as a reader sees it ("3.04x [2.15, 3.86]", "-" where nothing is known); the same
 numbers in full, one row per run and decoder, are `compare.numbers_frame`'s. A measure that no
@@ -8,27 +8,29 @@ decoder has is left out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import pandas as pd
 
 from ouroboros.bench.measure import metrics
+from ouroboros.bench.report.cells import (
+    as_text,
+    interval,
+    number,
+    percent,
+    ratio,
+    spread,
+    times,
+    within,
+)
 from ouroboros.bench.report.leads import MEASURES, others, said
 from ouroboros.bench.report.summary import BASELINE
 
-LEAST = ("tokens by source %", "decode speedup", "after the first step", "samples", "nodes/call")
 WORDS = {
     "latency": "tokens/s",
     "predicted": "prediction",
     "cost": "cost/token",
     "calls": "calls/token at 0.176",
 }
-KEPT = ("decoder", "lossless")
-
-LATEX = str.maketrans(
-    {c: f"\\{c}" for c in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-)
 
 
 def tables(summary: Mapping, style: str = "github", *, width: int | None = None) -> list[str]:
@@ -106,17 +108,6 @@ def narrow_frame(summary: Mapping) -> pd.DataFrame:
     )
 
 
-def within(frame: pd.DataFrame, width: int) -> pd.DataFrame:
-    """Return a frame whose text has no line longer than `width`: the columns that matter least are
-    left out, then others from the right."""
-    for name in (*LEAST, *reversed(frame.columns)):
-        if len(as_text(frame, "simple").partition("\n")[0]) <= width:
-            break
-        if name in frame and name not in KEPT:
-            frame = frame.drop(columns=name)
-    return frame
-
-
 def group_frame(summary: Mapping) -> pd.DataFrame:
     """Latency speedup of each decoder in each group of prompts; empty where there are no groups."""
     rows = summary["decoders"]
@@ -173,56 +164,6 @@ def ratio_of_ratios(summary: Mapping, name: str) -> float | None:
     published = over_greedy((summary["published"] or {}).get("tokens_per_s", {}), name)
     measured = summary["decoders"].get(name, {}).get("latency_speedup")
     return measured["value"] / published if measured and published else None
-
-
-def as_text(frame: pd.DataFrame, style: str = "github") -> str:
-    """Return a frame as text (`style`: one of tabulate's), the first column to the left."""
-    align = ["left", *["right"] * (frame.shape[1] - 1)] if len(frame) else None
-    return frame.to_markdown(index=False, tablefmt=style, disable_numparse=True, colalign=align)
-
-
-def as_latex(frame: pd.DataFrame, caption: str, label: str) -> str:
-    """Return a frame as a LaTeX table with booktabs rules, everything escaped; \\ref{tab:<label>}
-    names it."""
-    safe = caption.translate(LATEX)
-    columns = "l" + "r" * (frame.shape[1] - 1)
-    return frame.to_latex(
-        index=False, escape=True, caption=safe, label=f"tab:{label}", column_format=columns
-    )
-
-
-def write_table(frame: pd.DataFrame, stem: Path, *, caption: str) -> None:
-    """Write `stem`.md, .csv and .tex; the LaTeX one needs \\usepackage{booktabs}."""
-    stem.with_suffix(".md").write_text(f"{caption}\n\n{as_text(frame)}\n", encoding="utf-8")
-    stem.with_suffix(".tex").write_text(as_latex(frame, caption, stem.name), encoding="utf-8")
-    frame.to_csv(stem.with_suffix(".csv"), index=False)
-
-
-def number(value: float | None, digits: int) -> str:
-    """Return a rounded number, "-" for None."""
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def percent(value: float | None) -> str:
-    """Return a share as a whole percentage."""
-    return "-" if value is None else f"{100 * value:.0f} %"
-
-
-def times(value: float | None) -> str:
-    """Return a ratio as "1.23x"."""
-    return "-" if value is None else f"{value:.2f}x"
-
-
-def interval(found: Mapping | None) -> str:
-    """Return a ratio and its interval."""
-    if found is None:
-        return "-"
-    return times(found["value"]) + _spread(found, 2)
-
-
-def ratio(found: Mapping | None) -> str:
-    """Return an amount per token and its interval."""
-    return "-" if found is None else number(found["value"], 3) + _spread(found, 3)
 
 
 def _speed_row(name: str, row: Mapping, scored: Sequence[str], own: str) -> dict[str, str]:
@@ -336,9 +277,4 @@ def _unequal(row: Mapping) -> str:
 
 def _score(row: Mapping, name: str) -> str:
     found = row["score_intervals"].get(name)
-    return number(row["scores"].get(name), 3) + (_spread(found, 3) if found else "")
-
-
-def _spread(found: Mapping, digits: int) -> str:
-    low, high = found["low"], found["high"]
-    return "" if low is None else f" [{low:.{digits}f}, {high:.{digits}f}]"
+    return number(row["scores"].get(name), 3) + (spread(found, 3) if found else "")

@@ -22,7 +22,7 @@ from ouroboros.bench.measure.predicted import timed
 from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.report.gather import Measured, load, run_folders
 from ouroboros.bench.report.plots.style import save_png
-from ouroboros.bench.report.summary import title
+from ouroboros.bench.report.title import title
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands.advising.inputs import given_costs, source_of
 from ouroboros.commands.advising.search import kind_of

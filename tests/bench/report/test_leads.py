@@ -9,11 +9,13 @@ from ouroboros.bench.measure import intervals, metrics
 from ouroboros.bench.measure.intervals import Interval
 from ouroboros.bench.measure.predicted import Priced, cost_part
 from ouroboros.bench.report import compare
+from ouroboros.bench.report.cells import as_text, within
 from ouroboros.bench.report.folder_report import make_report, notes
 from ouroboros.bench.report.leads import best_other, mean_lead, said
 from ouroboros.bench.report.plots.speedups import calls_bars, speedup_bars
-from ouroboros.bench.report.summary import pair_name, summarise
-from ouroboros.bench.report.tables import as_text, count_frame, lead_frame, speed_frame, within
+from ouroboros.bench.report.summary import summarise
+from ouroboros.bench.report.tables import count_frame, lead_frame, speed_frame
+from ouroboros.bench.report.title import pair_name
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.costs.surface import Costs, Surface
 

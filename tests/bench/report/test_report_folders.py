@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from measured import RUN, greedy_and_fast, sample, step, write_run
 
+from ouroboros.bench.report.cells import as_latex
 from ouroboros.bench.report.compare import comparison_frame, numbers_frame, speedup_cell
 from ouroboros.bench.report.folder_report import notes
 from ouroboros.bench.report.gather import load, merge, run_folders
@@ -15,7 +16,7 @@ from ouroboros.bench.report.run_set import study
 from ouroboros.bench.report.sections import sections
 from ouroboros.bench.report.spec_bench import answers
 from ouroboros.bench.report.sweep import labels, short, swept, varied
-from ouroboros.bench.report.tables import as_latex, speed_frame
+from ouroboros.bench.report.tables import speed_frame
 from ouroboros.bench.report.token_text import splitter
 from ouroboros.bench.report.viewer import viewer_run
 from ouroboros.bench.run.pair import PACKAGE
