@@ -1,15 +1,17 @@
 """Make reports from results folders: tables, pictures, and one HTML page.
 
-    python scripts/report.py results/main                       one run
-    python scripts/report.py results/local/sweep                a sweep: a folder of run folders
-    python scripts/report.py results/main results/main_t08 --out results/report
+    ouroboros report results/main              one run
+    ouroboros report results/local/sweep       a sweep: a folder of run folders
+    ouroboros report results/main results/main_t08 --out results/report
 
-The report over all of them goes to --out: report.html, report.md, numbers.csv, tables/ and plots/.
-Each folder's own summary.json, summary.md and picture stay as they are, unless --remake is given.
---costs counts every run by costs of a name or of a profile's file: cost per token, predicted
-speedups. Parts of one run that several workers measured are joined. A folder that cannot be read is
-named on stderr and left out; the exit code is then 2. Tables here are at most 120 columns wide; the
-rest is in the report. The last line on stdout is one JSON document.
+The report over all of them goes to --out: report.html, report.md, numbers.csv,
+tables/ and plots/. Each folder's own summary.json, summary.md and picture stay
+as they are, unless --remake is given. --costs counts every run by costs of a
+name or of a profile's file: cost per token, predicted speedups. Parts of one
+run that several workers measured are joined. A folder that cannot be read is
+named on stderr and left out; the exit code is then 2. Tables here are at most
+120 columns wide, the rest is in the report. The last line on stdout is one
+JSON document.
 """
 
 from __future__ import annotations

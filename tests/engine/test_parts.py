@@ -71,7 +71,7 @@ def test_after_a_prompt_of_any_length(engine, missing):
     tokens, tree = [1 + i % 11 for i in range(missing)], random_tree(random.Random(3), 0, 300)
     tree = TokenTree((tokens[-1], *tree.tokens[1:]), tree.parents)
     expected = whole.score(tokens, tree)
-    found = in_parts(parts, tokens, tree, [1, 5, 6, 40, 200])
+    found = in_parts(parts, tokens, tree, [1, 5, 6, 40, 200, 280])
     torch.testing.assert_close(found, expected, **EXACT)
 
 
@@ -104,8 +104,19 @@ def test_what_was_not_scored_last_is_fed_again(engine):
     go_on(5)
     cached.roll([3, 4, 5], 3, argmax)
     go_on(5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_shorter_sequence_and_a_cache_made_ready_hold_nothing(engine):
+    cached = CachedModel(llama(), engine=engine)
+    tree = TokenTree((5, 1, 2), (-1, 0, 1))
+    alone = cached.score([5], tree).clone()
+    cached.score([5, 5], first(tree, 2))
+    torch.testing.assert_close(cached.score([5], tree.asking([2])), alone[2:], **EXACT)
+    assert cached.scored == 3 + 2 + 3
     cached.prepare(10)
-    go_on(5)
+    cached.score([5], tree.asking([2]))
+    assert cached.scored == 3 + 2 + 3 + 3
 
 
 def test_only_new_nodes_are_fed_and_everything_is_counted():

@@ -46,7 +46,7 @@ models' own answers: above, every decoder that drafts from the text is flattered
 completions whose tokens differ from `greedy`'s. lossless: the audit's verdict on them: identical,
 ties (a move of the logits within the arithmetic's own noise makes the other token the choice; usual
 below float32), BUG, or "in law" (rejection sampling); `greedy` is the reference, held against
-float64 by scripts/audit.py. Task scores: [95 %, Wilson for yes-or-no scores, else bootstrap].
+float64 by ouroboros audit. Task scores: [95 %, Wilson for yes-or-no scores, else bootstrap].
 accept len: tokens per step that had a draft, the bonus token included. nodes/token and nodes/call:
 nodes that the target scored, the root among them, the prompt not. samples: measured; failures are
 counted, never averaged. Warm-up is excluded; decoders alternate prompt by prompt."""

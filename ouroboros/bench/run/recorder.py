@@ -84,7 +84,7 @@ class Recorder:
                 tree.parents,
                 tuple(path),
                 chosen[path[-1]],
-                tuple(getattr(tree, "probability", ())),
+                tree.probability,
                 tree.source,
                 tuple(sorted(tree.probe)),
             )

@@ -39,8 +39,7 @@ class Sure(Guess):
 
     def propose(self, tokens, budget):
         tree = super().propose(tokens, budget)
-        object.__setattr__(tree, "probability", (1.0, 0.5, 0.25, 0.125)[: len(tree)])
-        return tree
+        return replace(tree, probability=(1.0, 0.5, 0.25, 0.125)[: len(tree)])
 
 
 @pytest.fixture(scope="module")

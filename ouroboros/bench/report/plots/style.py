@@ -61,7 +61,7 @@ SOURCES: dict[str, tuple[Mark, str]] = {
     "draft": (Mark(BLUE), "the draft model's own token"),
     "judged": (Mark(PURPLE, hatch="//"), "a phrase that the draft model scored too"),
     "phrase": (Mark(ORANGE, line="double", hatch="\\\\"), "a phrase of the text or of the pool"),
-    "recycled": (Mark(GREEN, line="dashed", hatch=".."), "an earlier prediction of the target's"),
+    "recycled": (Mark(GREEN, line="dashed", hatch=".."), "said before, after a rejected token"),
     "recall": (Mark(GREEN, line="double", hatch=".."), "drafted from the pool alone"),
     "suffix": (Mark(SKY, line="double", hatch="//"), "a pool phrase hung below the draft"),
     "runner-up": (Mark(PURPLE, line="dashed", hatch="xx"), "the draft model's second choice"),
