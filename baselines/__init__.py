@@ -5,5 +5,13 @@ from ouroboros.baselines.hf import HFGenerate
 from ouroboros.baselines.lookahead import Lookahead
 from ouroboros.baselines.prompt_lookup import PromptLookup
 from ouroboros.baselines.speculative import Speculative
+from ouroboros.baselines.suffix import SuffixDecoding
 
-__all__ = ["Greedy", "HFGenerate", "Lookahead", "PromptLookup", "Speculative"]
+__all__ = [
+    "Greedy",
+    "HFGenerate",
+    "Lookahead",
+    "PromptLookup",
+    "Speculative",
+    "SuffixDecoding",
+]
