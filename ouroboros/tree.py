@@ -143,10 +143,22 @@ class TokenTree:
 
     @cached_property
     def asked(self) -> tuple[int, ...]:
-        """The nodes whose prediction is wanted: all real ones, and the probes in `read`."""
+        """The nodes whose prediction is wanted, ascending: all real ones, and the probes in `read`,
+        unless `asking` has said which."""
         if not self.probe:
             return tuple(range(len(self)))
         return tuple(sorted(set(range(len(self))) - (self.probe - self.read)))
+
+    def asking(self, nodes: Iterable[int]) -> TokenTree:
+        """Return the same tree, of which the predictions after these nodes alone are wanted.
+
+        >>> TokenTree.chain(7, [1, 2, 3]).asking([3, 2]).asked
+        (2, 3)
+        """
+        asked = tuple(sorted(set(nodes)))
+        if not asked or asked[0] < 0 or asked[-1] >= len(self):
+            raise ValueError(f"the tree has nodes 0 to {len(self) - 1}, not {list(asked)}")
+        return _unchecked(**{**self.__dict__, "asked": asked})
 
     @cached_property
     def is_chain(self) -> bool:

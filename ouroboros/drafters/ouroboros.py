@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from ouroboros.choose import Choose, Ranked, argmax
+from ouroboros.choose import Choose, argmax
 from ouroboros.decode import extend
 from ouroboros.drafters import learning
-from ouroboros.drafters.drafting import Draft, Scratch, Watched
+from ouroboros.drafters.drafting import Draft, Rank, Scratch, Watched
 from ouroboros.drafters.learning import Hung
 from ouroboros.drafters.lookahead import Lookahead
 from ouroboros.drafters.pace import pace
@@ -222,7 +222,7 @@ class Ouroboros:
             self._hung.append(Hung(node, phrase, before))
         tree.graft(fitting, node, source="suffix")
 
-    def _runners_up(self, tree: Growing, ranks: list[Ranked], budget: int) -> None:
+    def _runners_up(self, tree: Growing, ranks: list[Rank], budget: int) -> None:
         """Branch to the draft's second choice where it is likely enough to be reached."""
         reached = 1.0
         for node, rank in enumerate(ranks[: self._chain]):

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from tiny import Recorded, llama, noisy, prompt_of
 
-from ouroboros.choose import Ranked, argmax
+from ouroboros.choose import argmax
 from ouroboros.decode import RootOnly, decode
-from ouroboros.drafters.drafting import Watched
+from ouroboros.drafters.drafting import Rank, Watched
 from ouroboros.drafters.learning import Hung
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.drafters.policy import OURS, PAPER
@@ -250,7 +250,7 @@ def test_an_unsure_draft_stops(pair):
     assert lengths[0] == 9 > lengths[1] >= lengths[2] >= 1
 
 
-def branched(drafter: Ouroboros, tree: TokenTree, ranks: list[Ranked], budget: int) -> TokenTree:
+def branched(drafter: Ouroboros, tree: TokenTree, ranks: list[Rank], budget: int) -> TokenTree:
     """The tree with branches to the draft's second choices."""
     growing = tree.growing()
     drafter._runners_up(growing, ranks, budget)
@@ -262,7 +262,7 @@ def test_the_runner_up_becomes_a_branch_where_it_is_likely(pair):
     tree = TokenTree.chain(5, [1, 2, 3])
     drafter._chain = 3
     drafter.pool.add(7, (8, 9))
-    ranks = [Ranked(1, 0.9, 7, 0.1), Ranked(2, 0.5, 6, 0.4), Ranked(3, 0.5, 4, 0.2)]
+    ranks = [Rank(1, 0.9, 7, 0.1), Rank(2, 0.5, 6, 0.4), Rank(3, 0.5, 4, 0.2)]
     grown = branched(drafter, tree, ranks, 20)
     assert grown.tokens[4:] == (7, 8, 9, 6) and grown.parents[4:] == (0, 4, 5, 1)
     assert grown.source[4:] == ("runner-up",) * 4

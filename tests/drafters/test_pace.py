@@ -9,9 +9,8 @@ import pytest
 
 from ouroboros import Ouroboros
 from ouroboros.bench.measure.scripted import Drafting, Script, ScriptedModel, draft_script
-from ouroboros.choose import Ranked
 from ouroboros.decode import decode
-from ouroboros.drafters.drafting import Draft
+from ouroboros.drafters.drafting import Draft, Rank
 from ouroboros.drafters.pace import FORGET, PROBE_FIRST, PROBE_LAST, Doubt, Mean, Worth, pace
 
 SIZES = {"gamma": 6, "window_size": 3, "ngram_size": 4, "verification_set_size": 3}
@@ -21,7 +20,7 @@ LOOPED = [DRAW.randrange(50) for _ in range(40)] * 25
 
 
 def draft(tokens: int, *, share: float = 0.9, root: int = -1, end: int = -1) -> Draft:
-    ranks = [Ranked(1, share, 2, 1 - share)] * tokens
+    ranks = [Rank(1, share, 2, 1 - share)] * tokens
     return Draft([1] * tokens, ["draft"] * tokens, ranks, list(range(tokens)), root, end)
 
 

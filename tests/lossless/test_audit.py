@@ -65,8 +65,8 @@ class WrongPosition(Misengined):
 
 
 class ShiftedMasks(Eager):
-    def _mask(self, known, missing, tree):
-        mask = super()._mask(known, missing, tree)
+    def _mask(self, known, missing, tree, held):
+        mask = super()._mask(known, missing, tree, held)
         mask[..., max(known + missing - 1, 0)] = torch.finfo(mask.dtype).min
         return mask
 

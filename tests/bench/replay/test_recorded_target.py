@@ -183,6 +183,14 @@ def test_rejection_sampling_needs_more_than_tokens(pair, tmp_path):
         replay(drafter, tape, tape.runs[0])
 
 
+def test_ranks_need_more_than_tokens(pair, tmp_path):
+    folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy})
+    tape, drafter = from_folder(folder, prompts), Greedy()
+    drafter.ranks = 4
+    with pytest.raises(ValueError, match="Greedy learns from the target's 4 best tokens"):
+        replay(drafter, tape, tape.runs[0])
+
+
 def test_an_undeclared_reader_is_caught_when_it_reads(pair, tmp_path):
     class Sly(Speculative):
         def observe(self, tree, chosen, path):
