@@ -4,6 +4,8 @@ from ouroboros.baselines.greedy import Greedy
 from ouroboros.baselines.hf import HFGenerate
 from ouroboros.baselines.lookahead import Lookahead
 from ouroboros.baselines.prompt_lookup import PromptLookup
+from ouroboros.baselines.racer import Racer
+from ouroboros.baselines.recycling import TokenRecycling
 from ouroboros.baselines.speculative import Speculative
 from ouroboros.baselines.suffix import SuffixDecoding
 
@@ -12,6 +14,8 @@ __all__ = [
     "HFGenerate",
     "Lookahead",
     "PromptLookup",
+    "Racer",
     "Speculative",
     "SuffixDecoding",
+    "TokenRecycling",
 ]

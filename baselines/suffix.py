@@ -75,16 +75,18 @@ class SuffixDecoding:
         self._text = SuffixTree(depth=depth)
         self._past = SuffixTree(depth=depth, memory=memory)
         self._places: list[Place] = []
-        self._output: list[int] = []
+        self._accepted: list[int] = []  # by the last step
+        self._prompt = 0
         self._seen = 0
 
     def reset(self, choose: Choose) -> None:
-        """Forget the text before; with state "task" its output is kept."""
-        if self.state == "task" and self._output:
-            self._past.extend(self._output)
+        """Forget the text before; with state "task" its output is kept, but for the last token,
+        which no later step saw."""
+        if self.state == "task" and self._seen:
+            self._past.extend([*self._text.text[self._prompt :], *self._accepted])
             self._past.close()
         self._text.forget()
-        self._places, self._output, self._seen = [], [], 0
+        self._places, self._accepted, self._seen = [], [], 0
         if self._chain:
             self._chain.reset(choose)
 
@@ -107,11 +109,12 @@ class SuffixDecoding:
         return TokenTree((tokens[-1], *draft.tokens), parents, source=source).pruned(budget - 1)
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Note the output."""
-        if self.state == "task":
-            self._output += [*(tree.tokens[node] for node in path[1:]), chosen[path[-1]]]
+        """Note what was accepted; the next step sees it in the text."""
+        self._accepted = [tree.tokens[node] for node in path[1:]]
 
     def _index(self, tokens: Sequence[int]) -> None:
+        if not self._seen:
+            self._prompt = len(tokens)
         fresh = tokens[self._seen :]
         self._text.extend(fresh)
         if self._past.text:

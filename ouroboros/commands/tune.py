@@ -67,14 +67,28 @@ SPACES: dict[str, dict[str, list]] = {
         "options.max_nodes": [12, 16, 24, 32, 48],
     },
     "ouroboros_paper": OUROBOROS,
-    "prompt_lookup": {"max_ngram_size": [1, 2, 3, 4, 5], "num_tokens": [3, 4, 6, 8, 10, 15, 20]},
+    "prompt_lookup": {
+        "max_ngram_size": [1, 2, 3, 4, 5],
+        "num_tokens": [3, 4, 6, 8, 10, 15, 20, 31],
+    },
     "prompt_lookup_adaptive": {
         "max_ngram_size": [1, 2, 3, 4, 5],
         "num_tokens": [8, 12, 15, 20, 31, 63],
         "least": [1, 2, 3, 4, 6, 8],
     },
     "suffix_decoding": SUFFIX,
-    "suffix_hybrid": {**SUFFIX, **SPECULATIVE, "threshold": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0]},
+    "suffix_hybrid": {**SUFFIX, **SPECULATIVE, "threshold": [0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]},
+    "token_recycling": {
+        "nodes": [4, 8, 12, 16, 24, 32, 48, 63, 80],
+        "read_prompt": [False, True],
+    },
+    "racer": {
+        "nodes": [6, 8, 12, 16, 24, 32, 48, 63],
+        "ngram": [5, 7, 10, 15, 20],
+        "shortest": [1, 2, 3, 4],
+        "breadth": [2, 3, 4, 6, 8],
+        "read_prompt": [False, True],
+    },
     "hf_assisted": {
         "num_assistant_tokens": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 20],
         "num_assistant_tokens_schedule": ["constant", "heuristic"],

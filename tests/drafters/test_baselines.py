@@ -17,8 +17,10 @@ from ouroboros.baselines import (
     HFGenerate,
     Lookahead,
     PromptLookup,
+    Racer,
     Speculative,
     SuffixDecoding,
+    TokenRecycling,
 )
 from ouroboros.choose import Sampler, argmax
 from ouroboros.decode import Drafter, decode
@@ -83,6 +85,12 @@ DECODERS: dict[str, Callable[[CachedModel], Drafter]] = {
     "suffix branches task": suffix(branches=True, state="task"),
     "suffix hybrid": hybrid(2.0),
     "suffix hybrid unsure": hybrid(3.0, gamma=8, confidence=0.6, branches=True, state="task"),
+    "token recycling": lambda _: TokenRecycling(),
+    "token recycling small": lambda _: TokenRecycling(nodes=9, read_prompt=True),
+    "token recycling task": lambda _: TokenRecycling(state="task"),
+    "racer": lambda _: Racer(),
+    "racer small": lambda _: Racer(nodes=7, ngram=4, shortest=1, breadth=3, read_prompt=False),
+    "racer task": lambda _: Racer(state="task", memory=100),
     "lookahead": lookahead(4, 4, 4),
     "lookahead W=0": lookahead(0, 4, 4),
     "lookahead G=0": lookahead(4, 4, 0),

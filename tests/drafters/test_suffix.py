@@ -81,6 +81,14 @@ def test_memory_is_bounded_and_the_newest_texts_stay():
     tree = grown(texts, memory=200)
     assert len(tree.text) <= 200 and tree.text.count(END) >= 2
     assert at(tree, texts[-1][-5:]) is not None
+    kept = " ".join(map(str, tree.text)).split(f" {END}")
+    kept_texts = [list(map(int, text.split())) for text in kept]
+    for token in range(9):
+        place = at(tree, [token])
+        assert place is not None
+        for count, below in tree.after(place):
+            string = [token, tree.token(below)]
+            assert count == sum(occurrences(text, string) for text in kept_texts)
     assert len(tree.tokens) <= tree.depth * 200
 
 
@@ -99,6 +107,12 @@ def test_a_worked_example():
     assert drafted([9, *text[3:]], factor=0, offset=2) == [5, 8]
     assert drafted(text, budget=2, factor=1) == [4] and drafted(text, budget=1, factor=1) == []
     assert drafted([5, 6, 7], factor=4) == []
+
+
+def test_a_shorter_match_wins_where_the_longer_is_unsure():
+    text = [1, 2, 3, 6, 1, 2, 4, 7, 2, 3, 8, 2, 3, 9, 2, 3, 1, 2]
+    assert drafted(text, least=0.6, factor=0, offset=1) == [3]  # 1/2 after "1 2", 4/5 after "2"
+    assert drafted(text, least=0.9, factor=0, offset=1) == []
 
 
 def test_a_path_and_a_tree_of_likely_continuations():
@@ -127,11 +141,20 @@ def output_of(drafter: SuffixDecoding, prompt: list[int], output: list[int]) -> 
         drafter.observe(tree, [token], [0])
 
 
+def test_what_the_last_step_accepted_is_kept_too():
+    drafter = SuffixDecoding(max_tokens=3, factor=9, state="task")
+    drafter.reset(argmax)
+    tree = drafter.propose([7, 4, 5, 6, 7], 9)
+    drafter.observe(tree, [4, 5, 8, -1], [0, 1, 2])
+    drafter.reset(argmax)
+    assert drafter.propose([1, 4], 9).tokens[1:] == (5,)
+
+
 @pytest.mark.parametrize("branching", [False, True])
 def test_past_outputs_are_kept_with_state_task_only(branching):
     for state, wanted in (("cold", ()), ("task", (4, 5, 6))):
         drafter = SuffixDecoding(max_tokens=3, factor=9, state=state, branches=branching)
-        output_of(drafter, [7, 8], [3, 4, 5, 6])
+        output_of(drafter, [7, 8], [3, 4, 5, 6, 0])
         drafter.reset(argmax)
         assert drafter.propose([9, 3], 9).tokens[1:] == wanted
         assert drafter.propose([9, 3, 7], 9).tokens[1:] == ()  # a prompt is not kept
