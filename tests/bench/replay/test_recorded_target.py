@@ -64,16 +64,15 @@ def decoders(draft: CachedModel) -> dict:
         "suffix_task": lambda: SuffixDecoding(max_tokens=8, factor=3, state="task"),
         "suffix_hybrid": lambda: SuffixDecoding(draft, max_tokens=8, threshold=2, gamma=3),
         "pool_only": lambda: Lookahead(**{**LOOK, "window_size": 0}),
-        "unlearning": lambda: Ouroboros(draft, **SIZES, learn=False),
+        "unlearning": lambda: Ouroboros(draft, recycle=False),
     }
 
 
 def readers(draft: CachedModel) -> dict:
     return {
         "lookahead": lambda: Lookahead(**LOOK),
-        "ouroboros": lambda: Ouroboros(draft, **SIZES),
-        "weighed": lambda: Ouroboros(draft, **SIZES, learn=False, options={"draft_cost": 0.3}),
-        "carrying": lambda: Ouroboros(draft, **SIZES, pool_state="task"),
+        "ouroboros": lambda: Ouroboros(draft),
+        "carrying": lambda: Ouroboros(draft, pool_state="task"),
         "paper": lambda: Ouroboros(draft, **SIZES, policy="paper"),
     }
 
