@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from hydra.utils import instantiate
@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 
 from ouroboros.bench.advice.predict import PLAIN, Prediction, predict
 from ouroboros.bench.measure.sample import Sample
-from ouroboros.bench.replay.imitation import USUAL, Rates, imitate
-from ouroboros.bench.replay.recorded_target import drafts_as_recorded
+from ouroboros.bench.replay.imitation import USUAL, Rates
+from ouroboros.bench.replay.recorded_target import check_drafter, replay, sampled
 from ouroboros.bench.replay.recording import Tape
 from ouroboros.bench.replay.truncation import truncated
 from ouroboros.commands.tune import OUROBOROS, SPACES
@@ -53,14 +53,12 @@ class Imitated:
     def counts(self, name: str, settings: Settings) -> list[Sample]:
         """Return a sample for each text."""
         drafter = RootOnly() if name == PLAIN else self.made(name, settings)
-        drafts_as_recorded(drafter, self.tape)
-        rates, found = self.rates_for(name), []
-        for run in self.tape.runs:
-            trace = imitate(drafter, self.tape, run, rates=rates)
-            blank = Sample(run.example, name, run.repeat, 0, len(run.prompt))
-            steps, tokens = tuple(trace.steps), tuple(trace.new_tokens)
-            found.append(replace(blank, new_tokens=tokens, finish=trace.finish, steps=steps))
-        return found
+        rates = self.rates_for(name)
+        check_drafter(drafter, self.tape, rates=rates)
+        return [
+            sampled(name, run, replay(drafter, self.tape, run, rates=rates))
+            for run in self.tape.runs
+        ]
 
     def space(self, name: str) -> Mapping[str, Sequence]:
         """Return what `tune` searches: by the decoder's name, else by its class."""
