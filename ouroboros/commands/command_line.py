@@ -6,7 +6,9 @@ import importlib
 import sys
 
 MODULES = {
-    **{name: name for name in ("bench", "report", "audit", "replay", "advise", "tune")},
+    **{
+        name: name for name in ("bench", "report", "audit", "replay", "advise", "tune", "agreement")
+    },
     **{"profile": "profiling", "campaign": "campaign", "standin": "standin"},
 }
 

@@ -125,7 +125,7 @@ def draft_of(config: dict, tape: Tape, tokenizer) -> CachedModel | None:
     """Return the draft that the decoders need, loaded or imitated; None where none is needed."""
     if not wants_draft(config["decoder"]):
         return None
-    if config["draft"]:
+    if config.get("draft"):
         return imitated_draft(config["draft"], tape, tokenizer)
     draft = load_draft(build_spec(config["model"]))
     vocab.check_pair(RecordedTarget(tape, tokenizer=tokenizer), draft)  # type: ignore[arg-type]

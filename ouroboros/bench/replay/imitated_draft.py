@@ -7,16 +7,18 @@ choice in a share `agreement` of all new tokens of the recordings; where it is n
 next ones as often, and all choices are as probable, as a `Likeness` measured. Off the recorded text
 the choices are tokens of the text so far.
 
-Invariant: an answer depends on seed, position and the tokens before it alone, so every decoder, in
-whatever order it asks, meets the same draft; and a draft of a higher agreement is right wherever
-one of a lower is.
+Invariant: an answer depends on seed, text, position and the tokens before it alone, so every
+decoder, in whatever order it asks, meets the same draft; and a draft of a higher agreement is right
+wherever one of a lower is.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import zlib
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -90,6 +92,7 @@ class ImitatedDraft:
         self.text = tuple(text)
         self.tokens = []
         self._again = repeats(self.text)
+        self._key = f"{self.seed}-{zlib.crc32(repr(self.text).encode())}"
         self._answers: dict[Place, Answer] = {}
 
     def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
@@ -135,7 +138,7 @@ class ImitatedDraft:
     def _drawn(self, along: int, off: tuple[int, ...]) -> Answer:
         """Draw the answer after `along` tokens of the text and the tokens `off`, which leave it."""
         near = (*self.text[max(0, along - CONTEXT) : along], *off)[-CONTEXT:]
-        draw = random.Random(f"{self.seed}-{along + len(off)}-{near}-{bool(off)}")
+        draw = random.Random(f"{self._key}-{along + len(off)}-{near}-{bool(off)}")
         on_text = not off and along < len(self.text)
         rank = self._rank(draw, again=on_text and self._again[along])
         row = draw.choice(self.likeness.confidence[rank])
@@ -191,7 +194,8 @@ def rates_at(agreement: float, odds: float, share: float) -> tuple[float, float]
     return elsewhere, at_repeats(elsewhere)
 
 
-def _logs(row: Sequence[float], width: int) -> tuple[tuple[float, ...], float]:
+@cache
+def _logs(row: tuple[float, ...], width: int) -> tuple[tuple[float, ...], float]:
     """Return the logarithms of descending probabilities, made to descend strictly, and that of each
     of the other `width` ids, which share what is left and are behind the last.
 

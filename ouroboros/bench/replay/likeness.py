@@ -38,7 +38,7 @@ class Likeness:
     """
 
     shares: Mapping[int, float]
-    confidence: Mapping[int, Sequence[Sequence[float]]]
+    confidence: Mapping[int, Sequence[tuple[float, ...]]]
     odds: float = 1.0
     about: Mapping[str, object] = field(default_factory=dict)
 
@@ -52,7 +52,7 @@ class Likeness:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             shares = {int(rank): float(share) for rank, share in values["shares"].items()}
-            rows = {int(rank): own for rank, own in values["confidence"].items()}
+            rows = {int(k): [tuple(row) for row in own] for k, own in values["confidence"].items()}
             if set(rows) != {NOWHERE, 1, *shares} or not all(rows.values()):
                 raise ValueError("ranks are missing")
             return cls(shares, rows, float(values["odds"]), values["about"])
@@ -145,10 +145,10 @@ def _mean_first(rows: list[list[float]]) -> float:
     return round(float(np.mean([row[0] for row in rows])), 4)
 
 
-def _thinned(rows: list[list[float]]) -> list[list[float]]:
+def _thinned(rows: list[list[float]]) -> list[tuple[float, ...]]:
     """Return at most `ROWS` of the rows, spread evenly over them in the order of the first
     probability, so that their distribution stays."""
     ordered = sorted(rows, reverse=True)
     count = min(ROWS, len(ordered))
     picked = (ordered[int((index + 0.5) * len(ordered) / count)] for index in range(count))
-    return [[round(share, 4) for share in row] for row in picked]
+    return [tuple(round(share, 4) for share in row) for row in picked]

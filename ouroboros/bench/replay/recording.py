@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ouroboros.bench.measure.sample import Sample
@@ -68,6 +68,29 @@ class Tape:
         }
         lines = [head, *({**asdict(r), "predictions": listed(r.predictions)} for r in self.runs)]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+SPARE = 64  # ids beyond a text's own
+
+
+def renumbered(tape: Tape) -> Tape:
+    """Return the tape with each run's ids numbered in the order of their appearance.
+
+    No decoder knows an id by its number, and rows of logits become hundreds wide instead of tens of
+    thousands. For counts alone, and only where nothing is carried from run to run.
+    """
+    runs, size = [], 0
+    for run in tape.runs:
+        names = {token: number for number, token in enumerate(sorted(tape.eos))}
+
+        def renamed(tokens: Sequence[int], names: dict[int, int] = names) -> tuple[int, ...]:
+            return tuple(names.setdefault(token, len(names)) for token in tokens)
+
+        prompt, new = renamed(run.prompt), renamed(run.new_tokens)
+        said = {(at, renamed(off)): renamed([t])[0] for (at, off), t in run.predictions.items()}
+        runs.append(replace(run, prompt=prompt, new_tokens=new, predictions=said))
+        size = max(size, len(names))
+    return replace(tape, runs=runs, vocab_size=size + SPARE, eos=frozenset(range(len(tape.eos))))
 
 
 def read(path: Path, tokenizer) -> Tape:

@@ -67,7 +67,7 @@ class Imitated:
             return OUROBOROS
         return SPACES.get(kind_of(config), {})
 
-    def rates_for(self, name: str) -> Rates:
+    def rates_for(self, name: str) -> Rates | None:
         """Return the rates of a decoder by its name, else its kind's, any other's, the usual."""
         keys = (name, kind_of(self.decoders.get(name, {})), "")
         return next((self.rates[key] for key in keys if key in self.rates), USUAL)
