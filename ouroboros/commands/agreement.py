@@ -13,9 +13,7 @@ stdout is one JSON document.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,21 +21,13 @@ import hydra
 import torch
 from omegaconf import DictConfig, OmegaConf
 from tabulate import tabulate
-from tqdm import tqdm
 
-from ouroboros.bench.advice.agreement import (
-    ALL,
-    Worth,
-    pays_table,
-    speedup_table,
-    with_ratio,
-)
-from ouroboros.bench.advice.predict import PLAIN, predict
-from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.advice.agreement import Worth, pays_table, speedup_table, with_ratio
+from ouroboros.bench.advice.predict import PLAIN
 from ouroboros.bench.replay import sentence_pieces
 from ouroboros.bench.replay.imitation import Rates
 from ouroboros.bench.replay.likeness import Likeness, measured
-from ouroboros.bench.replay.recording import Recording, Tape, renumbered
+from ouroboros.bench.replay.recording import Tape, renumbered
 from ouroboros.bench.report.plots.agreements import agreement_curves
 from ouroboros.bench.report.plots.style import save
 from ouroboros.bench.run.loop import eos_ids
@@ -46,10 +36,10 @@ from ouroboros.bench.run.pair import load_pair, load_tokenizer
 from ouroboros.bench.run.prompt import prompt_ids
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands import CONF
-from ouroboros.commands.advising.search import Explorer, Imitated, Settings
+from ouroboros.commands.advising.study import Study, by_group
 from ouroboros.commands.build import build_spec, build_task, check_decoders
 from ouroboros.commands.refusals import guarded, told_in_one_line
-from ouroboros.commands.replay import given_rates, imitated_draft, load_costs, load_tapes
+from ouroboros.commands.replay import given_rates, load_costs, load_tapes
 from ouroboros.costs.surface import Costs
 
 WHISKERS = "whiskers and bands: 95 % bootstrap over prompts, paired"
@@ -82,7 +72,7 @@ def study(cfg: DictConfig) -> int:
         for ratio in config["ratios"]
     }
     rates = given_rates(config["rates"])
-    told = Told(config, tape, machines, tokenizer, rates)
+    told = Study(config, tape, machines, tokenizer, rates)
     rows = list(told.rows())
     title = titled(config, told, tokens, rates)
     return finish(config, rows, title)
@@ -154,14 +144,6 @@ def tape_of(config: dict, tokenizer) -> Tape:
     return renumbered(replace(tape, runs=runs, max_new=limit))
 
 
-def by_group(runs: Sequence[Recording]) -> dict[str, list[str]]:
-    """Return the examples of each group, in order."""
-    found: dict[str, dict[str, None]] = defaultdict(dict)
-    for run in runs:
-        found[run.group][run.example] = None
-    return {group: list(examples) for group, examples in found.items()}
-
-
 def costs_of(given: str | dict) -> Costs:
     """Return costs of a file or folder, or of a table in the config."""
     found = Costs.by_hand(given) if isinstance(given, dict) else load_costs(given)
@@ -169,98 +151,7 @@ def costs_of(given: str | dict) -> Costs:
     return found
 
 
-@dataclass
-class Searched(Imitated):
-    """Counts on some texts with one draft, each made once; only the ranges given are searched."""
-
-    ranges: Mapping[str, Mapping[str, Sequence]] = field(default_factory=dict)
-    off_text: Rates | None = None
-    known: dict[str, list[Sample]] = field(default_factory=dict)
-
-    def counts(self, name: str, settings: Settings) -> list[Sample]:
-        """Return a sample for each text."""
-        key = f"{name} {sorted(settings.items())}"
-        if key not in self.known:
-            self.known[key] = super().counts(name, settings)
-        return self.known[key]
-
-    def rates_for(self, name: str) -> Rates | None:
-        """Return the rates given: without any, no decoder may read predictions off the text."""
-        return self.off_text
-
-    def space(self, name: str) -> Mapping[str, Sequence]:
-        """Return the ranges of a decoder."""
-        return self.ranges.get(name, {})
-
-
-@dataclass
-class Told:
-    """The study itself: one in `held_out` prompts of each group chooses settings, the rest tell."""
-
-    config: dict
-    tape: Tape
-    machines: Mapping[tuple[str, float], Costs]
-    tokenizer: object
-    rates: Rates | None
-
-    def rows(self) -> Iterator[Worth]:
-        """Yield the worth of every decoder for each agreement, costs and group."""
-        decoders = self.config["decoder"]
-        drafting = [name for name, own in decoders.items() if "draft" in own]
-        others = [name for name in decoders if name not in (PLAIN, *drafting)]
-        yield from self._with(None, others)
-        for agreement in tqdm(self.config["agreement"], desc="agreements", leave=False):
-            yield from self._with(agreement, drafting)
-
-    def parts(self) -> tuple[list[Recording], list[Recording]]:
-        """Return the runs that settings are chosen on, and those that are shown."""
-        step = self.config["held_out"]
-        held = {e for own in by_group(self.tape.runs).values() for e in own[step - 1 :: step]}
-        runs = self.tape.runs
-        return [r for r in runs if r.example in held], [r for r in runs if r.example not in held]
-
-    def _with(self, agreement: float | None, names: Sequence[str]) -> Iterator[Worth]:
-        draft = None
-        if agreement is not None:
-            options = {**self.config["draft"], "agreement": agreement}
-            draft = imitated_draft(options, self.tape, self.tokenizer)
-        sources = [
-            Searched(
-                replace(self.tape, runs=part),
-                draft,
-                self.config["decoder"],
-                ranges=self.config["search"] or {},
-                off_text=self.rates,
-            )
-            for part in self.parts()
-        ]
-        for (costs, ratio), machine in self.machines.items():
-            tried, shown = (Explorer(s, machine, self.config["decoder"]) for s in sources)
-            for name in names:
-                best = tried.best(name, tried.predicted(name, {}))
-                if best.failed:
-                    raise ValueError(f"{name}: {best.failed}")
-                samples = sources[1].counts(name, best.settings)
-                for group, plain, ours in grouped(shown.plain, samples):
-                    found = predict(plain, ours, machine)
-                    assert found.speedup is not None, found.failed
-                    prompts = len({sample.example for sample in ours})
-                    yield Worth(
-                        group, costs, ratio, name, agreement, found.speedup, prompts, best.settings
-                    )
-
-
-def grouped(
-    plain: Sequence[Sample], samples: Sequence[Sample]
-) -> Iterator[tuple[str, list[Sample], list[Sample]]]:
-    """Yield both sides by group, and all together where there are several."""
-    groups = list(dict.fromkeys(sample.group for sample in samples))
-    for group in groups if len(groups) > 1 else ():
-        yield group, *([s for s in side if s.group == group] for side in (plain, samples))
-    yield ALL, list(plain), list(samples)
-
-
-def titled(config: dict, told: Told, tokens: str, rates: Rates | None) -> str:
+def titled(config: dict, told: Study, tokens: str, rates: Rates | None) -> str:
     """Return what was done, in one line."""
     tried = ", ".join(f"{one:g}" for one in config["agreement"])
     given = config["draft"]["likeness"]
@@ -283,9 +174,9 @@ def finish(config: dict, rows: list[Worth], title: str) -> int:
     text = f"# {title}\n\nFrom which agreement on a draft pays beside what needs none\n\n"
     text += tabulate(pays_table(rows), headers="keys", tablefmt="github", missingval="-") + "\n"
     for costs, ratio in dict.fromkeys((row.costs, row.ratio) for row in rows):
-        own = [row for row in rows if (row.costs, row.ratio) == (costs, ratio)]
+        part = [row for row in rows if (row.costs, row.ratio) == (costs, ratio)]
         text += f"\nSpeedup over greedy, costs {costs}, a draft call {ratio:g} of a target call\n\n"
-        text += tabulate(speedup_table(own), headers="keys", tablefmt="github") + "\n"
+        text += tabulate(speedup_table(part), headers="keys", tablefmt="github") + "\n"
     document = {"title": title, "rows": [asdict(row) for row in rows]}
     if config["results_dir"]:
         folder = ResultsFolder(config["results_dir"])

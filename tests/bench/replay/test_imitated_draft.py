@@ -1,4 +1,4 @@
-"""A draft imitated on recorded text: the same answers in any order, as right and as sure as said."""
+"""A draft imitated on recorded text: one answer in any order, as right and as sure as it says."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_sampled_texts_and_strange_agreements_are_refused():
     with pytest.raises(ValueError, match="temperature 0"):
         hot = Tape(RUNS, Sampling(temperature=0.8), vocab_size=VOCAB)
         replay(Speculative(drafted(0.8), gamma=2), hot, RUNS[0])
-    with pytest.raises(ValueError, match="agreement=1.5"):
+    with pytest.raises(ValueError, match=r"agreement=1\.5"):
         drafted(1.5)
     with pytest.raises(ValueError, match="vocabulary 20 ids"):
         ImitatedDraft(0.5, RUNS, vocab_size=20)
