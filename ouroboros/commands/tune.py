@@ -45,20 +45,15 @@ WINDOWS = {
     "ngram_size": [3, 4, 5, 6, 7, 8],
     "verification_set_size": [1, 2, 3, 4, 6, 8, 12],
 }
-OUROBOROS = {**WINDOWS, "gamma": [2, 3, 4, 5, 6, 8, 10, 12], "topk": [1, 2, 3, 4, 6]}
+PUBLISHED = {**WINDOWS, "gamma": [2, 3, 4, 5, 6, 8, 10, 12], "topk": [1, 2, 3, 4, 6]}
 SPACES: dict[str, dict[str, list]] = {
     "speculative": {
         "gamma": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12],
         "confidence": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7],
     },
     "lookahead": WINDOWS,
-    "ouroboros": {
-        **OUROBOROS,
-        "options.stop_below": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6],
-        "options.runner_up": [0.0, 0.02, 0.04, 0.08, 0.15],
-        "options.max_nodes": [12, 16, 24, 32, 48],
-    },
-    "ouroboros_paper": OUROBOROS,
+    "ouroboros": {"max_nodes": [16, 24, 32, 48, 64, 96]},
+    "ouroboros_paper": PUBLISHED,
     "prompt_lookup": {"max_ngram_size": [1, 2, 3, 4, 5], "num_tokens": [3, 4, 6, 8, 10, 15, 20]},
     "hf_assisted": {
         "num_assistant_tokens": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 20],

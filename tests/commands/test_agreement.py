@@ -66,7 +66,7 @@ def test_a_recording_is_studied_by_group(study, recording, saved_pair):
 
 DECODERS = [
     "decoder=[greedy,speculative,prompt_lookup,ouroboros]",
-    "+decoder.ouroboros.learn=false",
+    "+decoder.ouroboros.recycle=false",
 ]
 
 

@@ -78,9 +78,14 @@ class ImitatedDraft:
         self.vocab_size = self.width = vocab_size
         self.max_len, self.tokenizer = max_len, tokenizer
         self.tokens: list[int] = []
-        self.calls = self.scored = 0
+        self.calls = self.scored = self.caught_up = 0
         self.busy_s = self.wait_s = 0.0
         self.follow(())
+
+    @property
+    def forwards(self) -> int:
+        """One for each call."""
+        return self.calls
 
     @property
     def title(self) -> str:
@@ -91,6 +96,7 @@ class ImitatedDraft:
         """Begin with another recorded text (prompt and continuation)."""
         self.text = tuple(text)
         self.tokens = []
+        self._held: tuple[int, tuple[int, ...]] = (0, ())
         self._again = repeats(self.text)
         self._key = f"{self.seed}-{zlib.crc32(repr(self.text).encode())}"
         self._answers: dict[Place, Answer] = {}
@@ -100,11 +106,13 @@ class ImitatedDraft:
         if tokens[-1] != tree.tokens[0]:
             raise ValueError("the tree's root must be the last token of the sequence")
         self.calls += 1
+        self._count(len(tokens), tree)
         found = list(places(len(tokens), tree, self.text, off=self._off(tokens)))
         return self._logits([found[node] for node in tree.asked])
 
     def accept(self, path: Sequence[int]) -> None:
-        """Nothing is kept: an answer depends on the sequence given."""
+        """Forget the tree last scored: an answer depends on the sequence given."""
+        self._held = (0, ())
 
     def roll(self, tokens: Sequence[int], count: int, choose: Choose) -> list[int]:
         """Return the `count` tokens that plain decoding puts after `tokens`, one call each."""
@@ -112,8 +120,14 @@ class ImitatedDraft:
         for _ in range(count):
             root = TokenTree.chain(text[-1], ())
             text += choose(self.score(text, root), text, root)
-        self.scored += count
         return text[len(tokens) :]
+
+    def _count(self, length: int, tree: TokenTree) -> None:
+        """Count the nodes of a tree; what was scored of it before, as it grew, is not fed again."""
+        known, first = self._held, tree.asked[0]
+        grown = known[0] == length and known[1][:first] == tree.tokens[:first]
+        self.scored += len(tree) - (min(first, len(known[1])) if grown else 0)
+        self._held = length, tree.tokens
 
     def _off(self, tokens: Sequence[int]) -> Sequence[int]:
         """Return the tokens of a sequence from where it leaves the text on."""

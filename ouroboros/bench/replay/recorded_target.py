@@ -22,8 +22,7 @@ from ouroboros.bench.replay.recording import Recording, Tape
 from ouroboros.bench.run.recorder import Place, places
 from ouroboros.bench.run.stop import cut
 from ouroboros.choose import Choose, Ranked
-from ouroboros.decode import Drafter, stream
-from ouroboros.engine.model import CachedModel
+from ouroboros.decode import Drafter, Traits, stream
 from ouroboros.trace import DecodeTrace
 from ouroboros.tree import TokenTree
 
@@ -31,7 +30,8 @@ UNKNOWN = -1
 
 
 class RecordedTarget:
-    """Stands where a `CachedModel` stands in the loop: it counts calls and computes nothing."""
+    """Stands where a `CachedModel` stands in the loop: it counts calls (of one forward each) and
+    computes nothing."""
 
     def __init__(self, tape: Tape, *, tokenizer=None) -> None:
         self.tokenizer = tokenizer
@@ -41,10 +41,17 @@ class RecordedTarget:
         self.busy_s = 0.0
         self.wait_s = 0.0
         self.scored = 0
+        self.caught_up = 0
+
+    @property
+    def forwards(self) -> int:
+        """One for each call."""
+        return self.calls
 
     def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
         """Return no logits at all: the choice is looked up."""
         self.calls += 1
+        self.scored += len(tree)
         return torch.empty(0)
 
     def accept(self, path: Sequence[int]) -> None:
@@ -64,7 +71,9 @@ class RecordedChoice:
         found = [self._at(place) for place in places(len(tokens), tree, self.recorded)]
         return [found[node] for node in tree.asked]
 
-    def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
+    def ranked(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
+    ) -> Ranked:
         raise NotImplementedError("a recording knows no runners-up")
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
@@ -109,7 +118,7 @@ class Replayed:
 
     def __init__(self, drafter: Drafter, choose: Choose) -> None:
         self.drafter, self.choose = drafter, choose
-        self.draft: CachedModel | None = getattr(drafter, "draft", None)
+        self.draft = Traits.of(drafter).draft
 
     def reset(self, choose: Choose) -> None:
         """Begin a run; the draft model chooses as in a live run."""
@@ -130,11 +139,8 @@ def check_drafter(drafter: object, tape: Tape, *, rates: Rates | None = None) ->
     the target's probabilities, drafts in another dtype than was recorded, or, without `rates`,
     learns from predictions that were not."""
     drafts_as_recorded(drafter, tape)
-    if (
-        rates is None
-        and getattr(drafter, "reads_rejected", False)
-        and not any(r.predictions for r in tape.runs)
-    ):
+    reads = Traits.of(drafter).reads_rejected
+    if reads and rates is None and not any(r.predictions for r in tape.runs):
         raise ValueError(
             f"{type(drafter).__name__} learns from what the target predicts at rejected nodes, "
             "which this recording does not hold: record a run of it with record_predictions=true "
@@ -146,13 +152,18 @@ def drafts_as_recorded(drafter: object, tape: Tape) -> None:
     name = type(drafter).__name__
     if not hasattr(drafter, "propose"):
         raise ValueError(f"{name} is another engine, not a drafter: leave it out of decoder=[...]")
-    rule, choose = getattr(drafter, "rule", None), tape.sampling.choose("", 0, vocab=1)
-    if rule is not None and rule(choose) is not choose:
+    own, choose = Traits.of(drafter), tape.sampling.choose("", 0, vocab=1)
+    if own.rule(choose) is not choose:
         raise ValueError(
             f"{name} accepts by rejection sampling, which needs the target's probabilities: replay "
             "it with verification=shared"
         )
-    draft = getattr(drafter, "draft", None)
+    if own.ranks:
+        raise ValueError(
+            f"{name} learns from the target's {own.ranks} best tokens at each node, and only the "
+            "best is recorded: leave it out of decoder=[...] and run it live"
+        )
+    draft = own.draft
     if isinstance(draft, ImitatedDraft):
         if tape.sampling.temperature:
             raise ValueError(
@@ -202,7 +213,7 @@ def replay(
         raise ValueError(
             f"{recording.example} was recorded up to {said} tokens: max_new={limit} is too much"
         )
-    draft = getattr(drafter, "draft", None)
+    draft = Traits.of(drafter).draft
     if isinstance(draft, ImitatedDraft):
         draft.follow(recording.tokens)
     elif draft is not None:

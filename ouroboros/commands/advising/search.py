@@ -16,7 +16,7 @@ from ouroboros.bench.replay.imitation import USUAL, Rates
 from ouroboros.bench.replay.recorded_target import check_drafter, replay, sampled
 from ouroboros.bench.replay.recording import Tape
 from ouroboros.bench.replay.truncation import truncated
-from ouroboros.commands.tune import OUROBOROS, SPACES
+from ouroboros.commands.tune import PUBLISHED, SPACES
 from ouroboros.costs.surface import Costs
 from ouroboros.decode import Drafter, RootOnly
 from ouroboros.engine.model import CachedModel
@@ -42,13 +42,15 @@ class Imitated:
     """Counts of any drafter at any settings, imitated on recorded texts.
 
     `decoders` are their configs by name, `rates` how often the target errs off the text: by name or
-    kind of decoder, "" for any.
+    kind of decoder, "" for any. `costs` are what decoders decide by that ask for some; None: as
+    configured.
     """
 
     tape: Tape
     draft: CachedModel | None
     decoders: Mapping[str, dict]
     rates: Mapping[str, Rates] = field(default_factory=dict)
+    costs: Costs | None = None
 
     def counts(self, name: str, settings: Settings) -> list[Sample]:
         """Return a sample for each text."""
@@ -64,7 +66,7 @@ class Imitated:
         """Return what `tune` searches: by the decoder's name, else by its class."""
         config = self.decoders[name]
         if config.get("policy") == "paper":
-            return OUROBOROS
+            return PUBLISHED
         return SPACES.get(kind_of(config), {})
 
     def rates_for(self, name: str) -> Rates | None:
@@ -78,9 +80,11 @@ class Imitated:
         options = OmegaConf.create({k: v for k, v in config.items() if k not in ("draft", "pool")})
         for key, value in settings.items():
             OmegaConf.update(options, key, value, force_add=True)
-        draft = {"draft": self.draft} if "draft" in config else {}
+        given: dict[str, object] = {"draft": self.draft} if "draft" in config else {}
+        if "costs" in config and self.costs is not None:
+            given["costs"] = self.costs
         try:
-            return instantiate(options, _partial_=True, _convert_="all")(**draft)
+            return instantiate(options, _partial_=True, _convert_="all")(**given)
         except TypeError as error:
             raise ValueError(f"decoder.{name}: {error}") from error
 

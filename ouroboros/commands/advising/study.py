@@ -28,7 +28,8 @@ class Searched(Imitated):
 
     def counts(self, name: str, settings: Settings) -> list[Sample]:
         """Return a sample for each text."""
-        key = f"{name} {sorted(settings.items())}"
+        costs = self.costs if "costs" in self.decoders[name] else None
+        key = f"{name} {sorted(settings.items())} {costs}"
         if key not in self.known:
             self.known[key] = super().counts(name, settings)
         return self.known[key]
@@ -84,6 +85,8 @@ class Study:
             for part in self.parts()
         ]
         for (costs, ratio), machine in self.machines.items():
+            for source in sources:
+                source.costs = machine
             tried, shown = (Explorer(s, machine, self.config["decoder"]) for s in sources)
             for name in names:
                 best = tried.best(name, tried.predicted(name, {}))

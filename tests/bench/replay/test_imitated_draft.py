@@ -104,9 +104,22 @@ def test_the_same_answers_in_every_order():
     start, text = list(run.prompt), list(run.prompt)
     for _ in range(8):
         text += argmax(other.score(text, TokenTree.chain(text[-1], ())), text, ROOT)
-    calls = other.calls
+    calls, scored = other.calls, other.scored
     assert other.roll(start, 8, argmax) == text[len(start) :]
-    assert other.calls == calls + 8 and other.scored == 8
+    assert (other.calls, other.forwards, other.scored) == (calls + 8, calls + 8, scored + 8)
+
+
+def test_a_tree_that_grows_is_counted_once():
+    draft, run = drafted(0.7), RUNS[0]
+    draft.follow(run.tokens)
+    root, *rest = run.tokens[19:24]
+    draft.score(run.prompt, TokenTree.chain(root, rest[:2]))
+    grown = TokenTree.chain(root, rest).asking(range(3, 5))
+    assert draft.score(run.prompt, grown).shape == (2, VOCAB)
+    assert draft.scored == 5 and draft.calls == 2
+    draft.accept([0])
+    draft.score(run.prompt, grown)
+    assert draft.scored == 10
 
 
 def test_off_the_text_it_knows_no_more_than_chance():
@@ -129,7 +142,8 @@ def test_off_the_text_it_knows_no_more_than_chance():
     [
         lambda draft: Speculative(draft, gamma=4),
         lambda draft: Speculative(draft, gamma=6, confidence=0.3),
-        lambda draft: Ouroboros(draft, **SIZES, learn=False),
+        lambda draft: Ouroboros(draft, recycle=False),
+        lambda draft: Ouroboros(draft, policy="paper", **SIZES, recycle=False),
     ],
 )
 def test_replays_are_lossless_and_the_same_twice(make, agreement):
