@@ -1,13 +1,9 @@
 """What a draft of each agreement would be worth on recorded greedy text, with no model at all.
 
-    python scripts/agreement.py recording=results/main
-    python scripts/agreement.py --config-name real_text recording=<JSONL of "turns">
-    python scripts/agreement.py measure=likeness.json model.standin=null model.dtype=float32
-
-Drafts are imitated, calls counted, their time predicted. Settings are chosen for each decoder,
-agreement and cost on a held-out part of the prompts; figures are of the rest. `measure` instead
-loads the pair and measures the ranks and confidences that an imitation is made of. The last line on
-stdout is one JSON document.
+`ouroboros agreement`; what can be typed stands in conf/hydra/help/agreement.yaml. Settings are
+chosen for each decoder, agreement and cost on a held-out part of the prompts; figures are of the
+rest. `measure` instead loads the pair and measures the ranks and confidences that an imitation is
+made of.
 """
 
 from __future__ import annotations

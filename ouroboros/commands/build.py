@@ -6,13 +6,14 @@ of another type, is one line that names it, and is told before a model is loaded
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable
 from functools import partial
 from types import NoneType
 
 from hydra.errors import InstantiationException
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 
 from ouroboros import PhrasePool, vocab
 from ouroboros.bench.run.loop import Bench, MakeDecoder
@@ -124,7 +125,7 @@ def load_pool(decoder: dict, pair: Pair) -> PhrasePool | Remembered:
 
 def check_arguments(options: dict, what: str) -> None:
     """Raise `ValueError` for options that the class in `_target_` does not take, or not so."""
-    parameters = inspect.signature(get_object(options["_target_"])).parameters
+    parameters = inspect.signature(class_of(options["_target_"], what)).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     for name, value in options.items():
@@ -137,6 +138,20 @@ def check_arguments(options: dict, what: str) -> None:
         number = wanted not in (bool, object)
         if not isinstance(value, wanted) or (number and isinstance(value, bool)):
             raise ValueError(f"{what}.{name}={value}: give {words}")
+
+
+def class_of(name: str, what: str) -> Callable:
+    """Return the class of that name. Raises `ValueError` where there is none, and
+    `ModuleNotFoundError` where a package that it needs is not installed."""
+    module, _, own = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), own)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(f"{what}._target_={name}: there is no such class") from error
+    except (AttributeError, ValueError) as error:
+        raise ValueError(f"{what}._target_={name}: there is no such class") from error
 
 
 def called(make: Callable, what: str):

@@ -152,9 +152,9 @@ def test_a_stage_that_fails_or_is_stopped_says_so(tmp_path):
         raise RuntimeError("CUDA error: an illegal memory access\nmore")
 
     found = {}
-    for one in (failing, stopped, broken):
-        run_stage(one.__name__, one, {}, path=tmp_path / one.__name__, facts=FACTS)
-        found[one.__name__] = json.loads((tmp_path / one.__name__ / "stage.json").read_text())
+    for stage in (failing, stopped, broken):
+        run_stage(stage.__name__, stage, {}, path=tmp_path / stage.__name__, facts=FACTS)
+        found[stage.__name__] = json.loads((tmp_path / stage.__name__ / "stage.json").read_text())
     own = found["failing"]
     assert own["status"] == "failed" and own["reason"] == "bad: ZeroDivisionError: division by zero"
     assert (own["figures"]["good"], own["figures"]["after"]) == (1, 3)

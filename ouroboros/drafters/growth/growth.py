@@ -183,7 +183,10 @@ class Growth:
 
     def learn(self, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Learn: `chosen[i]` is the target's token after node i of the proposal, `path` the nodes
-        kept, root first."""
+        kept, root first. Without recycling nothing is read but what was said after these."""
+        if not self.shape.recycle:
+            kept = set(path)
+            chosen = [chosen[node] if node in kept else -1 for node in range(len(chosen))]
         self._widen(max(chosen))
         learning.learn(self.state, self.memory, self._proposed, whole(chosen), whole(path))
 
