@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -142,10 +142,11 @@ class Costs:
     def run_ms(
         self, steps: Sequence[StepRecord], *, prompt_tokens: int, decoder: str = ""
     ) -> float:
-        """Return the milliseconds of a whole run."""
+        """Return the milliseconds of a whole run; the prompt is in `prefill_ms`."""
         total, context = self.prefill_ms if steps else 0.0, prompt_tokens
-        for step in steps:
-            total += self.step_ms(step, context, decoder=decoder)
+        for place, step in enumerate(steps):
+            own = step if place else replace(step, draft_caught_up=0)
+            total += self.step_ms(own, context, decoder=decoder)
             context += step.new
         return total
 
@@ -201,8 +202,9 @@ class Costs:
 
 
 def draft_nodes(step: StepRecord) -> int:
-    """Return the nodes of one of the step's draft calls, on average."""
-    return max(1, round(step.draft_scored / step.draft_calls))
+    """Return the tokens of one of the step's draft calls, on average: nodes, and what of the
+    sequence it took in besides."""
+    return max(1, round((step.draft_scored + step.draft_caught_up) / step.draft_calls))
 
 
 def _numbers(table: Mapping) -> dict[float, dict[float, float]]:

@@ -129,9 +129,7 @@ class Replayed:
         return self.drafter.propose(tokens, budget)
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Let the drafter learn, but for what a step past the recorded text's end would teach."""
-        if chosen[path[-1]] == UNKNOWN:
-            return
+        """Let the drafter learn."""
         who = type(self.drafter).__name__
         self.drafter.observe(tree, Predictions(chosen, tree.asked, who), path)
 
