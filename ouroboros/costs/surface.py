@@ -170,7 +170,7 @@ class Costs:
         """
         try:
             values = _read(path.read_text(encoding="utf-8"))
-            return _by_hand(values) if "verify_ms" in values else _saved(values)
+            return cls.by_hand(values) if "verify_ms" in values else _saved(values)
         except (OSError, yaml.YAMLError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"cannot read the costs {path}: {reason}") from error
@@ -179,6 +179,26 @@ class Costs:
                 f"{path} holds no costs: give verify_ms (nodes: milliseconds) and, if known, "
                 "draft_ms, host_ms, prefill_ms; or a costs.json that was measured"
             ) from error
+
+    @classmethod
+    def by_hand(cls, values: Mapping) -> Costs:
+        """Return the costs of a small table: `verify_ms` by nodes, the same at every context, and
+        perhaps `draft_ms` (one number, or by nodes), `host_ms`, `prefill_ms`.
+
+        Raises `ValueError` for other options.
+        """
+        if set(values) - set(BY_HAND):
+            raise ValueError(f"options are {', '.join(BY_HAND)}")
+        draft, host = values.get("draft_ms"), values.get("host_ms")
+        if draft is not None:
+            by_nodes = isinstance(draft, Mapping)
+            draft = Surface.flat(draft) if by_nodes else Surface.constant(float(draft))
+        return cls(
+            Surface.flat(values["verify_ms"]),
+            draft,
+            {} if host is None else {"": float(host)},
+            float(values.get("prefill_ms", 0.0)),
+        )
 
 
 def draft_nodes(step: StepRecord) -> int:
@@ -206,18 +226,6 @@ def _read(text: str):
         return json.loads(text)
     except ValueError:
         return yaml.safe_load(text)
-
-
-def _by_hand(values: dict) -> Costs:
-    if set(values) - set(BY_HAND):
-        raise ValueError(f"options are {', '.join(BY_HAND)}")
-    draft, host = values.get("draft_ms"), values.get("host_ms")
-    return Costs(
-        Surface.flat(values["verify_ms"]),
-        None if draft is None else Surface.constant(float(draft)),
-        {} if host is None else {"": float(host)},
-        float(values.get("prefill_ms", 0.0)),
-    )
 
 
 def _saved(values: dict) -> Costs:

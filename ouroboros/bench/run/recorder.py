@@ -19,8 +19,12 @@ Place = tuple[int, tuple[int, ...]]
 """(Tokens of the recorded sequence, tokens after them that are not the recorded ones)."""
 
 
-def places(base: int, tree: TokenTree, recorded: Sequence[int]) -> Iterator[Place]:
+def places(
+    base: int, tree: TokenTree, recorded: Sequence[int], *, off: Sequence[int] = ()
+) -> Iterator[Place]:
     """Yield the place of the prediction after each node of a tree whose root is token `base` - 1.
+
+    `off` are the tokens, up to the root, that have left the recorded ones (none where it has not).
 
     >>> tree = TokenTree.chain(5, [6, 7]).graft([(9, 1)], at=1)
     >>> list(places(2, tree, [4, 5, 6, 7, 8]))
@@ -29,7 +33,7 @@ def places(base: int, tree: TokenTree, recorded: Sequence[int]) -> Iterator[Plac
     found: list[Place] = []
     for token, parent in zip(tree.tokens, tree.parents, strict=True):
         if parent < 0:
-            found.append((base, ()))
+            found.append((base - len(off), tuple(off)))
             continue
         along, off = found[parent]
         agrees = not off and along < len(recorded) and recorded[along] == token
