@@ -91,6 +91,8 @@ def run_job(
     folder.check_open(**key)
     job = build_bench(config, task, examples, pair_of(config))
     run = folder.open_run(run_facts(config, job), **key)
+    if config["costs"]:
+        folder.save_costs(config["costs"])
     _say(f"results: {os.path.relpath(folder.path)}")
     failed = [sample for sample in folder.load_samples() if sample.error]
     if config["retry_failed"] and failed:

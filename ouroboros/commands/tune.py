@@ -47,15 +47,44 @@ WINDOWS = {
     "verification_set_size": [1, 2, 3, 4, 6, 8, 12],
 }
 PUBLISHED = {**WINDOWS, "gamma": [2, 3, 4, 5, 6, 8, 10, 12], "topk": [1, 2, 3, 4, 6]}
+SPECULATIVE: dict[str, list] = {
+    "gamma": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12],
+    "confidence": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7],
+}
+SUFFIX: dict[str, list] = {
+    "max_tokens": [8, 12, 16, 24, 31, 48, 63],
+    "factor": [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0],
+    "offset": [-1.0, 0.0, 1.0, 2.0, 4.0, 6.0],
+    "least": [0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5],
+    "branches": [False, True],
+}
 SPACES: dict[str, dict[str, list]] = {
-    "speculative": {
-        "gamma": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12],
-        "confidence": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7],
-    },
+    "speculative": SPECULATIVE,
     "lookahead": WINDOWS,
     "ouroboros": {"max_nodes": [16, 24, 32, 48, 64, 96]},
     "ouroboros_paper": PUBLISHED,
-    "prompt_lookup": {"max_ngram_size": [1, 2, 3, 4, 5], "num_tokens": [3, 4, 6, 8, 10, 15, 20]},
+    "prompt_lookup": {
+        "max_ngram_size": [1, 2, 3, 4, 5],
+        "num_tokens": [3, 4, 6, 8, 10, 15, 20, 31],
+    },
+    "prompt_lookup_adaptive": {
+        "max_ngram_size": [1, 2, 3, 4, 5],
+        "num_tokens": [8, 12, 15, 20, 31, 63],
+        "least": [1, 2, 3, 4, 6, 8],
+    },
+    "suffix_decoding": SUFFIX,
+    "suffix_hybrid": {**SUFFIX, **SPECULATIVE, "threshold": [0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]},
+    "token_recycling": {
+        "nodes": [4, 8, 12, 16, 24, 32, 48, 63, 80],
+        "read_prompt": [False, True],
+    },
+    "racer": {
+        "nodes": [6, 8, 12, 16, 24, 32, 48, 63],
+        "ngram": [5, 7, 10, 15, 20],
+        "shortest": [1, 2, 3, 4],
+        "breadth": [2, 3, 4, 6, 8],
+        "read_prompt": [False, True],
+    },
     "hf_assisted": {
         "num_assistant_tokens": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 20],
         "num_assistant_tokens_schedule": ["constant", "heuristic"],

@@ -22,12 +22,14 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.measure.trees import ProposedTree
 from ouroboros.bench.run.jsonl import JsonLines, locked, named_errors, read_lines
 from ouroboros.bench.run.recorder import Place, listed, row_tree, tree_row, unlisted
+from ouroboros.costs.named import named
 
 RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audit.jsonl"
 PREDICTIONS, TREES, COSTS = "predictions.jsonl", "trees.jsonl", "costs.json"
@@ -182,6 +184,12 @@ class ResultsFolder:
         """Return the predictions on disk by sample key."""
         rows = [line for _, line in read_lines(self.path / PREDICTIONS)]
         return {tuple(row["key"]): unlisted(row["predictions"]) for row in rows}
+
+    def save_costs(self, name: str) -> None:
+        """Keep the costs of a name or of a file beside the samples, and their name."""
+        found = named(name)
+        about = {**found.about, "name": Path(name).stem}
+        replace(found, about=about).save(self.path / COSTS)
 
     def add_trees(self, key: SampleKey, trees: Sequence[ProposedTree]) -> None:
         """Append a sample's trees, before its own line, unless the file is full."""
