@@ -21,10 +21,9 @@ import torch
 from ouroboros.bench.replay.recorded_target import RecordedTarget, Replayed, drafts_as_recorded
 from ouroboros.bench.replay.recording import Recording, Tape
 from ouroboros.bench.run.recorder import Place, places
-from ouroboros.bench.run.stop import cut
 from ouroboros.choose import Ranked
 from ouroboros.decode import Drafter, stream
-from ouroboros.trace import DecodeTrace
+from ouroboros.trace import DecodeTrace, cut
 from ouroboros.tree import TokenTree
 
 

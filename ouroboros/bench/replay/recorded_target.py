@@ -16,11 +16,10 @@ import torch
 
 from ouroboros.bench.replay.recording import Recording, Tape
 from ouroboros.bench.run.recorder import Place, places
-from ouroboros.bench.run.stop import cut
 from ouroboros.choose import Choose, Ranked
 from ouroboros.decode import Drafter, stream
 from ouroboros.engine.model import CachedModel
-from ouroboros.trace import DecodeTrace
+from ouroboros.trace import DecodeTrace, cut
 from ouroboros.tree import TokenTree
 
 UNKNOWN = -1

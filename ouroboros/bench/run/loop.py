@@ -23,13 +23,13 @@ from ouroboros.bench.run.prompt import check_chat, prompt_ids
 from ouroboros.bench.run.provenance import without_paths
 from ouroboros.bench.run.recorder import Recorder
 from ouroboros.bench.run.sampling import Sampling
-from ouroboros.bench.run.stop import Stop, StopStrings, cut, text_of
+from ouroboros.bench.run.stop import Stop, StopStrings, text_of
 from ouroboros.bench.run.store import SAMPLES, SCORES, ResultsFolder
 from ouroboros.bench.tasks.task import Example, Task
 from ouroboros.choose import Choose
 from ouroboros.decode import Drafter, stream
 from ouroboros.engine.model import CachedModel
-from ouroboros.trace import DecodeTrace
+from ouroboros.trace import DecodeTrace, cut
 
 WARM_UP = Example(
     "warm-up",
