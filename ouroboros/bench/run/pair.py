@@ -14,6 +14,7 @@ from ouroboros import standin, vocab
 from ouroboros.bench.run.provenance import fast_dtype
 from ouroboros.engine.model import CachedModel, EngineName
 from ouroboros.engine.quantised import quantise
+from ouroboros.engine.tokenizer import check_round_trip
 
 PACKAGE = Path(standin.__file__).parent
 PLACED = ("device_map", "tp_plan")  # transformers itself puts such models on a device
@@ -88,10 +89,12 @@ def load_tokenizer(spec: PairSpec):
     if not spec.target:
         raise ValueError("give model.target=<hub id or folder>: its tokenizer is needed")
     try:
-        return AutoTokenizer.from_pretrained(place(spec.target))
+        tokenizer = AutoTokenizer.from_pretrained(place(spec.target))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"cannot load the tokenizer of {spec.target!r}: {reason}") from error
+    check_round_trip(tokenizer, spec.target)
+    return tokenizer
 
 
 def place(name: str) -> str:
