@@ -31,6 +31,7 @@ from ouroboros.bench.measure.timed_costs import costs_of
 from ouroboros.bench.replay.recorded_target import RecordedTarget, check_drafter, replay
 from ouroboros.bench.replay.recording import Tape, from_folder, read
 from ouroboros.bench.run.conversation import Answers
+from ouroboros.bench.run.file_hash import check_places
 from ouroboros.bench.run.options import check_whole
 from ouroboros.bench.run.pair import Pair, load_draft, load_tokenizer
 from ouroboros.bench.run.prompt import prompt_ids
@@ -124,6 +125,7 @@ def load_tapes(config: dict, tokenizer) -> dict[str, Tape]:
 def prompts(options: dict, folder: ResultsFolder, tokenizer) -> Callable[[str, int], list[int]]:
     """Return what gives the token ids of an example in a repeat, as the recorded run met it."""
     run = folder.load_run()
+    check_places({"model": {}, "task": options, "decoder": {}}, run.get("contents", {}))
     task, examples = build_task(options)
     examples = lengthened(run["config"], task, examples, tokenizer)
     answers = Answers(task, examples, run["decoders"][0], folder.load_samples())

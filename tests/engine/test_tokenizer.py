@@ -9,8 +9,8 @@ from bench_models import byte_tokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from ouroboros.engine import tokenizer as module
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
+from ouroboros.engine import tokenizer as module
 from ouroboros.engine.tokenizer import PROBE
 
 

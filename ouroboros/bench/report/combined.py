@@ -22,10 +22,17 @@ from ouroboros.bench.report.sections import Section, sections
 from ouroboros.bench.report.tables import as_text, write_table
 
 
-def write_report(measured: Sequence[Measured], out: Path, *, most_tokens: int = 120_000) -> Study:
+def write_report(
+    measured: Sequence[Measured],
+    out: Path,
+    *,
+    most_tokens: int = 120_000,
+    tokenizer: str | None = None,
+) -> Study:
     """Write the report into `out`, made if need be; return the study it shows.
 
     `most_tokens`: how many tokens the page's viewer may carry over all runs (about 15 bytes each).
+    `tokenizer`: the place of the runs' tokenizer, for runs on a folder that lies elsewhere now.
     """
     found = study(measured)
     parts = sections(found)
@@ -40,7 +47,7 @@ def write_report(measured: Sequence[Measured], out: Path, *, most_tokens: int = 
     numbers = compare.numbers_frame({"run": found.labels}, found.summaries)
     numbers.to_csv(out / "numbers.csv", index=False)
     (out / "report.md").write_text(_markdown(parts), encoding="utf-8")
-    page = render(found, parts, most_tokens=most_tokens)
+    page = render(found, parts, most_tokens=most_tokens, tokenizer=tokenizer)
     (out / "report.html").write_text(page, encoding="utf-8")
     return found
 

@@ -20,12 +20,16 @@ from ouroboros.bench.report.sections import Section
 from ouroboros.bench.report.viewer import STEP, legend, viewer_run
 
 
-def render(found: Study, parts: Sequence[Section], *, most_tokens: int) -> str:
+def render(
+    found: Study, parts: Sequence[Section], *, most_tokens: int, tokenizer: str | None = None
+) -> str:
     """Return the page. `most_tokens` is shared evenly by the runs' viewers."""
     share = most_tokens // max(1, len(found.measured))
     pairs = zip(found.measured, found.labels, strict=True)
     data = {
-        "runs": [viewer_run(one, label, most_tokens=share) for one, label in pairs],
+        "runs": [
+            viewer_run(one, label, most_tokens=share, tokenizer=tokenizer) for one, label in pairs
+        ],
         "sources": legend(),
         "step": STEP,
     }

@@ -10,6 +10,7 @@ from ouroboros.bench.run.file_hash import contents
 from ouroboros.bench.run.loop import Bench, eos_ids
 from ouroboros.bench.run.pools import carriers
 from ouroboros.bench.run.provenance import identity, provenance, without_paths
+from ouroboros.bench.run.sources import sources
 from ouroboros.bench.tasks.task import Example, fingerprint
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import quantised_by
@@ -27,7 +28,23 @@ def run_identity(config: Mapping, examples: Sequence[Example]) -> str:
     What only the loaded task and models tell is in `run_facts`, and a resumed run must have it too
     (see `ResultsFolder.open_run`).
     """
-    return identity(_settings(config), fingerprint(examples), contents(config))
+    return identity(_settings(config), fingerprint(examples), behind(config))
+
+
+def known(config: Mapping, examples: Sequence[Example]) -> dict:
+    """Return what `run_identity` is made of, as run.json has it, to name what changed."""
+    return without_paths(
+        {
+            "config": _settings(config),
+            "contents": behind(config),
+            "task": {"fingerprint": fingerprint(examples)},
+        }
+    )
+
+
+def behind(config: Mapping) -> dict[str, str]:
+    """Return hashes of the files and sources that a config names, by the option."""
+    return {**contents(config), **sources(config)}
 
 
 def run_facts(config: Mapping, job: Bench) -> dict:
@@ -70,7 +87,7 @@ def run_facts(config: Mapping, job: Bench) -> dict:
             "published": config.get("published"),
             "samples_wanted": job.total,
             "config": _settings(config),
-            "contents": contents(config),
+            "contents": behind(config),
             "provenance": provenance(),
         }
     )
