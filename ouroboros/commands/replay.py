@@ -30,6 +30,7 @@ from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.measure.timed_costs import costs_of
 from ouroboros.bench.replay.recorded_target import RecordedTarget, check_drafter, replay
 from ouroboros.bench.replay.recording import Tape, from_folder, read
+from ouroboros.bench.report.summary import cost_of
 from ouroboros.bench.run.conversation import Answers
 from ouroboros.bench.run.file_hash import check_places
 from ouroboros.bench.run.options import check_whole
@@ -89,7 +90,8 @@ def replay_all(cfg: DictConfig) -> int:
         name: replayed(name, drafter, tapes[name], tokenizer, max_new=config["max_new"])
         for name, drafter in drafters.items()
     }
-    rows = {name: row(found[name], tapes[name], costs, config["max_new"]) for name in found}
+    ratio, most = cost_ratio(config), config["max_new"]
+    rows = {name: row(found[name], tapes[name], costs, most, ratio) for name in found}
     write(config["results_dir"], rows, found)
     table = [{"decoder": name, **values} for name, values in rows.items()]
     print(tabulate(table, headers="keys", floatfmt=".3f", missingval="-"))
@@ -143,6 +145,14 @@ def prompts(options: dict, folder: ResultsFolder, tokenizer) -> Callable[[str, i
     return prompt_of
 
 
+def cost_ratio(config: dict) -> float:
+    """Return a draft call's cost in target calls: as configured, else as the run recorded it."""
+    path, given = Path(config["recording"]), config["model"].get("draft_cost")
+    if given is None:
+        return cost_of(ResultsFolder(path).load_run()) if path.is_dir() else metrics.COST_RATIO
+    return given
+
+
 def load_costs(cost: str | None) -> Costs | None:
     """Return the costs in a file, or those of a folder's timed samples."""
     if cost is None:
@@ -173,7 +183,13 @@ def replayed(name: str, drafter, tape: Tape, tokenizer, *, max_new: int | None) 
     return samples
 
 
-def row(samples: list[Sample], tape: Tape, costs: Costs | None, max_new: int | None) -> dict:
+def row(
+    samples: list[Sample],
+    tape: Tape,
+    costs: Costs | None,
+    max_new: int | None,
+    cost_ratio: float = metrics.COST_RATIO,
+) -> dict:
     """Return counts, and with costs the predicted milliseconds per token and the speedup over a
     decoder that drafts nothing."""
     steps = metrics.steps_of(samples)
@@ -185,7 +201,7 @@ def row(samples: list[Sample], tape: Tape, costs: Costs | None, max_new: int | N
         "tokens_per_target_call": metrics.tokens_per_target_call(steps),
         "acceptance_length": metrics.acceptance_length(steps),
         "draft_calls_per_token": metrics.draft_calls_per_token(steps),
-        "calls_per_token": metrics.calls_per_token(steps),
+        "calls_per_token": metrics.calls_per_token(steps, cost_ratio),
     }
     if costs is not None and tokens:
         plain_ms = sum(

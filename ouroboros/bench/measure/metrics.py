@@ -18,7 +18,8 @@ from ouroboros.bench.measure.sample import Sample
 from ouroboros.trace import StepRecord
 
 COST_RATIO = 0.176
-"""A draft call in target calls: bytes of Yi-6B's weights over Yi-34B's, the published pair."""
+"""A draft call in target calls where a run does not record its pair's: bytes of Yi-6B's weights
+over Yi-34B's, the published pair."""
 
 REPETITIVE = 0.30
 """Above this repetition rate a speedup says more about the text than about the decoder."""
@@ -160,9 +161,9 @@ def decode_part(sample: Sample) -> tuple[float, int]:
     return sample.wall_s - sample.ttft_s, len(sample.new_tokens) - sample.steps[0].new
 
 
-def calls_part(sample: Sample) -> tuple[float, int]:
+def calls_part(sample: Sample, cost_ratio: float = COST_RATIO) -> tuple[float, int]:
     """(Calls, tokens) of a sample, calls as in calls_per_token: what no machine changes."""
-    calls = len(sample.steps) + COST_RATIO * sum(s.draft_calls for s in sample.steps)
+    calls = len(sample.steps) + cost_ratio * sum(s.draft_calls for s in sample.steps)
     return calls, len(sample.new_tokens)
 
 

@@ -9,11 +9,11 @@ plots/        each picture as .png and .svg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ouroboros.bench.report import compare
-from ouroboros.bench.report.folder_report import LEGEND
+from ouroboros.bench.report.folder_report import legend
 from ouroboros.bench.report.gather import Measured
 from ouroboros.bench.report.page import render
 from ouroboros.bench.report.plots.style import save
@@ -46,13 +46,13 @@ def write_report(
             save(picture.figure, out / "plots" / f"{picture.name}")
     numbers = compare.numbers_frame({"run": found.labels}, found.summaries)
     numbers.to_csv(out / "numbers.csv", index=False)
-    (out / "report.md").write_text(_markdown(parts), encoding="utf-8")
+    (out / "report.md").write_text(_markdown(parts, found.summaries), encoding="utf-8")
     page = render(found, parts, most_tokens=most_tokens, tokenizer=tokenizer)
     (out / "report.html").write_text(page, encoding="utf-8")
     return found
 
 
-def _markdown(parts: Sequence[Section]) -> str:
+def _markdown(parts: Sequence[Section], summaries: Sequence[Mapping]) -> str:
     lines = []
     for level, part in enumerate(parts):
         lines += [f"{'##' if level else '#'} {part.title}", *part.notes]
@@ -60,4 +60,4 @@ def _markdown(parts: Sequence[Section]) -> str:
             lines += [f"**{table.caption}**", as_text(table.frame)]
         for picture in part.pictures:
             lines.append(f"![{picture.caption}](plots/{picture.name}.png)")
-    return "\n\n".join([*lines, LEGEND]) + "\n"
+    return "\n\n".join([*lines, legend(summaries)]) + "\n"

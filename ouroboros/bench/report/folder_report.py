@@ -7,14 +7,14 @@ summary. Reports over several folders are in `ouroboros.bench.report.combined`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from ouroboros.bench.report.plots.speedups import calls_bars, speedup_bars
 from ouroboros.bench.report.plots.style import save_png
-from ouroboros.bench.report.summary import headline, summarise
+from ouroboros.bench.report.summary import cost_text, headline, summarise
 from ouroboros.bench.report.tables import (
     as_text,
     group_frame,
@@ -25,7 +25,7 @@ from ouroboros.bench.report.tables import (
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.verdict.audit_report import load_audit
 
-__all__ = ["LEGEND", "headline", "make_report", "notes", "summarise", "tables", "to_markdown"]
+__all__ = ["headline", "legend", "make_report", "notes", "summarise", "tables", "to_markdown"]
 
 LEGEND = """\
 decode speedup: time per token after the first step against `greedy` on the same engine, latency
@@ -38,10 +38,15 @@ from the text. unequal: completions whose tokens differ from `greedy`'s. lossles
 verdict on them: identical, ties (a move of the logits within the arithmetic's own noise makes the
 other token the choice; usual below float32), BUG, or "in law" (rejection sampling); `greedy` is the
 reference, held against float64 by scripts/audit.py. Task scores: [95 %, Wilson for yes-or-no
-scores, else bootstrap]. calls/token: (target calls + 0.176 x draft calls) / new tokens; vs
+scores, else bootstrap]. calls/token: (target calls + {cost} x draft calls) / new tokens; vs
 ouroboros: over that of the decoder `ouroboros`, paired by prompt. accept len: tokens per step that
 had a draft, the bonus token included. nodes/call: tokens scored per target call. samples: measured;
 failures are counted, never averaged. Warm-up is excluded; decoders alternate prompt by prompt."""
+
+
+def legend(summaries: Iterable[Mapping]) -> str:
+    """Return what the tables' columns mean."""
+    return LEGEND.format(cost=cost_text(summaries))
 
 
 def make_report(folder: ResultsFolder) -> dict:
@@ -73,7 +78,7 @@ def to_markdown(summary: Mapping) -> str:
         parts += ["Latency speedup by group of prompts:", as_text(groups)]
     if len(published):
         parts += [published_caption(summary), as_text(published)]
-    return "\n\n".join([*parts, LEGEND]) + "\n"
+    return "\n\n".join([*parts, legend([summary])]) + "\n"
 
 
 def notes(summary: Mapping) -> list[str]:

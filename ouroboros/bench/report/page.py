@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
 
-from ouroboros.bench.report.folder_report import LEGEND
+from ouroboros.bench.report import folder_report
 from ouroboros.bench.report.plots.style import inline_svg
 from ouroboros.bench.report.run_set import Study
 from ouroboros.bench.report.sections import Section
@@ -43,7 +43,7 @@ def render(
         title=parts[0].title,
         sections=[_section(part) for part in parts],
         single=len(found.measured) == 1,
-        legend=LEGEND,
+        legend=folder_report.legend(found.summaries),
         data=data,
     )
 

@@ -6,8 +6,9 @@ were in fact measured. The formulas are in `metrics` and `intervals`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 
 from ouroboros.bench.measure import intervals, metrics
 from ouroboros.bench.measure.intervals import Interval
@@ -38,7 +39,7 @@ def summarise(
     rows = {
         name: {
             **_counts(mine, failed[name]),
-            **_decoder_metrics(mine, good),
+            **_decoder_metrics(mine, good, cost_of(run)),
             "scores": metrics.task_scores(mine, scores) | _corpus_scores(run, name),
             "score_intervals": _plain(intervals.score_intervals(mine, scores)),
             "groups": _groups(mine, good.get(BASELINE, [])),
@@ -47,7 +48,7 @@ def summarise(
         }
         for name, mine in good.items()
     }
-    timed = run.get("timing", True)
+    timed, cost = run.get("timing", True), run["model"].get("draft_cost")
     measured = {sample.example for mine in good.values() for sample in mine}
     return {
         "title": title(run, len(measured)),
@@ -63,8 +64,22 @@ def summarise(
         "device": device(run),
         "nature": nature(run),
         "published": run.get("published"),
+        **({} if cost is None else {"draft_cost": cost}),
         "decoders": rows if timed else {name: _untimed(row) for name, row in rows.items()},
     }
+
+
+def cost_of(run: Mapping) -> float:
+    """Return what a draft call costs in target calls: the run's own, else the published pair's."""
+    cost = run["model"].get("draft_cost")
+    return metrics.COST_RATIO if cost is None else cost
+
+
+def cost_text(summaries: Iterable[Mapping]) -> str:
+    """Return the weight of a draft call in calls/token as a legend's number, or words where the
+    runs' pairs differ."""
+    costs = {f"{one.get('draft_cost', metrics.COST_RATIO):.3g}" for one in summaries}
+    return costs.pop() if len(costs) == 1 else "the pair's cost"
 
 
 def title(run: Mapping, prompts: int) -> str:
@@ -145,8 +160,10 @@ def _counts(good: Sequence[Sample], failed: Sequence[Sample]) -> dict:
     return {"samples": len(good), "failed": len(failed), "errors": errors}
 
 
-def _decoder_metrics(mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]]) -> dict:
-    baseline = good.get(BASELINE, [])
+def _decoder_metrics(
+    mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]], cost: float
+) -> dict:
+    baseline, part = good.get(BASELINE, []), partial(metrics.calls_part, cost_ratio=cost)
     return {
         "new_tokens": sum(len(s.new_tokens) for s in mine),
         "output_throughput": metrics.output_throughput(mine),
@@ -156,13 +173,11 @@ def _decoder_metrics(mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]
         "e2e_latency_s": metrics.e2e_latency_s(mine),
         **_speedups("", baseline, mine),
         **_speedups("_vs_hf", good.get(PEER, []), mine),
-        **_step_metrics(mine),
+        **_step_metrics(mine, cost),
         **_plain(
             {
-                "calls_interval": intervals.pooled(mine, part=metrics.calls_part),
-                "calls_vs_ouroboros": intervals.speedup(
-                    mine, good.get(METHOD, []), part=metrics.calls_part
-                ),
+                "calls_interval": intervals.pooled(mine, part=part),
+                "calls_vs_ouroboros": intervals.speedup(mine, good.get(METHOD, []), part=part),
             }
         ),
         "repetition_rate": metrics.mean_repetition_rate(mine),
@@ -172,7 +187,7 @@ def _decoder_metrics(mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]
     }
 
 
-def _step_metrics(mine: Sequence[Sample]) -> dict:
+def _step_metrics(mine: Sequence[Sample], cost: float) -> dict:
     steps = metrics.steps_of(mine)
     shares = metrics.phase_shares(steps)
     return {
@@ -183,7 +198,7 @@ def _step_metrics(mine: Sequence[Sample]) -> dict:
         "acceptance_length": metrics.acceptance_length(steps),
         "tokens_per_target_call": metrics.tokens_per_target_call(steps),
         "draft_calls_per_token": metrics.draft_calls_per_token(steps),
-        "calls_per_token": metrics.calls_per_token(steps),
+        "calls_per_token": metrics.calls_per_token(steps, cost),
         "draft_acceptance_rate": metrics.draft_acceptance_rate(steps),
         "scored_per_step": metrics.scored_per_step(steps),
         "acceptance_rate_per_position": metrics.acceptance_rate_per_position(steps),

@@ -28,7 +28,8 @@ class PairSpec:
     pair that ships with the package. `dtype` "auto" is bfloat16 where the hardware multiplies it.
     `options` (for both), `target_options` and `draft_options` go to `from_pretrained`. `standin`
     names a shape for "target" and one for "draft"; a Llama pair then runs inside them. With a
-    quantization_config among the options a stand-in is quantised once it is built.
+    quantization_config among the options a stand-in is quantised once it is built. `draft_cost` is
+    what a draft call costs in target calls; None: the bytes of its weights over the target's.
     """
 
     name: str
@@ -42,6 +43,7 @@ class PairSpec:
     options: Mapping = field(default_factory=dict)
     target_options: Mapping = field(default_factory=dict)
     draft_options: Mapping = field(default_factory=dict)
+    draft_cost: float | None = None
 
 
 @dataclass(frozen=True)

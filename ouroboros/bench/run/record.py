@@ -70,6 +70,7 @@ def run_facts(config: Mapping, job: Bench) -> dict:
                 "commits": [_commit(model) for model in job.models],
                 "dtype": str(target.dtype).removeprefix("torch."),
                 "quantised": _quantised(job.models),
+                "draft_cost": draft_cost(model.get("draft_cost"), job.models),
                 "engine": type(target.engine).__name__.lower(),
                 "device": str(target.device),
                 "max_len": target.max_len,
@@ -91,6 +92,15 @@ def run_facts(config: Mapping, job: Bench) -> dict:
             "provenance": provenance(),
         }
     )
+
+
+def draft_cost(configured: float | None, models: Sequence[CachedModel]) -> float | None:
+    """Return a draft call's cost in target calls: as configured, else the bytes of the draft's
+    weights over the target's, which a call reads; None without a draft."""
+    if configured is not None or len(models) < 2:
+        return configured
+    target, draft = (sum(w.nbytes for w in one.model.parameters()) for one in models[:2])
+    return draft / target
 
 
 def _commit(model: CachedModel) -> str | None:

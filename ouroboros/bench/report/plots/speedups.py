@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from ouroboros.bench.measure.metrics import REPETITIVE
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.report.plots.style import decoder_marks, foot, head, is_peer, new_figure, title
+from ouroboros.bench.report.summary import cost_text
 
 AXIS = "speedup over greedy on the same engine (time per token, prefill included)"
-CALLS_AXIS = "calls per token: (target + 0.176 x draft calls) / new tokens; fewer is better"
 
 
 def speedup_bars(summary: Mapping) -> Figure | None:
@@ -32,7 +32,9 @@ def calls_bars(summary: Mapping) -> Figure | None:
     None where nothing was measured.
     """
     form = "{value:.3f} · {tokens_per_target_call:.2f} tokens/target call"
-    return _run_bars(summary, "calls_interval", CALLS_AXIS, form)
+    cost = cost_text([summary])
+    axis = f"calls per token: (target + {cost} x draft calls) / new tokens; fewer is better"
+    return _run_bars(summary, "calls_interval", axis, form)
 
 
 def comparison_dots(summaries: Mapping[str, Mapping]) -> Figure | None:

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.report.plots.speedups import machines, spread
 from ouroboros.bench.report.plots.style import decoder_marks, foot, head, new_figure
+from ouroboros.bench.report.summary import cost_text
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,6 @@ MEASURES = (
     Measure("speedup over greedy", "{:.2f}x", lambda row: row["latency_speedup"]),
     Measure("calls per token (fewer: better)", "{:.3f}", lambda row: row["calls_interval"], True),
 )
-CALLS = "Calls per token: (target + 0.176 x draft calls) / new tokens."
 
 
 def sweep_curves(setting: str, values: Sequence, summaries: Sequence[Mapping]) -> Figure | None:
@@ -62,7 +62,10 @@ def sweep_curves(setting: str, values: Sequence, summaries: Sequence[Mapping]) -
                 axes.set_ylim(bottom=0)
         handles, labels = axes.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper right", ncols=min(6, len(names)))
-        foot(figure, f"{_first(summaries)} Whiskers: 95 % bootstrap over prompts. {CALLS}")
+        foot(
+            figure,
+            f"{_first(summaries)} Whiskers: 95 % bootstrap over prompts. {_calls(summaries)}",
+        )
     return figure
 
 
@@ -89,8 +92,12 @@ def sweep_map(
             axes.set_xlabel(settings[0])
             head(axes, f"{decoder}: {measure.label}")
         panels[0].set_ylabel(settings[1])
-        foot(figure, f"{_first(summaries)} Lighter: better. {CALLS}")
+        foot(figure, f"{_first(summaries)} Lighter: better. {_calls(summaries)}")
     return figure
+
+
+def _calls(summaries: Sequence[Mapping]) -> str:
+    return f"Calls per token: (target + {cost_text(summaries)} x draft calls) / new tokens."
 
 
 def _known(summaries: Sequence[Mapping], names: Sequence[str]) -> list[Measure]:
