@@ -118,7 +118,7 @@ def load_pool(decoder: dict, pair: Pair) -> PhrasePool:
 
 def check_arguments(options: dict, what: str) -> None:
     """Raise `ValueError` for options that the class in `_target_` does not take, or not so."""
-    parameters = inspect.signature(get_object(options["_target_"])).parameters
+    parameters = inspect.signature(class_of(options["_target_"], what)).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     for name, value in options.items():
@@ -131,6 +131,18 @@ def check_arguments(options: dict, what: str) -> None:
         number = wanted not in (bool, object)
         if not isinstance(value, wanted) or (number and isinstance(value, bool)):
             raise ValueError(f"{what}.{name}={value}: give {words}")
+
+
+def class_of(target: str, what: str) -> Callable:
+    """Return the class or function that a config names. Raises `ValueError` where there is none."""
+    try:
+        found = get_object(target)
+    except Exception as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise ValueError(f"{what}._target_={target} cannot be had: {reason}") from error
+    if not callable(found):
+        raise ValueError(f"{what}._target_={target} is no class or function")
+    return found
 
 
 def called(make: Callable, what: str):

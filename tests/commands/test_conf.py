@@ -292,3 +292,17 @@ def test_the_longest_context_fits_the_raised_position_limit():
         options = {**config["model"], "standin": standin_of, "dtype": "float32", "device": "cpu"}
         draft = load_draft(PairSpec(**options))
         assert draft.max_len >= config["context_tokens"] + config["max_new"] > 4096
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("ouroboros.baselines.Nope", "decoder.mine._target_=ouroboros.baselines.Nope cannot be"),
+        ("no_such_module.Mine", "decoder.mine._target_=no_such_module.Mine cannot be had"),
+        ("ouroboros.bench.run.store.RUN", "is no class or function"),
+    ],
+)
+def test_a_class_that_there_is_not_is_told_in_one_line(target, reason):
+    with pytest.raises(ValueError, match=reason) as caught:
+        building.check_decoders({"mine": {"_target_": target}})
+    assert "\n" not in str(caught.value)

@@ -11,7 +11,8 @@ from ouroboros.bench.run.loop import Bench, eos_ids
 from ouroboros.bench.run.pools import carriers
 from ouroboros.bench.run.provenance import identity, provenance, without_paths
 from ouroboros.bench.run.sources import sources
-from ouroboros.bench.tasks.task import Example, fingerprint
+from ouroboros.bench.tasks.sandbox import kind
+from ouroboros.bench.tasks.task import Example, Task, fingerprint
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import quantised_by
 
@@ -78,6 +79,7 @@ def run_facts(config: Mapping, job: Bench) -> dict:
                 "tokenizer": vocab.fingerprint(target.tokenizer),
                 "eos": sorted(eos_ids(target)),
             },
+            "sandbox": _sandbox(job.task),
             "decoders": list(job.decoders),
             "carried_pools": carriers(config["decoder"]),
             "sampling": asdict(job.sampling),
@@ -106,6 +108,12 @@ def draft_cost(configured: float | None, models: Sequence[CachedModel]) -> float
 def _commit(model: CachedModel) -> str | None:
     """Return the commit of the hub that a model was loaded from, None for one from a folder."""
     return getattr(getattr(model.model, "config", None), "_commit_hash", None)
+
+
+def _sandbox(task: Task) -> str | None:
+    """Return in what a task's completions are executed, None where they are not."""
+    execution = getattr(task, "execution", None)
+    return kind() if execution is not None and execution.allowed else None
 
 
 def _quantised(models: Sequence[CachedModel]) -> dict[str, str] | None:
