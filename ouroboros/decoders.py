@@ -40,19 +40,18 @@ def make(name: str, draft: CachedModel | None, settings: dict) -> Drafter:
     """Return a new decoder; `settings` replace tuned ones.
 
     Raises `ValueError`, naming it, for a name or a setting that there is not, and where a draft is
-    needed and missing.
+    missing without which the decoder cannot be.
     """
     maker, tuned = _class(name), settings_of(name)
-    known = [key for key in inspect.signature(maker).parameters if key != "draft"]
+    parameters = inspect.signature(maker).parameters
+    known = [key for key in parameters if key != "draft"]
     for key in settings:
         if key not in known:
             what = f"its settings are {', '.join(known)}" if known else "it has no settings"
             raise ValueError(f"{key}: not supported by generate with decoder={name!r}; {what}")
-    if "policy" in settings:  # the switches were tuned for another one
-        tuned.pop("options", None)
     own = {**tuned, **settings}
     if wants_draft(name):
-        if draft is None:
+        if draft is None and parameters["draft"].default is inspect.Parameter.empty:
             raise ValueError(f"decoder={name!r} needs draft=, a smaller model of the same family")
         own["draft"] = draft
     return maker(**own)

@@ -55,12 +55,13 @@ def generate(
 
     `input_ids` is [rows, length]; rows are decoded one after the other, and shorter ones are padded
     on the left, with zeros in `attention_mask`. The result is padded on the right. `decoder` is the
-    name of a config in conf/decoder (ouroboros and speculative need `draft`) or any Drafter.
+    name of a config in conf/decoder or any Drafter; `draft` is a smaller model of the family,
+    without which "speculative" cannot be and "ouroboros" drafts with phrases alone.
 
     `options` are transformers' generation options (max_new_tokens, max_length, do_sample,
     temperature, eos_token_id, stop_strings with `tokenizer`, repetition_penalty,
     return_dict_in_generate, ...), with `generation_config` and the model's own behind them, and the
-    named decoder's settings (gamma, window_size, ...). With `return_dict_in_generate=True` a
+    named decoder's settings (max_nodes, pool_state, ...). With `return_dict_in_generate=True` a
     `Generated` is returned. Row i samples with `seed` + i, without a seed by torch's generator.
 
     The model keeps what its examination found for the next call; calls of several threads on one

@@ -20,7 +20,9 @@ class StepRecord:
     `draft_s` is time in the draft model and `verify_s` in the target, each up to the arrival of its
     result; `host_s` is the rest of the step. Of the time in both models, `wait_s` ran from the
     hand-over of a call to its result (on a CPU that is only the choice of tokens). `draft_scored`
-    counts the nodes of all draft calls.
+    counts the nodes of all draft calls, and `draft_caught_up` the tokens of the sequence that they
+    took in besides. A call of a model may be several forwards: `target_forwards`, `draft_forwards`
+    (0 where an older record does not say).
     """
 
     drafted: int
@@ -34,6 +36,9 @@ class StepRecord:
     host_s: float
     wait_s: float = 0.0
     draft_scored: int = 0
+    draft_caught_up: int = 0
+    target_forwards: int = 0
+    draft_forwards: int = 0
 
 
 @dataclass

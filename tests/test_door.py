@@ -191,9 +191,12 @@ def test_every_decoder_is_had_by_name(models, name):
     small = draft if decoders.wants_draft(name) else None
     out = generate(target, IDS, draft=small, decoder=name, max_new_tokens=40)
     assert out[0].tolist() == plain(model, IDS[0].tolist(), 40)
-    if small is not None:
-        with pytest.raises(ValueError, match="needs draft="):
-            generate(target, IDS, decoder=name, max_new_tokens=5)
+
+
+@pytest.mark.parametrize("name", ["speculative", "ouroboros_paper"])
+def test_a_decoder_that_cannot_be_without_a_draft_says_so(models, name):
+    with pytest.raises(ValueError, match="draft="):
+        generate(models[1], IDS, decoder=name, max_new_tokens=5)
 
 
 def test_settings_of_a_named_decoder_replace_tuned_ones():
@@ -201,8 +204,8 @@ def test_settings_of_a_named_decoder_replace_tuned_ones():
     made = decoders.make("speculative", CachedModel(llama()), {"gamma": 1})
     assert made.gamma == 1 and made.confidence == decoders.settings_of("speculative")["confidence"]
     assert isinstance(decoders.make("greedy", None, {}), Greedy)
-    paced = decoders.settings_of("ouroboros_paced")["options"]
-    assert paced["draft_cost"] and paced["stop_below"]  # from the config it is built upon
+    warm, cold = map(decoders.settings_of, ("ouroboros_paper_warm", "ouroboros_paper"))
+    assert warm == {**cold, "pool_state": "task"}  # upon the config it is built on
     with pytest.raises(ValueError, match=r"gama: not supported .* its settings are gamma, conf"):
         decoders.make("speculative", None, {"gama": 2})
 
@@ -259,7 +262,7 @@ def test_attention_and_mode_are_put_back(models):
     generate(model, IDS, draft=draft, max_new_tokens=5)
     assert model.config._attn_implementation == "eager"
     with pytest.raises(ValueError, match="needs draft="):
-        generate(model, IDS, max_new_tokens=5)
+        generate(model, IDS, decoder="speculative", max_new_tokens=5)
     assert model.config._attn_implementation == "eager"
 
 

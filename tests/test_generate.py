@@ -328,7 +328,7 @@ def test_a_callable_refuses_a_batch(models):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"decoder": "ouroboros"}, "needs draft="),
+        ({"decoder": "speculative"}, "needs draft="),
         ({"decoder": "medusa"}, "'medusa' is not one of greedy, lookahead, ouroboros"),
         (
             {"decoder": PromptLookup(max_ngram_size=2, num_tokens=3), "gamma": 4},

@@ -26,7 +26,8 @@ ROOMS = (
 )
 PURE = (
     *("growing", "tree", "trace", "costs.surface", "costs.roofline"),
-    *("drafters.pool", "drafters.learning", "drafters.policy"),
+    *("drafters.pool", "drafters.learning"),
+    *("drafters.growth.growth", "drafters.growth.weights"),
 )
 
 

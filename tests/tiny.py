@@ -178,6 +178,11 @@ class TableModel:
         self.busy_s = 0.0
         self.wait_s = 0.0
         self.scored = 0
+        self.caught_up = 0
+
+    @property
+    def forwards(self) -> int:
+        return self.calls
 
     def row(self, tokens: Sequence[int]) -> torch.Tensor:
         """The logits that follow `tokens`, [width]."""
@@ -187,6 +192,7 @@ class TableModel:
         before = list(tokens[:-1])
         paths = [[tree.tokens[n] for n in tree.path_to(node)] for node in tree.asked]
         self.calls += 1
+        self.scored += len(tree)
         return torch.stack([self.row(before + path) for path in paths])
 
     def accept(self, path: Sequence[int]) -> None:

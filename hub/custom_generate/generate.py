@@ -7,11 +7,10 @@ model.generate(**inputs, custom_generate="<this folder>", trust_remote_code=True
 from ouroboros import generate as accelerated
 
 
-def generate(model, inputs=None, input_ids=None, assistant_model=None, decoder=None, **given):
-    """Return what plain decoding returns. `decoder` is one of Ouroboros' names; without one it is
-    "ouroboros" where there is an assistant_model, else "prompt_lookup"."""
-    if decoder is None:
-        decoder = "prompt_lookup" if assistant_model is None else "ouroboros"
+def generate(
+    model, inputs=None, input_ids=None, assistant_model=None, decoder="ouroboros", **given
+):
+    """Return what plain decoding returns. `decoder` is one of Ouroboros' names."""
     return accelerated(
         model,
         inputs if inputs is not None else input_ids,

@@ -6,12 +6,14 @@ of another type, is one line that names it, and is told before a model is loaded
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable
 from functools import partial
+from types import NoneType
 
 from hydra.errors import InstantiationException
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 
 from ouroboros import PhrasePool, vocab
 from ouroboros.bench.run.loop import Bench, MakeDecoder
@@ -19,11 +21,13 @@ from ouroboros.bench.run.pair import Pair, PairSpec, load_pair
 from ouroboros.bench.run.prompt import with_context
 from ouroboros.bench.run.sampling import Sampling
 from ouroboros.bench.tasks.task import Example, Task, part_of, select
+from ouroboros.drafters import Remembered
 
 SELECTION = ("limit", "stride", "shuffle")
 SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "int": (int, "a whole number"),
+    "int | None": ((int, NoneType), "a whole number, or null"),
     "float": ((int, float), "a number"),
     "bool": (bool, "true or false"),
     "str": (str, "a name"),
@@ -87,7 +91,7 @@ def check_decoders(options: dict[str, dict] | None) -> None:
 
 def wants_draft(decoders: dict[str, dict]) -> bool:
     """Return whether one of the configured decoders drafts with a model."""
-    return any("draft" in decoder for decoder in decoders.values())
+    return any(decoder.get("draft") is not None for decoder in decoders.values())
 
 
 def build_decoders(options: dict[str, dict], pair: Pair) -> dict[str, MakeDecoder]:
@@ -99,18 +103,21 @@ def build_decoders(options: dict[str, dict], pair: Pair) -> dict[str, MakeDecode
     makers: dict[str, MakeDecoder] = {}
     for name, own in options.items():
         plain = {key: value for key, value in own.items() if key not in ("draft", "pool")}
-        draft = {"draft": pair.draft} if "draft" in own else {}
+        draft = {"draft": pair.draft} if own.get("draft") is not None else {}
         pool = load_pool(own, pair) if own.get("pool") else None
         makers[name] = partial(_make, plain, draft, pool, f"decoder.{name}")
         makers[name]()
     return makers
 
 
-def load_pool(decoder: dict, pair: Pair) -> PhrasePool:
-    """Read the phrase pool that a decoder starts with."""
+def load_pool(decoder: dict, pair: Pair) -> PhrasePool | Remembered:
+    """Read the pool that a decoder starts with."""
+    path, named = decoder["pool"], vocab.fingerprint(pair.target.tokenizer)
+    if decoder.get("policy") != "paper":
+        return Remembered.load(path, tokenizer_id=named)
     return PhrasePool.load(
-        decoder["pool"],
-        tokenizer_id=vocab.fingerprint(pair.target.tokenizer),
+        path,
+        tokenizer_id=named,
         phrase_len=decoder["ngram_size"] - 1,
         per_key=max(1, decoder["verification_set_size"], decoder["topk"]),
     )
@@ -133,16 +140,21 @@ def check_arguments(options: dict, what: str) -> None:
             raise ValueError(f"{what}.{name}={value}: give {words}")
 
 
-def class_of(target: str, what: str) -> Callable:
-    """Return the class or function that a config names. Raises `ValueError` where there is none."""
+def class_of(name: str, what: str) -> Callable:
+    """Return the class of that name. Raises `ValueError` where there is none, and
+    `ModuleNotFoundError` where a package that it needs is not installed."""
+    module, _, own = name.rpartition(".")
     try:
-        found = get_object(target)
-    except Exception as error:
-        reason = " ".join(str(error.__cause__ or error).split())
-        raise ValueError(f"{what}._target_={target} cannot be had: {reason}") from error
-    if not callable(found):
-        raise ValueError(f"{what}._target_={target} is no class or function")
-    return found
+        found = getattr(importlib.import_module(module), own)
+        if callable(found):
+            return found
+        raise AttributeError(own)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(f"{what}._target_={name}: there is no such class") from error
+    except (AttributeError, ValueError) as error:
+        raise ValueError(f"{what}._target_={name}: there is no such class") from error
 
 
 def called(make: Callable, what: str):
@@ -153,7 +165,7 @@ def called(make: Callable, what: str):
         raise ValueError(f"{what}: {error}") from error
 
 
-def _make(plain: dict, draft: dict, pool: PhrasePool | None, what: str):
+def _make(plain: dict, draft: dict, pool: PhrasePool | Remembered | None, what: str):
     maker = instantiate(plain, _partial_=True, _convert_="all")
-    own_pool = {} if pool is None else {"pool": pool.copy()}
+    own_pool = {"pool": pool.copy() if isinstance(pool, PhrasePool) else pool} if pool else {}
     return called(partial(maker, **draft, **own_pool), what)

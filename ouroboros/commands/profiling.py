@@ -1,13 +1,9 @@
 """Say where the time goes on this machine: what calls cost, and what steps consist of.
 
-    python scripts/profiling.py                                   the reference pair
-    python scripts/profiling.py "decoder=[greedy,ouroboros]" profile.trace=true
-    python scripts/profiling.py model=hf model.target=<id> model.draft=<id>
-
-Both models are timed on random trees by size and context, then the decoders run a few prompts. The
-folder is a results folder with costs.json (for scripts/replay.py cost=...), profile.json,
-profile.md, verify_cost.png and step_time.png beside the samples. The last line on stdout is one
-JSON document.
+`ouroboros profile`; what can be typed stands in conf/hydra/help/profile.yaml. Both models are timed
+on random trees by size and context, then the decoders run a few prompts. The folder is a results
+folder with costs.json, profile.json, profile.md, verify_cost.png and step_time.png beside the
+samples.
 """
 
 from __future__ import annotations
@@ -15,9 +11,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any, TypeGuard
 
 import hydra
 import torch
@@ -32,7 +29,7 @@ from ouroboros.bench.report.plots.style import save_png
 from ouroboros.bench.report.summary import footnote, title
 from ouroboros.bench.report.tables import as_text
 from ouroboros.bench.report.time_report import floor_frame, step_frame, time_facts, to_markdown
-from ouroboros.bench.run.loop import Bench
+from ouroboros.bench.run.loop import Bench, MakeDecoder
 from ouroboros.bench.run.options import check_options, check_whole
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.prompt import prompt_ids
@@ -45,6 +42,7 @@ from ouroboros.commands.bench import results_path
 from ouroboros.commands.build import build_bench, build_pair, build_task, check_decoders
 from ouroboros.commands.refusals import guarded, told_in_one_line
 from ouroboros.costs.surface import Costs, Surface
+from ouroboros.decode import Drafter
 from ouroboros.engine.model import CachedModel
 
 
@@ -60,7 +58,7 @@ def main() -> None:
 
 
 def profile(cfg: DictConfig) -> int:
-    """Time calls, run the decoders, write the report; return the exit code, as scripts/bench.py."""
+    """Time calls, run the decoders, write the report; return the exit code, as ouroboros bench."""
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(config, dict)
     options = config.pop("profile")
@@ -113,7 +111,8 @@ def measured_costs(pair: Pair, options: Mapping, run: Mapping) -> Costs:
     with tqdm(total=visits, desc="calls", unit="visit") as bar:
         surfaces = {role: timed(model, options, bar) for role, model in roles.items()}
     return Costs(
-        **surfaces,
+        surfaces["target"],
+        surfaces.get("draft"),
         footprints={role: footprint(model) for role, model in roles.items()},
         copy_bytes_per_s=copy_bandwidth(pair.target.device),
         about={
@@ -145,8 +144,13 @@ def traced_decoders(job: Bench, pair: Pair, options: Mapping) -> dict:
     return {
         name: operators(pair.models, make, prompt, steps=steps)
         for name, make in job.decoders.items()
-        if hasattr(make(), "propose")
+        if draws_trees(make)
     }
+
+
+def draws_trees(make: MakeDecoder) -> TypeGuard[Callable[[], Drafter]]:
+    """Return whether a maker's decoders are drafters of this engine."""
+    return isinstance(make(), Drafter)
 
 
 def show(folder: ResultsFolder, run: Mapping, costs: Costs, traced: Mapping) -> int:
@@ -157,7 +161,7 @@ def show(folder: ResultsFolder, run: Mapping, costs: Costs, traced: Mapping) -> 
         seen = costs_of(good)
         costs = replace(costs, host_ms=seen.host_ms, prefill_ms=seen.prefill_ms)
     prompts = len({sample.example for sample in good})
-    facts = {"title": title(run, prompts), "footnote": footnote(run)}
+    facts: dict[str, Any] = {"title": title(run, prompts), "footnote": footnote(run)}
     facts |= time_facts(costs, samples) | {"operators": traced}
     costs.save(folder.path / "costs.json")
     write_profile(folder, facts)

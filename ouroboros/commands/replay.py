@@ -1,13 +1,8 @@
 """Run drafters against a recording on any machine, with no target, and predict their time.
 
-    python scripts/replay.py recording=results/local/x "decoder=[speculative,prompt_lookup]"
-    python scripts/replay.py recording=texts.jsonl model=hf model.target=<id> model.draft=<id>
-    python scripts/replay.py recording=results/local/x cost=costs.json decoder.speculative.gamma=4
-
-A recording is a results folder, a file of `ouroboros.bench.replay.recording`, or another engine's
-JSONL of "prompt" and "completion". Counts are those of a live run in the same dtype for drafters
-that learn from accepted tokens; the others need a run recorded with record_predictions=true. The
-last line on stdout is one JSON document.
+`ouroboros replay`; what can be typed stands in conf/hydra/help/replay.yaml. A recording is a
+results folder, a file of `ouroboros.bench.replay.recording`, or another engine's JSONL of "prompt"
+and "completion".
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Make reports from results folders: tables, pictures, and one HTML page.
 
-    python scripts/report.py results/main                       one run
-    python scripts/report.py results/local/sweep                a sweep: a folder of run folders
-    python scripts/report.py results/main results/main_t08 --out results/report
+    ouroboros report results/main              one run
+    ouroboros report results/local/sweep       a sweep: a folder of run folders
+    ouroboros report results/main results/main_t08 --out results/report
 
-Each folder's own summary.json, summary.md and speedup.png are made anew. The report over all of
-them goes to --out: report.html, report.md, numbers.csv, tables/ and plots/. Parts of one run that
-several workers measured are joined. A folder that cannot be read is named on stderr and left out;
-the exit code is then 2. The last line on stdout is one JSON document.
+Each folder's own summary.json, summary.md and speedup.png are made anew. The
+report over all of them goes to --out: report.html, report.md, numbers.csv,
+tables/ and plots/. Parts of one run that several workers measured are joined.
+A folder that cannot be read is named on stderr and left out; the exit code is
+then 2. The last line on stdout is one JSON document.
 """
 
 from __future__ import annotations

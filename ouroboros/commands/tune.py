@@ -1,14 +1,15 @@
 """Tune every decoder on development text, each with the same number of trials.
 
-    python scripts/tune.py --prompts conf/task/development.jsonl --results results/tuning
-    python scripts/tune.py --decoders speculative ouroboros --trials 16
+    ouroboros tune --decoders speculative ouroboros --trials 16
+    ouroboros tune --prompts mine.jsonl --results results/tuning
 
-Each decoder gets its configured settings as the first trial and random ones from its space for the
-rest. All trials of all decoders alternate prompt by prompt; after a first round on a few prompts,
-the best third of each decoder's trials goes on to the rest. Each prompt is decoded greedily and
-sampled (`--temperatures`); the geometric mean of the speeds counts. The best settings are printed
-and written to `tuning.json` and `tuning.md`; put them into conf/decoder. Never give it a
-benchmark's prompts.
+Each decoder gets its configured settings as the first trial and random ones
+from its space for the rest. All trials of all decoders alternate prompt by
+prompt; after a first round on a few prompts, the best third of each decoder's
+trials goes on to the rest. Each prompt is decoded greedily and sampled
+(--temperatures); the geometric mean of the speeds counts. The best settings
+are printed and written to tuning.json and tuning.md; put them into
+conf/decoder. Never give it a benchmark's prompts.
 """
 
 from __future__ import annotations
@@ -185,7 +186,9 @@ def configured(args: argparse.Namespace) -> dict:
 
 def options() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--prompts", default=str(Path(CONF, "task", "development.jsonl")))
     parser.add_argument("--results", type=Path, default=Path("results/local/tuning"))
     parser.add_argument("--decoders", nargs="*", default=list(SPACES))

@@ -36,7 +36,7 @@ def measure(
     repeats: int = 3,
     seed: int = 0,
     padded: bool = False,
-    on_visit: Callable[[], None] = lambda: None,
+    on_visit: Callable[[], object] = lambda: None,
 ) -> Surface:
     """Time `score` and its argmax on random branching trees; return medians and their spread.
 

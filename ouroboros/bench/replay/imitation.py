@@ -22,7 +22,7 @@ from ouroboros.bench.replay.recorded_target import RecordedTarget, Replayed, dra
 from ouroboros.bench.replay.recording import Recording, Tape
 from ouroboros.bench.run.recorder import Place, places
 from ouroboros.choose import Ranked
-from ouroboros.decode import Drafter, stream
+from ouroboros.decode import Drafter, Traits, stream
 from ouroboros.trace import DecodeTrace, cut
 from ouroboros.tree import TokenTree
 
@@ -69,7 +69,9 @@ class ImitatedChoice:
         found = list(places(len(tokens), tree, self.text))
         return [self._at(found[node]) for node in tree.asked]
 
-    def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
+    def ranked(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
+    ) -> Ranked:
         raise NotImplementedError("an imitated target knows no runners-up")
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
@@ -101,8 +103,9 @@ def imitate(
     in another dtype than the recording's.
     """
     drafts_as_recorded(drafter, tape)
-    if getattr(drafter, "draft", None) is not None:
-        drafter.draft.tokens = []  # type: ignore[attr-defined]
+    draft = Traits.of(drafter).draft
+    if draft is not None:
+        draft.tokens = []
     choose = tape.sampling.choose(recording.example, recording.repeat, vocab=tape.vocab_size)
     said = len(recording.new_tokens)
     for trace in stream(

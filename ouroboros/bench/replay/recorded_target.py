@@ -17,8 +17,7 @@ import torch
 from ouroboros.bench.replay.recording import Recording, Tape
 from ouroboros.bench.run.recorder import Place, places
 from ouroboros.choose import Choose, Ranked
-from ouroboros.decode import Drafter, stream
-from ouroboros.engine.model import CachedModel
+from ouroboros.decode import Drafter, Traits, stream
 from ouroboros.trace import DecodeTrace, cut
 from ouroboros.tree import TokenTree
 
@@ -26,7 +25,8 @@ UNKNOWN = -1
 
 
 class RecordedTarget:
-    """Stands where a `CachedModel` stands in the loop: it counts calls and computes nothing."""
+    """Stands where a `CachedModel` stands in the loop: it counts calls (of one forward each) and
+    computes nothing."""
 
     def __init__(self, tape: Tape, *, tokenizer=None) -> None:
         self.tokenizer = tokenizer
@@ -36,10 +36,17 @@ class RecordedTarget:
         self.busy_s = 0.0
         self.wait_s = 0.0
         self.scored = 0
+        self.caught_up = 0
+
+    @property
+    def forwards(self) -> int:
+        """One for each call."""
+        return self.calls
 
     def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
         """Return no logits at all: the choice is looked up."""
         self.calls += 1
+        self.scored += len(tree)
         return torch.empty(0)
 
     def accept(self, path: Sequence[int]) -> None:
@@ -58,7 +65,9 @@ class RecordedChoice:
         found = [self._at(place) for place in places(len(tokens), tree, self.recorded)]
         return [found[node] for node in tree.asked]
 
-    def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
+    def ranked(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
+    ) -> Ranked:
         raise NotImplementedError("a recording knows no runners-up")
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
@@ -101,7 +110,7 @@ class Replayed:
 
     def __init__(self, drafter: Drafter, choose: Choose) -> None:
         self.drafter, self.choose = drafter, choose
-        self.draft: CachedModel | None = getattr(drafter, "draft", None)
+        self.draft = Traits.of(drafter).draft
 
     def reset(self, choose: Choose) -> None:
         """Begin a run; the draft model chooses as in a live run."""
@@ -120,7 +129,7 @@ class Replayed:
 def check_drafter(drafter: object, tape: Tape) -> None:
     """Raise `ValueError` for a decoder that this tape cannot answer."""
     drafts_as_recorded(drafter, tape)
-    if getattr(drafter, "reads_rejected", False) and not any(r.predictions for r in tape.runs):
+    if Traits.of(drafter).reads_rejected and not any(r.predictions for r in tape.runs):
         raise ValueError(
             f"{type(drafter).__name__} learns from what the target predicts at rejected nodes, "
             "which this recording does not hold: record a run of it with record_predictions=true "
@@ -134,13 +143,18 @@ def drafts_as_recorded(drafter: object, tape: Tape) -> None:
     name = type(drafter).__name__
     if not hasattr(drafter, "propose"):
         raise ValueError(f"{name} is another engine, not a drafter: leave it out of decoder=[...]")
-    rule, choose = getattr(drafter, "rule", None), tape.sampling.choose("", 0, vocab=1)
-    if rule is not None and rule(choose) is not choose:
+    own, choose = Traits.of(drafter), tape.sampling.choose("", 0, vocab=1)
+    if own.rule(choose) is not choose:
         raise ValueError(
             f"{name} accepts by rejection sampling, which needs the target's probabilities: replay "
             "it with verification=shared"
         )
-    draft = getattr(drafter, "draft", None)
+    if own.ranks:
+        raise ValueError(
+            f"{name} learns from the target's {own.ranks} best tokens at each node, and only the "
+            "best is recorded: leave it out of decoder=[...] and run it live"
+        )
+    draft = own.draft
     dtype = "" if draft is None else str(draft.dtype).removeprefix("torch.")
     if draft is not None and tape.dtype not in (None, dtype):
         raise ValueError(
@@ -164,8 +178,9 @@ def replay(
         raise ValueError(
             f"{recording.example} was recorded up to {said} tokens: max_new={limit} is too much"
         )
-    if getattr(drafter, "draft", None) is not None:
-        drafter.draft.tokens = []  # type: ignore[attr-defined]
+    draft = Traits.of(drafter).draft
+    if draft is not None:
+        draft.tokens = []
     choose = tape.sampling.choose(recording.example, recording.repeat, vocab=tape.vocab_size)
     played = Replayed(drafter, choose)
     target = RecordedTarget(tape)

@@ -37,7 +37,7 @@ step; TPOT: per token after it; E2E: mean per completion. repetition: share of a
 from the text. unequal: completions whose tokens differ from `greedy`'s. lossless: the audit's
 verdict on them: identical, ties (a move of the logits within the arithmetic's own noise makes the
 other token the choice; usual below float32), BUG, or "in law" (rejection sampling); `greedy` is the
-reference, held against float64 by scripts/audit.py. Task scores: [95 %, Wilson for yes-or-no
+reference, held against float64 by ouroboros audit. Task scores: [95 %, Wilson for yes-or-no
 scores, else bootstrap]. calls/token: (target calls + {cost} x draft calls) / new tokens; vs
 ouroboros: over that of the decoder `ouroboros`, paired by prompt. accept len: tokens per step that
 had a draft, the bonus token included. nodes/call: tokens scored per target call. samples: measured;

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ouroboros.choose import Choose
-from ouroboros.decode import Drafter
-from ouroboros.engine.model import CachedModel
+from ouroboros.decode import Drafter, Traits
 from ouroboros.tree import TokenTree
 
 Place = tuple[int, tuple[int, ...]]
@@ -40,7 +39,9 @@ class Recorder:
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
-        self.draft: CachedModel | None = getattr(drafter, "draft", None)
+        own = Traits.of(drafter)
+        self.draft, self.rule = own.draft, own.rule
+        self.ranks, self.observe_ranked = own.ranks, own.observe_ranked
         self._prompt: tuple[int, ...] = ()
         self._steps: list[tuple[int, TokenTree, list[int]]] = []
         self._base = 0
@@ -49,11 +50,6 @@ class Recorder:
         """Begin a run."""
         self._prompt, self._steps = (), []
         self.drafter.reset(choose)
-
-    def rule(self, choose: Choose) -> Choose:
-        """Return the drafter's own rule of verification, if it has one."""
-        rule = getattr(self.drafter, "rule", None)
-        return choose if rule is None else rule(choose)
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Propose what the drafter does."""

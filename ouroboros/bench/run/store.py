@@ -143,11 +143,12 @@ class ResultsFolder:
         return facts
 
     def load_run(self) -> dict:
-        """Return run.json. Raises `ValueError` where there is none."""
+        """Return run.json, classes by their present names. Raises `ValueError` where there is
+        none."""
         facts = self._old_run()
         if facts is None:
             raise ValueError(f"{self.path} is not a results folder: it has no {RUN}")
-        return facts
+        return renamed(facts)
 
     def write_json(self, name: str, data: dict) -> None:
         """Write a whole JSON file, or nothing at all."""
@@ -214,6 +215,23 @@ class ResultsFolder:
             return json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{path} is damaged: use another results_dir") from error
+
+
+def renamed(recorded):
+    """Return JSON values in which each `_target_` is the class's present name: until 0.1 the
+    baselines were a package of their own.
+
+    >>> renamed({"greedy": {"_target_": "baselines.Greedy"}})
+    {'greedy': {'_target_': 'ouroboros.baselines.Greedy'}}
+    """
+    if isinstance(recorded, list):
+        return [renamed(value) for value in recorded]
+    if not isinstance(recorded, dict):
+        return recorded
+    new = {name: renamed(value) for name, value in recorded.items()}
+    if str(new.get("_target_", "")).startswith("baselines."):
+        new["_target_"] = f"ouroboros.{new['_target_']}"
+    return new
 
 
 def _settled(facts: Mapping) -> dict:

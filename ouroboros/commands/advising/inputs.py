@@ -97,7 +97,7 @@ def source_of(config: dict, folder: ResultsFolder, *, task: dict | None) -> Sour
         return OnRecord(folder.load_samples(), run["config"]["decoder"], run["max_new"])
     spec = build_spec(config["model"])
     tokenizer = load_tokenizer(spec)
-    names = {name: {} for name in [PLAIN, *run["decoders"]]}
+    names: dict[str, dict] = {name: {} for name in [PLAIN, *run["decoders"]]}
     asked = {"recording": folder.path, "limit": None, "recorded_decoder": None}
     tapes = load_tapes({**asked, "decoder": names, "task": task}, tokenizer)
     draft = load_draft(spec) if wants_draft(config["decoder"]) else None
@@ -142,7 +142,7 @@ def given_costs(config: dict) -> Costs | None:
 def shapes(config: dict) -> list[tuple]:
     """Return (role, shape or model, dtype) of the pair: the machine's shapes, else the model's."""
     spec = build_spec(config["model"])
-    own = spec.standin or {"target": spec.target, "draft": spec.draft}
+    own: Mapping[str, str | None] = spec.standin or {"target": spec.target, "draft": spec.draft}
     device = spec.device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = fast_dtype(device) if spec.dtype == "auto" else getattr(torch, spec.dtype)
     names = config["machine"]["shapes"] or own
@@ -196,7 +196,8 @@ def _measured(config: dict, pair: Pair, live: Mapping[str, Sequence[Sample]]) ->
     first = float(np.median([1e3 * sample.steps[0].verify_s for sample in live[PLAIN]]))
     roles = ("target", "draft")[: len(pair.models)]
     return Costs(
-        *surfaces,
+        surfaces[0],
+        surfaces[1] if len(surfaces) > 1 else None,
         host_ms={**host, "": float(np.median(list(host.values())))},
         prefill_ms=max(0.0, first - surfaces[0].call_ms(1, contexts[0])),
         footprints=dict(zip(roles, map(footprint, pair.models), strict=True)),

@@ -153,7 +153,7 @@ class Explorer:
 def kind_of(config: Mapping) -> str:
     """Return what a decoder's class is called in conf/decoder, "" without a class.
 
-    >>> kind_of({"_target_": "baselines.PromptLookup"})
+    >>> kind_of({"_target_": "ouroboros.baselines.PromptLookup"})
     'prompt_lookup'
     """
     name = config.get("_target_", "").rpartition(".")[2]

@@ -53,14 +53,7 @@ def steps(trace):
         lambda draft: Lookahead(window_size=0, ngram_size=3, verification_set_size=3),
         lambda draft: Speculative(draft, gamma=4),
         lambda draft: Speculative(draft, gamma=6, confidence=0.4),
-        lambda draft: Ouroboros(
-            draft,
-            gamma=4,
-            window_size=2,
-            ngram_size=3,
-            verification_set_size=2,
-            learn=False,
-        ),
+        lambda draft: Ouroboros(draft, recycle=False),
     ],
 )
 def test_drafters_that_learn_from_the_text_are_exact(make):

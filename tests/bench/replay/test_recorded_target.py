@@ -51,16 +51,15 @@ def decoders(draft: CachedModel) -> dict:
         "confident": lambda: Speculative(draft, gamma=6, confidence=0.3),
         "prompt_lookup": lambda: PromptLookup(max_ngram_size=2, num_tokens=5),
         "pool_only": lambda: Lookahead(**{**LOOK, "window_size": 0}),
-        "unlearning": lambda: Ouroboros(draft, **SIZES, learn=False),
+        "unlearning": lambda: Ouroboros(draft, recycle=False),
     }
 
 
 def readers(draft: CachedModel) -> dict:
     return {
         "lookahead": lambda: Lookahead(**LOOK),
-        "ouroboros": lambda: Ouroboros(draft, **SIZES),
-        "weighed": lambda: Ouroboros(draft, **SIZES, learn=False, options={"draft_cost": 0.3}),
-        "carrying": lambda: Ouroboros(draft, **SIZES, pool_state="task"),
+        "ouroboros": lambda: Ouroboros(draft),
+        "carrying": lambda: Ouroboros(draft, pool_state="task"),
         "paper": lambda: Ouroboros(draft, **SIZES, policy="paper"),
     }
 
@@ -180,6 +179,14 @@ def test_rejection_sampling_needs_more_than_tokens(pair, tmp_path):
     tape = from_folder(folder, prompts)
     drafter = Speculative(pair[1], gamma=3, verification="rejection")
     with pytest.raises(ValueError, match="Speculative accepts by rejection sampling"):
+        replay(drafter, tape, tape.runs[0])
+
+
+def test_ranks_need_more_than_tokens(pair, tmp_path):
+    folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy})
+    tape, drafter = from_folder(folder, prompts), Greedy()
+    drafter.ranks = 4
+    with pytest.raises(ValueError, match="Greedy learns from the target's 4 best tokens"):
         replay(drafter, tape, tape.runs[0])
 
 

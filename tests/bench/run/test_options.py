@@ -76,11 +76,11 @@ def test_wrong_values_are_named(path, value, says):
     [
         (
             {"gama": 3},
-            r"decoder\.x has no option 'gama': its options are draft, gamma",
+            r"decoder\.x has no option 'gama': its options are draft, policy",
         ),
         ({"gamma": "x"}, r"decoder\.x\.gamma=x: give a whole number"),
         ({"gamma": True}, r"decoder\.x\.gamma=True: give a whole number"),
-        ({"learn": 1}, r"decoder\.x\.learn=1: give true or false"),
+        ({"recycle": 1}, r"decoder\.x\.recycle=1: give true or false"),
     ],
 )
 def test_arguments_of_a_decoder_are_checked_before_a_model_is_loaded(options, says):
