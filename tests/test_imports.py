@@ -27,7 +27,9 @@ ROOMS = (
 PURE = (
     *("growing", "tree", "trace", "costs.surface", "costs.roofline"),
     *("drafters.pool", "drafters.learning"),
-    *("drafters.growth.growth", "drafters.growth.weights"),
+    *(f"drafters.growth.{one}" for one in ("compiled", "state", "index", "recycling", "mixture")),
+    *(f"drafters.growth.{one}" for one in ("noise", "estimate", "kids", "grow", "worth", "learn")),
+    *(f"drafters.growth.{one}" for one in ("step", "growth", "remembered", "weights")),
 )
 
 

@@ -145,7 +145,7 @@ def judge(job: Bench, folder: ResultsFolder, *, controls: bool) -> None:
 def show(folder: ResultsFolder, *, interrupted: bool) -> int:
     """Write the report, print its tables and, as the last line, one JSON document."""
     summary = make_report(folder)
-    print(summary["title"], summary["footnote"], *tables(summary, "simple"), sep="\n\n")
+    print(summary["title"], summary["footnote"], *tables(summary, "simple", width=120), sep="\n\n")
     for name, row in summary["decoders"].items():
         for reason in row["errors"]:
             _say(f"{name}: {row['failed']} failed: {reason}")

@@ -71,6 +71,7 @@ def build_bench(config: dict, task: Task, examples: list[Example], pair: Pair) -
         repeats=config["repeats"],
         sampling=Sampling(**{name: config[name] for name in SAMPLING}),
         record_predictions=config["record_predictions"],
+        record_trees=config.get("record_trees"),
     )
 
 

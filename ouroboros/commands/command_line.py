@@ -17,6 +17,7 @@ COMMANDS = {
     "advise": ("advise", "predict each decoder's speed here, its best settings, what fits"),
     "profile": ("profiling", "say where the time goes: what calls cost, what steps consist of"),
     "replay": ("replay", "run drafters against a recording, with no target"),
+    "agreement": ("agreement", "say what a draft of each agreement is worth on recorded text"),
     "tune": ("tune", "search every decoder's settings with one budget"),
     "campaign": ("campaign", "measure all that is to be measured on a new GPU, in stages"),
     "standin": ("standin", "save a small trained model inside a large model's shape"),

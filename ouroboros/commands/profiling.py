@@ -24,11 +24,11 @@ from tqdm import tqdm
 from ouroboros.bench.measure.operators import operators
 from ouroboros.bench.measure.timed_costs import costs_of
 from ouroboros.bench.measure.timing import copy_bandwidth, footprint, measure
+from ouroboros.bench.report.cells import as_text
 from ouroboros.bench.report.plots.costs import step_time, verify_cost
 from ouroboros.bench.report.plots.style import save_png
-from ouroboros.bench.report.summary import footnote, title
-from ouroboros.bench.report.tables import as_text
 from ouroboros.bench.report.time_report import floor_frame, step_frame, time_facts, to_markdown
+from ouroboros.bench.report.title import footnote, title
 from ouroboros.bench.run.loop import Bench, MakeDecoder
 from ouroboros.bench.run.options import check_options, check_whole
 from ouroboros.bench.run.pair import Pair

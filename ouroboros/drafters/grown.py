@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from ouroboros.choose import Choose, Ranked, Sampler, argmax
 from ouroboros.costs.named import named
 from ouroboros.costs.surface import Costs, Surface
-from ouroboros.drafters.growth.growth import Growth, Shape
+from ouroboros.drafters.growth.growth import Growth, Shape, make_ready
 from ouroboros.drafters.growth.remembered import Remembered
 from ouroboros.drafters.growth.state import RANKS, SIZES
 from ouroboros.drafters.growth.weights import Weights
@@ -44,6 +44,7 @@ class Grown:
         pool_state: str = "cold",
         pool: Remembered | None = None,
     ) -> None:
+        make_ready()
         self.draft = draft
         self.pool_state = pool_state
         self.growth = Growth(weights or Weights.load(), shape or Shape())

@@ -12,12 +12,22 @@ from packaging.version import Version
 from tiny import CONTEXT, Recorded, cut, llama, noisy, plain, prompt_of
 
 from ouroboros import Ouroboros, PhrasePool
-from ouroboros.baselines import Greedy, HFGenerate, Lookahead, PromptLookup, Speculative
+from ouroboros.baselines import (
+    Greedy,
+    HFGenerate,
+    Lookahead,
+    PromptLookup,
+    Racer,
+    Speculative,
+    SuffixDecoding,
+    TokenRecycling,
+)
 from ouroboros.choose import Sampler, argmax
 from ouroboros.costs.surface import Costs, Surface
 from ouroboros.decode import Drafter, decode
 from ouroboros.drafters import Remembered
 from ouroboros.engine.model import CachedModel
+from ouroboros.tree import TokenTree
 
 SIZES = {"gamma": 4, "window_size": 3, "ngram_size": 4, "verification_set_size": 3}
 EAGER = Costs(Surface.constant(1.0), Surface.constant(0.001))  # draft calls nearly for nothing
@@ -41,6 +51,16 @@ def lookahead(w: int, n: int, g: int, **changes) -> Callable[[CachedModel], Draf
     return lambda _: Lookahead(window_size=w, ngram_size=n, verification_set_size=g, **changes)
 
 
+def suffix(**changes) -> Callable[[CachedModel], Drafter]:
+    return lambda _: SuffixDecoding(**{"max_tokens": 8, "factor": 4, **changes})
+
+
+def hybrid(threshold: float, **changes) -> Callable[[CachedModel], Drafter]:
+    return lambda draft: SuffixDecoding(
+        draft, max_tokens=8, factor=4, threshold=threshold, **changes
+    )
+
+
 DECODERS: dict[str, Callable[[CachedModel], Drafter]] = {
     "greedy": lambda _: Greedy(),
     "speculative": lambda draft: Speculative(draft, gamma=4),
@@ -48,6 +68,20 @@ DECODERS: dict[str, Callable[[CachedModel], Drafter]] = {
     "speculative unsure": lambda draft: Speculative(draft, gamma=8, confidence=0.6),
     "prompt lookup": lambda _: PromptLookup(max_ngram_size=3, num_tokens=5),
     "prompt lookup 1": lambda _: PromptLookup(max_ngram_size=1, num_tokens=1),
+    "prompt lookup adaptive": lambda _: PromptLookup(max_ngram_size=2, num_tokens=9, adaptive=True),
+    "suffix": suffix(),
+    "suffix timid": suffix(factor=1, max_tokens=3, least=0.5, depth=3),
+    "suffix branches": suffix(branches=True, offset=2, least=0.01),
+    "suffix task": suffix(state="task", memory=100),
+    "suffix branches task": suffix(branches=True, state="task"),
+    "suffix hybrid": hybrid(2.0),
+    "suffix hybrid unsure": hybrid(3.0, gamma=8, confidence=0.6, branches=True, state="task"),
+    "token recycling": lambda _: TokenRecycling(),
+    "token recycling small": lambda _: TokenRecycling(nodes=9, read_prompt=True),
+    "token recycling task": lambda _: TokenRecycling(state="task"),
+    "racer": lambda _: Racer(),
+    "racer small": lambda _: Racer(nodes=7, ngram=4, shortest=1, breadth=3, read_prompt=False),
+    "racer task": lambda _: Racer(state="task", memory=100),
     "lookahead": lookahead(4, 4, 4),
     "lookahead W=0": lookahead(0, 4, 4),
     "lookahead G=0": lookahead(4, 4, 0),
@@ -199,6 +233,22 @@ def test_prompt_lookup_finds_the_latest_longest_match(longest):
                 tree = drafter.propose(text[:length], budget)
                 wanted = naive_lookup(text[:length], longest, min(3, budget - 1))
                 assert list(tree.tokens[1:]) == wanted and tree.is_chain
+
+
+def test_an_adaptive_lookup_doubles_after_success_and_follows_the_accepted_length():
+    drafter = PromptLookup(max_ngram_size=1, num_tokens=9, adaptive=True, least=2)
+    text, lengths = list(range(20)) * 2, []
+    for accepted in (2, 4, 8, 1, 0, 2):
+        drafter.reset(argmax) if not lengths else None
+        tree = drafter.propose([*text, 0], 99)
+        lengths.append(len(tree) - 1)
+        path = list(range(accepted + 1))
+        drafter.observe(tree, [-1] * len(tree), path)
+    assert lengths == [2, 4, 8, 9, 3, 2]
+    drafter.observe(TokenTree.chain(0, []), [1], [0])  # no draft: nothing is learned
+    assert len(drafter.propose([*text, 0], 99)) - 1 == 4
+    drafter.reset(argmax)
+    assert len(drafter.propose([*text, 0], 99)) - 1 == 2
 
 
 def test_prompt_lookup_goes_round_in_a_loop():

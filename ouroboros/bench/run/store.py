@@ -6,6 +6,8 @@
     scores.jsonl    one line per scored sample
     audit.jsonl     one line per prompt and repeat: each completion's verdict
     predictions.jsonl   if asked for: what the target predicted at every node, for replays
+    trees.jsonl     the trees that were proposed, of decoders that say how sure they are
+    costs.json      if known: what calls cost, measured with the run or named for it
     pool-*.json     the phrase pools that decoders carry from prompt to prompt
     audit.md        the verdicts as text
     summary.json, summary.md, speedup.png, calls.png: made from run, samples, scores and audit, at
@@ -20,21 +22,25 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.measure.trees import ProposedTree
 from ouroboros.bench.run.jsonl import JsonLines, locked, named_errors, read_lines
-from ouroboros.bench.run.recorder import Place, listed, unlisted
+from ouroboros.bench.run.recorder import Place, listed, row_tree, tree_row, unlisted
 
 RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audit.jsonl"
-PREDICTIONS, FAILURES = "predictions.jsonl", "failures.jsonl"
+PREDICTIONS, TREES, COSTS = "predictions.jsonl", "trees.jsonl", "costs.json"
+FAILURES = "failures.jsonl"
 CHANGES = 6  # differences that an error names
 MADE = (
-    *(RUN, SAMPLES, SCORES, AUDIT, PREDICTIONS, FAILURES),
+    *(RUN, SAMPLES, SCORES, AUDIT, PREDICTIONS, TREES, FAILURES),
     *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png"),
 )
 SampleKey = tuple[str, str, int]
+MOST_TREE_BYTES = 32 << 20
+"""Of trees.jsonl: once it is as large, no more is written."""
 
 
 class ResultsFolder:
@@ -195,6 +201,21 @@ class ResultsFolder:
         """Return the predictions on disk by sample key."""
         rows = [line for _, line in read_lines(self.path / PREDICTIONS)]
         return {tuple(row["key"]): unlisted(row["predictions"]) for row in rows}
+
+    def add_trees(self, key: SampleKey, trees: Sequence[ProposedTree]) -> None:
+        """Append a sample's trees, before its own line, unless the file is full."""
+        with self.appending(TREES) as lines:
+            if (self.path / TREES).stat().st_size < MOST_TREE_BYTES:
+                names: list[str] = []
+                rows = [tree_row(tree, names) for tree in trees]
+                lines.append({"key": list(key), "sources": names, "steps": rows})
+
+    def load_trees(self) -> dict[SampleKey, list[ProposedTree]]:
+        """Return the trees on disk by sample key, one for each step; the newest of each key."""
+        return {
+            tuple(line["key"]): [row_tree(row, line["sources"]) for row in line["steps"]]
+            for _, line in read_lines(self.path / TREES)
+        }
 
     def drop_if_empty(self, name: str) -> None:
         """Remove a file in which nothing was written."""

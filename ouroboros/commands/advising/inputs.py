@@ -33,6 +33,7 @@ from ouroboros.bench.run.sampling import Sampling
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands.advising.search import Imitated, OnRecord, Source
 from ouroboros.commands.build import SAMPLING, build_decoders, build_spec, build_task, wants_draft
+from ouroboros.commands.replay import given_rates as rates_given
 from ouroboros.commands.replay import load_costs, load_tapes
 from ouroboros.costs.roofline import roofline
 from ouroboros.costs.surface import Costs
@@ -120,7 +121,7 @@ def given_rates(config: dict) -> dict[str, Rates]:
         if isinstance(given, str):
             found = json.loads(Path(given).read_text(encoding="utf-8"))["rates"]
             return {name: Rates(**own) for name, own in found.items()}
-        return {"": Rates(*map(float, given))}
+        return {"": rates_given(given)}
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"rates={given}: give two shares, as rates=[0.7,0.04], or an advice.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from hydra.utils import instantiate
@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 
 from ouroboros.bench.advice.predict import PLAIN, Prediction, predict
 from ouroboros.bench.measure.sample import Sample
-from ouroboros.bench.replay.imitation import USUAL, Rates, imitate
-from ouroboros.bench.replay.recorded_target import drafts_as_recorded
+from ouroboros.bench.replay.imitation import USUAL, Rates
+from ouroboros.bench.replay.recorded_target import check_drafter, replay, sampled
 from ouroboros.bench.replay.recording import Tape
 from ouroboros.bench.replay.truncation import truncated
 from ouroboros.commands.tune import SPACES
@@ -42,25 +42,25 @@ class Imitated:
     """Counts of any drafter at any settings, imitated on recorded texts.
 
     `decoders` are their configs by name, `rates` how often the target errs off the text: by name or
-    kind of decoder, "" for any.
+    kind of decoder, "" for any. `costs` are what decoders decide by that ask for some; None: as
+    configured.
     """
 
     tape: Tape
     draft: CachedModel | None
     decoders: Mapping[str, dict]
     rates: Mapping[str, Rates] = field(default_factory=dict)
+    costs: Costs | None = None
 
     def counts(self, name: str, settings: Settings) -> list[Sample]:
         """Return a sample for each text."""
         drafter = RootOnly() if name == PLAIN else self.made(name, settings)
-        drafts_as_recorded(drafter, self.tape)
-        rates, found = self.rates_for(name), []
-        for run in self.tape.runs:
-            trace = imitate(drafter, self.tape, run, rates=rates)
-            blank = Sample(run.example, name, run.repeat, 0, len(run.prompt))
-            steps, tokens = tuple(trace.steps), tuple(trace.new_tokens)
-            found.append(replace(blank, new_tokens=tokens, finish=trace.finish, steps=steps))
-        return found
+        rates = self.rates_for(name)
+        check_drafter(drafter, self.tape, rates=rates)
+        return [
+            sampled(name, run, replay(drafter, self.tape, run, rates=rates))
+            for run in self.tape.runs
+        ]
 
     def space(self, name: str) -> Mapping[str, Sequence]:
         """Return what `tune` searches: by the decoder's name, else by its class."""
@@ -69,7 +69,7 @@ class Imitated:
             return SPACES["ouroboros_paper"]
         return SPACES.get(kind_of(config), {})
 
-    def rates_for(self, name: str) -> Rates:
+    def rates_for(self, name: str) -> Rates | None:
         """Return the rates of a decoder by its name, else its kind's, any other's, the usual."""
         keys = (name, kind_of(self.decoders.get(name, {})), "")
         return next((self.rates[key] for key in keys if key in self.rates), USUAL)
@@ -80,9 +80,11 @@ class Imitated:
         options = OmegaConf.create({k: v for k, v in config.items() if k not in ("draft", "pool")})
         for key, value in settings.items():
             OmegaConf.update(options, key, value, force_add=True)
-        draft = {"draft": self.draft} if "draft" in config else {}
+        given: dict[str, object] = {"draft": self.draft} if "draft" in config else {}
+        if "costs" in config and self.costs is not None:
+            given["costs"] = self.costs
         try:
-            return instantiate(options, _partial_=True, _convert_="all")(**draft)
+            return instantiate(options, _partial_=True, _convert_="all")(**given)
         except TypeError as error:
             raise ValueError(f"decoder.{name}: {error}") from error
 

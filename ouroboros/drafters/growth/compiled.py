@@ -10,38 +10,31 @@ The environment's OUROBOROS_COMPILED=0 asks for plain Python.
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 Function = TypeVar("Function", bound=Callable)
-log = logging.getLogger(__name__)
 
 
-def _numba() -> Callable | None:
-    """Return numba's decorator; None, with the reason said once, where it cannot be used."""
+def _numba() -> tuple[Callable | None, str]:
+    """Return numba's decorator; or None and why it cannot be used."""
     if os.environ.get("OUROBOROS_COMPILED") == "0":
-        return None
+        return None, "OUROBOROS_COMPILED=0"
     try:
         from numba import njit
 
         njit(cache=True)(_numba)  # without a folder for its cache this raises
     except ImportError:
-        log.info("numba is not installed: growing trees in plain Python, some milliseconds a step")
-        return None
+        return None, "numba is not installed (pip install numba)"
     except RuntimeError as error:
-        log.warning(
-            "growing trees in plain Python, some milliseconds a step: %s (set NUMBA_CACHE_DIR to "
-            "a folder that can be written)",
-            str(error).strip().splitlines()[0],
-        )
-        return None
-    return njit
+        reason = str(error).strip().splitlines()[0]
+        return None, f"{reason} (set NUMBA_CACHE_DIR to a folder that can be written)"
+    return njit, ""
 
 
-_njit = _numba()
+_njit, WHY_NOT = _numba()
 COMPILED = _njit is not None
 
 

@@ -6,15 +6,19 @@ bounded: the text at LIMIT tokens (its older half is dropped), the ring at RING 
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from ouroboros.drafters.growth import learn as learning
 from ouroboros.drafters.growth import mixture, step
-from ouroboros.drafters.growth.compiled import COMPILED
+from ouroboros.drafters.growth.compiled import COMPILED, WHY_NOT
 from ouroboros.drafters.growth.index import append
 from ouroboros.drafters.growth.remembered import Remembered
 from ouroboros.drafters.growth.state import (
@@ -38,6 +42,8 @@ from ouroboros.drafters.growth.weights import Weights
 LIMIT = 1 << 20  # tokens of text, 8 bytes each
 RING = 1 << 14  # recycled predictions, 32 bytes each
 DEEPEST = NODES - 2
+SLOW_S = 5.0
+log = logging.getLogger(__name__)
 
 
 def _source(kind: int) -> str:
@@ -99,6 +105,7 @@ class Growth:
             s.draft_weights[i] = weight
         self._vocab = vocab
         self._proposed = 0
+        self._unlearned: list[int] = []
         self.forget()
 
     def forget(self) -> None:
@@ -119,6 +126,7 @@ class Growth:
         """Begin a sequence, behind those remembered. `seed` is that of the noise by which tokens
         are drawn, where they are and it is known."""
         s = self.state
+        self._unlearned = []
         if s.n > LIMIT:
             kept = self.remembered()
             self.restore(replace(kept, text=kept.text[-LIMIT // 2 :]))
@@ -145,6 +153,8 @@ class Growth:
         """Begin a step on the sequence, which has only grown since the last; see `step.begin`."""
         s = self.state
         fresh = tokens[s.n - s.start :]
+        if self._unlearned:
+            self._learn_from_text(fresh[-1])
         self._lengthen(len(fresh))
         self._widen(max(fresh))
         deepest = min(max_depth, DEEPEST)
@@ -182,8 +192,24 @@ class Growth:
         return listed(s.read, int(step.read_of(s, whole(path))))
 
     def learn(self, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Learn: `chosen[i]` is the target's token after node i of the proposal, `path` the nodes
-        kept, root first."""
+        """Learn: `chosen[i]` is the target's token after node i of the proposal (-1: not known),
+        `path` the nodes kept, root first. Where nothing is recycled, `chosen` is not looked at: the
+        text itself says what the target chose."""
+        if self.shape.recycle:
+            self._learn(chosen, path)
+        else:
+            self._unlearned = list(path)
+
+    def _learn_from_text(self, following: int) -> None:
+        """Learn from the step before, whose last kept node this token followed."""
+        path, chosen = self._unlearned, [-1] * self._proposed
+        for node, after in pairwise(path):
+            chosen[node] = int(self.state.out_token[after])
+        chosen[path[-1]] = following
+        self._unlearned = []
+        self._learn(chosen, path)
+
+    def _learn(self, chosen: Sequence[int], path: Sequence[int]) -> None:
         self._widen(max(chosen))
         learning.learn(self.state, self.memory, self._proposed, whole(chosen), whole(path))
 
@@ -237,6 +263,29 @@ class Growth:
             newest=_longer(m.newest, size, 0),
             slot=_longer(m.slot, size, 0, wide=True),
         )
+
+
+@cache
+def make_ready() -> None:
+    """Compile, or load what was compiled, before any step; say so once where it takes time, or
+    where nothing can be compiled."""
+    if not COMPILED:
+        log.warning("growing trees in plain Python, some milliseconds a step: %s", WHY_NOT)
+        return
+    started = time.perf_counter()
+    grown = Growth(Weights.load(), Shape(ask_limit=1))
+    grown.set_costs([1.0], [0.0])
+    for text in ([1, 2, 1, 2, 1], [3]):
+        grown.start()
+        if grown.begin(text, 4, 4):
+            grown.asked()
+            grown.scored(np.array([[5, 6]]), np.array([[1.0, 0.0]]), np.array([[0.7, 0.3]]))
+        made = grown.proposal()
+        grown.read_of([0])
+        grown.learn([2] * len(made.tokens), [0])
+    taken = time.perf_counter() - started
+    if taken > SLOW_S:
+        log.warning("compiled the drafter for this machine in %.0f s, once", taken)
 
 
 def _array(size: int, value: int, *, wide: bool = False):

@@ -61,7 +61,7 @@ def learn(s, m, size, chosen, path):
         if step < len(path) and path[step] == place:
             step += 1
             _hit(s, node, chosen[place])
-        elif s.recycle:
+        elif s.recycle and chosen[place] >= 0:
             recycle(s, m, fill_path(s, node), chosen[place])
     s.tokens += float(len(path))
     s.cost += s.verify[min(size, SIZES - 1)] + s.spent

@@ -26,6 +26,7 @@ GOOD = {
     "save_pools": False,
     "timing": True,
     "record_predictions": False,
+    "record_trees": None,
     "task": {"limit": None, "stride": 1},
     "decoder": {"greedy": {}, "ouroboros": {"pool_state": "cold", "pool": None}},
 }
@@ -61,6 +62,7 @@ def test_a_good_config_passes():
         ("overwrite", "yes", "overwrite=yes: give true or false"),
         ("save_pools", True, r"save_pools=true, but .* decoder\.ouroboros\.pool_state=task"),
         ("record_predictions", True, "give timing=false as well"),
+        ("record_trees", "yes", "give true, false or null"),
         ("decoder/ouroboros/pool_state", "loaded", r"decoder\.ouroboros\.pool=<file>"),
         ("decoder/ouroboros/pool", "p.json", r"decoder\.ouroboros\.pool_state=loaded or task"),
     ],
