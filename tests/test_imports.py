@@ -24,7 +24,7 @@ ROOMS = (
     *("training", "commands", "__main__"),
 )
 PURE = (
-    *("growing", "tree", "trace", "costs.surface", "costs.roofline"),
+    *("growing", "tree", "trace", "costs.surface", "costs.roofline", "costs.named"),
     *("drafters.pool", "drafters.learning", "drafters.policy"),
 )
 

@@ -27,10 +27,10 @@ from tqdm import tqdm
 from ouroboros import vocab
 from ouroboros.bench.measure import metrics
 from ouroboros.bench.measure.sample import Sample
-from ouroboros.bench.measure.timed_costs import costs_of
 from ouroboros.bench.replay.recorded_target import RecordedTarget, check_drafter, replay
 from ouroboros.bench.replay.recording import Tape, from_folder, read
 from ouroboros.bench.run.conversation import Answers
+from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.options import check_whole
 from ouroboros.bench.run.pair import Pair, load_draft, load_tokenizer
 from ouroboros.bench.run.prompt import prompt_ids
@@ -46,6 +46,7 @@ from ouroboros.commands.build import (
     wants_draft,
 )
 from ouroboros.commands.refusals import guarded, told_in_one_line
+from ouroboros.costs.named import WITHOUT_TIMES, named
 from ouroboros.costs.surface import Costs
 from ouroboros.decode import RootOnly
 
@@ -80,7 +81,9 @@ def replay_all(cfg: DictConfig) -> int:
     draft = load_draft(spec) if wants_draft(config["decoder"]) else None
     if draft is not None:
         vocab.check_pair(target, draft)  # type: ignore[arg-type]
-    makers = build_decoders(config["decoder"], Pair(target, draft))  # type: ignore[arg-type]
+    told = costs or recorded_costs(config["recording"])
+    pair = Pair(target, draft)  # type: ignore[arg-type]
+    makers = build_decoders(config["decoder"], pair, told)
     drafters = {name: make() for name, make in makers.items()}
     for name, drafter in drafters.items():
         check_drafter(drafter, tapes[name])
@@ -94,6 +97,12 @@ def replay_all(cfg: DictConfig) -> int:
     print(tabulate(table, headers="keys", floatfmt=".3f", missingval="-"))
     print(json.dumps({"recording": Path(config["recording"]).name, "decoders": rows}))
     return 0
+
+
+def recorded_costs(recording: str) -> Costs:
+    """Return the costs that the decoders of a recorded run went by, named ones where none did."""
+    found = ResultsFolder(recording).load_costs() if Path(recording).is_dir() else None
+    return found or named(WITHOUT_TIMES)
 
 
 def load_tapes(config: dict, tokenizer) -> dict[str, Tape]:
@@ -139,18 +148,6 @@ def prompts(options: dict, folder: ResultsFolder, tokenizer) -> Callable[[str, i
         return prompt_ids(tokenizer, answers.asked(known[name], repeat))
 
     return prompt_of
-
-
-def load_costs(cost: str | None) -> Costs | None:
-    """Return the costs in a file, or those of a folder's timed samples."""
-    if cost is None:
-        return None
-    if not Path(cost).is_dir():
-        return Costs.load(Path(cost))
-    folder = ResultsFolder(cost)
-    if not folder.load_run().get("timing", True):
-        raise ValueError(f"cost={cost} was run with timing=false: give a folder that was timed")
-    return costs_of([s for s in folder.load_samples() if not s.error])
 
 
 def replayed(name: str, drafter, tape: Tape, tokenizer, *, max_new: int | None) -> list[Sample]:

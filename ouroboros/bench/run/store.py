@@ -4,6 +4,7 @@
     samples.jsonl   one line per (prompt, decoder, repeat), on disk before the next one starts
     scores.jsonl    one line per scored sample
     audit.jsonl     one line per prompt and repeat: each completion's verdict
+    costs.json      what calls cost, where decoders went by it or it was measured
     predictions.jsonl   if asked for: what the target predicted at every node, for replays
     pool-*.json     the phrase pools that decoders carry from prompt to prompt
     audit.md        the verdicts as text
@@ -20,16 +21,18 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.run.jsonl import JsonLines, locked, named_errors, read_lines
 from ouroboros.bench.run.recorder import Place, listed, unlisted
+from ouroboros.costs.surface import Costs
 
 RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audit.jsonl"
-PREDICTIONS = "predictions.jsonl"
+PREDICTIONS, COSTS = "predictions.jsonl", "costs.json"
 MADE = (
-    *(RUN, SAMPLES, SCORES, AUDIT, PREDICTIONS),
+    *(RUN, SAMPLES, SCORES, AUDIT, PREDICTIONS, COSTS),
     *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png"),
 )
 SampleKey = tuple[str, str, int]
@@ -135,6 +138,15 @@ class ResultsFolder:
         if facts is None:
             raise ValueError(f"{self.path} is not a results folder: it has no {RUN}")
         return facts
+
+    def load_costs(self) -> Costs | None:
+        """Return the costs that were recorded here, None where none were."""
+        path = self.path / COSTS
+        return Costs.load(path) if path.exists() else None
+
+    def save_costs(self, costs: Costs) -> None:
+        """Write costs.json."""
+        self.write_json(COSTS, asdict(costs))
 
     def write_json(self, name: str, data: dict) -> None:
         """Write a whole JSON file, or nothing at all."""

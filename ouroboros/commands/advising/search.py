@@ -16,6 +16,7 @@ from ouroboros.bench.replay.imitation import USUAL, Rates, imitate
 from ouroboros.bench.replay.recorded_target import drafts_as_recorded
 from ouroboros.bench.replay.recording import Tape
 from ouroboros.bench.replay.truncation import truncated
+from ouroboros.commands.build import wants_costs
 from ouroboros.commands.tune import OUROBOROS, SPACES
 from ouroboros.costs.surface import Costs
 from ouroboros.decode import Drafter, RootOnly
@@ -42,13 +43,14 @@ class Imitated:
     """Counts of any drafter at any settings, imitated on recorded texts.
 
     `decoders` are their configs by name, `rates` how often the target errs off the text: by name or
-    kind of decoder, "" for any.
+    kind of decoder, "" for any, and `costs` what decoders that ask are told that calls cost.
     """
 
     tape: Tape
     draft: CachedModel | None
     decoders: Mapping[str, dict]
     rates: Mapping[str, Rates] = field(default_factory=dict)
+    costs: Costs | None = None
 
     def counts(self, name: str, settings: Settings) -> list[Sample]:
         """Return a sample for each text."""
@@ -80,9 +82,11 @@ class Imitated:
         options = OmegaConf.create({k: v for k, v in config.items() if k not in ("draft", "pool")})
         for key, value in settings.items():
             OmegaConf.update(options, key, value, force_add=True)
-        draft = {"draft": self.draft} if "draft" in config else {}
+        given: dict[str, object] = {"draft": self.draft} if "draft" in config else {}
+        if wants_costs({name: config}):
+            given["costs"] = self.costs
         try:
-            return instantiate(options, _partial_=True, _convert_="all")(**draft)
+            return instantiate(options, _partial_=True, _convert_="all")(**given)
         except TypeError as error:
             raise ValueError(f"decoder.{name}: {error}") from error
 
