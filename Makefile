@@ -11,8 +11,8 @@ INSTALLED := .venv/installed
 .PHONY: bench test check tune clean
 
 bench: $(INSTALLED)
-	$(BIN)/python scripts/bench.py temperature=0.8 $(ARGS)
-	$(BIN)/python scripts/bench.py $(ARGS)
+	$(BIN)/ouroboros bench temperature=0.8 $(ARGS)
+	$(BIN)/ouroboros bench $(ARGS)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(ARGS)
@@ -23,7 +23,7 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 
 tune: $(INSTALLED)
-	$(BIN)/python scripts/tune.py $(ARGS)
+	$(BIN)/ouroboros tune $(ARGS)
 
 # torch comes first and pinned, so that nothing else pulls in another build of it.
 $(INSTALLED): pyproject.toml constraints.txt

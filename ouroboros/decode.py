@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from ouroboros.choose import Choose, Noted, Ranked, argmax
 from ouroboros.engine.model import CachedModel
@@ -20,6 +20,7 @@ from ouroboros.trace import DecodeTrace, StepRecord
 from ouroboros.tree import TokenTree
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """Proposes what may come next. It may have more than these three methods: see `Traits`."""
 

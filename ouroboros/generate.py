@@ -7,6 +7,7 @@ Invariant: what is not supported is refused by name, and what has no effect is s
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Sequence
 
@@ -26,13 +27,7 @@ UNSAMPLED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 DEFAULTS: dict[str, dict] = {
     "greedy": {},
     "lookahead": {"window_size": 7, "ngram_size": 5, "verification_set_size": 7},
-    "ouroboros": {
-        "gamma": 8,
-        "window_size": 4,
-        "ngram_size": 6,
-        "verification_set_size": 6,
-        "topk": 3,
-    },
+    "ouroboros": {},
 }
 
 
@@ -57,11 +52,12 @@ def generate(
     """Return prompt and continuation, [1, length], as plain decoding would give it.
 
     `input_ids` is [1, length]. `logits_processor` are applied before temperature and cuts, at each
-    node of a tree on its own path. `decoder` is "greedy", "lookahead", "ouroboros" (needs `draft`)
-    or any Drafter; `settings` go to the named decoder (gamma, window_size, ngram_size, ...).
-    Without `eos_token_id` the model's own generation config says where to end. Wrap the models in
-    `CachedModel` once to spare each call their examination; make the decoder yourself
-    (`Ouroboros(CachedModel(draft), ..., pool_state="task")`) to keep its phrases between calls.
+    node of a tree on its own path. `decoder` is "greedy", "lookahead", "ouroboros" (`draft` is a
+    smaller model of the family; without one, phrases alone draft) or any Drafter; `settings` go to
+    the named decoder (max_nodes, pool_state, ...). Without `eos_token_id` the model's own config
+    says where to end. Wrap the models in `CachedModel` once to spare each call their
+    examination; make the decoder yourself (`Ouroboros(CachedModel(draft), pool_state="task")`) to
+    keep its phrases between calls.
 
     Raises `ValueError` for what is not supported, naming it.
     """
@@ -150,8 +146,8 @@ def drafter_of(decoder: str | Drafter, target: CachedModel, draft, settings: dic
         return decoder
     if decoder not in DEFAULTS:
         raise ValueError(f"decoder {decoder!r} is not one of {', '.join(DEFAULTS)}, or a Drafter")
-    known = {*DEFAULTS[decoder], "seed", "policy", "options", "learn", "pool", "pool_state"}
-    unknown = [name for name in settings if name not in known | {"pool_from_prompt"}]
+    known = inspect.signature(Ouroboros if decoder == "ouroboros" else Lookahead).parameters
+    unknown = [name for name in settings if name not in known or name == "draft"]
     if unknown:
         raise ValueError(f"{', '.join(unknown)}: not supported by generate with {decoder!r}")
     chosen = {**DEFAULTS[decoder], **settings}
@@ -162,7 +158,7 @@ def drafter_of(decoder: str | Drafter, target: CachedModel, draft, settings: dic
     if decoder == "lookahead":
         return Lookahead(**chosen)
     if draft is None:
-        raise ValueError('decoder="ouroboros" needs draft=, a smaller model of the same family')
+        return Ouroboros(**chosen)
     small = cached(draft)
     check_pair(target, small)
     return Ouroboros(small, **chosen)

@@ -25,7 +25,10 @@ ROOMS = (
 )
 PURE = (
     *("growing", "tree", "trace", "costs.surface", "costs.roofline", "costs.named"),
-    *("drafters.pool", "drafters.learning", "drafters.policy"),
+    *("drafters.pool", "drafters.learning"),
+    *(f"drafters.growth.{one}" for one in ("compiled", "state", "index", "recycling", "mixture")),
+    *(f"drafters.growth.{one}" for one in ("noise", "estimate", "kids", "grow", "worth", "learn")),
+    *(f"drafters.growth.{one}" for one in ("step", "growth", "remembered", "weights")),
 )
 
 

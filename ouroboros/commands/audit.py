@@ -1,13 +1,14 @@
-"""Is a run lossless? Judge every completion of a results folder: identical, numeric tie or BUG.
+"""Is a run lossless? Judge every completion: identical, numeric tie or BUG.
 
-    python scripts/bench.py experiment=audit results_dir=results/local/audit
-    python scripts/audit.py results/local/audit
-    python scripts/audit.py results/local/x task.path=mine.jsonl     a path that the run was given
+    ouroboros bench experiment=audit results_dir=results/local/audit
+    ouroboros audit results/local/audit
+    ouroboros audit results/local/x task.path=mine.jsonl     its file lies here
 
-The models are loaded again as the run's config says. Plain decoding's own text (`greedy`) is held
-against transformers' own forward, in float64 and with calls of 1, 8 and all tokens; every other
-decoder's against plain decoding's. Writes audit.jsonl and audit.md; the last line on stdout is one
-JSON document; the exit code is 1 where there is a BUG, 2 where something could not be judged.
+The models are loaded again as the run's config says. Plain decoding's own text
+(greedy's) is held against transformers' own forward, in float64 and with calls
+of 1, 8 and all tokens; every other decoder's against plain decoding's. Writes
+audit.jsonl and audit.md; the last line on stdout is one JSON document; the
+exit code is 1 where there is a BUG, 2 where something could not be judged.
 """
 
 from __future__ import annotations

@@ -6,12 +6,14 @@ of another type, is one line that names it, and is told before a model is loaded
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable
 from functools import partial
+from types import NoneType
 
 from hydra.errors import InstantiationException
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 
 from ouroboros import PhrasePool, vocab
 from ouroboros.bench.run.costs import load_costs
@@ -23,11 +25,13 @@ from ouroboros.bench.tasks.task import Example, Task, part_of, select
 from ouroboros.costs.named import WITHOUT_TIMES, named
 from ouroboros.costs.probe import probe
 from ouroboros.costs.surface import Costs
+from ouroboros.drafters import Remembered
 
 SELECTION = ("limit", "stride", "shuffle")
 SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "int": (int, "a whole number"),
+    "int | None": ((int, NoneType), "a whole number, or null"),
     "float": ((int, float), "a number"),
     "bool": (bool, "true or false"),
     "str": (str, "a name"),
@@ -87,6 +91,7 @@ def build_bench(
         repeats=config["repeats"],
         sampling=Sampling(**{name: config[name] for name in SAMPLING}),
         record_predictions=config["record_predictions"],
+        record_trees=config.get("record_trees"),
         costs=costs,
     )
 
@@ -119,7 +124,7 @@ def check_decoders(options: dict[str, dict] | None) -> None:
 
 def wants_draft(decoders: dict[str, dict]) -> bool:
     """Return whether one of the configured decoders drafts with a model."""
-    return any("draft" in decoder for decoder in decoders.values())
+    return any(decoder.get("draft") is not None for decoder in decoders.values())
 
 
 def wants_costs(decoders: dict[str, dict]) -> bool:
@@ -139,7 +144,8 @@ def build_decoders(
     makers: dict[str, MakeDecoder] = {}
     for name, own in options.items():
         plain = {key: value for key, value in own.items() if key not in ("draft", "pool")}
-        given: dict[str, object] = {"draft": pair.draft} if "draft" in own else {}
+        drafts = own.get("draft") is not None
+        given: dict[str, object] = {"draft": pair.draft} if drafts else {}
         if wants_costs({name: own}):
             given["costs"] = costs
         pool = load_pool(own, pair) if own.get("pool") else None
@@ -148,11 +154,14 @@ def build_decoders(
     return makers
 
 
-def load_pool(decoder: dict, pair: Pair) -> PhrasePool:
-    """Read the phrase pool that a decoder starts with."""
+def load_pool(decoder: dict, pair: Pair) -> PhrasePool | Remembered:
+    """Read the pool that a decoder starts with."""
+    path, named = decoder["pool"], vocab.fingerprint(pair.target.tokenizer)
+    if decoder.get("policy") != "paper":
+        return Remembered.load(path, tokenizer_id=named)
     return PhrasePool.load(
-        decoder["pool"],
-        tokenizer_id=vocab.fingerprint(pair.target.tokenizer),
+        path,
+        tokenizer_id=named,
         phrase_len=decoder["ngram_size"] - 1,
         per_key=max(1, decoder["verification_set_size"], decoder["topk"]),
     )
@@ -160,7 +169,7 @@ def load_pool(decoder: dict, pair: Pair) -> PhrasePool:
 
 def check_arguments(options: dict, what: str) -> None:
     """Raise `ValueError` for options that the class in `_target_` does not take, or not so."""
-    parameters = inspect.signature(get_object(options["_target_"])).parameters
+    parameters = inspect.signature(class_of(options["_target_"], what)).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     for name, value in options.items():
@@ -175,6 +184,20 @@ def check_arguments(options: dict, what: str) -> None:
             raise ValueError(f"{what}.{name}={value}: give {words}")
 
 
+def class_of(name: str, what: str) -> Callable:
+    """Return the class of that name. Raises `ValueError` where there is none, and
+    `ModuleNotFoundError` where a package that it needs is not installed."""
+    module, _, own = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), own)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(f"{what}._target_={name}: there is no such class") from error
+    except (AttributeError, ValueError) as error:
+        raise ValueError(f"{what}._target_={name}: there is no such class") from error
+
+
 def called(make: Callable, what: str):
     """Call `make`; arguments that it does not take become the caller's error."""
     try:
@@ -183,7 +206,7 @@ def called(make: Callable, what: str):
         raise ValueError(f"{what}: {error}") from error
 
 
-def _make(plain: dict, given: dict, pool: PhrasePool | None, what: str):
+def _make(plain: dict, given: dict, pool: PhrasePool | Remembered | None, what: str):
     maker = instantiate(plain, _partial_=True, _convert_="all")
-    own_pool = {} if pool is None else {"pool": pool.copy()}
+    own_pool = {"pool": pool.copy() if isinstance(pool, PhrasePool) else pool} if pool else {}
     return called(partial(maker, **given, **own_pool), what)

@@ -1,6 +1,6 @@
 """Measure a reference pair and write its model card.
 
-    python scripts/evaluate_reference_pair.py --pair ouroboros/reference --work WORK
+    python scripts/evaluate_pair.py --pair ouroboros/reference --work WORK
 
 Held-out loss by kind of text, agreement of draft and target and repetition of completions on
 HumanEval prompts at temperatures 0 and 0.8, samples, and the loss curve. `evaluation.json` and

@@ -1,6 +1,6 @@
 """How often can a draft be right? Two answers on the text of a sampled run, token by token.
 
-    python scripts/bench.py experiment=acceptance temperature=0.7 results_dir=results/local/a
+    ouroboros bench experiment=acceptance temperature=0.7 results_dir=results/local/a
     python scripts/overlap.py results/local/a
 
 `bound` is 1 - TV, the mean over positions of sum_i min(p_i, q_i): the share of drafts that classic

@@ -1,13 +1,9 @@
 """Say where the time goes on this machine: what calls cost, and what steps consist of.
 
-    python scripts/profiling.py                                   the reference pair
-    python scripts/profiling.py "decoder=[greedy,ouroboros]" profile.trace=true
-    python scripts/profiling.py model=hf model.target=<id> model.draft=<id>
-
-Both models are timed on random trees by size and context, then the decoders run a few prompts. The
-folder is a results folder with costs.json (for scripts/replay.py cost=...), profile.json,
-profile.md, verify_cost.png and step_time.png beside the samples. The last line on stdout is one
-JSON document.
+`ouroboros profile`; what can be typed stands in conf/hydra/help/profile.yaml. Both models are timed
+on random trees by size and context, then the decoders run a few prompts. The folder is a results
+folder with costs.json, profile.json, profile.md, verify_cost.png and step_time.png beside the
+samples.
 """
 
 from __future__ import annotations
@@ -15,9 +11,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any, TypeGuard
 
 import hydra
 import torch
@@ -26,12 +23,12 @@ from tqdm import tqdm
 
 from ouroboros.bench.measure.operators import operators
 from ouroboros.bench.measure.timed_costs import costs_of
+from ouroboros.bench.report.cells import as_text
 from ouroboros.bench.report.plots.costs import step_time, verify_cost
 from ouroboros.bench.report.plots.style import save_png
-from ouroboros.bench.report.summary import footnote, title
-from ouroboros.bench.report.tables import as_text
 from ouroboros.bench.report.time_report import floor_frame, step_frame, time_facts, to_markdown
-from ouroboros.bench.run.loop import Bench
+from ouroboros.bench.report.title import footnote, title
+from ouroboros.bench.run.loop import Bench, MakeDecoder
 from ouroboros.bench.run.options import check_options, check_whole
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.prompt import prompt_ids
@@ -46,6 +43,7 @@ from ouroboros.commands.refusals import guarded, told_in_one_line
 from ouroboros.costs.bandwidth import with_floor
 from ouroboros.costs.calls import measure
 from ouroboros.costs.surface import Costs, Surface
+from ouroboros.decode import Drafter
 from ouroboros.engine.model import CachedModel
 
 
@@ -61,7 +59,7 @@ def main() -> None:
 
 
 def profile(cfg: DictConfig) -> int:
-    """Time calls, run the decoders, write the report; return the exit code, as scripts/bench.py."""
+    """Time calls, run the decoders, write the report; return the exit code, as ouroboros bench."""
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(config, dict)
     options = config.pop("profile")
@@ -142,8 +140,13 @@ def traced_decoders(job: Bench, pair: Pair, options: Mapping) -> dict:
     return {
         name: operators(pair.models, make, prompt, steps=steps)
         for name, make in job.decoders.items()
-        if hasattr(make(), "propose")
+        if draws_trees(make)
     }
+
+
+def draws_trees(make: MakeDecoder) -> TypeGuard[Callable[[], Drafter]]:
+    """Return whether a maker's decoders are drafters of this engine."""
+    return isinstance(make(), Drafter)
 
 
 def show(folder: ResultsFolder, run: Mapping, costs: Costs, traced: Mapping) -> int:
@@ -154,7 +157,7 @@ def show(folder: ResultsFolder, run: Mapping, costs: Costs, traced: Mapping) -> 
         seen = costs_of(good)
         costs = replace(costs, host_ms=seen.host_ms, prefill_ms=seen.prefill_ms)
     prompts = len({sample.example for sample in good})
-    facts = {"title": title(run, prompts), "footnote": footnote(run)}
+    facts: dict[str, Any] = {"title": title(run, prompts), "footnote": footnote(run)}
     facts |= time_facts(costs, samples) | {"operators": traced}
     folder.save_costs(costs)
     write_profile(folder, facts)

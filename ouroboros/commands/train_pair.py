@@ -1,15 +1,15 @@
 """Train the reference pair that ships with the project: tokenizer, corpus, target, draft, export.
 
-    python scripts/train_reference_pair.py prepare --wheels WHEELS --gsm8k gsm8k_train.jsonl \\
+    python scripts/train_pair.py prepare --wheels WHEELS --gsm8k gsm8k_train.jsonl \\
         --forbid humaneval mbpp.jsonl gsm8k_test.jsonl --work WORK
-    python scripts/train_reference_pair.py target --work WORK --minutes 80
-    python scripts/train_reference_pair.py polish --work WORK --minutes 10
-    python scripts/train_reference_pair.py draft --work WORK --minutes 20
-    python scripts/train_reference_pair.py export --work WORK --out ouroboros/reference
-    python scripts/train_reference_pair.py tiny --work WORK      # all of it, in under a minute
+    python scripts/train_pair.py target --work WORK --minutes 80
+    python scripts/train_pair.py polish --work WORK --minutes 10
+    python scripts/train_pair.py draft --work WORK --minutes 20
+    python scripts/train_pair.py export --work WORK --out ouroboros/reference
+    python scripts/train_pair.py tiny --work WORK      # all of it, in under a minute
 
 Every step reads what the one before wrote in WORK and continues its own checkpoint.
-`evaluate_reference_pair.py` measures the result and writes the model card.
+`evaluate_pair.py` measures the result and writes the model card.
 """
 
 from __future__ import annotations

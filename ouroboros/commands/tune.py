@@ -1,14 +1,15 @@
 """Tune every decoder on development text, each with the same number of trials.
 
-    python scripts/tune.py --prompts conf/task/development.jsonl --results results/tuning
-    python scripts/tune.py --decoders speculative ouroboros --trials 16
+    ouroboros tune --decoders speculative ouroboros --trials 16
+    ouroboros tune --prompts mine.jsonl --results results/tuning
 
-Each decoder gets its configured settings as the first trial and random ones from its space for the
-rest. All trials of all decoders alternate prompt by prompt; after a first round on a few prompts,
-the best third of each decoder's trials goes on to the rest. Each prompt is decoded greedily and
-sampled (`--temperatures`); the geometric mean of the speeds counts. The best settings are printed
-and written to `tuning.json` and `tuning.md`; put them into conf/decoder. Never give it a
-benchmark's prompts.
+Each decoder gets its configured settings as the first trial and random ones
+from its space for the rest. All trials of all decoders alternate prompt by
+prompt; after a first round on a few prompts, the best third of each decoder's
+trials goes on to the rest. Each prompt is decoded greedily and sampled
+(--temperatures); the geometric mean of the speeds counts. The best settings
+are printed and written to tuning.json and tuning.md; put them into
+conf/decoder. Never give it a benchmark's prompts.
 """
 
 from __future__ import annotations
@@ -45,21 +46,45 @@ WINDOWS = {
     "ngram_size": [3, 4, 5, 6, 7, 8],
     "verification_set_size": [1, 2, 3, 4, 6, 8, 12],
 }
-OUROBOROS = {**WINDOWS, "gamma": [2, 3, 4, 5, 6, 8, 10, 12], "topk": [1, 2, 3, 4, 6]}
+PUBLISHED = {**WINDOWS, "gamma": [2, 3, 4, 5, 6, 8, 10, 12], "topk": [1, 2, 3, 4, 6]}
+SPECULATIVE = {
+    "gamma": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12],
+    "confidence": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7],
+}
+SUFFIX = {
+    "max_tokens": [8, 12, 16, 24, 31, 48, 63],
+    "factor": [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0],
+    "offset": [-1.0, 0.0, 1.0, 2.0, 4.0, 6.0],
+    "least": [0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5],
+    "branches": [False, True],
+}
 SPACES: dict[str, dict[str, list]] = {
-    "speculative": {
-        "gamma": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12],
-        "confidence": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7],
-    },
+    "speculative": SPECULATIVE,
     "lookahead": WINDOWS,
-    "ouroboros": {
-        **OUROBOROS,
-        "options.stop_below": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6],
-        "options.runner_up": [0.0, 0.02, 0.04, 0.08, 0.15],
-        "options.max_nodes": [12, 16, 24, 32, 48],
+    "ouroboros": {"max_nodes": [16, 24, 32, 48, 64, 96]},
+    "ouroboros_paper": PUBLISHED,
+    "prompt_lookup": {
+        "max_ngram_size": [1, 2, 3, 4, 5],
+        "num_tokens": [3, 4, 6, 8, 10, 15, 20, 31],
     },
-    "ouroboros_paper": OUROBOROS,
-    "prompt_lookup": {"max_ngram_size": [1, 2, 3, 4, 5], "num_tokens": [3, 4, 6, 8, 10, 15, 20]},
+    "prompt_lookup_adaptive": {
+        "max_ngram_size": [1, 2, 3, 4, 5],
+        "num_tokens": [8, 12, 15, 20, 31, 63],
+        "least": [1, 2, 3, 4, 6, 8],
+    },
+    "suffix_decoding": SUFFIX,
+    "suffix_hybrid": {**SUFFIX, **SPECULATIVE, "threshold": [0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]},
+    "token_recycling": {
+        "nodes": [4, 8, 12, 16, 24, 32, 48, 63, 80],
+        "read_prompt": [False, True],
+    },
+    "racer": {
+        "nodes": [6, 8, 12, 16, 24, 32, 48, 63],
+        "ngram": [5, 7, 10, 15, 20],
+        "shortest": [1, 2, 3, 4],
+        "breadth": [2, 3, 4, 6, 8],
+        "read_prompt": [False, True],
+    },
     "hf_assisted": {
         "num_assistant_tokens": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 20],
         "num_assistant_tokens_schedule": ["constant", "heuristic"],
@@ -184,7 +209,7 @@ def best(
 
 def configured(args: argparse.Namespace) -> dict:
     """Return the resolved config with the decoders that are tuned."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialize_config_dir(CONF, version_base="1.3"):
         decoders = f"decoder=[{','.join(args.decoders)}]"
         composed = compose("config", [decoders, *args.overrides])
     config = OmegaConf.to_container(composed, resolve=True)
@@ -194,8 +219,10 @@ def configured(args: argparse.Namespace) -> dict:
 
 def options() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prompts", default=str(CONF / "task" / "development.jsonl"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--prompts", default=str(Path(CONF, "task", "development.jsonl")))
     parser.add_argument("--results", type=Path, default=Path("results/local/tuning"))
     parser.add_argument("--decoders", nargs="*", default=list(SPACES))
     parser.add_argument("--trials", type=int, default=24, help="for each decoder")

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from ouroboros.costs.surface import Costs
@@ -17,7 +18,12 @@ WITHOUT_TIMES = "epyc"  # what a run whose seconds mean nothing goes by
 def named(name: str) -> Costs:
     """Return the costs of a name, or of a file. Raises `ValueError` for what is neither."""
     if name in NAMES:
-        return Costs.load(Path(__file__).with_name(f"{name}.yaml"))
+        return _shipped(name)
     if not Path(name).is_file():
         raise ValueError(f"costs {name!r} are no file, and no name among {', '.join(NAMES)}")
     return Costs.load(Path(name))
+
+
+@cache
+def _shipped(name: str) -> Costs:
+    return Costs.load(Path(__file__).with_name(f"{name}.yaml"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -151,10 +151,11 @@ class Costs:
     def run_ms(
         self, steps: Sequence[StepRecord], *, prompt_tokens: int, decoder: str = ""
     ) -> float:
-        """Return the milliseconds of a whole run."""
+        """Return the milliseconds of a whole run; the prompt is in `prefill_ms`."""
         total, context = self.prefill_ms if steps else 0.0, prompt_tokens
-        for step in steps:
-            total += self.step_ms(step, context, decoder=decoder)
+        for place, step in enumerate(steps):
+            own = step if place else replace(step, draft_caught_up=0)
+            total += self.step_ms(own, context, decoder=decoder)
             context += step.new
         return total
 
@@ -178,14 +179,13 @@ class Costs:
     @classmethod
     def load(cls, path: Path) -> Costs:
         """Read what `save` wrote, or a small table by hand, in YAML or JSON:
-        {verify_ms: {1: 14.8, 8: 15.6, 64: 21.0}, draft_ms: 2.9, host_ms: 1, prefill_ms: 30}
-        (draft_ms may go by nodes too).
+        {verify_ms: {1: 14.8, 8: 15.6, 64: 21.0}, draft_ms: 2.9, host_ms: 1, prefill_ms: 30}.
 
         Raises `ValueError` for anything else.
         """
         try:
             values = _read(path.read_text(encoding="utf-8"))
-            return _by_hand(values) if "verify_ms" in values else _saved(values)
+            return cls.by_hand(values) if "verify_ms" in values else _saved(values)
         except (OSError, yaml.YAMLError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"cannot read the costs {path}: {reason}") from error
@@ -195,10 +195,33 @@ class Costs:
                 "draft_ms, host_ms, prefill_ms; or a costs.json that was measured"
             ) from error
 
+    @classmethod
+    def by_hand(cls, values: Mapping) -> Costs:
+        """Return the costs of a small table: `verify_ms` by nodes, the same at every context, and
+        perhaps `draft_ms` (one number, or by nodes), `host_ms`, `prefill_ms`, and `about`, what
+        they are.
+
+        Raises `ValueError` for other options.
+        """
+        if set(values) - set(BY_HAND):
+            raise ValueError(f"options are {', '.join(BY_HAND)}")
+        draft, host = values.get("draft_ms"), values.get("host_ms")
+        if draft is not None:
+            by_nodes = isinstance(draft, Mapping)
+            draft = Surface.flat(draft) if by_nodes else Surface.constant(float(draft))
+        return cls(
+            Surface.flat(values["verify_ms"]),
+            draft,
+            {} if host is None else {"": float(host)},
+            float(values.get("prefill_ms", 0.0)),
+            about=values.get("about", {}),
+        )
+
 
 def draft_nodes(step: StepRecord) -> int:
-    """Return the nodes of one of the step's draft calls, on average."""
-    return max(1, round(step.draft_scored / step.draft_calls))
+    """Return the tokens of one of the step's draft calls, on average: nodes, and what of the
+    sequence it took in besides."""
+    return max(1, round((step.draft_scored + step.draft_caught_up) / step.draft_calls))
 
 
 def _numbers(table: Mapping) -> dict[float, dict[float, float]]:
@@ -220,22 +243,6 @@ def _read(text: str):
         return json.loads(text)
     except ValueError:
         return yaml.safe_load(text)
-
-
-def _by_hand(values: dict) -> Costs:
-    if set(values) - set(BY_HAND):
-        raise ValueError(f"options are {', '.join(BY_HAND)}")
-    draft, host = values.get("draft_ms"), values.get("host_ms")
-    if draft is not None:
-        by_nodes = isinstance(draft, Mapping)
-        draft = Surface.flat(draft) if by_nodes else Surface.constant(float(draft))
-    return Costs(
-        Surface.flat(values["verify_ms"]),
-        draft,
-        {} if host is None else {"": float(host)},
-        float(values.get("prefill_ms", 0.0)),
-        about=values.get("about", {}),
-    )
 
 
 def _saved(values: dict) -> Costs:

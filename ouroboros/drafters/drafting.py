@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -70,30 +69,3 @@ class Watched:
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
         return self.choose.scores(logits, tokens, tree)
-
-
-@dataclass
-class Draft:
-    """What was drafted: tokens, who proposed each, and the draft's ranking of each (none where it
-    was not watched or the pool drafted alone).
-
-    `stages[i]` is the draft's length when call i of the draft model began. `root` and `end` are the
-    agreements of the phrases below the root and below the last token (-1: none, or not asked).
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    sources: list[str] = field(default_factory=list)
-    ranks: list[Rank] = field(default_factory=list)
-    stages: list[int] = field(default_factory=list)
-    root: int = -1
-    end: int = -1
-
-    @property
-    def shares(self) -> list[float]:
-        """How sure the draft was of each token."""
-        return [rank.share for rank in self.ranks]
-
-    @property
-    def recalled(self) -> bool:
-        """Whether the pool drafted alone."""
-        return bool(self.tokens) and not self.stages

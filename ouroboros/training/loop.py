@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,7 +61,9 @@ def optimizers(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optim
     return [muon, adam]
 
 
-def batches(tokens: np.ndarray, length: int, count: int, rng: np.random.Generator) -> Iterator:
+def batches(
+    tokens: np.ndarray, length: int, count: int, rng: np.random.Generator
+) -> Iterator[torch.Tensor]:
     """Yield [count, length + 1] windows at random places of a token stream, for ever."""
     while True:
         starts = rng.integers(0, len(tokens) - length - 1, size=count)
@@ -96,10 +99,10 @@ def train(
     """
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(recipe.seed)
-    model.to(device).train()
+    torch.nn.Module.to(model, device).train()
     optims = optimizers(model, recipe)
     base_lr = [group["lr"] for opt in optims for group in opt.param_groups]
-    state = {"seconds": 0.0, "step": 0, "tokens": 0}
+    state: dict[str, Any] = {"seconds": 0.0, "step": 0, "tokens": 0}
     checkpoint = out / "checkpoint.pt"
     if checkpoint.exists():
         saved = torch.load(checkpoint, map_location=device)
@@ -107,12 +110,13 @@ def train(
         for opt, content in zip(optims, saved["optims"], strict=True):
             opt.load_state_dict(content)
         state = saved["state"]
-    rng = np.random.default_rng([recipe.seed, state["step"]])
+    rng = np.random.default_rng([recipe.seed, int(state["step"])])
     compute = torch.compile(loss_of) if recipe.compile else loss_of
     budget_s = recipe.minutes * 60
     bar = tqdm(total=round(budget_s), initial=round(state["seconds"]), unit="s", smoothing=0)
     curve = (out / "curve.jsonl").open("a")
-    length, stream = 0, iter(())
+    length = 0
+    stream: Iterator[torch.Tensor] = iter(())
     average, saved_at = None, time.monotonic()
     while state["seconds"] < budget_s:
         progress = state["seconds"] / budget_s

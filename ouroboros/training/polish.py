@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from tqdm import tqdm
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ouroboros.training.loop import batches, loss_of
 
@@ -62,15 +62,15 @@ def continue_prompts(
     mask = torch.tensor(
         [[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device
     )
-    sampling = {"do_sample": True, "temperature": temperature} if temperature else {}
-    out = model.generate(
-        ids,
-        attention_mask=mask,
+    own = GenerationConfig(
         max_new_tokens=max_new,
         pad_token_id=0,
         eos_token_id=0,
-        **({"do_sample": False} | sampling),
+        do_sample=temperature > 0,
+        temperature=temperature or None,
     )
+    out = model.generate(ids, own, attention_mask=mask)  # type: ignore[misc]
+    assert isinstance(out, torch.Tensor)
     new = out[:, width:]
     before_end = (new == 0).cumsum(1) - (new == 0).long() == 0
     return out, torch.cat([mask, before_end.long()], dim=1), width
@@ -115,7 +115,7 @@ def polish(
 
     Half of each batch are prompts with types or examples in their docstring, which loop most.
     """
-    model.to(device).train()
+    torch.nn.Module.to(model, device).train()
     rng = np.random.default_rng(seed)
     examples = [prompt for prompt in prompts if ">>>" in prompt or "List[" in prompt] or prompts
     stream = batches(tokens, 512, 8, rng)

@@ -5,13 +5,14 @@ import math
 
 import pytest
 from bench_models import byte_tokenizer, tiny_pair
-from composing import composed, names
+from composing import ROOT, composed, names
 from hydra.errors import HydraException
 from hydra.utils import get_class
 
 from ouroboros import PhrasePool, standin, vocab
 from ouroboros.bench.report.gather import load, merge
 from ouroboros.bench.run.pair import Pair, PairSpec, load_draft, load_pair
+from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands import bench, tune
 from ouroboros.commands import build as building
 from ouroboros.commands import refusals as asking
@@ -292,3 +293,20 @@ def test_the_longest_context_fits_the_raised_position_limit():
         options = {**config["model"], "standin": standin_of, "dtype": "float32", "device": "cpu"}
         draft = load_draft(PairSpec(**options))
         assert draft.max_len >= config["context_tokens"] + config["max_new"] > 4096
+
+
+RECORDED = sorted(path.parent for path in (ROOT / "results").rglob("run.json"))
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_recorded_runs_classes_are_found_by_their_present_names(path):
+    config = ResultsFolder(path).load_run()["config"]
+    for name, own in config["decoder"].items():
+        assert own["_target_"].startswith("ouroboros.")
+        assert building.class_of(own["_target_"], name)
+    assert building.class_of(config["task"]["_target_"], "task")
+
+
+def test_old_names_are_among_the_recorded():
+    texts = [(path / "run.json").read_text() for path in RECORDED]
+    assert any('"_target_": "baselines.' in text for text in texts)

@@ -36,6 +36,7 @@ def test_a_profile_is_a_results_folder_with_costs(run_profiling, saved_pair):
     assert document["decoders"]["hf_assisted"]["share"] is None
     folder = saved_pair / "profiled"
     made = {"costs.json", "profile.json", "profile.md", "verify_cost.png", "step_time.png"}
+    made.add("trees.jsonl")
     assert {path.name for path in folder.iterdir()} == made | {"run.json", "samples.jsonl"}
     facts = json.loads((folder / "profile.json").read_text())
     assert set(facts["operators"]) == {"greedy", "speculative", "ouroboros"}

@@ -143,7 +143,8 @@ def lively(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, list[int], l
 def decoders(draft: CachedModel, truth: list[int], dtype: torch.dtype) -> Iterator:
     """All of them in float64; the two with the widest trees in float32."""
     sizes = {"window_size": 3, "ngram_size": 4, "verification_set_size": 3}
-    yield Ouroboros(draft, gamma=4, **sizes)
+    yield Ouroboros(draft)
+    yield Ouroboros(draft, gamma=4, policy="paper", **sizes)
     yield RandomDrafter(truth, seed=1, hit=0.8)
     if dtype == torch.float64:
         yield Greedy()

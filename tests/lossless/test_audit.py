@@ -31,7 +31,7 @@ def decoders(draft: CachedModel) -> dict:
         "speculative": Speculative(draft, gamma=3),
         "lookahead": Lookahead(**sizes),
         "prompt_lookup": PromptLookup(max_ngram_size=2, num_tokens=4),
-        "ouroboros": Ouroboros(draft, gamma=4, **sizes),
+        "ouroboros": Ouroboros(draft),
         "ouroboros_paper": Ouroboros(draft, gamma=4, policy="paper", **sizes),
     }
 

@@ -4,16 +4,20 @@ The loop is `ouroboros.decode.stream` itself; only the target is another: one th
 and whose choices are looked up. Invariant: a replay under the recorded settings and dtype proposes,
 accepts and counts what the live run did, step by step, as far as the draft model computes the same
 here (in bfloat16, near ties may fall otherwise on another device). What a drafter asks that the
-recording cannot answer is an error, never a guess.
+recording cannot answer is an error, never a guess, unless rates to imitate it by are given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import overload
 
 import torch
 
+from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.replay.imitated_draft import ImitatedDraft
+from ouroboros.bench.replay.imitation import Rates, imitated
 from ouroboros.bench.replay.recording import Recording, Tape
 from ouroboros.bench.run.recorder import Place, places
 from ouroboros.bench.run.stop import cut
@@ -56,11 +60,12 @@ class RecordedTarget:
 
 class RecordedChoice:
     """The recorded token after each node that agrees with the recording; elsewhere what was
-    recorded of the target's predictions, or `UNKNOWN`."""
+    recorded of the target's predictions, or one imitated by `rates`, or `UNKNOWN`."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, rates: Rates | None = None) -> None:
         self.recorded = recording.tokens
-        self.predictions = recording.predictions
+        self.predictions = dict(recording.predictions)
+        self.rates = rates
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         found = [self._at(place) for place in places(len(tokens), tree, self.recorded)]
@@ -78,6 +83,8 @@ class RecordedChoice:
         along, off = place
         if not off and along < len(self.recorded):
             return self.recorded[along]
+        if self.rates is not None and place not in self.predictions:
+            self.predictions[place] = imitated(self.recorded, place, self.rates)
         return self.predictions.get(place, UNKNOWN)
 
 
@@ -127,10 +134,13 @@ class Replayed:
         self.drafter.observe(tree, Predictions(chosen, tree.asked, who), path)
 
 
-def check_drafter(drafter: object, tape: Tape) -> None:
-    """Raise `ValueError` for a decoder that this tape cannot answer."""
+def check_drafter(drafter: object, tape: Tape, *, rates: Rates | None = None) -> None:
+    """Raise `ValueError` for a decoder that this tape cannot answer: another engine, one that needs
+    the target's probabilities, drafts in another dtype than was recorded, or, without `rates`,
+    learns from predictions that were not."""
     drafts_as_recorded(drafter, tape)
-    if Traits.of(drafter).reads_rejected and not any(r.predictions for r in tape.runs):
+    reads = Traits.of(drafter).reads_rejected
+    if reads and rates is None and not any(r.predictions for r in tape.runs):
         raise ValueError(
             f"{type(drafter).__name__} learns from what the target predicts at rejected nodes, "
             "which this recording does not hold: record a run of it with record_predictions=true "
@@ -139,8 +149,6 @@ def check_drafter(drafter: object, tape: Tape) -> None:
 
 
 def drafts_as_recorded(drafter: object, tape: Tape) -> None:
-    """Raise `ValueError` for a decoder that is another engine, needs the target's probabilities, or
-    drafts in another dtype than was recorded."""
     name = type(drafter).__name__
     if not hasattr(drafter, "propose"):
         raise ValueError(f"{name} is another engine, not a drafter: leave it out of decoder=[...]")
@@ -156,6 +164,13 @@ def drafts_as_recorded(drafter: object, tape: Tape) -> None:
             "best is recorded: leave it out of decoder=[...] and run it live"
         )
     draft = own.draft
+    if isinstance(draft, ImitatedDraft):
+        if tape.sampling.temperature:
+            raise ValueError(
+                "an imitated draft knows what comes first, not the odds of sampling: give a "
+                f"recording at temperature 0 (this one has {tape.sampling.temperature:g})"
+            )
+        return
     dtype = "" if draft is None else str(draft.dtype).removeprefix("torch.")
     if draft is not None and tape.dtype not in (None, dtype):
         raise ValueError(
@@ -164,15 +179,34 @@ def drafts_as_recorded(drafter: object, tape: Tape) -> None:
         )
 
 
+def sampled(name: str, recording: Recording, trace: DecodeTrace, *, text: str = "") -> Sample:
+    """Return a replayed run as a sample, without times of its own."""
+    blank = Sample(recording.example, name, recording.repeat, 0, len(recording.prompt))
+    return replace(
+        blank,
+        new_tokens=tuple(trace.new_tokens),
+        text=text,
+        finish=trace.finish,
+        steps=tuple(trace.steps),
+        group=recording.group,
+    )
+
+
 def replay(
-    drafter: Drafter, tape: Tape, recording: Recording, *, max_new: int | None = None
+    drafter: Drafter,
+    tape: Tape,
+    recording: Recording,
+    *,
+    max_new: int | None = None,
+    rates: Rates | None = None,
 ) -> DecodeTrace:
     """Return the trace of the run that the recording was; its times are the draft's and the host's.
 
-    `max_new` defaults to the tape's. Raises `ValueError` where the recording ends at a length limit
-    before `max_new`, and as `check_drafter`.
+    `max_new` defaults to the tape's. With `rates`, predictions off the text are imitated. Raises
+    `ValueError` where the recording ends at a length limit before `max_new`, and as
+    `check_drafter`.
     """
-    check_drafter(drafter, tape)
+    check_drafter(drafter, tape, rates=rates)
     said = len(recording.new_tokens)
     limit = max_new or tape.max_new or said
     if recording.finish == "length" and limit > said:
@@ -180,7 +214,9 @@ def replay(
             f"{recording.example} was recorded up to {said} tokens: max_new={limit} is too much"
         )
     draft = Traits.of(drafter).draft
-    if draft is not None:
+    if isinstance(draft, ImitatedDraft):
+        draft.follow(recording.tokens)
+    elif draft is not None:
         draft.tokens = []
     choose = tape.sampling.choose(recording.example, recording.repeat, vocab=tape.vocab_size)
     played = Replayed(drafter, choose)
@@ -191,7 +227,7 @@ def replay(
         recording.prompt,
         max_new=limit,
         eos=tape.eos,
-        choose=RecordedChoice(recording),
+        choose=RecordedChoice(recording, rates),
     ):
         if len(trace.new_tokens) >= said:
             break

@@ -3,7 +3,7 @@
 report.html   everything, in one file that needs nothing else
 report.md     the same tables and pictures as Markdown
 numbers.csv   every number in full, one row per run and decoder
-tables/       each table as .md, .csv and .tex (booktabs)
+tables/       each table as .md, .csv and .tex (booktabs); *narrow.tex for one column of a paper
 plots/        each picture as .png and .svg
 """
 
@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ouroboros.bench.report import compare
+from ouroboros.bench.report.cells import as_latex, as_text, write_table
 from ouroboros.bench.report.folder_report import LEGEND
 from ouroboros.bench.report.gather import Measured
 from ouroboros.bench.report.page import render
 from ouroboros.bench.report.plots.style import save
 from ouroboros.bench.report.run_set import Study, study
 from ouroboros.bench.report.sections import Section, sections
-from ouroboros.bench.report.tables import as_text, write_table
 
 
 def write_report(measured: Sequence[Measured], out: Path, *, most_tokens: int = 120_000) -> Study:
@@ -35,6 +35,9 @@ def write_report(measured: Sequence[Measured], out: Path, *, most_tokens: int = 
         for table in part.tables:
             caption = f"{part.title}. {table.caption}"
             write_table(table.frame, out / "tables" / f"{table.name}", caption=caption)
+        for table in part.narrow:
+            text = as_latex(table.frame, table.caption, table.name)
+            (out / "tables" / f"{table.name}.tex").write_text(text, encoding="utf-8")
         for picture in part.pictures:
             save(picture.figure, out / "plots" / f"{picture.name}")
     numbers = compare.numbers_frame({"run": found.labels}, found.summaries)

@@ -11,7 +11,11 @@ from dataclasses import asdict
 
 from ouroboros.bench.measure import intervals, metrics
 from ouroboros.bench.measure.intervals import Interval
+from ouroboros.bench.measure.predicted import Priced, cost_part
 from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.measure.trees import ProposedTree, tree_metrics
+from ouroboros.bench.report.leads import leads
+from ouroboros.bench.report.title import device, footnote, incomplete, nature, title
 from ouroboros.bench.verdict.audit_report import Row, tally, verdict
 
 RATIOS = ("decode_speedup", "latency_speedup", "latency_speedup_macro")
@@ -20,6 +24,7 @@ TIMED = (
     *("output_throughput", "macro_throughput", "ttft_ms", "tpot_ms", "e2e_latency_s"),
     *("draft_share", "verify_share", "host_share", "host_ms_per_step", "energy_per_token_j"),
     *(f"{ratio}{against}" for against in ("", "_vs_hf") for ratio in RATIOS),
+    *("latency_vs_ouroboros", "decode_vs_ouroboros", "ttft_vs_ouroboros"),
 )
 """What means nothing where jobs shared the device (a run with `timing` false)."""
 
@@ -29,8 +34,15 @@ def summarise(
     samples: Sequence[Sample],
     scores: Mapping[tuple[str, str, int], Mapping],
     audit: Sequence[Row] = (),
+    *,
+    priced: Priced | None = None,
+    trees: Mapping[tuple[str, str, int], Sequence[ProposedTree]] | None = None,
 ) -> dict:
-    """Return every metric of every decoder, in the order of the run's config; plain JSON values."""
+    """Return every metric of every decoder, in the order of the run's config; plain JSON values.
+
+    `priced`: by which costs, if any, counts become costs per token and predicted speedups. `trees`:
+    those that were kept, by sample.
+    """
     good: dict[str, list[Sample]] = {name: [] for name in run["decoders"]}
     failed: dict[str, list[Sample]] = {name: [] for name in run["decoders"]}
     for sample in samples:
@@ -39,9 +51,11 @@ def summarise(
         name: {
             **_counts(mine, failed[name]),
             **_decoder_metrics(mine, good),
+            **_priced_metrics(mine, good, priced),
             "scores": metrics.task_scores(mine, scores) | _corpus_scores(run, name),
             "score_intervals": _plain(intervals.score_intervals(mine, scores)),
             "groups": _groups(mine, good.get(BASELINE, [])),
+            "trees": _tree_metrics(mine, trees or {}),
             "verdicts": (found := tally(audit, name)),
             "verdict": verdict(found) if found else None,
         }
@@ -49,12 +63,14 @@ def summarise(
     }
     timed = run.get("timing", True)
     measured = {sample.example for mine in good.values() for sample in mine}
+    words = f" · predicted by {priced.name}" if priced and not timed else ""
     return {
-        "title": title(run, len(measured)),
+        "title": title(run, len(measured)) + words,
         "footnote": footnote(run),
         "status": run["status"],
         "incomplete": incomplete(run, len(samples)),
         "timed": timed,
+        "costs": priced and priced.name,
         "resumed": run["resumed"],
         "pools_restored": "carried_pools" in run,
         "samples": len(samples),
@@ -67,67 +83,13 @@ def summarise(
     }
 
 
-def title(run: Mapping, prompts: int) -> str:
-    """Return one line: task, prompts measured, model (and what it stands for), dtype, machine."""
-    model, sampling = run["model"], run["sampling"]
-    standin = model.get("standin")
-    shape = f" as a stand-in, shapes {standin['target']} / {standin['draft']}" if standin else ""
-    rehearsal = " (a rehearsal)" if nature(run) == "rehearsal" else ""
-    heat = f"T={sampling['temperature']:g}" if sampling["temperature"] else "greedy (T=0)"
-    penalty = sampling.get("repetition_penalty", 1.0)
-    heat += "" if penalty == 1.0 else f", repetition penalty {penalty:g}"
-    kept = "".join(f", {role} {what}" for role, what in (model.get("quantised") or {}).items())
-    kept += "" if model.get("engine", "eager") == "eager" else f", {model['engine']} engine"
-    wanted = run["task"]["prompts"]
-    counted = f"{prompts} prompts" if prompts == wanted else f"{prompts} of {wanted} prompts"
-    return (
-        f"{run['task']['name']}, {counted} x {run['max_new']} tokens · "
-        f"{model['name']} pair{shape}{rehearsal} · {model['dtype']}{kept} · "
-        f"{heat} · batch size 1 · {device(run)}"
-    )
-
-
-def nature(run: Mapping) -> str:
-    """Return what the measured model is: "model", "stand-in" or "rehearsal".
-
-    A stand-in computes a small model inside a large shape. A rehearsal has published numbers to
-    compare with but runs on the pair that ships with the project.
-    """
-    model = run["model"]
-    if model.get("standin"):
-        return "stand-in"
-    small = str(model.get("target", "")).startswith("reference/")
-    return "rehearsal" if run.get("published") and small else "model"
-
-
-def incomplete(run: Mapping, samples: int) -> bool:
-    """Say whether samples are missing or the run never ended."""
-    return samples < run["samples_wanted"] or run["status"] != "finished"
-
-
-def device(run: Mapping) -> str:
-    """Return the name of the GPU or CPU that ran the models; of each, where parts were merged."""
-    return " + ".join(dict.fromkeys(_device(part, run["model"]) for part in _machines(run)))
-
-
-def footnote(run: Mapping) -> str:
-    """Return one line: host and versions."""
-    versions = run["provenance"]["versions"]
-    hosts = (
-        f"{m['cpu']}, {m['cores']} cores, {m['threads']} thread{'s' * (m['threads'] > 1)}"
-        for m in _machines(run)
-    )
-    parts = f"{run['parts']} parts, merged; " if run.get("parts", 1) > 1 else ""
-    return (
-        f"{parts}{' + '.join(dict.fromkeys(hosts))}; "
-        f"torch {versions['torch']}, transformers {versions['transformers']}"
-    )
-
-
 def headline(summary: Mapping) -> dict:
     """Return the few numbers per decoder that the last line of stdout carries."""
     keys = ("output_throughput", "acceptance_length", "calls_per_token", "repetition_rate")
-    ratios = ("decode_speedup", "latency_speedup", "latency_speedup_vs_hf")
+    ratios = (
+        *("decode_speedup", "latency_speedup", "latency_speedup_vs_hf", "predicted_speedup"),
+        *("cost_per_token", "latency_vs_ouroboros", "ttft_vs_ouroboros"),
+    )
     return {
         name: {
             **{key: _rounded(row[key]) for key in keys},
@@ -157,19 +119,31 @@ def _decoder_metrics(mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]
         **_speedups("", baseline, mine),
         **_speedups("_vs_hf", good.get(PEER, []), mine),
         **_step_metrics(mine),
-        **_plain(
-            {
-                "calls_interval": intervals.pooled(mine, part=metrics.calls_part),
-                "calls_vs_ouroboros": intervals.speedup(
-                    mine, good.get(METHOD, []), part=metrics.calls_part
-                ),
-            }
-        ),
+        **_plain({"calls_interval": intervals.pooled(mine, part=metrics.calls_part)}),
         "repetition_rate": metrics.mean_repetition_rate(mine),
         "unequal": metrics.unequal(baseline, mine),
         "peak_bytes": max((s.peak_bytes for s in mine if s.peak_bytes), default=None),
         "energy_per_token_j": metrics.energy_per_token_j(mine),
     }
+
+
+def _priced_metrics(
+    mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]], priced: Priced | None
+) -> dict:
+    """Costs per token, predicted speedup over greedy, and Ouroboros' lead by every measure."""
+    base, ours = (priced.timed(own) if priced else [] for own in (good.get(BASELINE, []), mine))
+    cost = intervals.pooled(mine, part=cost_part(priced.costs)) if priced and ours else None
+    own = {"cost_per_token": cost, "predicted_speedup": intervals.speedup(base, ours)}
+    return _plain(own | leads(mine, good.get(METHOD, []), priced))
+
+
+def _tree_metrics(
+    mine: Sequence[Sample], trees: Mapping[tuple[str, str, int], Sequence[ProposedTree]]
+) -> dict | None:
+    """Of the samples whose trees were kept, and how many these are; None without any."""
+    own = [trees[sample.key] for sample in mine if sample.key in trees]
+    found = tree_metrics([tree for steps in own for tree in steps])
+    return found and {"samples": len(own), **found}
 
 
 def _step_metrics(mine: Sequence[Sample]) -> dict:
@@ -183,6 +157,10 @@ def _step_metrics(mine: Sequence[Sample]) -> dict:
         "acceptance_length": metrics.acceptance_length(steps),
         "tokens_per_target_call": metrics.tokens_per_target_call(steps),
         "draft_calls_per_token": metrics.draft_calls_per_token(steps),
+        "target_forwards_per_token": metrics.target_forwards_per_token(steps),
+        "draft_forwards_per_token": metrics.draft_forwards_per_token(steps),
+        "nodes_per_token": metrics.nodes_per_token(steps),
+        "draft_nodes_per_token": metrics.draft_nodes_per_token(steps),
         "calls_per_token": metrics.calls_per_token(steps),
         "draft_acceptance_rate": metrics.draft_acceptance_rate(steps),
         "scored_per_step": metrics.scored_per_step(steps),
@@ -234,16 +212,6 @@ def _corpus_scores(run: Mapping, decoder: str) -> dict[str, float]:
 
 def _group(sample: Sample) -> str:
     return getattr(sample, "group", "")
-
-
-def _machines(run: Mapping) -> list[Mapping]:
-    return run.get("machines") or [run["provenance"]["machine"]]
-
-
-def _device(machine: Mapping, model: Mapping) -> str:
-    if model["device"].startswith("cuda") and machine["gpus"]:
-        return machine["gpus"][0]
-    return f"{machine['cpu']}, {machine['cores']} cores"
 
 
 def _plain(found: Mapping[str, Interval | None]) -> dict[str, dict | None]:

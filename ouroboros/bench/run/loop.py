@@ -67,9 +67,10 @@ MakeDecoder = Callable[[], Decoder]
 class Bench:
     """What one run measures. `models` are all the models whose caches are emptied per sample.
 
-    `record_predictions` also writes what the target predicted at every node, for replays. `costs`
-    are those that decoders were told, if any were. Raises `ValueError` where the examples need a
-    chat template and the tokenizer has none.
+    `record_predictions` also writes what the target predicted at every node, for replays.
+    `record_trees` writes the trees of the first repeat: of every drafter, of none, or (None) of
+    those that say how likely each node is. `costs` are those that decoders were told, if any were.
+    Raises `ValueError` where the examples need a chat template and the tokenizer has none.
     """
 
     target: CachedModel
@@ -81,6 +82,7 @@ class Bench:
     repeats: int = 1
     sampling: Sampling = field(default_factory=Sampling)
     record_predictions: bool = False
+    record_trees: bool | None = None
     costs: Costs | None = None
 
     def __post_init__(self) -> None:
@@ -130,12 +132,12 @@ class Bench:
             pools.restore({sample.decoder for sample in done})
             answers = Answers(self.task, self.examples, next(iter(self.decoders)), done)
             for example, name, repeat, order in missing:
-                decoder = self._watched(decoders[name])
+                decoder = self._watched(decoders[name], repeat)
                 sample = self.measure(decoder, example, repeat, answers)
                 sample = replace(sample, decoder=name, order=order)
                 answers.add(sample)
                 if isinstance(decoder, Recorder):
-                    folder.add_predictions(sample.key, decoder.predictions(sample.new_tokens))
+                    self._keep(folder, sample, decoder)
                 lines.append(sample.to_dict())
                 pools.save(name)
                 on_sample(sample)
@@ -212,10 +214,21 @@ class Bench:
                 return cut(trace, keep), ttft_s
         return trace, ttft_s
 
-    def _watched(self, decoder: Decoder) -> Decoder:
-        """Return the decoder, in a recorder where predictions are wanted and it is a drafter."""
-        wanted = self.record_predictions and not hasattr(decoder, "run")
-        return Recorder(decoder) if wanted else decoder  # type: ignore[arg-type]
+    def _watched(self, decoder: Decoder, repeat: int) -> Decoder:
+        """Return the decoder, in a recorder where something of it is wanted and it is a drafter."""
+        wanted = self.record_predictions or (self.record_trees is not False and repeat == 0)
+        if not wanted or hasattr(decoder, "run"):
+            return decoder
+        return Recorder(decoder)  # type: ignore[arg-type]
+
+    def _keep(self, folder: ResultsFolder, sample: Sample, recorder: Recorder) -> None:
+        """Write what was noted of a sample, before its own line."""
+        if self.record_predictions:
+            folder.add_predictions(sample.key, recorder.predictions(sample.new_tokens))
+        trees = recorder.trees()[: len(sample.steps)]
+        told = any(tree.probability or self.record_trees for tree in trees if len(tree.tokens) > 1)
+        if told and sample.repeat == 0 and self.record_trees is not False:
+            folder.add_trees(sample.key, trees)
 
     def _missing(self, done: Sequence[Sample]) -> list[tuple[Example, str, int, int]]:
         have = {sample.key for sample in done}

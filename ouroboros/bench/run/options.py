@@ -29,11 +29,12 @@ RANGES = {  # name: least, greatest, in words
 OTHERS = ("model", "task", "decoder", "results_dir", "audit", "published", "part", "costs")
 AUDITS = ("none", "differing", "all")
 SWITCHES = ("overwrite", "retry_failed", "save_pools", "timing", "record_predictions")
+MAYBE = ("record_trees",)
 
 
 def check_options(config: Mapping) -> None:
     """Raise `ValueError`, naming option, value and remedy, for values that no run can have."""
-    known = {name.split(".")[0] for name in (*WHOLE, *RANGES, *SWITCHES, *OTHERS)}
+    known = {name.split(".")[0] for name in (*WHOLE, *RANGES, *SWITCHES, *MAYBE, *OTHERS)}
     for name in config:
         if name not in known:
             raise ValueError(
@@ -50,6 +51,9 @@ def check_options(config: Mapping) -> None:
     for name in SWITCHES:
         if not isinstance(config[name], bool):
             raise ValueError(f"{name}={config[name]}: give true or false")
+    for name in MAYBE:
+        if not isinstance(config[name], bool | None):
+            raise ValueError(f"{name}={config[name]}: give true, false or null")
     if config["audit"] not in AUDITS:
         raise ValueError(f"audit={config['audit']}: choose one of {', '.join(AUDITS)}")
     if config["record_predictions"] and config["timing"]:

@@ -4,8 +4,9 @@
     samples.jsonl   one line per (prompt, decoder, repeat), on disk before the next one starts
     scores.jsonl    one line per scored sample
     audit.jsonl     one line per prompt and repeat: each completion's verdict
-    costs.json      what calls cost, where decoders went by it or it was measured
     predictions.jsonl   if asked for: what the target predicted at every node, for replays
+    trees.jsonl     the trees that were proposed, of decoders that say how sure they are
+    costs.json      if known: what calls cost, as it was measured or as decoders went by it
     pool-*.json     the phrase pools that decoders carry from prompt to prompt
     audit.md        the verdicts as text
     summary.json, summary.md, speedup.png, calls.png: made from run, samples, scores and audit, at
@@ -20,22 +21,25 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.measure.trees import ProposedTree
 from ouroboros.bench.run.jsonl import JsonLines, locked, named_errors, read_lines
-from ouroboros.bench.run.recorder import Place, listed, unlisted
+from ouroboros.bench.run.recorder import Place, listed, row_tree, tree_row, unlisted
 from ouroboros.costs.surface import Costs
 
 RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audit.jsonl"
-PREDICTIONS, COSTS = "predictions.jsonl", "costs.json"
+PREDICTIONS, TREES, COSTS = "predictions.jsonl", "trees.jsonl", "costs.json"
 MADE = (
-    *(RUN, SAMPLES, SCORES, AUDIT, PREDICTIONS, COSTS),
+    *(RUN, SAMPLES, SCORES, AUDIT, PREDICTIONS, TREES, COSTS),
     *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png"),
 )
 SampleKey = tuple[str, str, int]
+MOST_TREE_BYTES = 32 << 20
+"""Of trees.jsonl: once it is as large, no more is written."""
 
 
 class ResultsFolder:
@@ -133,11 +137,12 @@ class ResultsFolder:
         return facts
 
     def load_run(self) -> dict:
-        """Return run.json. Raises `ValueError` where there is none."""
+        """Return run.json, classes by their present names. Raises `ValueError` where there is
+        none."""
         facts = self._old_run()
         if facts is None:
             raise ValueError(f"{self.path} is not a results folder: it has no {RUN}")
-        return facts
+        return renamed(facts)
 
     def load_costs(self) -> Costs | None:
         """Return the costs that were recorded here, None where none were."""
@@ -189,6 +194,21 @@ class ResultsFolder:
         rows = [line for _, line in read_lines(self.path / PREDICTIONS)]
         return {tuple(row["key"]): unlisted(row["predictions"]) for row in rows}
 
+    def add_trees(self, key: SampleKey, trees: Sequence[ProposedTree]) -> None:
+        """Append a sample's trees, before its own line, unless the file is full."""
+        with self.appending(TREES) as lines:
+            if (self.path / TREES).stat().st_size < MOST_TREE_BYTES:
+                names: list[str] = []
+                rows = [tree_row(tree, names) for tree in trees]
+                lines.append({"key": list(key), "sources": names, "steps": rows})
+
+    def load_trees(self) -> dict[SampleKey, list[ProposedTree]]:
+        """Return the trees on disk by sample key, one for each step; the newest of each key."""
+        return {
+            tuple(line["key"]): [row_tree(row, line["sources"]) for row in line["steps"]]
+            for _, line in read_lines(self.path / TREES)
+        }
+
     def drop_if_empty(self, name: str) -> None:
         """Remove a file in which nothing was written."""
         if not (self.path / name).stat().st_size:
@@ -208,6 +228,23 @@ class ResultsFolder:
             return json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{path} is damaged: use another results_dir") from error
+
+
+def renamed(recorded):
+    """Return JSON values in which each `_target_` is the class's present name: until 0.1 the
+    baselines were a package of their own.
+
+    >>> renamed({"greedy": {"_target_": "baselines.Greedy"}})
+    {'greedy': {'_target_': 'ouroboros.baselines.Greedy'}}
+    """
+    if isinstance(recorded, list):
+        return [renamed(value) for value in recorded]
+    if not isinstance(recorded, dict):
+        return recorded
+    new = {name: renamed(value) for name, value in recorded.items()}
+    if str(new.get("_target_", "")).startswith("baselines."):
+        new["_target_"] = f"ouroboros.{new['_target_']}"
+    return new
 
 
 def _settled(facts: Mapping) -> dict:

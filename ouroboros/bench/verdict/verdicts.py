@@ -30,7 +30,7 @@ BYTES_PER_WEIGHT = 16  # copies in float64 and float32, and a third while one is
 
 
 def audit_run(
-    job: Bench, folder: ResultsFolder, *, controls: bool, on_row: Callable[[], None]
+    job: Bench, folder: ResultsFolder, *, controls: bool, on_row: Callable[[], object]
 ) -> None:
     """Write audit.jsonl, a `Row` for each prompt and repeat that has plain decoding's completion.
 

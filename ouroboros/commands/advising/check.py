@@ -15,13 +15,14 @@ from tqdm import tqdm
 
 from ouroboros.bench.advice.accuracy import Accuracy, Point, accuracy
 from ouroboros.bench.advice.dots import predicted_dots
-from ouroboros.bench.advice.predict import PLAIN, timed
+from ouroboros.bench.advice.predict import PLAIN
 from ouroboros.bench.measure import metrics
 from ouroboros.bench.measure.intervals import speedup
+from ouroboros.bench.measure.predicted import timed
 from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.report.gather import Measured, load, run_folders
 from ouroboros.bench.report.plots.style import save_png
-from ouroboros.bench.report.summary import title
+from ouroboros.bench.report.title import title
 from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands.advising.inputs import given_costs, source_of

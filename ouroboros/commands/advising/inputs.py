@@ -33,6 +33,7 @@ from ouroboros.bench.run.sampling import Sampling
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands.advising.search import Imitated, OnRecord, Source
 from ouroboros.commands.build import SAMPLING, build_decoders, build_spec, build_task, wants_draft
+from ouroboros.commands.replay import given_rates as rates_given
 from ouroboros.commands.replay import load_tapes
 from ouroboros.costs.bandwidth import with_floor
 from ouroboros.costs.calls import measure
@@ -100,7 +101,7 @@ def source_of(config: dict, folder: ResultsFolder, *, task: dict | None) -> Sour
         return OnRecord(folder.load_samples(), run["config"]["decoder"], run["max_new"])
     spec = build_spec(config["model"])
     tokenizer = load_tokenizer(spec)
-    names = {name: {} for name in [PLAIN, *run["decoders"]]}
+    names: dict[str, dict] = {name: {} for name in [PLAIN, *run["decoders"]]}
     asked = {"recording": folder.path, "limit": None, "recorded_decoder": None}
     tapes = load_tapes({**asked, "decoder": names, "task": task}, tokenizer)
     draft = load_draft(spec) if wants_draft(config["decoder"]) else None
@@ -124,7 +125,7 @@ def given_rates(config: dict) -> dict[str, Rates]:
         if isinstance(given, str):
             found = json.loads(Path(given).read_text(encoding="utf-8"))["rates"]
             return {name: Rates(**own) for name, own in found.items()}
-        return {"": Rates(*map(float, given))}
+        return {"": rates_given(given)}
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"rates={given}: give two shares, as rates=[0.7,0.04], or an advice.json"
@@ -146,7 +147,7 @@ def given_costs(config: dict) -> Costs | None:
 def shapes(config: dict) -> list[tuple]:
     """Return (role, shape or model, dtype) of the pair: the machine's shapes, else the model's."""
     spec = build_spec(config["model"])
-    own = spec.standin or {"target": spec.target, "draft": spec.draft}
+    own: Mapping[str, str | None] = spec.standin or {"target": spec.target, "draft": spec.draft}
     device = spec.device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = fast_dtype(device) if spec.dtype == "auto" else getattr(torch, spec.dtype)
     names = config["machine"]["shapes"] or own

@@ -1,6 +1,6 @@
-"""What each stage of scripts/gpu_campaign.py does, in a process of its own.
+"""What each stage of ouroboros campaign does, in a process of its own.
 
-A stage is checks, runs (an experiment each, by the run loop of scripts/bench.py) and timings. Every
+A stage is checks, runs (an experiment each, by the run loop of ouroboros bench) and timings. Every
 part writes its results before the next begins; a run that lies finished in the stage's folder is
 not done again, and one that was stopped goes on. Invariant: stage.json says "running" until the
 stage has ended, and then how it did.

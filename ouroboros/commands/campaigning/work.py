@@ -1,4 +1,4 @@
-"""The five stages of scripts/gpu_campaign.py: what each one does, part by part."""
+"""The five stages of ouroboros campaign: what each one does, part by part."""
 
 from __future__ import annotations
 
