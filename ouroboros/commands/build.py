@@ -22,7 +22,7 @@ from ouroboros.bench.run.pair import Pair, PairSpec, load_pair
 from ouroboros.bench.run.prompt import longest, with_context
 from ouroboros.bench.run.sampling import Sampling
 from ouroboros.bench.tasks.task import Example, Task, part_of, select
-from ouroboros.costs.named import WITHOUT_TIMES, named
+from ouroboros.costs.named import UNTIMED, named
 from ouroboros.costs.probe import probe
 from ouroboros.costs.surface import Costs
 from ouroboros.drafters import Remembered
@@ -77,10 +77,8 @@ def build_bench(
     examples = part_of(examples, config.get("part"))
     examples = lengthened(config, task, examples, pair.target.tokenizer)
     max_new = task.max_new if config["max_new"] is None else config["max_new"]
-    costs = None
-    if wants_costs(config["decoder"]):
-        reach = longest(pair.target.tokenizer, examples) + max_new
-        costs = recorded or build_costs(config, pair, reach)
+    reach = longest(pair.target.tokenizer, examples) + max_new
+    costs = recorded or build_costs(config, pair, reach)
     return Bench(
         target=pair.target,
         models=pair.models,
@@ -96,15 +94,13 @@ def build_bench(
     )
 
 
-def build_costs(config: dict, pair: Pair, context: int) -> Costs:
-    """Return what decoders are told that calls cost: the costs given, named ones where seconds mean
-    nothing, else those of a probe of calls on up to `context` tokens."""
+def build_costs(config: dict, pair: Pair, context: int) -> Costs | None:
+    """Return the costs given; else, where a decoder asks for some, named ones if seconds mean
+    nothing, or those of a probe of calls on up to `context` tokens."""
     given = load_costs(config.get("costs"))
-    if given is not None:
+    if given is not None or not wants_costs(config["decoder"]):
         return given
-    if not config["timing"]:
-        return named(WITHOUT_TIMES)
-    return probe(pair.target, pair.draft, context=context)
+    return probe(pair.target, pair.draft, context=context) if config["timing"] else named(UNTIMED)
 
 
 def lengthened(config: dict, task: Task, examples: list[Example], tokenizer) -> list[Example]:

@@ -45,7 +45,7 @@ from ouroboros.commands.build import (
     wants_draft,
 )
 from ouroboros.commands.refusals import guarded, told_in_one_line
-from ouroboros.costs.named import WITHOUT_TIMES, named
+from ouroboros.costs.named import UNTIMED, named
 from ouroboros.costs.surface import Costs
 from ouroboros.decode import RootOnly
 from ouroboros.engine.model import CachedModel
@@ -104,7 +104,7 @@ def replay_all(cfg: DictConfig) -> int:
 def recorded_costs(recording: str) -> Costs:
     """Return the costs that the decoders of a recorded run went by, named ones where none did."""
     found = ResultsFolder(recording).load_costs() if Path(recording).is_dir() else None
-    return found or named(WITHOUT_TIMES)
+    return found or named(UNTIMED)
 
 
 def imitated(draft: object, rates: Rates | None) -> list[str]:

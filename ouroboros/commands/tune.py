@@ -47,11 +47,11 @@ WINDOWS = {
     "verification_set_size": [1, 2, 3, 4, 6, 8, 12],
 }
 PUBLISHED = {**WINDOWS, "gamma": [2, 3, 4, 5, 6, 8, 10, 12], "topk": [1, 2, 3, 4, 6]}
-SPECULATIVE = {
+SPECULATIVE: dict[str, list] = {
     "gamma": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12],
     "confidence": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7],
 }
-SUFFIX = {
+SUFFIX: dict[str, list] = {
     "max_tokens": [8, 12, 16, 24, 31, 48, 63],
     "factor": [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0],
     "offset": [-1.0, 0.0, 1.0, 2.0, 4.0, 6.0],

@@ -12,7 +12,7 @@ from pathlib import Path
 from ouroboros.costs.surface import Costs
 
 NAMES = ("epyc", "flat")
-WITHOUT_TIMES = "epyc"  # what a run whose seconds mean nothing goes by
+UNTIMED = "epyc"  # what a run whose seconds mean nothing goes by
 
 
 def named(name: str) -> Costs:

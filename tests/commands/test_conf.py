@@ -151,6 +151,7 @@ def test_bench_end_to_end(run_bench, saved_pair):
     assert [row["unequal"] for row in document["decoders"].values()] == [0, 0, 0]
     files = {path.name for path in (saved_pair / "out").iterdir()}
     made = {"run.json", "samples.jsonl", "audit.jsonl", "summary.json", "summary.md", "speedup.png"}
+    made |= {"trees.jsonl"}
     assert files == made
     for name in ("run.json", "summary.json", "summary.md"):
         assert str(saved_pair) not in (saved_pair / "out" / name).read_text()

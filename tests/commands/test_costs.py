@@ -1,6 +1,7 @@
 """What decoders are told that calls cost: probed once, recorded, the same when a run goes on."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from bench_models import Priced
@@ -60,8 +61,8 @@ def test_where_seconds_mean_nothing_costs_have_a_name(run_priced, monkeypatch):
     folder, told = run_priced("flat", "costs=flat")
     assert told == named("flat") == folder.load_costs()
     OWN.save(folder.path.parent / "own.json")
-    _, told = run_priced("file", "costs=own.json", "timing=false")
-    assert told == OWN
+    folder, told = run_priced("file", "costs=own.json", "timing=false")
+    assert told == replace(OWN, about={"name": "own", **OWN.about}) == folder.load_costs()
     folder, told = run_priced("its_own", "decoder.priced.costs=flat")
     assert told == "flat" and folder.load_costs() is None
 
@@ -91,6 +92,8 @@ def test_without_a_decoder_that_asks_nothing_is_probed(run_bench, saved_pair, mo
     monkeypatch.setattr(build, "probe", None)
     assert run_bench(*TINY, "decoder=greedy", "results_dir=unasked")[0] == 0
     assert not (saved_pair / "unasked" / "costs.json").exists()
+    assert run_bench(*TINY, "decoder=greedy", "costs=flat", "results_dir=counted")[0] == 0
+    assert ResultsFolder(saved_pair / "counted").load_costs() == named("flat"), "for its report"
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def viewer_run(measured: Measured, label: str, *, most_tokens: int) -> dict:
     return {
         "label": label,
         "decoders": list(measured.run["decoders"]),
+        "timed": measured.run.get("timing", True),
         "prompts_in_all": len(names),
         "texts": texts.all,
         "trees_left_out": room < 0,

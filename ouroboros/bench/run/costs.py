@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ouroboros.bench.measure.timed_costs import costs_of
@@ -11,15 +12,18 @@ from ouroboros.costs.surface import Costs
 
 
 def load_costs(given: str | None) -> Costs | None:
-    """Return the costs of a name, a file or a results folder's timed samples; None for None.
+    """Return the costs of a name, a file or a results folder's timed samples; None for None. They
+    say their name.
 
     Raises `ValueError` for anything else.
     """
     if given is None:
         return None
     if given in NAMES or not Path(given).is_dir():
-        return named(given)
+        found = named(given)
+        return replace(found, about={"name": Path(given).stem, **found.about})
     folder = ResultsFolder(given)
     if not folder.load_run().get("timing", True):
         raise ValueError(f"{given} was run with timing=false: give a folder that was timed")
-    return costs_of([sample for sample in folder.load_samples() if not sample.error])
+    found = costs_of([sample for sample in folder.load_samples() if not sample.error])
+    return replace(found, about={"name": Path(given).name})

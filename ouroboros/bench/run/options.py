@@ -67,7 +67,7 @@ def check_options(config: Mapping) -> None:
         raise ValueError(
             f"decoder.{rejecting[0]}.verification=rejection knows no repetition_penalty: give 1.0"
         )
-    _check_costs(config["costs"])
+    _check_costs(config.get("costs"))
     _check_pools(config)
 
 
