@@ -116,6 +116,12 @@ def check_decoders(options: dict[str, dict] | None) -> None:
     for name, own in options.items():
         plain = {key: value for key, value in own.items() if key not in ("draft", "pool")}
         check_arguments(plain, f"decoder.{name}")
+        needed = inspect.signature(class_of(own["_target_"], f"decoder.{name}")).parameters
+        if "draft" in own and own["draft"] is None and needed["draft"].default is inspect._empty:
+            raise ValueError(
+                f"decoder.{name} drafts with a small model: give model.draft=<hub id or folder>, "
+                "or leave it out of decoder=[...]"
+            )
 
 
 def wants_draft(decoders: dict[str, dict]) -> bool:
