@@ -330,7 +330,7 @@ def test_a_batch_is_refused(models):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"decoder": "ouroboros"}, "needs draft="),
+        ({"decoder": "ouroboros", "policy": "paper"}, "give draft="),
         ({"decoder": "medusa"}, "'medusa' is not one of greedy, lookahead, ouroboros"),
         (
             {"decoder": PromptLookup(max_ngram_size=2, num_tokens=3), "gamma": 4},
