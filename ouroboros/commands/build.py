@@ -146,7 +146,10 @@ def class_of(name: str, what: str) -> Callable:
     `ModuleNotFoundError` where a package that it needs is not installed."""
     module, _, own = name.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), own)
+        found = getattr(importlib.import_module(module), own)
+        if callable(found):
+            return found
+        raise AttributeError(own)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise

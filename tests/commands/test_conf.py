@@ -151,6 +151,7 @@ def test_bench_end_to_end(run_bench, saved_pair):
     assert [row["unequal"] for row in document["decoders"].values()] == [0, 0, 0]
     files = {path.name for path in (saved_pair / "out").iterdir()}
     made = {"run.json", "samples.jsonl", "audit.jsonl", "summary.json", "summary.md", "speedup.png"}
+    made |= {"trees.jsonl"}
     assert files == made
     for name in ("run.json", "summary.json", "summary.md"):
         assert str(saved_pair) not in (saved_pair / "out" / name).read_text()
@@ -293,6 +294,26 @@ def test_the_longest_context_fits_the_raised_position_limit():
         options = {**config["model"], "standin": standin_of, "dtype": "float32", "device": "cpu"}
         draft = load_draft(PairSpec(**options))
         assert draft.max_len >= config["context_tokens"] + config["max_new"] > 4096
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        (
+            "ouroboros.baselines.Nope",
+            "decoder.mine._target_=ouroboros.baselines.Nope: there is no such",
+        ),
+        (
+            "no_such_module.Mine",
+            "decoder.mine._target_=no_such_module.Mine: there is no such class",
+        ),
+        ("ouroboros.bench.run.store.RUN", "ouroboros.bench.run.store.RUN: there is no such class"),
+    ],
+)
+def test_a_class_that_there_is_not_is_told_in_one_line(target, reason):
+    with pytest.raises(ValueError, match=reason) as caught:
+        building.check_decoders({"mine": {"_target_": target}})
+    assert "\n" not in str(caught.value)
 
 
 RECORDED = sorted(path.parent for path in (ROOT / "results").rglob("run.json"))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from ouroboros.bench.run.pools import carriers
+from ouroboros.costs.named import named
 
 WHOLE = {  # name: least value; those in NULLABLE may be null
     "max_new": 1,
@@ -24,7 +25,7 @@ RANGES = {  # name: least, greatest, in words
     "min_p": (0.0, 1.0, "from 0 (no cut) to 1"),
     "repetition_penalty": (1e-9, math.inf, "above 0; 1 is none"),
 }
-OTHERS = ("model", "task", "decoder", "results_dir", "audit", "published", "part")
+OTHERS = ("costs", "model", "task", "decoder", "results_dir", "audit", "published", "part")
 AUDITS = ("none", "differing", "all")
 SWITCHES = ("overwrite", "retry_failed", "save_pools", "timing", "record_predictions")
 MAYBE = ("record_trees",)
@@ -52,6 +53,8 @@ def check_options(config: Mapping) -> None:
     for name in MAYBE:
         if not isinstance(config[name], bool | None):
             raise ValueError(f"{name}={config[name]}: give true, false or null")
+    if config.get("costs"):
+        named(config["costs"])
     if config["audit"] not in AUDITS:
         raise ValueError(f"audit={config['audit']}: choose one of {', '.join(AUDITS)}")
     if config["record_predictions"] and config["timing"]:

@@ -121,7 +121,8 @@ def given_rates(config: dict) -> dict[str, Rates]:
         if isinstance(given, str):
             found = json.loads(Path(given).read_text(encoding="utf-8"))["rates"]
             return {name: Rates(**own) for name, own in found.items()}
-        return {"": rates_given(given)}
+        rates = rates_given(given)
+        return {"": rates} if rates else {}
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"rates={given}: give two shares, as rates=[0.7,0.04], or an advice.json"

@@ -134,6 +134,8 @@ def test_a_folder_s_own_costs_are_used(tmp_path):
     replace(COSTS, about={"name": "toy"}).save(tmp_path / "costs.json")
     assert make_report(ResultsFolder(tmp_path))["costs"] == "the costs 'toy'"
     assert (tmp_path / "speedup.png").exists()
+    folder.save_costs("flat")
+    assert make_report(folder)["costs"] == "the costs 'flat'"
 
 
 def test_the_best_other_decoder_of_each_run_and_their_mean():

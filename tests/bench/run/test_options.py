@@ -63,6 +63,7 @@ def test_a_good_config_passes():
         ("save_pools", True, r"save_pools=true, but .* decoder\.ouroboros\.pool_state=task"),
         ("record_predictions", True, "give timing=false as well"),
         ("record_trees", "yes", "give true, false or null"),
+        ("costs", "cheap", "not one of flat, steep, nor a file"),
         ("decoder/ouroboros/pool_state", "loaded", r"decoder\.ouroboros\.pool=<file>"),
         ("decoder/ouroboros/pool", "p.json", r"decoder\.ouroboros\.pool_state=loaded or task"),
     ],

@@ -126,7 +126,8 @@ function showPane(pane) {
   const spent = done ? pane.ends[done - 1] : 0;
   const rate = spent ? ` \u00b7 ${((1000 * upTo) / spent).toFixed(1)} tokens/s` : "";
   const over = done === pane.ends.length && done ? ` \u00b7 done (${pane.own.finish})` : "";
-  pane.total.textContent = `${upTo} tokens \u00b7 ${(spent / 1000).toFixed(2)} s${rate}${over}`;
+  const time = run().timed ? ` \u00b7 ${(spent / 1000).toFixed(2)} s${rate}` : "";
+  pane.total.textContent = `${upTo} tokens${time}${over}`;
   pane.bar.value = upTo;
   showFacts(pane, done);
   pane.tree?.show(done - 1);
@@ -216,6 +217,7 @@ function chooseRun() {
   $("shown").textContent = run().prompts.length < run().prompts_in_all
     ? `${run().prompts.length} of the run's ${run().prompts_in_all} prompts are in this page.` : "";
   if (run().trees_left_out) $("shown").textContent += " Trees of the later prompts are left out.";
+  if (!run().timed) $("mode").value = "step";
   choosePrompt();
 }
 function onKey(event) {
