@@ -25,7 +25,7 @@ ROOMS = (
     *("training", "commands", "__main__"),
 )
 PURE = (
-    *("growing", "tree", "trace", "costs.surface", "costs.roofline"),
+    *("growing", "tree", "trace", "costs.surface", "costs.roofline", "costs.named"),
     *("drafters.pool", "drafters.learning"),
     *(f"drafters.growth.{one}" for one in ("compiled", "state", "index", "recycling", "mixture")),
     *(f"drafters.growth.{one}" for one in ("noise", "estimate", "kids", "grow", "worth", "learn")),

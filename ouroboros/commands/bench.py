@@ -90,10 +90,11 @@ def run_job(
         **{name: config[name] for name in ("overwrite", "retry_failed")},
     }
     folder.check_open(**key)
-    job = build_bench(config, task, examples, pair_of(config))
+    recorded = None if config["overwrite"] else folder.load_costs()
+    job = build_bench(config, task, examples, pair_of(config), recorded=recorded)
     run = folder.open_run(run_facts(config, job), **key)
-    if config["costs"]:
-        folder.save_costs(config["costs"])
+    if job.costs is not None and recorded is None:
+        folder.save_costs(job.costs)
     _say(f"results: {os.path.relpath(folder.path)}")
     failed = [sample for sample in folder.load_samples() if sample.error]
     if config["retry_failed"] and failed:

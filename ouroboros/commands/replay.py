@@ -22,7 +22,6 @@ from tqdm import tqdm
 from ouroboros import vocab
 from ouroboros.bench.measure import metrics
 from ouroboros.bench.measure.sample import Sample
-from ouroboros.bench.measure.timed_costs import costs_of
 from ouroboros.bench.replay.imitated_draft import ImitatedDraft
 from ouroboros.bench.replay.imitation import Rates
 from ouroboros.bench.replay.likeness import Likeness
@@ -30,6 +29,7 @@ from ouroboros.bench.replay.recorded_target import RecordedTarget, check_drafter
 from ouroboros.bench.replay.recording import Tape, from_folder, read
 from ouroboros.bench.report.summary import cost_of
 from ouroboros.bench.run.conversation import Answers
+from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.file_hash import check_places
 from ouroboros.bench.run.options import check_whole
 from ouroboros.bench.run.pair import Pair, load_draft, load_tokenizer
@@ -47,6 +47,7 @@ from ouroboros.commands.build import (
     wants_draft,
 )
 from ouroboros.commands.refusals import guarded, told_in_one_line
+from ouroboros.costs.named import UNTIMED, named
 from ouroboros.costs.surface import Costs
 from ouroboros.decode import RootOnly
 from ouroboros.engine.model import CachedModel
@@ -81,7 +82,8 @@ def replay_all(cfg: DictConfig) -> int:
     tape = next(iter(tapes.values()))
     draft = draft_of(config, tape, tokenizer)
     target = RecordedTarget(tape, tokenizer=tokenizer)
-    makers = build_decoders(config["decoder"], Pair(target, draft))  # type: ignore[arg-type]
+    told = costs or recorded_costs(config["recording"])
+    makers = build_decoders(config["decoder"], Pair(target, draft), told)  # type: ignore[arg-type]
     drafters = {name: make() for name, make in makers.items()}
     rates, limit = given_rates(config["rates"]), config["max_new"]
     for name, drafter in drafters.items():
@@ -100,6 +102,12 @@ def replay_all(cfg: DictConfig) -> int:
     print(tabulate(table, headers="keys", floatfmt=".3f", missingval="-"))
     print(json.dumps({"recording": Path(config["recording"]).name, **document}))
     return 0
+
+
+def recorded_costs(recording: str) -> Costs:
+    """Return the costs that the decoders of a recorded run went by, named ones where none did."""
+    found = ResultsFolder(recording).load_costs() if Path(recording).is_dir() else None
+    return found or named(UNTIMED)
 
 
 def imitated(draft: object, rates: Rates | None) -> list[str]:
@@ -190,18 +198,6 @@ def cost_ratio(config: dict) -> float:
     if given is None:
         return cost_of(ResultsFolder(path).load_run()) if path.is_dir() else metrics.COST_RATIO
     return given
-
-
-def load_costs(cost: str | None) -> Costs | None:
-    """Return the costs in a file, or those of a folder's timed samples."""
-    if cost is None:
-        return None
-    if not Path(cost).is_dir():
-        return Costs.load(Path(cost))
-    folder = ResultsFolder(cost)
-    if not folder.load_run().get("timing", True):
-        raise ValueError(f"cost={cost} was run with timing=false: give a folder that was timed")
-    return costs_of([s for s in folder.load_samples() if not s.error])
 
 
 def replayed(

@@ -64,9 +64,12 @@ def _paths(config: Mapping) -> Iterator[tuple[str, Path]]:
             yield f"model.{role}", Path(place(str(config["model"][role])))
     if config.get("task", {}).get("path") not in (None, "", BUNDLED):
         yield "task.path", Path(str(config["task"]["path"]))
+    if config.get("costs"):
+        yield "costs", Path(str(config["costs"]))
     for name, own in config["decoder"].items():
-        if own.get("pool"):
-            yield f"decoder.{name}.pool", Path(str(own["pool"]))
+        for option in ("pool", "costs", "weights"):
+            if own.get(option):
+                yield f"decoder.{name}.{option}", Path(str(own[option]))
 
 
 def _model_files(folder: Path) -> list[Path]:

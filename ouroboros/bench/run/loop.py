@@ -20,7 +20,7 @@ from ouroboros.bench.measure.meter import Meter
 from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.run.conversation import Answers
 from ouroboros.bench.run.pools import CarriedPools
-from ouroboros.bench.run.prompt import check_chat, prompt_ids
+from ouroboros.bench.run.prompt import check_chat, longest, prompt_ids
 from ouroboros.bench.run.provenance import without_paths
 from ouroboros.bench.run.recorder import Recorder
 from ouroboros.bench.run.sampling import Sampling
@@ -28,6 +28,7 @@ from ouroboros.bench.run.stop import Stop, StopStrings, text_of
 from ouroboros.bench.run.store import SAMPLES, SCORES, ResultsFolder
 from ouroboros.bench.tasks.task import Example, Task
 from ouroboros.choose import Choose
+from ouroboros.costs.surface import Costs
 from ouroboros.decode import Drafter, stream
 from ouroboros.engine.model import CachedModel
 from ouroboros.trace import DecodeTrace, cut
@@ -69,8 +70,8 @@ class Bench:
 
     `record_predictions` also writes what the target predicted at every node, for replays.
     `record_trees` writes the trees of the first repeat: of every drafter, of none, or (None) of
-    those that say how likely each node is. Raises `ValueError` where the examples need a chat
-    template and the tokenizer has none.
+    those that say how likely each node is. `costs` are those that decoders were told, if any were.
+    Raises `ValueError` where the examples need a chat template and the tokenizer has none.
     """
 
     target: CachedModel
@@ -83,6 +84,7 @@ class Bench:
     sampling: Sampling = field(default_factory=Sampling)
     record_predictions: bool = False
     record_trees: bool | None = None
+    costs: Costs | None = None
 
     def __post_init__(self) -> None:
         check_chat(self.target.tokenizer, self.examples)
@@ -244,17 +246,12 @@ class Bench:
         have = {sample.key for sample in done}
         return [turn for turn in self.turns() if (turn[0].id, turn[1], turn[2]) not in have]
 
-    def _longest(self) -> int:
-        """Return the tokens of the longest prompt; a conversation's first turn stands for it."""
-        lengths = (len(prompt_ids(self.target.tokenizer, e)) for e in self.examples)
-        return max(lengths, default=0)
-
     def _warm(self, missing: Sequence[tuple[Example, str, int, int]]) -> dict[str, Decoder]:
         """Return new decoders, after each was tried once, as another object, on a text of ours."""
         names = dict.fromkeys(turn[1] for turn in missing)
         if names:
             for model in self.models:
-                model.prepare(self._longest() + self.max_new)
+                model.prepare(longest(self.target.tokenizer, self.examples) + self.max_new)
         short = replace(self, max_new=min(self.max_new, WARM_UP_TOKENS))
         for name in names:
             short.measure(self.decoders[name](), WARM_UP, 0)

@@ -18,7 +18,7 @@ from ouroboros.engine.quantised import quantised_by
 
 NOT_IDENTITY = (
     *("results_dir", "overwrite", "retry_failed", "save_pools", "audit", "published"),
-    *("part", "record_trees", "costs"),
+    *("part", "record_trees"),
 )
 
 

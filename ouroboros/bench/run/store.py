@@ -7,7 +7,7 @@
     audit.jsonl     one line per prompt and repeat: each completion's verdict
     predictions.jsonl   if asked for: what the target predicted at every node, for replays
     trees.jsonl     the trees that were proposed, of decoders that say how sure they are
-    costs.json      if known: what calls cost, measured with the run or named for it
+    costs.json      if known: what calls cost, as it was measured or as decoders went by it
     pool-*.json     the phrase pools that decoders carry from prompt to prompt
     audit.md        the verdicts as text
     summary.json, summary.md, speedup.png, calls.png: made from run, samples, scores and audit, at
@@ -23,21 +23,21 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 
 from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.measure.trees import ProposedTree
 from ouroboros.bench.run.jsonl import JsonLines, locked, named_errors, read_lines
 from ouroboros.bench.run.recorder import Place, listed, row_tree, tree_row, unlisted
-from ouroboros.costs.named import named
+from ouroboros.costs.surface import Costs
 
 RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audit.jsonl"
 PREDICTIONS, TREES, COSTS = "predictions.jsonl", "trees.jsonl", "costs.json"
 FAILURES = "failures.jsonl"
 CHANGES = 6  # differences that an error names
 MADE = (
-    *(RUN, SAMPLES, SCORES, AUDIT, PREDICTIONS, TREES, FAILURES),
+    *(RUN, SAMPLES, SCORES, AUDIT, PREDICTIONS, TREES, COSTS, FAILURES),
     *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png"),
 )
 SampleKey = tuple[str, str, int]
@@ -158,6 +158,15 @@ class ResultsFolder:
             raise ValueError(f"{self.path} is not a results folder: it has no {RUN}")
         return renamed(facts)
 
+    def load_costs(self) -> Costs | None:
+        """Return the costs that were recorded here, None where none were."""
+        path = self.path / COSTS
+        return Costs.load(path) if path.exists() else None
+
+    def save_costs(self, costs: Costs) -> None:
+        """Write costs.json."""
+        self.write_json(COSTS, asdict(costs))
+
     def write_json(self, name: str, data: dict) -> None:
         """Write a whole JSON file, or nothing at all."""
         self.write_text(name, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
@@ -203,12 +212,6 @@ class ResultsFolder:
         """Return the predictions on disk by sample key."""
         rows = [line for _, line in read_lines(self.path / PREDICTIONS)]
         return {tuple(row["key"]): unlisted(row["predictions"]) for row in rows}
-
-    def save_costs(self, name: str) -> None:
-        """Keep the costs of a name or of a file beside the samples, and their name."""
-        found = named(name)
-        about = {**found.about, "name": Path(name).stem}
-        replace(found, about=about).save(self.path / COSTS)
 
     def add_trees(self, key: SampleKey, trees: Sequence[ProposedTree]) -> None:
         """Append a sample's trees, before its own line, unless the file is full."""
