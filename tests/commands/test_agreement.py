@@ -4,10 +4,15 @@ import json
 import random
 
 import pytest
+from composing import composed
 
+from ouroboros.bench.replay.imitated_draft import ImitatedDraft
 from ouroboros.bench.replay.likeness import Likeness
 from ouroboros.bench.replay.sentence_pieces import NAME, sentence_pieces
+from ouroboros.bench.run.pair import Pair
 from ouroboros.commands import CONF, agreement
+from ouroboros.commands.build import build_decoders
+from ouroboros.decode import Traits
 
 FAST = ["threads=1", "agreement=[0.6,0.9]", "ratios=[0.2]", "max_new=40"]
 COSTS = ["~costs.epyc", "costs.flat.draft_ms=0.1"]
@@ -120,3 +125,12 @@ def test_a_real_tokenizer():
     assert ids[0] == 1 and found.decode(ids[1:]) == "def add(a, b):\n    return a + b"
     assert len(found.get_vocab()) == 32_000 and "32,000" in NAME
     assert found("a", add_special_tokens=False).input_ids == ids[:0] + found("a").input_ids[1:]
+
+
+def test_on_real_text_nothing_reads_what_a_recording_does_not_hold():
+    config = composed(name="real_text")
+    assert config["rates"] is None and config["tokenizer"] == "sentencepiece"
+    draft = ImitatedDraft(0.8, [], vocab_size=100)
+    made = build_decoders(config["decoder"], Pair(None, draft))
+    assert {"speculative", "prompt_lookup", "ouroboros", "ouroboros_text"} <= set(made)
+    assert not any(Traits.of(make()).reads_rejected for make in made.values())

@@ -199,7 +199,8 @@ def test_a_pair_is_measured_and_read_again(tmp_path):
     class Target:
         """Says the recorded text."""
 
-        max_len, vocab_size, tokens, calls, busy_s, wait_s, scored = 1 << 30, VOCAB, [], 0, 0, 0, 0
+        max_len, vocab_size, tokens = 1 << 30, VOCAB, []
+        calls = forwards = scored = caught_up = busy_s = wait_s = 0
 
         def score(self, tokens, tree):
             run = next(r for r in RUNS if r.prompt == tuple(tokens[: len(r.prompt)]))
