@@ -16,14 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
-from pathlib import Path
 
 from omegaconf import OmegaConf
 from tabulate import tabulate
 from tqdm import tqdm
 
 from ouroboros.bench.report.folder_report import make_report
+from ouroboros.bench.run.file_hash import check_places
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.record import run_facts
 from ouroboros.bench.run.store import ResultsFolder
@@ -49,7 +48,7 @@ def main() -> int:
 
 def audit(folder: ResultsFolder, overrides: list[str]) -> int:
     """Judge the folder's samples, write the verdicts, print them; return the exit code."""
-    job = rebuild(folder.load_run(), overrides)
+    job = rebuild(folder, overrides)
     if PLAIN not in job.decoders:
         raise ValueError(f"the run has no decoder {PLAIN!r} to compare with: add it to decoder=[]")
     with tqdm(total=len(job.examples) * job.repeats, desc="audit", unit="prompt") as bar:
@@ -65,20 +64,20 @@ def audit(folder: ResultsFolder, overrides: list[str]) -> int:
     return 1 if bugs else 2 if unknown else 0
 
 
-def rebuild(run: Mapping, overrides: list[str]) -> Bench:
-    """Return the job of a run, with some values of its config replaced, such as paths.
+def rebuild(folder: ResultsFolder, overrides: list[str]) -> Bench:
+    """Return the job of a folder's run, with some values of its config replaced, such as paths.
 
     Raises `ValueError` where it would not be the same job.
     """
+    run = folder.load_run()
     merged = OmegaConf.merge(OmegaConf.create(run["config"]), OmegaConf.from_dotlist(overrides))
     config = OmegaConf.to_container(merged)
     assert isinstance(config, dict)
     config["part"] = run.get("part")
-    path = config["task"].get("path")
-    if path and path != "examples" and not Path(path).exists():
-        raise ValueError(f"the run read {path}: give its place again, as task.path=<file>")
+    check_places(config, run.get("contents", {}))
     task, examples = build_task(config["task"])
-    job = build_bench(config, task, examples, build_pair(config))
+    recorded = folder.load_costs()
+    job = build_bench(config, task, examples, build_pair(config), recorded=recorded)
     facts = run_facts(config, job)
     for what, old, new in (
         ("prompts", run["task"].get("fingerprint"), facts["task"]["fingerprint"]),

@@ -31,7 +31,7 @@ from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.options import check_options
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.provenance import environment
-from ouroboros.bench.run.record import run_facts, run_identity
+from ouroboros.bench.run.record import known, run_facts, run_identity
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.tasks.task import Example, Task
 from ouroboros.bench.verdict.verdicts import audit_run
@@ -85,14 +85,16 @@ def run_job(
     """As `bench`, for a task that was built; `pair_of` gives the models of a config."""
     key = {
         "identity": run_identity(config, examples),
+        "known": known(config, examples),
         "environment": environment(),
         **{name: config[name] for name in ("overwrite", "retry_failed")},
     }
     folder.check_open(**key)
-    job = build_bench(config, task, examples, pair_of(config))
+    recorded = None if config["overwrite"] else folder.load_costs()
+    job = build_bench(config, task, examples, pair_of(config), recorded=recorded)
     run = folder.open_run(run_facts(config, job), **key)
-    if config["costs"]:
-        folder.save_costs(config["costs"])
+    if job.costs is not None and recorded is None:
+        folder.save_costs(job.costs)
     _say(f"results: {os.path.relpath(folder.path)}")
     failed = [sample for sample in folder.load_samples() if sample.error]
     if config["retry_failed"] and failed:

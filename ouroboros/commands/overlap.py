@@ -44,7 +44,7 @@ def main() -> int:
 
 def overlap(folder: ResultsFolder) -> int:
     """Print both shares over the folder's texts; return the exit code."""
-    job = rebuild(folder.load_run(), [])
+    job = rebuild(folder, [])
     if len(job.models) < 2 or job.sampling.repetition_penalty != 1.0:
         raise ValueError("give a run with a draft model and no repetition penalty")
     if PLAIN not in job.decoders:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeGuard
@@ -23,7 +23,6 @@ from tqdm import tqdm
 
 from ouroboros.bench.measure.operators import operators
 from ouroboros.bench.measure.timed_costs import costs_of
-from ouroboros.bench.measure.timing import copy_bandwidth, footprint, measure
 from ouroboros.bench.report.cells import as_text
 from ouroboros.bench.report.plots.costs import step_time, verify_cost
 from ouroboros.bench.report.plots.style import save_png
@@ -34,13 +33,15 @@ from ouroboros.bench.run.options import check_options, check_whole
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.prompt import prompt_ids
 from ouroboros.bench.run.provenance import environment
-from ouroboros.bench.run.record import run_facts, run_identity
+from ouroboros.bench.run.record import known, run_facts, run_identity
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands import CONF
 from ouroboros.commands.bench import measure as measure_samples
 from ouroboros.commands.bench import results_path
 from ouroboros.commands.build import build_bench, build_pair, build_task, check_decoders
 from ouroboros.commands.refusals import guarded, told_in_one_line
+from ouroboros.costs.bandwidth import with_floor
+from ouroboros.costs.calls import measure
 from ouroboros.costs.surface import Costs, Surface
 from ouroboros.decode import Drafter
 from ouroboros.engine.model import CachedModel
@@ -71,15 +72,19 @@ def profile(cfg: DictConfig) -> int:
     folder = ResultsFolder(results_path(config, task))
     key = {
         "identity": run_identity(config, examples),
+        "known": known(config, examples),
         "environment": environment(),
         **{name: config[name] for name in ("overwrite", "retry_failed")},
     }
-    folder.check_open(**key)
+    old = folder.check_open(**key)
     pair = build_pair(config)
-    job = build_bench(config, task, examples, pair)
+    recorded = None if old is None else folder.load_costs()
+    costs = recorded or measured_costs(pair, options)
+    job = build_bench(config, task, examples, pair, recorded=costs)
     run = folder.open_run(run_facts(config, job), **key)
     print(f"results: {os.path.relpath(folder.path)}", file=sys.stderr)
-    costs = measured_costs(pair, options, run)
+    costs = replace(costs, about=about(run))
+    folder.save_costs(costs)
     finished = measure_samples(job, folder, retry_failed=config["retry_failed"])
     run = folder.save_run(run, status="finished" if finished else "interrupted")
     traced = traced_decoders(job, pair, options) if finished and options["trace"] else {}
@@ -103,37 +108,30 @@ def check_profile(options: Mapping, config: Mapping) -> None:
         raise ValueError("timing=false: a profile is of times; leave it out")
 
 
-def measured_costs(pair: Pair, options: Mapping, run: Mapping) -> Costs:
+def measured_costs(pair: Pair, options: Mapping) -> Costs:
     """Return the surfaces of both models, their bytes and the copy bandwidth."""
-    roles = dict(zip(("target", "draft"), pair.models, strict=False))
-    visits = options["visits"] * len(set(options["contexts"])) * len(roles)
-    with tqdm(total=visits, desc="calls", unit="visit") as bar:
-        surfaces = {role: timed(model, options, bar) for role, model in roles.items()}
-    return Costs(
-        surfaces["target"],
-        surfaces.get("draft"),
-        footprints={role: footprint(model) for role, model in roles.items()},
-        copy_bytes_per_s=copy_bandwidth(pair.target.device),
-        about={
-            "model": run["model"],
-            "machine": run["provenance"]["machine"],
-            "versions": run["provenance"]["versions"],
-            "batch_size": 1,
-        },
-    )
+    return with_floor(Costs.of_pair(timed(pair.models, options, "calls")), pair.models)
 
 
-def timed(model: CachedModel, options: Mapping, bar: tqdm) -> Surface:
-    """Return the costs of one model's calls."""
-    return measure(
-        model,
-        nodes=options["nodes"],
-        contexts=options["contexts"],
-        visits=options["visits"],
-        repeats=options["calls"],
-        padded=options["padded"],
-        on_visit=bar.update,
-    )
+def about(run: Mapping) -> dict:
+    """Return what the costs of a run's pair say of themselves."""
+    kept = {key: run["provenance"][key] for key in ("machine", "versions")}
+    return {"model": run["model"], **kept, "batch_size": 1}
+
+
+def timed(models: Sequence[CachedModel], options: Mapping, what: str) -> list[Surface]:
+    """Return the costs of each model's calls, with a progress bar."""
+    total = options["visits"] * len(set(options["contexts"]))
+    with tqdm(total=total, desc=what, unit="visit", leave=False) as bar:
+        return measure(
+            models,
+            nodes=options["nodes"],
+            contexts=options["contexts"],
+            visits=options["visits"],
+            repeats=options["calls"],
+            padded=options["padded"],
+            on_visit=bar.update,
+        )
 
 
 def traced_decoders(job: Bench, pair: Pair, options: Mapping) -> dict:
@@ -162,7 +160,7 @@ def show(folder: ResultsFolder, run: Mapping, costs: Costs, traced: Mapping) -> 
     prompts = len({sample.example for sample in good})
     facts: dict[str, Any] = {"title": title(run, prompts), "footnote": footnote(run)}
     facts |= time_facts(costs, samples) | {"operators": traced}
-    costs.save(folder.path / "costs.json")
+    folder.save_costs(costs)
     write_profile(folder, facts)
     frames = [as_text(frame, "simple") for frame in (floor_frame(facts), step_frame(facts))]
     print(facts["title"], facts["footnote"], *frames, sep="\n\n")

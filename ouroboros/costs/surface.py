@@ -1,8 +1,8 @@
 """What calls cost on a machine: milliseconds by nodes and context, and what bounds them.
 
 With it, counts alone predict the time of a decoder on a machine that it never ran on. Invariant:
-nothing is extrapolated; a call larger than any that was measured is an error. The bench measures a
-`Surface`; a small table by hand, or the samples of a timed run, will do as well.
+nothing is extrapolated; a call larger than any that was measured is an error. A `Surface` is
+measured; a small table by hand, or the samples of a timed run, will do as well.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import yaml
 from ouroboros.trace import StepRecord
 
 Table = Mapping[float, Mapping[float, float]]
-BY_HAND = ("verify_ms", "draft_ms", "host_ms", "prefill_ms")
+BY_HAND = ("verify_ms", "draft_ms", "host_ms", "prefill_ms", "about")
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,18 @@ class Costs:
     copy_bytes_per_s: float | None = None
     about: Mapping[str, object] = field(default_factory=dict)
 
+    @classmethod
+    def of_pair(cls, surfaces: Sequence[Surface]) -> Costs:
+        """Return the costs of a target's surface and, where there is a second one, a draft's."""
+        return cls(surfaces[0], surfaces[1] if len(surfaces) > 1 else None)
+
+    def relative(self, role: str, nodes: float, context: float) -> float:
+        """Return what a call of "target" or "draft" costs in target calls of one node.
+
+        Raises `ValueError` beyond what was measured, and for a draft where none was.
+        """
+        return self._of(role).call_ms(nodes, context) / self.target.call_ms(1, context)
+
     def step_ms(self, step: StepRecord, context: int, *, decoder: str = "") -> float:
         """Return the milliseconds of one step on a sequence of `context` tokens.
 
@@ -131,11 +143,8 @@ class Costs:
         """
         drafting = 0.0
         if step.draft_calls:
-            if self.draft is None:
-                raise ValueError(
-                    "the costs have no draft model: measure the pair, or give draft_ms"
-                )
-            drafting = step.draft_calls * self.draft.call_ms(draft_nodes(step), context)
+            each = self._of("draft").call_ms(draft_nodes(step), context)
+            drafting = step.draft_calls * each
         host = self.host_ms.get(decoder, self.host_ms.get("", 0.0))
         return self.target.call_ms(step.scored, context) + drafting + host
 
@@ -156,6 +165,12 @@ class Costs:
         if role not in self.footprints or not self.copy_bytes_per_s:
             return None
         return 1e3 * self.footprints[role].call_bytes(context) / self.copy_bytes_per_s
+
+    def _of(self, role: str) -> Surface:
+        surface = self.target if role == "target" else self.draft
+        if surface is None:
+            raise ValueError("the costs have no draft model: measure the pair, or give draft_ms")
+        return surface
 
     def save(self, path: Path) -> None:
         """Write JSON, which `load` reads."""
@@ -183,7 +198,8 @@ class Costs:
     @classmethod
     def by_hand(cls, values: Mapping) -> Costs:
         """Return the costs of a small table: `verify_ms` by nodes, the same at every context, and
-        perhaps `draft_ms` (one number, or by nodes), `host_ms`, `prefill_ms`.
+        perhaps `draft_ms` (one number, or by nodes), `host_ms`, `prefill_ms`, and `about`, what
+        they are.
 
         Raises `ValueError` for other options.
         """
@@ -198,6 +214,7 @@ class Costs:
             draft,
             {} if host is None else {"": float(host)},
             float(values.get("prefill_ms", 0.0)),
+            about=values.get("about", {}),
         )
 
 

@@ -134,7 +134,7 @@ def ranking(draft: CachedModel, tokens: Sequence[int], tree: TokenTree, choose: 
 def suiting(draft: CachedModel | None) -> str:
     """Return the name of the costs that suit a model's device where nothing was measured."""
     device = getattr(draft, "device", None)
-    return "flat" if device is not None and device.type != "cpu" else "steep"
+    return "flat" if device is not None and device.type != "cpu" else "epyc"
 
 
 def table(surface: Surface, context: float) -> list[float]:

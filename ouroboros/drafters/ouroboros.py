@@ -35,8 +35,8 @@ class Ouroboros:
     draft model), as far as it pays by `costs`:
 
     - `max_nodes`: the tree's size at most, root included
-    - `costs`: what calls cost: a `Costs`, a name ("flat": a GPU, "steep": a few cores of a CPU) or
-      a file; by default the name that suits the draft's device
+    - `costs`: what calls cost: a `Costs` (`probe` measures them), a name ("flat": a GPU, "epyc": a
+      few cores of a CPU) or a file; by default the name that suits the draft's device
     - `weights`: the estimates' weights, or their file; by default the shipped ones
     - for ablations: `recycle` False takes nothing from what was rejected, `children` 1 grows a
       chain, `draft_nodes` 1 scores one node a draft call, `judge` False asks the draft only where

@@ -116,7 +116,7 @@ def test_an_assumed_agreement_needs_no_model(run_advise):
         (["check=target"], "not a results folder"),
         (["visits=0"], "visits"),
         (["rates=7", "runs=counts"], "rates=7: give two shares"),
-        (["runs=counts", "costs=none.yaml"], "cannot read the costs"),
+        (["runs=counts", "costs=none.yaml"], "costs 'none.yaml' are no file"),
         (["nodes=8"], "nodes=8: give a list"),
     ],
 )

@@ -296,6 +296,26 @@ def test_the_longest_context_fits_the_raised_position_limit():
         assert draft.max_len >= config["context_tokens"] + config["max_new"] > 4096
 
 
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        (
+            "ouroboros.baselines.Nope",
+            "decoder.mine._target_=ouroboros.baselines.Nope: there is no such",
+        ),
+        (
+            "no_such_module.Mine",
+            "decoder.mine._target_=no_such_module.Mine: there is no such class",
+        ),
+        ("ouroboros.bench.run.store.RUN", "ouroboros.bench.run.store.RUN: there is no such class"),
+    ],
+)
+def test_a_class_that_there_is_not_is_told_in_one_line(target, reason):
+    with pytest.raises(ValueError, match=reason) as caught:
+        building.check_decoders({"mine": {"_target_": target}})
+    assert "\n" not in str(caught.value)
+
+
 RECORDED = sorted(path.parent for path in (ROOT / "results").rglob("run.json"))
 
 

@@ -74,7 +74,7 @@ def test_a_draft_is_imitated_and_said(run_replay, saved_pair):
         (["recording=target"], "not a results folder"),
         (["recording=one.jsonl", "decoder=[lookahead]"], "Lookahead learns from"),
         (["recording=one.jsonl", "decoder=[hf_greedy]"], "HFGenerate is another engine"),
-        (["recording=one.jsonl", "cost=none.yaml"], "cannot read the costs"),
+        (["recording=one.jsonl", "cost=none.yaml"], "costs 'none.yaml' are no file"),
     ],
 )
 def test_mistakes_are_one_line(run_replay, saved_pair, overrides, says):

@@ -15,10 +15,10 @@ from transformers import QuantoConfig, TorchAoConfig
 
 from ouroboros import CachedModel, Ouroboros, standin
 from ouroboros.baselines import Speculative
-from ouroboros.bench.measure.timing import footprint
 from ouroboros.bench.run.pair import PairSpec, load_pair
 from ouroboros.choose import argmax
 from ouroboros.commands import build as building
+from ouroboros.costs.bandwidth import footprint
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.quantised import quantise, quantised_by, spelt_out, stored_bytes
 from ouroboros.lossless.audit import Auditor, Case

@@ -20,10 +20,9 @@ from ouroboros.bench.replay.imitated_draft import ImitatedDraft
 from ouroboros.bench.replay.imitation import Rates, imitated
 from ouroboros.bench.replay.recording import Recording, Tape
 from ouroboros.bench.run.recorder import Place, places
-from ouroboros.bench.run.stop import cut
 from ouroboros.choose import Choose, Ranked
 from ouroboros.decode import Drafter, Traits, stream
-from ouroboros.trace import DecodeTrace
+from ouroboros.trace import DecodeTrace, cut
 from ouroboros.tree import TokenTree
 
 UNKNOWN = -1

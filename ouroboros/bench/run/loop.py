@@ -10,6 +10,7 @@ prompt.
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,17 +20,18 @@ from ouroboros.bench.measure.meter import Meter
 from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.run.conversation import Answers
 from ouroboros.bench.run.pools import CarriedPools
-from ouroboros.bench.run.prompt import check_chat, prompt_ids
+from ouroboros.bench.run.prompt import check_chat, longest, prompt_ids
 from ouroboros.bench.run.provenance import without_paths
 from ouroboros.bench.run.recorder import Recorder
 from ouroboros.bench.run.sampling import Sampling
-from ouroboros.bench.run.stop import Stop, StopStrings, cut, text_of
+from ouroboros.bench.run.stop import Stop, StopStrings, text_of
 from ouroboros.bench.run.store import SAMPLES, SCORES, ResultsFolder
 from ouroboros.bench.tasks.task import Example, Task
 from ouroboros.choose import Choose
+from ouroboros.costs.surface import Costs
 from ouroboros.decode import Drafter, stream
 from ouroboros.engine.model import CachedModel
-from ouroboros.trace import DecodeTrace
+from ouroboros.trace import DecodeTrace, cut
 
 WARM_UP = Example(
     "warm-up",
@@ -68,8 +70,8 @@ class Bench:
 
     `record_predictions` also writes what the target predicted at every node, for replays.
     `record_trees` writes the trees of the first repeat: of every drafter, of none, or (None) of
-    those that say how likely each node is. Raises `ValueError` where the examples need a chat
-    template and the tokenizer has none.
+    those that say how likely each node is. `costs` are those that decoders were told, if any were.
+    Raises `ValueError` where the examples need a chat template and the tokenizer has none.
     """
 
     target: CachedModel
@@ -82,6 +84,7 @@ class Bench:
     sampling: Sampling = field(default_factory=Sampling)
     record_predictions: bool = False
     record_trees: bool | None = None
+    costs: Costs | None = None
 
     def __post_init__(self) -> None:
         check_chat(self.target.tokenizer, self.examples)
@@ -131,9 +134,12 @@ class Bench:
             answers = Answers(self.task, self.examples, next(iter(self.decoders)), done)
             for example, name, repeat, order in missing:
                 decoder = self._watched(decoders[name], repeat)
-                sample = self.measure(decoder, example, repeat, answers)
+                reasons: list[str] = []
+                sample = self.measure(decoder, example, repeat, answers, on_error=reasons.append)
                 sample = replace(sample, decoder=name, order=order)
                 answers.add(sample)
+                for reason in reasons:
+                    folder.add_failure(sample.key, reason)
                 if isinstance(decoder, Recorder):
                     self._keep(folder, sample, decoder)
                 lines.append(sample.to_dict())
@@ -158,9 +164,15 @@ class Bench:
         folder.drop_if_empty(SCORES)
 
     def measure(
-        self, decoder: Decoder, example: Example, repeat: int, answers: Answers | None = None
+        self,
+        decoder: Decoder,
+        example: Example,
+        repeat: int,
+        answers: Answers | None = None,
+        on_error: Callable[[str], None] | None = None,
     ) -> Sample:
-        """Decode one example from empty caches; a failure becomes the sample's `error`.
+        """Decode one example from empty caches; a failure becomes the sample's `error`, and its
+        traceback goes to `on_error`.
 
         `answers` are needed for the later turns of a conversation.
         """
@@ -172,6 +184,8 @@ class Bench:
             return self._timed(decoder, prompt, blank)
         except Exception as error:
             reason = (str(error).strip() or "no message").splitlines()[0]
+            if on_error is not None:
+                on_error(without_paths("".join(traceback.format_exception(error))))
             return replace(blank, error=without_paths(f"{type(error).__name__}: {reason}"))
 
     def _timed(self, decoder: Decoder, prompt: list[int], blank: Sample) -> Sample:
@@ -232,17 +246,12 @@ class Bench:
         have = {sample.key for sample in done}
         return [turn for turn in self.turns() if (turn[0].id, turn[1], turn[2]) not in have]
 
-    def _longest(self) -> int:
-        """Return the tokens of the longest prompt; a conversation's first turn stands for it."""
-        lengths = (len(prompt_ids(self.target.tokenizer, e)) for e in self.examples)
-        return max(lengths, default=0)
-
     def _warm(self, missing: Sequence[tuple[Example, str, int, int]]) -> dict[str, Decoder]:
         """Return new decoders, after each was tried once, as another object, on a text of ours."""
         names = dict.fromkeys(turn[1] for turn in missing)
         if names:
             for model in self.models:
-                model.prepare(self._longest() + self.max_new)
+                model.prepare(longest(self.target.tokenizer, self.examples) + self.max_new)
         short = replace(self, max_new=min(self.max_new, WARM_UP_TOKENS))
         for name in names:
             short.measure(self.decoders[name](), WARM_UP, 0)

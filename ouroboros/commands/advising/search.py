@@ -16,7 +16,8 @@ from ouroboros.bench.replay.imitation import USUAL, Rates
 from ouroboros.bench.replay.recorded_target import check_drafter, replay, sampled
 from ouroboros.bench.replay.recording import Tape
 from ouroboros.bench.replay.truncation import truncated
-from ouroboros.commands.tune import PUBLISHED, SPACES
+from ouroboros.commands.build import wants_costs
+from ouroboros.commands.tune import SPACES
 from ouroboros.costs.surface import Costs
 from ouroboros.decode import Drafter, RootOnly
 from ouroboros.engine.model import CachedModel
@@ -42,8 +43,7 @@ class Imitated:
     """Counts of any drafter at any settings, imitated on recorded texts.
 
     `decoders` are their configs by name, `rates` how often the target errs off the text: by name or
-    kind of decoder, "" for any. `costs` are what decoders decide by that ask for some; None: as
-    configured.
+    kind of decoder, "" for any, and `costs` what decoders that ask are told that calls cost.
     """
 
     tape: Tape
@@ -66,7 +66,7 @@ class Imitated:
         """Return what `tune` searches: by the decoder's name, else by its class."""
         config = self.decoders[name]
         if config.get("policy") == "paper":
-            return PUBLISHED
+            return SPACES["ouroboros_paper"]
         return SPACES.get(kind_of(config), {})
 
     def rates_for(self, name: str) -> Rates | None:
@@ -81,7 +81,7 @@ class Imitated:
         for key, value in settings.items():
             OmegaConf.update(options, key, value, force_add=True)
         given: dict[str, object] = {"draft": self.draft} if "draft" in config else {}
-        if "costs" in config and self.costs is not None:
+        if wants_costs({name: config}):
             given["costs"] = self.costs
         try:
             return instantiate(options, _partial_=True, _convert_="all")(**given)

@@ -17,6 +17,7 @@ from ouroboros.bench.report.summary import summarise
 from ouroboros.bench.report.tables import count_frame, lead_frame, speed_frame
 from ouroboros.bench.report.title import pair_name
 from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.costs.named import named
 from ouroboros.costs.surface import Costs, Surface
 
 COSTS = Costs(Surface.flat({1: 10.0, 5: 14.0}), Surface.constant(2.0), {"": 1.0}, prefill_ms=30.0)
@@ -134,7 +135,7 @@ def test_a_folder_s_own_costs_are_used(tmp_path):
     replace(COSTS, about={"name": "toy"}).save(tmp_path / "costs.json")
     assert make_report(ResultsFolder(tmp_path))["costs"] == "the costs 'toy'"
     assert (tmp_path / "speedup.png").exists()
-    folder.save_costs("flat")
+    folder.save_costs(named("flat"))
     assert make_report(folder)["costs"] == "the costs 'flat'"
 
 
