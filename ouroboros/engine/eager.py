@@ -66,6 +66,11 @@ def known_ids(ids: list[int], vocab_size: int) -> list[int]:
     return ids if max(ids) < vocab_size else [i if i < vocab_size else 0 for i in ids]
 
 
+def fed_apart(missing: int, tree: TokenTree) -> bool:
+    """Return whether so many missing tokens go in by a forward of their own, before the tree."""
+    return missing > PREFILL_ALONE and not tree.is_chain
+
+
 class Eager:
     """Tensors as large as the call; chains by the model's own causal path, without a mask."""
 
@@ -86,7 +91,7 @@ class Eager:
     ) -> torch.Tensor:
         """See `Engine.run`."""
         self.cache.reserve(known + len(missing) + len(tree))
-        if len(missing) > PREFILL_ALONE and not tree.is_chain:
+        if fed_apart(len(missing), tree):
             self._forward(missing, np.arange(known, known + len(missing)), None, [-1])
             known, missing = known + len(missing), []
             self.cache.set_length(known)

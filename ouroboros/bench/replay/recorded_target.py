@@ -22,6 +22,7 @@ from ouroboros.bench.replay.recording import Recording, Tape
 from ouroboros.bench.run.recorder import Place, places
 from ouroboros.choose import Choose, Ranked
 from ouroboros.decode import Drafter, Traits, stream
+from ouroboros.engine.eager import fed_apart
 from ouroboros.trace import DecodeTrace, cut
 from ouroboros.tree import TokenTree
 
@@ -29,26 +30,25 @@ UNKNOWN = -1
 
 
 class RecordedTarget:
-    """Stands where a `CachedModel` stands in the loop: it counts calls (of one forward each) and
-    computes nothing."""
+    """Stands where a `CachedModel` stands in the loop, for one run: it counts calls and forwards,
+    as eager calls make them, and computes nothing."""
 
     def __init__(self, tape: Tape, *, tokenizer=None) -> None:
         self.tokenizer = tokenizer
         self.max_len, self.vocab_size = tape.max_len, tape.vocab_size
         self.tokens: list[int] = []
         self.calls = 0
+        self.forwards = 0
         self.busy_s = 0.0
         self.wait_s = 0.0
         self.scored = 0
         self.caught_up = 0
 
-    @property
-    def forwards(self) -> int:
-        """One for each call."""
-        return self.calls
-
     def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
         """Return no logits at all: the choice is looked up."""
+        missing = 0 if self.calls else len(tokens) - 1
+        self.forwards += 2 if fed_apart(missing, tree) else 1
+        self.caught_up += missing
         self.calls += 1
         self.scored += len(tree)
         return torch.empty(0)
