@@ -3,7 +3,7 @@
 # make test    install into .venv, then the tests
 # make check   linter and type checker
 # make tune    search every decoder's settings with one budget on development text
-# make docs    build the documentation into build/site, with no network
+# make docs    install what it needs, then build the documentation into build/site
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -27,6 +27,7 @@ tune: $(INSTALLED)
 	$(BIN)/ouroboros tune $(ARGS)
 
 docs: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # torch comes first and pinned, so that nothing else pulls in another build of it.

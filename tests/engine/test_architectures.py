@@ -1,8 +1,8 @@
 """One engine, any decoder-only architecture: each equal to `generate`, or refused by name.
 
 Nothing in `ouroboros` names a model. Configs are tiny and weights random, large and decisive; every
-text is longer than every sliding window. `python tests/engine/test_architectures.py` prints the table of
-docs/compatibility.md.
+text is longer than every sliding window. `python tests/engine/test_architectures.py` prints the
+table of docs/compatibility.md.
 """
 
 from __future__ import annotations
