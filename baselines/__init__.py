@@ -4,6 +4,18 @@ from ouroboros.baselines.greedy import Greedy
 from ouroboros.baselines.hf import HFGenerate
 from ouroboros.baselines.lookahead import Lookahead
 from ouroboros.baselines.prompt_lookup import PromptLookup
+from ouroboros.baselines.racer import Racer
+from ouroboros.baselines.recycling import TokenRecycling
 from ouroboros.baselines.speculative import Speculative
+from ouroboros.baselines.suffix import SuffixDecoding
 
-__all__ = ["Greedy", "HFGenerate", "Lookahead", "PromptLookup", "Speculative"]
+__all__ = [
+    "Greedy",
+    "HFGenerate",
+    "Lookahead",
+    "PromptLookup",
+    "Racer",
+    "Speculative",
+    "SuffixDecoding",
+    "TokenRecycling",
+]

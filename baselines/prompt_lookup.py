@@ -19,17 +19,26 @@ class PromptLookup:
     Where the text ends before that many, what followed is taken to follow again: a loop shorter
     than the draft is drafted round and round. An index makes a step's cost independent of the
     length of the text.
+
+    `adaptive`: a draft that was accepted whole makes the next one twice as long, up to
+    `num_tokens`; one that was not makes it `least` tokens longer than what was accepted. The first
+    of a text has `least` tokens. It learns from accepted text only, of one prompt.
     """
 
     draft: CachedModel | None = None
 
-    def __init__(self, *, max_ngram_size: int, num_tokens: int) -> None:
-        if max_ngram_size < 1 or num_tokens < 1:
+    def __init__(
+        self, *, max_ngram_size: int, num_tokens: int, adaptive: bool = False, least: int = 2
+    ) -> None:
+        if min(max_ngram_size, num_tokens, least) < 1:
             raise ValueError(
-                f"max_ngram_size {max_ngram_size} and num_tokens {num_tokens} must be at least 1"
+                f"max_ngram_size {max_ngram_size}, num_tokens {num_tokens} and least {least} must "
+                "be at least 1"
             )
         self.max_ngram_size = max_ngram_size
         self.num_tokens = num_tokens
+        self.adaptive, self.least = adaptive, least
+        self._length = num_tokens
         self._places: dict[tuple[int, ...], int] = {}
         self._seen = 0
 
@@ -37,11 +46,12 @@ class PromptLookup:
         """Forget the text before."""
         self._places = {}
         self._seen = 0
+        self._length = min(self.least, self.num_tokens) if self.adaptive else self.num_tokens
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Return the continuation of the longest earlier match as a chain, or the root alone."""
         self._index(tokens)
-        length = min(self.num_tokens, budget - 1)
+        length = min(self._length, budget - 1)
         for n in range(min(self.max_ngram_size, len(tokens) - 1), 0, -1):
             place = self._places.get(tuple(tokens[-n:]))
             if place is not None:
@@ -51,7 +61,11 @@ class PromptLookup:
         return TokenTree.chain(tokens[-1], ())
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Nothing to learn: the text itself is the index."""
+        """The text itself is the index; only the length is learned, of drafts there were."""
+        if self.adaptive and len(tree) > 1:
+            whole = len(path) == len(tree)
+            wanted = 2 * (len(path) - 1) if whole else len(path) - 1 + self.least
+            self._length = min(self.num_tokens, wanted)
 
     def _index(self, tokens: Sequence[int]) -> None:
         """Note, for each n-gram that ends before the last token, where its continuation starts."""

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from ouroboros.baselines.rejection import Drawn, Rejection
-from ouroboros.choose import Choose, Sampler, argmax
+from ouroboros.choose import Choose, Ranked, Sampler, argmax
 from ouroboros.decode import RootOnly, extend
 from ouroboros.drafters.drafting import Scratch, Watched
 from ouroboros.engine.model import CachedModel
@@ -119,7 +119,9 @@ class Draws:
         self.drawn.append(Drawn(self.rule.draw(law, self.count), law))
         return [self.drawn[-1].candidates[0]]
 
-    def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree):
+    def ranked(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
+    ) -> Ranked:
         raise ValueError("a drawn draft has no runner-up")
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:

@@ -7,8 +7,11 @@ from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.drafters.pool import PhrasePool
 from ouroboros.engine.model import CachedModel
 from ouroboros.generate import generate
+from ouroboros.reference_pair import ReferencePair, reference
 from ouroboros.trace import DecodeTrace, StepRecord
 from ouroboros.tree import TokenTree
+
+__version__ = "0.2.0"
 
 __all__ = [
     "CachedModel",
@@ -16,6 +19,7 @@ __all__ = [
     "Drafter",
     "Ouroboros",
     "PhrasePool",
+    "ReferencePair",
     "Sampler",
     "StepRecord",
     "TokenTree",
@@ -23,4 +27,5 @@ __all__ = [
     "custom_generate",
     "decode",
     "generate",
+    "reference",
 ]

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from transformers import (
     LogitsProcessorList,
@@ -36,8 +37,10 @@ class Choose(Protocol):
         """Return one token id for each row of `logits` [len(tree.asked), vocab]."""
         ...
 
-    def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
-        """The same with the runner-up, and how probable both are under their row."""
+    def ranked(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
+    ) -> Ranked:
+        """Return the best `count` tokens of each row, the choice first; one wait for the device."""
         ...
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
@@ -46,19 +49,43 @@ class Choose(Protocol):
 
 
 class Ranked(NamedTuple):
-    """The chosen token after a node, the runner-up, and the probability of each."""
+    """The best tokens after each asked node, the chosen one first: arrays [rows, count].
 
-    token: int
-    share: float
-    second: int
-    second_share: float
+    `scores` is what they are ranked by, noise included; `shares` are their probabilities under the
+    warped row, without noise. Where a row has fewer ids than `count`, the rest is id -1 with the
+    score -inf and the share 0.
+    """
+
+    ids: np.ndarray
+    scores: np.ndarray
+    shares: np.ndarray
 
 
-def _ranked(scores: torch.Tensor, shares: torch.Tensor) -> list[Ranked]:
-    """Rank by `scores`, with probabilities from `shares` (both [rows, vocab]); one device wait."""
-    ids = scores.topk(2, dim=-1).indices
-    both = torch.cat([ids.double(), shares.gather(-1, ids).double()], dim=-1)
-    return [Ranked(int(a), p, int(b), q) for a, b, p, q in both.tolist()]
+class Noted:
+    """A choice made by a ranking of the best `count` tokens, which it keeps as `last`."""
+
+    last: Ranked
+
+    def __init__(self, choose: Choose, count: int) -> None:
+        self.choose = choose
+        self.count = count
+
+    def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
+        self.last = self.choose.ranked(logits, tokens, tree, self.count)
+        return self.last.ids[:, 0].tolist()
+
+
+def _ranked(scores: torch.Tensor, shares: torch.Tensor, count: int) -> Ranked:
+    """Rank by `scores`, with probabilities from `shares` (both [rows, vocab])."""
+    first = scores.argmax(-1, keepdim=True)
+    ids = scores.topk(min(count, scores.shape[-1]), dim=-1).indices
+    again = (ids == first).byte().argsort(dim=-1, stable=True)  # of equals topk may take another
+    ids = torch.cat([first, ids.gather(-1, again)[:, :-1]], dim=-1)
+    values = [ids.double(), scores.gather(-1, ids).double(), shares.gather(-1, ids).double()]
+    found = np.empty((3, len(ids), count))
+    found[:] = np.array([-1.0, -np.inf, 0.0])[:, None, None]
+    found[..., : ids.shape[-1]] = torch.stack(values).cpu().numpy()
+    return Ranked(found[0].astype(np.int64), found[1], found[2])
 
 
 class Argmax:
@@ -73,8 +100,11 @@ class Argmax:
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         return logits.argmax(-1).tolist()
 
-    def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
-        return _ranked(logits, logits.float().softmax(-1))
+    def ranked(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
+    ) -> Ranked:
+        rows = logits if logits.dtype == torch.float64 else logits.float()
+        return _ranked(logits, rows.softmax(-1), count)
 
 
 argmax = Argmax()
@@ -143,16 +173,24 @@ class Sampler:
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
         """Return warped logits plus noise: the scores whose argmax is the sample."""
+        return self._noisy(self.warped(logits), tokens, tree)
+
+    def _noisy(self, warped: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        """Add to each row the noise of its position."""
         base, depths = len(tokens), tree.depths()
         positions = [base + int(depths[node]) for node in tree.asked]
-        noise = [self.noise(p, logits.shape[-1], logits.device) for p in positions]
-        return self.warped(logits) + torch.stack(noise)
+        return warped + torch.stack(
+            [self.noise(p, warped.shape[-1], warped.device) for p in positions]
+        )
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         return self.scores(logits, tokens, tree).argmax(-1).tolist()
 
-    def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
-        return _ranked(self.scores(logits, tokens, tree), self.warped(logits).softmax(-1))
+    def ranked(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
+    ) -> Ranked:
+        warped = self.warped(logits)
+        return _ranked(self._noisy(warped, tokens, tree), warped.softmax(-1), count)
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:

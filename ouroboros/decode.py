@@ -10,21 +10,19 @@ drafter proposes, because a token is kept only if the target chose it after the 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from ouroboros.choose import Choose, argmax
+from ouroboros.choose import Choose, Noted, Ranked, argmax
 from ouroboros.engine.model import CachedModel
 from ouroboros.trace import DecodeTrace, StepRecord
 from ouroboros.tree import TokenTree
 
 
+@runtime_checkable
 class Drafter(Protocol):
-    """Proposes what may come next. A drafter that calls a model names it in `draft`, so that the
-    loop can count its calls and time. One that learns from predictions at nodes that were not
-    accepted says `reads_rejected = True` (False where it says nothing). One that is exact in law
-    only, not token for token, has a method `rule(choose)` that returns the choice which the loop
-    shall use instead."""
+    """Proposes what may come next. It may have more than these three methods: see `Traits`."""
 
     def reset(self, choose: Choose) -> None:
         """Forget the prompt before; called once for each prompt, by the outermost loop only."""
@@ -38,6 +36,34 @@ class Drafter(Protocol):
         """Learn: `chosen[i]` is the target's token after node i (-1 if not asked), rejected nodes
         included; `path` are the accepted nodes, root first."""
         ...
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a drafter may have besides its three methods; what it lacks is as it stands here."""
+
+    draft: CachedModel | None = None
+    """The model that it calls: the loop counts its calls and time."""
+
+    reads_rejected: bool = False
+    """Whether it learns from predictions at nodes that were not accepted."""
+
+    rule: Callable[[Choose], Choose] = lambda choose: choose
+    """Returns the choice that the loop shall use instead, for a drafter that is exact in law only,
+    not token for token."""
+
+    ranks: int = 0
+    """How many of the target's best tokens after every asked node it wants to see."""
+
+    observe_ranked: Callable[[TokenTree, Ranked, Sequence[int]], None] = lambda *_: None
+    """Takes them: (tree, ranked, path), row i after node `tree.asked[i]`, before `observe`; called
+    only where `ranks` is above 0."""
+
+    @classmethod
+    def of(cls, drafter: object) -> Traits:
+        """Return what a drafter has."""
+        names = (one.name for one in fields(cls))
+        return cls(**{name: getattr(drafter, name) for name in names if hasattr(drafter, name)})
 
 
 class RootOnly:
@@ -60,7 +86,9 @@ class Spent(NamedTuple):
     """What a model has been used for so far; nothing where there is no model."""
 
     calls: int = 0
+    forwards: int = 0
     scored: int = 0
+    caught_up: int = 0
     busy_s: float = 0.0
     wait_s: float = 0.0
 
@@ -69,20 +97,16 @@ class Spent(NamedTuple):
         """Read a model's counters."""
         if model is None:
             return cls()
-        return cls(model.calls, model.scored, model.busy_s, model.wait_s)
+        return cls(*(getattr(model, name) for name in cls._fields))
 
     def since(self, before: Spent) -> Spent:
         """Return what came after `before`."""
-        return Spent(
-            self.calls - before.calls,
-            self.scored - before.scored,
-            self.busy_s - before.busy_s,
-            self.wait_s - before.wait_s,
-        )
+        passed = (now - then for now, then in zip(self, before, strict=True))
+        return Spent(*passed)  # type: ignore[arg-type]
 
 
 def predict(
-    model: CachedModel, tokens: Sequence[int], tree: TokenTree, choose: Choose
+    model: CachedModel, tokens: Sequence[int], tree: TokenTree, choose: Choose | Noted
 ) -> list[int]:
     """Score a tree and wait, once, for the token chosen after each node (-1 if not asked)."""
     logits = model.score(tokens, tree)
@@ -91,7 +115,6 @@ def predict(
     waited = time.perf_counter() - started
     model.busy_s += waited
     model.wait_s += waited
-    model.scored += len(tree)
     if len(asked) == len(tree):
         return asked
     chosen = [-1] * len(tree)
@@ -115,13 +138,14 @@ def extend(
     left. The drafter is not reset: its window and pool live on.
     """
     left = min(max_new, model.max_len - len(tokens) + 1)
-    small = getattr(drafter, "draft", None)
+    traits = Traits.of(drafter)
+    small, noted = traits.draft, Noted(choose, traits.ranks)
     while left > 0:
         start, before = time.perf_counter(), Spent.of(small)
-        tree = drafter.propose(tokens, left).pruned(model.max_len - len(tokens))
+        tree = proposed(drafter, tokens, left).pruned(model.max_len - len(tokens))
         drafting = Spent.of(small).since(before)
         before = Spent.of(model)
-        chosen = predict(model, tokens, tree, choose)
+        chosen = predict(model, tokens, tree, noted if traits.ranks else choose)
         verifying = Spent.of(model).since(before)
         path = tree.longest_match(chosen)
         sources = _sources(tree, path)
@@ -129,6 +153,8 @@ def extend(
         fresh = fresh[: _end(fresh, eos, left)]
         path = path[: len(fresh)]
         model.accept(path)
+        if traits.ranks:
+            traits.observe_ranked(tree, noted.last, path)
         drafter.observe(tree, chosen, path)
         tokens += fresh
         left = 0 if fresh[-1] in eos else left - len(fresh)
@@ -144,7 +170,33 @@ def extend(
             host_s=time.perf_counter() - start - drafting.busy_s - verifying.busy_s,
             wait_s=drafting.wait_s + verifying.wait_s,
             draft_scored=drafting.scored,
+            draft_caught_up=drafting.caught_up,
+            target_forwards=verifying.forwards,
+            draft_forwards=drafting.forwards,
         )
+
+
+def proposed(drafter: Drafter, tokens: Sequence[int], left: int) -> TokenTree:
+    """Return what a drafter proposes. Raises `ValueError` for anything but a tree."""
+    tree = drafter.propose(tokens, left)
+    if not isinstance(tree, TokenTree):
+        raise ValueError(
+            f"{type(drafter).__name__}.propose returned a {type(tree).__name__}: return a "
+            "TokenTree, such as TokenTree.chain(tokens[-1], drafted)"
+        )
+    return tree
+
+
+def check_drafter(drafter: Drafter) -> None:
+    """Raise `ValueError` for a drafter without one of the three methods."""
+    lacking = [
+        n for n in ("reset", "propose", "observe") if not callable(getattr(drafter, n, None))
+    ]
+    if lacking:
+        named = drafter.__name__ if isinstance(drafter, type) else type(drafter).__name__
+        raise ValueError(f"{named} is no drafter: it has no method {', '.join(lacking)}")
+    if isinstance(drafter, type):
+        raise ValueError(f"{drafter.__name__} is a class: give a drafter made of it")
 
 
 def _end(fresh: Sequence[int], eos: Collection[int], left: int) -> int:
@@ -177,7 +229,8 @@ def stream(
 ) -> Iterator[DecodeTrace]:
     """Decode, yielding the one growing trace after each step (and once if there is none).
 
-    Raises `ValueError` for an empty prompt, one longer than the context, or a negative `max_new`.
+    Raises `ValueError` for an empty prompt, one longer than the context, a negative `max_new`, and
+    a drafter that lacks a method or proposes anything but a tree.
     """
     if not prompt:
         raise ValueError("the prompt is empty: give at least one token, such as the model's BOS")
@@ -188,9 +241,9 @@ def stream(
             f"the prompt has {len(prompt)} tokens, the model's context {target.max_len}: "
             "shorten the prompt or choose a model with a longer context"
         )
+    check_drafter(drafter)
     trace = DecodeTrace(list(prompt), len(prompt))
-    rule = getattr(drafter, "rule", None)
-    choose = choose if rule is None else rule(choose)
+    choose = Traits.of(drafter).rule(choose)
     drafter.reset(choose)
     for record in extend(target, drafter, trace.tokens, max_new, eos=eos, choose=choose):
         trace.steps.append(record)

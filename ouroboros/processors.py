@@ -102,8 +102,10 @@ class Processed:
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         return self.choose(self.processed(logits, tokens, tree), tokens, tree)
 
-    def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
-        return self.choose.ranked(self.processed(logits, tokens, tree), tokens, tree)
+    def ranked(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
+    ) -> Ranked:
+        return self.choose.ranked(self.processed(logits, tokens, tree), tokens, tree, count)
 
 
 def processed(choose: Choose, processors: Sequence[LogitsProcessor], *, vocab: int) -> Processed:

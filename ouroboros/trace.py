@@ -5,7 +5,7 @@ Every metric is computed from these records, in one place (`ouroboros.bench.repo
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,9 @@ class StepRecord:
     `draft_s` is time in the draft model and `verify_s` in the target, each up to the arrival of its
     result; `host_s` is the rest of the step. Of the time in both models, `wait_s` ran from the
     hand-over of a call to its result (on a CPU that is only the choice of tokens). `draft_scored`
-    counts the nodes of all draft calls.
+    counts the nodes of all draft calls, and `draft_caught_up` the tokens of the sequence that they
+    took in besides. A call of a model may be several forwards: `target_forwards`, `draft_forwards`
+    (0 where an older record does not say).
     """
 
     drafted: int
@@ -34,6 +36,9 @@ class StepRecord:
     host_s: float
     wait_s: float = 0.0
     draft_scored: int = 0
+    draft_caught_up: int = 0
+    target_forwards: int = 0
+    draft_forwards: int = 0
 
 
 @dataclass
@@ -63,3 +68,21 @@ class DecodeTrace:
         """Rebuild a trace from `to_dict`'s values."""
         steps = [StepRecord(**{**s, "sources": tuple(s["sources"])}) for s in data["steps"]]
         return cls(data["tokens"], data["prompt_len"], steps, data["finish"])
+
+
+def cut(trace: DecodeTrace, keep: int, finish: str = "stop") -> DecodeTrace:
+    """Return the trace as if its run had ended after `keep` new tokens.
+
+    The step that produced the last kept token is shortened as the loop shortens it at an
+    end-of-sequence token: the last token kept counts as new, not as accepted.
+    """
+    steps, left = [], keep
+    for step in trace.steps:
+        if left <= 0:
+            break
+        if step.new > left:
+            accepted = min(step.accepted, left - 1)
+            step = replace(step, accepted=accepted, new=left, sources=step.sources[:left])
+        steps.append(step)
+        left -= step.new
+    return DecodeTrace(trace.tokens[: trace.prompt_len + keep], trace.prompt_len, steps, finish)

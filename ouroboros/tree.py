@@ -21,7 +21,8 @@ class TokenTree:
 
     `tokens[i]` is the token id of node i and `parents[i]` its parent (-1 for the root). Nodes in
     `probe` are computed but never accepted; those among them whose prediction the drafter wants to
-    see stand in `read`. `source[i]` names who proposed node i ("" if not said).
+    see stand in `read`. `source[i]` names who proposed node i ("" if not said), `probability[i]` is
+    how likely that one thought it to be accepted, given its parent is (empty if not said).
 
     >>> tree = TokenTree.chain(7, [1, 2]).graft([(3, 4), (3, 5)], at=2)
     >>> tree.tokens, tree.parents
@@ -35,6 +36,7 @@ class TokenTree:
     probe: frozenset[int] = frozenset()
     source: tuple[str, ...] = ()
     read: frozenset[int] = frozenset()
+    probability: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents) or not self.tokens:
@@ -43,6 +45,8 @@ class TokenTree:
             raise ValueError("parents[0] must be -1 and every other parent must precede its child")
         if self.source and len(self.source) != len(self.tokens):
             raise ValueError("source must name every node or be empty")
+        if self.probability and len(self.probability) != len(self.tokens):
+            raise ValueError("probability must be said of every node or be empty")
         if 0 in self.probe:
             raise ValueError("the root cannot be a probe: it is already part of the sequence")
         if not self.read <= self.probe:
@@ -58,6 +62,7 @@ class TokenTree:
             probe=frozenset(),
             source=("", *[source] * n),
             read=frozenset(),
+            probability=(),
             _levels=tuple(range(n + 1)),
             is_chain=True,
         )
@@ -97,6 +102,7 @@ class TokenTree:
             probe=frozenset(growing.probe),
             source=tuple(growing.source),
             read=frozenset(growing.read),
+            probability=(),
             _levels=tuple(growing.depths),
             children=dict(growing.children),
         )
@@ -143,10 +149,22 @@ class TokenTree:
 
     @cached_property
     def asked(self) -> tuple[int, ...]:
-        """The nodes whose prediction is wanted: all real ones, and the probes in `read`."""
+        """The nodes whose prediction is wanted, ascending: all real ones, and the probes in `read`,
+        unless `asking` has said which."""
         if not self.probe:
             return tuple(range(len(self)))
         return tuple(sorted(set(range(len(self))) - (self.probe - self.read)))
+
+    def asking(self, nodes: Iterable[int]) -> TokenTree:
+        """Return the same tree, of which the predictions after these nodes alone are wanted.
+
+        >>> TokenTree.chain(7, [1, 2, 3]).asking([3, 2]).asked
+        (2, 3)
+        """
+        asked = tuple(sorted(set(nodes)))
+        if not asked or asked[0] < 0 or asked[-1] >= len(self):
+            raise ValueError(f"the tree has nodes 0 to {len(self) - 1}, not {list(asked)}")
+        return _unchecked(**{**self.__dict__, "asked": asked})
 
     @cached_property
     def is_chain(self) -> bool:
@@ -167,6 +185,7 @@ class TokenTree:
             frozenset(index[node] for node in kept if node in self.probe),
             tuple(self.source[node] for node in kept) if self.source else (),
             frozenset(index[node] for node in kept if node in self.read),
+            tuple(self.probability[node] for node in kept) if self.probability else (),
         )
 
     def draft_depth(self) -> int:

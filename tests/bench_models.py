@@ -62,3 +62,12 @@ class Moody(RootOnly):
         self.prompts += 1
         if self.bad and self.prompts == 1:
             raise RuntimeError("not today")
+
+
+class Priced(RootOnly):
+    """Asks what calls cost, and remembers what it was told last."""
+
+    told: object = None
+
+    def __init__(self, costs=None):
+        Priced.told = costs

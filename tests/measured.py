@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.measure.trees import ProposedTree
+from ouroboros.bench.report.gather import Measured, load
 from ouroboros.bench.run.store import SAMPLES, SCORES, ResultsFolder
 from ouroboros.trace import StepRecord
 
@@ -94,3 +96,19 @@ def write_run(
                 key = {"example": example, "decoder": decoder, "repeat": repeat}
                 lines.append({**key, "scores": values})
     return folder
+
+
+def measured_trees(path: Path, model: Mapping) -> Measured:
+    """Write and load a run of both decoders; of the first prompt's fast run there are trees."""
+    alone = ProposedTree((100,), (-1,), (0,), 101, (1.0,), ("",))
+    tree = ProposedTree(
+        (101, 102, 103, 104, 105),
+        (-1, 0, 0, 1, 1),
+        (0, 1),
+        106,
+        (1.0, 0.6, 0.3, 0.8, 0.1),
+        ("", "phrase", "draft", "draft", "draft"),
+    )
+    folder = write_run(path, {**RUN, "model": model}, [s for p in greedy_and_fast() for s in p])
+    folder.add_trees(("a", "fast", 0), [alone, tree])
+    return load(path)

@@ -215,20 +215,49 @@ def test_a_node_draws_what_plain_sampling_draws_at_its_position():
         assert alone(row[None], [9] * (3 + depth - 1) + [4], root) == [token]
 
 
+@pytest.mark.parametrize("count", [1, 2, 5, VOCAB + 3])
 @pytest.mark.parametrize("choose", [argmax, Sampler(seed=4, temperature=1.4, top_k=6)])
-def test_ranked_agrees_with_the_choice_and_names_the_runner_up(choose):
+def test_ranked_agrees_with_the_choice_and_names_the_runners_up(choose, count):
     tree = TokenTree.chain(0, range(19))
     logits = torch.randn(20, VOCAB, generator=torch.Generator().manual_seed(1))
-    ranks = choose.ranked(logits, [0], tree)
-    assert [rank.token for rank in ranks] == choose(logits, [0], tree)
+    ranks = choose.ranked(logits, [0], tree, count)
+    assert ranks.ids[:, 0].tolist() == choose(logits, [0], tree)
     scores, shares = logits, logits.softmax(-1)
     if choose is not argmax:
         scores, shares = choose.scores(logits, [0], tree), choose.warped(logits).softmax(-1)
-    for rank, score, share in zip(ranks, scores, shares, strict=True):
-        first, second = sorted(range(VOCAB), key=lambda i: -score[i])[:2]
-        assert (rank.token, rank.second) == (first, second)
-        assert rank.share == pytest.approx(share[first].item())
-        assert rank.second_share == pytest.approx(share[second].item())
+    assert {own.shape for own in ranks} == {(20, count)}
+    for row, (score, share) in enumerate(zip(scores, shares, strict=True)):
+        best = sorted(range(VOCAB), key=lambda i: -score[i])[:count]
+        known = slice(len(best))
+        assert ranks.scores[row, known] == pytest.approx(score[best].tolist())
+        assert ranks.shares[row, known] == pytest.approx(share[best].tolist())
+        for at, token in enumerate(best):
+            assert ranks.ids[row, at] == token or not share[token]
+        assert not ranks.shares[row, len(best) :].any()
+        assert set(ranks.ids[row, len(best) :]) <= {-1}
+
+
+def test_of_equal_logits_the_first_stays_the_choice():
+    logits = torch.zeros(3, 50)
+    logits[1, 20:] = 1
+    logits[2, [7, 30]] = 2
+    tree = TokenTree.chain(0, [1, 2])
+    for count in (1, 2, 5, 50):
+        ranks = argmax.ranked(logits, [0], tree, count)
+        assert ranks.ids[:, 0].tolist() == argmax(logits, [0], tree) == [0, 20, 7]
+        assert all(len(set(row)) == count for row in ranks.ids.tolist())
+    assert argmax.ranked(logits, [0], tree).ids[2].tolist() == [7, 30]
+
+
+def test_only_the_asked_nodes_are_ranked_and_by_their_own_noise():
+    sampler, tree = Sampler(seed=3), TokenTree((4, 1, 2, 3, 5), (-1, 0, 1, 0, 3))
+    logits = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(0))
+    whole, part = (
+        sampler.ranked(logits, [4], tree, 3),
+        sampler.ranked(logits[2:], [4], tree.asking([2, 3, 4]), 3),
+    )
+    for one, other in zip(whole, part, strict=True):
+        assert (one[2:] == other).all()
 
 
 def test_many_positions_keep_the_noise_right():

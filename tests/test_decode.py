@@ -24,8 +24,9 @@ from tiny import (
 )
 
 from ouroboros.baselines import Speculative
+from ouroboros.bench.run.recorder import Recorder
 from ouroboros.choose import Sampler, argmax
-from ouroboros.decode import RootOnly, decode, extend, predict, stream
+from ouroboros.decode import RootOnly, Traits, decode, extend, predict, stream
 from ouroboros.engine.model import CachedModel
 from ouroboros.trace import DecodeTrace
 from ouroboros.tree import TokenTree
@@ -329,9 +330,45 @@ def test_waiting_is_a_part_of_the_time_in_both_models():
     assert sum(step.scored for step in trace.steps) == target.scored
 
 
+class Ranking(RandomDrafter):
+    """Wants the target's best tokens at every node, and keeps them."""
+
+    ranks = 3
+
+    def observe_ranked(self, tree, ranked, path):
+        self.shown = tree, ranked, path
+
+    def observe(self, tree, chosen, path):
+        tree_shown, ranked, path_shown = self.shown
+        assert tree_shown is tree and path_shown is path
+        assert ranked.ids.shape == ranked.shares.shape == (len(tree.asked), 3)
+        assert ranked.ids[:, 0].tolist() == [chosen[node] for node in tree.asked]
+        super().observe(tree, chosen, path)
+        del self.shown
+
+
+@pytest.mark.parametrize("choose", [argmax, Sampler(temperature=0.8, seed=2)])
+@pytest.mark.parametrize("wrapped", [lambda drafter: drafter, Recorder])
+def test_a_drafter_may_see_the_ranks_and_the_text_stays(pair, choose, wrapped):
+    prompt = prompt_of(6)
+    truth = decode(pair[1], RootOnly(), prompt, max_new=30, choose=choose).tokens
+    drafter = Ranking(truth, seed=3)
+    assert decode(pair[1], wrapped(drafter), prompt, max_new=30, choose=choose).tokens == truth
+    assert drafter.trees < 25 and drafter.deepest > 2
+
+
+def test_a_drafter_that_says_nothing_has_the_plain_traits():
+    plain = Traits.of(object())
+    assert plain == Traits() and plain.rule(argmax) is argmax
+    drafter = Speculative(CachedModel(llama()), gamma=2, verification="rejection")
+    found, sampler = Traits.of(drafter), Sampler(seed=1)
+    assert found.draft is drafter.draft and found.rule(sampler) is not sampler and not found.ranks
+
+
 def test_a_trace_without_waits_still_loads():
     trace = decode(CachedModel(llama()), RootOnly(), prompt_of(9), max_new=2)
     old = trace.to_dict()
     for step in old["steps"]:
-        del step["wait_s"], step["draft_scored"]
+        for later in ("wait_s", "draft_scored", "draft_forwards", "target_forwards"):
+            del step[later]
     assert [step.wait_s for step in DecodeTrace.from_dict(old).steps] == [0.0, 0.0]

@@ -18,14 +18,18 @@ PACKAGE = ROOT / "ouroboros"
 ROOMS = (
     *("growing", "tree", "trace", "choose"),
     *("engine", "vocab", "decode", "processors", "standin", "costs"),
-    *("lossless", "drafters", "baselines", "generate", "custom", "reference_pair"),
+    *("lossless", "drafters", "baselines", "kept", "decoders"),
+    *("custom", "generate", "testing", "reference_pair"),
     *("bench.tasks", "bench.measure", "bench.run", "bench.verdict", "bench.replay"),
     *("bench.report", "bench.advice", "bench.campaign"),
     *("training", "commands", "__main__"),
 )
 PURE = (
-    *("growing", "tree", "trace", "costs.surface", "costs.roofline"),
-    *("drafters.pool", "drafters.learning", "drafters.policy"),
+    *("growing", "tree", "trace", "costs.surface", "costs.roofline", "costs.named"),
+    *("drafters.pool", "drafters.learning"),
+    *(f"drafters.growth.{one}" for one in ("compiled", "state", "index", "recycling", "mixture")),
+    *(f"drafters.growth.{one}" for one in ("noise", "estimate", "kids", "grow", "worth", "learn")),
+    *(f"drafters.growth.{one}" for one in ("step", "growth", "remembered", "weights")),
 )
 
 

@@ -43,7 +43,7 @@ def test_widths_may_differ(target_width, draft_width, choose):
         assert expected == plain(copy.deepcopy(target.model), prompt, 40)
     if target_width > draft_width:
         assert max(expected) >= draft_width
-    for drafter in (Speculative(draft, gamma=4), Ouroboros(draft, **SIZES)):
+    for drafter in (Speculative(draft, gamma=4), Ouroboros(draft)):
         recorded = Recorded(drafter)
         assert decode(target, recorded, prompt, max_new=40, choose=choose).tokens == expected
         seen = {token for _, _, tree, _, _ in recorded.steps for token in tree.tokens}

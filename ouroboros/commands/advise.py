@@ -1,15 +1,8 @@
 """What to expect of each decoder here, which settings are best, why one is slow, and what fits.
 
-    python scripts/advise.py                                      the reference pair, measured here
-    python scripts/advise.py model=hf model.target=<id> model.draft=<id>
-    python scripts/advise.py runs=results/main costs=costs.json   no target needed
-    python scripts/advise.py runs=results/main models=false       from counts alone: no model at all
-    python scripts/advise.py model=yi-34b-6b "agreement=[0.7,0.8,0.9]" machine.bandwidth_gb_s=4300
-    python scripts/advise.py check=results/local/advice_check     predicted against measured
-
-From a few measured points (one short run of each decoder, or a folder of any machine; what calls
-cost by size and context) the time of settings that were not run is predicted. The last line on
-stdout is one JSON document.
+`ouroboros advise`; what can be typed stands in conf/hydra/help/advise.yaml. From a few measured
+points (one short run of each decoder, or a folder of any machine; what calls cost by size and
+context) the time of settings that were not run is predicted.
 """
 
 from __future__ import annotations
@@ -59,7 +52,10 @@ def advise(cfg: DictConfig) -> int:
     """Print tables, reasons and commands, then one JSON document; return 0."""
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(config, dict)
-    config["decoder"] = {PLAIN: {"_target_": "baselines.Greedy"}, **(config["decoder"] or {})}
+    config["decoder"] = {
+        PLAIN: {"_target_": "ouroboros.baselines.Greedy"},
+        **(config["decoder"] or {}),
+    }
     check(config)
     if config["threads"]:
         torch.set_num_threads(config["threads"])
@@ -206,7 +202,7 @@ def command(overrides: list[str], name: str, settings) -> str:
     chosen = [f"++decoder.{name}.{key}={value}" for key, value in settings.items()]
     quoted = (f"'{o}'" if set(o) & set("[]{}$ ") else o for o in [*kept, *chosen])
     names = PLAIN if name == PLAIN else f"[{PLAIN},{name}]"
-    return " ".join(["python scripts/bench.py", f'"decoder={names}"', *quoted])
+    return " ".join(["ouroboros bench", f'"decoder={names}"', *quoted])
 
 
 def save(results_dir: str | None, document: dict, evidence: Evidence) -> None:

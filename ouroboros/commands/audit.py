@@ -1,13 +1,14 @@
-"""Is a run lossless? Judge every completion of a results folder: identical, numeric tie or BUG.
+"""Is a run lossless? Judge every completion: identical, numeric tie or BUG.
 
-    python scripts/bench.py experiment=audit results_dir=results/local/audit
-    python scripts/audit.py results/local/audit
-    python scripts/audit.py results/local/x task.path=mine.jsonl     a path that the run was given
+    ouroboros bench experiment=audit results_dir=results/local/audit
+    ouroboros audit results/local/audit
+    ouroboros audit results/local/x task.path=mine.jsonl     its file lies here
 
-The models are loaded again as the run's config says. Plain decoding's own text (`greedy`) is held
-against transformers' own forward, in float64 and with calls of 1, 8 and all tokens; every other
-decoder's against plain decoding's. Writes audit.jsonl and audit.md; the last line on stdout is one
-JSON document; the exit code is 1 where there is a BUG, 2 where something could not be judged.
+The models are loaded again as the run's config says. Plain decoding's own text
+(greedy's) is held against transformers' own forward, in float64 and with calls
+of 1, 8 and all tokens; every other decoder's against plain decoding's. Writes
+audit.jsonl and audit.md; the last line on stdout is one JSON document; the
+exit code is 1 where there is a BUG, 2 where something could not be judged.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
-from pathlib import Path
 
 from omegaconf import OmegaConf
 from tabulate import tabulate
 from tqdm import tqdm
 
 from ouroboros.bench.report.folder_report import make_report
+from ouroboros.bench.run.file_hash import check_places
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.record import run_facts
 from ouroboros.bench.run.store import ResultsFolder
@@ -48,7 +48,7 @@ def main() -> int:
 
 def audit(folder: ResultsFolder, overrides: list[str]) -> int:
     """Judge the folder's samples, write the verdicts, print them; return the exit code."""
-    job = rebuild(folder.load_run(), overrides)
+    job = rebuild(folder, overrides)
     if PLAIN not in job.decoders:
         raise ValueError(f"the run has no decoder {PLAIN!r} to compare with: add it to decoder=[]")
     with tqdm(total=len(job.examples) * job.repeats, desc="audit", unit="prompt") as bar:
@@ -64,20 +64,20 @@ def audit(folder: ResultsFolder, overrides: list[str]) -> int:
     return 1 if bugs else 2 if unknown else 0
 
 
-def rebuild(run: Mapping, overrides: list[str]) -> Bench:
-    """Return the job of a run, with some values of its config replaced, such as paths.
+def rebuild(folder: ResultsFolder, overrides: list[str]) -> Bench:
+    """Return the job of a folder's run, with some values of its config replaced, such as paths.
 
     Raises `ValueError` where it would not be the same job.
     """
+    run = folder.load_run()
     merged = OmegaConf.merge(OmegaConf.create(run["config"]), OmegaConf.from_dotlist(overrides))
     config = OmegaConf.to_container(merged)
     assert isinstance(config, dict)
     config["part"] = run.get("part")
-    path = config["task"].get("path")
-    if path and path != "examples" and not Path(path).exists():
-        raise ValueError(f"the run read {path}: give its place again, as task.path=<file>")
+    check_places(config, run.get("contents", {}))
     task, examples = build_task(config["task"])
-    job = build_bench(config, task, examples, build_pair(config))
+    recorded = folder.load_costs()
+    job = build_bench(config, task, examples, build_pair(config), recorded=recorded)
     facts = run_facts(config, job)
     for what, old, new in (
         ("prompts", run["task"].get("fingerprint"), facts["task"]["fingerprint"]),

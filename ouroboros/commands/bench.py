@@ -1,13 +1,7 @@
-"""Run decoders over a task on one pair of models, and compare them.
+"""Run decoders over a task on one pair of models, and compare them: `ouroboros bench`.
 
-    python scripts/bench.py                                       the main job
-    python scripts/bench.py decoder=[greedy,ouroboros] task=prompts task.path=mine.jsonl
-    python scripts/bench.py model=hf model.target=<id> model.draft=<id> results_dir=results/local/x
-
-All options: conf/. The last line on stdout is one JSON document. A run that was stopped goes on
-when the same command with the same results_dir is given again. Exit codes: 0 every sample was
-measured, 1 none was, 3 some failed (stderr ends with how many), 2 a mistake in the command, 130
-interrupted. In a sweep a job with failed samples does not end the others.
+What can be typed stands in conf/hydra/help/bench.yaml. In a sweep a job with failed samples does
+not end the others.
 """
 
 from __future__ import annotations
@@ -37,7 +31,7 @@ from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.options import check_options
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.provenance import environment
-from ouroboros.bench.run.record import run_facts, run_identity
+from ouroboros.bench.run.record import known, run_facts, run_identity
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.tasks.task import Example, Task
 from ouroboros.bench.verdict.verdicts import audit_run
@@ -91,12 +85,16 @@ def run_job(
     """As `bench`, for a task that was built; `pair_of` gives the models of a config."""
     key = {
         "identity": run_identity(config, examples),
+        "known": known(config, examples),
         "environment": environment(),
         **{name: config[name] for name in ("overwrite", "retry_failed")},
     }
     folder.check_open(**key)
-    job = build_bench(config, task, examples, pair_of(config))
+    recorded = None if config["overwrite"] else folder.load_costs()
+    job = build_bench(config, task, examples, pair_of(config), recorded=recorded)
     run = folder.open_run(run_facts(config, job), **key)
+    if job.costs is not None and recorded is None:
+        folder.save_costs(job.costs)
     _say(f"results: {os.path.relpath(folder.path)}")
     failed = [sample for sample in folder.load_samples() if sample.error]
     if config["retry_failed"] and failed:
@@ -144,13 +142,13 @@ def judge(job: Bench, folder: ResultsFolder, *, controls: bool) -> None:
             audit_run(job, folder, controls=controls, on_row=bar.update)
     except (KeyboardInterrupt, Exception) as error:
         reason = str(error).strip() or type(error).__name__
-        _say(f"no audit: {reason.splitlines()[0]}; python scripts/audit.py makes it again")
+        _say(f"no audit: {reason.splitlines()[0]}; ouroboros audit makes it again")
 
 
 def show(folder: ResultsFolder, *, interrupted: bool) -> int:
     """Write the report, print its tables and, as the last line, one JSON document."""
     summary = make_report(folder)
-    print(summary["title"], summary["footnote"], *tables(summary, "simple"), sep="\n\n")
+    print(summary["title"], summary["footnote"], *tables(summary, "simple", width=120), sep="\n\n")
     for name, row in summary["decoders"].items():
         for reason in row["errors"]:
             _say(f"{name}: {row['failed']} failed: {reason}")

@@ -1,12 +1,8 @@
 """All that is to be measured when a GPU is at hand, in stages; on a CPU, their rehearsal.
 
-    python scripts/gpu_campaign.py stages=[correct,headline] results_dir=results/local/gpu
-    python scripts/gpu_campaign.py stages=[costs] results_dir=results/local/gpu
-    python scripts/gpu_campaign.py shapes=small results_dir=results/local/rehearsal
-
-Each stage runs in a process of its own, for `stage_minutes` at most, and writes as it goes: one
-that is done is skipped when the command is given again, one that was stopped or failed goes on.
-Stages, runs and their settings: conf/campaign.yaml. The last line on stdout is one JSON document.
+`ouroboros campaign`; what can be typed stands in conf/hydra/help/campaign.yaml. Each stage runs in
+a process of its own and writes as it goes: one that is done is skipped when the command is given
+again, one that was stopped or failed goes on. Stages, runs and their settings: conf/campaign.yaml.
 """
 
 from __future__ import annotations

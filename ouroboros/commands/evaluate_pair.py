@@ -16,6 +16,7 @@ from pathlib import Path
 
 import matplotlib
 import torch
+
 from ouroboros.engine.model import CachedModel
 from ouroboros.training.figures import (
     MAX_NEW,

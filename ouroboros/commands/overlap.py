@@ -1,6 +1,6 @@
 """How often can a draft be right? Two answers on the text of a sampled run, token by token.
 
-    python scripts/bench.py experiment=acceptance temperature=0.7 results_dir=results/local/a
+    ouroboros bench experiment=acceptance temperature=0.7 results_dir=results/local/a
     python scripts/overlap.py results/local/a
 
 `bound` is 1 - TV, the mean over positions of sum_i min(p_i, q_i): the share of drafts that classic
@@ -44,7 +44,7 @@ def main() -> int:
 
 def overlap(folder: ResultsFolder) -> int:
     """Print both shares over the folder's texts; return the exit code."""
-    job = rebuild(folder.load_run(), [])
+    job = rebuild(folder, [])
     if len(job.models) < 2 or job.sampling.repetition_penalty != 1.0:
         raise ValueError("give a run with a draft model and no repetition penalty")
     if PLAIN not in job.decoders:

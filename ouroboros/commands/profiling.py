@@ -1,13 +1,9 @@
 """Say where the time goes on this machine: what calls cost, and what steps consist of.
 
-    python scripts/profiling.py                                   the reference pair
-    python scripts/profiling.py "decoder=[greedy,ouroboros]" profile.trace=true
-    python scripts/profiling.py model=hf model.target=<id> model.draft=<id>
-
-Both models are timed on random trees by size and context, then the decoders run a few prompts. The
-folder is a results folder with costs.json (for scripts/replay.py cost=...), profile.json,
-profile.md, verify_cost.png and step_time.png beside the samples. The last line on stdout is one
-JSON document.
+`ouroboros profile`; what can be typed stands in conf/hydra/help/profile.yaml. Both models are timed
+on random trees by size and context, then the decoders run a few prompts. The folder is a results
+folder with costs.json, profile.json, profile.md, verify_cost.png and step_time.png beside the
+samples.
 """
 
 from __future__ import annotations
@@ -15,9 +11,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any, TypeGuard
 
 import hydra
 import torch
@@ -26,25 +23,27 @@ from tqdm import tqdm
 
 from ouroboros.bench.measure.operators import operators
 from ouroboros.bench.measure.timed_costs import costs_of
-from ouroboros.bench.measure.timing import copy_bandwidth, footprint, measure
+from ouroboros.bench.report.cells import as_text
 from ouroboros.bench.report.plots.costs import step_time, verify_cost
 from ouroboros.bench.report.plots.style import save_png
-from ouroboros.bench.report.summary import footnote, title
-from ouroboros.bench.report.tables import as_text
 from ouroboros.bench.report.time_report import floor_frame, step_frame, time_facts, to_markdown
-from ouroboros.bench.run.loop import Bench
+from ouroboros.bench.report.title import footnote, title
+from ouroboros.bench.run.loop import Bench, MakeDecoder
 from ouroboros.bench.run.options import check_options, check_whole
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.prompt import prompt_ids
 from ouroboros.bench.run.provenance import environment
-from ouroboros.bench.run.record import run_facts, run_identity
+from ouroboros.bench.run.record import known, run_facts, run_identity
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands import CONF
 from ouroboros.commands.bench import measure as measure_samples
 from ouroboros.commands.bench import results_path
 from ouroboros.commands.build import build_bench, build_pair, build_task, check_decoders
 from ouroboros.commands.refusals import guarded, told_in_one_line
+from ouroboros.costs.bandwidth import with_floor
+from ouroboros.costs.calls import measure
 from ouroboros.costs.surface import Costs, Surface
+from ouroboros.decode import Drafter
 from ouroboros.engine.model import CachedModel
 
 
@@ -60,7 +59,7 @@ def main() -> None:
 
 
 def profile(cfg: DictConfig) -> int:
-    """Time calls, run the decoders, write the report; return the exit code, as scripts/bench.py."""
+    """Time calls, run the decoders, write the report; return the exit code, as ouroboros bench."""
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(config, dict)
     options = config.pop("profile")
@@ -73,15 +72,19 @@ def profile(cfg: DictConfig) -> int:
     folder = ResultsFolder(results_path(config, task))
     key = {
         "identity": run_identity(config, examples),
+        "known": known(config, examples),
         "environment": environment(),
         **{name: config[name] for name in ("overwrite", "retry_failed")},
     }
-    folder.check_open(**key)
+    old = folder.check_open(**key)
     pair = build_pair(config)
-    job = build_bench(config, task, examples, pair)
+    recorded = None if old is None else folder.load_costs()
+    costs = recorded or measured_costs(pair, options)
+    job = build_bench(config, task, examples, pair, recorded=costs)
     run = folder.open_run(run_facts(config, job), **key)
     print(f"results: {os.path.relpath(folder.path)}", file=sys.stderr)
-    costs = measured_costs(pair, options, run)
+    costs = replace(costs, about=about(run))
+    folder.save_costs(costs)
     finished = measure_samples(job, folder, retry_failed=config["retry_failed"])
     run = folder.save_run(run, status="finished" if finished else "interrupted")
     traced = traced_decoders(job, pair, options) if finished and options["trace"] else {}
@@ -105,36 +108,30 @@ def check_profile(options: Mapping, config: Mapping) -> None:
         raise ValueError("timing=false: a profile is of times; leave it out")
 
 
-def measured_costs(pair: Pair, options: Mapping, run: Mapping) -> Costs:
+def measured_costs(pair: Pair, options: Mapping) -> Costs:
     """Return the surfaces of both models, their bytes and the copy bandwidth."""
-    roles = dict(zip(("target", "draft"), pair.models, strict=False))
-    visits = options["visits"] * len(set(options["contexts"])) * len(roles)
-    with tqdm(total=visits, desc="calls", unit="visit") as bar:
-        surfaces = {role: timed(model, options, bar) for role, model in roles.items()}
-    return Costs(
-        **surfaces,
-        footprints={role: footprint(model) for role, model in roles.items()},
-        copy_bytes_per_s=copy_bandwidth(pair.target.device),
-        about={
-            "model": run["model"],
-            "machine": run["provenance"]["machine"],
-            "versions": run["provenance"]["versions"],
-            "batch_size": 1,
-        },
-    )
+    return with_floor(Costs.of_pair(timed(pair.models, options, "calls")), pair.models)
 
 
-def timed(model: CachedModel, options: Mapping, bar: tqdm) -> Surface:
-    """Return the costs of one model's calls."""
-    return measure(
-        model,
-        nodes=options["nodes"],
-        contexts=options["contexts"],
-        visits=options["visits"],
-        repeats=options["calls"],
-        padded=options["padded"],
-        on_visit=bar.update,
-    )
+def about(run: Mapping) -> dict:
+    """Return what the costs of a run's pair say of themselves."""
+    kept = {key: run["provenance"][key] for key in ("machine", "versions")}
+    return {"model": run["model"], **kept, "batch_size": 1}
+
+
+def timed(models: Sequence[CachedModel], options: Mapping, what: str) -> list[Surface]:
+    """Return the costs of each model's calls, with a progress bar."""
+    total = options["visits"] * len(set(options["contexts"]))
+    with tqdm(total=total, desc=what, unit="visit", leave=False) as bar:
+        return measure(
+            models,
+            nodes=options["nodes"],
+            contexts=options["contexts"],
+            visits=options["visits"],
+            repeats=options["calls"],
+            padded=options["padded"],
+            on_visit=bar.update,
+        )
 
 
 def traced_decoders(job: Bench, pair: Pair, options: Mapping) -> dict:
@@ -144,8 +141,13 @@ def traced_decoders(job: Bench, pair: Pair, options: Mapping) -> dict:
     return {
         name: operators(pair.models, make, prompt, steps=steps)
         for name, make in job.decoders.items()
-        if hasattr(make(), "propose")
+        if draws_trees(make)
     }
+
+
+def draws_trees(make: MakeDecoder) -> TypeGuard[Callable[[], Drafter]]:
+    """Return whether a maker's decoders are drafters of this engine."""
+    return isinstance(make(), Drafter)
 
 
 def show(folder: ResultsFolder, run: Mapping, costs: Costs, traced: Mapping) -> int:
@@ -156,9 +158,9 @@ def show(folder: ResultsFolder, run: Mapping, costs: Costs, traced: Mapping) -> 
         seen = costs_of(good)
         costs = replace(costs, host_ms=seen.host_ms, prefill_ms=seen.prefill_ms)
     prompts = len({sample.example for sample in good})
-    facts = {"title": title(run, prompts), "footnote": footnote(run)}
+    facts: dict[str, Any] = {"title": title(run, prompts), "footnote": footnote(run)}
     facts |= time_facts(costs, samples) | {"operators": traced}
-    costs.save(folder.path / "costs.json")
+    folder.save_costs(costs)
     write_profile(folder, facts)
     frames = [as_text(frame, "simple") for frame in (floor_frame(facts), step_frame(facts))]
     print(facts["title"], facts["footnote"], *frames, sep="\n\n")

@@ -79,5 +79,9 @@ def unknown_option(name: str, parent: object) -> str:
 
 def unknown_config(group: str, name: str) -> str:
     """Return one line about a config that a group lacks."""
+    if group == "hydra/launcher":
+        return (
+            f"there is no {group}={name}: pip install 'ouroboros-decoding[launchers]' brings some"
+        )
     known = sorted(path.stem for path in (Path(CONF) / group).glob("[!_]*.yaml"))
     return f"there is no {group}={name}; choose among {', '.join(known)}"

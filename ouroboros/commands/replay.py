@@ -1,19 +1,14 @@
 """Run drafters against a recording on any machine, with no target, and predict their time.
 
-    python scripts/replay.py recording=results/local/x "decoder=[speculative,prompt_lookup]"
-    python scripts/replay.py recording=texts.jsonl model=hf model.target=<id> model.draft=<id>
-    python scripts/replay.py recording=results/local/x cost=costs.json decoder.speculative.gamma=4
-
-A recording is a results folder, a file of `ouroboros.bench.replay.recording`, or another engine's
-JSONL of "prompt" and "completion". Counts are those of a live run in the same dtype for drafters
-that learn from accepted tokens; the others need a run recorded with record_predictions=true. The
-last line on stdout is one JSON document.
+`ouroboros replay`; what can be typed stands in conf/hydra/help/replay.yaml. A recording is a
+results folder, a file of `ouroboros.bench.replay.recording`, or another engine's JSONL of "prompt"
+and "completion".
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,10 +22,15 @@ from tqdm import tqdm
 from ouroboros import vocab
 from ouroboros.bench.measure import metrics
 from ouroboros.bench.measure.sample import Sample
-from ouroboros.bench.measure.timed_costs import costs_of
-from ouroboros.bench.replay.recorded_target import RecordedTarget, check_drafter, replay
+from ouroboros.bench.replay.imitated_draft import ImitatedDraft
+from ouroboros.bench.replay.imitation import Rates
+from ouroboros.bench.replay.likeness import Likeness
+from ouroboros.bench.replay.recorded_target import RecordedTarget, check_drafter, replay, sampled
 from ouroboros.bench.replay.recording import Tape, from_folder, read
+from ouroboros.bench.report.summary import cost_of
 from ouroboros.bench.run.conversation import Answers
+from ouroboros.bench.run.costs import load_costs
+from ouroboros.bench.run.file_hash import check_places
 from ouroboros.bench.run.options import check_whole
 from ouroboros.bench.run.pair import Pair, load_draft, load_tokenizer
 from ouroboros.bench.run.prompt import prompt_ids
@@ -41,13 +41,16 @@ from ouroboros.commands.build import (
     build_decoders,
     build_spec,
     build_task,
+    called,
     check_decoders,
     lengthened,
     wants_draft,
 )
 from ouroboros.commands.refusals import guarded, told_in_one_line
+from ouroboros.costs.named import UNTIMED, named
 from ouroboros.costs.surface import Costs
 from ouroboros.decode import RootOnly
+from ouroboros.engine.model import CachedModel
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="replay")
@@ -76,24 +79,71 @@ def replay_all(cfg: DictConfig) -> int:
     tokenizer = load_tokenizer(spec)
     tapes = load_tapes(config, tokenizer)
     costs = load_costs(config["cost"])
-    target = RecordedTarget(next(iter(tapes.values())), tokenizer=tokenizer)
-    draft = load_draft(spec) if wants_draft(config["decoder"]) else None
-    if draft is not None:
-        vocab.check_pair(target, draft)  # type: ignore[arg-type]
-    makers = build_decoders(config["decoder"], Pair(target, draft))  # type: ignore[arg-type]
+    tape = next(iter(tapes.values()))
+    draft = draft_of(config, tape, tokenizer)
+    target = RecordedTarget(tape, tokenizer=tokenizer)
+    told = costs or recorded_costs(config["recording"])
+    makers = build_decoders(config["decoder"], Pair(target, draft), told)  # type: ignore[arg-type]
     drafters = {name: make() for name, make in makers.items()}
+    rates, limit = given_rates(config["rates"]), config["max_new"]
     for name, drafter in drafters.items():
-        check_drafter(drafter, tapes[name])
+        check_drafter(drafter, tapes[name], rates=rates)
     found = {
-        name: replayed(name, drafter, tapes[name], tokenizer, max_new=config["max_new"])
+        name: replayed(name, drafter, tapes[name], tokenizer, max_new=limit, rates=rates)
         for name, drafter in drafters.items()
     }
-    rows = {name: row(found[name], tapes[name], costs, config["max_new"]) for name in found}
-    write(config["results_dir"], rows, found)
+    ratio = cost_ratio(config)
+    rows = {name: row(found[name], tapes[name], costs, limit, ratio) for name in found}
+    title = ", ".join([f"replay of {Path(config['recording']).name}", *imitated(draft, rates)])
+    document = {"title": title, "decoders": rows}
+    write(config["results_dir"], document, found)
     table = [{"decoder": name, **values} for name, values in rows.items()]
+    print(title)
     print(tabulate(table, headers="keys", floatfmt=".3f", missingval="-"))
-    print(json.dumps({"recording": Path(config["recording"]).name, "decoders": rows}))
+    print(json.dumps({"recording": Path(config["recording"]).name, **document}))
     return 0
+
+
+def recorded_costs(recording: str) -> Costs:
+    """Return the costs that the decoders of a recorded run went by, named ones where none did."""
+    found = ResultsFolder(recording).load_costs() if Path(recording).is_dir() else None
+    return found or named(UNTIMED)
+
+
+def imitated(draft: object, rates: Rates | None) -> list[str]:
+    """Return what is not recorded but imitated, in words."""
+    found = [draft.title] if isinstance(draft, ImitatedDraft) else []
+    return found if rates is None else [*found, rates.title]
+
+
+def given_rates(given: Sequence[float] | None) -> Rates | None:
+    """Return two shares as rates. Raises `ValueError` for anything else."""
+    try:
+        return None if given is None else Rates(*map(float, given))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"rates={given}: give two shares, as rates=[0.7,0.04]") from error
+
+
+def draft_of(config: dict, tape: Tape, tokenizer) -> CachedModel | None:
+    """Return the draft that the decoders need, loaded or imitated; None where none is needed."""
+    if not wants_draft(config["decoder"]):
+        return None
+    if config.get("draft"):
+        return imitated_draft(config["draft"], tape, tokenizer)
+    draft = load_draft(build_spec(config["model"]))
+    vocab.check_pair(RecordedTarget(tape, tokenizer=tokenizer), draft)  # type: ignore[arg-type]
+    return draft
+
+
+def imitated_draft(options: dict, tape: Tape, tokenizer) -> CachedModel:
+    """Return a draft imitated on a tape; `options` are those of conf/draft."""
+    own, given = dict(options), options.get("likeness")
+    own["likeness"] = Likeness.load(Path(given)) if given else None
+    ids = 1 + max(tokenizer.get_vocab().values())
+    sizes = {"vocab_size": min(ids, tape.vocab_size), "max_len": tape.max_len}
+    return called(
+        partial(ImitatedDraft, runs=tape.runs, tokenizer=tokenizer, **sizes, **own), "draft"
+    )
 
 
 def load_tapes(config: dict, tokenizer) -> dict[str, Tape]:
@@ -124,6 +174,7 @@ def load_tapes(config: dict, tokenizer) -> dict[str, Tape]:
 def prompts(options: dict, folder: ResultsFolder, tokenizer) -> Callable[[str, int], list[int]]:
     """Return what gives the token ids of an example in a repeat, as the recorded run met it."""
     run = folder.load_run()
+    check_places({"model": {}, "task": options, "decoder": {}}, run.get("contents", {}))
     task, examples = build_task(options)
     examples = lengthened(run["config"], task, examples, tokenizer)
     answers = Answers(task, examples, run["decoders"][0], folder.load_samples())
@@ -141,37 +192,33 @@ def prompts(options: dict, folder: ResultsFolder, tokenizer) -> Callable[[str, i
     return prompt_of
 
 
-def load_costs(cost: str | None) -> Costs | None:
-    """Return the costs in a file, or those of a folder's timed samples."""
-    if cost is None:
-        return None
-    if not Path(cost).is_dir():
-        return Costs.load(Path(cost))
-    folder = ResultsFolder(cost)
-    if not folder.load_run().get("timing", True):
-        raise ValueError(f"cost={cost} was run with timing=false: give a folder that was timed")
-    return costs_of([s for s in folder.load_samples() if not s.error])
+def cost_ratio(config: dict) -> float:
+    """Return a draft call's cost in target calls: as configured, else as the run recorded it."""
+    path, given = Path(config["recording"]), config["model"].get("draft_cost")
+    if given is None:
+        return cost_of(ResultsFolder(path).load_run()) if path.is_dir() else metrics.COST_RATIO
+    return given
 
 
-def replayed(name: str, drafter, tape: Tape, tokenizer, *, max_new: int | None) -> list[Sample]:
+def replayed(
+    name: str, drafter, tape: Tape, tokenizer, *, max_new: int | None, rates: Rates | None = None
+) -> list[Sample]:
     """Return a sample, without times of its own, for each recorded run."""
     samples = []
     for recording in tqdm(tape.runs, desc=name, unit="run", leave=False):
-        trace = replay(drafter, tape, recording, max_new=max_new)
-        blank = Sample(recording.example, name, recording.repeat, 0, len(recording.prompt))
-        samples.append(
-            replace(
-                blank,
-                new_tokens=tuple(trace.new_tokens),
-                text=text_of(tokenizer, trace.new_tokens),
-                finish=trace.finish,
-                steps=tuple(trace.steps),
-            )
-        )
+        trace = replay(drafter, tape, recording, max_new=max_new, rates=rates)
+        text = text_of(tokenizer, trace.new_tokens)
+        samples.append(sampled(name, recording, trace, text=text))
     return samples
 
 
-def row(samples: list[Sample], tape: Tape, costs: Costs | None, max_new: int | None) -> dict:
+def row(
+    samples: list[Sample],
+    tape: Tape,
+    costs: Costs | None,
+    max_new: int | None,
+    cost_ratio: float,
+) -> dict:
     """Return counts, and with costs the predicted milliseconds per token and the speedup over a
     decoder that drafts nothing."""
     steps = metrics.steps_of(samples)
@@ -183,7 +230,7 @@ def row(samples: list[Sample], tape: Tape, costs: Costs | None, max_new: int | N
         "tokens_per_target_call": metrics.tokens_per_target_call(steps),
         "acceptance_length": metrics.acceptance_length(steps),
         "draft_calls_per_token": metrics.draft_calls_per_token(steps),
-        "calls_per_token": metrics.calls_per_token(steps),
+        "calls_per_token": metrics.calls_per_token(steps, cost_ratio),
     }
     if costs is not None and tokens:
         plain_ms = sum(
@@ -202,7 +249,7 @@ def row(samples: list[Sample], tape: Tape, costs: Costs | None, max_new: int | N
     return values
 
 
-def write(results_dir: str | None, rows: dict, found: dict[str, list[Sample]]) -> None:
+def write(results_dir: str | None, document: dict, found: dict[str, list[Sample]]) -> None:
     """Write replay.json and samples.jsonl. Raises `ValueError` where there are such files."""
     if results_dir is None:
         return
@@ -214,4 +261,4 @@ def write(results_dir: str | None, rows: dict, found: dict[str, list[Sample]]) -
         for samples in found.values():
             for sample in samples:
                 lines.append(sample.to_dict())
-    folder.write_json("replay.json", {"decoders": rows})
+    folder.write_json("replay.json", document)

@@ -1,9 +1,10 @@
 """Save a stand-in: a small trained model inside a large model's shape, for timing.
 
-    python scripts/make_standin.py --core ouroboros/reference/target --shape yi-6b --out STANDIN
+    ouroboros standin --core reference/target --shape yi-6b --out DIR
 
-The folder holds a plain checkpoint and the core's tokenizer. It knows what the core knows: a timing
-taken with it is reported as a stand-in's, never under the name of the model whose shape it has.
+The folder holds a plain checkpoint and the core's tokenizer. It knows what the
+core knows: a timing taken with it is reported as a stand-in's, never under the
+name of the model whose shape it has.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from ouroboros.bench.run.pair import place
 from ouroboros.standin import SHAPES, blank, bytes_of, embed, shape
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32")}
@@ -22,7 +24,7 @@ RESERVE_BYTES = 1 << 30  # The disk must have this much left afterwards.
 CARD = """# Stand-in of shape {shape}
 
 Computes the function of `{core}` at the memory traffic of {shape}: made by
-`scripts/make_standin.py`, for timing only. It is not the model whose shape it has.
+`ouroboros standin`, for timing only. It is not the model whose shape it has.
 """
 
 
@@ -31,7 +33,7 @@ def check_disk(config: LlamaConfig, dtype: torch.dtype, out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not an empty folder: name another one")
     model = blank(config, dtype)
-    need = bytes_of(model) + model.get_input_embeddings().weight.nbytes
+    need = bytes_of(model) + model.model.embed_tokens.weight.nbytes
     parent = next(p for p in (out, *out.absolute().parents) if p.exists())
     free = shutil.disk_usage(parent).free
     if need + RESERVE_BYTES > free:
@@ -45,18 +47,26 @@ def make(args: argparse.Namespace) -> None:
     """Build and save the stand-in; raises ValueError where it does not fit."""
     config, dtype = shape(args.shape), DTYPES[args.dtype]
     check_disk(config, dtype, args.out)
-    core = LlamaForCausalLM.from_pretrained(args.core, dtype=dtype)
+    core = LlamaForCausalLM.from_pretrained(place(args.core), dtype=dtype)
     model = embed(core, config, device=args.device, dtype=dtype, seed=args.seed)
     model.save_pretrained(args.out)
-    AutoTokenizer.from_pretrained(args.core).save_pretrained(args.out)
+    AutoTokenizer.from_pretrained(place(args.core)).save_pretrained(args.out)
     (args.out / "README.md").write_text(CARD.format(shape=args.shape, core=args.core))
     print(f"{args.out}: {bytes_of(model) / 1e9:.2f} GB read per decoding step")
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Save a stand-in of a large model's shape.")
-    parser.add_argument("--core", required=True, help="folder or hub id of the small model")
-    parser.add_argument("--shape", required=True, choices=list(SHAPES), metavar="SHAPE")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--core",
+        required=True,
+        help="the small model: folder, hub id, reference/target or reference/draft",
+    )
+    parser.add_argument(
+        "--shape", required=True, choices=list(SHAPES), metavar="SHAPE", help=", ".join(SHAPES)
+    )
     parser.add_argument("--out", required=True, type=Path, help="a new folder")
     parser.add_argument("--dtype", default="bfloat16", choices=list(DTYPES))
     parser.add_argument("--device", default="cpu", help="where the weights are made")
@@ -64,4 +74,4 @@ def main(argv: list[str] | None = None) -> None:
     try:
         make(parser.parse_args(argv))
     except ValueError as error:
-        raise SystemExit(f"make_standin: {error}") from error
+        raise SystemExit(f"error: {error}") from error

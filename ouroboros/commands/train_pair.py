@@ -21,12 +21,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
 from ouroboros.training.loop import Recipe, Source, Trainee, loss_of, train
 from ouroboros.training.merge import merge_layers
 from ouroboros.training.outputs import light_copy, own_outputs, prompts_of
 from ouroboros.training.polish import Polish, function_prompts, polish
 from ouroboros.training.preparation import prepare
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 MODULE_CHARACTERS = 45_000_000
 TINY = {

@@ -1,14 +1,15 @@
 """Tune every decoder on development text, each with the same number of trials.
 
-    python scripts/tune.py --prompts conf/task/development.jsonl --results results/tuning
-    python scripts/tune.py --decoders speculative ouroboros --trials 16
+    ouroboros tune --decoders speculative ouroboros --trials 16
+    ouroboros tune --prompts mine.jsonl --results results/tuning
 
-Each decoder gets its configured settings as the first trial and random ones from its space for the
-rest. All trials of all decoders alternate prompt by prompt; after a first round on a few prompts,
-the best third of each decoder's trials goes on to the rest. Each prompt is decoded greedily and
-sampled (`--temperatures`); the geometric mean of the speeds counts. The best settings are printed
-and written to `tuning.json` and `tuning.md`; put them into conf/decoder. Never give it a
-benchmark's prompts.
+Each decoder gets its configured settings as the first trial and random ones
+from its space for the rest. All trials of all decoders alternate prompt by
+prompt; after a first round on a few prompts, the best third of each decoder's
+trials goes on to the rest. Each prompt is decoded greedily and sampled
+(--temperatures); the geometric mean of the speeds counts. The best settings
+are printed and written to tuning.json and tuning.md; put them into
+conf/decoder. Never give it a benchmark's prompts.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import argparse
 import json
 import math
 import random
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 import torch
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
@@ -32,45 +35,20 @@ from tqdm import tqdm
 from ouroboros.bench.measure.metrics import mean_repetition_rate, output_throughput
 from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.run.loop import WARM_UP, Bench
-from ouroboros.bench.run.pair import Pair, PairSpec, load_pair
+from ouroboros.bench.run.pair import Pair, load_pair
 from ouroboros.bench.run.provenance import provenance
 from ouroboros.bench.run.sampling import Sampling
 from ouroboros.bench.tasks.humaneval import STOP
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.bench.tasks.task import Example
 from ouroboros.commands import CONF
+from ouroboros.commands.build import build_spec, wants_draft
+from ouroboros.commands.refusals import CALLERS, one_line
 
-WINDOWS = {
-    "window_size": [0, 1, 2, 3, 4, 6, 8, 12],
-    "ngram_size": [3, 4, 5, 6, 7, 8],
-    "verification_set_size": [1, 2, 3, 4, 6, 8, 12],
-}
-OUROBOROS = {**WINDOWS, "gamma": [2, 3, 4, 5, 6, 8, 10, 12], "topk": [1, 2, 3, 4, 6]}
 SPACES: dict[str, dict[str, list]] = {
-    "speculative": {
-        "gamma": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12],
-        "confidence": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7],
-    },
-    "lookahead": WINDOWS,
-    "ouroboros": {
-        **OUROBOROS,
-        "options.stop_below": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6],
-        "options.runner_up": [0.0, 0.02, 0.04, 0.08, 0.15],
-        "options.max_nodes": [12, 16, 24, 32, 48],
-    },
-    "ouroboros_paper": OUROBOROS,
-    "prompt_lookup": {"max_ngram_size": [1, 2, 3, 4, 5], "num_tokens": [3, 4, 6, 8, 10, 15, 20]},
-    "hf_assisted": {
-        "num_assistant_tokens": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 20],
-        "num_assistant_tokens_schedule": ["constant", "heuristic"],
-        "assistant_confidence_threshold": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7],
-    },
-    "hf_assisted_constant": {"num_assistant_tokens": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 20]},
-    "hf_prompt_lookup": {
-        "prompt_lookup_num_tokens": [1, 2, 3, 4, 6, 8, 10, 15],
-        "max_matching_ngram_size": [1, 2, 3, 4, 5],
-    },
+    path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted(Path(CONF).glob("tune/*"))
 }
+"""By decoder, the values of each setting that a trial may draw: conf/tune."""
 
 
 @dataclass
@@ -136,13 +114,27 @@ def measure(
                 trial.samples.setdefault(heat, []).append(sample)
 
 
-def main() -> None:
-    """Load, try, report."""
-    args = options()
+def main() -> int:
+    """Load, try, report; return 2, after one line, for what cannot be tuned."""
+    try:
+        tune(options())
+    except CALLERS as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def tune(args: argparse.Namespace) -> None:
+    """Try all trials of all decoders and report the best."""
+    unknown = [name for name in args.decoders if name not in SPACES]
+    if unknown:
+        known = ", ".join(SPACES)
+        raise ValueError(f"nothing to tune of {', '.join(unknown)}: conf/tune has {known}")
     config = configured(args)
     if config["threads"]:
         torch.set_num_threads(config["threads"])
-    pair = load_pair(PairSpec(**instantiate(config["model"], _convert_="all")), with_draft=True)
+    wanted = wants_draft({name: config["decoder"][name] for name in args.decoders})
+    pair = load_pair(build_spec(config["model"]), with_draft=wanted)
     task = Prompts(path=args.prompts, stop=STOP)
     examples = task.load()[: args.limit]
     jobs = {
@@ -184,7 +176,7 @@ def best(
 
 def configured(args: argparse.Namespace) -> dict:
     """Return the resolved config with the decoders that are tuned."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialize_config_dir(CONF, version_base="1.3"):
         decoders = f"decoder=[{','.join(args.decoders)}]"
         composed = compose("config", [decoders, *args.overrides])
     config = OmegaConf.to_container(composed, resolve=True)
@@ -194,8 +186,10 @@ def configured(args: argparse.Namespace) -> dict:
 
 def options() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prompts", default=str(CONF / "task" / "development.jsonl"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--prompts", default=str(Path(CONF, "task", "development.jsonl")))
     parser.add_argument("--results", type=Path, default=Path("results/local/tuning"))
     parser.add_argument("--decoders", nargs="*", default=list(SPACES))
     parser.add_argument("--trials", type=int, default=24, help="for each decoder")

@@ -1,8 +1,8 @@
 """What calls cost on a machine: milliseconds by nodes and context, and what bounds them.
 
 With it, counts alone predict the time of a decoder on a machine that it never ran on. Invariant:
-nothing is extrapolated; a call larger than any that was measured is an error. The bench measures a
-`Surface`; a small table by hand, or the samples of a timed run, will do as well.
+nothing is extrapolated; a call larger than any that was measured is an error. A `Surface` is
+measured; a small table by hand, or the samples of a timed run, will do as well.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ import yaml
 from ouroboros.trace import StepRecord
 
 Table = Mapping[float, Mapping[float, float]]
-BY_HAND = ("verify_ms", "draft_ms", "host_ms", "prefill_ms")
+BY_HAND = ("verify_ms", "draft_ms", "host_ms", "prefill_ms", "about")
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,18 @@ class Costs:
     copy_bytes_per_s: float | None = None
     about: Mapping[str, object] = field(default_factory=dict)
 
+    @classmethod
+    def of_pair(cls, surfaces: Sequence[Surface]) -> Costs:
+        """Return the costs of a target's surface and, where there is a second one, a draft's."""
+        return cls(surfaces[0], surfaces[1] if len(surfaces) > 1 else None)
+
+    def relative(self, role: str, nodes: float, context: float) -> float:
+        """Return what a call of "target" or "draft" costs in target calls of one node.
+
+        Raises `ValueError` beyond what was measured, and for a draft where none was.
+        """
+        return self._of(role).call_ms(nodes, context) / self.target.call_ms(1, context)
+
     def step_ms(self, step: StepRecord, context: int, *, decoder: str = "") -> float:
         """Return the milliseconds of one step on a sequence of `context` tokens.
 
@@ -131,21 +143,19 @@ class Costs:
         """
         drafting = 0.0
         if step.draft_calls:
-            if self.draft is None:
-                raise ValueError(
-                    "the costs have no draft model: measure the pair, or give draft_ms"
-                )
-            drafting = step.draft_calls * self.draft.call_ms(draft_nodes(step), context)
+            each = self._of("draft").call_ms(draft_nodes(step), context)
+            drafting = step.draft_calls * each
         host = self.host_ms.get(decoder, self.host_ms.get("", 0.0))
         return self.target.call_ms(step.scored, context) + drafting + host
 
     def run_ms(
         self, steps: Sequence[StepRecord], *, prompt_tokens: int, decoder: str = ""
     ) -> float:
-        """Return the milliseconds of a whole run."""
+        """Return the milliseconds of a whole run; the prompt is in `prefill_ms`."""
         total, context = self.prefill_ms if steps else 0.0, prompt_tokens
-        for step in steps:
-            total += self.step_ms(step, context, decoder=decoder)
+        for place, step in enumerate(steps):
+            own = step if place else replace(step, draft_caught_up=0)
+            total += self.step_ms(own, context, decoder=decoder)
             context += step.new
         return total
 
@@ -155,6 +165,12 @@ class Costs:
         if role not in self.footprints or not self.copy_bytes_per_s:
             return None
         return 1e3 * self.footprints[role].call_bytes(context) / self.copy_bytes_per_s
+
+    def _of(self, role: str) -> Surface:
+        surface = self.target if role == "target" else self.draft
+        if surface is None:
+            raise ValueError("the costs have no draft model: measure the pair, or give draft_ms")
+        return surface
 
     def save(self, path: Path) -> None:
         """Write JSON, which `load` reads."""
@@ -169,7 +185,7 @@ class Costs:
         """
         try:
             values = _read(path.read_text(encoding="utf-8"))
-            return _by_hand(values) if "verify_ms" in values else _saved(values)
+            return cls.by_hand(values) if "verify_ms" in values else _saved(values)
         except (OSError, yaml.YAMLError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"cannot read the costs {path}: {reason}") from error
@@ -179,10 +195,33 @@ class Costs:
                 "draft_ms, host_ms, prefill_ms; or a costs.json that was measured"
             ) from error
 
+    @classmethod
+    def by_hand(cls, values: Mapping) -> Costs:
+        """Return the costs of a small table: `verify_ms` by nodes, the same at every context, and
+        perhaps `draft_ms` (one number, or by nodes), `host_ms`, `prefill_ms`, and `about`, what
+        they are.
+
+        Raises `ValueError` for other options.
+        """
+        if set(values) - set(BY_HAND):
+            raise ValueError(f"options are {', '.join(BY_HAND)}")
+        draft, host = values.get("draft_ms"), values.get("host_ms")
+        if draft is not None:
+            by_nodes = isinstance(draft, Mapping)
+            draft = Surface.flat(draft) if by_nodes else Surface.constant(float(draft))
+        return cls(
+            Surface.flat(values["verify_ms"]),
+            draft,
+            {} if host is None else {"": float(host)},
+            float(values.get("prefill_ms", 0.0)),
+            about=values.get("about", {}),
+        )
+
 
 def draft_nodes(step: StepRecord) -> int:
-    """Return the nodes of one of the step's draft calls, on average."""
-    return max(1, round(step.draft_scored / step.draft_calls))
+    """Return the tokens of one of the step's draft calls, on average: nodes, and what of the
+    sequence it took in besides."""
+    return max(1, round((step.draft_scored + step.draft_caught_up) / step.draft_calls))
 
 
 def _numbers(table: Mapping) -> dict[float, dict[float, float]]:
@@ -204,18 +243,6 @@ def _read(text: str):
         return json.loads(text)
     except ValueError:
         return yaml.safe_load(text)
-
-
-def _by_hand(values: dict) -> Costs:
-    if set(values) - set(BY_HAND):
-        raise ValueError(f"options are {', '.join(BY_HAND)}")
-    draft, host = values.get("draft_ms"), values.get("host_ms")
-    return Costs(
-        Surface.flat(values["verify_ms"]),
-        None if draft is None else Surface.constant(float(draft)),
-        {} if host is None else {"": float(host)},
-        float(values.get("prefill_ms", 0.0)),
-    )
 
 
 def _saved(values: dict) -> Costs:

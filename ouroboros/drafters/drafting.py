@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -35,51 +35,37 @@ class Scratch:
         return self._text
 
 
+class Rank(NamedTuple):
+    """The draft's choice after a node, its runner-up, and the probability of each."""
+
+    token: int
+    share: float
+    second: int
+    second_share: float
+
+
 class Watched:
     """A choice that remembers, along the path it accepts, how sure the draft was of each token."""
 
     def __init__(self, choose: Choose) -> None:
         self.choose = choose
-        self.ranks: list[Ranked] = []
+        self.ranks: list[Rank] = []
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        ranked = self.choose.ranked(logits, tokens, tree)
+        ids, _, shares = self.choose.ranked(logits, tokens, tree)
         chosen = [-1] * len(tree)
-        for node, rank in zip(tree.asked, ranked, strict=True):
-            chosen[node] = rank.token
+        for node, token in zip(tree.asked, ids[:, 0].tolist(), strict=True):
+            chosen[node] = token
         for node in tree.longest_match(chosen):
-            self.ranks.append(ranked[bisect_left(tree.asked, node)])  # asked nodes ascend
-        return [rank.token for rank in ranked]
+            row = bisect_left(tree.asked, node)  # asked nodes ascend
+            (first, second), (share, next_share) = ids[row].tolist(), shares[row].tolist()
+            self.ranks.append(Rank(first, share, second, next_share))
+        return ids[:, 0].tolist()
 
-    def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
-        return self.choose.ranked(logits, tokens, tree)
+    def ranked(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
+    ) -> Ranked:
+        return self.choose.ranked(logits, tokens, tree, count)
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
         return self.choose.scores(logits, tokens, tree)
-
-
-@dataclass
-class Draft:
-    """What was drafted: tokens, who proposed each, and the draft's ranking of each (none where it
-    was not watched or the pool drafted alone).
-
-    `stages[i]` is the draft's length when call i of the draft model began. `root` and `end` are the
-    agreements of the phrases below the root and below the last token (-1: none, or not asked).
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    sources: list[str] = field(default_factory=list)
-    ranks: list[Ranked] = field(default_factory=list)
-    stages: list[int] = field(default_factory=list)
-    root: int = -1
-    end: int = -1
-
-    @property
-    def shares(self) -> list[float]:
-        """How sure the draft was of each token."""
-        return [rank.share for rank in self.ranks]
-
-    @property
-    def recalled(self) -> bool:
-        """Whether the pool drafted alone."""
-        return bool(self.tokens) and not self.stages

@@ -10,11 +10,10 @@ from ouroboros.tree import TokenTree
 
 
 class Hung(NamedTuple):
-    """A phrase of the pool that was hung below a node, whole, and the tokens before its key."""
+    """A phrase of the pool that was hung below a node, whole."""
 
     node: int
     phrase: tuple[int, ...]
-    before: list[int]
 
 
 def correct(pool: PhrasePool, tree: TokenTree, chosen: Sequence[int], hung: Iterable[Hung]) -> None:
@@ -23,7 +22,7 @@ def correct(pool: PhrasePool, tree: TokenTree, chosen: Sequence[int], hung: Iter
     `chosen[i]` is the target's token after node i. The phrases are taken in the order given, so
     the last becomes the newest.
     """
-    for start, phrase, before in hung:
+    for start, phrase in hung:
         node, predicted = start, [chosen[start]]
         for token in phrase[:-1]:
             below = tree.children.get((node, token))
@@ -32,14 +31,7 @@ def correct(pool: PhrasePool, tree: TokenTree, chosen: Sequence[int], hung: Iter
             node = below
             predicted.append(chosen[node])
         if len(predicted) == len(phrase):
-            pool.replace(tree.tokens[start], phrase, predicted, before)
-
-
-def add_predictions(pool: PhrasePool, chosen: Sequence[int], tail: range) -> None:
-    """Make phrases of the target's own predictions at the nodes of a rejected tail, in a row."""
-    predicted = [chosen[node] for node in tail]
-    for at in range(len(predicted) - 1):
-        pool.add(predicted[at], predicted[at + 1 : at + 1 + pool.phrase_len])
+            pool.replace(tree.tokens[start], phrase, predicted)
 
 
 def add_agreements(

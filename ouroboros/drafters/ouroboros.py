@@ -1,247 +1,154 @@
-"""Ouroboros: drafting phrase by phrase (Zhao et al., EMNLP 2024, arXiv 2402.13720).
+"""Ouroboros: one drafter from all sources (ours), or the published algorithm (paper).
 
-The small model drafts with lookahead decoding of its own, so each of its calls yields several
-tokens (phrases speed up drafting). Phrases of the pool are hung below the draft, and the target
-verifies them in the same call (phrases lengthen the draft). What the target predicted along the
-way, rejected or not, becomes phrases again (verification makes phrases), and the pool may outlive
-the prompt.
-
-Invariant: the pool only ever changes *what is proposed*; `decode` alone decides what is kept.
+Both draft with phrases, lengthen drafts by phrases, make phrases of what verification says and may
+keep them between prompts (Zhao et al., EMNLP 2024, arXiv 2402.13720). `grown` and `published` are
+the two; this is the one name under which they are asked for.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
-from ouroboros.choose import Choose, Ranked, argmax
-from ouroboros.decode import extend
-from ouroboros.drafters import learning
-from ouroboros.drafters.drafting import Draft, Scratch, Watched
-from ouroboros.drafters.learning import Hung
-from ouroboros.drafters.lookahead import Lookahead
-from ouroboros.drafters.pace import pace
-from ouroboros.drafters.policy import Policy, named
-from ouroboros.drafters.pool import CONTEXT, PhrasePool
+from ouroboros.choose import Choose
+from ouroboros.costs.surface import Costs
+from ouroboros.drafters.grown import Grown
+from ouroboros.drafters.growth.growth import Shape
+from ouroboros.drafters.growth.remembered import Remembered
+from ouroboros.drafters.growth.weights import Weights
+from ouroboros.drafters.pool import PhrasePool
+from ouroboros.drafters.published import Published
 from ouroboros.engine.model import CachedModel
-from ouroboros.growing import Growing
 from ouroboros.tree import TokenTree
 
 PoolState = Literal["cold", "task", "loaded"]
+Pool = PhrasePool | Remembered
+log = logging.getLogger(__name__)
 
 
 class Ouroboros:
-    """The Ouroboros drafter: gamma, W = window_size, N = ngram_size, G = verification_set_size and
-    K = topk suffixes.
+    """The Ouroboros drafter.
 
-    `window_size` 0 drafts without a Jacobi window, `topk` 0 does not lengthen, `learn` False takes
-    no phrases from verification. `policy` is "ours", "paper" (the published behaviour) or a
-    `Policy`; `options` override single switches of it. `pool_state`: "cold" empties the pool for
-    each prompt, "task" carries it over the run, "loaded" starts each prompt from the pool given.
+    `policy` "ours" grows one tree from phrases, recycled predictions and `draft` (None: without a
+    draft model), as far as it pays by `costs`:
+
+    - `max_nodes`: the tree's size at most, root included
+    - `costs`: what calls cost: a `Costs` (`probe` measures them), a name ("flat": a GPU, "epyc": a
+      few cores of a CPU) or a file; by default the name that suits the draft's device
+    - `weights`: the estimates' weights, or their file; by default the shipped ones
+    - for ablations: `recycle` False takes nothing from what was rejected, `children` 1 grows a
+      chain, `draft_nodes` 1 scores one node a draft call, `judge` False asks the draft only where
+      phrases are silent
+
+    `policy` "paper" is the published algorithm: `gamma`, `window_size` (W), `ngram_size` (N),
+    `verification_set_size` (G), `topk` (K) and `seed` are its sizes and have no meaning for "ours".
+
+    `pool_state`: "cold" empties the memory of phrases for each prompt, "task" carries it over the
+    run, "loaded" starts each prompt from the `pool` given.
     """
 
     def __init__(
         self,
-        draft: CachedModel,
+        draft: CachedModel | None = None,
         *,
-        gamma: int,
-        window_size: int,
-        ngram_size: int,
-        verification_set_size: int,
-        topk: int = 3,
+        policy: Literal["ours", "paper"] = "ours",
         pool_state: PoolState = "cold",
-        pool: PhrasePool | None = None,
-        policy: str | Policy = "ours",
-        options: dict | None = None,
-        learn: bool = True,
-        seed: int = 0,
+        pool: Pool | None = None,
+        max_nodes: int = 64,
+        costs: str | Costs | None = None,
+        weights: str | Weights | None = None,
+        recycle: bool = True,
+        children: int = 5,
+        draft_nodes: int = 24,
+        judge: bool = True,
+        gamma: int | None = None,
+        window_size: int | None = None,
+        ngram_size: int | None = None,
+        verification_set_size: int | None = None,
+        topk: int | None = None,
+        seed: int | None = None,
     ) -> None:
-        if gamma < 1 or topk < 0:
-            raise ValueError(f"gamma {gamma} must be at least 1 and topk {topk} at least 0")
-        if pool_state not in ("cold", "task", "loaded"):
-            raise ValueError(f"pool_state {pool_state!r} is not one of cold, task, loaded")
-        if pool_state == "loaded" and pool is None:
-            raise ValueError('pool_state="loaded" needs a pool: give pool=PhrasePool.load(...)')
-        self.draft: CachedModel | None = draft
-        self.model = draft
-        self.policy = replace(named(policy), **(options or {}))
-        self.gamma, self.topk, self.learn = gamma, topk, learn
-        self.reads_rejected = learn or self.policy.draft_cost > 0
-        self.ngram_size = ngram_size
-        self.pool_state = pool_state
-        if pool is not None:
-            _check_pool(pool, pool_state, ngram_size - 1)
-        if pool is None:
-            pool = PhrasePool(
-                phrase_len=ngram_size - 1,
-                per_key=max(1, verification_set_size, topk),
-                use_context=self.policy.context,
+        given = {
+            "gamma": gamma,
+            "window_size": window_size,
+            "ngram_size": ngram_size,
+            "verification_set_size": verification_set_size,
+            "topk": topk,
+            "seed": seed,
+        }
+        sizes = {name: value for name, value in given.items() if value is not None}
+        check_pool(policy, pool_state, pool)
+        self.draft = draft
+        self.policy, self.pool_state = policy, pool_state
+        self.reads_rejected = recycle
+        if policy == "paper":
+            if draft is None:
+                raise ValueError('policy="paper" drafts with a model: give draft=')
+            self.drafter: Published | Grown = Published(
+                draft,
+                pool_state=pool_state,
+                pool=pool,  # type: ignore[arg-type]
+                recycle=recycle,
+                **sizes,  # type: ignore[arg-type]
             )
-        self.pool = pool
-        self._loaded = pool.copy() if pool_state == "loaded" else None
-        self.inner = Lookahead(
-            window_size=window_size,
-            ngram_size=ngram_size,
-            verification_set_size=verification_set_size,
-            pool_from_prompt=False,
-            pool=pool,
-            pool_while_filling=self.policy.pool_while_filling,
-            seed=seed,
+            return
+        if sizes:
+            log.warning('%s: no meaning for policy="ours", and ignored', ", ".join(sizes))
+        self.drafter = Grown(
+            draft,
+            shape=Shape(max_nodes, children, draft_nodes, recycle, judge),
+            costs=costs,
+            weights=weights if isinstance(weights, Weights) else Weights.load(weights),
+            pool_state=pool_state,
+            pool=pool,  # type: ignore[arg-type]
         )
-        self.pace = pace(stop_below=self.policy.stop_below, draft_cost=self.policy.draft_cost)
-        self._choose: Choose = argmax
-        self._seen = 0
-        self._chain = 0
-        self._hung: list[Hung] = []
-        self._scratch = Scratch()
-        self._made = Draft()
-        self._phrases: list[tuple[int, ...]] = []
+
+    @property
+    def pool(self) -> Pool:
+        """What outlives a prompt."""
+        return self.drafter.pool
+
+    def restore(self, pool: Pool) -> None:
+        """Hold exactly what a pool of this policy's kind holds."""
+        self.drafter.restore(pool)  # type: ignore[arg-type]
+
+    def read_pool(self, path: str | Path, *, tokenizer_id: str) -> Pool:
+        """Read a pool of this policy's kind. Raises `ValueError` for what is none."""
+        if isinstance(self.drafter, Grown):
+            return Remembered.load(path, tokenizer_id=tokenizer_id)
+        own = self.drafter.pool
+        sizes = {"phrase_len": own.phrase_len, "per_key": own.per_key}
+        return PhrasePool.load(path, tokenizer_id=tokenizer_id, **sizes)
 
     def reset(self, choose: Choose) -> None:
         """Begin a prompt; the pool is emptied, kept or restored as `pool_state` says."""
-        self._choose = choose
-        self.inner.reset(choose)
-        self._scratch.reset()
-        self.pace.reset()
-        self._seen = 0
-        if self._loaded is not None:
-            self.pool.restore(self._loaded)
-        elif self.pool_state == "cold":
-            self.pool.clear()
+        self.drafter.reset(choose)
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
-        """Return the draft as a chain, with suffixes and other branches from the pool."""
-        self._take_text(tokens)
-        made = self._made = self._draft(tokens, budget - 1)
-        tree = Growing(tokens[-1])
-        tree.chain(made.tokens, made.sources)
-        self._chain = len(made.tokens)
-        self._hung = []
-        near = list(tokens[-CONTEXT:])
-        root_phrases = self.policy.root_phrases and bool(made.tokens)
-        root_first = root_phrases and self.pace.root_first(made)
-        if root_first:
-            self._lengthen(tree, 0, near[:-1], budget)
-        self._lengthen(tree, self._chain, [*near, *made.tokens][:-1][-CONTEXT:], budget)
-        if self.policy.runner_up and made.ranks:
-            self._runners_up(tree, made.ranks, budget)
-        if root_phrases and not root_first:
-            self._lengthen(tree, 0, near[:-1], budget)
-        if self.policy.draft_cost:
-            fitting = min(self.topk, (self.policy.max_nodes - 1) // self.pool.phrase_len)
-            self._phrases = self.pool.get(tokens[-1], fitting, before=near[:-1])
-        return TokenTree.grown(tree)
+        """Return a tree rooted at the last token; see `Grown` and `Published`."""
+        return self.drafter.propose(tokens, budget)
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Make phrases of what the target predicted (paper, section 3.3)."""
-        chain = min(self._chain, len(tree) - 1)
-        kept = sum(node <= chain for node in path)
-        if self.policy.draft_cost:
-            said = [*(tree.tokens[node] for node in path[1:]), chosen[path[-1]]]
-            self.pace.learn(self._made, said, kept=kept - 1, phrases=self._phrases)
-        if not self.learn:
-            return
-        if kept > chain or self.policy.correct_always:
-            learning.correct(self.pool, tree, chosen, reversed(self._hung))
-        if kept > chain:
-            return
-        tail, wanted = range(kept, chain + 1), self.policy.agreements
-        if self.policy.tail_predictions:
-            learning.add_predictions(self.pool, chosen, tail)
-        least = self.ngram_size - 2 if wanted is None else wanted
-        learning.add_agreements(self.pool, tree, chosen, tail, least=least)
-
-    def _take_text(self, tokens: Sequence[int]) -> None:
-        policy = self.policy
-        wanted = policy.output_phrases if self._seen else policy.prompt_phrases
-        if wanted:
-            self.pool.add_text(tokens, self._seen)
-        self._seen = len(tokens)
-
-    def _draft(self, tokens: Sequence[int], room: int) -> Draft:
-        """Draft up to gamma tokens, fewer where the pace says so; free ones beyond gamma stay.
-
-        Their sources are "draft", "phrase" where the draft model verified one, and "recall" where
-        the pool drafted alone.
-        """
-        recalled = self._recall(tokens, room)
-        if recalled:
-            return Draft(recalled, ["recall"] * len(recalled))
-        sequence = self._scratch.at(tokens)
-        agreement = self._agreement(sequence)
-        watch = Watched(self._choose)
-        made = Draft(ranks=watch.ranks, root=agreement, end=agreement)
-        if not self.pace.starts(agreement):
-            return made
-        policy = self.policy
-        watching = policy.runner_up > 0 or policy.stop_below > 0 or policy.draft_cost > 0
-        choose: Choose = watch if watching else self._choose
-        for record in extend(self.model, self.inner, sequence, room, choose=choose):
-            made.stages.append(len(made.tokens))
-            made.sources += ["phrase" if name == "pool" else "draft" for name in record.sources]
-            made.tokens = sequence[len(tokens) :]
-            made.end = self._agreement(sequence)
-            if len(made.tokens) >= self.gamma or not self.pace.goes_on(made):
-                break
-        return made
-
-    def _agreement(self, sequence: Sequence[int]) -> int:
-        """Return how much context the best phrase below the last token shares, where that is
-        weighed."""
-        if not self.policy.draft_cost:
-            return -1
-        return self.pool.agreement(sequence[-1], sequence[-CONTEXT - 1 : -1])
-
-    def _recall(self, tokens: Sequence[int], room: int) -> list[int]:
-        """Return phrases of the pool in a row for as long as their contexts agree, up to gamma."""
-        if not self.policy.recall:
-            return []
-        sequence = list(tokens[-CONTEXT - 1 :])
-        known = len(sequence)
-        while len(sequence) - known < min(self.gamma, room):
-            before = sequence[-CONTEXT - 1 : -1]
-            phrase = self.pool.recall(sequence[-1], before, self.policy.recall)
-            if not phrase:
-                break
-            sequence += phrase
-        return sequence[known : known + max(room, 0)]
-
-    def _lengthen(self, tree: Growing, node: int, before: list[int], budget: int) -> None:
-        """Hang up to K phrases of the pool below a node, each cut to the budget; `before` are the
-        tokens before the node's."""
-        depth = tree.depths[node]
-        space = self.policy.max_nodes - len(tree)
-        fitting = []
-        for phrase in self.pool.get(tree.tokens[node], self.topk, before=before):
-            cut = phrase[: budget - 1 - depth]
-            space -= len(cut)
-            if space < 0:
-                break
-            fitting.append(cut)
-            self._hung.append(Hung(node, phrase, before))
-        tree.graft(fitting, node, source="suffix")
-
-    def _runners_up(self, tree: Growing, ranks: list[Ranked], budget: int) -> None:
-        """Branch to the draft's second choice where it is likely enough to be reached."""
-        reached = 1.0
-        for node, rank in enumerate(ranks[: self._chain]):
-            worth = reached * rank.second_share
-            if worth >= self.policy.runner_up and len(tree) < self.policy.max_nodes:
-                phrase = self.pool.get(rank.second, 1)
-                branch = [rank.second, *(phrase[0] if phrase else ())][: budget - 1 - node]
-                branch = branch[: max(1, self.policy.max_nodes - len(tree))]
-                tree.graft([branch], node, source="runner-up")
-            reached *= rank.share
+        """Learn from what the target said."""
+        self.drafter.observe(tree, chosen, path)
 
 
-def _check_pool(pool: PhrasePool, pool_state: PoolState, phrase_len: int) -> None:
-    """Raise `ValueError` for a pool that would be emptied, or whose phrases have another length."""
-    if not isinstance(pool, PhrasePool):
-        raise ValueError(f"pool is {pool!r}: give a PhrasePool, such as PhrasePool.load(...)")
+def check_pool(policy: str, pool_state: str, pool: object) -> None:
+    """Raise `ValueError` for a policy or state that there is not, and for a pool that would be
+    emptied, is missing or is another policy's."""
+    kinds = {"ours": Remembered, "paper": PhrasePool}
+    if policy not in kinds:
+        raise ValueError(f'policy {policy!r} is not "ours" or "paper"')
+    if pool_state not in ("cold", "task", "loaded"):
+        raise ValueError(f"pool_state {pool_state!r} is not one of cold, task, loaded")
+    kind = kinds[policy].__name__
+    if pool is None:
+        if pool_state == "loaded":
+            raise ValueError(f'pool_state="loaded" needs a pool: give pool={kind}.load(...)')
+        return
+    if not isinstance(pool, kinds[policy]):
+        raise ValueError(f"pool is {pool!r}: give a {kind}, such as {kind}.load(...)")
     if pool_state == "cold":
         raise ValueError('a cold start would empty the pool: say pool_state="loaded" or "task"')
-    if pool.phrase_len != phrase_len:
-        raise ValueError(
-            f"the pool holds phrases of {pool.phrase_len} tokens, ngram_size asks for {phrase_len}"
-        )

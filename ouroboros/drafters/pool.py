@@ -63,14 +63,15 @@ class PhrasePool:
     def add(self, key: int, phrase: Sequence[int], before: Sequence[int] = ()) -> None:
         """Insert a phrase as the newest of its key; only its first `phrase_len` tokens are kept.
 
-        `before` are the tokens before the key, where they are known.
+        `before` are the tokens before the key, where they are known; a phrase that comes again
+        without them keeps those that it has.
         """
         kept = tuple(phrase[: self.phrase_len])
         if not kept:
             return
         phrases = self._phrases.setdefault(key, OrderedDict())
-        phrases.pop(kept, None)
-        phrases[kept] = tuple(before)
+        known = phrases.pop(kept, ())
+        phrases[kept] = tuple(before) or known
         if len(phrases) > self.per_key:
             phrases.popitem(last=False)
 
@@ -81,14 +82,12 @@ class PhrasePool:
             before = tokens[max(0, at - CONTEXT) : at] if self.use_context else ()
             self.add(tokens[at], tokens[at + 1 : at + 1 + n], before)
 
-    def replace(
-        self, key: int, old: Sequence[int], new: Sequence[int], before: Sequence[int] = ()
-    ) -> None:
-        """Put `new` in the place of `old`, as the newest of its key; `before` as in `add`."""
+    def replace(self, key: int, old: Sequence[int], new: Sequence[int]) -> None:
+        """Put `new` in the place of `old`, as the newest of its key."""
         phrases = self._phrases.get(key)
         if phrases is not None:
             phrases.pop(tuple(old), None)
-        self.add(key, new, before if self.use_context else ())
+        self.add(key, new)
 
     def get(self, key: int, count: int, *, before: Sequence[int] = ()) -> list[tuple[int, ...]]:
         """Return up to `count` phrases: those that share most of the context `before` their key
@@ -100,24 +99,6 @@ class PhrasePool:
         if self.use_context and before and len(newest) > 1:
             newest.sort(key=lambda phrase: -_common_suffix(phrases[phrase], before))
         return newest[:count]
-
-    def agreement(self, key: int, before: Sequence[int]) -> int:
-        """Return how many tokens before the key the best phrase shares; -1 where there is none."""
-        phrases = self._phrases.get(key)
-        if not phrases:
-            return -1
-        return max(_common_suffix(context, before) for context in phrases.values())
-
-    def recall(self, key: int, before: Sequence[int], least: int) -> tuple[int, ...]:
-        """Return the newest phrase among those that share most of the context `before`, if that is
-        at least `least` tokens; else ()."""
-        best: tuple[int, ...] = ()
-        longest = max(least, 1) - 1
-        for phrase, context in self._phrases.get(key, {}).items():
-            shared = _common_suffix(context, before)
-            if shared > longest or (best and shared == longest):
-                best, longest = phrase, shared
-        return best
 
     def clear(self) -> None:
         """Forget everything."""

@@ -22,19 +22,30 @@ from ouroboros.engine.support import Facts
 from ouroboros.tree import TokenTree
 
 PREFILL_ALONE = 128  # a longer stretch is fed causally, without a dense mask, before the tree
+MOST_HELD = 256  # a tree goes on after so many of its nodes at most; later ones are fed again
 
 Masks = torch.Tensor | dict[str, torch.Tensor] | None
 
 
 class Engine(Protocol):
-    """Runs calls on one model and its cache. Logits may be overwritten by the next call."""
+    """Runs calls on one model and its cache. Logits may be overwritten by the next call.
+    `forwards` counts how often the model itself was called."""
+
+    forwards: int
 
     def run(
-        self, known: int, missing: list[int], tree: TokenTree, asked: Sequence[int]
+        self,
+        known: int,
+        missing: list[int],
+        tree: TokenTree,
+        asked: Sequence[int],
+        *,
+        held: int = 0,
     ) -> torch.Tensor:
         """Feed `missing` tokens and the tree after `known` slots: [len(asked), vocab] logits.
 
-        Node i of the tree then lies in slot `known + len(missing) + i`.
+        Node i of the tree then lies in slot `known + len(missing) + i`. The first `held` nodes (at
+        most `MOST_HELD`; nothing is missing then, and none of them is asked) lie there already.
         """
         ...
 
@@ -55,6 +66,11 @@ def known_ids(ids: list[int], vocab_size: int) -> list[int]:
     return ids if max(ids) < vocab_size else [i if i < vocab_size else 0 for i in ids]
 
 
+def fed_apart(missing: int, tree: TokenTree) -> bool:
+    """Return whether so many missing tokens go in by a forward of their own, before the tree."""
+    return missing > PREFILL_ALONE and not tree.is_chain
+
+
 class Eager:
     """Tensors as large as the call; chains by the model's own causal path, without a mask."""
 
@@ -62,21 +78,28 @@ class Eager:
         self.model = model
         self.facts = facts
         self.cache = cache
+        self.forwards = 0
 
     def run(
-        self, known: int, missing: list[int], tree: TokenTree, asked: Sequence[int]
+        self,
+        known: int,
+        missing: list[int],
+        tree: TokenTree,
+        asked: Sequence[int],
+        *,
+        held: int = 0,
     ) -> torch.Tensor:
         """See `Engine.run`."""
         self.cache.reserve(known + len(missing) + len(tree))
-        if len(missing) > PREFILL_ALONE and not tree.is_chain:
+        if fed_apart(len(missing), tree):
             self._forward(missing, np.arange(known, known + len(missing)), None, [-1])
             known, missing = known + len(missing), []
             self.cache.set_length(known)
         base = known + len(missing)
-        positions = np.concatenate([np.arange(known, base), base + tree.depths()])
-        mask = None if tree.is_chain else self._mask(known, len(missing), tree)
-        rows = [len(missing) + row for row in asked]
-        return self._forward([*missing, *tree.tokens], positions, mask, rows)
+        positions = np.concatenate([np.arange(known, base), base + tree.depths()[held:]])
+        mask = None if tree.is_chain else self._mask(known, len(missing), tree, held)
+        rows = [len(missing) + node - held for node in asked]
+        return self._forward([*missing, *tree.tokens[held:]], positions, mask, rows)
 
     def follow(self, slot: int, token: torch.Tensor) -> torch.Tensor:
         """See `Engine.follow`."""
@@ -104,6 +127,7 @@ class Eager:
     def _call(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: Masks, keep: int | torch.Tensor
     ) -> torch.Tensor:
+        self.forwards += 1
         out = self.model(
             input_ids=ids,
             position_ids=positions,
@@ -114,21 +138,20 @@ class Eager:
         )
         return out.logits[0]
 
-    def _mask(self, known: int, missing: int, tree: TokenTree) -> Masks:
+    def _mask(self, known: int, missing: int, tree: TokenTree, held: int) -> Masks:
         """Return the additive mask [1, 1, queries, slots], or one by layer type."""
-        n, queries = len(tree), missing + len(tree)
         base = known + missing
-        seen = np.zeros((queries, known + queries), dtype=bool)
+        seen = np.zeros((missing + len(tree) - held, base + len(tree)), dtype=bool)
         seen[:, :known] = True
         if missing:
             seen[:missing, known:base] = np.tri(missing, dtype=bool)
             seen[missing:, known:base] = True
-        seen[missing:, base : base + n] = tree.ancestors()
+        seen[missing:, base:] = tree.ancestors()[held:]
         window = self.facts.sliding_window
         if window is None:
             return self._additive(seen)
         slots = np.concatenate([np.arange(base), base + tree.depths()])
-        near = slots[known:, None] - slots[None, :] < window
+        near = slots[known + held :, None] - slots[None, :] < window
         if near.all():
             local = whole = self._additive(seen)
         else:

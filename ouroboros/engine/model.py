@@ -4,7 +4,8 @@ The only module with a batch dimension, an attention mask, a device or a cache.
 
 Invariant: after `accept`, the cache holds every token of the sequence but the last. Prefill,
 rollback, catch-up after a full acceptance and reuse of a shared prompt are one code path: whatever
-of the sequence is not cached is fed before the tree, in the same call.
+of the sequence is not cached is fed before the tree, in the same call. A tree may be scored in
+parts: while nothing was accepted, its first nodes stay cached for later ones that hang below them.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from ouroboros.choose import ROOT, Choose
 from ouroboros.engine.attention import use_packed_attention
 from ouroboros.engine.cache import SlotCache
-from ouroboros.engine.eager import Eager, Engine
+from ouroboros.engine.eager import MOST_HELD, Eager, Engine
 from ouroboros.engine.static import Static
 from ouroboros.engine.support import Facts, examine, tolerance
+from ouroboros.engine.tokenizer import check_round_trip
 from ouroboros.tree import TokenTree
 
 EngineName = Literal["auto", "eager", "static"]
@@ -32,9 +34,11 @@ log = logging.getLogger(__name__)
 class CachedModel:
     """A causal LM that scores token trees.
 
-    `tokens` are exactly the tokens whose keys and values are cached. `calls` counts calls of
-    `score`, and `busy_s` the seconds from a call's start to the arrival of its result; `predict`
-    adds the part of them spent waiting for the result, `wait_s`, and the nodes `scored`.
+    `tokens` are exactly the tokens whose keys and values are cached, but for a tree's. `calls`
+    counts calls of `score`, `forwards` those of the model itself (a long stretch of text goes in by
+    forwards of its own), `scored` the nodes of trees that were fed and `caught_up` the tokens of
+    sequences that were, prompts included. `busy_s` are the seconds from a call's start to the
+    arrival of its result; `predict` adds the part of them spent waiting for it, `wait_s`.
 
     `engine` "static" pads calls to fixed shapes and replays them as CUDA graphs, "eager" calls the
     model as it is; "auto" is static on a GPU where the model can be captured, else eager.
@@ -68,7 +72,9 @@ class CachedModel:
         self.busy_s = 0.0
         self.wait_s = 0.0
         self.scored = 0
+        self.caught_up = 0
         self._tree: TokenTree | None = None
+        self._base = 0
 
     @classmethod
     def from_pretrained(
@@ -85,6 +91,7 @@ class CachedModel:
         to transformers' `from_pretrained` as they are.
 
         A model that is to be quantised is loaded onto its device, since it may not be moved later.
+        Raises `ValueError` for what cannot be loaded, or whose tokenizer loses characters.
         """
         if options.get("quantization_config") is not None and device is not None:
             options = {"device_map": {"": device}, **options}
@@ -100,19 +107,27 @@ class CachedModel:
         except ImportError as error:
             reason = str(error).strip().splitlines()[0]
             raise ValueError(f"cannot load {name_or_path!r}: {reason}") from error
+        check_round_trip(tokenizer, name_or_path)
         if device is not None and model.device.type != torch.device(device).type:
             model.to(device)  # type: ignore[arg-type]
         return cls(model, tokenizer=tokenizer, max_len=max_len, engine=engine)
 
+    @property
+    def forwards(self) -> int:
+        """How often the model itself was called."""
+        return self.engine.forwards
+
     @torch.inference_mode()
-    def score(
-        self, tokens: Sequence[int], tree: TokenTree, rows: Sequence[int] | None = None
-    ) -> torch.Tensor:
-        """Return the logits that follow the asked nodes, [len(rows), width]; changes the cache.
+    def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        """Return the logits that follow the asked nodes, [len(tree.asked), width]; changes the
+        cache.
 
         They live until the next call. `tokens` is the whole sequence; its last token is the tree's
-        root. `rows` defaults to `tree.asked`. Ids that this model does not know are fed as id 0:
-        only a draft meets them.
+        root. Ids that this model does not know are fed as id 0: only a draft meets them.
+
+        A tree that has grown since it was scored (its first nodes are those of the last call, on
+        the same tokens, and nothing was accepted) goes on where it was: nodes before the first one
+        that is asked are not fed again, so ask for the new ones, by `tree.asking(new)`.
         """
         started = time.perf_counter()
         if tokens[-1] != tree.tokens[0]:
@@ -124,15 +139,17 @@ class CachedModel:
                 f"{self.max_len}: shorten the prompt or max_new"
             )
         known = self._shared_prefix(tokens)
+        missing = list(tokens[known:-1])
+        held = 0 if missing else self._held(known, tree)
         del self.tokens[known:]  # what is cached even if the call below fails
         self._tree = None
-        self.cache.set_length(known)
-        asked = tree.asked if rows is None else rows
-        missing = list(tokens[known:-1])
-        logits = self.engine.run(known, missing, tree, asked)
+        self.cache.set_length(known + held)
+        logits = self.engine.run(known, missing, tree, tree.asked, held=held)
         self.tokens += missing
         self._tree, self._base = tree, len(tokens) - 1
         self.calls += 1
+        self.scored += len(tree) - held
+        self.caught_up += len(missing)
         self.busy_s += time.perf_counter() - started
         return logits[:, : self.width]
 
@@ -170,7 +187,7 @@ class CachedModel:
         self.tokens += new[:-1]
         ended = time.perf_counter()
         self.calls += count - 1
-        self.scored += count
+        self.scored += count - 1
         self.busy_s += ended - started
         self.wait_s += ended - handed_over
         return new
@@ -178,9 +195,21 @@ class CachedModel:
     @torch.inference_mode()
     def prepare(self, context: int) -> None:
         """Do beforehand, from an empty cache, what calls on up to `context` tokens need once."""
-        self.tokens = []
+        self.tokens, self._tree = [], None
         self.cache.set_length(0)
         self.engine.prepare(min(context, self.max_len))
+
+    def _held(self, base: int, tree: TokenTree) -> int:
+        """Return how many of the first nodes lie in the cache, rooted at slot `base`, and need no
+        second call."""
+        last = self._tree
+        if last is None or base != self._base:
+            return 0
+        limit = min(len(last), tree.asked[0], MOST_HELD)
+        for node in range(limit):
+            if tree.tokens[node] != last.tokens[node] or tree.parents[node] != last.parents[node]:
+                return node
+        return limit
 
     def _shared_prefix(self, tokens: Sequence[int]) -> int:
         """Return how many leading tokens of the sequence, its last left out, are cached already."""
@@ -243,4 +272,5 @@ def differs(engine: Static, reference: Eager) -> str | None:
         return (str(error).strip() or type(error).__name__).splitlines()[0]
     finally:
         cache.set_length(0)
+        engine.forwards = reference.forwards = 0
     return None

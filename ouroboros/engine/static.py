@@ -1,7 +1,7 @@
 """Calls of fixed shapes: what CUDA graphs need.
 
 A call is padded to one of a few numbers of nodes and reads one of a few numbers of slots. All that
-changes from call to call (ids, positions, the tree, where the slots begin, the rows asked for)
+changes from call to call (ids, positions, the tree, where its slots begin, the rows asked for)
 reaches the device as one copy into a fixed buffer; masks are made from it there. On a GPU each pair
 of sizes is captured once as a graph, with the decoder layers compiled, and replayed afterwards; on
 a CPU the same calls run as they are.
@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from ouroboros.engine.blocks import Blocks
 from ouroboros.engine.cache import SlotCache
-from ouroboros.engine.eager import Masks, additive, known_ids
+from ouroboros.engine.eager import MOST_HELD, Masks, additive, known_ids
 from ouroboros.engine.support import Facts
 from ouroboros.tree import TokenTree
 
@@ -71,6 +71,7 @@ class Static:
         self.model = model
         self.facts = facts
         self.cache = cache
+        self.forwards = 0
         self.graphs = on_gpu if graphs is None else graphs
         self.blocks = Blocks(model) if (on_gpu if compiled is None else compiled) else None
         self._inputs: dict[int, torch.Tensor] = {}
@@ -80,7 +81,13 @@ class Static:
         self._logits: torch.Tensor | None = None
 
     def run(
-        self, known: int, missing: list[int], tree: TokenTree, asked: Sequence[int]
+        self,
+        known: int,
+        missing: list[int],
+        tree: TokenTree,
+        asked: Sequence[int],
+        *,
+        held: int = 0,
     ) -> torch.Tensor:
         """See `Engine.run`. Long stretches of missing tokens go first, in calls of the largest
         size."""
@@ -88,7 +95,8 @@ class Static:
         while missing and len(missing) + len(tree) > largest:
             first, missing = missing[:largest], missing[largest:]
             chain = np.tri(len(first), dtype=bool)
-            self._call(first, known + np.arange(len(first)), chain, known, [len(first) - 1])
+            positions = known + np.arange(len(first))
+            self._call(first, positions, chain, known, 0, [len(first) - 1])
             known += len(first)
             self.cache.set_length(known)
         before, n = len(missing), len(tree)
@@ -97,12 +105,14 @@ class Static:
         seen[before:, :before] = True
         seen[before:, before:] = tree.ancestors()
         positions = np.concatenate([np.arange(before), before + tree.depths()]) + known
-        rows = [before + row for row in asked]
-        return self._call([*missing, *tree.tokens], positions, seen, known, rows)
+        rows = [before + node - held for node in asked]
+        ids = [*missing, *tree.tokens[held:]]
+        return self._call(ids, positions, seen[held:], known, held, rows)
 
     def follow(self, slot: int, token: torch.Tensor) -> torch.Tensor:
         """See `Engine.follow`."""
-        words = pack([0], np.array([slot]), np.ones((1, 1), dtype=bool), slot, [0], size=1)
+        words = pack([0], np.array([slot]), np.ones((1, 1), dtype=bool), slot, 0, [0], size=1)
+        self.forwards += 1
         return self._replay(1, slot, words, token)[:1]
 
     def prepare(self, context: int) -> None:
@@ -111,7 +121,7 @@ class Static:
         if not self.graphs:
             return
         for nodes in NODES:
-            words = pack([0], np.array([0]), np.ones((1, 1), dtype=bool), 0, [0], size=nodes)
+            words = pack([0], np.array([0]), np.ones((1, 1), dtype=bool), 0, 0, [0], size=nodes)
             slots = 0
             while slots < padded_slots(context + nodes):
                 slots = padded_slots(slots + 1)
@@ -119,18 +129,26 @@ class Static:
                     self._replay(nodes, slots - nodes, words)
 
     def _call(
-        self, ids: list[int], positions: np.ndarray, seen: np.ndarray, base: int, rows: list[int]
+        self,
+        ids: list[int],
+        positions: np.ndarray,
+        seen: np.ndarray,
+        base: int,
+        held: int,
+        rows: list[int],
     ) -> torch.Tensor:
+        """Arguments as in `pack`: [len(rows), vocab] logits."""
         size = padded_nodes(len(ids))
         ids = known_ids(ids, self.facts.vocab_size)
-        words = pack(ids, positions, seen, base, rows, size=size)
-        return self._replay(size, base, words)[: len(rows)]
+        words = pack(ids, positions, seen, base, held, rows, size=size)
+        self.forwards += 1
+        return self._replay(size, base + held, words)[: len(rows)]
 
     def _replay(
-        self, nodes: int, base: int, words: np.ndarray, token: torch.Tensor | None = None
+        self, nodes: int, first: int, words: np.ndarray, token: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Load the inputs of a call of `nodes` nodes after `base` slots, and make it."""
-        slots = padded_slots(base + nodes)
+        """Load the inputs of a call of `nodes` nodes after `first` slots, and make it."""
+        slots = padded_slots(first + nodes)
         self.cache.reserve(slots)
         with self._on_device():
             inputs = self._load(nodes, words)
@@ -204,15 +222,17 @@ class Static:
 
     def _forward(self, inputs: torch.Tensor, nodes: int, slots: int) -> torch.Tensor:
         """One call of the model, from device memory alone: [nodes, vocab] logits."""
-        ids, positions, rows = inputs[: 3 * nodes].view(3, nodes)
-        base = inputs[3 * nodes : 3 * nodes + 1]
-        tree = inputs[3 * nodes + 1 :].view(torch.uint8)[: nodes * nodes].view(nodes, nodes) > 0
-        own = base + torch.arange(nodes, device=base.device)
-        with self.cache.aimed(own, slots):
+        width = MOST_HELD + nodes
+        ids, rows = inputs[: 2 * nodes].view(2, nodes)
+        base, held = inputs[2 * nodes : 2 * nodes + 2].split(1)
+        positions, rest = inputs[2 * nodes + 2 :].split([width, nodes * width // 8 + 1])
+        tree = rest.view(torch.uint8)[: nodes * width].view(nodes, width) > 0
+        own = held + torch.arange(nodes, device=base.device)
+        with self.cache.aimed(base + own, slots):
             out = self.model(
                 input_ids=ids[None],
-                position_ids=positions[None],
-                attention_mask=self._masks(tree, positions, base, slots),
+                position_ids=positions[own][None],
+                attention_mask=self._masks(tree, positions, own, base, slots),
                 past_key_values=self.cache,
                 use_cache=True,
                 logits_to_keep=rows,
@@ -220,19 +240,24 @@ class Static:
         return out.logits[0]
 
     def _masks(
-        self, tree: torch.Tensor, positions: torch.Tensor, base: torch.Tensor, slots: int
+        self,
+        tree: torch.Tensor,
+        positions: torch.Tensor,
+        own: torch.Tensor,
+        base: torch.Tensor,
+        slots: int,
     ) -> Masks:
         """Return the additive mask [1, 1, nodes, slots], or one by layer type, made on the
         device."""
-        nodes, at = len(tree), torch.arange(slots, device=base.device)
-        node = (at - base).clamp(0, nodes - 1)
+        width, at = tree.shape[1], torch.arange(slots, device=base.device)
+        node = (at - base).clamp(0, width - 1)
         context = at < base
-        inside = ~context & (at < base + nodes)
+        inside = ~context & (at < base + width)
         seen = context | (inside & tree[:, node])
         window = self.facts.sliding_window
         if window is None:
             return additive(seen, self.facts.dtype)
-        near = positions[:, None] - torch.where(context, at, positions[node]) < window
+        near = positions[own][:, None] - torch.where(context, at, positions[node]) < window
         local = additive(seen & near, self.facts.dtype)
         if self.facts.layer_types is None:
             return local
@@ -245,25 +270,30 @@ def pack(
     positions: np.ndarray,
     seen: np.ndarray,
     base: int,
+    held: int,
     rows: Sequence[int],
     *,
     size: int,
 ) -> np.ndarray:
-    """Return the inputs of a call padded to `size` nodes, [3 size + 1 + size^2 / 8] int64.
+    """Return the inputs of a call padded to `size` nodes, as int64 words.
 
-    They are ids, positions and rows (`size` each), the first slot, and the tree ([size, size], a
-    byte each: which node sees which). Padding stands at the first position and sees only itself.
+    They are ids and rows (`size` each), the tree's first slot `base`, how many of its nodes are
+    `held` there already, and then, with `MOST_HELD` + `size` columns for held, new and padded nodes
+    in the order of their slots, their positions (a word each) and which of them each new node sees
+    (a byte each). `positions` and the columns of `seen` [new, held + new] are in that order too.
+    Padding stands at the first position and sees only itself and the context.
     """
-    n = len(ids)
-    words = np.zeros(3 * size + 1 + -(-size * size // 8), dtype=np.int64)
+    n, width = len(ids), MOST_HELD + size
+    words = np.zeros(2 * size + 2 + width + size * width // 8 + 1, dtype=np.int64)
     words[:n] = ids
-    words[size : 2 * size] = positions[0]
-    words[size : size + n] = positions
-    words[2 * size : 2 * size + len(rows)] = rows
-    words[3 * size] = base
-    tree = words[3 * size + 1 :].view(np.uint8)[: size * size].reshape(size, size)
-    tree[:n, :n] = seen
-    np.fill_diagonal(tree, 1)
+    words[size : size + len(rows)] = rows
+    words[2 * size : 2 * size + 2] = base, held
+    columns, bits = words[2 * size + 2 :][:width], words[2 * size + 2 + width :]
+    columns[:] = positions[0]
+    columns[: held + n] = positions
+    tree = bits.view(np.uint8)[: size * width].reshape(size, width)
+    tree[:n, : held + n] = seen
+    np.fill_diagonal(tree[:, held:], 1)
     return words
 
 

@@ -76,7 +76,7 @@ def wheel_documents(wheel: Path, manifest: Manifest) -> Iterator[tuple[str, str]
             manifest.skipped.append(row)
             return
         manifest.packages.append(row)
-        yield "README.md", Parser().parsestr(metadata).get_payload()
+        yield "README.md", str(Parser().parsestr(metadata).get_payload())
         for entry in names:
             if entry.endswith((".py", *PROSE_SUFFIXES)) and "dist-info" not in entry:
                 yield entry, archive.read(entry).decode("utf-8", "ignore")
@@ -109,6 +109,7 @@ def functions_of(source: str, *, max_chars: int = 1600, max_lines: int = 40) -> 
         if len(node.body) < 2:
             continue
         text = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
+        assert node.end_lineno is not None, "parsed from text, so it has one"
         body_lines = node.end_lineno - node.body[1].lineno + 1
         if len(text) <= max_chars and body_lines <= max_lines and text.startswith("def "):
             yield text.rstrip() + "\n"

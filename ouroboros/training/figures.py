@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from tqdm import tqdm
+
 from ouroboros.bench.measure.metrics import repetition_rate
 from ouroboros.bench.run.sampling import Sampling, derive_seed
 from ouroboros.bench.run.stop import StopStrings, text_of
@@ -18,7 +20,6 @@ from ouroboros.choose import Choose
 from ouroboros.decode import RootOnly, predict, stream
 from ouroboros.engine.model import CachedModel
 from ouroboros.tree import TokenTree
-from tqdm import tqdm
 
 EDGES = (0, 512, 2048, 4096)  # of the ranges of positions, in tokens
 MAX_NEW = 128

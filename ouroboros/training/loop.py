@@ -18,10 +18,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from ouroboros.training import attention
-from ouroboros.training.losses import divergence_loss, next_token_loss
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedModel
+
+from ouroboros.training import attention
+from ouroboros.training.losses import divergence_loss, next_token_loss
 
 SAVE_EVERY_S = 120
 CHECK_EVERY_S = 600
@@ -67,9 +68,9 @@ class Source:
         """Return `length` + 1 ids from a random place."""
         last = len(self.tokens) - length
         if self.starts is None:
-            at = rng.integers(0, last)
+            at = int(rng.integers(0, last))
         else:
-            at = self.starts[rng.integers(0, np.searchsorted(self.starts, last))]
+            at = int(self.starts[rng.integers(0, np.searchsorted(self.starts, last))])
         return self.tokens[at : at + length + 1]
 
 
@@ -134,7 +135,8 @@ class Trainee:
     """A model, its optimisers, and its teacher if it has one; everything that a step changes."""
 
     def __init__(self, model: LlamaForCausalLM, recipe: Recipe, teacher, device: str) -> None:
-        self.model, self.teacher, self.recipe = model.to(device).train(), teacher, recipe
+        model.to(device)  # type: ignore[arg-type]
+        self.model, self.teacher, self.recipe = model.train(), teacher, recipe
         self.device = torch.device(device)
         self.optims = optimizers(model, recipe)
         self.base_lr = [group["lr"] for group in self._groups()]
@@ -237,7 +239,7 @@ def train(
 def _steps(trainee: Trainee, sources: Sequence[Source], out: Path) -> Iterator[float]:
     """Train for the recipe's budget; after each step yield the running mean of the loss."""
     recipe, state, clock = trainee.recipe, trainee.state, StepClock()
-    rng = np.random.default_rng([recipe.seed, state["step"]])
+    rng = np.random.default_rng([recipe.seed, int(state["step"])])
     budget_s, average = recipe.minutes * 60, None
     bar = tqdm(total=round(budget_s), initial=round(state["seconds"]), unit="s", mininterval=10)
     while state["seconds"] < budget_s:

@@ -41,7 +41,7 @@ def merged_config(config: LlamaConfig, groups: Groups, ffn: int) -> LlamaConfig:
     merged = copy.deepcopy(config)
     merged.num_hidden_layers = len(groups)
     merged.num_attention_heads = config.num_attention_heads * width
-    merged.num_key_value_heads = config.num_key_value_heads * width
+    merged.num_key_value_heads = (config.num_key_value_heads or 1) * width
     merged.intermediate_size = ffn
     return merged
 

@@ -48,7 +48,7 @@ def continue_rows(
         [[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device
     )
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0}
-    out = model.generate(
+    out: torch.Tensor = model.generate(  # type: ignore[misc, assignment]
         ids,
         attention_mask=mask,
         max_new_tokens=max_new,

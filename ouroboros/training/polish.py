@@ -17,11 +17,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tqdm import tqdm
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
 from ouroboros.training.attention import padded_mask
 from ouroboros.training.loop import Source, StepClock, Trainee, windows
 from ouroboros.training.outputs import continue_rows, light_copy, refresh
-from tqdm import tqdm
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 HEAD = re.compile(r'\A(.*?"""(?:.|\n)*?""")', re.S)
 HEADERS = ("", "from typing import List\n\n\n", "import math\n\n\n")  # before half of the prompts
@@ -181,11 +182,11 @@ def _step(
             loss = unlikelihood(trainee.model, texts)
         (weight * loss).backward()
         penalty = loss.item()
-    loss = trainee.backward(plain)
+    plain_loss = trainee.backward(plain)
     torch.nn.utils.clip_grad_norm_(trainee.model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return {"loss": loss, "penalty": penalty}
+    return {"loss": plain_loss, "penalty": penalty}
 
 
 def _draws(

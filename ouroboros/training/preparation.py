@@ -11,13 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
 import numpy as np
-from ouroboros.training.corpus import Document, build, functions_of, ngrams
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
+
+from ouroboros.training.corpus import Document, build, functions_of, ngrams
 
 EOS = "<|endoftext|>"
 COPIES = {"function": 1, "module": 1, "prose": 3, "math": 4}
@@ -61,7 +62,7 @@ def mixture(
     documents: Sequence[Document],
     held: dict[str, list[Document]],
     module_characters: int,
-    banned: set[int] = frozenset(),
+    banned: Set[int] = frozenset(),
 ) -> Iterator[Document]:
     """Yield what is trained on, each kind as often as `COPIES` says: nothing that is held out, has
     a held-out function or stands in a held-out module, no tests, nothing that shares one of the

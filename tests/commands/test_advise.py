@@ -48,7 +48,7 @@ def test_a_pair_is_measured_and_advised_upon(run_advise, saved_pair):
         assert best["tokens_per_s"] >= found["configured"]["tokens_per_s"] > 0
         assert sum(best["shares"].values()) == pytest.approx(1.0)
     assert document["settings_tried"] > 30
-    assert "python scripts/bench.py" in document["best"]["command"]
+    assert "ouroboros bench" in document["best"]["command"]
     assert document["best"]["command"] in out
     weights = document["memory"]["as is"]["weights_gb"]
     assert weights["target"] == weights["draft"] > 0 and "longest context" in out
@@ -116,7 +116,7 @@ def test_an_assumed_agreement_needs_no_model(run_advise):
         (["check=target"], "not a results folder"),
         (["visits=0"], "visits"),
         (["rates=7", "runs=counts"], "rates=7: give two shares"),
-        (["runs=counts", "costs=none.yaml"], "cannot read the costs"),
+        (["runs=counts", "costs=none.yaml"], "costs 'none.yaml' are no file"),
         (["nodes=8"], "nodes=8: give a list"),
     ],
 )

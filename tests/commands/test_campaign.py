@@ -152,9 +152,9 @@ def test_a_stage_that_fails_or_is_stopped_says_so(tmp_path):
         raise RuntimeError("CUDA error: an illegal memory access\nmore")
 
     found = {}
-    for work in (failing, stopped, broken):
-        run_stage(work.__name__, work, {}, path=tmp_path / work.__name__, facts=FACTS)
-        found[work.__name__] = json.loads((tmp_path / work.__name__ / "stage.json").read_text())
+    for stage in (failing, stopped, broken):
+        run_stage(stage.__name__, stage, {}, path=tmp_path / stage.__name__, facts=FACTS)
+        found[stage.__name__] = json.loads((tmp_path / stage.__name__ / "stage.json").read_text())
     own = found["failing"]
     assert own["status"] == "failed" and own["reason"] == "bad: ZeroDivisionError: division by zero"
     assert (own["figures"]["good"], own["figures"]["after"]) == (1, 3)

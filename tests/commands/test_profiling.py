@@ -5,6 +5,7 @@ import json
 import pytest
 
 from ouroboros.commands import profiling
+from ouroboros.costs import bandwidth
 from ouroboros.costs.surface import Costs
 
 TINY = ["task.limit=2", "max_new=6", "threads=1", "model.dtype=float32"]
@@ -14,7 +15,7 @@ TINY += ["profile.nodes=[1,4,64]", "profile.contexts=[8,24]", "profile.visits=1"
 @pytest.fixture
 def run_profiling(call, monkeypatch):
     """Return exit code, stdout's lines and stderr."""
-    monkeypatch.setattr(profiling, "copy_bandwidth", lambda device: 1e10)
+    monkeypatch.setattr(bandwidth, "copy_bandwidth", lambda device: 1e10)
 
     def run(*overrides: str) -> tuple[int, list[str], str]:
         code, out, err = call(profiling.main, *TINY, *overrides)
@@ -35,6 +36,7 @@ def test_a_profile_is_a_results_folder_with_costs(run_profiling, saved_pair):
     assert document["decoders"]["hf_assisted"]["share"] is None
     folder = saved_pair / "profiled"
     made = {"costs.json", "profile.json", "profile.md", "verify_cost.png", "step_time.png"}
+    made.add("trees.jsonl")
     assert {path.name for path in folder.iterdir()} == made | {"run.json", "samples.jsonl"}
     facts = json.loads((folder / "profile.json").read_text())
     assert set(facts["operators"]) == {"greedy", "speculative", "ouroboros"}
@@ -45,6 +47,18 @@ def test_a_profile_is_a_results_folder_with_costs(run_profiling, saved_pair):
     assert costs.draft is not None and list(costs.target.ms) == list(costs.draft.ms) == [8, 24]
     assert set(costs.host_ms) == {"", "greedy", "speculative", "ouroboros"}
     assert costs.floor_ms("target", 24) == pytest.approx(facts_floor(facts, 24))
+
+
+def test_a_profile_that_goes_on_keeps_its_costs(run_profiling, saved_pair, monkeypatch):
+    folder = saved_pair / "halved"
+    assert run_profiling("decoder=[greedy]", "results_dir=halved")[0] == 0
+    before, run = Costs.load(folder / "costs.json"), json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**run, "status": "interrupted"}))
+    monkeypatch.setattr(profiling, "measure", None)
+    code, _, err = run_profiling("decoder=[greedy]", "results_dir=halved")
+    assert code == 0, err
+    after = Costs.load(folder / "costs.json")
+    assert (after.target, after.draft) == (before.target, before.draft)
 
 
 def facts_floor(facts: dict, context: int) -> float:

@@ -51,6 +51,20 @@ def test_another_engines_text_is_replayed(run_replay, saved_pair):
     assert lookup["target_calls"] < greedy["target_calls"]
 
 
+def test_a_draft_is_imitated_and_said(run_replay, saved_pair):
+    rows = [{"id": "a", "turns": [{"prompt": "abcabc", "completion": "abcabcabcd"}] * 2}]
+    (saved_pair / "turns.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["recording=turns.jsonl", "decoder=[greedy,speculative]", "draft=imitated"]
+    code, document, err = run_replay(*given, "draft.agreement=1", "results_dir=imitated")
+    assert code == 0, err
+    assert "draft imitated at agreement 1 (" in document["title"]
+    assert json.loads((saved_pair / "imitated" / "replay.json").read_text())["title"]
+    greedy, chain = document["decoders"].values()
+    assert greedy["runs"] == 2 and chain["target_calls"] < greedy["target_calls"] / 3
+    code, _, err = run_replay(*given, "draft.agreement=2")
+    assert code == 2 and "draft.agreement=2" in err
+
+
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
@@ -60,7 +74,7 @@ def test_another_engines_text_is_replayed(run_replay, saved_pair):
         (["recording=target"], "not a results folder"),
         (["recording=one.jsonl", "decoder=[lookahead]"], "Lookahead learns from"),
         (["recording=one.jsonl", "decoder=[hf_greedy]"], "HFGenerate is another engine"),
-        (["recording=one.jsonl", "cost=none.yaml"], "cannot read the costs"),
+        (["recording=one.jsonl", "cost=none.yaml"], "costs 'none.yaml' are no file"),
     ],
 )
 def test_mistakes_are_one_line(run_replay, saved_pair, overrides, says):

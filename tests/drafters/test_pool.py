@@ -30,8 +30,9 @@ class NaivePool:
         phrase = tuple(phrase[: self.phrase_len])
         if not phrase:
             return
+        known = [e[2] for e in self.entries if e[:2] == (key, phrase)]
         self.entries = [e for e in self.entries if e[:2] != (key, phrase)]
-        self.entries.append((key, phrase, tuple(before)))
+        self.entries.append((key, phrase, tuple(before) or (known[0] if known else ())))
         if len(self.of(key)) > self.per_key:
             self.entries.remove(self.of(key)[0])
 
@@ -51,20 +52,11 @@ class NaivePool:
         newest = self.of(key)[::-1]
         return [e[1] for e in sorted(newest, key=agreement, reverse=True)][: max(0, count)]
 
-    def recall(self, key, before, least):
-        """The newest of those whose context agrees in most tokens, if in `least` at all."""
-        best = self.get(key, 1, before)
-        agreeing = [entry[2] for entry in self.of(key) if best and entry[1] == best[0]]
-        wanted = max(least, 1)
-        known = agreeing and tuple(before[-wanted:]) == agreeing[0][-wanted:]
-        return best[0] if known and len(before) >= wanted <= len(agreeing[0]) else ()
-
 
 action = st.one_of(
     st.tuples(st.just("add"), token, text, text),
     st.tuples(st.just("replace"), token, st.lists(token, max_size=3), text),
     st.tuples(st.just("get"), token, st.integers(0, 4), text),
-    st.tuples(st.just("recall"), token, text, st.integers(0, 4)),
 )
 
 
@@ -74,8 +66,6 @@ def test_pool_does_what_a_naive_list_does(phrase_len, per_key, actions):
     for name, key, first, second in actions:
         if name == "get":
             assert pool.get(key, first, before=second) == naive.get(key, first, second)
-        elif name == "recall":
-            assert pool.recall(key, first, second) == naive.recall(key, first, second)
         else:
             getattr(pool, name)(key, first, second)
             getattr(naive, name)(key, first, second)
@@ -135,7 +125,6 @@ def test_a_saved_pool_comes_back_with_its_contexts(tmp_path_factory, entries, be
     assert list(loaded) == list(pool) and loaded.use_context == context
     for key in range(4):
         assert loaded.get(key, 2, before=before) == pool.get(key, 2, before=before)
-        assert loaded.recall(key, before, 1) == pool.recall(key, before, 1)
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     smaller = PhrasePool.load(path, tokenizer_id="ours", phrase_len=3, per_key=1)
     assert all(smaller.get(key, 9) == pool.get(key, 1) for key in range(4))

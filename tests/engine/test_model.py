@@ -73,11 +73,11 @@ def test_accept_keeps_the_path_and_nothing_else():
         torch.testing.assert_close(layer.values[:, :, :4], other.values[:, :, :4])
 
 
-def test_rows_choose_the_nodes():
+def test_the_nodes_that_are_asked():
     cached = CachedModel(llama())
     everything = cached.score([7, 5], FORK).clone()
-    torch.testing.assert_close(cached.score([7, 5], FORK, rows=[4, 0]), everything[[4, 0]])
-    torch.testing.assert_close(cached.score([7, 5], FORK, rows=[5]), everything[[5]])
+    torch.testing.assert_close(cached.score([7, 5], FORK.asking([4, 0])), everything[[0, 4]])
+    torch.testing.assert_close(cached.score([7, 5], FORK.asking([5])), everything[[5]])
 
 
 def test_one_call_is_one_forward_and_feeds_only_what_is_missing():

@@ -9,15 +9,16 @@ import pytest
 import torch
 from bench_models import byte_tokenizer, tiny_llama
 from composing import composed
+from parts import InParts
 from tiny import CONTEXT, RandomDrafter, llama, prompt_of
 from transformers import QuantoConfig, TorchAoConfig
 
 from ouroboros import CachedModel, Ouroboros, standin
 from ouroboros.baselines import Speculative
-from ouroboros.bench.measure.timing import footprint
 from ouroboros.bench.run.pair import PairSpec, load_pair
 from ouroboros.choose import argmax
 from ouroboros.commands import build as building
+from ouroboros.costs.bandwidth import footprint
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.quantised import quantise, quantised_by, spelt_out, stored_bytes
 from ouroboros.lossless.audit import Auditor, Case
@@ -58,12 +59,13 @@ def generated(model, prompt: list[int]) -> list[int]:
     return model.generate(ids, attention_mask=torch.ones_like(ids), **rule)[0].tolist()
 
 
-def test_any_drafter_is_lossless_on_an_int8_target(config):
+@pytest.mark.parametrize("made", [CachedModel, InParts])
+def test_any_drafter_is_lossless_on_an_int8_target(config, made):
     """Equal to plain decoding of the int8 model, which writes another text than the original."""
     original, model = tiny(config)
     truths = [generated(model, prompt) for prompt in PROMPTS]
     assert truths != [generated(original, prompt) for prompt in PROMPTS]
-    target = CachedModel(model)
+    target = made(model)
     for prompt, truth in zip(PROMPTS, truths, strict=True):
         for seed in range(5):
             drafter = RandomDrafter(truth, seed=seed)
@@ -75,11 +77,10 @@ def test_any_drafter_is_lossless_on_an_int8_target(config):
 def test_drafters_with_an_int8_draft_are_lossless(config, both):
     original, quantised = tiny(config)
     target = CachedModel(quantised if both else original)
-    sizes = {"window_size": 3, "ngram_size": 4, "verification_set_size": 4}
     draft = CachedModel(tiny(config)[1])
     for prompt in PROMPTS:
         truth = decode(target, RootOnly(), prompt, max_new=MAX_NEW).tokens
-        for drafter in (Speculative(draft, gamma=3), Ouroboros(draft, gamma=4, **sizes)):
+        for drafter in (Speculative(draft, gamma=3), Ouroboros(draft)):
             assert decode(target, drafter, prompt, max_new=MAX_NEW).tokens == truth
 
 

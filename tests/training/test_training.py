@@ -24,7 +24,7 @@ def test_one_command_trains_a_tiny_pair_that_decodes(tmp_path):
     target = CachedModel.from_pretrained(str(tmp_path / "pair" / "target"))
     draft = CachedModel.from_pretrained(str(tmp_path / "pair" / "draft"))
     prompt = target.tokenizer("def mean(values):").input_ids
-    drafter = Ouroboros(draft, gamma=4, window_size=3, ngram_size=4, verification_set_size=3)
+    drafter = Ouroboros(draft)
     assert decode(target, drafter, prompt, max_new=8).new_tokens
     assert decode(target, RootOnly(), prompt, max_new=8).new_tokens
 

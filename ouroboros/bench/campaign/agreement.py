@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ouroboros.bench.measure.timing import random_tree
 from ouroboros.choose import Choose, gumbel
+from ouroboros.costs.calls import random_tree
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.model import CachedModel
 from ouroboros.tree import TokenTree

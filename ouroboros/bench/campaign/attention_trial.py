@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from ouroboros.bench.campaign.agreement import Check
-from ouroboros.bench.measure.timing import random_tree
+from ouroboros.costs.calls import random_tree
 from ouroboros.engine.attention import kernel_attention
 from ouroboros.engine.eager import additive
 from ouroboros.engine.kernels import fits

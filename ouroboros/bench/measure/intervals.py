@@ -19,7 +19,8 @@ from ouroboros.bench.tasks.task import YES_OR_NO
 
 RESAMPLES = 2000
 Part = Callable[[Sample], tuple[float, int]]
-"""(Amount, tokens) of a sample: `metrics.whole_part` or `decode_part` (seconds), `calls_part`."""
+"""(Amount, tokens) of a sample: `metrics.whole_part` or `decode_part` (seconds), `calls_part`,
+`predicted.cost_part`."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,21 @@ def pooled(samples: Sequence[Sample], *, part: Part) -> Interval | None:
     if sums is None or not sums[1].any():
         return None
     return _bootstrapped(tuple(sums[:, sums[1] > 0]), _per_token)
+
+
+def over_runs(found: Sequence[Interval]) -> Interval:
+    """Geometric mean of ratios that were measured in several runs, the runs taken as independent.
+
+    The interval follows from the runs' own by the variances of their logarithms; None where a run
+    has none.
+    """
+    logs = np.log([one.value for one in found])
+    value = float(np.exp(logs.mean()))
+    if any(one.low is None or one.high is None for one in found):
+        return Interval(value)
+    spreads = np.log([one.high / one.low for one in found if one.low and one.high])
+    half = float(np.sqrt((spreads**2).sum())) / 2 / len(found)
+    return Interval(value, value * float(np.exp(-half)), value * float(np.exp(half)))
 
 
 def score_intervals(

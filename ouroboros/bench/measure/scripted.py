@@ -12,11 +12,11 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 
 from ouroboros.choose import Choose, Ranked
-from ouroboros.decode import Drafter, stream
-from ouroboros.engine.model import CachedModel
+from ouroboros.decode import Drafter, Traits, stream
 from ouroboros.tree import TokenTree
 
 NO_LOGITS = torch.empty(0)
@@ -31,12 +31,19 @@ class ScriptedModel:
         self.tokens: list[int] = []
         self.calls = 0
         self.scored = 0
+        self.caught_up = 0
         self.busy_s = 0.0
         self.wait_s = 0.0
+
+    @property
+    def forwards(self) -> int:
+        """One for each call."""
+        return self.calls
 
     def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
         """Return no logits: the choice is in the script."""
         self.calls += 1
+        self.scored += len(tree)
         tree.depths()
         if not tree.is_chain:
             tree.ancestors()
@@ -49,7 +56,8 @@ class ScriptedModel:
 class Script:
     """A choice by position alone: `text[position]`, with the probability `shares[position]`.
 
-    The runner-up is the token after the chosen one in the order of ids.
+    The runners-up are the tokens after the chosen one in the order of ids, each half as probable as
+    the one before; the first of them has what the choice leaves.
     """
 
     def __init__(self, text: Sequence[int], shares: Sequence[float] | None = None) -> None:
@@ -64,14 +72,16 @@ class Script:
         self.spent_s += time.perf_counter() - started
         return chosen
 
-    def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
+    def ranked(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
+    ) -> Ranked:
         started = time.perf_counter()
         base, depths = len(tokens), tree.depths()
         places = [base + int(depths[node]) for node in tree.asked]
-        found = [
-            Ranked(self.text[p], self.shares[p], self.text[p] + 1, 1 - self.shares[p])
-            for p in places
-        ]
+        ids = np.array([[self.text[p] + rank for rank in range(count)] for p in places])
+        first = np.array([[self.shares[p]] for p in places])
+        shares = np.hstack([first, (1 - first) * 0.5 ** np.arange(count - 1)])[:, :count]
+        found = Ranked(ids, np.log(np.maximum(shares, 1e-30)), shares)
         self.spent_s += time.perf_counter() - started
         return found
 
@@ -96,7 +106,8 @@ class Drafting:
 
     def __init__(self, drafter: Drafter, script: Choose) -> None:
         self.drafter, self.script = drafter, script
-        self.draft: CachedModel | None = getattr(drafter, "draft", None)
+        own = Traits.of(drafter)
+        self.draft, self.ranks, self.observe_ranked = own.draft, own.ranks, own.observe_ranked
         self.propose = drafter.propose
         self.observe = drafter.observe
 

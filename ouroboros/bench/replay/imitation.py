@@ -16,16 +16,8 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from ouroboros.bench.replay.recorded_target import RecordedTarget, Replayed, drafts_as_recorded
-from ouroboros.bench.replay.recording import Recording, Tape
-from ouroboros.bench.run.recorder import Place, places
-from ouroboros.bench.run.stop import cut
-from ouroboros.choose import Ranked
-from ouroboros.decode import Drafter, stream
-from ouroboros.trace import DecodeTrace
-from ouroboros.tree import TokenTree
+from ouroboros.bench.replay.recording import Recording
+from ouroboros.bench.run.recorder import Place
 
 
 @dataclass(frozen=True)
@@ -36,6 +28,12 @@ class Rates:
 
     after_right: float
     after_wrong: float
+
+    @property
+    def title(self) -> str:
+        """What is done with them, for the title of what is measured so."""
+        shares = f"{self.after_right:g} after a right node, {self.after_wrong:g} after others"
+        return f"predictions off the text imitated (right: {shares})"
 
 
 USUAL = Rates(0.7, 0.04)
@@ -57,71 +55,12 @@ def rates_of(runs: Iterable[Recording]) -> Rates | None:
     return Rates(hits[1] / tries[1], hits[0] / tries[0]) if all(tries) else None
 
 
-class ImitatedChoice:
-    """The recorded token after each node on the text; off it, a token drawn by `rates`."""
-
-    def __init__(self, recording: Recording, rates: Rates, *, seed: int = 0) -> None:
-        self.text = recording.tokens
-        self.rates = rates
-        self.seed = seed
-        self._drawn: dict[Place, int] = {}
-
-    def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        found = list(places(len(tokens), tree, self.text))
-        return [self._at(found[node]) for node in tree.asked]
-
-    def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
-        raise NotImplementedError("an imitated target knows no runners-up")
-
-    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        raise NotImplementedError("an imitated target knows no scores")
-
-    def _at(self, place: Place) -> int:
-        along, off = place
-        if not off and along < len(self.text):
-            return self.text[along]
-        if place not in self._drawn:
-            self._drawn[place] = self._draw(along + len(off), off)
-        return self._drawn[place]
-
-    def _draw(self, at: int, off: tuple[int, ...]) -> int:
-        """Draw the prediction for position `at`, after the tokens `off` that leave the text."""
-        draw = random.Random(f"{self.seed}-{at}-{off}")
-        known = at < len(self.text)
-        right = known and bool(off) and off[-1] == self.text[at - 1]
-        rate = self.rates.after_right if right else self.rates.after_wrong
-        return self.text[at] if known and draw.random() < rate else draw.choice(self.text)
-
-
-def imitate(
-    drafter: Drafter, tape: Tape, recording: Recording, *, rates: Rates = USUAL, seed: int = 0
-) -> DecodeTrace:
-    """Return the trace of a run of `drafter` on a recorded text; its times are not the target's.
-
-    Raises `ValueError` for a decoder that is no drafter, accepts by rejection sampling, or drafts
-    in another dtype than the recording's.
-    """
-    drafts_as_recorded(drafter, tape)
-    if getattr(drafter, "draft", None) is not None:
-        drafter.draft.tokens = []  # type: ignore[attr-defined]
-    choose = tape.sampling.choose(recording.example, recording.repeat, vocab=tape.vocab_size)
-    said = len(recording.new_tokens)
-    for trace in stream(
-        RecordedTarget(tape),  # type: ignore[arg-type]
-        Imagined(drafter, choose),
-        recording.prompt,
-        max_new=tape.max_new or said,
-        eos=tape.eos,
-        choose=ImitatedChoice(recording, rates, seed=seed),
-    ):
-        if len(trace.new_tokens) >= said:
-            break
-    return cut(trace, said) if recording.finish == "stop" else trace
-
-
-class Imagined(Replayed):
-    """The drafter under imitation: it drafts by its own choice, and learns whatever it is told."""
-
-    def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Let the drafter learn."""
-        self.drafter.observe(tree, chosen, path)
+def imitated(text: Sequence[int], place: Place, rates: Rates, *, seed: int = 0) -> int:
+    """Return what a target says at a place off its text, or past its end, drawn by `rates`."""
+    along, off = place
+    at = along + len(off)
+    draw = random.Random(f"{seed}-{at}-{off}")
+    known = at < len(text)
+    right = known and bool(off) and off[-1] == text[at - 1]
+    rate = rates.after_right if right else rates.after_wrong
+    return text[at] if known and draw.random() < rate else draw.choice(text)

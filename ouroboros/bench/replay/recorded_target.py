@@ -4,43 +4,53 @@ The loop is `ouroboros.decode.stream` itself; only the target is another: one th
 and whose choices are looked up. Invariant: a replay under the recorded settings and dtype proposes,
 accepts and counts what the live run did, step by step, as far as the draft model computes the same
 here (in bfloat16, near ties may fall otherwise on another device). What a drafter asks that the
-recording cannot answer is an error, never a guess.
+recording cannot answer is an error, never a guess, unless rates to imitate it by are given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import overload
 
 import torch
 
+from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.replay.imitated_draft import ImitatedDraft
+from ouroboros.bench.replay.imitation import Rates, imitated
 from ouroboros.bench.replay.recording import Recording, Tape
 from ouroboros.bench.run.recorder import Place, places
-from ouroboros.bench.run.stop import cut
 from ouroboros.choose import Choose, Ranked
-from ouroboros.decode import Drafter, stream
-from ouroboros.engine.model import CachedModel
-from ouroboros.trace import DecodeTrace
+from ouroboros.decode import Drafter, Traits, stream
+from ouroboros.engine.eager import fed_apart
+from ouroboros.trace import DecodeTrace, cut
 from ouroboros.tree import TokenTree
 
 UNKNOWN = -1
 
 
 class RecordedTarget:
-    """Stands where a `CachedModel` stands in the loop: it counts calls and computes nothing."""
+    """Stands where a `CachedModel` stands in the loop, for one run: it counts calls and forwards,
+    as eager calls make them, and computes nothing."""
 
     def __init__(self, tape: Tape, *, tokenizer=None) -> None:
         self.tokenizer = tokenizer
         self.max_len, self.vocab_size = tape.max_len, tape.vocab_size
         self.tokens: list[int] = []
         self.calls = 0
+        self.forwards = 0
         self.busy_s = 0.0
         self.wait_s = 0.0
         self.scored = 0
+        self.caught_up = 0
 
     def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
         """Return no logits at all: the choice is looked up."""
+        missing = 0 if self.calls else len(tokens) - 1
+        self.forwards += 2 if fed_apart(missing, tree) else 1
+        self.caught_up += missing
         self.calls += 1
+        self.scored += len(tree)
         return torch.empty(0)
 
     def accept(self, path: Sequence[int]) -> None:
@@ -49,17 +59,20 @@ class RecordedTarget:
 
 class RecordedChoice:
     """The recorded token after each node that agrees with the recording; elsewhere what was
-    recorded of the target's predictions, or `UNKNOWN`."""
+    recorded of the target's predictions, or one imitated by `rates`, or `UNKNOWN`."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, rates: Rates | None = None) -> None:
         self.recorded = recording.tokens
-        self.predictions = recording.predictions
+        self.predictions = dict(recording.predictions)
+        self.rates = rates
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         found = [self._at(place) for place in places(len(tokens), tree, self.recorded)]
         return [found[node] for node in tree.asked]
 
-    def ranked(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[Ranked]:
+    def ranked(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
+    ) -> Ranked:
         raise NotImplementedError("a recording knows no runners-up")
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
@@ -69,6 +82,8 @@ class RecordedChoice:
         along, off = place
         if not off and along < len(self.recorded):
             return self.recorded[along]
+        if self.rates is not None and place not in self.predictions:
+            self.predictions[place] = imitated(self.recorded, place, self.rates)
         return self.predictions.get(place, UNKNOWN)
 
 
@@ -102,7 +117,7 @@ class Replayed:
 
     def __init__(self, drafter: Drafter, choose: Choose) -> None:
         self.drafter, self.choose = drafter, choose
-        self.draft: CachedModel | None = getattr(drafter, "draft", None)
+        self.draft = Traits.of(drafter).draft
 
     def reset(self, choose: Choose) -> None:
         """Begin a run; the draft model chooses as in a live run."""
@@ -118,10 +133,13 @@ class Replayed:
         self.drafter.observe(tree, Predictions(chosen, tree.asked, who), path)
 
 
-def check_drafter(drafter: object, tape: Tape) -> None:
-    """Raise `ValueError` for a decoder that this tape cannot answer."""
+def check_drafter(drafter: object, tape: Tape, *, rates: Rates | None = None) -> None:
+    """Raise `ValueError` for a decoder that this tape cannot answer: another engine, one that needs
+    the target's probabilities, drafts in another dtype than was recorded, or, without `rates`,
+    learns from predictions that were not."""
     drafts_as_recorded(drafter, tape)
-    if getattr(drafter, "reads_rejected", False) and not any(r.predictions for r in tape.runs):
+    reads = Traits.of(drafter).reads_rejected
+    if reads and rates is None and not any(r.predictions for r in tape.runs):
         raise ValueError(
             f"{type(drafter).__name__} learns from what the target predicts at rejected nodes, "
             "which this recording does not hold: record a run of it with record_predictions=true "
@@ -130,18 +148,28 @@ def check_drafter(drafter: object, tape: Tape) -> None:
 
 
 def drafts_as_recorded(drafter: object, tape: Tape) -> None:
-    """Raise `ValueError` for a decoder that is another engine, needs the target's probabilities, or
-    drafts in another dtype than was recorded."""
     name = type(drafter).__name__
     if not hasattr(drafter, "propose"):
         raise ValueError(f"{name} is another engine, not a drafter: leave it out of decoder=[...]")
-    rule, choose = getattr(drafter, "rule", None), tape.sampling.choose("", 0, vocab=1)
-    if rule is not None and rule(choose) is not choose:
+    own, choose = Traits.of(drafter), tape.sampling.choose("", 0, vocab=1)
+    if own.rule(choose) is not choose:
         raise ValueError(
             f"{name} accepts by rejection sampling, which needs the target's probabilities: replay "
             "it with verification=shared"
         )
-    draft = getattr(drafter, "draft", None)
+    if own.ranks:
+        raise ValueError(
+            f"{name} learns from the target's {own.ranks} best tokens at each node, and only the "
+            "best is recorded: leave it out of decoder=[...] and run it live"
+        )
+    draft = own.draft
+    if isinstance(draft, ImitatedDraft):
+        if tape.sampling.temperature:
+            raise ValueError(
+                "an imitated draft knows what comes first, not the odds of sampling: give a "
+                f"recording at temperature 0 (this one has {tape.sampling.temperature:g})"
+            )
+        return
     dtype = "" if draft is None else str(draft.dtype).removeprefix("torch.")
     if draft is not None and tape.dtype not in (None, dtype):
         raise ValueError(
@@ -150,23 +178,45 @@ def drafts_as_recorded(drafter: object, tape: Tape) -> None:
         )
 
 
+def sampled(name: str, recording: Recording, trace: DecodeTrace, *, text: str = "") -> Sample:
+    """Return a replayed run as a sample, without times of its own."""
+    blank = Sample(recording.example, name, recording.repeat, 0, len(recording.prompt))
+    return replace(
+        blank,
+        new_tokens=tuple(trace.new_tokens),
+        text=text,
+        finish=trace.finish,
+        steps=tuple(trace.steps),
+        group=recording.group,
+    )
+
+
 def replay(
-    drafter: Drafter, tape: Tape, recording: Recording, *, max_new: int | None = None
+    drafter: Drafter,
+    tape: Tape,
+    recording: Recording,
+    *,
+    max_new: int | None = None,
+    rates: Rates | None = None,
 ) -> DecodeTrace:
     """Return the trace of the run that the recording was; its times are the draft's and the host's.
 
-    `max_new` defaults to the tape's. Raises `ValueError` where the recording ends at a length limit
-    before `max_new`, and as `check_drafter`.
+    `max_new` defaults to the tape's. With `rates`, predictions off the text are imitated. Raises
+    `ValueError` where the recording ends at a length limit before `max_new`, and as
+    `check_drafter`.
     """
-    check_drafter(drafter, tape)
+    check_drafter(drafter, tape, rates=rates)
     said = len(recording.new_tokens)
     limit = max_new or tape.max_new or said
     if recording.finish == "length" and limit > said:
         raise ValueError(
             f"{recording.example} was recorded up to {said} tokens: max_new={limit} is too much"
         )
-    if getattr(drafter, "draft", None) is not None:
-        drafter.draft.tokens = []  # type: ignore[attr-defined]
+    draft = Traits.of(drafter).draft
+    if isinstance(draft, ImitatedDraft):
+        draft.follow(recording.tokens)
+    elif draft is not None:
+        draft.tokens = []
     choose = tape.sampling.choose(recording.example, recording.repeat, vocab=tape.vocab_size)
     played = Replayed(drafter, choose)
     target = RecordedTarget(tape)
@@ -176,7 +226,7 @@ def replay(
         recording.prompt,
         max_new=limit,
         eos=tape.eos,
-        choose=RecordedChoice(recording),
+        choose=RecordedChoice(recording, rates),
     ):
         if len(trace.new_tokens) >= said:
             break

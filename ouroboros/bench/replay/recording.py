@@ -8,8 +8,8 @@ engine's text. Invariant: what a tape does not know (a length limit, a context) 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ouroboros.bench.measure.sample import Sample
@@ -23,7 +23,10 @@ ANY = 1 << 30  # a context or a vocabulary of unknown size
 
 @dataclass(frozen=True)
 class Recording:
-    """One run: `finish` is "eos", "length", "context", or "stop" where the text just ends."""
+    """One run: `finish` is "eos", "length", "context", or "stop" where the text just ends.
+
+    `group` is the example's category, "" where it has none.
+    """
 
     example: str
     prompt: tuple[int, ...]
@@ -31,6 +34,7 @@ class Recording:
     finish: str = "stop"
     repeat: int = 0
     predictions: Mapping[Place, int] = field(default_factory=dict)
+    group: str = ""
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -66,11 +70,36 @@ class Tape:
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def read(path: Path, tokenizer) -> Tape:
-    """Read a tape, or JSONL with the fields "prompt" and "completion" as text and perhaps "id".
+SPARE = 64  # ids beyond a text's own
 
-    Text is tokenized anew: prompts with the tokenizer's special tokens, completions without.
-    Raises `ValueError`, naming the line, for anything else.
+
+def renumbered(tape: Tape) -> Tape:
+    """Return the tape with each run's ids numbered in the order of their appearance.
+
+    No decoder knows an id by its number, and rows of logits become hundreds wide instead of tens of
+    thousands. For counts alone, and only where nothing is carried from run to run.
+    """
+    runs, size = [], 0
+    for run in tape.runs:
+        names = {token: number for number, token in enumerate(sorted(tape.eos))}
+
+        def renamed(tokens: Sequence[int], names: dict[int, int] = names) -> tuple[int, ...]:
+            return tuple(names.setdefault(token, len(names)) for token in tokens)
+
+        prompt, new = renamed(run.prompt), renamed(run.new_tokens)
+        said = {(at, renamed(off)): renamed([t])[0] for (at, off), t in run.predictions.items()}
+        runs.append(replace(run, prompt=prompt, new_tokens=new, predictions=said))
+        size = max(size, len(names))
+    return replace(tape, runs=runs, vocab_size=size + SPARE, eos=frozenset(range(len(tape.eos))))
+
+
+def read(path: Path, tokenizer) -> Tape:
+    """Read a tape, or JSONL with the fields "prompt" and "completion" as text.
+
+    "id" and "category" may be given. In place of prompt and completion there may be "turns", a list
+    of such pairs: a later turn's prompt is all that was said before it, and its number the run's
+    `repeat`. Text is tokenized anew: prompts with the tokenizer's special tokens, completions
+    without. Raises `ValueError`, naming the line, for anything else.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # U+2028 may stand inside a string
@@ -81,18 +110,28 @@ def read(path: Path, tokenizer) -> Tape:
         raise ValueError(f"the recording {path} is empty: record some runs first")
     if isinstance(rows[0], dict) and rows[0].get("format") == FORMAT:
         return _tape(path, rows)
-    runs = []
+    runs: list[Recording] = []
     for number, row in enumerate(rows, start=1):
         try:
-            prompt = tokenizer(row["prompt"]).input_ids
-            text = tokenizer(row["completion"], add_special_tokens=False).input_ids
-        except (KeyError, TypeError, ValueError) as error:
+            name = str(row.get("id", f"{path.stem}/{number}"))
+            runs += _turns(name, str(row.get("category", "")), row.get("turns", [row]), tokenizer)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f'{path}, line {number}: give {{"prompt": text, "completion": text}}'
+                f'{path}, line {number}: give {{"prompt": text, "completion": text}}, or "turns", '
+                "a list of these"
             ) from error
-        name = str(row.get("id", f"{path.stem}/{number}"))
-        runs.append(Recording(name, tuple(prompt), tuple(text)))
     return Tape(runs)
+
+
+def _turns(name: str, group: str, turns: Sequence[dict], tokenizer) -> Iterator[Recording]:
+    """Yield the runs of one conversation, as plain text with no chat template."""
+    before = ""
+    for number, turn in enumerate(turns):
+        before += turn["prompt"]
+        prompt = tokenizer(before).input_ids
+        text = tokenizer(turn["completion"], add_special_tokens=False).input_ids
+        yield Recording(name, tuple(prompt), tuple(text), repeat=number, group=group)
+        before += f"\n\n{turn['completion']}\n\n"
 
 
 def _tape(path: Path, rows: Sequence[dict]) -> Tape:
@@ -107,6 +146,7 @@ def _tape(path: Path, rows: Sequence[dict]) -> Tape:
                 line["finish"],
                 line["repeat"],
                 unlisted(line.get("predictions", ())),
+                line.get("group", ""),
             )
             for line in lines
         ]
@@ -167,4 +207,5 @@ def _recording(
         sample.finish,
         sample.repeat,
         predictions,
+        sample.group,
     )

@@ -106,4 +106,6 @@ def _step(drafted: int, agreed: int, new: int, *, ended: bool) -> StepRecord:
         verify_s=0.0,
         host_s=0.0,
         draft_scored=drafted,
+        target_forwards=1,
+        draft_forwards=drafted,
     )

@@ -7,41 +7,58 @@ summary. Reports over several folders are in `ouroboros.bench.report.combined`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from ouroboros.bench.report.cells import as_text
+from ouroboros.bench.report.gather import load, summary_of
 from ouroboros.bench.report.plots.speedups import calls_bars, speedup_bars
 from ouroboros.bench.report.plots.style import save_png
-from ouroboros.bench.report.summary import headline, summarise
+from ouroboros.bench.report.summary import BASELINE, cost_text, headline, summarise
 from ouroboros.bench.report.tables import (
-    as_text,
     group_frame,
     published_caption,
     published_frame,
+    source_frame,
     tables,
+    tree_frame,
 )
 from ouroboros.bench.run.store import ResultsFolder
-from ouroboros.bench.verdict.audit_report import load_audit
 
-__all__ = ["LEGEND", "headline", "make_report", "notes", "summarise", "tables", "to_markdown"]
+__all__ = ["headline", "legend", "make_report", "notes", "summarise", "tables", "to_markdown"]
 
 LEGEND = """\
 decode speedup: time per token after the first step against `greedy` on the same engine, latency
 speedup: time per token of the whole run, prefill included (both pooled: sums divided once); macro
 speedup: the geometric mean over prompts of each prompt's latency speedup; vs transformers: latency
-speedup against `hf_greedy`; [95 % bootstrap over prompts, paired]. TTFT: to the end of the first
-step; TPOT: per token after it; E2E: mean per completion. repetition: share of a completion's
-4-grams that occurred before in it, (!) above 30 %: repeated text flatters every decoder that drafts
-from the text. unequal: completions whose tokens differ from `greedy`'s. lossless: the audit's
-verdict on them: identical, ties (a move of the logits within the arithmetic's own noise makes the
-other token the choice; usual below float32), BUG, or "in law" (rejection sampling); `greedy` is the
-reference, held against float64 by scripts/audit.py. Task scores: [95 %, Wilson for yes-or-no
-scores, else bootstrap]. calls/token: (target calls + 0.176 x draft calls) / new tokens; vs
-ouroboros: over that of the decoder `ouroboros`, paired by prompt. accept len: tokens per step that
-had a draft, the bonus token included. nodes/call: tokens scored per target call. samples: measured;
-failures are counted, never averaged. Warm-up is excluded; decoders alternate prompt by prompt."""
+speedup against `hf_greedy`; ouroboros over it: the decoder's time per token, prefill included, over
+that of `ouroboros`, both on the same prompts: above 1 Ouroboros is ahead, and it is called so only
+where the whole interval is; [95 % bootstrap over prompts, paired]. predicted: seconds that the
+counts take at the costs named in the title, prefill and the host's time included. cost/token: the
+calls of both models by these costs, in calls of the target on one node, greedy 1. calls/token at
+{cost}: (target calls + {cost} x draft calls) / new tokens, whatever they score; the ratio is the
+pair's own, by the bytes of its weights, where a run recorded it, else the published pair's 0.176,
+and a call counts as its forwards where these were counted. TTFT: to the end of
+the first step; TPOT: per token after it; E2E: mean per completion. repetition: share of a
+completion's 4-grams that occurred before in it; below, within or above the 9 to 15 % of large
+models' own answers: above, every decoder that drafts from the text is flattered. unequal:
+completions whose tokens differ from `greedy`'s. lossless: the audit's verdict on them: identical,
+ties (a move of the logits within the arithmetic's own noise makes the other token the choice; usual
+below float32), BUG, or "in law" (rejection sampling); `greedy` is the reference, held against
+float64 by ouroboros audit. Task scores: [95 %, Wilson for yes-or-no scores, else bootstrap].
+accept len: tokens per step that had a draft, the bonus token included. nodes/token and nodes/call:
+nodes that the target scored, the root among them, the prompt not. samples: measured; failures are
+counted, never averaged. Warm-up is excluded; decoders alternate prompt by prompt."""
+NO_GREEDY = """\
+No greedy here: no speedup over it, no check that texts are equal, and nothing to audit against. \
+Add greedy to decoder=[...] to have them."""
+
+
+def legend(summaries: Iterable[Mapping]) -> str:
+    """Return what the tables' columns mean."""
+    return LEGEND.format(cost=cost_text(summaries))
 
 
 def make_report(folder: ResultsFolder) -> dict:
@@ -49,8 +66,7 @@ def make_report(folder: ResultsFolder) -> dict:
 
     Raises `ValueError` where the folder holds no run.
     """
-    run, audit = folder.load_run(), load_audit(folder)
-    summary = summarise(run, folder.load_samples(), folder.load_scores(), audit)
+    summary = summary_of(load(folder.path))
     folder.write_json("summary.json", summary)
     folder.write_text("summary.md", to_markdown(summary))
     draw(speedup_bars(summary), folder.path / "speedup.png")
@@ -68,12 +84,19 @@ def draw(figure: Figure | None, path: Path) -> None:
 def to_markdown(summary: Mapping) -> str:
     """Return summary.md: title, all tables, failures and the legend."""
     parts = [f"# {summary['title']}", summary["footnote"], *notes(summary), *tables(summary)]
+    kept = tree_frame(summary)
+    if len(kept):
+        parts += [
+            "Proposed trees, a step on average:",
+            as_text(kept),
+            as_text(source_frame(summary)),
+        ]
     groups, published = group_frame(summary), published_frame(summary)
     if len(groups):
         parts += ["Latency speedup by group of prompts:", as_text(groups)]
     if len(published):
         parts += [published_caption(summary), as_text(published)]
-    return "\n\n".join([*parts, LEGEND]) + "\n"
+    return "\n\n".join([*parts, legend([summary])]) + "\n"
 
 
 def notes(summary: Mapping) -> list[str]:
@@ -89,7 +112,10 @@ def notes(summary: Mapping) -> list[str]:
         lost = "" if summary["pools_restored"] else "; a carried pool starts empty after each"
         found.append(f"Taken up again {summary['resumed']} time(s) after a stop{lost}.")
     if not summary["timed"]:
-        found.append("Counts only: other jobs shared the device, so no time is shown.")
+        predicted = f"; speedups are predicted by {summary['costs']}" if summary["costs"] else ""
+        found.append(f"Counts only: other jobs shared the device, so no time is shown{predicted}.")
+    if BASELINE not in summary["decoders"]:
+        found.append(NO_GREEDY)
     for name, row in summary["decoders"].items():
         found += [f"{name}: {row['failed']} failed: {error}" for error in row["errors"]]
     return found

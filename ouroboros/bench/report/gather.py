@@ -10,20 +10,27 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ouroboros.bench.measure.predicted import Priced
 from ouroboros.bench.measure.sample import Sample
-from ouroboros.bench.run.store import RUN, SAMPLES, ResultsFolder
+from ouroboros.bench.measure.trees import ProposedTree
+from ouroboros.bench.report.summary import summarise
+from ouroboros.bench.run.store import COSTS, RUN, SAMPLES, ResultsFolder
 from ouroboros.bench.verdict.audit_report import Row, load_audit
+from ouroboros.costs.surface import Costs
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One measurement: run.json, samples and scores, of one folder or of merged parts."""
+    """One measurement: run.json, samples and scores, of one folder or of merged parts. `priced`:
+    by which costs its counts are reported."""
 
     folders: tuple[Path, ...]
     run: dict
     samples: list[Sample]
     scores: dict[tuple[str, str, int], dict[str, float]]
     audit: list[Row] = field(default_factory=list)
+    priced: Priced | None = None
+    trees: dict[tuple[str, str, int], list[ProposedTree]] = field(default_factory=dict)
 
     @property
     def keys(self) -> set[tuple[str, str, int]]:
@@ -59,7 +66,35 @@ def load(path: Path) -> Measured:
         raise ValueError(
             f"{path}: {SAMPLES} has decoders that {RUN} lacks: {', '.join(sorted(strange))}"
         )
-    return Measured((path,), run, samples, folder.load_scores(), load_audit(folder))
+    return Measured(
+        (path,),
+        run,
+        samples,
+        folder.load_scores(),
+        load_audit(folder),
+        recorded_costs(folder),
+        folder.load_trees(),
+    )
+
+
+def summary_of(one: Measured) -> dict:
+    """Return the summary of a measurement."""
+    return summarise(
+        one.run, one.samples, one.scores, one.audit, priced=one.priced, trees=one.trees
+    )
+
+
+def recorded_costs(folder: ResultsFolder) -> Priced | None:
+    """Return the costs that were measured with a run, or by which it decided; None without any.
+
+    Raises `ValueError` where the folder's costs are damaged.
+    """
+    path = folder.path / COSTS
+    if not path.exists():
+        return None
+    costs = Costs.load(path)
+    named = costs.about.get("name")
+    return Priced(f"the costs {named!r}" if named else "the costs measured with the run", costs)
 
 
 def merge(found: Iterable[Measured]) -> list[Measured]:
@@ -102,6 +137,7 @@ def _joined(whole: Measured, part: Measured) -> Measured:
         samples=samples,
         scores={**whole.scores, **part.scores},
         audit=[*whole.audit, *part.audit],
+        trees={**whole.trees, **part.trees},
     )
 
 

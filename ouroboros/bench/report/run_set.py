@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ouroboros.bench.report.gather import Measured
-from ouroboros.bench.report.summary import summarise
+from ouroboros.bench.report.gather import Measured, summary_of
 from ouroboros.bench.report.sweep import labels
 
 FEW = 3
@@ -43,8 +42,7 @@ def study(measured: Sequence[Measured]) -> Study:
     rest = [index for index, name in enumerate(names) if not name]
     for index, label in zip(rest, _labels(measured, rest, few=0), strict=True):
         names[index] = label
-    summaries = [summarise(one.run, one.samples, one.scores, one.audit) for one in measured]
-    return Study(measured, names, summaries, found)
+    return Study(measured, names, [summary_of(one) for one in measured], found)
 
 
 def _labels(measured: Sequence[Measured], members: Sequence[int], *, few: int) -> list[str]:

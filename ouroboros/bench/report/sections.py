@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 
 from ouroboros.bench.report import compare, tables
 from ouroboros.bench.report.folder_report import notes
-from ouroboros.bench.report.plots import acceptance, published, shares, speedups, sweeps
+from ouroboros.bench.report.plots import acceptance, published, shares, speedups, sweeps, trees
 from ouroboros.bench.report.run_set import Study
+from ouroboros.bench.report.summary import cost_text
 from ouroboros.bench.report.sweep import Swept, short, swept
 
 FEW_RUNS = 3
@@ -52,6 +53,8 @@ class Section:
     notes: Sequence[str] = ()
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
+    narrow: Sequence[Table] = ()
+    """Tables for one column of a paper, written as LaTeX alone."""
 
 
 def sections(found: Study) -> list[Section]:
@@ -81,6 +84,7 @@ def _run(found: Study, index: int) -> Section:
         notes=[summary["footnote"] + ".", *notes(summary)],
         tables=_tables(prefix, summary),
         pictures=[] if found.swept(index) else _pictures(prefix, summary),
+        narrow=[Table(f"{prefix}narrow", summary["title"], tables.narrow_frame(summary))],
     )
 
 
@@ -144,46 +148,68 @@ def _values(values: Sequence) -> str:
 
 
 def _comparison_tables(name: str, lead: compare.Lead, summaries: Sequence[Mapping]) -> list[Table]:
-    """One table for each measure; none of time where no run was timed."""
-    timed = {
+    """One table for each measure that some run has, and Ouroboros over the best other decoder."""
+    priced = ", ".join(dict.fromkeys(one["costs"] for one in summaries if one["costs"]))
+    cells = {
         "speedup": ("Latency speedup over greedy, pooled [95 % bootstrap]", compare.speedup_cell),
         "macro": ("Macro speedup: geometric mean over prompts", compare.macro_cell),
         "throughput": ("Tokens per second", compare.throughput_cell),
+        "predicted": (f"Speedup over greedy, predicted by {priced}", compare.predicted_cell),
+        "cost": (f"Cost per token by {priced}, in target calls of one node", compare.cost_cell),
+        "calls": (
+            f"Calls per token: (target + {cost_text(summaries)} x draft) / new tokens",
+            compare.calls_cell,
+        ),
     }
-    counted = {
-        "calls": ("Calls per token: (target + 0.176 x draft) / new tokens", compare.calls_cell)
-    }
-    cells = {**timed, **counted} if any(one["timed"] for one in summaries) else counted
-    return [
+    timed = any(one["timed"] for one in summaries)
+    absent = set() if timed else {"speedup", "macro", "throughput"}
+    absent |= set() if priced else {"predicted", "cost"}
+    found = [
         Table(f"{name}-{key}", caption, compare.comparison_frame(lead, summaries, cell))
         for key, (caption, cell) in cells.items()
+        if key not in absent
     ]
+    ahead = compare.lead_frame(lead, summaries)
+    caption = "Ouroboros over the best other decoder of each run, paired by prompt [95 % bootstrap]"
+    return found + ([Table(f"{name}-lead", caption, ahead)] if len(ahead) else [])
 
 
 def _tables(prefix: str, summary: Mapping) -> list[Table]:
+    priced = f" (cost/token by {summary['costs']})" if summary["costs"] else ""
+    lead = "Ouroboros over each other decoder, paired by prompt: above 1 it is ahead"
     found = [
         Table(f"{prefix}speed", "Speed", tables.speed_frame(summary)),
-        Table(f"{prefix}counts", "Calls and acceptance", tables.count_frame(summary)),
+        Table(f"{prefix}lead", lead, tables.lead_frame(summary)),
+        Table(f"{prefix}time", "Time and memory", tables.time_frame(summary)),
+        Table(f"{prefix}counts", f"Calls and acceptance{priced}", tables.count_frame(summary)),
+        Table(
+            f"{prefix}groups", "Latency speedup by group of prompts", tables.group_frame(summary)
+        ),
     ]
-    groups, theirs = tables.group_frame(summary), tables.published_frame(summary)
-    if len(groups):
-        caption = "Latency speedup by group of prompts"
-        found.append(Table(f"{prefix}groups", caption, groups))
+    shapes = "Proposed trees, a step on average; estimates of nodes whose parent was accepted"
+    found += [
+        Table(f"{prefix}trees", shapes, tables.tree_frame(summary)),
+        Table(f"{prefix}sources", "Nodes of the trees by source", tables.source_frame(summary)),
+    ]
+    theirs = tables.published_frame(summary)
     if len(theirs):
         caption = tables.published_caption(summary)
         found.append(Table(f"{prefix}published", caption, theirs))
-    return found
+    return [table for table in found if table.frame.shape[1] > 1]
 
 
 def _pictures(prefix: str, summary: Mapping) -> list[Picture]:
+    calls = "Cost per token" if summary["costs"] else "Calls per token"
     drawn = [
         ("speedup", "Speedup over greedy", speedups.speedup_bars(summary)),
-        ("calls", "Calls per token", speedups.calls_bars(summary)),
+        ("calls", calls, speedups.calls_bars(summary)),
         ("published", "Published and measured", published.published_bars(summary)),
         ("histogram", "Draft tokens accepted per step", acceptance.acceptance_histograms(summary)),
         ("positions", "Acceptance by position", acceptance.acceptance_by_position(summary)),
         ("time", "Where the time goes", shares.time_shares(summary)),
         ("sources", "Who proposed the tokens", shares.source_shares(summary)),
+        ("trees", "Size and depth of the proposed trees", trees.tree_shapes(summary)),
+        ("reliability", "Estimated against actual acceptance", trees.reliability(summary)),
     ]
     return _drawn([(prefix + name, caption, figure) for name, caption, figure in drawn])
 

@@ -6,12 +6,17 @@ were in fact measured. The formulas are in `metrics` and `intervals`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 
 from ouroboros.bench.measure import intervals, metrics
 from ouroboros.bench.measure.intervals import Interval
+from ouroboros.bench.measure.predicted import Priced, cost_part
 from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.measure.trees import ProposedTree, tree_metrics
+from ouroboros.bench.report.leads import leads
+from ouroboros.bench.report.title import device, footnote, incomplete, nature, title
 from ouroboros.bench.verdict.audit_report import Row, tally, verdict
 
 RATIOS = ("decode_speedup", "latency_speedup", "latency_speedup_macro")
@@ -20,6 +25,7 @@ TIMED = (
     *("output_throughput", "macro_throughput", "ttft_ms", "tpot_ms", "e2e_latency_s"),
     *("draft_share", "verify_share", "host_share", "host_ms_per_step", "energy_per_token_j"),
     *(f"{ratio}{against}" for against in ("", "_vs_hf") for ratio in RATIOS),
+    *("latency_vs_ouroboros", "decode_vs_ouroboros", "ttft_vs_ouroboros"),
 )
 """What means nothing where jobs shared the device (a run with `timing` false)."""
 
@@ -29,8 +35,15 @@ def summarise(
     samples: Sequence[Sample],
     scores: Mapping[tuple[str, str, int], Mapping],
     audit: Sequence[Row] = (),
+    *,
+    priced: Priced | None = None,
+    trees: Mapping[tuple[str, str, int], Sequence[ProposedTree]] | None = None,
 ) -> dict:
-    """Return every metric of every decoder, in the order of the run's config; plain JSON values."""
+    """Return every metric of every decoder, in the order of the run's config; plain JSON values.
+
+    `priced`: by which costs, if any, counts become costs per token and predicted speedups. `trees`:
+    those that were kept, by sample.
+    """
     good: dict[str, list[Sample]] = {name: [] for name in run["decoders"]}
     failed: dict[str, list[Sample]] = {name: [] for name in run["decoders"]}
     for sample in samples:
@@ -38,23 +51,27 @@ def summarise(
     rows = {
         name: {
             **_counts(mine, failed[name]),
-            **_decoder_metrics(mine, good),
+            **_decoder_metrics(mine, good, cost_of(run)),
+            **_priced_metrics(mine, good, priced, cost_of(run)),
             "scores": metrics.task_scores(mine, scores) | _corpus_scores(run, name),
             "score_intervals": _plain(intervals.score_intervals(mine, scores)),
             "groups": _groups(mine, good.get(BASELINE, [])),
+            "trees": _tree_metrics(mine, trees or {}),
             "verdicts": (found := tally(audit, name)),
             "verdict": verdict(found) if found else None,
         }
         for name, mine in good.items()
     }
-    timed = run.get("timing", True)
+    timed, cost = run.get("timing", True), run["model"].get("draft_cost")
     measured = {sample.example for mine in good.values() for sample in mine}
+    words = f" · predicted by {priced.name}" if priced and not timed else ""
     return {
-        "title": title(run, len(measured)),
+        "title": title(run, len(measured)) + words,
         "footnote": footnote(run),
         "status": run["status"],
         "incomplete": incomplete(run, len(samples)),
         "timed": timed,
+        "costs": priced and priced.name,
         "resumed": run["resumed"],
         "pools_restored": "carried_pools" in run,
         "samples": len(samples),
@@ -63,71 +80,31 @@ def summarise(
         "device": device(run),
         "nature": nature(run),
         "published": run.get("published"),
+        **({} if cost is None else {"draft_cost": cost}),
         "decoders": rows if timed else {name: _untimed(row) for name, row in rows.items()},
     }
 
 
-def title(run: Mapping, prompts: int) -> str:
-    """Return one line: task, prompts measured, model (and what it stands for), dtype, machine."""
-    model, sampling = run["model"], run["sampling"]
-    standin = model.get("standin")
-    shape = f" as a stand-in, shapes {standin['target']} / {standin['draft']}" if standin else ""
-    rehearsal = " (a rehearsal)" if nature(run) == "rehearsal" else ""
-    heat = f"T={sampling['temperature']:g}" if sampling["temperature"] else "greedy (T=0)"
-    penalty = sampling.get("repetition_penalty", 1.0)
-    heat += "" if penalty == 1.0 else f", repetition penalty {penalty:g}"
-    kept = "".join(f", {role} {what}" for role, what in (model.get("quantised") or {}).items())
-    kept += "" if model.get("engine", "eager") == "eager" else f", {model['engine']} engine"
-    wanted = run["task"]["prompts"]
-    counted = f"{prompts} prompts" if prompts == wanted else f"{prompts} of {wanted} prompts"
-    return (
-        f"{run['task']['name']}, {counted} x {run['max_new']} tokens · "
-        f"{model['name']} pair{shape}{rehearsal} · {model['dtype']}{kept} · "
-        f"{heat} · batch size 1 · {device(run)}"
-    )
+def cost_of(run: Mapping) -> float:
+    """Return what a draft call costs in target calls: the run's own, else the published pair's."""
+    cost = run["model"].get("draft_cost")
+    return metrics.COST_RATIO if cost is None else cost
 
 
-def nature(run: Mapping) -> str:
-    """Return what the measured model is: "model", "stand-in" or "rehearsal".
-
-    A stand-in computes a small model inside a large shape. A rehearsal has published numbers to
-    compare with but runs on the pair that ships with the project.
-    """
-    model = run["model"]
-    if model.get("standin"):
-        return "stand-in"
-    small = str(model.get("target", "")).startswith("reference/")
-    return "rehearsal" if run.get("published") and small else "model"
-
-
-def incomplete(run: Mapping, samples: int) -> bool:
-    """Say whether samples are missing or the run never ended."""
-    return samples < run["samples_wanted"] or run["status"] != "finished"
-
-
-def device(run: Mapping) -> str:
-    """Return the name of the GPU or CPU that ran the models; of each, where parts were merged."""
-    return " + ".join(dict.fromkeys(_device(part, run["model"]) for part in _machines(run)))
-
-
-def footnote(run: Mapping) -> str:
-    """Return one line: host and versions."""
-    versions = run["provenance"]["versions"]
-    hosts = (
-        f"{m['cpu']}, {m['cores']} cores, {m['threads']} thread{'s' * (m['threads'] > 1)}"
-        for m in _machines(run)
-    )
-    parts = f"{run['parts']} parts, merged; " if run.get("parts", 1) > 1 else ""
-    return (
-        f"{parts}{' + '.join(dict.fromkeys(hosts))}; "
-        f"torch {versions['torch']}, transformers {versions['transformers']}"
-    )
+def cost_text(summaries: Iterable[Mapping]) -> str:
+    """Return the weight of a draft call in calls/token as a legend's number, or words where the
+    runs' pairs differ."""
+    costs = {f"{one.get('draft_cost', metrics.COST_RATIO):.3g}" for one in summaries}
+    return costs.pop() if len(costs) == 1 else "the pair's cost"
 
 
 def headline(summary: Mapping) -> dict:
     """Return the few numbers per decoder that the last line of stdout carries."""
     keys = ("output_throughput", "acceptance_length", "calls_per_token", "repetition_rate")
-    ratios = ("decode_speedup", "latency_speedup", "latency_speedup_vs_hf")
+    ratios = (
+        *("decode_speedup", "latency_speedup", "latency_speedup_vs_hf", "predicted_speedup"),
+        *("cost_per_token", "latency_vs_ouroboros", "ttft_vs_ouroboros"),
+    )
     return {
         name: {
             **{key: _rounded(row[key]) for key in keys},
@@ -145,8 +122,10 @@ def _counts(good: Sequence[Sample], failed: Sequence[Sample]) -> dict:
     return {"samples": len(good), "failed": len(failed), "errors": errors}
 
 
-def _decoder_metrics(mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]]) -> dict:
-    baseline = good.get(BASELINE, [])
+def _decoder_metrics(
+    mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]], cost: float
+) -> dict:
+    baseline, part = good.get(BASELINE, []), partial(metrics.calls_part, cost_ratio=cost)
     return {
         "new_tokens": sum(len(s.new_tokens) for s in mine),
         "output_throughput": metrics.output_throughput(mine),
@@ -156,15 +135,8 @@ def _decoder_metrics(mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]
         "e2e_latency_s": metrics.e2e_latency_s(mine),
         **_speedups("", baseline, mine),
         **_speedups("_vs_hf", good.get(PEER, []), mine),
-        **_step_metrics(mine),
-        **_plain(
-            {
-                "calls_interval": intervals.pooled(mine, part=metrics.calls_part),
-                "calls_vs_ouroboros": intervals.speedup(
-                    mine, good.get(METHOD, []), part=metrics.calls_part
-                ),
-            }
-        ),
+        **_step_metrics(mine, cost),
+        **_plain({"calls_interval": intervals.pooled(mine, part=part)}),
         "repetition_rate": metrics.mean_repetition_rate(mine),
         "unequal": metrics.unequal(baseline, mine),
         "peak_bytes": max((s.peak_bytes for s in mine if s.peak_bytes), default=None),
@@ -172,7 +144,29 @@ def _decoder_metrics(mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]
     }
 
 
-def _step_metrics(mine: Sequence[Sample]) -> dict:
+def _priced_metrics(
+    mine: Sequence[Sample],
+    good: Mapping[str, Sequence[Sample]],
+    priced: Priced | None,
+    draft_cost: float,
+) -> dict:
+    """Costs per token, predicted speedup over greedy, and Ouroboros' lead by every measure."""
+    base, ours = (priced.timed(own) if priced else [] for own in (good.get(BASELINE, []), mine))
+    cost = intervals.pooled(mine, part=cost_part(priced.costs)) if priced and ours else None
+    own = {"cost_per_token": cost, "predicted_speedup": intervals.speedup(base, ours)}
+    return _plain(own | leads(mine, good.get(METHOD, []), priced, draft_cost=draft_cost))
+
+
+def _tree_metrics(
+    mine: Sequence[Sample], trees: Mapping[tuple[str, str, int], Sequence[ProposedTree]]
+) -> dict | None:
+    """Of the samples whose trees were kept, and how many these are; None without any."""
+    own = [trees[sample.key] for sample in mine if sample.key in trees]
+    found = tree_metrics([tree for steps in own for tree in steps])
+    return found and {"samples": len(own), **found}
+
+
+def _step_metrics(mine: Sequence[Sample], cost: float) -> dict:
     steps = metrics.steps_of(mine)
     shares = metrics.phase_shares(steps)
     return {
@@ -183,7 +177,11 @@ def _step_metrics(mine: Sequence[Sample]) -> dict:
         "acceptance_length": metrics.acceptance_length(steps),
         "tokens_per_target_call": metrics.tokens_per_target_call(steps),
         "draft_calls_per_token": metrics.draft_calls_per_token(steps),
-        "calls_per_token": metrics.calls_per_token(steps),
+        "target_forwards_per_token": metrics.target_forwards_per_token(steps),
+        "draft_forwards_per_token": metrics.draft_forwards_per_token(steps),
+        "nodes_per_token": metrics.nodes_per_token(steps),
+        "draft_nodes_per_token": metrics.draft_nodes_per_token(steps),
+        "calls_per_token": metrics.calls_per_token(steps, cost),
         "draft_acceptance_rate": metrics.draft_acceptance_rate(steps),
         "scored_per_step": metrics.scored_per_step(steps),
         "acceptance_rate_per_position": metrics.acceptance_rate_per_position(steps),
@@ -234,16 +232,6 @@ def _corpus_scores(run: Mapping, decoder: str) -> dict[str, float]:
 
 def _group(sample: Sample) -> str:
     return getattr(sample, "group", "")
-
-
-def _machines(run: Mapping) -> list[Mapping]:
-    return run.get("machines") or [run["provenance"]["machine"]]
-
-
-def _device(machine: Mapping, model: Mapping) -> str:
-    if model["device"].startswith("cuda") and machine["gpus"]:
-        return machine["gpus"][0]
-    return f"{machine['cpu']}, {machine['cores']} cores"
 
 
 def _plain(found: Mapping[str, Interval | None]) -> dict[str, dict | None]:

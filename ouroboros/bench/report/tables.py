@@ -1,4 +1,4 @@
-"""Tables of summaries: one frame of cells per question, written as Markdown, CSV or LaTeX.
+"""Tables of summaries: one frame of cells per question.
 
 A cell is text as a reader sees it ("3.04x [2.15, 3.86]", "-" where nothing is known); the same
 numbers in full, one row per run and decoder, are `compare.numbers_frame`'s. A measure that no
@@ -8,34 +8,106 @@ decoder has is left out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import pandas as pd
 
 from ouroboros.bench.measure import metrics
-from ouroboros.bench.report.summary import BASELINE
-
-LATEX = str.maketrans(
-    {c: f"\\{c}" for c in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+from ouroboros.bench.report.cells import (
+    as_text,
+    interval,
+    number,
+    percent,
+    ratio,
+    spread,
+    times,
+    within,
 )
+from ouroboros.bench.report.leads import MEASURES, others, said
+from ouroboros.bench.report.summary import BASELINE, cost_text
+
+WORDS = {
+    "latency": "tokens/s",
+    "predicted": "prediction",
+    "cost": "cost/token",
+    "calls": "calls/token at {cost}",
+}
 
 
-def tables(summary: Mapping, style: str = "github") -> tuple[str, str]:
-    """Return the table of speed and the table of acceptance, as text."""
-    return as_text(speed_frame(summary), style), as_text(count_frame(summary), style)
+def tables(summary: Mapping, style: str = "github", *, width: int | None = None) -> list[str]:
+    """Return a run's tables of speed, leads, time and acceptance, as text.
+
+    `width`: no line is longer; what does not fit is left out (`summary.md` has it all).
+    """
+    frames = (speed_frame, lead_frame, time_frame, count_frame)
+    found = [frame for make in frames if (frame := make(summary)).shape[1] > 1]
+    return [as_text(frame if width is None else within(frame, width), style) for frame in found]
 
 
 def speed_frame(summary: Mapping) -> pd.DataFrame:
-    """Times, speedups, memory, energy, repetition, equality and scores of each decoder."""
+    """Speed, speedups, Ouroboros' lead, repetition, equality and scores of each decoder."""
     rows = summary["decoders"]
     scored = sorted({name for row in rows.values() for name in row["scores"]})
-    return _filled(_framed([_speed_row(name, row, scored) for name, row in rows.items()]))
+    own = "latency" if summary["timed"] else "predicted"
+    return _filled([_speed_row(name, row, scored, own) for name, row in rows.items()])
+
+
+def lead_frame(summary: Mapping) -> pd.DataFrame:
+    """Ouroboros' lead over each other decoder by every measure; empty where it did not run."""
+    cost = cost_text([summary])
+    return _filled([_lead_row(name, row, cost) for name, row in others(summary).items()])
+
+
+def time_frame(summary: Mapping) -> pd.DataFrame:
+    """Times per token and completion, their phases, memory and energy of each decoder."""
+    return _filled([_time_row(name, row) for name, row in summary["decoders"].items()])
 
 
 def count_frame(summary: Mapping) -> pd.DataFrame:
-    """Calls, acceptance and sources of each decoder: nothing that depends on the machine."""
-    return _filled(_framed([_count_row(name, row) for name, row in summary["decoders"].items()]))
+    """Calls, acceptance and sources of each decoder: what the machine changes only through the
+    costs by which they are counted."""
+    cost = cost_text([summary])
+    return _filled([_count_row(name, row, cost) for name, row in summary["decoders"].items()])
+
+
+def tree_frame(summary: Mapping) -> pd.DataFrame:
+    """Size, shape and calibration of the trees of each decoder that they were kept of."""
+    return _filled([_tree_row(n, row) for n, row in summary["decoders"].items() if row["trees"]])
+
+
+def source_frame(summary: Mapping) -> pd.DataFrame:
+    """For each source of a decoder's nodes, how many there were, were judged and were right."""
+    return _filled(
+        [
+            {
+                "decoder": name,
+                "source": source,
+                "nodes": str(own["proposed"]),
+                "parent accepted": str(own["judged"]),
+                "of these accepted": percent(
+                    own["right"] / own["judged"] if own["judged"] else None
+                ),
+                "as estimated": percent(own["thought"]),
+            }
+            for name, row in summary["decoders"].items()
+            for source, own in (row["trees"] or {"sources": {}})["sources"].items()
+        ]
+    )
+
+
+def narrow_frame(summary: Mapping) -> pd.DataFrame:
+    """Tokens per second, speedup and tokens per target call of each decoder: for one column."""
+    own = "latency" if summary["timed"] else "predicted"
+    return _filled(
+        [
+            {
+                "decoder": name,
+                "tokens/s": number(row["output_throughput"], 1),
+                "speedup": interval(row[f"{own}_speedup"]),
+                "tokens/call": number(row["tokens_per_target_call"], 2),
+            }
+            for name, row in summary["decoders"].items()
+        ]
+    )
 
 
 def group_frame(summary: Mapping) -> pd.DataFrame:
@@ -96,71 +168,16 @@ def ratio_of_ratios(summary: Mapping, name: str) -> float | None:
     return measured["value"] / published if measured and published else None
 
 
-def as_text(frame: pd.DataFrame, style: str = "github") -> str:
-    """Return a frame as text (`style`: one of tabulate's), the first column to the left."""
-    align = ["left", *["right"] * (frame.shape[1] - 1)] if len(frame) else None
-    return frame.to_markdown(index=False, tablefmt=style, disable_numparse=True, colalign=align)
-
-
-def as_latex(frame: pd.DataFrame, caption: str) -> str:
-    """Return a frame as a LaTeX table with booktabs rules, everything escaped."""
-    safe = caption.translate(LATEX)
-    columns = "l" + "r" * (frame.shape[1] - 1)
-    return frame.to_latex(index=False, escape=True, caption=safe, column_format=columns)
-
-
-def write_table(frame: pd.DataFrame, stem: Path, *, caption: str) -> None:
-    """Write `stem`.md, .csv and .tex; the LaTeX one needs \\usepackage{booktabs}."""
-    stem.with_suffix(".md").write_text(f"{caption}\n\n{as_text(frame)}\n", encoding="utf-8")
-    stem.with_suffix(".tex").write_text(as_latex(frame, caption), encoding="utf-8")
-    frame.to_csv(stem.with_suffix(".csv"), index=False)
-
-
-def number(value: float | None, digits: int) -> str:
-    """Return a rounded number, "-" for None."""
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def percent(value: float | None) -> str:
-    """Return a share as a whole percentage."""
-    return "-" if value is None else f"{100 * value:.0f} %"
-
-
-def times(value: float | None) -> str:
-    """Return a ratio as "1.23x"."""
-    return "-" if value is None else f"{value:.2f}x"
-
-
-def interval(found: Mapping | None) -> str:
-    """Return a ratio and its interval."""
-    if found is None:
-        return "-"
-    return times(found["value"]) + _spread(found, 2)
-
-
-def calls(row: Mapping) -> str:
-    """Return a decoder's calls per token and their interval."""
-    found = row["calls_interval"]
-    return "-" if found is None else number(found["value"], 3) + _spread(found, 3)
-
-
-def _speed_row(name: str, row: Mapping, scored: Sequence[str]) -> dict[str, str]:
-    shares = [row[f"{phase}_share"] for phase in ("draft", "verify", "host")]
-    peak = row["peak_bytes"]
+def _speed_row(name: str, row: Mapping, scored: Sequence[str], own: str) -> dict[str, str]:
+    words = "" if own == "latency" else "predicted "
     cells = {
         "decoder": name,
         "samples": str(row["samples"]) + (f" ({row['failed']} failed)" if row["failed"] else ""),
         "tokens/s": number(row["output_throughput"], 1),
+        f"{words or 'latency '}speedup": interval(row[f"{own}_speedup"]),
         "decode speedup": interval(row["decode_speedup"]),
-        "latency speedup": interval(row["latency_speedup"]),
-        "macro speedup": interval(row["latency_speedup_macro"]),
-        "vs transformers": interval(row["latency_speedup_vs_hf"]),
+        f"ouroboros over it{words and ', predicted'}": interval(row[f"{own}_vs_ouroboros"]),
         "TTFT ms": number(row["ttft_ms"], 1),
-        "TPOT ms": number(row["tpot_ms"], 2),
-        "E2E s": number(row["e2e_latency_s"], 2),
-        "draft/verify/host %": _shares(shares),
-        "peak GiB": number(peak and peak / 2**30, 1),
-        "J/token": number(row["energy_per_token_j"], 2),
         "repetition": _repetition(row["repetition_rate"]),
         "unequal": _unequal(row),
         "lossless": row.get("verdict") or "-",
@@ -168,20 +185,69 @@ def _speed_row(name: str, row: Mapping, scored: Sequence[str]) -> dict[str, str]
     return cells | {score: _score(row, score) for score in scored}
 
 
-def _count_row(name: str, row: Mapping) -> dict[str, str]:
+def _lead_row(name: str, row: Mapping, cost: str) -> dict[str, str]:
+    measure = next(m for m in MEASURES if row[f"{m}_vs_ouroboros"])
+    return {
+        "ouroboros over": name,
+        "tokens/s": interval(row["latency_vs_ouroboros"]),
+        "after the first step": interval(row["decode_vs_ouroboros"]),
+        "TTFT": interval(row["ttft_vs_ouroboros"]),
+        "predicted": interval(row["predicted_vs_ouroboros"]),
+        "cost/token": interval(row["cost_vs_ouroboros"]),
+        WORDS["calls"].format(cost=cost): interval(row["calls_vs_ouroboros"]),
+        f"it is, by {WORDS[measure].format(cost=cost)}": said(row[f"{measure}_vs_ouroboros"]),
+    }
+
+
+def _time_row(name: str, row: Mapping) -> dict[str, str]:
+    peak = row["peak_bytes"]
+    return {
+        "decoder": name,
+        "macro speedup": interval(row["latency_speedup_macro"]),
+        "vs transformers": interval(row["latency_speedup_vs_hf"]),
+        "TPOT ms": number(row["tpot_ms"], 2),
+        "E2E s": number(row["e2e_latency_s"], 2),
+        "draft/verify/host %": _shares([row[f"{p}_share"] for p in ("draft", "verify", "host")]),
+        "host ms/step": number(row["host_ms_per_step"], 2),
+        "peak GiB": number(peak and peak / 2**30, 1),
+        "J/token": number(row["energy_per_token_j"], 2),
+    }
+
+
+def _count_row(name: str, row: Mapping, cost: str) -> dict[str, str]:
     total = sum(row["tokens_by_source"].values())
     shares = {name: 100 * n / total for name, n in row["tokens_by_source"].items()}
     return {
         "decoder": name,
         "accept len": number(row["acceptance_length"], 2),
         "tokens/target call": number(row["tokens_per_target_call"], 2),
+        "cost/token": ratio(row["cost_per_token"]),
+        WORDS["calls"].format(cost=cost): ratio(row["calls_interval"]),
         "draft calls/token": number(row["draft_calls_per_token"], 2),
-        "calls/token": calls(row),
-        "calls vs ouroboros": interval(row["calls_vs_ouroboros"]),
-        "draft accepted": percent(row["draft_acceptance_rate"]),
+        "target forwards/token": number(row["target_forwards_per_token"], 3),
+        "draft forwards/token": number(row["draft_forwards_per_token"], 3),
+        "nodes/token": number(row["nodes_per_token"], 2),
+        "draft nodes/token": number(row["draft_nodes_per_token"], 2),
         "nodes/call": number(row["scored_per_step"], 1),
-        "host ms/step": number(row["host_ms_per_step"], 2),
+        "draft accepted": percent(row["draft_acceptance_rate"]),
         "tokens by source %": ", ".join(f"{name} {share:.0f}" for name, share in shares.items()),
+    }
+
+
+def _tree_row(name: str, row: Mapping) -> dict[str, str]:
+    trees, sure = row["trees"], row["trees"]["calibration"] or {}
+    return {
+        "decoder": name,
+        "samples with trees": f"{trees['samples']} of {row['samples']}",
+        "steps": str(trees["steps"]),
+        "nodes": number(trees["nodes"], 1),
+        "depth": number(trees["depth"], 1),
+        "leaves": number(trees["leaves"], 1),
+        "estimated": percent(sure.get("thought")),
+        "accepted": percent(sure.get("came")),
+        "log loss": number(sure.get("log_loss"), 3),
+        "of the mean": number(sure.get("log_loss_of_the_mean"), 3),
+        "Brier": number(sure.get("brier"), 3),
     }
 
 
@@ -189,8 +255,9 @@ def _framed(rows: Sequence[Mapping[str, str]]) -> pd.DataFrame:
     return pd.DataFrame(rows).fillna("-")
 
 
-def _filled(frame: pd.DataFrame) -> pd.DataFrame:
+def _filled(rows: Sequence[Mapping[str, str]]) -> pd.DataFrame:
     """Leave out the columns that no row fills; whether texts are equal is always said."""
+    frame = _framed(rows)
     empty = [name for name in frame if name != "unequal" and (frame[name] == "-").all()]
     return frame.drop(columns=empty)
 
@@ -201,7 +268,7 @@ def _shares(shares: Sequence[float | None]) -> str:
 
 
 def _repetition(rate: float | None) -> str:
-    return percent(rate) + (" (!)" if rate is not None and rate > metrics.REPETITIVE else "")
+    return percent(rate) + ("" if rate is None else f", {metrics.of_real_text(rate)}")
 
 
 def _unequal(row: Mapping) -> str:
@@ -212,9 +279,4 @@ def _unequal(row: Mapping) -> str:
 
 def _score(row: Mapping, name: str) -> str:
     found = row["score_intervals"].get(name)
-    return number(row["scores"].get(name), 3) + (_spread(found, 3) if found else "")
-
-
-def _spread(found: Mapping, digits: int) -> str:
-    low, high = found["low"], found["high"]
-    return "" if low is None else f" [{low:.{digits}f}, {high:.{digits}f}]"
+    return number(row["scores"].get(name), 3) + (spread(found, 3) if found else "")

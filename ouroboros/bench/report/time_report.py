@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from ouroboros.bench.measure.sample import Sample
-from ouroboros.bench.report.tables import as_text, number, percent
+from ouroboros.bench.report.cells import as_text, number, percent
 from ouroboros.costs.surface import Costs, Surface
 from ouroboros.trace import StepRecord
 

@@ -10,6 +10,7 @@ prompt.
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,17 +20,18 @@ from ouroboros.bench.measure.meter import Meter
 from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.run.conversation import Answers
 from ouroboros.bench.run.pools import CarriedPools
-from ouroboros.bench.run.prompt import check_chat, prompt_ids
+from ouroboros.bench.run.prompt import check_chat, longest, prompt_ids
 from ouroboros.bench.run.provenance import without_paths
 from ouroboros.bench.run.recorder import Recorder
 from ouroboros.bench.run.sampling import Sampling
-from ouroboros.bench.run.stop import Stop, StopStrings, cut, text_of
+from ouroboros.bench.run.stop import Stop, StopStrings, text_of
 from ouroboros.bench.run.store import SAMPLES, SCORES, ResultsFolder
 from ouroboros.bench.tasks.task import Example, Task
 from ouroboros.choose import Choose
+from ouroboros.costs.surface import Costs
 from ouroboros.decode import Drafter, stream
 from ouroboros.engine.model import CachedModel
-from ouroboros.trace import DecodeTrace
+from ouroboros.trace import DecodeTrace, cut
 
 WARM_UP = Example(
     "warm-up",
@@ -66,8 +68,10 @@ MakeDecoder = Callable[[], Decoder]
 class Bench:
     """What one run measures. `models` are all the models whose caches are emptied per sample.
 
-    `record_predictions` also writes what the target predicted at every node, for replays. Raises
-    `ValueError` where the examples need a chat template and the tokenizer has none.
+    `record_predictions` also writes what the target predicted at every node, for replays.
+    `record_trees` writes the trees of the first repeat: of every drafter, of none, or (None) of
+    those that say how likely each node is. `costs` are those that decoders were told, if any were.
+    Raises `ValueError` where the examples need a chat template and the tokenizer has none.
     """
 
     target: CachedModel
@@ -79,6 +83,8 @@ class Bench:
     repeats: int = 1
     sampling: Sampling = field(default_factory=Sampling)
     record_predictions: bool = False
+    record_trees: bool | None = None
+    costs: Costs | None = None
 
     def __post_init__(self) -> None:
         check_chat(self.target.tokenizer, self.examples)
@@ -127,12 +133,15 @@ class Bench:
             pools.restore({sample.decoder for sample in done})
             answers = Answers(self.task, self.examples, next(iter(self.decoders)), done)
             for example, name, repeat, order in missing:
-                decoder = self._watched(decoders[name])
-                sample = self.measure(decoder, example, repeat, answers)
+                decoder = self._watched(decoders[name], repeat)
+                reasons: list[str] = []
+                sample = self.measure(decoder, example, repeat, answers, on_error=reasons.append)
                 sample = replace(sample, decoder=name, order=order)
                 answers.add(sample)
+                for reason in reasons:
+                    folder.add_failure(sample.key, reason)
                 if isinstance(decoder, Recorder):
-                    folder.add_predictions(sample.key, decoder.predictions(sample.new_tokens))
+                    self._keep(folder, sample, decoder)
                 lines.append(sample.to_dict())
                 pools.save(name)
                 on_sample(sample)
@@ -155,9 +164,15 @@ class Bench:
         folder.drop_if_empty(SCORES)
 
     def measure(
-        self, decoder: Decoder, example: Example, repeat: int, answers: Answers | None = None
+        self,
+        decoder: Decoder,
+        example: Example,
+        repeat: int,
+        answers: Answers | None = None,
+        on_error: Callable[[str], None] | None = None,
     ) -> Sample:
-        """Decode one example from empty caches; a failure becomes the sample's `error`.
+        """Decode one example from empty caches; a failure becomes the sample's `error`, and its
+        traceback goes to `on_error`.
 
         `answers` are needed for the later turns of a conversation.
         """
@@ -169,6 +184,8 @@ class Bench:
             return self._timed(decoder, prompt, blank)
         except Exception as error:
             reason = (str(error).strip() or "no message").splitlines()[0]
+            if on_error is not None:
+                on_error(without_paths("".join(traceback.format_exception(error))))
             return replace(blank, error=without_paths(f"{type(error).__name__}: {reason}"))
 
     def _timed(self, decoder: Decoder, prompt: list[int], blank: Sample) -> Sample:
@@ -209,26 +226,32 @@ class Bench:
                 return cut(trace, keep), ttft_s
         return trace, ttft_s
 
-    def _watched(self, decoder: Decoder) -> Decoder:
-        """Return the decoder, in a recorder where predictions are wanted and it is a drafter."""
-        wanted = self.record_predictions and not hasattr(decoder, "run")
-        return Recorder(decoder) if wanted else decoder  # type: ignore[arg-type]
+    def _watched(self, decoder: Decoder, repeat: int) -> Decoder:
+        """Return the decoder, in a recorder where something of it is wanted and it is a drafter."""
+        wanted = self.record_predictions or (self.record_trees is not False and repeat == 0)
+        if not wanted or hasattr(decoder, "run"):
+            return decoder
+        return Recorder(decoder)  # type: ignore[arg-type]
+
+    def _keep(self, folder: ResultsFolder, sample: Sample, recorder: Recorder) -> None:
+        """Write what was noted of a sample, before its own line."""
+        if self.record_predictions:
+            folder.add_predictions(sample.key, recorder.predictions(sample.new_tokens))
+        trees = recorder.trees()[: len(sample.steps)]
+        told = any(tree.probability or self.record_trees for tree in trees if len(tree.tokens) > 1)
+        if told and sample.repeat == 0 and self.record_trees is not False:
+            folder.add_trees(sample.key, trees)
 
     def _missing(self, done: Sequence[Sample]) -> list[tuple[Example, str, int, int]]:
         have = {sample.key for sample in done}
         return [turn for turn in self.turns() if (turn[0].id, turn[1], turn[2]) not in have]
-
-    def _longest(self) -> int:
-        """Return the tokens of the longest prompt; a conversation's first turn stands for it."""
-        lengths = (len(prompt_ids(self.target.tokenizer, e)) for e in self.examples)
-        return max(lengths, default=0)
 
     def _warm(self, missing: Sequence[tuple[Example, str, int, int]]) -> dict[str, Decoder]:
         """Return new decoders, after each was tried once, as another object, on a text of ours."""
         names = dict.fromkeys(turn[1] for turn in missing)
         if names:
             for model in self.models:
-                model.prepare(self._longest() + self.max_new)
+                model.prepare(longest(self.target.tokenizer, self.examples) + self.max_new)
         short = replace(self, max_new=min(self.max_new, WARM_UP_TOKENS))
         for name in names:
             short.measure(self.decoders[name](), WARM_UP, 0)

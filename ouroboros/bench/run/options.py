@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.pools import carriers
+from ouroboros.costs.named import NAMES
 
 WHOLE = {  # name: least value; those in NULLABLE may be null
     "max_new": 1,
@@ -24,14 +26,15 @@ RANGES = {  # name: least, greatest, in words
     "min_p": (0.0, 1.0, "from 0 (no cut) to 1"),
     "repetition_penalty": (1e-9, math.inf, "above 0; 1 is none"),
 }
-OTHERS = ("model", "task", "decoder", "results_dir", "audit", "published", "part")
+OTHERS = ("model", "task", "decoder", "results_dir", "audit", "published", "part", "costs")
 AUDITS = ("none", "differing", "all")
 SWITCHES = ("overwrite", "retry_failed", "save_pools", "timing", "record_predictions")
+MAYBE = ("record_trees",)
 
 
 def check_options(config: Mapping) -> None:
     """Raise `ValueError`, naming option, value and remedy, for values that no run can have."""
-    known = {name.split(".")[0] for name in (*WHOLE, *RANGES, *SWITCHES, *OTHERS)}
+    known = {name.split(".")[0] for name in (*WHOLE, *RANGES, *SWITCHES, *MAYBE, *OTHERS)}
     for name in config:
         if name not in known:
             raise ValueError(
@@ -48,6 +51,9 @@ def check_options(config: Mapping) -> None:
     for name in SWITCHES:
         if not isinstance(config[name], bool):
             raise ValueError(f"{name}={config[name]}: give true or false")
+    for name in MAYBE:
+        if not isinstance(config[name], bool | None):
+            raise ValueError(f"{name}={config[name]}: give true, false or null")
     if config["audit"] not in AUDITS:
         raise ValueError(f"audit={config['audit']}: choose one of {', '.join(AUDITS)}")
     if config["record_predictions"] and config["timing"]:
@@ -61,6 +67,7 @@ def check_options(config: Mapping) -> None:
         raise ValueError(
             f"decoder.{rejecting[0]}.verification=rejection knows no repetition_penalty: give 1.0"
         )
+    _check_costs(config.get("costs"))
     _check_pools(config)
 
 
@@ -71,6 +78,12 @@ def check_whole(name: str, value: object, *, least: int = 1, null: bool = False)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         remedy = f"give a whole number, {least} or more" + (", or null" if null else "")
         raise ValueError(f"{name}={value}: {remedy}")
+
+
+def _check_costs(given: object) -> None:
+    if not isinstance(given, str | None):
+        raise ValueError(f"costs={given}: give a name ({', '.join(NAMES)}), a file or null")
+    load_costs(given)
 
 
 def _check_pools(config: Mapping) -> None:

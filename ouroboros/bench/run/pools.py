@@ -9,11 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from ouroboros import vocab
-from ouroboros.drafters.pool import PhrasePool
 
 CARRIED = "task"
+
+
+class Pool(Protocol):
+    """What outlives a prompt."""
+
+    def save(self, path: str | Path, *, tokenizer_id: str) -> None:
+        """Write it, whole or not at all."""
+        ...
+
+
+class Carrier(Protocol):
+    """A decoder whose pool outlives a prompt."""
+
+    @property
+    def pool(self) -> Pool: ...
+
+    def read_pool(self, path: Path, *, tokenizer_id: str) -> Pool:
+        """Read a pool of this decoder's kind. Raises `ValueError` for what is none."""
+        ...
+
+    def restore(self, pool: Pool) -> None:
+        """Hold exactly what a pool holds."""
+        ...
 
 
 class CarriedPools:
@@ -21,29 +44,28 @@ class CarriedPools:
 
     def __init__(self, folder: Path, decoders: Mapping[str, object], tokenizer) -> None:
         self.folder = folder
-        self.pools: dict[str, PhrasePool] = {
-            name: decoder.pool  # type: ignore[attr-defined]
+        self.carriers: dict[str, Carrier] = {
+            name: decoder  # type: ignore[misc]
             for name, decoder in decoders.items()
             if getattr(decoder, "pool_state", None) == CARRIED
         }
-        self.tokenizer_id = vocab.fingerprint(tokenizer) if self.pools else ""
+        self.tokenizer_id = vocab.fingerprint(tokenizer) if self.carriers else ""
 
     def restore(self, begun: Collection[str]) -> None:
         """Fill the pools of decoders that have `begun` from their files, where there are any.
 
         Raises `ValueError` for a damaged file.
         """
-        for name, pool in self.pools.items():
+        for name, decoder in self.carriers.items():
             path = pool_path(self.folder, name)
             if name in begun and path.exists():
-                sizes = {"phrase_len": pool.phrase_len, "per_key": pool.per_key}
-                pool.restore(PhrasePool.load(path, tokenizer_id=self.tokenizer_id, **sizes))
+                decoder.restore(decoder.read_pool(path, tokenizer_id=self.tokenizer_id))
 
     def save(self, name: str) -> None:
         """Write one decoder's pool, if it carries one."""
-        if name in self.pools:
+        if name in self.carriers:
             path = pool_path(self.folder, name)
-            self.pools[name].save(path, tokenizer_id=self.tokenizer_id)
+            self.carriers[name].pool.save(path, tokenizer_id=self.tokenizer_id)
 
 
 def carriers(options: Mapping[str, Mapping]) -> list[str]:

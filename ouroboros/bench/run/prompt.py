@@ -20,6 +20,11 @@ def prompt_ids(tokenizer, example: Example) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
+def longest(tokenizer, examples: Sequence[Example]) -> int:
+    """Return the tokens of the longest prompt; a conversation's first turn stands for it."""
+    return max((len(prompt_ids(tokenizer, example)) for example in examples), default=0)
+
+
 def check_chat(tokenizer, examples: Sequence[Example]) -> None:
     """Raise `ValueError` where examples need a chat template and the tokenizer has none."""
     if any(e.messages for e in examples) and not getattr(tokenizer, "chat_template", None):

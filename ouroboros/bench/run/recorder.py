@@ -1,4 +1,6 @@
-"""Notes what a target predicted at every node of every tree, for a replay without the target.
+"""Notes the trees of a run, and what the target predicted at every node of them.
+
+The predictions are for a replay without the target, the trees for whoever wants to see them.
 
 Invariant: a prediction is filed under its whole prefix (a *place*), so one found again is what the
 target would say again, whatever tree asks.
@@ -8,17 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from ouroboros.bench.measure.trees import ProposedTree
 from ouroboros.choose import Choose
-from ouroboros.decode import Drafter
-from ouroboros.engine.model import CachedModel
+from ouroboros.decode import Drafter, Traits
 from ouroboros.tree import TokenTree
 
 Place = tuple[int, tuple[int, ...]]
 """(Tokens of the recorded sequence, tokens after them that are not the recorded ones)."""
 
 
-def places(base: int, tree: TokenTree, recorded: Sequence[int]) -> Iterator[Place]:
+def places(
+    base: int, tree: TokenTree, recorded: Sequence[int], *, off: Sequence[int] = ()
+) -> Iterator[Place]:
     """Yield the place of the prediction after each node of a tree whose root is token `base` - 1.
+
+    `off` are the tokens, up to the root, that have left the recorded ones (none where it has not).
 
     >>> tree = TokenTree.chain(5, [6, 7]).graft([(9, 1)], at=1)
     >>> list(places(2, tree, [4, 5, 6, 7, 8]))
@@ -27,7 +33,7 @@ def places(base: int, tree: TokenTree, recorded: Sequence[int]) -> Iterator[Plac
     found: list[Place] = []
     for token, parent in zip(tree.tokens, tree.parents, strict=True):
         if parent < 0:
-            found.append((base, ()))
+            found.append((base - len(off), tuple(off)))
             continue
         along, off = found[parent]
         agrees = not off and along < len(recorded) and recorded[along] == token
@@ -36,24 +42,21 @@ def places(base: int, tree: TokenTree, recorded: Sequence[int]) -> Iterator[Plac
 
 
 class Recorder:
-    """A drafter that passes everything on and notes what the target predicted at each node."""
+    """A drafter that passes everything on and notes each tree, its path and the predictions."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
-        self.draft: CachedModel | None = getattr(drafter, "draft", None)
+        own = Traits.of(drafter)
+        self.draft, self.rule = own.draft, own.rule
+        self.ranks, self.observe_ranked = own.ranks, own.observe_ranked
         self._prompt: tuple[int, ...] = ()
-        self._steps: list[tuple[int, TokenTree, list[int]]] = []
+        self._steps: list[tuple[int, TokenTree, list[int], list[int]]] = []
         self._base = 0
 
     def reset(self, choose: Choose) -> None:
         """Begin a run."""
         self._prompt, self._steps = (), []
         self.drafter.reset(choose)
-
-    def rule(self, choose: Choose) -> Choose:
-        """Return the drafter's own rule of verification, if it has one."""
-        rule = getattr(self.drafter, "rule", None)
-        return choose if rule is None else rule(choose)
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Propose what the drafter does."""
@@ -63,19 +66,63 @@ class Recorder:
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Note the predictions; the drafter learns as ever."""
-        self._steps.append((self._base, tree, list(chosen)))
+        self._steps.append((self._base, tree, list(chosen), list(path)))
         self.drafter.observe(tree, chosen, path)
 
     def predictions(self, new_tokens: Sequence[int]) -> dict[Place, int]:
         """Return what the run's tokens do not tell: predictions off the text or past its end."""
         recorded, found = [*self._prompt, *new_tokens], {}
-        for base, tree, chosen in self._steps:
+        for base, tree, chosen, _ in self._steps:
             by_node = list(places(base, tree, recorded))
             for node in tree.asked:
                 along, off = by_node[node]
                 if off or along >= len(recorded):
                     found[along, off] = chosen[node]
         return found
+
+    def trees(self) -> list[ProposedTree]:
+        """Return the run's trees, one a step, and what became of them."""
+        return [
+            ProposedTree(
+                tree.tokens,
+                tree.parents,
+                tuple(path),
+                chosen[path[-1]],
+                tree.probability,
+                tree.source,
+                tuple(sorted(tree.probe)),
+            )
+            for _, tree, chosen, path in self._steps
+        ]
+
+
+def tree_row(tree: ProposedTree, names: list[str]) -> dict:
+    """Return a tree as JSON values, its sources as places in `names`, which grows; `row_tree`
+    restores it."""
+    names += [name for name in dict.fromkeys(tree.source) if name not in names]
+    row = {
+        "tokens": tree.tokens,
+        "parents": tree.parents,
+        "path": tree.path,
+        "then": tree.then,
+        "probability": [round(float(share), 4) for share in tree.probability],
+        "source": [names.index(name) for name in tree.source],
+        "probe": tree.probe,
+    }
+    return {key: value for key, value in row.items() if value != () and value != []}
+
+
+def row_tree(row: Mapping, names: Sequence[str]) -> ProposedTree:
+    """Rebuild a tree from `tree_row`'s values."""
+    return ProposedTree(
+        tuple(row["tokens"]),
+        tuple(row["parents"]),
+        tuple(row["path"]),
+        row["then"],
+        tuple(row.get("probability", ())),
+        tuple(names[place] for place in row.get("source", ())),
+        tuple(row.get("probe", ())),
+    )
 
 
 def listed(predictions: Mapping[Place, int]) -> list[list]:

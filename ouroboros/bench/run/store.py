@@ -2,9 +2,12 @@
 
     run.json        resolved config, versions, machine, and whether the run has finished
     samples.jsonl   one line per (prompt, decoder, repeat), on disk before the next one starts
+    failures.jsonl  the traceback of each failed sample, if there is one
     scores.jsonl    one line per scored sample
     audit.jsonl     one line per prompt and repeat: each completion's verdict
     predictions.jsonl   if asked for: what the target predicted at every node, for replays
+    trees.jsonl     the trees that were proposed, of decoders that say how sure they are
+    costs.json      if known: what calls cost, as it was measured or as decoders went by it
     pool-*.json     the phrase pools that decoders carry from prompt to prompt
     audit.md        the verdicts as text
     summary.json, summary.md, speedup.png, calls.png: made from run, samples, scores and audit, at
@@ -19,20 +22,27 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.measure.trees import ProposedTree
 from ouroboros.bench.run.jsonl import JsonLines, locked, named_errors, read_lines
-from ouroboros.bench.run.recorder import Place, listed, unlisted
+from ouroboros.bench.run.recorder import Place, listed, row_tree, tree_row, unlisted
+from ouroboros.costs.surface import Costs
 
 RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audit.jsonl"
-PREDICTIONS = "predictions.jsonl"
+PREDICTIONS, TREES, COSTS = "predictions.jsonl", "trees.jsonl", "costs.json"
+FAILURES = "failures.jsonl"
+CHANGES = 6  # differences that an error names
 MADE = (
-    *(RUN, SAMPLES, SCORES, AUDIT, PREDICTIONS),
+    *(RUN, SAMPLES, SCORES, AUDIT, PREDICTIONS, TREES, COSTS, FAILURES),
     *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png"),
 )
 SampleKey = tuple[str, str, int]
+MOST_TREE_BYTES = 32 << 20
+"""Of trees.jsonl: once it is as large, no more is written."""
 
 
 class ResultsFolder:
@@ -45,14 +55,16 @@ class ResultsFolder:
         self,
         identity: str,
         *,
+        known: Mapping[str, object] | None = None,
         environment: Mapping[str, object] | None = None,
         overwrite: bool = False,
         retry_failed: bool = False,
     ) -> dict | None:
         """Return the run.json that is to be gone on with, or None; changes nothing.
 
-        `identity` is a hash of everything that the samples depend on, `environment` what they were
-        measured with (see `provenance.environment`). Raises `ValueError` where the folder holds a
+        `identity` is a hash of everything that the samples depend on, `known` what it is made of
+        (see `record.known`), `environment` what they were measured with (see
+        `provenance.environment`). Raises `ValueError` where the folder holds a
         run of another identity or environment, or a finished one (with `retry_failed`: one without
         failed samples), and `overwrite` is not given.
         """
@@ -61,7 +73,11 @@ class ResultsFolder:
             return None
         remedy = "use another results_dir, or overwrite=true"
         if old.get("identity") != identity:
-            raise ValueError(f"{self.path} holds a run with other settings or prompts: {remedy}")
+            what = _changes(_parts(old), _parts(known)) if known else ""
+            what = f" ({what})" if what else ""
+            raise ValueError(
+                f"{self.path} holds a run with other settings, sources or prompts{what}: {remedy}"
+            )
         if old.get("status") == "finished" and not retry_failed:
             raise ValueError(f"{self.path} holds this very run, finished: {remedy}")
         if old.get("status") == "finished" and not any(s.error for s in self.load_samples()):
@@ -79,6 +95,7 @@ class ResultsFolder:
         facts: dict,
         *,
         identity: str,
+        known: Mapping[str, object] | None = None,
         environment: Mapping[str, object] | None = None,
         overwrite: bool = False,
         retry_failed: bool = False,
@@ -93,7 +110,11 @@ class ResultsFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         with locked(self.path / SAMPLES) as samples:
             old = self.check_open(
-                identity, environment=environment, overwrite=overwrite, retry_failed=retry_failed
+                identity,
+                known=known,
+                environment=environment,
+                overwrite=overwrite,
+                retry_failed=retry_failed,
             )
             if old is not None:
                 self._check_same(old, facts)
@@ -130,11 +151,21 @@ class ResultsFolder:
         return facts
 
     def load_run(self) -> dict:
-        """Return run.json. Raises `ValueError` where there is none."""
+        """Return run.json, classes by their present names. Raises `ValueError` where there is
+        none."""
         facts = self._old_run()
         if facts is None:
             raise ValueError(f"{self.path} is not a results folder: it has no {RUN}")
-        return facts
+        return renamed(facts)
+
+    def load_costs(self) -> Costs | None:
+        """Return the costs that were recorded here, None where none were."""
+        path = self.path / COSTS
+        return Costs.load(path) if path.exists() else None
+
+    def save_costs(self, costs: Costs) -> None:
+        """Write costs.json."""
+        self.write_json(COSTS, asdict(costs))
 
     def write_json(self, name: str, data: dict) -> None:
         """Write a whole JSON file, or nothing at all."""
@@ -167,6 +198,11 @@ class ResultsFolder:
         rows = [line for _, line in read_lines(self.path / SCORES)]
         return {(r["example"], r["decoder"], r["repeat"]): r["scores"] for r in rows}
 
+    def add_failure(self, key: SampleKey, traceback: str) -> None:
+        """Append why a sample failed, before its own line."""
+        with self.appending(FAILURES) as lines:
+            lines.append({"key": list(key), "traceback": traceback})
+
     def add_predictions(self, key: SampleKey, predictions: Mapping[Place, int]) -> None:
         """Append a sample's predictions, before its own line."""
         with self.appending(PREDICTIONS) as lines:
@@ -176,6 +212,21 @@ class ResultsFolder:
         """Return the predictions on disk by sample key."""
         rows = [line for _, line in read_lines(self.path / PREDICTIONS)]
         return {tuple(row["key"]): unlisted(row["predictions"]) for row in rows}
+
+    def add_trees(self, key: SampleKey, trees: Sequence[ProposedTree]) -> None:
+        """Append a sample's trees, before its own line, unless the file is full."""
+        with self.appending(TREES) as lines:
+            if (self.path / TREES).stat().st_size < MOST_TREE_BYTES:
+                names: list[str] = []
+                rows = [tree_row(tree, names) for tree in trees]
+                lines.append({"key": list(key), "sources": names, "steps": rows})
+
+    def load_trees(self) -> dict[SampleKey, list[ProposedTree]]:
+        """Return the trees on disk by sample key, one for each step; the newest of each key."""
+        return {
+            tuple(line["key"]): [row_tree(row, line["sources"]) for row in line["steps"]]
+            for _, line in read_lines(self.path / TREES)
+        }
 
     def drop_if_empty(self, name: str) -> None:
         """Remove a file in which nothing was written."""
@@ -198,6 +249,23 @@ class ResultsFolder:
             raise ValueError(f"{path} is damaged: use another results_dir") from error
 
 
+def renamed(recorded):
+    """Return JSON values in which each `_target_` is the class's present name: until 0.1 the
+    baselines were a package of their own.
+
+    >>> renamed({"greedy": {"_target_": "baselines.Greedy"}})
+    {'greedy': {'_target_': 'ouroboros.baselines.Greedy'}}
+    """
+    if isinstance(recorded, list):
+        return [renamed(value) for value in recorded]
+    if not isinstance(recorded, dict):
+        return recorded
+    new = {name: renamed(value) for name, value in recorded.items()}
+    if str(new.get("_target_", "")).startswith("baselines."):
+        new["_target_"] = f"ouroboros.{new['_target_']}"
+    return new
+
+
 def _settled(facts: Mapping) -> dict:
     """Return the facts that only loaded tasks and models tell and that resuming depends on."""
     parts = {name: facts.get(name, {}) for name in ("task", "model")}
@@ -205,7 +273,22 @@ def _settled(facts: Mapping) -> dict:
     return {**own, "max_new": facts.get("max_new")}
 
 
+def _parts(run: Mapping) -> dict[str, object]:
+    """Return what a run's identity is made of, each setting by its dotted name."""
+    flat: dict[str, object] = {"prompts": run.get("task", {}).get("fingerprint")}
+    below = list(run.get("config", {}).items())
+    for name, value in below:  # grows while it is read
+        if isinstance(value, Mapping) and value:
+            below += [(f"{name}.{key}", item) for key, item in value.items()]
+        else:
+            flat[name] = value
+    behind = run.get("contents", {}).items()
+    return {**flat, **{k if k.startswith("source") else f"content of {k}": v for k, v in behind}}
+
+
 def _changes(old: Mapping, new: Mapping) -> str:
-    """Return which values differ, as text for an error."""
+    """Return which values differ, as text for an error, the first few of them."""
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    return ", ".join(f"{name} was {old.get(name)}, is {new.get(name)}" for name in names)
+    told = [f"{name} was {old.get(name)}, is {new.get(name)}" for name in names[:CHANGES]]
+    more = [f"and {len(names) - CHANGES} more"] if len(names) > CHANGES else []
+    return ", ".join(told + more)

@@ -30,7 +30,7 @@ class Prompts:
         self.version = self.source.version
         self.path = self.source.file or Path(path)
         self.template = choose_template(TEMPLATES, template)
-        self.stop = self.template.stops(stop)
+        self.stop: Sequence[str] = self.template.stops(stop)
 
     def load(self) -> list[Example]:
         """Return the prompts. Raises `ValueError`, naming file and line, where it cannot."""

@@ -21,6 +21,7 @@ from ouroboros.bench.run.stop import StopStrings
 from ouroboros.bench.run.store import AUDIT, ResultsFolder
 from ouroboros.bench.tasks.task import Example
 from ouroboros.bench.verdict.audit_report import PLAIN, Row
+from ouroboros.decode import Traits
 from ouroboros.engine.model import CachedModel
 from ouroboros.lossless.audit import WHOLE, Auditor, Case, Control, Finding, well_ended
 
@@ -29,7 +30,7 @@ BYTES_PER_WEIGHT = 16  # copies in float64 and float32, and a third while one is
 
 
 def audit_run(
-    job: Bench, folder: ResultsFolder, *, controls: bool, on_row: Callable[[], None]
+    job: Bench, folder: ResultsFolder, *, controls: bool, on_row: Callable[[], object]
 ) -> None:
     """Write audit.jsonl, a `Row` for each prompt and repeat that has plain decoding's completion.
 
@@ -140,8 +141,8 @@ def _row(
 def _exact_in_law(job: Bench) -> set[str]:
     """Return the decoders that choose by a rule of their own, exact in law only."""
     choose = job.sampling.choose("", 0, vocab=job.target.vocab_size)
-    rules = {name: getattr(make(), "rule", None) for name, make in job.decoders.items()}
-    return {name for name, rule in rules.items() if rule and rule(choose) is not choose}
+    rules = {name: Traits.of(make()).rule for name, make in job.decoders.items()}
+    return {name for name, rule in rules.items() if rule(choose) is not choose}
 
 
 def _groups(

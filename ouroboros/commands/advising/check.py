@@ -15,17 +15,18 @@ from tqdm import tqdm
 
 from ouroboros.bench.advice.accuracy import Accuracy, Point, accuracy
 from ouroboros.bench.advice.dots import predicted_dots
-from ouroboros.bench.advice.predict import PLAIN, timed
+from ouroboros.bench.advice.predict import PLAIN
 from ouroboros.bench.measure import metrics
 from ouroboros.bench.measure.intervals import speedup
+from ouroboros.bench.measure.predicted import timed
 from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.report.gather import Measured, load, run_folders
 from ouroboros.bench.report.plots.style import save_png
-from ouroboros.bench.report.summary import title
+from ouroboros.bench.report.title import title
+from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands.advising.inputs import given_costs, source_of
 from ouroboros.commands.advising.search import kind_of
-from ouroboros.commands.replay import load_costs
 from ouroboros.costs.surface import Costs
 
 Samples = Sequence[Sample]
@@ -41,6 +42,7 @@ def check_runs(config: dict, *, task: dict | None) -> dict:
         measured = load(path)
         titles.append(title(measured.run, len({s.example for s in measured.samples})))
         own = {**config, "model": measured.run["config"]["model"], "runs": str(path)}
+        own |= {"costs": None, "machine": {**config["machine"], "bandwidth_gb_s": None}}
         own["decoder"] = measured.run["config"]["decoder"]
         points += points_of(own, measured, given, task=task)
     timing = all(ResultsFolder(path).load_run().get("timing", True) for path in folders)

@@ -20,20 +20,23 @@ from ouroboros import vocab
 from ouroboros.bench.advice.memory import config_of, footprint_of
 from ouroboros.bench.advice.predict import PLAIN
 from ouroboros.bench.measure.sample import Sample
-from ouroboros.bench.measure.timing import copy_bandwidth, footprint, measure
 from ouroboros.bench.replay.imitation import Rates, rates_of
 from ouroboros.bench.replay.recorded_target import RecordedTarget
 from ouroboros.bench.replay.recording import Recording, Tape
+from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.loop import WARM_UP, Bench, eos_ids
 from ouroboros.bench.run.pair import Pair, load_draft, load_pair, load_tokenizer, place
-from ouroboros.bench.run.prompt import prompt_ids
+from ouroboros.bench.run.prompt import longest, prompt_ids
 from ouroboros.bench.run.provenance import fast_dtype
 from ouroboros.bench.run.recorder import Recorder
 from ouroboros.bench.run.sampling import Sampling
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands.advising.search import Imitated, OnRecord, Source
 from ouroboros.commands.build import SAMPLING, build_decoders, build_spec, build_task, wants_draft
-from ouroboros.commands.replay import load_costs, load_tapes
+from ouroboros.commands.replay import given_rates as rates_given
+from ouroboros.commands.replay import load_tapes
+from ouroboros.costs.bandwidth import with_floor
+from ouroboros.costs.calls import measure
 from ouroboros.costs.roofline import roofline
 from ouroboros.costs.surface import Costs
 
@@ -52,18 +55,19 @@ def run_here(config: dict) -> Evidence:
     """Load the pair, run the decoders on a few prompts and time both models' calls."""
     task, examples = build_task(config["task"])
     pair = load_pair(build_spec(config["model"]), with_draft=wants_draft(config["decoder"]))
-    makers = build_decoders(config["decoder"], pair)
+    costs = given_costs(config)
+    told = costs or _measured(config, pair, longest(pair.target.tokenizer, examples))
+    makers = build_decoders(config["decoder"], pair, told)
     sampling = Sampling(**{name: config[name] for name in SAMPLING})
     job = Bench(
         pair.target, pair.models, task, examples, makers, config["max_new"], sampling=sampling
     )
     live, runs = _watched(job)
     rates = given_rates(config) or {n: own for n in runs if (own := rates_of(runs[n]))}
-    source = Imitated(_tape(job, runs[PLAIN]), pair.draft, config["decoder"], rates)
-    costs = given_costs(config)
+    source = Imitated(_tape(job, runs[PLAIN]), pair.draft, config["decoder"], rates, told)
     if costs is not None:
         return Evidence(source, costs, rates)
-    return Evidence(source, _measured(config, pair, live), rates, live)
+    return Evidence(source, _with_runs(told, live), rates, live)
 
 
 def from_folder(config: dict, *, task: dict | None) -> Evidence:
@@ -97,7 +101,7 @@ def source_of(config: dict, folder: ResultsFolder, *, task: dict | None) -> Sour
         return OnRecord(folder.load_samples(), run["config"]["decoder"], run["max_new"])
     spec = build_spec(config["model"])
     tokenizer = load_tokenizer(spec)
-    names = {name: {} for name in [PLAIN, *run["decoders"]]}
+    names: dict[str, dict] = {name: {} for name in [PLAIN, *run["decoders"]]}
     asked = {"recording": folder.path, "limit": None, "recorded_decoder": None}
     tapes = load_tapes({**asked, "decoder": names, "task": task}, tokenizer)
     draft = load_draft(spec) if wants_draft(config["decoder"]) else None
@@ -105,7 +109,8 @@ def source_of(config: dict, folder: ResultsFolder, *, task: dict | None) -> Sour
         target = RecordedTarget(tapes[PLAIN], tokenizer=tokenizer)
         vocab.check_pair(target, draft)  # type: ignore[arg-type]
     rates = given_rates(config) or {n: own for n in tapes if (own := rates_of(tapes[n].runs))}
-    return Imitated(tapes[PLAIN], draft, config["decoder"], rates)
+    told = given_costs(config) or folder.load_costs()
+    return Imitated(tapes[PLAIN], draft, config["decoder"], rates, told)
 
 
 def given_rates(config: dict) -> dict[str, Rates]:
@@ -120,7 +125,8 @@ def given_rates(config: dict) -> dict[str, Rates]:
         if isinstance(given, str):
             found = json.loads(Path(given).read_text(encoding="utf-8"))["rates"]
             return {name: Rates(**own) for name, own in found.items()}
-        return {"": Rates(*map(float, given))}
+        rates = rates_given(given)
+        return {"": rates} if rates else {}
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"rates={given}: give two shares, as rates=[0.7,0.04], or an advice.json"
@@ -142,7 +148,7 @@ def given_costs(config: dict) -> Costs | None:
 def shapes(config: dict) -> list[tuple]:
     """Return (role, shape or model, dtype) of the pair: the machine's shapes, else the model's."""
     spec = build_spec(config["model"])
-    own = spec.standin or {"target": spec.target, "draft": spec.draft}
+    own: Mapping[str, str | None] = spec.standin or {"target": spec.target, "draft": spec.draft}
     device = spec.device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = fast_dtype(device) if spec.dtype == "auto" else getattr(torch, spec.dtype)
     names = config["machine"]["shapes"] or own
@@ -174,19 +180,21 @@ def _tape(job: Bench, runs: Sequence[Recording]) -> Tape:
     return Tape(runs, job.sampling, job.max_new, target.max_len, target.vocab_size, eos_ids(target))
 
 
-def _measured(config: dict, pair: Pair, live: Mapping[str, Sequence[Sample]]) -> Costs:
-    """Time both models; the host's time and the prefill are those of the runs."""
-    nodes = config["nodes"]
-    longest = max(s.prompt_tokens for s in live[PLAIN]) + config["max_new"]
-    longest = min(longest, min(model.max_len for model in pair.models) - max(nodes))
-    contexts = [max(1, longest // 2), max(1, longest)]
-    with tqdm(total=2 * config["visits"] * len(pair.models), desc="costs", leave=False) as bar:
-        surfaces = [
-            measure(
-                model, nodes=nodes, contexts=contexts, visits=config["visits"], on_visit=bar.update
-            )
-            for model in pair.models
-        ]
+def _measured(config: dict, pair: Pair, prompt_tokens: int) -> Costs:
+    """Time both models' calls, on prompts of up to so many tokens and what follows."""
+    nodes, visits = config["nodes"], config["visits"]
+    reach = min(model.max_len for model in pair.models) - max(nodes)
+    reach = max(1, min(prompt_tokens + config["max_new"], reach))
+    contexts = [max(1, reach // 2), reach]
+    with tqdm(total=2 * visits, desc="costs", leave=False) as bar:
+        surfaces = measure(
+            pair.models, nodes=nodes, contexts=contexts, visits=visits, on_visit=bar.update
+        )
+    return with_floor(Costs.of_pair(surfaces), pair.models)
+
+
+def _with_runs(costs: Costs, live: Mapping[str, Sequence[Sample]]) -> Costs:
+    """Return the costs with the host's time and the prefill of timed runs."""
     steps = {
         name: [s for one in own for s in one.steps[1:] if s.scored] for name, own in live.items()
     }
@@ -194,11 +202,9 @@ def _measured(config: dict, pair: Pair, live: Mapping[str, Sequence[Sample]]) ->
         name: float(np.median([1e3 * s.host_s for s in own])) for name, own in steps.items() if own
     }
     first = float(np.median([1e3 * sample.steps[0].verify_s for sample in live[PLAIN]]))
-    roles = ("target", "draft")[: len(pair.models)]
-    return Costs(
-        *surfaces,
+    shortest = min(costs.target.ms)
+    return replace(
+        costs,
         host_ms={**host, "": float(np.median(list(host.values())))},
-        prefill_ms=max(0.0, first - surfaces[0].call_ms(1, contexts[0])),
-        footprints=dict(zip(roles, map(footprint, pair.models), strict=True)),
-        copy_bytes_per_s=copy_bandwidth(pair.target.device),
+        prefill_ms=max(0.0, first - costs.target.call_ms(1, shortest)),
     )

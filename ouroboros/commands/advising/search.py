@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from hydra.utils import instantiate
@@ -12,11 +12,12 @@ from omegaconf import OmegaConf
 
 from ouroboros.bench.advice.predict import PLAIN, Prediction, predict
 from ouroboros.bench.measure.sample import Sample
-from ouroboros.bench.replay.imitation import USUAL, Rates, imitate
-from ouroboros.bench.replay.recorded_target import drafts_as_recorded
+from ouroboros.bench.replay.imitation import USUAL, Rates
+from ouroboros.bench.replay.recorded_target import check_drafter, replay, sampled
 from ouroboros.bench.replay.recording import Tape
 from ouroboros.bench.replay.truncation import truncated
-from ouroboros.commands.tune import OUROBOROS, SPACES
+from ouroboros.commands.build import wants_costs
+from ouroboros.commands.tune import SPACES
 from ouroboros.costs.surface import Costs
 from ouroboros.decode import Drafter, RootOnly
 from ouroboros.engine.model import CachedModel
@@ -42,34 +43,33 @@ class Imitated:
     """Counts of any drafter at any settings, imitated on recorded texts.
 
     `decoders` are their configs by name, `rates` how often the target errs off the text: by name or
-    kind of decoder, "" for any.
+    kind of decoder, "" for any, and `costs` what decoders that ask are told that calls cost.
     """
 
     tape: Tape
     draft: CachedModel | None
     decoders: Mapping[str, dict]
     rates: Mapping[str, Rates] = field(default_factory=dict)
+    costs: Costs | None = None
 
     def counts(self, name: str, settings: Settings) -> list[Sample]:
         """Return a sample for each text."""
         drafter = RootOnly() if name == PLAIN else self.made(name, settings)
-        drafts_as_recorded(drafter, self.tape)
-        rates, found = self.rates_for(name), []
-        for run in self.tape.runs:
-            trace = imitate(drafter, self.tape, run, rates=rates)
-            blank = Sample(run.example, name, run.repeat, 0, len(run.prompt))
-            steps, tokens = tuple(trace.steps), tuple(trace.new_tokens)
-            found.append(replace(blank, new_tokens=tokens, finish=trace.finish, steps=steps))
-        return found
+        rates = self.rates_for(name)
+        check_drafter(drafter, self.tape, rates=rates)
+        return [
+            sampled(name, run, replay(drafter, self.tape, run, rates=rates))
+            for run in self.tape.runs
+        ]
 
     def space(self, name: str) -> Mapping[str, Sequence]:
         """Return what `tune` searches: by the decoder's name, else by its class."""
         config = self.decoders[name]
         if config.get("policy") == "paper":
-            return OUROBOROS
+            return SPACES["ouroboros_paper"]
         return SPACES.get(kind_of(config), {})
 
-    def rates_for(self, name: str) -> Rates:
+    def rates_for(self, name: str) -> Rates | None:
         """Return the rates of a decoder by its name, else its kind's, any other's, the usual."""
         keys = (name, kind_of(self.decoders.get(name, {})), "")
         return next((self.rates[key] for key in keys if key in self.rates), USUAL)
@@ -80,9 +80,11 @@ class Imitated:
         options = OmegaConf.create({k: v for k, v in config.items() if k not in ("draft", "pool")})
         for key, value in settings.items():
             OmegaConf.update(options, key, value, force_add=True)
-        draft = {"draft": self.draft} if "draft" in config else {}
+        given: dict[str, object] = {"draft": self.draft} if "draft" in config else {}
+        if wants_costs({name: config}):
+            given["costs"] = self.costs
         try:
-            return instantiate(options, _partial_=True, _convert_="all")(**draft)
+            return instantiate(options, _partial_=True, _convert_="all")(**given)
         except TypeError as error:
             raise ValueError(f"decoder.{name}: {error}") from error
 
@@ -153,7 +155,7 @@ class Explorer:
 def kind_of(config: Mapping) -> str:
     """Return what a decoder's class is called in conf/decoder, "" without a class.
 
-    >>> kind_of({"_target_": "baselines.PromptLookup"})
+    >>> kind_of({"_target_": "ouroboros.baselines.PromptLookup"})
     'prompt_lookup'
     """
     name = config.get("_target_", "").rpartition(".")[2]

@@ -1,6 +1,6 @@
-"""What each stage of scripts/gpu_campaign.py does, in a process of its own.
+"""What each stage of ouroboros campaign does, in a process of its own.
 
-A stage is checks, runs (an experiment each, by the run loop of scripts/bench.py) and timings. Every
+A stage is checks, runs (an experiment each, by the run loop of ouroboros bench) and timings. Every
 part writes its results before the next begins; a run that lies finished in the stage's folder is
 not done again, and one that was stopped goes on. Invariant: stage.json says "running" until the
 stage has ended, and then how it did.
@@ -13,7 +13,7 @@ import gc
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -34,7 +34,7 @@ from ouroboros.bench.run.provenance import (
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands.bench import CONF, run_job, settled
 from ouroboros.commands.build import build_pair, build_task, wants_draft
-from ouroboros.commands.profiling import measured_costs
+from ouroboros.commands.profiling import about, measured_costs
 from ouroboros.costs.surface import Costs
 
 INTERRUPTED = 130
@@ -137,7 +137,7 @@ class Stage:
         if finished(folder):
             return folder
         task, examples = build_task(config["task"])
-        if profile is not None and not (folder.path / "costs.json").exists():
+        if profile is not None and folder.load_costs() is None:
             self.costs(config, folder, profile)
         code = run_job(config, task, examples, folder, pair_of=self.pairs.of)
         if code == INTERRUPTED:
@@ -149,13 +149,13 @@ class Stage:
 
     def costs(self, config: dict, folder: ResultsFolder, profile: Mapping) -> Costs:
         """Time the calls of a config's pair; write and return them."""
-        about = {
+        run = {
             "model": {key: config["model"][key] for key in ("name", "standin", "dtype")},
             "provenance": {"machine": machine(), "versions": versions()},
         }
-        found = measured_costs(self.pairs.of(config), profile, about)
+        found = replace(measured_costs(self.pairs.of(config), profile), about=about(run))
         folder.path.mkdir(parents=True, exist_ok=True)
-        found.save(folder.path / "costs.json")
+        folder.save_costs(found)
         return found
 
     def config(self, name: str) -> dict:

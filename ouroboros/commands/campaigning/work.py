@@ -1,4 +1,4 @@
-"""The five stages of scripts/gpu_campaign.py: what each one does, part by part."""
+"""The five stages of ouroboros campaign: what each one does, part by part."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from ouroboros.bench.campaign.agreement import engines_agree, noise_agrees, rolls_agree
 from ouroboros.bench.campaign.attention_trial import attention_agrees, attention_times
 from ouroboros.bench.campaign.goals import goals
-from ouroboros.bench.measure.timing import copy_bandwidth
 from ouroboros.bench.report.folder_report import make_report
 from ouroboros.bench.report.time_report import time_facts
 from ouroboros.bench.run.pair import Pair, PairSpec, load_pair
@@ -27,7 +25,7 @@ from ouroboros.bench.verdict.audit_report import load_audit, tally
 from ouroboros.choose import Sampler, argmax
 from ouroboros.commands.campaigning.stages import Stage
 from ouroboros.commands.profiling import floor_shares, timed, write_profile
-from ouroboros.costs.surface import Costs
+from ouroboros.costs.bandwidth import copy_bandwidth
 from ouroboros.engine.model import CachedModel
 from ouroboros.lossless.plainly import recast
 
@@ -132,9 +130,8 @@ def run_figures(stage: Stage, folder: ResultsFolder) -> dict:
         "samples": f"{summary['samples']} of {summary['samples_wanted']}",
         "decoders": {n: decoder_figures(row) for n, row in summary["decoders"].items()},
     }
-    path = folder.path / "costs.json"
-    if path.exists():
-        costs = Costs.load(path)
+    costs = folder.load_costs()
+    if costs is not None and costs.footprints:  # a stage's own, not a probe's
         titles = {"title": summary["title"], "footnote": summary["footnote"]}
         facts = titles | time_facts(costs, samples)
         write_profile(folder, facts)
@@ -175,11 +172,10 @@ def engine_gain(stage: Stage, name: str) -> dict:
     for role, model in zip(("target", "draft"), pair.models, strict=False):
         eager = CachedModel(model.model, tokenizer=model.tokenizer, engine="eager")
         engines = {type(model.engine).__name__.lower(): model, "eager": eager}
-        with tqdm(desc=f"engines, {role}", unit="visit", leave=False) as bar:
-            surfaces = {kind: timed(each, own, bar) for kind, each in engines.items()}
+        surfaces = timed(list(engines.values()), own, f"engines, {role}")
         found[role] = {
             kind: {str(context): row for context, row in surface.ms.items()}
-            for kind, surface in surfaces.items()
+            for kind, surface in zip(engines, surfaces, strict=True)
         }
     return found
 

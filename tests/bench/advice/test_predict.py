@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from measured import sample, step
 
-from ouroboros.bench.advice.predict import PLAIN, predict, timed
+from ouroboros.bench.advice.predict import PLAIN, predict
 from ouroboros.bench.measure.metrics import output_throughput, phase_shares, steps_of
+from ouroboros.bench.measure.predicted import timed
 from ouroboros.costs.surface import Costs, Surface
 
 COSTS = Costs(

@@ -31,7 +31,7 @@ def drafters() -> dict:
         "speculative": Speculative(model, gamma=4, confidence=0.4),
         "lookahead": Lookahead(window_size=3, ngram_size=4, verification_set_size=3),
         "prompt_lookup": PromptLookup(max_ngram_size=2, num_tokens=4),
-        "ouroboros": Ouroboros(model, **SIZES),
+        "ouroboros": Ouroboros(model),
         "paper": Ouroboros(model, **SIZES, policy="paper"),
     }
 

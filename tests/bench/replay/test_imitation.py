@@ -10,7 +10,8 @@ from tiny import CONTEXT, VOCAB, TableModel, prompt_of
 from ouroboros import Ouroboros
 from ouroboros.baselines import Lookahead, PromptLookup, Speculative
 from ouroboros.baselines.hf import HFGenerate
-from ouroboros.bench.replay.imitation import USUAL, ImitatedChoice, Rates, imitate, rates_of
+from ouroboros.bench.replay.imitation import USUAL, Rates, rates_of
+from ouroboros.bench.replay.recorded_target import RecordedChoice, replay
 from ouroboros.bench.replay.recording import Recording, Tape
 from ouroboros.bench.run.recorder import Recorder
 from ouroboros.bench.run.sampling import Sampling
@@ -53,14 +54,7 @@ def steps(trace):
         lambda draft: Lookahead(window_size=0, ngram_size=3, verification_set_size=3),
         lambda draft: Speculative(draft, gamma=4),
         lambda draft: Speculative(draft, gamma=6, confidence=0.4),
-        lambda draft: Ouroboros(
-            draft,
-            gamma=4,
-            window_size=2,
-            ngram_size=3,
-            verification_set_size=2,
-            learn=False,
-        ),
+        lambda draft: Ouroboros(draft, recycle=False),
     ],
 )
 def test_drafters_that_learn_from_the_text_are_exact(make):
@@ -68,7 +62,7 @@ def test_drafters_that_learn_from_the_text_are_exact(make):
     tape = tape_of(target, PROMPTS)
     for run in tape.runs:
         live = decode(target, make(draft), run.prompt, max_new=MAX_NEW, eos=(2,))
-        found = imitate(make(draft), tape, run, rates=Rates(0.0, 0.0))
+        found = replay(make(draft), tape, run, rates=Rates(0.0, 0.0))
         assert found.new_tokens == list(run.new_tokens)
         assert steps(found) == steps(live)
 
@@ -78,10 +72,10 @@ def test_a_window_is_estimated_and_its_text_never_changes():
     tape = tape_of(target, PROMPTS)
     for run in tape.runs:
         drafter = Lookahead(window_size=4, ngram_size=3, verification_set_size=3)
-        found = imitate(drafter, tape, run)
+        found = replay(drafter, tape, run, rates=USUAL)
         assert found.new_tokens == list(run.new_tokens) and len(found.steps) > 0
         again = Lookahead(window_size=4, ngram_size=3, verification_set_size=3)
-        assert steps(imitate(again, tape, run)) == steps(found)
+        assert steps(replay(again, tape, run, rates=USUAL)) == steps(found)
 
 
 def test_a_target_that_is_always_right_helps_a_window_most():
@@ -91,7 +85,7 @@ def test_a_target_that_is_always_right_helps_a_window_most():
     def calls(rates: Rates) -> int:
         return sum(
             len(
-                imitate(
+                replay(
                     Lookahead(
                         window_size=6,
                         ngram_size=4,
@@ -133,7 +127,7 @@ def test_rates_of_a_live_run_lie_between_none_and_all():
 def test_a_question_asked_twice_has_one_answer():
     run = Recording("a", (5, 6), (7, 8, 9, 10))
     tree = TokenTree.chain(6, [7, 3, 4]).graft([(3, 4)], at=0)
-    one, other = (ImitatedChoice(run, USUAL)(torch.empty(0), [5, 6], tree) for _ in range(2))
+    one, other = (RecordedChoice(run, USUAL)(torch.empty(0), [5, 6], tree) for _ in range(2))
     assert one == other and one[:2] == [7, 8]
 
 
@@ -141,7 +135,7 @@ def test_other_engines_and_rejection_sampling_are_refused():
     target, draft = pair()
     tape = replace(tape_of(target, PROMPTS), sampling=Sampling(temperature=0.8))
     with pytest.raises(ValueError, match="another engine"):
-        imitate(HFGenerate(mode="greedy"), tape, tape.runs[0])
+        replay(HFGenerate(mode="greedy"), tape, tape.runs[0])
     rejecting = Speculative(draft, gamma=2, verification="rejection")
     with pytest.raises(ValueError, match="rejection sampling"):
-        imitate(rejecting, tape, tape.runs[0])
+        replay(rejecting, tape, tape.runs[0])

@@ -9,7 +9,16 @@ import pytest
 from bench_models import tiny_pair
 
 from ouroboros import CachedModel, Ouroboros
-from ouroboros.baselines import Greedy, HFGenerate, Lookahead, PromptLookup, Speculative
+from ouroboros.baselines import (
+    Greedy,
+    HFGenerate,
+    Lookahead,
+    PromptLookup,
+    Racer,
+    Speculative,
+    SuffixDecoding,
+    TokenRecycling,
+)
 from ouroboros.bench.replay.recorded_target import check_drafter, replay
 from ouroboros.bench.replay.recording import Recording, Tape, from_folder, read
 from ouroboros.bench.run.loop import Bench
@@ -50,17 +59,20 @@ def decoders(draft: CachedModel) -> dict:
         "speculative": lambda: Speculative(draft, gamma=4),
         "confident": lambda: Speculative(draft, gamma=6, confidence=0.3),
         "prompt_lookup": lambda: PromptLookup(max_ngram_size=2, num_tokens=5),
+        "adaptive": lambda: PromptLookup(max_ngram_size=2, num_tokens=9, adaptive=True),
+        "suffix": lambda: SuffixDecoding(max_tokens=8, factor=3, branches=True),
+        "suffix_task": lambda: SuffixDecoding(max_tokens=8, factor=3, state="task"),
+        "suffix_hybrid": lambda: SuffixDecoding(draft, max_tokens=8, threshold=2, gamma=3),
         "pool_only": lambda: Lookahead(**{**LOOK, "window_size": 0}),
-        "unlearning": lambda: Ouroboros(draft, **SIZES, learn=False),
+        "unlearning": lambda: Ouroboros(draft, recycle=False),
     }
 
 
 def readers(draft: CachedModel) -> dict:
     return {
         "lookahead": lambda: Lookahead(**LOOK),
-        "ouroboros": lambda: Ouroboros(draft, **SIZES),
-        "weighed": lambda: Ouroboros(draft, **SIZES, learn=False, options={"draft_cost": 0.3}),
-        "carrying": lambda: Ouroboros(draft, **SIZES, pool_state="task"),
+        "ouroboros": lambda: Ouroboros(draft),
+        "carrying": lambda: Ouroboros(draft, pool_state="task"),
         "paper": lambda: Ouroboros(draft, **SIZES, policy="paper"),
     }
 
@@ -181,6 +193,14 @@ def test_rejection_sampling_needs_more_than_tokens(pair, tmp_path):
     drafter = Speculative(pair[1], gamma=3, verification="rejection")
     with pytest.raises(ValueError, match="Speculative accepts by rejection sampling"):
         replay(drafter, tape, tape.runs[0])
+
+
+def test_ranks_need_more_than_tokens(pair, tmp_path):
+    folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy})
+    tape = from_folder(folder, prompts)
+    for drafter, name in ((TokenRecycling(), "TokenRecycling"), (Racer(), "Racer")):
+        with pytest.raises(ValueError, match=f"{name} learns from the target's 8 best tokens"):
+            replay(drafter, tape, tape.runs[0])
 
 
 def test_an_undeclared_reader_is_caught_when_it_reads(pair, tmp_path):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from measured import RUN, greedy_and_fast, sample, step, write_run
 
+from ouroboros.bench.report.cells import as_latex
 from ouroboros.bench.report.compare import comparison_frame, numbers_frame, speedup_cell
 from ouroboros.bench.report.folder_report import notes
 from ouroboros.bench.report.gather import load, merge, run_folders
@@ -15,7 +16,7 @@ from ouroboros.bench.report.run_set import study
 from ouroboros.bench.report.sections import sections
 from ouroboros.bench.report.spec_bench import answers
 from ouroboros.bench.report.sweep import labels, short, swept, varied
-from ouroboros.bench.report.tables import as_latex, speed_frame
+from ouroboros.bench.report.tables import speed_frame
 from ouroboros.bench.report.token_text import splitter
 from ouroboros.bench.report.viewer import viewer_run
 from ouroboros.bench.run.pair import PACKAGE
@@ -131,6 +132,11 @@ def test_two_swept_settings_make_a_map(tmp_path):
     assert [picture.name for picture in part.pictures] == ["sweep-g-fast"]
     assert part.title.startswith("Sweep g: decoder.fast.gamma = 2, 4; decoder.fast.topk = 1, 3")
     assert list(part.tables[0].frame.columns[:3]) == ["gamma", "topk", "prompts"]
+    speedup, calls = part.pictures[0].figure.axes
+    assert speedup.get_title(loc="left").endswith("best: 2.50x [2.00x, 3.00x]")
+    (low, high), (best,) = speedup.images[0].get_clim(), speedup.patches
+    assert (low, high) == pytest.approx((2.0, 3.0)) and best.get_xy() == (-0.5, -0.5)
+    assert calls.get_title(loc="left").startswith("fast: calls per token")
 
 
 def test_a_report_on_a_sweep_a_run_and_two_bad_folders(tmp_path, monkeypatch, capsys):
@@ -142,7 +148,10 @@ def test_a_report_on_a_sweep_a_run_and_two_bad_folders(tmp_path, monkeypatch, ca
     (tmp_path / "torn" / "run.json").write_text("{")
     folders = [tmp_path / name for name in ("empty", "gammas", "torn", "main")]
     out = tmp_path / "out"
-    assert call(monkeypatch, *folders, "--out", out, "--spec-bench") == 2
+    assert call(monkeypatch, *folders, "--out", tmp_path / "elsewhere") == 2
+    assert not list(tmp_path.glob("main/summary*")) and not list(tmp_path.glob("main/*.png"))
+    capsys.readouterr()
+    assert call(monkeypatch, *folders, "--out", out, "--spec-bench", "--remake") == 2
     told = capsys.readouterr()
     warnings = [line for line in told.err.splitlines() if line.startswith("warning: ")]
     assert len(warnings) == 4 and "toy is a run of toy: its prompts are numbered" in warnings[3]
@@ -170,7 +179,7 @@ def test_a_page_holds_everything_and_asks_for_nothing(tmp_path, monkeypatch):
     assert call(monkeypatch, tmp_path / "main") == 0
     page = (tmp_path / "main" / "report" / "report.html").read_text()
     assert not re.search(r"https?://|<link|<script src|@import|url\((?!#)", page)
-    assert page.count("</script>") == 2 and page.count("<svg") == 5
+    assert page.count("</script>") == 2 and page.count("<svg") == 5 + 1
     (embedded,) = re.findall(r'id="data">(.*?)</script>', page, flags=re.DOTALL)
     data = json.loads(embedded)
     prompts = data["runs"][0]["prompts"]
@@ -208,7 +217,8 @@ def test_pieces_never_break_a_character():
 def test_latex_is_escaped(tmp_path):
     one = measured(tmp_path, decoders=["greedy", "fast", "x_y"])
     frame = comparison_frame({"100 % & more": ["a_b"]}, study([one]).summaries, speedup_cell)
-    text = as_latex(frame, "50 % of a_b \\ c")
+    text = as_latex(frame, "50 % of a_b \\ c", "main")
+    assert r"\label{tab:main}" in text
     assert r"100 \% \& more" in text and r"a\_b" in text and r"x\_y" in text
     assert r"50 \% of a\_b \textbackslash{} c" in text
     assert not re.search(r"(?<!\\)[%_]", text)

@@ -26,6 +26,8 @@ GOOD = {
     "save_pools": False,
     "timing": True,
     "record_predictions": False,
+    "costs": None,
+    "record_trees": None,
     "task": {"limit": None, "stride": 1},
     "decoder": {"greedy": {}, "ouroboros": {"pool_state": "cold", "pool": None}},
 }
@@ -61,6 +63,8 @@ def test_a_good_config_passes():
         ("overwrite", "yes", "overwrite=yes: give true or false"),
         ("save_pools", True, r"save_pools=true, but .* decoder\.ouroboros\.pool_state=task"),
         ("record_predictions", True, "give timing=false as well"),
+        ("record_trees", "yes", "give true, false or null"),
+        ("costs", "cheap", "'cheap' are no file, and no name among epyc, flat"),
         ("decoder/ouroboros/pool_state", "loaded", r"decoder\.ouroboros\.pool=<file>"),
         ("decoder/ouroboros/pool", "p.json", r"decoder\.ouroboros\.pool_state=loaded or task"),
     ],
@@ -76,11 +80,11 @@ def test_wrong_values_are_named(path, value, says):
     [
         (
             {"gama": 3},
-            r"decoder\.x has no option 'gama': its options are draft, gamma",
+            r"decoder\.x has no option 'gama': its options are draft, policy",
         ),
         ({"gamma": "x"}, r"decoder\.x\.gamma=x: give a whole number"),
         ({"gamma": True}, r"decoder\.x\.gamma=True: give a whole number"),
-        ({"learn": 1}, r"decoder\.x\.learn=1: give true or false"),
+        ({"recycle": 1}, r"decoder\.x\.recycle=1: give true or false"),
     ],
 )
 def test_arguments_of_a_decoder_are_checked_before_a_model_is_loaded(options, says):

@@ -45,7 +45,7 @@ def bench() -> Bench:
     decoders = {
         "greedy": Greedy,
         "speculative": lambda: Speculative(draft, gamma=3),
-        "ouroboros": lambda: Ouroboros(draft, **SIZES, pool_state="task"),
+        "ouroboros": lambda: Ouroboros(draft, pool_state="task"),
     }
     return Bench(target, [target, draft], task, task.load(), decoders, task.max_new, repeats=2)
 
@@ -184,7 +184,7 @@ class Grumpy(Ouroboros):
 
 def test_a_retried_sample_has_the_pool_that_the_run_carried(tmp_path, monkeypatch):
     (target, draft), task = tiny_pair(), Letters()
-    made = {"grumpy": lambda: Grumpy(draft, **SIZES, pool_state="task")}
+    made = {"grumpy": lambda: Grumpy(draft, pool_state="task")}
     bench = Bench(target, [target, draft], task, task.load()[:3], made, 12)
     folder = opened(tmp_path)
     bench.run(folder, no_more)

@@ -49,7 +49,7 @@ def job_of(pair, **changes) -> Bench:
     target, draft = pair
     decoders = {
         "greedy": Greedy,
-        "ouroboros": lambda: Ouroboros(draft, **SIZES),
+        "ouroboros": lambda: Ouroboros(draft),
         "classic": lambda: Speculative(draft, gamma=3, verification="rejection"),
     }
     own = {"decoders": decoders, "max_new": 24, **changes}

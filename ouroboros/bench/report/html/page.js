@@ -1,4 +1,3 @@
-"use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
 const letters = new Map(data.sources.map((source) => [source.letter, source]));
@@ -84,6 +83,7 @@ function makePane(decoder) {
   pane.node = element("article", { className: "pane" }, [
     element("h3", {}, [decoder, pane.total]), pane.bar, pane.facts, strip, text,
   ]);
+  if (own.trees) pane.tree = treeBox(decoder, own.trees, run().texts);
   return pane;
 }
 function scaleBars() {
@@ -126,9 +126,24 @@ function showPane(pane) {
   const spent = done ? pane.ends[done - 1] : 0;
   const rate = spent ? ` \u00b7 ${((1000 * upTo) / spent).toFixed(1)} tokens/s` : "";
   const over = done === pane.ends.length && done ? ` \u00b7 done (${pane.own.finish})` : "";
-  pane.total.textContent = `${upTo} tokens \u00b7 ${(spent / 1000).toFixed(2)} s${rate}${over}`;
+  const time = run().timed ? ` \u00b7 ${(spent / 1000).toFixed(2)} s${rate}` : "";
+  pane.total.textContent = `${upTo} tokens${time}${over}`;
   pane.bar.value = upTo;
   showFacts(pane, done);
+  pane.tree?.show(done - 1);
+}
+// Where a viewer begins: at the end, or where there are trees, after a step with much to see: a
+// branching tree, and text to which several sources gave a part.
+function opening() {
+  const pane = panes.findLast((one) => one.tree && one.own.steps.length);
+  if (!pane) return last();
+  const worth = pane.own.trees.map(({ path, source, parent }) => {
+    const sources = new Set(path.slice(1).map((node) => source[node])).size;
+    const leaves = parent.length - new Set(parent).size + 1;
+    return 3 * sources + Math.min(path.length, 7) + Math.min(leaves, 14);
+  });
+  const step = worth.indexOf(Math.max(...worth));
+  return byTime() ? pane.ends[step] : step + 1;
 }
 function show() {
   position = Math.min(Math.max(position, 0), last());
@@ -177,13 +192,16 @@ function rebuild() {
   panes = [...new Set(chosen)].map(makePane);
   scaleBars();
   $("panes").replaceChildren(...panes.map((pane) => pane.node));
-  const present = data.sources.filter((source) => panes.some((pane) => pane.letters.has(source.letter)));
+  $("trees").replaceChildren(...panes.filter((pane) => pane.tree).map((pane) => pane.tree.node));
+  $("tree-note").hidden = !panes.some((pane) => pane.tree);
+  const present = data.sources.filter((source) => panes.some((pane) => pane.letters.has(source.letter)
+    || pane.own.trees?.some((tree) => tree.source.slice(1).includes(source.letter))));
   $("sources").replaceChildren(...present.map((source) => {
     const name = element("b", { textContent: source.name, className: "t" });
     paint(name, source);
     return element("li", {}, [name, element("span", { textContent: ` ${source.meaning}` })]);
   }));
-  position = last();
+  position = opening();
   show();
 }
 function choosePrompt() {
@@ -198,6 +216,8 @@ function chooseRun() {
   fill($("prompt"), prompts, $("prompt").value);
   $("shown").textContent = run().prompts.length < run().prompts_in_all
     ? `${run().prompts.length} of the run's ${run().prompts_in_all} prompts are in this page.` : "";
+  if (run().trees_left_out) $("shown").textContent += " Trees of the later prompts are left out.";
+  if (!run().timed) $("mode").value = "step";
   choosePrompt();
 }
 function onKey(event) {
@@ -226,6 +246,7 @@ if (data.runs.length) {
   $("forward").addEventListener("click", () => { stop(); move(1); });
   $("play").addEventListener("click", play);
   document.addEventListener("keydown", onKey);
+  addEventListener("resize", show);
   $("viewer").hidden = false;
   chooseRun();
 }

@@ -8,31 +8,39 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ouroboros.bench.measure.metrics import REPETITIVE
+from ouroboros.bench.measure.metrics import REAL_TEXT, of_real_text
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.report.plots.style import decoder_marks, foot, head, is_peer, new_figure, title
+from ouroboros.bench.report.summary import cost_text
 
 AXIS = "speedup over greedy on the same engine (time per token, prefill included)"
-CALLS_AXIS = "calls per token: (target + 0.176 x draft calls) / new tokens; fewer is better"
+CALLS_AXIS = "calls per token: (target + {cost} x draft calls) / new tokens; fewer is better"
+COST_AXIS = "cost per token by {costs}, in target calls of one node; less is better"
+PREDICTED_AXIS = "speedup over greedy, predicted by {costs} (prefill included)"
 
 
 def speedup_bars(summary: Mapping) -> Figure | None:
-    """Latency speedup over greedy, one bar per decoder in the config's order, with intervals.
+    """Latency speedup over greedy, one bar per decoder in the config's order, with intervals; the
+    predicted one where nothing was timed.
 
     None where no decoder has a speedup (no greedy run to compare with).
     """
-    return _run_bars(
-        summary, "latency_speedup", AXIS, "{value:.2f}x · {output_throughput:.1f} tok/s"
-    )
+    if summary["timed"]:
+        form = "{value:.2f}x · {output_throughput:.1f} tok/s"
+        return _run_bars(summary, "latency_speedup", AXIS, form)
+    return _run_bars(summary, "predicted_speedup", PREDICTED_AXIS, "{value:.2f}x, predicted")
 
 
 def calls_bars(summary: Mapping) -> Figure | None:
-    """Calls per token, which no machine changes, one bar per decoder, with intervals.
+    """Cost per token by the summary's costs, one bar per decoder, with intervals; without costs
+    calls per token at the published ratio, which no machine changes.
 
     None where nothing was measured.
     """
     form = "{value:.3f} · {tokens_per_target_call:.2f} tokens/target call"
-    return _run_bars(summary, "calls_interval", CALLS_AXIS, form)
+    if summary["costs"]:
+        return _run_bars(summary, "cost_per_token", COST_AXIS, form)
+    return _run_bars(summary, "calls_interval", CALLS_AXIS.format(cost=cost_text([summary])), form)
 
 
 def comparison_dots(summaries: Mapping[str, Mapping]) -> Figure | None:
@@ -89,7 +97,7 @@ def _run_bars(summary: Mapping, what: str, axis: str, form: str) -> Figure | Non
         found = {name: row[what] for name, row in rows.items()}
         labels = [form.format(**{**row, "value": row[what]["value"]}) for row in rows.values()]
         _bars(axes, found, labels)
-        axes.set_xlabel(axis)
+        axes.set_xlabel(axis.format(costs=summary["costs"]))
         title(figure, summary["title"])
         foot(figure, _footnote(summary, rows))
     return figure
@@ -146,12 +154,21 @@ def _dots(axes: Axes, runs: Mapping[str, Mapping], names: Sequence[str]) -> None
 
 
 def _footnote(summary: Mapping, rows: Mapping[str, Mapping]) -> str:
-    rates = [r["repetition_rate"] for r in rows.values() if r["repetition_rate"] is not None]
-    worst = max(rates, default=0.0)
     peers = " and transformers' own generation (hf_)" if any(map(is_peer, rows)) else ""
-    mark = " (above 30 %: flatters drafts taken from the text)" if worst > REPETITIVE else ""
     lacking = "Incomplete run. " if summary["incomplete"] else ""
+    plain = "greedy" if "greedy" in rows else next(iter(rows))
+    repeats = _repetition(plain, rows[plain]["repetition_rate"])
     return (
         f"{lacking}{summary['footnote']}. Whiskers: 95 % bootstrap over prompts. "
-        f"Grey: greedy{peers}. Repetition rate of the text: {100 * worst:.0f} %{mark}."
+        f"Grey: greedy{peers}.{repeats}"
+    )
+
+
+def _repetition(name: str, rate: float | None) -> str:
+    if rate is None:
+        return ""
+    low, high = (f"{100 * one:.0f}" for one in REAL_TEXT)
+    return (
+        f" Repetition of {name}'s text: {100 * rate:.0f} %, {of_real_text(rate)} that of large "
+        f"models' own ({low} to {high} %)."
     )

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.report.plots.speedups import machines, spread
 from ouroboros.bench.report.plots.style import decoder_marks, foot, head, new_figure
+from ouroboros.bench.report.summary import cost_text
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,19 @@ class Measure:
 
 
 MEASURES = (
-    Measure("speedup over greedy", "{:.2f}x", lambda row: row["latency_speedup"]),
-    Measure("calls per token (fewer: better)", "{:.3f}", lambda row: row["calls_interval"], True),
+    (
+        Measure("speedup over greedy", "{:.2f}x", lambda row: row["latency_speedup"]),
+        Measure("predicted speedup over greedy", "{:.2f}x", lambda row: row["predicted_speedup"]),
+    ),
+    (
+        Measure("cost per token (less: better)", "{:.3f}", lambda row: row["cost_per_token"], True),
+        Measure(
+            "calls per token (fewer: better)", "{:.3f}", lambda row: row["calls_interval"], True
+        ),
+    ),
 )
-CALLS = "Calls per token: (target + 0.176 x draft calls) / new tokens."
+"""The panels; in each, the first measure that is known."""
+CALLS = "Calls per token: (target + {cost} x draft calls) / new tokens."
 
 
 def sweep_curves(setting: str, values: Sequence, summaries: Sequence[Mapping]) -> Figure | None:
@@ -62,7 +73,10 @@ def sweep_curves(setting: str, values: Sequence, summaries: Sequence[Mapping]) -
                 axes.set_ylim(bottom=0)
         handles, labels = axes.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper right", ncols=min(6, len(names)))
-        foot(figure, f"{_first(summaries)} Whiskers: 95 % bootstrap over prompts. {CALLS}")
+        foot(
+            figure,
+            f"{_first(summaries)} Whiskers: 95 % bootstrap over prompts. {_words(summaries)}",
+        )
     return figure
 
 
@@ -78,24 +92,40 @@ def sweep_map(
         figure = new_figure(2.3 + 0.5 * len(down))
         panels = _panels(figure, measures)
         for axes, measure in zip(panels, measures, strict=True):
-            table = np.full((len(down), len(across)), np.nan)
-            for (x, y), summary in zip(values, summaries, strict=True):
-                one = measure.of(summary, decoder)
-                if one:
-                    table[down.index(str(y)), across.index(str(x))] = one["value"]
-            _map(axes, table, measure)
+            pairs = zip(values, summaries, strict=True)
+            cells = {
+                (down.index(str(y)), across.index(str(x))): one
+                for (x, y), summary in pairs
+                if (one := measure.of(summary, decoder))
+            }
+            shape = (len(down), len(across))
+            _map(axes, cells, shape, measure, f"{decoder}: {measure.label}")
             axes.set_xticks(range(len(across)), across)
             axes.set_yticks(range(len(down)), down)
             axes.set_xlabel(settings[0])
-            head(axes, f"{decoder}: {measure.label}")
         panels[0].set_ylabel(settings[1])
-        foot(figure, f"{_first(summaries)} Lighter: better. {CALLS}")
+        foot(
+            figure,
+            f"{_first(summaries)} Lighter: better. Framed: the best; the colours span its 95 % "
+            f"interval at the least. {_words(summaries)}",
+        )
     return figure
 
 
 def _known(summaries: Sequence[Mapping], names: Sequence[str]) -> list[Measure]:
-    """The measures that some decoder has in some run."""
-    return [m for m in MEASURES if any(m.of(s, name) for s in summaries for name in names)]
+    """For each panel the first measure that some decoder has in some run."""
+    found = (
+        next((m for m in panel if any(m.of(s, name) for s in summaries for name in names)), None)
+        for panel in MEASURES
+    )
+    return [measure for measure in found if measure]
+
+
+def _words(summaries: Sequence[Mapping]) -> str:
+    """What costs or calls per token are."""
+    priced = ", ".join(dict.fromkeys(one["costs"] for one in summaries if one["costs"]))
+    calls = CALLS.format(cost=cost_text(summaries))
+    return f"Cost and predictions by {priced}." if priced else calls
 
 
 def _panels(figure: Figure, measures: Sequence[Measure]) -> list[Axes]:
@@ -127,16 +157,44 @@ def _curve(
     )
 
 
-def _map(axes: Axes, table: np.ndarray, measure: Measure) -> None:
-    axes.imshow(table, cmap="cividis_r" if measure.less_is_better else "cividis", aspect="auto")
+def _map(
+    axes: Axes,
+    cells: Mapping[tuple[int, int], Mapping],
+    shape: tuple[int, int],
+    measure: Measure,
+    title: str,
+) -> None:
+    """Cells by (row, column); the best is framed, the title has its interval, and the colours reach
+    as far as that interval at least, so that what is noise looks like noise."""
+    table = np.full(shape, np.nan)
+    for place, one in cells.items():
+        table[place] = one["value"]
+    pick = min if measure.less_is_better else max
+    best = pick(cells, key=lambda place: cells[place]["value"])
+    low, high = (cells[best][end] for end in ("low", "high"))
+    middle = (np.nanmin(table) + np.nanmax(table)) / 2
+    reach = max(np.nanmax(table) - np.nanmin(table), 0 if low is None else high - low) / 2
+    axes.imshow(
+        table,
+        cmap="cividis_r" if measure.less_is_better else "cividis",
+        aspect="auto",
+        vmin=middle - reach,
+        vmax=middle + reach,
+    )
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    middle = (np.nanmin(table) + np.nanmax(table)) / 2
     for (y, x), value in np.ndenumerate(table):
-        if not np.isnan(value):
-            light = (value > middle) != measure.less_is_better
-            ink = "#000000" if light else "#ffffff"
-            axes.text(x, y, measure.form.format(value), ha="center", va="center", color=ink)
+        if np.isnan(value):
+            continue
+        light = (value > middle) != measure.less_is_better
+        ink, text = "#000000" if light else "#ffffff", measure.form.format(value)
+        axes.text(x, y, text, ha="center", va="center", color=ink)
+    y, x = best
+    frame = Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor=style.RED, linewidth=2.5)
+    axes.add_patch(frame)
+    own = measure.form.format(cells[best]["value"])
+    ends = "" if low is None else f" [{measure.form.format(low)}, {measure.form.format(high)}]"
+    axes.set_title(f"{title}\nbest: {own}{ends}")
 
 
 def _first(summaries: Sequence[Mapping]) -> str:

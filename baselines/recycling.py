@@ -1,0 +1,138 @@
+"""Token Recycling (Luo et al., ACL 2025, arXiv 2408.08696): what the target last ranked first after
+each token, accepted or not, drafts what may follow that token again."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from ouroboros.baselines.suffix import check_state
+from ouroboros.choose import Choose, Ranked
+from ouroboros.engine.model import CachedModel
+from ouroboros.tree import TokenTree
+
+WIDTH = 8
+SOURCE = "recycled"
+
+
+def _paths(*levels: str) -> list[tuple[int, ...]]:
+    return [tuple(map(int, path)) for level in levels for path in level.split()]
+
+
+PATHS = _paths(
+    "0 1 2 3 4 5 6 7",
+    "00 01 02 03 04 05 06 07 10 11 12 13 20 21 22 30 31 40 50 60 70",
+    "000 001 002 003 004 005 006 007 010 011 012 020 021 030 040 050 060 070 100 101 110 200 300"
+    " 400 500",
+    "0000 0001 0002 0003 0004 0010 0011 0020 0030 0040 0100 0200 1000 2000 3000",
+    "00000 00001 00002 00010 00020 00100 01000 10000",
+    "000000 000001 000100",
+)
+"""The nodes of the published tree, each as the ranks on its way from the root."""
+
+
+def template(nodes: int) -> list[tuple[int, int]]:
+    """Return the `nodes` likeliest nodes of the published tree, as (parent, rank); parent -1 is the
+    root. How likely a path is falls with its length and with each rank on it."""
+
+    def likely(path: tuple[int, ...]) -> float:
+        found = 1.0
+        for rank in path:
+            found *= 0.5 / (1 + rank)
+        return found
+
+    kept = sorted(PATHS, key=lambda path: -likely(path))[:nodes]
+    index = {path: at for at, path in enumerate(kept)}
+    return [(index.get(path[:-1], -1), path[-1]) for path in kept]
+
+
+class Successors:
+    """The tokens that the target last ranked first after each token, the best first: at most 8 for
+    each id of the vocabulary that was ever scored."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[int]] = {}
+
+    def learn(self, tree: TokenTree, ranked: Ranked, path: Sequence[int]) -> None:
+        """Overwrite the row of every token that was asked, by probability (the order of `ranked`
+        holds the noise of one position). Of equal tokens the last node counts, or the last that
+        was accepted."""
+        order = np.argsort(-ranked.shares, axis=1, kind="stable")
+        ids = np.take_along_axis(ranked.ids, order, axis=1).tolist()
+        for at, node in enumerate(tree.asked):
+            self.rows[tree.tokens[node]] = ids[at]
+        for node in path:
+            self.rows[tree.tokens[node]] = ids[bisect_left(tree.asked, node)]
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Learn from a text what followed each token, the newest first, before what was known."""
+        for token, after in pairwise(tokens):
+            known = self.rows.get(token, [])
+            self.rows[token] = [after, *(one for one in known if one != after)][:WIDTH]
+
+
+class TokenRecycling:
+    """Drafts the published static tree, or its `nodes` likeliest, from the successors' matrix.
+
+    It learns from every row that the target computed, rejected ones too; with `read_prompt` also
+    from what followed each token in the prompt. `state` "task" keeps the matrix between prompts, as
+    the published code does. At most 8 ids for each token of the vocabulary are held.
+    """
+
+    draft: CachedModel | None = None
+    reads_rejected = True
+    ranks = WIDTH
+
+    def __init__(
+        self,
+        *,
+        nodes: int = len(PATHS),
+        read_prompt: bool = False,
+        state: Literal["cold", "task"] = "cold",
+    ) -> None:
+        if not 1 <= nodes <= len(PATHS):
+            raise ValueError(f"nodes {nodes} must be 1 to {len(PATHS)}, the published tree's")
+        check_state(state)
+        self.template = template(nodes)
+        self.read_prompt = read_prompt
+        self.state = state
+        self.successors = Successors()
+        self._fresh = True
+
+    def reset(self, choose: Choose) -> None:
+        """Forget all with state "cold"."""
+        if self.state == "cold":
+            self.successors = Successors()
+        self._fresh = True
+
+    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+        """Return the tree below the last token, as far as its successors are known."""
+        if self._fresh and self.read_prompt:
+            self.successors.read(tokens)
+        self._fresh = False
+        rows = self.successors.rows
+        index: list[int] = []
+        grown, parents = [tokens[-1]], [-1]
+        for above, rank in self.template:
+            parent = index[above] if above >= 0 else 0
+            row = rows.get(grown[parent], ()) if parent >= 0 else ()
+            if rank < len(row) and row[rank] >= 0:  # -1 where the vocabulary ends
+                index.append(len(grown))
+                grown.append(row[rank])
+                parents.append(parent)
+            else:
+                index.append(-1)
+        source = ("", *[SOURCE] * (len(grown) - 1))
+        tree = TokenTree(tuple(grown), tuple(parents), source=source)
+        return tree.pruned(budget - 1)
+
+    def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
+        """Nothing to learn of the choices alone."""
+
+    def observe_ranked(self, tree: TokenTree, ranked: Ranked, path: Sequence[int]) -> None:
+        """Keep the target's first tokens after every node."""
+        self.successors.learn(tree, ranked, path)

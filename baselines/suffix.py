@@ -1,0 +1,197 @@
+"""SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975; its code: snowflakedb/ArcticInference).
+
+What followed the last m tokens before, for each m, most frequent first; the draft that is expected
+to bring most tokens is taken, or, where a draft model stands by, that model's if it promises more.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from itertools import count
+from typing import Literal, NamedTuple
+
+from ouroboros.baselines.speculative import Speculative
+from ouroboros.baselines.suffix_tree import END, Place, SuffixTree
+from ouroboros.choose import Choose
+from ouroboros.engine.model import CachedModel
+from ouroboros.tree import TokenTree
+
+SOURCE = "prompt"  # looked up in the text so far
+
+
+class Draft(NamedTuple):
+    """Drafted tokens, the parent of each (-1: the root), and the sum of their probabilities."""
+
+    tokens: list[int]
+    parents: Sequence[int]
+    score: float
+
+
+NOTHING = Draft([], [], 0.0)
+
+
+class SuffixDecoding:
+    """Drafts from a suffix tree over prompt and output, and over past outputs with `state` "task".
+
+    After a match of m tokens at most `factor` m + `offset` tokens are drafted, and never more than
+    `max_tokens`: the most frequent continuation, or with `branches` a tree of the most probable
+    ones, none less probable than `least`. With `draft`, that model drafts up to `gamma` tokens by
+    itself (ending as `Speculative` with `confidence`) wherever the best score is below `threshold`
+    (None: gamma). It learns from accepted text only. `depth` and `memory` as in `SuffixTree`.
+
+    Unlike the published code it takes the text's own end for no occurrence, and copies on from the
+    draft itself where a chain reaches that end, so that a loop is drafted round and round.
+    """
+
+    def __init__(
+        self,
+        draft: CachedModel | None = None,
+        *,
+        max_tokens: int,
+        factor: float = 1.0,
+        offset: float = 0.0,
+        least: float = 0.1,
+        branches: bool = False,
+        depth: int = 24,
+        state: Literal["cold", "task"] = "cold",
+        memory: int = 1 << 16,
+        gamma: int = 4,
+        confidence: float = 0.0,
+        threshold: float | None = None,
+    ) -> None:
+        if max_tokens < 1 or factor < 0:
+            raise ValueError(
+                f"max_tokens {max_tokens} must be at least 1 and factor {factor} at least 0"
+            )
+        check_state(state)
+        self.draft = draft
+        self.max_tokens = max_tokens
+        self.factor, self.offset, self.least = factor, offset, least
+        self.branches = branches
+        self.state = state
+        self.threshold = gamma if threshold is None else threshold
+        self._chain = draft and Speculative(draft, gamma=gamma, confidence=confidence)
+        self._text = SuffixTree(depth=depth)
+        self._past = SuffixTree(depth=depth, memory=memory)
+        self._places: list[Place] = []
+        self._accepted: list[int] = []  # by the last step
+        self._prompt = 0
+        self._seen = 0
+
+    def reset(self, choose: Choose) -> None:
+        """Forget the text before; with state "task" its output is kept, but for the last token,
+        which no later step saw."""
+        if self.state == "task" and self._seen:
+            self._past.extend([*self._text.text[self._prompt :], *self._accepted])
+            self._past.close()
+        self._text.forget()
+        self._places, self._accepted, self._seen = [], [], 0
+        if self._chain:
+            self._chain.reset(choose)
+
+    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+        """Return the best draft below the last token, or that token alone."""
+        self._index(tokens)
+        room = min(self.max_tokens, budget - 1)
+        own = [self._text.place(node) for node in self._text.active]
+        draft = max(
+            self._best(self._text, own, room),
+            self._best(self._past, self._places, room),
+            key=lambda draft: draft.score,
+        )
+        if self._chain and draft.score < self.threshold:
+            return self._chain.propose(tokens, budget)
+        if not self.branches:
+            return TokenTree.chain(tokens[-1], draft.tokens, source=SOURCE)
+        parents = (-1, *(parent + 1 for parent in draft.parents))
+        source = ("", *[SOURCE] * len(draft.tokens))
+        return TokenTree((tokens[-1], *draft.tokens), parents, source=source).pruned(budget - 1)
+
+    def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
+        """Note what was accepted; the next step sees it in the text."""
+        self._accepted = [tree.tokens[node] for node in path[1:]]
+
+    def _index(self, tokens: Sequence[int]) -> None:
+        if not self._seen:
+            self._prompt = len(tokens)
+        fresh = tokens[self._seen :]
+        self._text.extend(fresh)
+        if self._past.text:
+            for token in fresh:
+                self._places = self._past.follow(self._places, token)
+        self._seen = len(tokens)
+
+    def _best(self, tree: SuffixTree, places: Sequence[Place], room: int) -> Draft:
+        """Return the draft of highest score over all match lengths, the longest match of equals.
+
+        A match that occurred as often as a longer one has the same continuations, and needs no
+        look; nor do those that may not draft as many tokens as the best score found.
+        """
+        best, seen = NOTHING, -1
+        draw = branches if self.branches else chain
+        for length in range(len(places), 0, -1):
+            limit = min(room, int(length * self.factor + self.offset + 1e-6))
+            if best.score >= limit:
+                break
+            place = places[length - 1]
+            occurrences = tree.counts[place.node]
+            if occurrences != seen:
+                draft = draw(tree, place, limit, self.least)
+                best = draft if draft.score > best.score else best
+            seen = occurrences
+        return best
+
+
+def chain(tree: SuffixTree, place: Place, limit: int, least: float) -> Draft:
+    """Draft the most frequent child again and again, at most `limit` tokens, until the path's
+    probability falls below `least`; past the text's own end the draft itself goes on."""
+    tokens: list[int] = []
+    (node, at), score, share = place, 0.0, 1.0
+    while at < 0 and len(tokens) < limit:
+        child = tree.best[node]
+        share *= tree.counts[child] / tree.followed[node]
+        if share < least or tree.tokens[child] == END:
+            return Draft(tokens, range(-1, len(tokens) - 1), score)
+        tokens.append(tree.tokens[child])
+        score += share
+        node, at = tree.place(child)
+    text, end = tree.text, len(tree.text)
+    while len(tokens) < limit:
+        token = text[at] if at < end else tokens[at - end]
+        if token == END:
+            break
+        tokens.append(token)
+        score += share
+        at += 1
+    return Draft(tokens, range(-1, len(tokens) - 1), score)
+
+
+def branches(tree: SuffixTree, place: Place, limit: int, least: float) -> Draft:
+    """Draft the `limit` most probable continuations, as a tree, none less probable than `least`."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    score, order = 0.0, count()
+    heap: list[tuple[float, int, Place, int]] = []
+
+    def grow(place: Place, share: float, node: int) -> None:
+        total = tree.followed[place.node] if place.at < 0 else 1
+        for occurrences, below in tree.after(place):
+            likely = share * occurrences / total
+            if likely >= least:
+                heapq.heappush(heap, (-likely, next(order), below, node))
+
+    grow(place, 1.0, -1)
+    while heap and len(tokens) < limit:
+        share, _, place, parent = heapq.heappop(heap)
+        tokens.append(tree.token(place))
+        parents.append(parent)
+        score -= share
+        grow(place, -share, len(tokens) - 1)
+    return Draft(tokens, parents, score)
+
+
+def check_state(state: str) -> None:
+    """Raise `ValueError` for a state that is neither "cold" nor "task"."""
+    if state not in ("cold", "task"):
+        raise ValueError(f"state {state!r} is not one of cold, task")

@@ -1,0 +1,224 @@
+"""A draft model imitated at an agreement, on recorded text: what would a draft of that quality be
+worth, where there is none?
+
+It stands where a draft's `CachedModel` stands and answers with logits, so that every decoder meets
+what it would meet in a draft: after the recorded text so far, the recorded next token is its first
+choice in a share `agreement` of all new tokens of the recordings; where it is not, it is among the
+next ones as often, and all choices are as probable, as a `Likeness` measured. Off the recorded text
+the choices are tokens of the text so far.
+
+Invariant: an answer depends on seed, text, position and the tokens before it alone, so every
+decoder, in whatever order it asks, meets the same draft; and a draft of a higher agreement is right
+wherever one of a lower is.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import zlib
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from scipy.optimize import brentq
+
+from ouroboros.bench.replay.likeness import CHOICES, NOWHERE, Likeness, repeats
+from ouroboros.bench.replay.recording import ANY, Recording
+from ouroboros.bench.run.recorder import Place, places
+from ouroboros.choose import Choose
+from ouroboros.tree import TokenTree
+
+CONTEXT = 4  # tokens before a place, of its key
+NEAR_END = 64  # tokens, within which a sequence usually leaves the text
+
+
+class Answer(NamedTuple):
+    """The five best ids after a place, the logarithms of their probabilities, descending, and that
+    of any other id."""
+
+    ids: tuple[int, ...]
+    logs: tuple[float, ...]
+    other: float
+
+
+class ImitatedDraft:
+    """A draft that agrees with recorded texts in a share `agreement` of their new tokens.
+
+    Ids are below `vocab_size`. `follow` says which text it is asked about. Its calls take no time:
+    they are counted as a model's are. Raises `ValueError` for an agreement outside of 0 to 1, and
+    for ids beyond the vocabulary.
+    """
+
+    device = torch.device("cpu")
+    dtype = torch.float32
+
+    def __init__(
+        self,
+        agreement: float,
+        runs: Sequence[Recording],
+        *,
+        vocab_size: int,
+        likeness: Likeness | None = None,
+        seed: int = 0,
+        max_len: int = ANY,
+        tokenizer=None,
+    ) -> None:
+        if not 0 <= agreement <= 1:
+            raise ValueError(f"draft.agreement={agreement}: give a share from 0 to 1")
+        highest = max((max(run.tokens) for run in runs), default=0)
+        if vocab_size <= max(highest, CHOICES):
+            raise ValueError(f"the recording has id {highest}, the vocabulary {vocab_size} ids")
+        self.agreement, self.seed = agreement, seed
+        self.likeness = Likeness.load() if likeness is None else likeness
+        again = [known for run in runs for known in repeats(run.tokens)[len(run.prompt) :]]
+        share = sum(again) / max(1, len(again))
+        self._rates = rates_at(agreement, self.likeness.odds, share)
+        self.vocab_size = self.width = vocab_size
+        self.max_len, self.tokenizer = max_len, tokenizer
+        self.tokens: list[int] = []
+        self.calls = self.scored = self.caught_up = 0
+        self.busy_s = self.wait_s = 0.0
+        self.follow(())
+
+    @property
+    def forwards(self) -> int:
+        """One for each call."""
+        return self.calls
+
+    @property
+    def title(self) -> str:
+        """What it is, for the title of everything measured with it."""
+        return f"draft imitated at agreement {self.agreement:g} ({self.likeness.source})"
+
+    def follow(self, text: Sequence[int]) -> None:
+        """Begin with another recorded text (prompt and continuation)."""
+        self.text = tuple(text)
+        self.tokens = []
+        self._held: tuple[int, tuple[int, ...]] = (0, ())
+        self._again = repeats(self.text)
+        self._key = f"{self.seed}-{zlib.crc32(repr(self.text).encode())}"
+        self._answers: dict[Place, Answer] = {}
+
+    def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        """Return the logits that follow the asked nodes, [len(tree.asked), width] float32."""
+        if tokens[-1] != tree.tokens[0]:
+            raise ValueError("the tree's root must be the last token of the sequence")
+        self.calls += 1
+        self._count(len(tokens), tree)
+        found = list(places(len(tokens), tree, self.text, off=self._off(tokens)))
+        return self._logits([found[node] for node in tree.asked])
+
+    def accept(self, path: Sequence[int]) -> None:
+        """Forget the tree last scored: an answer depends on the sequence given."""
+        self._held = (0, ())
+
+    def roll(self, tokens: Sequence[int], count: int, choose: Choose) -> list[int]:
+        """Return the `count` tokens that plain decoding puts after `tokens`, one call each."""
+        text = list(tokens)
+        for _ in range(count):
+            root = TokenTree.chain(text[-1], ())
+            text += choose(self.score(text, root), text, root)
+        return text[len(tokens) :]
+
+    def _count(self, length: int, tree: TokenTree) -> None:
+        """Count the nodes of a tree; what was scored of it before, as it grew, is not fed again."""
+        known, first = self._held, tree.asked[0]
+        grown = known[0] == length and known[1][:first] == tree.tokens[:first]
+        self.scored += len(tree) - (min(first, len(known[1])) if grown else 0)
+        self._held = length, tree.tokens
+
+    def _off(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Return the tokens of a sequence from where it leaves the text on."""
+        near = max(0, len(tokens) - NEAR_END)
+        start = near if tuple(tokens[:near]) == self.text[:near] else 0
+        for at in range(start, len(tokens)):
+            if at >= len(self.text) or tokens[at] != self.text[at]:
+                return tokens[at:]
+        return ()
+
+    def _logits(self, asked: Sequence[Place]) -> torch.Tensor:
+        answers = [self._answer(place) for place in asked]
+        logits = torch.tensor([[one.other] for one in answers]).repeat(1, self.width)
+        ids = torch.tensor([one.ids for one in answers])
+        return logits.scatter_(1, ids, torch.tensor([one.logs for one in answers]))
+
+    def _answer(self, place: Place) -> Answer:
+        if place not in self._answers:
+            self._answers[place] = self._drawn(*place)
+        return self._answers[place]
+
+    def _drawn(self, along: int, off: tuple[int, ...]) -> Answer:
+        """Draw the answer after `along` tokens of the text and the tokens `off`, which leave it."""
+        near = (*self.text[max(0, along - CONTEXT) : along], *off)[-CONTEXT:]
+        draw = random.Random(f"{self._key}-{along + len(off)}-{near}-{bool(off)}")
+        on_text = not off and along < len(self.text)
+        rank = self._rank(draw, again=on_text and self._again[along])
+        row = draw.choice(self.likeness.confidence[rank])
+        truth = self.text[along] if on_text else None
+        ids = self._others(draw, self.text[:along], truth)
+        if rank != NOWHERE and truth is not None:
+            ids[rank - 1] = truth
+        return Answer(tuple(ids), *_logs(row, self.width))
+
+    def _rank(self, draw: random.Random, *, again: bool) -> int:
+        """Draw the rank of the truth; off the text there is none, but the draft is as sure."""
+        right, among = draw.random() < self._rates[again], draw.random()
+        if right:
+            return 1
+        for rank, share in self.likeness.shares.items():
+            among -= share
+            if among < 0:
+                return rank
+        return NOWHERE
+
+    def _others(self, draw: random.Random, before: Sequence[int], truth: int | None) -> list[int]:
+        """Draw different ids of the text before (any, where it has too few), never the truth."""
+        ids: list[int] = []
+        tries = 0
+        while len(ids) < CHOICES:
+            known = before and tries < 8 * CHOICES
+            drawn = draw.choice(before) if known else draw.randrange(self.width)
+            tries += 1
+            if drawn != truth and drawn not in ids and drawn < self.width:
+                ids.append(drawn)
+        return ids
+
+
+def rates_at(agreement: float, odds: float, share: float) -> tuple[float, float]:
+    """Return the agreements elsewhere and where the text repeats itself, a `share` of it.
+
+    The odds of the second are `odds` times those of the first; both together are `agreement`.
+
+    >>> elsewhere, at_repeats = rates_at(0.8, 4.0, 0.5)
+    >>> round(elsewhere, 3), round(at_repeats, 3), round((elsewhere + at_repeats) / 2, 3)
+    (0.698, 0.902, 0.8)
+    """
+    if agreement in (0, 1):
+        return agreement, agreement
+
+    def at_repeats(elsewhere: float) -> float:
+        return odds * elsewhere / (1 - elsewhere + odds * elsewhere)
+
+    def missing(elsewhere: float) -> float:
+        return share * at_repeats(elsewhere) + (1 - share) * elsewhere - agreement
+
+    elsewhere = float(brentq(missing, 0.0, 1.0))
+    return elsewhere, at_repeats(elsewhere)
+
+
+@cache
+def _logs(row: tuple[float, ...], width: int) -> tuple[tuple[float, ...], float]:
+    """Return the logarithms of descending probabilities, made to descend strictly, and that of each
+    of the other `width` ids, which share what is left and are behind the last.
+
+    >>> [round(math.exp(log), 3) for log in _logs([0.6, 0.2, 0.1, 0.05, 0.0], 105)[0]]
+    [0.6, 0.2, 0.1, 0.05, 0.0]
+    """
+    falling: list[float] = []
+    for share in row:
+        most = 0.99 * falling[-1] if falling else 1.0
+        falling.append(min(max(share, 1e-6), most))
+    other = max(1e-12, 1.0 - sum(falling)) / (width - len(falling))
+    return tuple(map(math.log, falling)), math.log(min(other, falling[-1] / 2))

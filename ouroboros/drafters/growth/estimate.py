@@ -1,0 +1,132 @@
+"""How likely a token is the target's next: two logistic models, without and with the draft's view.
+
+Invariant: an estimate depends on the text, the path and the draft's ranking alone, so it is the
+same whatever else stands in the tree. The features are named in `INDEX` and `DRAFT`; their weights
+are data (`ouroboros.drafters.growth.weights`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from ouroboros.drafters.growth.compiled import compiled
+from ouroboros.drafters.growth.noise import gumbel_of
+from ouroboros.drafters.growth.state import (
+    INDEX_FEATURES,
+    RANKS,
+    RECYCLED,
+    SHORTLIST,
+)
+
+INDEX = (
+    "one",
+    "log-odds of the share",
+    "log2(1 + match)",
+    "log2(1 + rank)",
+    "newest of the longest matches",
+    "match is the longest",
+    "only recycled",
+    "log-odds of the index's hit rate",
+    "sampled",
+    "sampled x log-odds of the share",
+    "sampled x noise",
+    "sampled x log2(1 + match)",
+)
+DRAFT = (
+    *INDEX,
+    "log-odds of the draft's share",
+    "the draft's margin",
+    "log2(1 + the draft's rank)",
+    "not among the draft's ranks",
+    "not in the index",
+    "log-odds of the draft's hit rate",
+    "first for both",
+    "sampled x the draft's margin",
+    "sampled x log-odds of the draft's share",
+)
+LEAST_SHARE, LEAST_DRAFT = 0.002, 0.0005
+WIDEST = 12.0  # margins are cut here
+
+
+@compiled
+def log_odds(share, least):
+    """Return the log-odds of a probability, kept `least` away from 0 and 1."""
+    share = min(max(share, least), 1.0 - least)
+    return math.log(share / (1.0 - share))
+
+
+@compiled
+def logistic(x):
+    """Return the probability of log-odds."""
+    if x >= 0:
+        return 1.0 / (1.0 + math.exp(-x))
+    e = math.exp(x)
+    return e / (1.0 + e)
+
+
+@compiled
+def weighed(s, weights, count):
+    """Return the probability that weights give to the features."""
+    x = 0.0
+    for i in range(count):
+        x += weights[i] * s.features[i]
+    return logistic(x)
+
+
+@compiled
+def index_features(s, c, token, key):
+    """Write what the index says of a choice into `features`; c below 0: it does not know it."""
+    x = s.features
+    sampled = float(s.sampled)
+    x[0] = 1.0
+    if c >= 0:
+        x[1] = log_odds(s.share[c], LEAST_SHARE)
+        x[2] = math.log2(1.0 + s.choice_match[c])
+        x[3] = math.log2(1.0 + s.rank_of[c])
+        x[4] = 1.0 if token == s.longest_next else 0.0
+        x[5] = 1.0 if s.choice_match[c] == s.longest else 0.0
+        x[6] = 1.0 if s.choice_kind[c] == RECYCLED else 0.0
+    else:
+        x[1] = log_odds(0.0, LEAST_SHARE)
+        x[2] = 0.0
+        x[3] = math.log2(1.0 + SHORTLIST)
+        x[4] = 0.0
+        x[5] = 0.0
+        x[6] = 0.0
+    x[7] = log_odds(s.index_hits / s.index_trials, 0.02)
+    x[8] = sampled
+    x[9] = sampled * x[1]
+    x[10] = gumbel_of(key, token) if s.noisy else 0.0
+    x[11] = sampled * x[2]
+
+
+@compiled
+def draft_features(s, c, rank, base, scores, shares):
+    """Write what the draft says of a choice behind the index's features; rank below 0: nothing.
+
+    The draft's ranking of what follows the node begins at `base`.
+    """
+    x = s.features
+    k = INDEX_FEATURES
+    last = s.ranks - 1
+    while last > 0 and shares[base + last] <= 0.0:
+        last -= 1
+    if rank >= 0:
+        share = shares[base + rank]
+        rival = base + (1 if rank == 0 else 0)
+        margin = WIDEST
+        if last > 0 or rank > 0:
+            margin = scores[base + rank] - scores[rival]
+    else:
+        share = 0.5 * shares[base + last]
+        margin = scores[base + last] - scores[base] if last > 0 else -WIDEST
+    margin = min(max(margin, -WIDEST), WIDEST)
+    x[k] = log_odds(share, LEAST_DRAFT)
+    x[k + 1] = margin
+    x[k + 2] = math.log2(1.0 + (rank if rank >= 0 else RANKS))
+    x[k + 3] = 1.0 if rank < 0 else 0.0
+    x[k + 4] = 1.0 if c < 0 else 0.0
+    x[k + 5] = log_odds(s.draft_hits / s.draft_trials, 0.02)
+    x[k + 6] = 1.0 if rank == 0 and c >= 0 and s.rank_of[c] == 0 else 0.0
+    x[k + 7] = margin if s.sampled else 0.0
+    x[k + 8] = x[k] if s.sampled else 0.0

@@ -1,0 +1,233 @@
+"""A draft imitated on recorded text: one answer in any order, as right and as sure as it says."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from ouroboros import Ouroboros, argmax
+from ouroboros.baselines import Speculative
+from ouroboros.bench.replay.imitated_draft import ImitatedDraft, rates_at
+from ouroboros.bench.replay.likeness import CHOICES, NOWHERE, Likeness, measured, repeats
+from ouroboros.bench.replay.recorded_target import replay
+from ouroboros.bench.replay.recording import Recording, Tape, renumbered
+from ouroboros.bench.run.sampling import Sampling
+from ouroboros.choose import ROOT
+from ouroboros.tree import TokenTree
+
+VOCAB = 400
+SIZES = {"gamma": 3, "window_size": 3, "ngram_size": 4, "verification_set_size": 3}
+
+
+def written(seed: int, length: int = 500) -> Recording:
+    """A text of which about a third repeats itself."""
+    draw, text = random.Random(f"text-{seed}"), [1]
+    while len(text) < length:
+        if len(text) > 40 and draw.random() < 0.1:
+            at = draw.randrange(len(text) - 12)
+            text += text[at : at + draw.randrange(4, 12)]
+        else:
+            text.append(draw.randrange(3, VOCAB))
+    return Recording(str(seed), tuple(text[:20]), tuple(text[20:length]))
+
+
+RUNS = [written(seed) for seed in range(12)]
+TAPE = Tape(RUNS, vocab_size=VOCAB)
+SHORT = [written(seed, 140) for seed in range(3)]
+
+
+def drafted(agreement: float, **options) -> ImitatedDraft:
+    return ImitatedDraft(agreement, RUNS, vocab_size=VOCAB, **options)
+
+
+def along(draft: ImitatedDraft, run: Recording) -> torch.Tensor:
+    """What the draft says before each new token, [tokens, vocab]."""
+    draft.follow(run.tokens)
+    return draft.score(run.prompt, TokenTree.chain(run.prompt[-1], run.new_tokens[:-1])).clone()
+
+
+def ranks(draft: ImitatedDraft) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Over all texts: the truth's rank, the five best probabilities, whether the text repeats."""
+    found, shares, again = [], [], []
+    for run in RUNS:
+        logits = along(draft, run)
+        truth = logits.gather(1, torch.tensor(run.new_tokens)[:, None])
+        rank = 1 + (logits > truth).sum(1)
+        found += [r if r <= CHOICES else NOWHERE for r in rank.tolist()]
+        shares += logits.double().softmax(-1).topk(CHOICES).values.tolist()
+        again += repeats(run.tokens)[len(run.prompt) :]
+    return np.array(found), np.array(shares), np.array(again)
+
+
+@pytest.mark.parametrize("agreement", [0.6, 0.88])
+def test_it_is_as_right_and_as_sure_as_it_says(agreement):
+    draft = drafted(agreement)
+    found, shares, again = ranks(draft)
+    slack = 4 * math.sqrt(agreement * (1 - agreement) / len(found))
+    assert abs((found == 1).mean() - agreement) < slack
+    right = [(found == 1)[again == known].mean() for known in (False, True)]
+    odds = right[1] / (1 - right[1]) * (1 - right[0]) / right[0]
+    assert 0.7 < odds / draft.likeness.odds < 1.5
+    misses = found[found != 1]
+    for rank, share in draft.likeness.shares.items():
+        assert abs((misses == rank).mean() - share) < 0.06
+    for rank in (1, 2, NOWHERE):
+        wanted = np.mean([row[0] for row in draft.likeness.confidence[rank]])
+        assert abs(shares[found == rank][:, 0].mean() - wanted) < 0.08
+    assert shares[found == 1][:, 0].mean() > shares[found != 1][:, 0].mean() + 0.2
+
+
+@pytest.mark.parametrize("agreement", [0.0, 1.0])
+def test_the_ends(agreement):
+    assert (ranks(drafted(agreement))[0] == 1).mean() == agreement
+
+
+def test_a_better_draft_is_right_wherever_a_worse_one_is():
+    worse, better = (ranks(drafted(agreement))[0] == 1 for agreement in (0.6, 0.8))
+    assert (better | ~worse).all() and better.sum() > worse.sum()
+
+
+def test_the_same_answers_in_every_order():
+    """One call for all, one call for each token backwards, and through `roll`."""
+    draft, run = drafted(0.7), RUNS[0]
+    whole, again = along(draft, run), along(drafted(0.7), run)
+    assert torch.equal(whole, again)
+    assert not torch.equal(whole, along(drafted(0.7, seed=1), run))
+    other = drafted(0.7)
+    other.follow(run.tokens)
+    for at in reversed(range(40)):
+        text = run.tokens[: len(run.prompt) + at]
+        assert torch.equal(other.score(text, TokenTree.chain(text[-1], ()))[0], whole[at])
+    start, text = list(run.prompt), list(run.prompt)
+    for _ in range(8):
+        text += argmax(other.score(text, TokenTree.chain(text[-1], ())), text, ROOT)
+    calls, scored = other.calls, other.scored
+    assert other.roll(start, 8, argmax) == text[len(start) :]
+    assert (other.calls, other.forwards, other.scored) == (calls + 8, calls + 8, scored + 8)
+
+
+def test_a_tree_that_grows_is_counted_once():
+    draft, run = drafted(0.7), RUNS[0]
+    draft.follow(run.tokens)
+    root, *rest = run.tokens[19:24]
+    draft.score(run.prompt, TokenTree.chain(root, rest[:2]))
+    grown = TokenTree.chain(root, rest).asking(range(3, 5))
+    assert draft.score(run.prompt, grown).shape == (2, VOCAB)
+    assert draft.scored == 5 and draft.calls == 2
+    draft.accept([0])
+    draft.score(run.prompt, grown)
+    assert draft.scored == 10
+
+
+def test_off_the_text_it_knows_no_more_than_chance():
+    draft, hits, asked = drafted(1.0), 0, 0
+    for run in RUNS:
+        draft.follow(run.tokens)
+        for at in range(len(run.prompt), len(run.tokens) - 2):
+            wrong = 3 + (run.tokens[at] - 2) % (VOCAB - 3)
+            tree = TokenTree.chain(run.tokens[at - 1], [wrong])
+            logits = draft.score(run.tokens[:at], tree)
+            assert int(logits[0].argmax()) == run.tokens[at] != wrong
+            hits += int(logits[1].argmax()) == run.tokens[at + 1]
+            asked += 1
+    assert hits / asked < 0.02
+
+
+@pytest.mark.parametrize("agreement", [0.0, 0.8, 1.0])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda draft: Speculative(draft, gamma=4),
+        lambda draft: Speculative(draft, gamma=6, confidence=0.3),
+        lambda draft: Ouroboros(draft, recycle=False),
+        lambda draft: Ouroboros(draft, policy="paper", **SIZES, recycle=False),
+    ],
+)
+def test_replays_are_lossless_and_the_same_twice(make, agreement):
+    draft = drafted(agreement)
+    for run in SHORT:
+        first, again = (replay(make(draft), TAPE, run) for _ in range(2))
+        assert first.new_tokens == again.new_tokens == list(run.new_tokens)
+        counts = [[(s.new, s.accepted, s.draft_calls) for s in t.steps] for t in (first, again)]
+        assert counts[0] == counts[1]
+
+
+def test_a_draft_that_is_always_right_is_always_kept():
+    for step in replay(Speculative(drafted(1.0), gamma=4), TAPE, RUNS[0]).steps[:-1]:
+        assert (step.drafted, step.accepted) == (4, 4)
+
+
+def test_more_agreement_means_fewer_calls():
+    steps = [
+        sum(len(replay(Speculative(drafted(a), gamma=4), TAPE, run).steps) for run in SHORT)
+        for a in (0.3, 0.6, 0.9)
+    ]
+    assert steps == sorted(steps, reverse=True) and len(set(steps)) == 3
+
+
+def test_renumbered_texts_are_the_same_texts():
+    tape = renumbered(TAPE)
+    assert tape.vocab_size < VOCAB + 64
+    for old, new in zip(RUNS, tape.runs, strict=True):
+        assert [new.tokens.index(t) for t in new.tokens] == [
+            old.tokens.index(t) for t in old.tokens
+        ]
+        assert (len(new.prompt), new.example) == (len(old.prompt), old.example)
+
+
+def test_the_title_says_what_it_is():
+    assert drafted(0.88).title.startswith("draft imitated at agreement 0.88 (ranks and")
+
+
+def test_sampled_texts_and_strange_agreements_are_refused():
+    with pytest.raises(ValueError, match="temperature 0"):
+        hot = Tape(RUNS, Sampling(temperature=0.8), vocab_size=VOCAB)
+        replay(Speculative(drafted(0.8), gamma=2), hot, RUNS[0])
+    with pytest.raises(ValueError, match=r"agreement=1\.5"):
+        drafted(1.5)
+    with pytest.raises(ValueError, match="vocabulary 20 ids"):
+        ImitatedDraft(0.5, RUNS, vocab_size=20)
+
+
+def test_a_pair_is_measured_and_read_again(tmp_path):
+    """A second imitation, measured as if it were a model, errs as the first."""
+    first = drafted(0.7)
+
+    class Target:
+        """Says the recorded text."""
+
+        max_len, vocab_size, tokens = 1 << 30, VOCAB, []
+        calls = forwards = scored = caught_up = busy_s = wait_s = 0
+
+        def score(self, tokens, tree):
+            run = next(r for r in RUNS if r.prompt == tuple(tokens[: len(r.prompt)]))
+            first.follow(run.tokens)
+            return torch.nn.functional.one_hot(
+                torch.tensor([run.tokens[len(tokens)]]), VOCAB
+            ).float()
+
+        def accept(self, path):
+            pass
+
+    prompts = [run.prompt for run in RUNS]
+    found = measured(Target(), first, prompts, max_new=480, about={"pair": "x"})
+    assert abs(found.about["agreement"] - 0.7) < 0.03 and found.about["places"] == 12 * 480
+    assert all(
+        abs(found.shares[rank] - share) < 0.05 for rank, share in first.likeness.shares.items()
+    )
+    assert 0.7 < found.odds / first.likeness.odds < 1.5
+    found.save(tmp_path / "one.json")
+    assert Likeness.load(tmp_path / "one.json") == found
+    (tmp_path / "two.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"two\.json holds no measured"):
+        Likeness.load(tmp_path / "two.json")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_rates_keep_the_agreement(share):
+    elsewhere, at_repeats = rates_at(0.8, 3.0, share)
+    assert share * at_repeats + (1 - share) * elsewhere == pytest.approx(0.8)

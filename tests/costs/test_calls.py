@@ -1,0 +1,128 @@
+"""Measuring calls on tiny models: what is measured, and never how fast it was."""
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+from bench_models import tiny_pair
+from tiny import CONTEXT, llama
+
+from ouroboros import CachedModel
+from ouroboros.costs.bandwidth import copy_bandwidth, footprint
+from ouroboros.costs.calls import measure, random_tree
+from ouroboros.costs.probe import probe
+from ouroboros.engine.static import NODES
+
+
+def test_a_surface_has_every_size_at_every_context():
+    models = tiny_pair()
+    visits, fed = [], models[0].caught_up
+    told = {"on_visit": lambda: visits.append(len(models[0].tokens))}
+    nodes, contexts = [4, 1, 2], [9, 5]
+    found = measure(models, nodes=nodes, contexts=contexts, visits=2, repeats=2, **told)
+    for model, surface in zip(models, found, strict=True):
+        assert {c: list(row) for c, row in surface.ms.items()} == {5: [1, 2, 4], 9: [1, 2, 4]}
+        assert all(ms > 0 for row in surface.ms.values() for ms in row.values())
+        assert surface.spread_ms.keys() == surface.ms.keys()
+        assert model.tokens == [] and model.calls == 2 * 2 * 2 * 3 + 3
+    assert visits == [4, 8, 4, 8] and models[0].caught_up == fed, "no prompt is fed"
+
+
+class Clocked:
+    """A model whose calls take the milliseconds of a table, on a clock that it turns itself."""
+
+    vocab_size, max_len, engine = 50, 4096, None
+
+    def __init__(self, clock: list[float], ms, log: list) -> None:
+        self.clock, self.ms, self.log, self.tokens = clock, ms, log, []
+        self.cache = SimpleNamespace(reserve=lambda slots: None, clear=lambda: None)
+
+    def score(self, tokens, tree):
+        assert self.tokens == tokens[:-1]
+        self.clock[0] += 1e-3 * self.ms(len(tree), len(tokens))
+        self.log.append((self, len(tokens), len(tree)))
+        return torch.zeros(len(tree), self.vocab_size)
+
+
+def clocked(*tables) -> tuple[list[Clocked], Callable[[], float], list]:
+    clock, log = [0.0], []
+    return [Clocked(clock, ms, log) for ms in tables], lambda: clock[0], log
+
+
+def test_medians_of_what_the_clock_says():
+    hiccups = iter([900.0, 0, 0, 0] * 99)  # once for each size and context
+    (target, draft), clock, log = clocked(lambda n, c: n + c / 10, lambda n, c: 2 + next(hiccups))
+    options = {"nodes": [1, 8], "contexts": [10, 30], "visits": 3, "repeats": 2}
+    found = measure([target, draft], **options, clock=clock)
+    assert found[0].ms[10] == pytest.approx({1: 2, 8: 9})
+    assert found[0].ms[30] == pytest.approx({1: 4, 8: 11})
+    assert found[0].call_ms(1, 20) == pytest.approx(3) and found[1].call_ms(5, 9) == pytest.approx(
+        2
+    )
+    rounds = [tuple(log[at : at + 4]) for at in range(4, len(log), 4)]
+    assert len(rounds) == 12 and all(len(set(own)) == 4 for own in rounds), "all in turn"
+    assert len({tuple(call[::2] for call in own) for own in rounds}) > 2, "in another order"
+
+
+def test_a_limit_ends_the_visits_but_not_the_first():
+    (target,), clock, log = clocked(lambda n, c: 400.0)
+    measure([target], nodes=[1, 8], contexts=[10], visits=9, repeats=1, limit_s=2.0, clock=clock)
+    assert len(log) == 2 + 2 * 2
+    del log[:]
+    measure([target], nodes=[1, 8], contexts=[10], visits=9, repeats=1, limit_s=0.1, clock=clock)
+    assert len(log) == 2 + 2
+
+
+def test_a_probe_covers_a_pair_within_its_limit():
+    (target, draft), clock, _ = clocked(lambda n, c: 40 + n, lambda n, c: 10 + n / 5)
+    costs = probe(target, draft, context=700, clock=clock)
+    assert clock() < 3 and list(costs.target.ms) == [700]
+    assert costs.relative("target", 64, 300) == pytest.approx(104 / 41)
+    assert costs.relative("draft", 8, 700) == pytest.approx(11.6 / 41)
+    assert costs.target.call_ms(30, 1) == pytest.approx(70), "between two sizes"
+    assert probe(target, clock=clock).draft is None
+    assert list(probe(target, context=8000, clock=clock).target.ms) == [1000, 4000]
+
+
+def test_a_tree_never_costs_more_than_a_larger_one():
+    (target,), clock, _ = clocked(lambda n, c: {1: 5, 8: 60, 24: 9, 64: 70, 96: 20}[n])
+    found = probe(target, context=50, clock=clock).target
+    assert found.ms[50] == pytest.approx({1: 5, 8: 9, 24: 9, 64: 20, 96: 20})
+
+
+def test_a_probe_of_an_engine_that_pads_times_its_sizes():
+    model = CachedModel(llama(), engine="static")
+    costs = probe(model, context=500)
+    (row,) = costs.target.ms.values()
+    assert list(row) == [size for size in NODES if size <= CONTEXT] and costs.target.padded
+    assert costs.target.call_ms(13, 1) == row[16] and model.tokens == []
+    assert not probe(CachedModel(llama())).target.padded
+
+
+def test_trees_branch():
+    draw = random.Random(0)
+    assert [random_tree(n, draw=draw).is_chain for n in (1, 2, 3, 9)] == [True, True, False, False]
+
+
+def test_what_cannot_be_measured_is_one_line():
+    model = CachedModel(llama())
+    with pytest.raises(ValueError, match="64 positions: measure shorter contexts"):
+        measure([model], nodes=[1, 8], contexts=[64])
+    with pytest.raises(ValueError, match="each 1 or more"):
+        measure([model], nodes=[], contexts=[4])
+
+
+def test_bytes_of_a_model():
+    model = llama(dtype=torch.float32)
+    found = footprint(CachedModel(model))
+    assert found.weight_bytes == sum(w.numel() * 4 for w in model.parameters())
+    assert found.read_bytes == found.weight_bytes - 4 * 13 * 16
+    assert found.kv_bytes_per_token == 4 * 1 * 2 * (4 + 4)
+    tied = footprint(CachedModel(llama(tie_word_embeddings=True)))
+    assert tied.read_bytes == tied.weight_bytes
+
+
+def test_copies_have_a_bandwidth():
+    assert copy_bandwidth(torch.device("cpu"), buffer_bytes=1 << 16) > 0

@@ -1,0 +1,50 @@
+"""Costs by name: what is shipped, and what it says."""
+
+import json
+import statistics
+
+import pytest
+from composing import ROOT
+
+from ouroboros.costs.named import NAMES, named
+from ouroboros.costs.surface import Costs, Surface
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_named_set_covers_large_trees_at_every_context(name):
+    costs = named(name)
+    for role in ("target", "draft"):
+        assert costs.relative(role, 96, 10) == costs.relative(role, 96, 100_000) > 0
+    assert costs.relative("target", 1, 500) == 1 and costs.about["machine"]
+
+
+def test_epyc_is_the_profile_of_the_reference_pair():
+    measured = json.loads((ROOT / "results/profile/costs.json").read_text())
+    costs = named("epyc")
+    for surface, role in ((costs.target, "target"), (costs.draft, "draft")):
+        rows = measured[role]["ms"].values()
+        for nodes in next(iter(rows)):
+            median = statistics.median(row[nodes] for row in rows)
+            assert surface.call_ms(int(nodes), 700) == pytest.approx(median, abs=0.051)
+
+
+def test_flat_is_flat_up_to_64_nodes():
+    costs = named("flat")
+    assert {costs.relative("target", nodes, 9) for nodes in (1, 24, 64)} == {1.0}
+    assert costs.relative("target", 65, 9) > 1 and costs.relative("draft", 24, 9) == 0.18
+
+
+def test_a_file_will_do_and_nothing_else(tmp_path):
+    (tmp_path / "own.yaml").write_text("{verify_ms: {1: 4, 9: 12}, draft_ms: {1: 1, 9: 3}}")
+    costs = named(str(tmp_path / "own.yaml"))
+    assert costs.relative("target", 5, 1) == 2 and costs.relative("draft", 5, 1) == 0.5
+    with pytest.raises(ValueError, match="'steep' are no file, and no name among epyc, flat"):
+        named("steep")
+    with pytest.raises(ValueError, match="no draft model"):
+        Costs(Surface.flat({1: 1.0})).relative("draft", 1, 1)
+
+
+def test_named_sets_survive_their_files(tmp_path):
+    for name in NAMES:
+        named(name).save(tmp_path / "costs.json")
+        assert Costs.load(tmp_path / "costs.json") == named(name)

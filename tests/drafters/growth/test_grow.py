@@ -1,0 +1,148 @@
+"""The tree against all trees, and what of it is worth its cost."""
+
+import pytest
+from growing_texts import chain_text, depths, growth, path_of, ranking, step
+
+from ouroboros.drafters.growth.grow import make, pop, push
+from ouroboros.drafters.growth.state import KIDS
+from ouroboros.drafters.growth.worth import ask, rate, verified
+
+
+def all_paths(grown, node=0, path=(), reach=1.0):
+    """Every node below one that is likely enough, made if need be: (reach, tokens)."""
+    s = grown.state
+    found = [(reach, path)]
+    if s.depth[node] >= s.max_depth:
+        return found
+    for kid in range(node * KIDS, node * KIDS + int(s.kid_count[node])):
+        below = reach * float(s.kid_p[kid])
+        if below >= s.floor:
+            if s.kid_node[kid] < 0:
+                s.kid_node[kid] = make(s, grown.memory, s.kid_token[kid], node)
+                assert s.kid_node[kid] > 0
+            tokens = (*path, int(s.kid_token[kid]))
+            found += all_paths(grown, int(s.kid_node[kid]), tokens, below)
+    return found
+
+
+@pytest.mark.parametrize("max_nodes", [1, 2, 9, 64])
+@pytest.mark.parametrize("vocab", [3, 30])
+def test_the_tree_holds_the_likeliest_nodes_of_all(vocab, max_nodes):
+    text = chain_text(300, vocab)
+    grown = growth(max_nodes=max_nodes, call=9.0)
+    grown.start()
+    for known in (120, 121, 150):
+        grown.begin(text[:known], 4, -1)
+        s = grown.state
+        own = [
+            (float(s.reach[node]), tuple(path_of(grown, node)[1:]))
+            for node in map(int, s.order[: int(s.count)])
+        ]
+        every = sorted(all_paths(grown), key=lambda one: -one[0])
+        assert [reach for reach, _ in own] == [reach for reach, _ in every[:max_nodes]]
+        last = own[-1][0]
+        assert {one for one in own if one[0] > last} == {one for one in every if one[0] > last}
+        assert len({tokens for _, tokens in own}) == len(own) <= max_nodes
+
+
+def test_equals_leave_the_heap_in_the_order_they_came():
+    s = growth().state
+    for kid, p in enumerate([0.5, 0.9, 0.5, 0.9, 0.1, 0.5]):
+        push(s, kid, p)
+    assert [pop(s) for _ in range(6)] == [1, 3, 0, 2, 5, 4]
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.02, 0.2])
+def test_what_is_verified_pays_best(slope):
+    text = chain_text(300, 10)
+    grown = growth(call=9.0)
+    grown.set_costs([1 + slope * n for n in range(64)], [9.0])
+    grown.start()
+    grown.begin(text[:200], 20, -1)
+    s = grown.state
+    size = verified(s)
+    worth = [
+        sum(float(s.reach[s.order[i]]) for i in range(1, n)) - rate(s) * float(s.verify[n])
+        for n in range(1, int(s.count) + 1)
+    ]
+    assert worth[size - 1] == pytest.approx(max(worth))
+    if slope == 0.0:
+        assert size == s.count
+
+
+def test_the_draft_is_asked_while_it_pays_and_never_twice():
+    text = chain_text(400, 12)
+    for call, expected in ((0.05, True), (5.0, False)):
+        grown = growth(call=call)
+        grown.start()
+        count = grown.begin(text[:200], 20, 20)
+        assert (count > 0) == expected
+        fed = 0
+        while count:
+            nodes, asked = grown.asked(), count
+            assert len(nodes.tokens) == fed + asked
+            assert all(parent < node for node, parent in enumerate(nodes.parents))
+            assert max(depths(nodes.parents)) < 20
+            fed += asked
+            count = grown.scored(*ranking(nodes, asked, 12))
+        s = grown.state
+        scored = [n for n in range(int(s.nodes)) if s.scored[n]]
+        assert sorted(int(s.fed_place[n]) for n in scored) == list(range(fed))
+        assert ask(grown.state) == 0
+
+
+def test_sources_and_chances_of_a_proposal():
+    text = chain_text(400, 12)
+    grown = growth(call=0.1)
+    grown.start()
+    known, names = 100, set()
+    while known < 300:
+        known += step(grown, text, known, vocab=12)
+        made = grown.proposal()
+        names |= set(made.source[1:])
+        assert made.probability[0] == 1 and all(0 < p <= 1 for p in made.probability)
+    assert names <= {"phrase", "recycled", "draft", "judged"} and {"phrase", "judged"} <= names
+
+
+@pytest.mark.parametrize(
+    ("shape", "holds"),
+    [
+        ({"kids": 1}, lambda made: list(made.parents) == list(range(-1, len(made.tokens) - 1))),
+        ({"max_nodes": 5}, lambda made: len(made.tokens) <= 5),
+        ({"judge": False}, lambda made: "judged" not in made.source),
+    ],
+)
+def test_switches(shape, holds):
+    text = chain_text(400, 12)
+    grown = growth(call=0.1, **shape)
+    grown.start()
+    known = 100
+    while known < 300:
+        known += step(grown, text, known, vocab=12)
+        assert holds(grown.proposal())
+
+
+def test_one_node_a_call():
+    text = chain_text(400, 12)
+    grown = growth(call=0.02, ask_limit=1)
+    grown.start()
+    assert grown.begin(text[:1], 20, 20) == 1
+
+
+@pytest.mark.parametrize("room", [0, 1, 2])
+def test_no_node_beyond_the_room(room):
+    text = [1, 2, 3] * 20
+    grown = growth(call=0.01)
+    grown.start()
+    count = grown.begin(text, room, 50)
+    while count:
+        nodes, asked = grown.asked(), count
+        assert max(depths(nodes.parents)) < room
+        count = grown.scored(*ranking(nodes, asked, 64))
+    assert max(depths(grown.proposal().parents)) <= room
+
+
+def test_wrong_shapes_are_refused():
+    for shape in ({"max_nodes": 0}, {"max_nodes": 10_000}, {"kids": 6}, {"ask_limit": 0}):
+        with pytest.raises(ValueError):
+            growth(**shape)

@@ -1,0 +1,168 @@
+"""A tree scored in parts is the tree scored at once, and nothing is fed twice."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import pytest
+import torch
+from parts import InParts, first, in_parts
+from tiny import VOCAB, RandomDrafter, gemma3, gpt2, llama, mistral, noisy, prompt_of
+
+from ouroboros.choose import Sampler, argmax
+from ouroboros.decode import RootOnly, decode
+from ouroboros.engine import eager
+from ouroboros.engine.model import CachedModel
+from ouroboros.tree import TokenTree
+
+FAMILIES = [llama, mistral, gemma3, gpt2]
+ENGINES = ["eager", "static"]
+CHOICES = [argmax, Sampler(temperature=0.8, seed=3)]
+EXACT = {"rtol": 0, "atol": 1e-12}
+
+
+def random_tree(draw: random.Random, root: int, nodes: int) -> TokenTree:
+    parents = [-1, *(draw.randrange(max(0, n - 4), n) for n in range(1, nodes))]
+    return TokenTree((root, *(draw.randrange(VOCAB) for _ in parents[1:])), tuple(parents))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.__name__)
+def test_parts_equal_the_whole(family, engine):
+    """Random trees and cuts, paths kept from any part, prompts that grow and are cut back."""
+    model, draw, tokens = family(), random.Random(1), prompt_of(9)
+    whole, parts = CachedModel(model, engine="eager"), CachedModel(model, engine=engine)
+    for _ in range(30):
+        room = whole.max_len - len(tokens)
+        tree = random_tree(draw, tokens[-1], draw.randint(1, 20)).pruned(room)
+        cuts = draw.sample(range(1, len(tree)), min(len(tree) - 1, draw.randint(0, 4)))
+        expected = whole.score(tokens, tree)
+        before = parts.scored
+        torch.testing.assert_close(in_parts(parts, tokens, tree, cuts), expected, **EXACT)
+        assert parts.scored == before + len(tree)
+        if draw.random() < 0.8:
+            path = tree.path_to(draw.randrange(len(tree)))
+            for cached in (whole, parts):
+                cached.accept(path)
+            assert parts.tokens == whole.tokens
+            tokens = [*tokens, *(tree.tokens[n] for n in path[1:]), draw.randrange(VOCAB)]
+        if len(tokens) > 40 or draw.random() < 0.1:
+            tokens = tokens[: draw.randint(1, len(tokens))]
+
+
+@pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.__name__)
+def test_any_drafter_is_lossless_on_a_target_that_scores_in_parts(family, engine, choose):
+    model = family(seed=2)
+    plain = decode(CachedModel(model), RootOnly(), [1, 2, 3], max_new=40, choose=choose)
+    drafter = RandomDrafter(plain.tokens, seed=4)
+    drafted = decode(InParts(model, engine=engine), drafter, [1, 2, 3], max_new=40, choose=choose)
+    assert drafted.tokens == plain.tokens and drafter.deepest > 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("missing", [1, eager.PREFILL_ALONE + 2, 300, 700])
+def test_after_a_prompt_of_any_length(engine, missing):
+    """The cache grows between two parts; those already in it are not lost."""
+    model = llama(max_position_embeddings=2048, num_hidden_layers=2)
+    whole, parts = CachedModel(model, engine="eager"), CachedModel(model, engine=engine)
+    tokens, tree = [1 + i % 11 for i in range(missing)], random_tree(random.Random(3), 0, 300)
+    tree = TokenTree((tokens[-1], *tree.tokens[1:]), tree.parents)
+    expected = whole.score(tokens, tree)
+    found = in_parts(parts, tokens, tree, [1, 5, 6, 40, 200, 280])
+    torch.testing.assert_close(found, expected, **EXACT)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_was_not_scored_last_is_fed_again(engine):
+    """Another sequence, other first nodes, an accepted path, a roll, a cache made ready."""
+    model, tree = llama(), TokenTree((5, 1, 2, 3, 4), (-1, 0, 1, 0, 3))
+    expected = CachedModel(model).score([3, 4, 5], tree).clone()
+    cached = CachedModel(model, engine=engine)
+
+    def go_on(fed: int) -> None:
+        before = cached.scored
+        logits = cached.score([3, 4, 5], tree.asking([3, 4]))
+        torch.testing.assert_close(logits, expected[3:], **EXACT)
+        assert cached.scored - before == fed
+
+    start = first(tree, 3)
+    go_on(5)
+    go_on(2)
+    cached.score([3, 4, 5], start)
+    go_on(2)
+    cached.score([3, 9, 5], start)
+    go_on(5)
+    cached.score([3, 4, 5], TokenTree((5, 1, 9), (-1, 0, 1)))
+    go_on(3)
+    cached.score([3, 4, 5], TokenTree((5, 1, 2), (-1, 0, 0)))
+    go_on(3)
+    cached.score([3, 4, 5], start)
+    cached.accept([0])
+    go_on(5)
+    cached.roll([3, 4, 5], 3, argmax)
+    go_on(5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_shorter_sequence_and_a_cache_made_ready_hold_nothing(engine):
+    cached = CachedModel(llama(), engine=engine)
+    tree = TokenTree((5, 1, 2), (-1, 0, 1))
+    alone = cached.score([5], tree).clone()
+    cached.score([5, 5], first(tree, 2))
+    torch.testing.assert_close(cached.score([5], tree.asking([2])), alone[2:], **EXACT)
+    assert cached.scored == 3 + 2 + 3
+    cached.prepare(10)
+    cached.score([5], tree.asking([2]))
+    assert cached.scored == 3 + 2 + 3 + 3
+
+
+def test_only_new_nodes_are_fed_and_everything_is_counted():
+    model, widths = llama(max_position_embeddings=512), []
+    model.register_forward_pre_hook(
+        lambda _, __, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    cached = CachedModel(model)
+    tokens, tree = [1 + i % 11 for i in range(200)], random_tree(random.Random(1), 0, 9)
+    tree = TokenTree((tokens[-1], *tree.tokens[1:]), tree.parents)
+    del widths[:]
+    in_parts(cached, tokens, tree, [3, 8])
+    assert widths == [199, 3, 5, 1]
+    assert (cached.calls, cached.forwards, cached.scored, cached.caught_up) == (3, 4, 9, 199)
+    cached.score(tokens, tree)
+    assert widths[4:] == [9], "who asks for the root has the tree scored anew"
+
+
+class Growing(RootOnly):
+    """A drafter that asks its model for a chain, node by node, in parts of one tree."""
+
+    def __init__(self, draft: CachedModel) -> None:
+        self.draft = draft
+
+    def reset(self, choose) -> None:
+        self.choose, self.learned = choose, []
+
+    def propose(self, tokens, budget) -> TokenTree:
+        tree = TokenTree.chain(tokens[-1], ())
+        for node in range(min(4, budget - 1)):
+            tree = tree.asking([node])
+            logits = self.draft.score(tokens, tree)
+            tree = tree.graft([self.choose(logits, tokens, tree)], at=node)
+        return tree
+
+
+@pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
+def test_a_step_tells_what_its_draft_was_fed(choose):
+    model = llama(num_hidden_layers=2)
+    draft = CachedModel(noisy(copy.deepcopy(model)))
+    trace = decode(CachedModel(model), Growing(draft), [1, 2, 3], max_new=20, choose=choose)
+    plain = decode(CachedModel(model), RootOnly(), [1, 2, 3], max_new=20, choose=choose)
+    assert trace.tokens == plain.tokens and len(trace.steps) < 12
+    at = 0
+    for step in trace.steps:
+        assert step.draft_scored == step.draft_forwards == step.draft_calls == step.drafted
+        assert step.draft_caught_up == (at or 2) * bool(step.draft_calls)
+        assert step.target_forwards == 1
+        at = step.new

@@ -1,0 +1,40 @@
+"""Trees scored part by part, as a drafter scores a tree that grows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from ouroboros.engine.model import CachedModel
+from ouroboros.tree import TokenTree
+
+
+def first(tree: TokenTree, count: int) -> TokenTree:
+    """The tree of the first nodes."""
+    return TokenTree(tree.tokens[:count], tree.parents[:count])
+
+
+def in_parts(
+    cached: CachedModel, tokens: Sequence[int], tree: TokenTree, cuts: Iterable[int]
+) -> torch.Tensor:
+    """Score a tree up to each cut in turn: the logits after every node."""
+    rows, known = [], 0
+    for cut in [*sorted(cuts), len(tree)]:
+        part = first(tree, cut).asking(range(known, cut))
+        logits = CachedModel.score(cached, tokens, part)
+        assert len(logits) == cut - known
+        rows.append(logits.clone())
+        known = cut
+    return torch.cat(rows)
+
+
+class InParts(CachedModel):
+    """A model that scores every tree in random parts."""
+
+    draw = random.Random(5)
+
+    def score(self, tokens, tree):
+        cuts = {n for n in range(1, len(tree)) if self.draw.random() < 0.3}
+        return in_parts(self, tokens, tree, cuts)[list(tree.asked)]
