@@ -1,6 +1,6 @@
 """What one decoding run did: counts per step and seconds per phase, nothing derived.
 
-Every metric is computed from these records, in one place (`ouroboros.bench.report.folder_report`).
+Every metric is computed from these records, in one place (`ouroboros.bench.measure.metrics`).
 """
 
 from __future__ import annotations

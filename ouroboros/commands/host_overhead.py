@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--agreement", type=float, default=0.85, help="of draft and target")
     parser.add_argument("--profile", action="store_true", help="print where the time goes")
-    parser.add_argument("--overrides", nargs="*", default=[], help="decoder.ouroboros.gamma=5")
+    parser.add_argument("--overrides", nargs="*", default=[], help="decoder.speculative.gamma=5")
     args = parser.parse_args()
     words = text()
     longest = max(args.contexts) + args.tokens
