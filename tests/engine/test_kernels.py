@@ -1,7 +1,7 @@
 """The tree attention kernel against torch's own attention in float64.
 
-On a GPU as it is; on a CPU in Triton's interpreter:
-TRITON_INTERPRET=1 pytest tests/engine/test_kernels.py (with Triton installed, and a numpy below 2.4, which Triton 3.6's interpreter needs).
+On a GPU as it is; on a CPU in Triton's interpreter (with Triton installed, and a numpy below 2.4,
+which Triton 3.6's interpreter needs): TRITON_INTERPRET=1 pytest tests/engine/test_kernels.py
 """
 
 from __future__ import annotations
