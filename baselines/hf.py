@@ -17,6 +17,7 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    PreTrainedModel,
     StoppingCriteria,
     StoppingCriteriaList,
 )
@@ -134,7 +135,7 @@ class HFGenerate:
             pad_token_id=0,
             **(self.settings if self.mode == "prompt_lookup" else {}),
         )
-        with self._assistant_settings(), _counted(self.draft) as calls:
+        with _bare(target.model), self._assistant_settings(), _counted(self.draft) as calls:
             started = time.perf_counter()
             out = target.model.generate(
                 ids, attention_mask=torch.ones_like(ids), generation_config=config, **options
@@ -166,6 +167,17 @@ class HFGenerate:
             yield
         finally:
             model.generation_config = before
+
+
+@contextmanager
+def _bare(model: PreTrainedModel) -> Iterator[None]:
+    """Take the model's own generation config away for one run: what it adds to the choice (a
+    repetition penalty, say) is not the run's, and no other decoder of the run applies it."""
+    before, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = before
 
 
 @contextmanager

@@ -2,38 +2,44 @@
 
     text = model.generate(input_ids, custom_generate=custom_generate(draft=draft))
 
-What a tree of one sequence cannot do (batches, beams, scores) is refused by name.
+transformers prepares what it prepares for its own loops (the generation config with the model's own
+defaults, one list of logits processors, stopping criteria) and this loop takes their place. What a
+tree of one sequence cannot do (beams, scores), and what it would ignore, is refused by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
+from transformers.utils import ModelOutput
 
+from ouroboros import decoders
 from ouroboros.choose import Choose, Sampler, argmax
-from ouroboros.decode import Drafter
+from ouroboros.decode import Drafter, stream
 from ouroboros.engine.model import CachedModel
-from ouroboros.generate import cached, drafter_of, ends_of, run
+from ouroboros.kept import ready
 from ouroboros.processors import Processed
+from ouroboros.trace import DecodeTrace, cut
+from ouroboros.vocab import check_pair
 
-UNSUPPORTED = {
-    "num_beams": 1,
-    "num_return_sequences": 1,
-    "return_dict_in_generate": False,
-    "output_scores": False,
-    "output_logits": False,
-    "output_attentions": False,
-    "output_hidden_states": False,
-    "penalty_alpha": None,
-    "guidance_scale": None,
-    "constraints": None,
-    "force_words_ids": None,
-    "dola_layers": None,
+PLAIN: dict[str, tuple] = {
+    **dict.fromkeys(("num_beams", "num_return_sequences", "num_beam_groups"), (1,)),
+    **{f"output_{name}": (False,) for name in ("scores", "logits", "attentions", "hidden_states")},
+    "penalty_alpha": (),
+    "guidance_scale": (1, 1.0),
+    "constraints": (),
+    "force_words_ids": (),
+    "dola_layers": (),
+    "prompt_lookup_num_tokens": (),
+    "token_healing": (False,),
+    "cache_implementation": ("dynamic",),
 }
+"""What a token tree cannot do, and, beside None, the values that ask for nothing."""
 WARPERS = {
     "TemperatureLogitsWarper",
     "TopKLogitsWarper",
@@ -41,6 +47,32 @@ WARPERS = {
     "MinPLogitsWarper",
 }
 """What a `Sampler` can do on all rows at once: they read no text."""
+IGNORED = frozenset(["use_cache", "logits_to_keep", "tokenizer", "synced_gpus"])
+"""What transformers adds to every call and has no effect on the text."""
+
+
+@dataclass
+class Generated(ModelOutput):
+    """What `return_dict_in_generate=True` gives: `sequences` [rows, length] as plain generation
+    gives them, and a `DecodeTrace` of each row, unpadded."""
+
+    sequences: torch.Tensor | None = None
+    traces: tuple[DecodeTrace, ...] | None = None
+
+    @property
+    def calls(self) -> int:
+        """Calls of the target, one a step."""
+        return sum(len(trace.steps) for trace in self.traces or ())
+
+    @property
+    def draft_calls(self) -> int:
+        """Calls of the draft model."""
+        return sum(step.draft_calls for trace in self.traces or () for step in trace.steps)
+
+    @property
+    def accepted(self) -> int:
+        """Draft tokens that were kept."""
+        return sum(step.accepted for trace in self.traces or () for step in trace.steps)
 
 
 def custom_generate(
@@ -50,28 +82,45 @@ def custom_generate(
     streamer: BaseStreamer | None = None,
     seed: int | None = None,
     **settings,
-) -> Callable[..., torch.Tensor]:
+) -> Callable[..., torch.Tensor | Generated]:
     """Return a callable for `model.generate(..., custom_generate=...)`.
 
     The generation config gives the length, the ends and the sampling; without `seed`, torch's
     global generator does. Give the streamer here, not to `model.generate`, which does not hand its
     own on to a callable. One decoder serves all calls with one model: with `pool_state="task"` its
-    phrase pool lives on from prompt to prompt.
+    phrase pool lives on from prompt to prompt. `decoder` and `settings` as for `generate`.
     """
-    return _Generation(lambda target: drafter_of(decoder, target, draft, settings), streamer, seed)
+    return Generation(draft, decoder, settings, streamer=streamer, seed=seed)
 
 
-class _Generation:
-    """What transformers calls with a model, a prompt and all that it made of its arguments."""
+class Generation:
+    """What transformers calls with a model, a prompt and all that it made of its arguments.
+
+    `config` is the generation config of the last call, as transformers prepared it.
+    """
 
     def __init__(
         self,
-        make: Callable[[CachedModel], Drafter],
-        streamer: BaseStreamer | None,
-        seed: int | None,
+        draft: PreTrainedModel | CachedModel | None,
+        decoder: str | Drafter,
+        settings: dict,
+        *,
+        target: CachedModel | None = None,
+        streamer: BaseStreamer | None = None,
+        seed: int | None = None,
     ) -> None:
-        self.make, self.streamer, self.seed = make, streamer, seed
-        self._kept: tuple[CachedModel, Drafter] | None = None
+        if not isinstance(decoder, str):
+            if settings:
+                names = ", ".join(settings)
+                raise ValueError(f"{names}: give these to the decoder you made yourself")
+            draft = getattr(decoder, "draft", None)
+        elif not decoders.wants_draft(decoder):
+            draft = None
+        self.draft = draft
+        self.decoder, self.settings = decoder, settings
+        self.target, self.streamer, self.seed = target, streamer, seed
+        self.config = GenerationConfig()
+        self._kept: tuple[CachedModel, CachedModel | None, Drafter] | None = None
 
     def __call__(
         self,
@@ -81,51 +130,136 @@ class _Generation:
         stopping_criteria: Sequence = (),
         generation_config: GenerationConfig | None = None,
         **model_kwargs,
-    ) -> torch.Tensor:
-        config = generation_config or model.generation_config
-        _refuse(config, model_kwargs)
-        target, drafter = self._decoder(model)
-        known = (MaxLengthCriteria, EosTokenCriteria)
-        return run(
-            target,
-            drafter,
-            input_ids,
-            config.max_length - input_ids.shape[-1],
-            ends_of(config.eos_token_id),
-            _choice(config, self.seed, logits_processor, target),
-            self.streamer,
-            [criterion for criterion in stopping_criteria if not isinstance(criterion, known)],
-        )
+    ) -> torch.Tensor | Generated:
+        self.config = config = generation_config or model.generation_config
+        refuse_config(config)
+        if len(input_ids) != 1:
+            raise ValueError(
+                f"input_ids has shape {list(input_ids.shape)}; [1, length] is needed: batches are "
+                "not supported by a callable; ouroboros.generate takes them row by row"
+            )
+        _refuse_inputs(model_kwargs)
+        seed = self.seed
+        if config.do_sample and seed is None:
+            seed = int(torch.randint(1 << 62, ()))
+        own = (MaxLengthCriteria, EosTokenCriteria)
+        criteria = [one for one in stopping_criteria if not isinstance(one, own)]
+        with ready(self.target or model, self.draft) as (target, draft):
+            trace = run(
+                target,
+                self._drafter(target, draft),
+                input_ids,
+                config.max_length - input_ids.shape[-1],
+                ends_of(config.eos_token_id),
+                choice(config, seed, logits_processor, target.vocab_size),
+                self.streamer,
+                criteria,
+            )
+        sequences = torch.tensor([trace.tokens], device=input_ids.device)
+        return Generated(sequences, (trace,)) if config.return_dict_in_generate else sequences
 
-    def _decoder(self, model: PreTrainedModel) -> tuple[CachedModel, Drafter]:
-        """Return the decoder of the calls before, or another for another model."""
-        if self._kept is None or self._kept[0].model is not model:
-            target = cached(model)
-            self._kept = target, self.make(target)
-        return self._kept
+    def _drafter(self, target: CachedModel, draft: CachedModel | None) -> Drafter:
+        """Return the decoder of the calls before, or another for other models."""
+        kept = self._kept
+        if kept is None or kept[0] is not target or kept[1] is not draft:
+            made = self.decoder
+            if isinstance(made, str):
+                if draft is not None:
+                    check_pair(target, draft)
+                made = decoders.make(made, draft, self.settings)
+            kept = self._kept = target, draft, made
+        return kept[2]
 
 
-def _choice(
-    config: GenerationConfig, seed: int | None, processors: Sequence, target: CachedModel
-) -> Choose:
+def run(
+    target: CachedModel,
+    drafter: Drafter,
+    input_ids: torch.Tensor,
+    max_new: int,
+    eos: frozenset[int],
+    choose: Choose,
+    streamer: BaseStreamer | None,
+    criteria: Sequence,
+) -> DecodeTrace:
+    """Decode one prompt [1, length] up to its end or the first stopping criterion that holds."""
+    prompt = input_ids[0].tolist()
+    if streamer is not None:
+        streamer.put(input_ids.cpu())
+    sent = len(prompt)
+    for trace in stream(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose):
+        stop = _first_stop(trace.tokens, sent, criteria, input_ids.device)
+        if stop is not None:
+            trace = cut(trace, stop - len(prompt))
+        if streamer is not None:
+            for token in trace.tokens[sent:]:
+                streamer.put(torch.tensor([token]))
+        sent = len(trace.tokens)
+        if stop is not None:
+            break
+    if streamer is not None:
+        streamer.end()
+    return trace
+
+
+def _first_stop(tokens: list[int], start: int, criteria: Sequence, device) -> int | None:
+    """Return the first length beyond `start` at which a stopping criterion holds, or None."""
+    if criteria:
+        ids = torch.tensor([tokens], device=device)
+        for length in range(start + 1, len(tokens) + 1):
+            if any(bool(c(ids[:, :length], None).all()) for c in criteria):
+                return length
+    return None
+
+
+def choice(config: GenerationConfig, seed: int | None, processors: Sequence, vocab: int) -> Choose:
     """Return the choice that config and processors ask for; transformers has put them in order."""
     choose: Choose = argmax
     if config.do_sample:
-        choose = Sampler(seed=int(torch.randint(1 << 62, ())) if seed is None else seed)
+        choose = Sampler(seed=seed or 0)
         if all(type(processor).__name__ in WARPERS for processor in processors):
             choose.warpers = LogitsProcessorList(processors)
             return choose
-    return Processed(choose, processors, vocab=target.vocab_size) if processors else choose
+    return Processed(choose, processors, vocab=vocab) if processors else choose
 
 
-def _refuse(config: GenerationConfig, model_kwargs: dict) -> None:
+def refuse_config(config: GenerationConfig) -> None:
     """Raise `ValueError` naming the first thing asked for that a token tree cannot give."""
-    for name, plain in UNSUPPORTED.items():
+    for name, plain in PLAIN.items():
         value = getattr(config, name, None)
-        if value is not None and value != plain:
-            raise ValueError(f"{name}={value} is not supported here; leave it at {plain}")
-    mask = model_kwargs.get("attention_mask")
-    if mask is not None and not bool(mask.all()):
-        raise ValueError("a padded attention_mask is not supported; give the prompt unpadded")
-    if model_kwargs.get("inputs_embeds") is not None:
-        raise ValueError("inputs_embeds are not supported; give input_ids")
+        if value is not None and value not in plain:
+            told = " or ".join(str(one) for one in plain) or "None"
+            raise ValueError(f"{name}={value} is not supported here; leave it at {told}")
+
+
+def _refuse_inputs(given: dict) -> None:
+    """Raise `ValueError` naming the first input of a model that would have no effect here."""
+    for name, value in given.items():
+        if value is None or name in IGNORED:
+            continue
+        if name == "attention_mask":
+            if not bool((value == 1).all()):
+                raise ValueError(
+                    "a padded attention_mask is not supported by a callable; give the prompt "
+                    "unpadded, or call ouroboros.generate, which takes padded rows one by one"
+                )
+        elif name == "position_ids":
+            if not torch.equal(value.flatten().cpu(), torch.arange(value.numel())):
+                raise ValueError(
+                    "position_ids other than 0, 1, 2, ... are not supported: omit them"
+                )
+        elif name == "past_key_values":
+            if getattr(value, "_is_user_defined", False) or value.get_seq_length():
+                raise ValueError("past_key_values: a cache of one's own is not supported: omit it")
+        else:
+            raise ValueError(
+                f"{name} is not supported: it would have no effect; give input_ids only"
+            )
+
+
+def ends_of(eos: int | Sequence[int] | torch.Tensor | None) -> frozenset[int]:
+    """Return end-of-sequence ids, in whatever form transformers has them, as a set."""
+    if eos is None:
+        return frozenset()
+    if isinstance(eos, torch.Tensor):
+        eos = eos.flatten().tolist()
+    return frozenset([eos] if isinstance(eos, int) else eos)

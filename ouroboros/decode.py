@@ -142,7 +142,7 @@ def extend(
     small, noted = traits.draft, Noted(choose, traits.ranks)
     while left > 0:
         start, before = time.perf_counter(), Spent.of(small)
-        tree = drafter.propose(tokens, left).pruned(model.max_len - len(tokens))
+        tree = proposed(drafter, tokens, left).pruned(model.max_len - len(tokens))
         drafting = Spent.of(small).since(before)
         before = Spent.of(model)
         chosen = predict(model, tokens, tree, noted if traits.ranks else choose)
@@ -176,6 +176,29 @@ def extend(
         )
 
 
+def proposed(drafter: Drafter, tokens: Sequence[int], left: int) -> TokenTree:
+    """Return what a drafter proposes. Raises `ValueError` for anything but a tree."""
+    tree = drafter.propose(tokens, left)
+    if not isinstance(tree, TokenTree):
+        raise ValueError(
+            f"{type(drafter).__name__}.propose returned a {type(tree).__name__}: return a "
+            "TokenTree, such as TokenTree.chain(tokens[-1], drafted)"
+        )
+    return tree
+
+
+def check_drafter(drafter: Drafter) -> None:
+    """Raise `ValueError` for a drafter without one of the three methods."""
+    lacking = [
+        n for n in ("reset", "propose", "observe") if not callable(getattr(drafter, n, None))
+    ]
+    if lacking:
+        named = drafter.__name__ if isinstance(drafter, type) else type(drafter).__name__
+        raise ValueError(f"{named} is no drafter: it has no method {', '.join(lacking)}")
+    if isinstance(drafter, type):
+        raise ValueError(f"{drafter.__name__} is a class: give a drafter made of it")
+
+
 def _end(fresh: Sequence[int], eos: Collection[int], left: int) -> int:
     """Return how many of the new tokens stay: up to the first end-of-sequence, at most `left`."""
     if eos:
@@ -206,7 +229,8 @@ def stream(
 ) -> Iterator[DecodeTrace]:
     """Decode, yielding the one growing trace after each step (and once if there is none).
 
-    Raises `ValueError` for an empty prompt, one longer than the context, or a negative `max_new`.
+    Raises `ValueError` for an empty prompt, one longer than the context, a negative `max_new`, and
+    a drafter that lacks a method or proposes anything but a tree.
     """
     if not prompt:
         raise ValueError("the prompt is empty: give at least one token, such as the model's BOS")
@@ -217,6 +241,7 @@ def stream(
             f"the prompt has {len(prompt)} tokens, the model's context {target.max_len}: "
             "shorten the prompt or choose a model with a longer context"
         )
+    check_drafter(drafter)
     trace = DecodeTrace(list(prompt), len(prompt))
     choose = Traits.of(drafter).rule(choose)
     drafter.reset(choose)

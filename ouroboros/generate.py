@@ -1,173 +1,211 @@
-"""The library's door: one call, one prompt, the text of plain decoding.
+"""The library's door: one call, the text of plain decoding.
 
-    text = generate(model, input_ids, draft=draft, max_new_tokens=128)
+    ids = generate(model, **tokenizer(text, return_tensors="pt"), draft=draft, max_new_tokens=64)
 
-Invariant: what is not supported is refused by name, and what has no effect is said.
+Everything but the decoder goes through transformers' own `generate`, so each of its options means
+what it means there. Invariant: what is not supported is refused by name, and what has no effect is
+said.
 """
 
 from __future__ import annotations
 
-import inspect
+import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
-from transformers import LogitsProcessor, PreTrainedModel
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 from transformers.generation.streamers import BaseStreamer
 
-from ouroboros.choose import Choose, Sampler, argmax
-from ouroboros.decode import Drafter, RootOnly, stream
-from ouroboros.drafters.lookahead import Lookahead
-from ouroboros.drafters.ouroboros import Ouroboros
+from ouroboros.custom import Generated, Generation, ends_of, refuse_config
+from ouroboros.decode import Drafter
 from ouroboros.engine.model import CachedModel
-from ouroboros.processors import processed
-from ouroboros.vocab import check_pair
+from ouroboros.kept import turn
 
 UNSAMPLED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-DEFAULTS: dict[str, dict] = {
-    "greedy": {},
-    "lookahead": {"window_size": 7, "ngram_size": 5, "verification_set_size": 7},
-    "ouroboros": {},
-}
+FIELDS = frozenset(GenerationConfig().to_dict()) - {"transformers_version"}
 
 
 def generate(
     model: PreTrainedModel | CachedModel,
     input_ids: torch.Tensor,
     *,
+    attention_mask: torch.Tensor | None = None,
     draft: PreTrainedModel | CachedModel | None = None,
     decoder: str | Drafter = "ouroboros",
-    max_new_tokens: int,
-    eos_token_id: int | Sequence[int] | None = None,
-    do_sample: bool = False,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    seed: int = 0,
+    generation_config: GenerationConfig | None = None,
+    seed: int | None = None,
     logits_processor: Sequence[LogitsProcessor] = (),
+    stopping_criteria: Sequence[StoppingCriteria] = (),
+    prefix_allowed_tokens_fn: Callable | None = None,
+    tokenizer=None,
     streamer: BaseStreamer | None = None,
-    **settings,
-) -> torch.Tensor:
-    """Return prompt and continuation, [1, length], as plain decoding would give it.
+    **options,
+) -> torch.Tensor | Generated:
+    """Return prompts and continuations, [rows, length], as plain decoding would give them.
 
-    `input_ids` is [1, length]. `logits_processor` are applied before temperature and cuts, at each
-    node of a tree on its own path. `decoder` is "greedy", "lookahead", "ouroboros" (`draft` is a
-    smaller model of the family; without one, phrases alone draft) or any Drafter; `settings` go to
-    the named decoder (max_nodes, pool_state, ...). Without `eos_token_id` the model's own config
-    says where to end. Wrap the models in `CachedModel` once to spare each call their
-    examination; make the decoder yourself (`Ouroboros(CachedModel(draft), pool_state="task")`) to
-    keep its phrases between calls.
+    `input_ids` is [rows, length]; rows are decoded one after the other, and shorter ones are padded
+    on the left, with zeros in `attention_mask`. The result is padded on the right. `decoder` is the
+    name of a config in conf/decoder or any Drafter; `draft` is a smaller model of the family,
+    without which "speculative" cannot be and "ouroboros" drafts with phrases alone.
+
+    `options` are transformers' generation options (max_new_tokens, max_length, do_sample,
+    temperature, eos_token_id, stop_strings with `tokenizer`, repetition_penalty,
+    return_dict_in_generate, ...), with `generation_config` and the model's own behind them, and the
+    named decoder's settings (max_nodes, pool_state, ...). With `return_dict_in_generate=True` a
+    `Generated` is returned. Row i samples with `seed` + i, without a seed by torch's generator.
+
+    The model keeps what its examination found for the next call; calls of several threads on one
+    model wait for each other. Make the decoder yourself (`Ouroboros(CachedModel(draft), ...,
+    pool_state="task")`) to keep its phrases between calls.
 
     Raises `ValueError` for what is not supported, naming it.
     """
-    target = cached(model)
-    drafter = drafter_of(decoder, target, draft, settings)
-    sampling: dict = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    choose = Sampler(**sampling, seed=seed) if do_sample else _plainly(sampling)
+    target = model if isinstance(model, CachedModel) else None
+    plain: PreTrainedModel = target.model if target is not None else model  # type: ignore[assignment]
     if not isinstance(logits_processor, Sequence | list):
         raise ValueError("logits_processor must be a list of processors")
-    if logits_processor:
-        choose = processed(choose, logits_processor, vocab=target.vocab_size)
-    if eos_token_id is None:
-        eos_token_id = target.model.generation_config.eos_token_id
-    return run(target, drafter, input_ids, max_new_tokens, ends_of(eos_token_id), choose, streamer)
+    given = {name: value for name, value in options.items() if value is not None}
+    own = {name: given.pop(name) for name in list(given) if name in FIELDS}
+    wanted = Wanted(plain, generation_config, own)
+    wanted.check()
+    rows = rows_of(input_ids, attention_mask, wanted)
+    if streamer is not None and len(rows) > 1:
+        raise ValueError(f"a streamer takes one row, input_ids has {len(rows)}")
+    generation = Generation(draft, decoder, given, target=target, streamer=streamer)
+    criteria = [*stopping_criteria, *wanted.stop_strings(tokenizer)]
+    texts, traces = [], []
+    for row, prompt in enumerate(rows):
+        generation.seed = None if seed is None else seed + row
+        allowed = _of_row(prefix_allowed_tokens_fn, row)
+        with turn(plain, generation.draft), _without_stop_strings(plain):
+            made = type(plain).generate(  # type: ignore[attr-defined]
+                plain,
+                prompt[None],
+                attention_mask=torch.ones_like(prompt[None]),
+                generation_config=wanted.config(padding=input_ids.shape[-1] - len(prompt)),
+                logits_processor=LogitsProcessorList(logits_processor),
+                stopping_criteria=StoppingCriteriaList(criteria),
+                prefix_allowed_tokens_fn=allowed,
+                custom_generate=generation,
+            )
+        texts.append(torch.cat([input_ids[row, : -len(prompt)], made.sequences[0]]))
+        traces += made.traces
+    sequences = _padded(texts, _pad_id(generation.config))
+    return Generated(sequences, tuple(traces)) if wanted("return_dict_in_generate") else sequences
 
 
-def _plainly(sampling: dict) -> Choose:
-    """Return the greedy choice; settings of a sampled one are warned of."""
-    given = [name for name, value in sampling.items() if value != UNSAMPLED[name]]
-    if given:
-        warnings.warn(f"{', '.join(given)}: no effect without do_sample=True", stacklevel=3)
-    return argmax
+class Wanted:
+    """What the caller, the given generation config and the model's own ask for, in this order."""
+
+    def __init__(self, model: PreTrainedModel, config: GenerationConfig | None, own: dict) -> None:
+        self.model, self.given, self.own = model, config, own
+
+    def __call__(self, name: str):
+        """Return an option's value, None where nobody says anything."""
+        behind = (getattr(c, name, None) for c in (self.given, self.model.generation_config))
+        return next((v for v in (self.own.get(name), *behind) if v is not None), None)
+
+    def check(self) -> None:
+        """Raise `ValueError` for values that cannot be; warn of those without effect."""
+        length, heat = self("max_new_tokens"), self("temperature")
+        if length is not None and length < 1:
+            raise ValueError(f"max_new_tokens is {length}; it must be 1 or more")
+        if self("do_sample"):
+            if heat is not None and heat <= 0:
+                raise ValueError(f"temperature {heat} must be above 0; use do_sample=False")
+        else:
+            idle = [n for n, plain in UNSAMPLED.items() if self.own.pop(n, plain) != plain]
+            if idle:
+                text = f"{', '.join(idle)}: no effect without do_sample=True"
+                warnings.warn(text, stacklevel=3)
+        refuse_config(GenerationConfig(**self.own))
+
+    def stop_strings(self, tokenizer) -> list[StoppingCriteria]:
+        """Return the criterion of the stop strings, if there are any."""
+        strings = self("stop_strings")
+        if strings is None:
+            return []
+        if tokenizer is None:
+            raise ValueError(f"stop_strings={strings!r} need tokenizer=, the model's own")
+        return [StopStringCriteria(stop_strings=strings, tokenizer=tokenizer)]
+
+    def config(self, *, padding: int) -> GenerationConfig:
+        """Return the config of one row, whose lengths do not count its `padding` tokens."""
+        config = copy.deepcopy(self.given) or GenerationConfig()
+        config.update(**self.own)
+        config.stop_strings = None
+        config.return_dict_in_generate = True
+        for name in ("max_length", "min_length"):
+            value = self(name)
+            if padding and value is not None:
+                setattr(config, name, max(0, value - padding))
+        return config
 
 
-def run(
-    target: CachedModel,
-    drafter: Drafter,
-    input_ids: torch.Tensor,
-    max_new: int,
-    eos: frozenset[int],
-    choose: Choose,
-    streamer: BaseStreamer | None,
-    criteria: Sequence = (),
-) -> torch.Tensor:
-    """Decode one prompt; return prompt and continuation, [1, length]."""
-    if not isinstance(input_ids, torch.Tensor):
-        raise ValueError(f"input_ids is a {type(input_ids).__name__}: give the tokenizer's tensor")
-    if input_ids.ndim != 2 or len(input_ids) != 1:
-        raise ValueError(
-            f"input_ids has shape {list(input_ids.shape)}; [1, length] is needed: batches are not "
-            "supported, call generate once for each prompt"
-        )
-    prompt = input_ids[0].tolist()
-    if streamer is not None:
-        streamer.put(input_ids.cpu())
-    sent = end = len(prompt)
-    tokens = prompt
-    for trace in stream(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose):
-        tokens = trace.tokens
-        stop = _first_stop(tokens, sent, criteria, input_ids.device)
-        end = len(tokens) if stop is None else stop
-        if streamer is not None:
-            for token in tokens[sent:end]:
-                streamer.put(torch.tensor([token]))
-        if stop is not None:
-            break
-        sent = end
-    if streamer is not None:
-        streamer.end()
-    return torch.tensor([tokens[:end]], device=input_ids.device)
+def rows_of(ids: torch.Tensor, mask: torch.Tensor | None, wanted: Wanted) -> list[torch.Tensor]:
+    """Return the prompts, [length] each, without the padding on their left.
 
-
-def _first_stop(tokens: list[int], start: int, criteria: Sequence, device) -> int | None:
-    """Return the first length beyond `start` at which a stopping criterion holds, or None."""
-    if criteria:
-        ids = torch.tensor([tokens], device=device)
-        for length in range(start + 1, len(tokens) + 1):
-            if any(bool(c(ids[:, :length], None).all()) for c in criteria):
-                return length
-    return None
-
-
-def cached(model: PreTrainedModel | CachedModel) -> CachedModel:
-    """Return the model as one that scores trees."""
-    return model if isinstance(model, CachedModel) else CachedModel(model)
-
-
-def drafter_of(decoder: str | Drafter, target: CachedModel, draft, settings: dict) -> Drafter:
-    """Return a decoder by its name, or the one that was given.
-
-    Raises `ValueError`, naming it, for a name or a setting that there is not.
+    Raises `ValueError` for anything but ids and mask of one shape [rows, length], and for padding
+    elsewhere.
     """
-    if not isinstance(decoder, str):
-        if settings:
-            raise ValueError(f"{', '.join(settings)}: give these to the decoder you made yourself")
-        return decoder
-    if decoder not in DEFAULTS:
-        raise ValueError(f"decoder {decoder!r} is not one of {', '.join(DEFAULTS)}, or a Drafter")
-    known = inspect.signature(Ouroboros if decoder == "ouroboros" else Lookahead).parameters
-    unknown = [name for name in settings if name not in known or name == "draft"]
-    if unknown:
-        raise ValueError(f"{', '.join(unknown)}: not supported by generate with {decoder!r}")
-    chosen = {**DEFAULTS[decoder], **settings}
-    if decoder == "greedy":
-        if settings:
-            raise ValueError(f"{', '.join(settings)}: the greedy decoder has no settings")
-        return RootOnly()
-    if decoder == "lookahead":
-        return Lookahead(**chosen)
-    if draft is None:
-        return Ouroboros(**chosen)
-    small = cached(draft)
-    check_pair(target, small)
-    return Ouroboros(small, **chosen)
+    if not isinstance(ids, torch.Tensor):
+        raise ValueError(f"input_ids is a {type(ids).__name__}: give the tokenizer's tensor")
+    if ids.ndim != 2 or not ids.numel():
+        raise ValueError(f"input_ids has shape {list(ids.shape)}; [rows, length] is needed")
+    if mask is None:
+        pad = wanted("pad_token_id")
+        unclear = pad is not None and pad not in ends_of(wanted("eos_token_id"))
+        if len(ids) > 1 and unclear and bool((ids == pad).any()):
+            raise ValueError("these rows hold the pad token: give the tokenizer's attention_mask")
+        return list(ids)
+    if mask.shape != ids.shape:
+        raise ValueError(
+            f"attention_mask has shape {list(mask.shape)}, input_ids {list(ids.shape)}: give both "
+            "as the tokenizer made them"
+        )
+    lengths = mask.bool().sum(-1).tolist()
+    for row, length in zip(mask.bool(), lengths, strict=True):
+        if not length or not bool(row[-length:].all()):
+            raise ValueError(
+                "attention_mask: a row must be padded on its left only, and not be empty: use "
+                'padding_side="left"'
+            )
+    return [row[-length:] for row, length in zip(ids, lengths, strict=True)]
 
 
-def ends_of(eos: int | Sequence[int] | torch.Tensor | None) -> frozenset[int]:
-    """Return end-of-sequence ids, in whatever form transformers has them, as a set."""
-    if eos is None:
-        return frozenset()
-    if isinstance(eos, torch.Tensor):
-        eos = eos.flatten().tolist()
-    return frozenset([eos] if isinstance(eos, int) else eos)
+def _of_row(allowed: Callable | None, row: int) -> Callable | None:
+    """Each row is a batch of its own to transformers: name it by its place in the caller's."""
+    return None if allowed is None else lambda _, ids: allowed(row, ids)
+
+
+@contextmanager
+def _without_stop_strings(model: PreTrainedModel) -> Iterator[None]:
+    """Keep the model's own stop strings, which need a tokenizer, from transformers: it hands none
+    on to a callable, and their criterion is among those given."""
+    config = model.generation_config
+    strings = getattr(config, "stop_strings", None)
+    config.stop_strings = None
+    try:
+        yield
+    finally:
+        config.stop_strings = strings
+
+
+def _pad_id(config: GenerationConfig) -> int:
+    ends = sorted(ends_of(config.eos_token_id))
+    pad = config.pad_token_id
+    return int(pad) if pad is not None else ends[0] if ends else 0
+
+
+def _padded(texts: list[torch.Tensor], pad: int) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=pad)

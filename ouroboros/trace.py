@@ -5,7 +5,7 @@ Every metric is computed from these records, in one place (`ouroboros.bench.repo
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -68,3 +68,21 @@ class DecodeTrace:
         """Rebuild a trace from `to_dict`'s values."""
         steps = [StepRecord(**{**s, "sources": tuple(s["sources"])}) for s in data["steps"]]
         return cls(data["tokens"], data["prompt_len"], steps, data["finish"])
+
+
+def cut(trace: DecodeTrace, keep: int, finish: str = "stop") -> DecodeTrace:
+    """Return the trace as if its run had ended after `keep` new tokens.
+
+    The step that produced the last kept token is shortened as the loop shortens it at an
+    end-of-sequence token: the last token kept counts as new, not as accepted.
+    """
+    steps, left = [], keep
+    for step in trace.steps:
+        if left <= 0:
+            break
+        if step.new > left:
+            accepted = min(step.accepted, left - 1)
+            step = replace(step, accepted=accepted, new=left, sources=step.sources[:left])
+        steps.append(step)
+        left -= step.new
+    return DecodeTrace(trace.tokens[: trace.prompt_len + keep], trace.prompt_len, steps, finish)

@@ -18,7 +18,8 @@ PACKAGE = ROOT / "ouroboros"
 ROOMS = (
     *("growing", "tree", "trace", "choose"),
     *("engine", "vocab", "decode", "processors", "standin", "costs"),
-    *("lossless", "drafters", "baselines", "generate", "custom", "reference_pair"),
+    *("lossless", "drafters", "baselines", "kept", "decoders"),
+    *("custom", "generate", "testing", "reference_pair"),
     *("bench.tasks", "bench.measure", "bench.run", "bench.verdict", "bench.replay"),
     *("bench.report", "bench.advice", "bench.campaign"),
     *("training", "commands", "__main__"),

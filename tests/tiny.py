@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from ouroboros.choose import Choose
-from ouroboros.engine.model import CachedModel
+from ouroboros.testing import RandomTrees
 from ouroboros.tree import TokenTree
 
 VOCAB = 13
@@ -118,42 +118,14 @@ def cut(tokens: Sequence[int], prompt_len: int, max_new: int, eos=()) -> list[in
     return kept
 
 
-class RandomDrafter:
-    """Any tree at all: random shape, probes, reads and repeated siblings, no regard for the budget.
+class RandomDrafter(RandomTrees):
+    """Random trees, counted, and the deepest acceptance."""
 
-    `truth` is the text to come. A share `hit` of the nodes carry its token at their position, so
-    that deep acceptances, ends in the middle of a draft and wrong branches all occur.
-    """
-
-    draft: CachedModel | None = None
-
-    def __init__(
-        self, truth: Sequence[int], *, seed: int, hit: float = 0.6, size: int = 10
-    ) -> None:
-        self.truth = truth
-        self.draw = random.Random(f"drafter-{seed}")
-        self.hit = hit
-        self.size = size
-        self.trees = 0
-        self.deepest = 0
-
-    def reset(self, choose: Choose) -> None:
-        """Nothing is kept."""
+    trees = deepest = 0
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
-        draw, nodes, parents, depths = self.draw, [tokens[-1]], [-1], [0]
-        for _ in range(draw.randrange(self.size + 1)):
-            parent = len(nodes) - 1 if draw.random() < 0.6 else draw.randrange(len(nodes))
-            position = len(tokens) + depths[parent]
-            honest = position < len(self.truth) and draw.random() < self.hit
-            nodes.append(self.truth[position] if honest else draw.randrange(VOCAB))
-            parents.append(parent)
-            depths.append(depths[parent] + 1)
-        rate = draw.choice([0, 0, 0.2, 1])
-        probes = frozenset(n for n in range(1, len(nodes)) if draw.random() < rate)
-        read = frozenset(n for n in probes if draw.random() < 0.5)
         self.trees += 1
-        return TokenTree(tuple(nodes), tuple(parents), probes, read=read)
+        return super().propose(tokens, budget)
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         assert len(chosen) == len(tree) and not tree.probe & set(path)

@@ -16,13 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from omegaconf import OmegaConf
 from tabulate import tabulate
 from tqdm import tqdm
 
 from ouroboros.bench.report.folder_report import make_report
+from ouroboros.bench.run.file_hash import check_places
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.record import run_facts
 from ouroboros.bench.run.store import ResultsFolder
@@ -74,9 +74,7 @@ def rebuild(folder: ResultsFolder, overrides: list[str]) -> Bench:
     config = OmegaConf.to_container(merged)
     assert isinstance(config, dict)
     config["part"] = run.get("part")
-    path = config["task"].get("path")
-    if path and path != "examples" and not Path(path).exists():
-        raise ValueError(f"the run read {path}: give its place again, as task.path=<file>")
+    check_places(config, run.get("contents", {}))
     task, examples = build_task(config["task"])
     recorded = folder.load_costs()
     job = build_bench(config, task, examples, build_pair(config), recorded=recorded)

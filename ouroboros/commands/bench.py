@@ -31,7 +31,7 @@ from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.options import check_options
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.provenance import environment
-from ouroboros.bench.run.record import run_facts, run_identity
+from ouroboros.bench.run.record import known, run_facts, run_identity
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.tasks.task import Example, Task
 from ouroboros.bench.verdict.verdicts import audit_run
@@ -85,6 +85,7 @@ def run_job(
     """As `bench`, for a task that was built; `pair_of` gives the models of a config."""
     key = {
         "identity": run_identity(config, examples),
+        "known": known(config, examples),
         "environment": environment(),
         **{name: config[name] for name in ("overwrite", "retry_failed")},
     }

@@ -116,6 +116,12 @@ def check_decoders(options: dict[str, dict] | None) -> None:
     for name, own in options.items():
         plain = {key: value for key, value in own.items() if key not in ("draft", "pool")}
         check_arguments(plain, f"decoder.{name}")
+        needed = inspect.signature(class_of(own["_target_"], f"decoder.{name}")).parameters
+        if "draft" in own and own["draft"] is None and needed["draft"].default is inspect._empty:
+            raise ValueError(
+                f"decoder.{name} drafts with a small model: give model.draft=<hub id or folder>, "
+                "or leave it out of decoder=[...]"
+            )
 
 
 def wants_draft(decoders: dict[str, dict]) -> bool:
@@ -185,7 +191,10 @@ def class_of(name: str, what: str) -> Callable:
     `ModuleNotFoundError` where a package that it needs is not installed."""
     module, _, own = name.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), own)
+        found = getattr(importlib.import_module(module), own)
+        if callable(found):
+            return found
+        raise AttributeError(own)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise

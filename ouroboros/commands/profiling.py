@@ -33,7 +33,7 @@ from ouroboros.bench.run.options import check_options, check_whole
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.prompt import prompt_ids
 from ouroboros.bench.run.provenance import environment
-from ouroboros.bench.run.record import run_facts, run_identity
+from ouroboros.bench.run.record import known, run_facts, run_identity
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands import CONF
 from ouroboros.commands.bench import measure as measure_samples
@@ -72,6 +72,7 @@ def profile(cfg: DictConfig) -> int:
     folder = ResultsFolder(results_path(config, task))
     key = {
         "identity": run_identity(config, examples),
+        "known": known(config, examples),
         "environment": environment(),
         **{name: config[name] for name in ("overwrite", "retry_failed")},
     }

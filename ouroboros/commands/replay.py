@@ -27,8 +27,10 @@ from ouroboros.bench.replay.imitation import Rates
 from ouroboros.bench.replay.likeness import Likeness
 from ouroboros.bench.replay.recorded_target import RecordedTarget, check_drafter, replay, sampled
 from ouroboros.bench.replay.recording import Tape, from_folder, read
+from ouroboros.bench.report.summary import cost_of
 from ouroboros.bench.run.conversation import Answers
 from ouroboros.bench.run.costs import load_costs
+from ouroboros.bench.run.file_hash import check_places
 from ouroboros.bench.run.options import check_whole
 from ouroboros.bench.run.pair import Pair, load_draft, load_tokenizer
 from ouroboros.bench.run.prompt import prompt_ids
@@ -90,7 +92,8 @@ def replay_all(cfg: DictConfig) -> int:
         name: replayed(name, drafter, tapes[name], tokenizer, max_new=limit, rates=rates)
         for name, drafter in drafters.items()
     }
-    rows = {name: row(found[name], tapes[name], costs, limit) for name in found}
+    ratio = cost_ratio(config)
+    rows = {name: row(found[name], tapes[name], costs, limit, ratio) for name in found}
     title = ", ".join([f"replay of {Path(config['recording']).name}", *imitated(draft, rates)])
     document = {"title": title, "decoders": rows}
     write(config["results_dir"], document, found)
@@ -171,6 +174,7 @@ def load_tapes(config: dict, tokenizer) -> dict[str, Tape]:
 def prompts(options: dict, folder: ResultsFolder, tokenizer) -> Callable[[str, int], list[int]]:
     """Return what gives the token ids of an example in a repeat, as the recorded run met it."""
     run = folder.load_run()
+    check_places({"model": {}, "task": options, "decoder": {}}, run.get("contents", {}))
     task, examples = build_task(options)
     examples = lengthened(run["config"], task, examples, tokenizer)
     answers = Answers(task, examples, run["decoders"][0], folder.load_samples())
@@ -188,6 +192,14 @@ def prompts(options: dict, folder: ResultsFolder, tokenizer) -> Callable[[str, i
     return prompt_of
 
 
+def cost_ratio(config: dict) -> float:
+    """Return a draft call's cost in target calls: as configured, else as the run recorded it."""
+    path, given = Path(config["recording"]), config["model"].get("draft_cost")
+    if given is None:
+        return cost_of(ResultsFolder(path).load_run()) if path.is_dir() else metrics.COST_RATIO
+    return given
+
+
 def replayed(
     name: str, drafter, tape: Tape, tokenizer, *, max_new: int | None, rates: Rates | None = None
 ) -> list[Sample]:
@@ -200,7 +212,13 @@ def replayed(
     return samples
 
 
-def row(samples: list[Sample], tape: Tape, costs: Costs | None, max_new: int | None) -> dict:
+def row(
+    samples: list[Sample],
+    tape: Tape,
+    costs: Costs | None,
+    max_new: int | None,
+    cost_ratio: float,
+) -> dict:
     """Return counts, and with costs the predicted milliseconds per token and the speedup over a
     decoder that drafts nothing."""
     steps = metrics.steps_of(samples)
@@ -212,7 +230,7 @@ def row(samples: list[Sample], tape: Tape, costs: Costs | None, max_new: int | N
         "tokens_per_target_call": metrics.tokens_per_target_call(steps),
         "acceptance_length": metrics.acceptance_length(steps),
         "draft_calls_per_token": metrics.draft_calls_per_token(steps),
-        "calls_per_token": metrics.calls_per_token(steps),
+        "calls_per_token": metrics.calls_per_token(steps, cost_ratio),
     }
     if costs is not None and tokens:
         plain_ms = sum(

@@ -49,12 +49,14 @@ def main() -> int:
     out = options.out or _beside(options.folders)
     measured = merge(loaded)
     try:
-        study = write_report(measured, out, most_tokens=options.viewer_tokens)
+        study = write_report(
+            measured, out, most_tokens=options.viewer_tokens, tokenizer=options.tokenizer
+        )
         if options.spec_bench:
             for label, one in zip(study.labels, measured, strict=True):
                 warn_of_other_tasks(label, one.run["task"]["name"])
                 write_answers(one, out / "spec_bench" / label.replace("/", "-"))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     show(study, out)
@@ -140,6 +142,11 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--spec-bench", action="store_true", help="write answers in Spec-Bench's format as well"
+    )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="FOLDER",
+        help="the runs' tokenizer, so that the page shows text (default: where run.json says)",
     )
     parser.add_argument(
         "--viewer-tokens",

@@ -18,12 +18,14 @@ import argparse
 import json
 import math
 import random
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 import torch
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
@@ -33,69 +35,20 @@ from tqdm import tqdm
 from ouroboros.bench.measure.metrics import mean_repetition_rate, output_throughput
 from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.run.loop import WARM_UP, Bench
-from ouroboros.bench.run.pair import Pair, PairSpec, load_pair
+from ouroboros.bench.run.pair import Pair, load_pair
 from ouroboros.bench.run.provenance import provenance
 from ouroboros.bench.run.sampling import Sampling
 from ouroboros.bench.tasks.humaneval import STOP
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.bench.tasks.task import Example
 from ouroboros.commands import CONF
+from ouroboros.commands.build import build_spec, wants_draft
+from ouroboros.commands.refusals import CALLERS, one_line
 
-WINDOWS = {
-    "window_size": [0, 1, 2, 3, 4, 6, 8, 12],
-    "ngram_size": [3, 4, 5, 6, 7, 8],
-    "verification_set_size": [1, 2, 3, 4, 6, 8, 12],
-}
-PUBLISHED = {**WINDOWS, "gamma": [2, 3, 4, 5, 6, 8, 10, 12], "topk": [1, 2, 3, 4, 6]}
-SPECULATIVE: dict[str, list] = {
-    "gamma": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12],
-    "confidence": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7],
-}
-SUFFIX: dict[str, list] = {
-    "max_tokens": [8, 12, 16, 24, 31, 48, 63],
-    "factor": [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0],
-    "offset": [-1.0, 0.0, 1.0, 2.0, 4.0, 6.0],
-    "least": [0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5],
-    "branches": [False, True],
-}
 SPACES: dict[str, dict[str, list]] = {
-    "speculative": SPECULATIVE,
-    "lookahead": WINDOWS,
-    "ouroboros": {"max_nodes": [16, 24, 32, 48, 64, 96]},
-    "ouroboros_paper": PUBLISHED,
-    "prompt_lookup": {
-        "max_ngram_size": [1, 2, 3, 4, 5],
-        "num_tokens": [3, 4, 6, 8, 10, 15, 20, 31],
-    },
-    "prompt_lookup_adaptive": {
-        "max_ngram_size": [1, 2, 3, 4, 5],
-        "num_tokens": [8, 12, 15, 20, 31, 63],
-        "least": [1, 2, 3, 4, 6, 8],
-    },
-    "suffix_decoding": SUFFIX,
-    "suffix_hybrid": {**SUFFIX, **SPECULATIVE, "threshold": [0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]},
-    "token_recycling": {
-        "nodes": [4, 8, 12, 16, 24, 32, 48, 63, 80],
-        "read_prompt": [False, True],
-    },
-    "racer": {
-        "nodes": [6, 8, 12, 16, 24, 32, 48, 63],
-        "ngram": [5, 7, 10, 15, 20],
-        "shortest": [1, 2, 3, 4],
-        "breadth": [2, 3, 4, 6, 8],
-        "read_prompt": [False, True],
-    },
-    "hf_assisted": {
-        "num_assistant_tokens": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 20],
-        "num_assistant_tokens_schedule": ["constant", "heuristic"],
-        "assistant_confidence_threshold": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7],
-    },
-    "hf_assisted_constant": {"num_assistant_tokens": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 20]},
-    "hf_prompt_lookup": {
-        "prompt_lookup_num_tokens": [1, 2, 3, 4, 6, 8, 10, 15],
-        "max_matching_ngram_size": [1, 2, 3, 4, 5],
-    },
+    path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted(Path(CONF).glob("tune/*"))
 }
+"""By decoder, the values of each setting that a trial may draw: conf/tune."""
 
 
 @dataclass
@@ -161,13 +114,27 @@ def measure(
                 trial.samples.setdefault(heat, []).append(sample)
 
 
-def main() -> None:
-    """Load, try, report."""
-    args = options()
+def main() -> int:
+    """Load, try, report; return 2, after one line, for what cannot be tuned."""
+    try:
+        tune(options())
+    except CALLERS as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def tune(args: argparse.Namespace) -> None:
+    """Try all trials of all decoders and report the best."""
+    unknown = [name for name in args.decoders if name not in SPACES]
+    if unknown:
+        known = ", ".join(SPACES)
+        raise ValueError(f"nothing to tune of {', '.join(unknown)}: conf/tune has {known}")
     config = configured(args)
     if config["threads"]:
         torch.set_num_threads(config["threads"])
-    pair = load_pair(PairSpec(**instantiate(config["model"], _convert_="all")), with_draft=True)
+    wanted = wants_draft({name: config["decoder"][name] for name in args.decoders})
+    pair = load_pair(build_spec(config["model"]), with_draft=wanted)
     task = Prompts(path=args.prompts, stop=STOP)
     examples = task.load()[: args.limit]
     jobs = {

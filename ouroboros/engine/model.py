@@ -24,6 +24,7 @@ from ouroboros.engine.cache import SlotCache
 from ouroboros.engine.eager import MOST_HELD, Eager, Engine
 from ouroboros.engine.static import Static
 from ouroboros.engine.support import Facts, examine, tolerance
+from ouroboros.engine.tokenizer import check_round_trip
 from ouroboros.tree import TokenTree
 
 EngineName = Literal["auto", "eager", "static"]
@@ -90,6 +91,7 @@ class CachedModel:
         to transformers' `from_pretrained` as they are.
 
         A model that is to be quantised is loaded onto its device, since it may not be moved later.
+        Raises `ValueError` for what cannot be loaded, or whose tokenizer loses characters.
         """
         if options.get("quantization_config") is not None and device is not None:
             options = {"device_map": {"": device}, **options}
@@ -105,6 +107,7 @@ class CachedModel:
         except ImportError as error:
             reason = str(error).strip().splitlines()[0]
             raise ValueError(f"cannot load {name_or_path!r}: {reason}") from error
+        check_round_trip(tokenizer, name_or_path)
         if device is not None and model.device.type != torch.device(device).type:
             model.to(device)  # type: ignore[arg-type]
         return cls(model, tokenizer=tokenizer, max_len=max_len, engine=engine)

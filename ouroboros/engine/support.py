@@ -183,11 +183,26 @@ def _logits(model, name: str, ids, positions, mask, cache, facts: Facts) -> torc
         reason = f"{type(error).__name__}: {error}"
         if "position_ids" not in inspect.signature(model.forward).parameters:
             reason = "its forward takes no position_ids, as where positions are ALiBi biases"
+        failed = _plain_failure(model, ids, facts)
+        if failed is not None:
+            raise ValueError(
+                f"{name} cannot be called at all in {facts.dtype} ({failed}): choose another dtype "
+                'or, for experts, load it with experts_implementation="eager"'
+            ) from error
         raise ValueError(
             f"{name} does not accept explicit masks, positions and a cache ({reason}): trees "
             "cannot be scored; choose a model with rotary or learned positions"
         ) from error
     return out.logits.double()
+
+
+def _plain_failure(model, ids, facts: Facts) -> str | None:
+    """Return why a model fails even at a plain call of its tokens alone; None where it does not."""
+    try:
+        model(input_ids=torch.tensor([list(ids)], device=facts.device))
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+    return None
 
 
 def _shapes(cache: DynamicCache, name: str) -> list[LayerShape]:

@@ -15,7 +15,7 @@ import pytest
 import torch
 import transformers
 from parts import InParts
-from tiny import SHAPE, RandomDrafter, build, noisy, plain, prompt_of
+from tiny import SHAPE, RandomDrafter, build, llama, noisy, plain, prompt_of
 from transformers import AutoConfig, BartConfig, BartForConditionalGeneration, PreTrainedModel
 
 from ouroboros import CachedModel, Ouroboros, decode
@@ -272,3 +272,15 @@ def table() -> str:
 
 if __name__ == "__main__":
     print(table())
+
+
+def test_a_call_that_fails_for_another_reason_is_refused_for_that_reason(monkeypatch):
+    """As experts' kernels that know no float64: masks have nothing to do with it."""
+    model = llama()
+
+    def forward(*args, **kwargs):
+        raise RuntimeError("no kernel for this dtype")
+
+    monkeypatch.setattr(model, "forward", forward)
+    with pytest.raises(ValueError, match=r"cannot be called at all in torch.float64 .* no kernel"):
+        CachedModel(model)

@@ -18,7 +18,8 @@ from ouroboros.bench.measure.sample import Sample
 from ouroboros.trace import StepRecord
 
 COST_RATIO = 0.176
-"""A draft call in target calls: bytes of Yi-6B's weights over Yi-34B's, the published pair."""
+"""A draft call in target calls where a run does not record its pair's: bytes of Yi-6B's weights
+over Yi-34B's, the published pair."""
 
 REAL_TEXT = (0.09, 0.15)
 """Repetition rates of real models' greedy answers: Llama-2-70B on MT-Bench 9 %, Vicuna-7B on
@@ -193,9 +194,9 @@ def ttft_part(sample: Sample) -> tuple[float, int]:
     return sample.ttft_s or 0.0, 1
 
 
-def calls_part(sample: Sample) -> tuple[float, int]:
+def calls_part(sample: Sample, cost_ratio: float = COST_RATIO) -> tuple[float, int]:
     """(Calls, tokens) of a sample, calls as in calls_per_token: what no machine changes."""
-    return _weighed_calls(sample.steps, COST_RATIO), len(sample.new_tokens)
+    return _weighed_calls(sample.steps, cost_ratio), len(sample.new_tokens)
 
 
 def repetition_rate(tokens: Sequence[int], n: int = 4) -> float | None:

@@ -20,18 +20,17 @@ from ouroboros.bench.replay.imitated_draft import ImitatedDraft
 from ouroboros.bench.replay.imitation import Rates, imitated
 from ouroboros.bench.replay.recording import Recording, Tape
 from ouroboros.bench.run.recorder import Place, places
-from ouroboros.bench.run.stop import cut
 from ouroboros.choose import Choose, Ranked
 from ouroboros.decode import Drafter, Traits, stream
 from ouroboros.engine.eager import fed_apart
-from ouroboros.trace import DecodeTrace
+from ouroboros.trace import DecodeTrace, cut
 from ouroboros.tree import TokenTree
 
 UNKNOWN = -1
 
 
 class RecordedTarget:
-    """Stands where a `CachedModel` stands in the loop, for one run: it counts calls and forwards, as
+    """Stands where a `CachedModel` stands in the loop, for one run: it counts calls, and forwards as
     eager calls make them, and computes nothing."""
 
     def __init__(self, tape: Tape, *, tokenizer=None) -> None:

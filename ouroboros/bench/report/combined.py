@@ -9,12 +9,12 @@ plots/        each picture as .png and .svg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ouroboros.bench.report import compare
 from ouroboros.bench.report.cells import as_latex, as_text, write_table
-from ouroboros.bench.report.folder_report import LEGEND
+from ouroboros.bench.report.folder_report import legend
 from ouroboros.bench.report.gather import Measured
 from ouroboros.bench.report.page import render
 from ouroboros.bench.report.plots.style import save
@@ -22,10 +22,17 @@ from ouroboros.bench.report.run_set import Study, study
 from ouroboros.bench.report.sections import Section, sections
 
 
-def write_report(measured: Sequence[Measured], out: Path, *, most_tokens: int = 120_000) -> Study:
+def write_report(
+    measured: Sequence[Measured],
+    out: Path,
+    *,
+    most_tokens: int = 120_000,
+    tokenizer: str | None = None,
+) -> Study:
     """Write the report into `out`, made if need be; return the study it shows.
 
     `most_tokens`: how many tokens the page's viewer may carry over all runs (about 15 bytes each).
+    `tokenizer`: the place of the runs' tokenizer, for runs on a folder that lies elsewhere now.
     """
     found = study(measured)
     parts = sections(found)
@@ -42,13 +49,13 @@ def write_report(measured: Sequence[Measured], out: Path, *, most_tokens: int = 
             save(picture.figure, out / "plots" / f"{picture.name}")
     numbers = compare.numbers_frame({"run": found.labels}, found.summaries)
     numbers.to_csv(out / "numbers.csv", index=False)
-    (out / "report.md").write_text(_markdown(parts), encoding="utf-8")
-    page = render(found, parts, most_tokens=most_tokens)
+    (out / "report.md").write_text(_markdown(parts, found.summaries), encoding="utf-8")
+    page = render(found, parts, most_tokens=most_tokens, tokenizer=tokenizer)
     (out / "report.html").write_text(page, encoding="utf-8")
     return found
 
 
-def _markdown(parts: Sequence[Section]) -> str:
+def _markdown(parts: Sequence[Section], summaries: Sequence[Mapping]) -> str:
     lines = []
     for level, part in enumerate(parts):
         lines += [f"{'##' if level else '#'} {part.title}", *part.notes]
@@ -56,4 +63,4 @@ def _markdown(parts: Sequence[Section]) -> str:
             lines += [f"**{table.caption}**", as_text(table.frame)]
         for picture in part.pictures:
             lines.append(f"![{picture.caption}](plots/{picture.name}.png)")
-    return "\n\n".join([*lines, LEGEND]) + "\n"
+    return "\n\n".join([*lines, legend(summaries)]) + "\n"

@@ -8,6 +8,7 @@ import pandas as pd
 
 from ouroboros.bench.report.cells import interval, number, ratio
 from ouroboros.bench.report.leads import MEASURES, best_other, mean_lead, said
+from ouroboros.bench.report.summary import cost_text
 from ouroboros.bench.report.tables import WORDS
 
 Lead = Mapping[str, Sequence]
@@ -54,7 +55,7 @@ def lead_frame(lead: Lead, summaries: Sequence[Mapping]) -> pd.DataFrame:
             break
     if not have:
         return pd.DataFrame()
-    column = f"ouroboros over it, by {WORDS[measure]}"
+    column = f"ouroboros over it, by {WORDS[measure].format(cost=cost_text(summaries))}"
     rows = [
         {key: str(values[index]) for key, values in lead.items()}
         | {"best other": name, column: interval(one), "it is": said(one)}

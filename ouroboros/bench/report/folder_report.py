@@ -7,7 +7,7 @@ summary. Reports over several folders are in `ouroboros.bench.report.combined`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -16,7 +16,7 @@ from ouroboros.bench.report.cells import as_text
 from ouroboros.bench.report.gather import load, summary_of
 from ouroboros.bench.report.plots.speedups import calls_bars, speedup_bars
 from ouroboros.bench.report.plots.style import save_png
-from ouroboros.bench.report.summary import BASELINE, headline, summarise
+from ouroboros.bench.report.summary import BASELINE, cost_text, headline, summarise
 from ouroboros.bench.report.tables import (
     group_frame,
     published_caption,
@@ -27,7 +27,7 @@ from ouroboros.bench.report.tables import (
 )
 from ouroboros.bench.run.store import ResultsFolder
 
-__all__ = ["LEGEND", "headline", "make_report", "notes", "summarise", "tables", "to_markdown"]
+__all__ = ["headline", "legend", "make_report", "notes", "summarise", "tables", "to_markdown"]
 
 LEGEND = """\
 decode speedup: time per token after the first step against `greedy` on the same engine, latency
@@ -38,8 +38,9 @@ that of `ouroboros`, both on the same prompts: above 1 Ouroboros is ahead, and i
 where the whole interval is; [95 % bootstrap over prompts, paired]. predicted: seconds that the
 counts take at the costs named in the title, prefill and the host's time included. cost/token: the
 calls of both models by these costs, in calls of the target on one node, greedy 1. calls/token at
-0.176: (target calls + 0.176 x draft calls) / new tokens, whatever they score; the ratio is the
-published pair's, and a call counts as its forwards where these were counted. TTFT: to the end of
+{cost}: (target calls + {cost} x draft calls) / new tokens, whatever they score; the ratio is the
+pair's own, by the bytes of its weights, where a run recorded it, else the published pair's 0.176,
+and a call counts as its forwards where these were counted. TTFT: to the end of
 the first step; TPOT: per token after it; E2E: mean per completion. repetition: share of a
 completion's 4-grams that occurred before in it; below, within or above the 9 to 15 % of large
 models' own answers: above, every decoder that drafts from the text is flattered. unequal:
@@ -53,6 +54,11 @@ counted, never averaged. Warm-up is excluded; decoders alternate prompt by promp
 NO_GREEDY = """\
 No greedy here: no speedup over it, no check that texts are equal, and nothing to audit against. \
 Add greedy to decoder=[...] to have them."""
+
+
+def legend(summaries: Iterable[Mapping]) -> str:
+    """Return what the tables' columns mean."""
+    return LEGEND.format(cost=cost_text(summaries))
 
 
 def make_report(folder: ResultsFolder) -> dict:
@@ -90,7 +96,7 @@ def to_markdown(summary: Mapping) -> str:
         parts += ["Latency speedup by group of prompts:", as_text(groups)]
     if len(published):
         parts += [published_caption(summary), as_text(published)]
-    return "\n\n".join([*parts, LEGEND]) + "\n"
+    return "\n\n".join([*parts, legend([summary])]) + "\n"
 
 
 def notes(summary: Mapping) -> list[str]:

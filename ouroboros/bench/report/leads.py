@@ -7,6 +7,7 @@ Ouroboros is ahead. Only prompts and repeats that both finished count.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from ouroboros.bench.measure import metrics
 from ouroboros.bench.measure.intervals import Interval, over_runs, speedup
@@ -17,17 +18,22 @@ PARTS = {
     "latency": metrics.whole_part,
     "decode": metrics.decode_part,
     "ttft": metrics.ttft_part,
-    "calls": metrics.calls_part,
 }
 MEASURES = ("latency", "predicted", "cost", "calls")
 """What decoders may be compared by, the best evidence first."""
 
 
 def leads(
-    mine: Sequence[Sample], ours: Sequence[Sample], priced: Priced | None
+    mine: Sequence[Sample],
+    ours: Sequence[Sample],
+    priced: Priced | None,
+    *,
+    draft_cost: float = metrics.COST_RATIO,
 ) -> dict[str, Interval | None]:
     """Return Ouroboros' lead over a decoder by each measure, as "<measure>_vs_ouroboros"."""
+    calls = partial(metrics.calls_part, cost_ratio=draft_cost)
     found = {name: speedup(mine, ours, part=part) for name, part in PARTS.items()}
+    found["calls"] = speedup(mine, ours, part=calls)
     found |= {"cost": None, "predicted": None}
     theirs, own = (priced.timed(samples) if priced else [] for samples in (mine, ours))
     if priced and theirs and own:

@@ -13,19 +13,23 @@ from collections.abc import Sequence
 from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
 
-from ouroboros.bench.report.folder_report import LEGEND
+from ouroboros.bench.report import folder_report
 from ouroboros.bench.report.plots.style import inline_svg
 from ouroboros.bench.report.run_set import Study
 from ouroboros.bench.report.sections import Section
 from ouroboros.bench.report.viewer import STEP, legend, viewer_run
 
 
-def render(found: Study, parts: Sequence[Section], *, most_tokens: int) -> str:
+def render(
+    found: Study, parts: Sequence[Section], *, most_tokens: int, tokenizer: str | None = None
+) -> str:
     """Return the page. `most_tokens` is shared evenly by the runs' viewers."""
     share = most_tokens // max(1, len(found.measured))
     pairs = zip(found.measured, found.labels, strict=True)
     data = {
-        "runs": [viewer_run(one, label, most_tokens=share) for one, label in pairs],
+        "runs": [
+            viewer_run(one, label, most_tokens=share, tokenizer=tokenizer) for one, label in pairs
+        ],
         "sources": legend(),
         "step": STEP,
     }
@@ -39,7 +43,7 @@ def render(found: Study, parts: Sequence[Section], *, most_tokens: int) -> str:
         title=parts[0].title,
         sections=[_section(part) for part in parts],
         single=len(found.measured) == 1,
-        legend=LEGEND,
+        legend=folder_report.legend(found.summaries),
         data=data,
     )
 

@@ -17,6 +17,7 @@ from ouroboros.bench.report import compare, tables
 from ouroboros.bench.report.folder_report import notes
 from ouroboros.bench.report.plots import acceptance, published, shares, speedups, sweeps, trees
 from ouroboros.bench.report.run_set import Study
+from ouroboros.bench.report.summary import cost_text
 from ouroboros.bench.report.sweep import Swept, short, swept
 
 FEW_RUNS = 3
@@ -155,7 +156,10 @@ def _comparison_tables(name: str, lead: compare.Lead, summaries: Sequence[Mappin
         "throughput": ("Tokens per second", compare.throughput_cell),
         "predicted": (f"Speedup over greedy, predicted by {priced}", compare.predicted_cell),
         "cost": (f"Cost per token by {priced}, in target calls of one node", compare.cost_cell),
-        "calls": ("Calls per token: (target + 0.176 x draft) / new tokens", compare.calls_cell),
+        "calls": (
+            f"Calls per token: (target + {cost_text(summaries)} x draft) / new tokens",
+            compare.calls_cell,
+        ),
     }
     timed = any(one["timed"] for one in summaries)
     absent = set() if timed else {"speedup", "macro", "throughput"}

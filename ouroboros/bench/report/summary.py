@@ -6,8 +6,9 @@ were in fact measured. The formulas are in `metrics` and `intervals`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 
 from ouroboros.bench.measure import intervals, metrics
 from ouroboros.bench.measure.intervals import Interval
@@ -50,8 +51,8 @@ def summarise(
     rows = {
         name: {
             **_counts(mine, failed[name]),
-            **_decoder_metrics(mine, good),
-            **_priced_metrics(mine, good, priced),
+            **_decoder_metrics(mine, good, cost_of(run)),
+            **_priced_metrics(mine, good, priced, cost_of(run)),
             "scores": metrics.task_scores(mine, scores) | _corpus_scores(run, name),
             "score_intervals": _plain(intervals.score_intervals(mine, scores)),
             "groups": _groups(mine, good.get(BASELINE, [])),
@@ -61,7 +62,7 @@ def summarise(
         }
         for name, mine in good.items()
     }
-    timed = run.get("timing", True)
+    timed, cost = run.get("timing", True), run["model"].get("draft_cost")
     measured = {sample.example for mine in good.values() for sample in mine}
     words = f" · predicted by {priced.name}" if priced and not timed else ""
     return {
@@ -79,8 +80,22 @@ def summarise(
         "device": device(run),
         "nature": nature(run),
         "published": run.get("published"),
+        **({} if cost is None else {"draft_cost": cost}),
         "decoders": rows if timed else {name: _untimed(row) for name, row in rows.items()},
     }
+
+
+def cost_of(run: Mapping) -> float:
+    """Return what a draft call costs in target calls: the run's own, else the published pair's."""
+    cost = run["model"].get("draft_cost")
+    return metrics.COST_RATIO if cost is None else cost
+
+
+def cost_text(summaries: Iterable[Mapping]) -> str:
+    """Return the weight of a draft call in calls/token as a legend's number, or words where the
+    runs' pairs differ."""
+    costs = {f"{one.get('draft_cost', metrics.COST_RATIO):.3g}" for one in summaries}
+    return costs.pop() if len(costs) == 1 else "the pair's cost"
 
 
 def headline(summary: Mapping) -> dict:
@@ -107,8 +122,10 @@ def _counts(good: Sequence[Sample], failed: Sequence[Sample]) -> dict:
     return {"samples": len(good), "failed": len(failed), "errors": errors}
 
 
-def _decoder_metrics(mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]]) -> dict:
-    baseline = good.get(BASELINE, [])
+def _decoder_metrics(
+    mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]], cost: float
+) -> dict:
+    baseline, part = good.get(BASELINE, []), partial(metrics.calls_part, cost_ratio=cost)
     return {
         "new_tokens": sum(len(s.new_tokens) for s in mine),
         "output_throughput": metrics.output_throughput(mine),
@@ -118,8 +135,8 @@ def _decoder_metrics(mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]
         "e2e_latency_s": metrics.e2e_latency_s(mine),
         **_speedups("", baseline, mine),
         **_speedups("_vs_hf", good.get(PEER, []), mine),
-        **_step_metrics(mine),
-        **_plain({"calls_interval": intervals.pooled(mine, part=metrics.calls_part)}),
+        **_step_metrics(mine, cost),
+        **_plain({"calls_interval": intervals.pooled(mine, part=part)}),
         "repetition_rate": metrics.mean_repetition_rate(mine),
         "unequal": metrics.unequal(baseline, mine),
         "peak_bytes": max((s.peak_bytes for s in mine if s.peak_bytes), default=None),
@@ -128,13 +145,16 @@ def _decoder_metrics(mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]
 
 
 def _priced_metrics(
-    mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]], priced: Priced | None
+    mine: Sequence[Sample],
+    good: Mapping[str, Sequence[Sample]],
+    priced: Priced | None,
+    draft_cost: float,
 ) -> dict:
     """Costs per token, predicted speedup over greedy, and Ouroboros' lead by every measure."""
     base, ours = (priced.timed(own) if priced else [] for own in (good.get(BASELINE, []), mine))
     cost = intervals.pooled(mine, part=cost_part(priced.costs)) if priced and ours else None
     own = {"cost_per_token": cost, "predicted_speedup": intervals.speedup(base, ours)}
-    return _plain(own | leads(mine, good.get(METHOD, []), priced))
+    return _plain(own | leads(mine, good.get(METHOD, []), priced, draft_cost=draft_cost))
 
 
 def _tree_metrics(
@@ -146,7 +166,7 @@ def _tree_metrics(
     return found and {"samples": len(own), **found}
 
 
-def _step_metrics(mine: Sequence[Sample]) -> dict:
+def _step_metrics(mine: Sequence[Sample], cost: float) -> dict:
     steps = metrics.steps_of(mine)
     shares = metrics.phase_shares(steps)
     return {
@@ -161,7 +181,7 @@ def _step_metrics(mine: Sequence[Sample]) -> dict:
         "draft_forwards_per_token": metrics.draft_forwards_per_token(steps),
         "nodes_per_token": metrics.nodes_per_token(steps),
         "draft_nodes_per_token": metrics.draft_nodes_per_token(steps),
-        "calls_per_token": metrics.calls_per_token(steps),
+        "calls_per_token": metrics.calls_per_token(steps, cost),
         "draft_acceptance_rate": metrics.draft_acceptance_rate(steps),
         "scored_per_step": metrics.scored_per_step(steps),
         "acceptance_rate_per_position": metrics.acceptance_rate_per_position(steps),

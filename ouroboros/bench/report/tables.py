@@ -23,13 +23,13 @@ from ouroboros.bench.report.cells import (
     within,
 )
 from ouroboros.bench.report.leads import MEASURES, others, said
-from ouroboros.bench.report.summary import BASELINE
+from ouroboros.bench.report.summary import BASELINE, cost_text
 
 WORDS = {
     "latency": "tokens/s",
     "predicted": "prediction",
     "cost": "cost/token",
-    "calls": "calls/token at 0.176",
+    "calls": "calls/token at {cost}",
 }
 
 
@@ -53,7 +53,8 @@ def speed_frame(summary: Mapping) -> pd.DataFrame:
 
 def lead_frame(summary: Mapping) -> pd.DataFrame:
     """Ouroboros' lead over each other decoder by every measure; empty where it did not run."""
-    return _filled([_lead_row(name, row) for name, row in others(summary).items()])
+    cost = cost_text([summary])
+    return _filled([_lead_row(name, row, cost) for name, row in others(summary).items()])
 
 
 def time_frame(summary: Mapping) -> pd.DataFrame:
@@ -64,7 +65,8 @@ def time_frame(summary: Mapping) -> pd.DataFrame:
 def count_frame(summary: Mapping) -> pd.DataFrame:
     """Calls, acceptance and sources of each decoder: what the machine changes only through the
     costs by which they are counted."""
-    return _filled([_count_row(name, row) for name, row in summary["decoders"].items()])
+    cost = cost_text([summary])
+    return _filled([_count_row(name, row, cost) for name, row in summary["decoders"].items()])
 
 
 def tree_frame(summary: Mapping) -> pd.DataFrame:
@@ -183,7 +185,7 @@ def _speed_row(name: str, row: Mapping, scored: Sequence[str], own: str) -> dict
     return cells | {score: _score(row, score) for score in scored}
 
 
-def _lead_row(name: str, row: Mapping) -> dict[str, str]:
+def _lead_row(name: str, row: Mapping, cost: str) -> dict[str, str]:
     measure = next(m for m in MEASURES if row[f"{m}_vs_ouroboros"])
     return {
         "ouroboros over": name,
@@ -192,8 +194,8 @@ def _lead_row(name: str, row: Mapping) -> dict[str, str]:
         "TTFT": interval(row["ttft_vs_ouroboros"]),
         "predicted": interval(row["predicted_vs_ouroboros"]),
         "cost/token": interval(row["cost_vs_ouroboros"]),
-        "calls/token at 0.176": interval(row["calls_vs_ouroboros"]),
-        f"it is, by {WORDS[measure]}": said(row[f"{measure}_vs_ouroboros"]),
+        WORDS["calls"].format(cost=cost): interval(row["calls_vs_ouroboros"]),
+        f"it is, by {WORDS[measure].format(cost=cost)}": said(row[f"{measure}_vs_ouroboros"]),
     }
 
 
@@ -212,7 +214,7 @@ def _time_row(name: str, row: Mapping) -> dict[str, str]:
     }
 
 
-def _count_row(name: str, row: Mapping) -> dict[str, str]:
+def _count_row(name: str, row: Mapping, cost: str) -> dict[str, str]:
     total = sum(row["tokens_by_source"].values())
     shares = {name: 100 * n / total for name, n in row["tokens_by_source"].items()}
     return {
@@ -220,7 +222,7 @@ def _count_row(name: str, row: Mapping) -> dict[str, str]:
         "accept len": number(row["acceptance_length"], 2),
         "tokens/target call": number(row["tokens_per_target_call"], 2),
         "cost/token": ratio(row["cost_per_token"]),
-        "calls/token at 0.176": ratio(row["calls_interval"]),
+        WORDS["calls"].format(cost=cost): ratio(row["calls_interval"]),
         "draft calls/token": number(row["draft_calls_per_token"], 2),
         "target forwards/token": number(row["target_forwards_per_token"], 3),
         "draft forwards/token": number(row["draft_forwards_per_token"], 3),

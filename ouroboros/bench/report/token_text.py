@@ -13,19 +13,24 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer
 
+from ouroboros import vocab
 from ouroboros.bench.run.pair import PACKAGE
 
 Pieces = Callable[[Sequence[int]], list[str]]
 
 
-def splitter(target: str | None) -> Pieces:
+def splitter(target: str | None, *, fingerprint: str | None = None, own: bool = False) -> Pieces:
     """Return what splits completions of a target model into pieces.
 
     `target` is run.json's: a hub id (asked of the local cache only, never of the network), a
-    folder, or "reference/target". Where no tokenizer can be loaded a piece is the token's id.
+    folder, or "reference/target". Where no tokenizer can be loaded, or one of another
+    `fingerprint` (a folder's name may be another model's id), a piece is the token's id; for the
+    caller's `own` place that is a `ValueError`.
     """
     tokenizer = _tokenizer(target) if target else None
-    if tokenizer is None:
+    if tokenizer is None or fingerprint not in (None, vocab.fingerprint(tokenizer)):
+        if own:
+            raise ValueError(f"--tokenizer {target}: no tokenizer of the run's model lies there")
         return ids_as_pieces
     return lambda tokens: pieces(tokenizer, tokens)
 

@@ -55,13 +55,17 @@ def legend() -> list[dict]:
     ]
 
 
-def viewer_run(measured: Measured, label: str, *, most_tokens: int) -> dict:
+def viewer_run(
+    measured: Measured, label: str, *, most_tokens: int, tokenizer: str | None = None
+) -> dict:
     """Return one run's completions: of each prompt the first repeat, by all decoders.
 
     Where they hold more than `most_tokens`, prompts are taken at even distances; of as many nodes
-    there are trees.
+    there are trees. `tokenizer` is its place, where that is not run.json's.
     """
-    split = splitter(measured.run["model"].get("target"))
+    model = measured.run["model"]
+    place, known = tokenizer or model.get("target"), model.get("tokenizer")
+    split = splitter(place, fingerprint=known, own=tokenizer is not None)
     by_prompt: dict[str, dict[str, Sample]] = {}
     for sample in measured.samples:
         by_prompt.setdefault(sample.example, {}).setdefault(sample.decoder, sample)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ouroboros.bench.run.pair import place
+from ouroboros.bench.tasks.source import BUNDLED
 
 WHOLE_BYTES = 64 << 20
 """A file up to this size is read whole, of a larger one only samples of it."""
@@ -28,6 +29,24 @@ def contents(config: Mapping) -> dict[str, str]:
     return {option: content_hash(path) for option, path in _paths(config) if path.exists()}
 
 
+def check_places(config: Mapping, recorded: Mapping[str, str]) -> None:
+    """Hold the files and folders that a config names against the hashes that a run recorded.
+
+    Raises `ValueError`, asking for the place, for one that is not there: a run keeps only the last
+    part of a path, which may be some other model's id on the hub; and for one of other content.
+    """
+    places = dict(_paths(config))
+    for option in sorted(recorded.keys() & places.keys()):
+        place = places[option]
+        if not place.exists():
+            raise ValueError(
+                f"the run read {option} from a file or folder called {place.name}: give its place, "
+                f"as {option}=<path>"
+            )
+        if content_hash(place) != recorded[option]:
+            raise ValueError(f"{option}={place} is not what the run read: give the place of that")
+
+
 def content_hash(path: Path) -> str:
     """Return a short hash of a file, or of a model's folder (without its subfolders)."""
     files = [path] if path.is_file() else sorted(_model_files(path))
@@ -43,7 +62,7 @@ def _paths(config: Mapping) -> Iterator[tuple[str, Path]]:
     for role in ("target", "draft"):
         if config["model"].get(role):
             yield f"model.{role}", Path(place(str(config["model"][role])))
-    if config.get("task", {}).get("path"):
+    if config.get("task", {}).get("path") not in (None, "", BUNDLED):
         yield "task.path", Path(str(config["task"]["path"]))
     if config.get("costs"):
         yield "costs", Path(str(config["costs"]))

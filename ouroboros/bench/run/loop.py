@@ -10,6 +10,7 @@ prompt.
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,14 +24,14 @@ from ouroboros.bench.run.prompt import check_chat, longest, prompt_ids
 from ouroboros.bench.run.provenance import without_paths
 from ouroboros.bench.run.recorder import Recorder
 from ouroboros.bench.run.sampling import Sampling
-from ouroboros.bench.run.stop import Stop, StopStrings, cut, text_of
+from ouroboros.bench.run.stop import Stop, StopStrings, text_of
 from ouroboros.bench.run.store import SAMPLES, SCORES, ResultsFolder
 from ouroboros.bench.tasks.task import Example, Task
 from ouroboros.choose import Choose
 from ouroboros.costs.surface import Costs
 from ouroboros.decode import Drafter, stream
 from ouroboros.engine.model import CachedModel
-from ouroboros.trace import DecodeTrace
+from ouroboros.trace import DecodeTrace, cut
 
 WARM_UP = Example(
     "warm-up",
@@ -133,9 +134,12 @@ class Bench:
             answers = Answers(self.task, self.examples, next(iter(self.decoders)), done)
             for example, name, repeat, order in missing:
                 decoder = self._watched(decoders[name], repeat)
-                sample = self.measure(decoder, example, repeat, answers)
+                reasons: list[str] = []
+                sample = self.measure(decoder, example, repeat, answers, on_error=reasons.append)
                 sample = replace(sample, decoder=name, order=order)
                 answers.add(sample)
+                for reason in reasons:
+                    folder.add_failure(sample.key, reason)
                 if isinstance(decoder, Recorder):
                     self._keep(folder, sample, decoder)
                 lines.append(sample.to_dict())
@@ -160,9 +164,15 @@ class Bench:
         folder.drop_if_empty(SCORES)
 
     def measure(
-        self, decoder: Decoder, example: Example, repeat: int, answers: Answers | None = None
+        self,
+        decoder: Decoder,
+        example: Example,
+        repeat: int,
+        answers: Answers | None = None,
+        on_error: Callable[[str], None] | None = None,
     ) -> Sample:
-        """Decode one example from empty caches; a failure becomes the sample's `error`.
+        """Decode one example from empty caches; a failure becomes the sample's `error`, and its
+        traceback goes to `on_error`.
 
         `answers` are needed for the later turns of a conversation.
         """
@@ -174,6 +184,8 @@ class Bench:
             return self._timed(decoder, prompt, blank)
         except Exception as error:
             reason = (str(error).strip() or "no message").splitlines()[0]
+            if on_error is not None:
+                on_error(without_paths("".join(traceback.format_exception(error))))
             return replace(blank, error=without_paths(f"{type(error).__name__}: {reason}"))
 
     def _timed(self, decoder: Decoder, prompt: list[int], blank: Sample) -> Sample:

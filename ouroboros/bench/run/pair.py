@@ -14,6 +14,7 @@ from ouroboros import standin, vocab
 from ouroboros.bench.run.provenance import fast_dtype
 from ouroboros.engine.model import CachedModel, EngineName
 from ouroboros.engine.quantised import quantise
+from ouroboros.engine.tokenizer import check_round_trip
 
 PACKAGE = Path(standin.__file__).parent
 PLACED = ("device_map", "tp_plan")  # transformers itself puts such models on a device
@@ -27,7 +28,8 @@ class PairSpec:
     pair that ships with the package. `dtype` "auto" is bfloat16 where the hardware multiplies it.
     `options` (for both), `target_options` and `draft_options` go to `from_pretrained`. `standin`
     names a shape for "target" and one for "draft"; a Llama pair then runs inside them. With a
-    quantization_config among the options a stand-in is quantised once it is built.
+    quantization_config among the options a stand-in is quantised once it is built. `draft_cost` is
+    what a draft call costs in target calls; None: the bytes of its weights over the target's.
     """
 
     name: str
@@ -41,6 +43,7 @@ class PairSpec:
     options: Mapping = field(default_factory=dict)
     target_options: Mapping = field(default_factory=dict)
     draft_options: Mapping = field(default_factory=dict)
+    draft_cost: float | None = None
 
 
 @dataclass(frozen=True)
@@ -88,10 +91,12 @@ def load_tokenizer(spec: PairSpec):
     if not spec.target:
         raise ValueError("give model.target=<hub id or folder>: its tokenizer is needed")
     try:
-        return AutoTokenizer.from_pretrained(place(spec.target))
+        tokenizer = AutoTokenizer.from_pretrained(place(spec.target))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"cannot load the tokenizer of {spec.target!r}: {reason}") from error
+    check_round_trip(tokenizer, spec.target)
+    return tokenizer
 
 
 def place(name: str) -> str:

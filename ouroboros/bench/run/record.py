@@ -10,7 +10,9 @@ from ouroboros.bench.run.file_hash import contents
 from ouroboros.bench.run.loop import Bench, eos_ids
 from ouroboros.bench.run.pools import carriers
 from ouroboros.bench.run.provenance import identity, provenance, without_paths
-from ouroboros.bench.tasks.task import Example, fingerprint
+from ouroboros.bench.run.sources import sources
+from ouroboros.bench.tasks.sandbox import kind
+from ouroboros.bench.tasks.task import Example, Task, fingerprint
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import quantised_by
 
@@ -27,7 +29,23 @@ def run_identity(config: Mapping, examples: Sequence[Example]) -> str:
     What only the loaded task and models tell is in `run_facts`, and a resumed run must have it too
     (see `ResultsFolder.open_run`).
     """
-    return identity(_settings(config), fingerprint(examples), contents(config))
+    return identity(_settings(config), fingerprint(examples), behind(config))
+
+
+def known(config: Mapping, examples: Sequence[Example]) -> dict:
+    """Return what `run_identity` is made of, as run.json has it, to name what changed."""
+    return without_paths(
+        {
+            "config": _settings(config),
+            "contents": behind(config),
+            "task": {"fingerprint": fingerprint(examples)},
+        }
+    )
+
+
+def behind(config: Mapping) -> dict[str, str]:
+    """Return hashes of the files and sources that a config names, by the option."""
+    return {**contents(config), **sources(config)}
 
 
 def run_facts(config: Mapping, job: Bench) -> dict:
@@ -53,6 +71,7 @@ def run_facts(config: Mapping, job: Bench) -> dict:
                 "commits": [_commit(model) for model in job.models],
                 "dtype": str(target.dtype).removeprefix("torch."),
                 "quantised": _quantised(job.models),
+                "draft_cost": draft_cost(model.get("draft_cost"), job.models),
                 "engine": type(target.engine).__name__.lower(),
                 "device": str(target.device),
                 "max_len": target.max_len,
@@ -60,6 +79,7 @@ def run_facts(config: Mapping, job: Bench) -> dict:
                 "tokenizer": vocab.fingerprint(target.tokenizer),
                 "eos": sorted(eos_ids(target)),
             },
+            "sandbox": _sandbox(job.task),
             "decoders": list(job.decoders),
             "carried_pools": carriers(config["decoder"]),
             "sampling": asdict(job.sampling),
@@ -70,15 +90,30 @@ def run_facts(config: Mapping, job: Bench) -> dict:
             "published": config.get("published"),
             "samples_wanted": job.total,
             "config": _settings(config),
-            "contents": contents(config),
+            "contents": behind(config),
             "provenance": provenance(),
         }
     )
 
 
+def draft_cost(configured: float | None, models: Sequence[CachedModel]) -> float | None:
+    """Return a draft call's cost in target calls: as configured, else the bytes of the draft's
+    weights over the target's, which a call reads; None without a draft."""
+    if configured is not None or len(models) < 2:
+        return configured
+    target, draft = (sum(w.nbytes for w in one.model.parameters()) for one in models[:2])
+    return draft / target
+
+
 def _commit(model: CachedModel) -> str | None:
     """Return the commit of the hub that a model was loaded from, None for one from a folder."""
     return getattr(getattr(model.model, "config", None), "_commit_hash", None)
+
+
+def _sandbox(task: Task) -> str | None:
+    """Return in what a task's completions are executed, None where they are not."""
+    execution = getattr(task, "execution", None)
+    return kind() if execution is not None and execution.allowed else None
 
 
 def _quantised(models: Sequence[CachedModel]) -> dict[str, str] | None:

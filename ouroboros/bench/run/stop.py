@@ -8,9 +8,6 @@ produced at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-
-from ouroboros.trace import DecodeTrace
 
 Stop = Callable[[Sequence[int]], int | None]
 """Given the new tokens so far, how many of them to keep, or None to go on."""
@@ -52,21 +49,3 @@ def text_of(tokenizer, tokens: Sequence[int]) -> str:
     return tokenizer.decode(
         list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
-
-
-def cut(trace: DecodeTrace, keep: int, finish: str = "stop") -> DecodeTrace:
-    """Return the trace as if its run had ended after `keep` new tokens.
-
-    The step that produced the last kept token is shortened as the loop shortens it at an
-    end-of-sequence token: the last token kept counts as new, not as accepted.
-    """
-    steps, left = [], keep
-    for step in trace.steps:
-        if left <= 0:
-            break
-        if step.new > left:
-            accepted = min(step.accepted, left - 1)
-            step = replace(step, accepted=accepted, new=left, sources=step.sources[:left])
-        steps.append(step)
-        left -= step.new
-    return DecodeTrace(trace.tokens[: trace.prompt_len + keep], trace.prompt_len, steps, finish)

@@ -2,6 +2,7 @@
 
     run.json        resolved config, versions, machine, and whether the run has finished
     samples.jsonl   one line per (prompt, decoder, repeat), on disk before the next one starts
+    failures.jsonl  the traceback of each failed sample, if there is one
     scores.jsonl    one line per scored sample
     audit.jsonl     one line per prompt and repeat: each completion's verdict
     predictions.jsonl   if asked for: what the target predicted at every node, for replays
@@ -33,8 +34,10 @@ from ouroboros.costs.surface import Costs
 
 RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audit.jsonl"
 PREDICTIONS, TREES, COSTS = "predictions.jsonl", "trees.jsonl", "costs.json"
+FAILURES = "failures.jsonl"
+CHANGES = 6  # differences that an error names
 MADE = (
-    *(RUN, SAMPLES, SCORES, AUDIT, PREDICTIONS, TREES, COSTS),
+    *(RUN, SAMPLES, SCORES, AUDIT, PREDICTIONS, TREES, COSTS, FAILURES),
     *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png"),
 )
 SampleKey = tuple[str, str, int]
@@ -52,14 +55,16 @@ class ResultsFolder:
         self,
         identity: str,
         *,
+        known: Mapping[str, object] | None = None,
         environment: Mapping[str, object] | None = None,
         overwrite: bool = False,
         retry_failed: bool = False,
     ) -> dict | None:
         """Return the run.json that is to be gone on with, or None; changes nothing.
 
-        `identity` is a hash of everything that the samples depend on, `environment` what they were
-        measured with (see `provenance.environment`). Raises `ValueError` where the folder holds a
+        `identity` is a hash of everything that the samples depend on, `known` what it is made of
+        (see `record.known`), `environment` what they were measured with (see
+        `provenance.environment`). Raises `ValueError` where the folder holds a
         run of another identity or environment, or a finished one (with `retry_failed`: one without
         failed samples), and `overwrite` is not given.
         """
@@ -68,7 +73,11 @@ class ResultsFolder:
             return None
         remedy = "use another results_dir, or overwrite=true"
         if old.get("identity") != identity:
-            raise ValueError(f"{self.path} holds a run with other settings or prompts: {remedy}")
+            what = _changes(_parts(old), _parts(known)) if known else ""
+            what = f" ({what})" if what else ""
+            raise ValueError(
+                f"{self.path} holds a run with other settings, sources or prompts{what}: {remedy}"
+            )
         if old.get("status") == "finished" and not retry_failed:
             raise ValueError(f"{self.path} holds this very run, finished: {remedy}")
         if old.get("status") == "finished" and not any(s.error for s in self.load_samples()):
@@ -86,6 +95,7 @@ class ResultsFolder:
         facts: dict,
         *,
         identity: str,
+        known: Mapping[str, object] | None = None,
         environment: Mapping[str, object] | None = None,
         overwrite: bool = False,
         retry_failed: bool = False,
@@ -100,7 +110,11 @@ class ResultsFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         with locked(self.path / SAMPLES) as samples:
             old = self.check_open(
-                identity, environment=environment, overwrite=overwrite, retry_failed=retry_failed
+                identity,
+                known=known,
+                environment=environment,
+                overwrite=overwrite,
+                retry_failed=retry_failed,
             )
             if old is not None:
                 self._check_same(old, facts)
@@ -184,6 +198,11 @@ class ResultsFolder:
         rows = [line for _, line in read_lines(self.path / SCORES)]
         return {(r["example"], r["decoder"], r["repeat"]): r["scores"] for r in rows}
 
+    def add_failure(self, key: SampleKey, traceback: str) -> None:
+        """Append why a sample failed, before its own line."""
+        with self.appending(FAILURES) as lines:
+            lines.append({"key": list(key), "traceback": traceback})
+
     def add_predictions(self, key: SampleKey, predictions: Mapping[Place, int]) -> None:
         """Append a sample's predictions, before its own line."""
         with self.appending(PREDICTIONS) as lines:
@@ -254,7 +273,22 @@ def _settled(facts: Mapping) -> dict:
     return {**own, "max_new": facts.get("max_new")}
 
 
+def _parts(run: Mapping) -> dict[str, object]:
+    """Return what a run's identity is made of, each setting by its dotted name."""
+    flat: dict[str, object] = {"prompts": run.get("task", {}).get("fingerprint")}
+    below = list(run.get("config", {}).items())
+    for name, value in below:  # grows while it is read
+        if isinstance(value, Mapping) and value:
+            below += [(f"{name}.{key}", item) for key, item in value.items()]
+        else:
+            flat[name] = value
+    behind = run.get("contents", {}).items()
+    return {**flat, **{k if k.startswith("source") else f"content of {k}": v for k, v in behind}}
+
+
 def _changes(old: Mapping, new: Mapping) -> str:
-    """Return which values differ, as text for an error."""
+    """Return which values differ, as text for an error, the first few of them."""
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    return ", ".join(f"{name} was {old.get(name)}, is {new.get(name)}" for name in names)
+    told = [f"{name} was {old.get(name)}, is {new.get(name)}" for name in names[:CHANGES]]
+    more = [f"and {len(names) - CHANGES} more"] if len(names) > CHANGES else []
+    return ", ".join(told + more)

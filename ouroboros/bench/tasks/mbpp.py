@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ouroboros.bench.tasks.completion import code_of
 from ouroboros.bench.tasks.execution import Execution
-from ouroboros.bench.tasks.source import Hub, Source
+from ouroboros.bench.tasks.source import Hub, Source, read_rows
 from ouroboros.bench.tasks.task import Example
 from ouroboros.bench.tasks.template import DEEPSEEK, Template, choose_template
 
@@ -89,7 +89,9 @@ class MBPP:
         self.execution = Execution(execute_code, timeout_s, memory_mib)
 
     def load(self) -> list[Example]:
-        """Return the split's problems. Raises `ValueError` where worked examples are missing."""
+        """Return the split's problems. Raises `ValueError` where worked examples are missing, and
+        for a file of the other subset."""
+        self._check_subset()
         rows = self.source.load()
         worked = self._worked(rows)
         return [
@@ -102,6 +104,14 @@ class MBPP:
         """Return what `Execution.score` does."""
         code = code_of(completion, self.stop or STOP, fenced=self.template.fenced)
         return self.execution.score(as_problem(example.data), code)
+
+    def _check_subset(self) -> None:
+        if self.source.file is None:
+            return
+        _, first = next(read_rows(self.source.file), ("", {}))
+        other = next(name for name, (field, _) in SUBSETS.items() if field != self.text)
+        if self.text not in first and SUBSETS[other][0] in first:
+            raise ValueError(f"{self.source.file.name} is {other} MBPP: give task.subset={other}")
 
     def _worked(self, rows: Sequence[Mapping]) -> dict[str, str]:
         if "{worked}" not in self.template.text:

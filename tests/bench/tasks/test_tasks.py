@@ -1,14 +1,18 @@
 """Tasks, and the sandbox that scores HumanEval."""
 
+import contextlib
 import os
+import socket
 import time
+from pathlib import Path
 
 import pytest
 
+from ouroboros.bench.tasks import sandbox
 from ouroboros.bench.tasks.completion import code_of
 from ouroboros.bench.tasks.humaneval import STOP, TEMPLATES, HumanEval
 from ouroboros.bench.tasks.prompts import Prompts
-from ouroboros.bench.tasks.sandbox import Limits, check
+from ouroboros.bench.tasks.sandbox import Limits, check, kind
 from ouroboros.bench.tasks.task import select
 
 PROBLEM = {
@@ -109,36 +113,82 @@ def test_sandbox_limits_memory():
     assert not verdict.passed and verdict.reason.startswith("failed")
 
 
-def test_sandbox_kills_children_and_keeps_its_folder_to_itself(tmp_path):
-    marker = tmp_path / "pid"
+WALLS = [
+    "process",
+    pytest.param("bubblewrap", marks=pytest.mark.skipif(kind() == "process", reason="no bwrap")),
+]
+
+
+@pytest.mark.parametrize("walls", WALLS)
+def test_sandbox_kills_children_and_keeps_its_folder_to_itself(walls, monkeypatch):
+    monkeypatch.setattr(sandbox, "kind", lambda: walls)
+    named = f"sleeper-{os.getpid()}-{walls}"
     program = (
-        "    import _posixsubprocess, os, time\n"
+        "    import os, time\n"
         "    import multiprocessing.util as u, sys\n"
         "    r, w = os.pipe()\n"
         "    pid = u.spawnv_passfds(sys.executable.encode(),\n"
-        "        [b'python', b'-c', b'import time; time.sleep(60)'], [w])\n"
-        f"    open({str(marker)!r}, 'w').write(str(pid))\n"
+        f"        [b'python', b'-c', b'import time; time.sleep(60)', b'{named}'], [w])\n"
+        "    time.sleep(0.3)\n"
+        "    with open(f'/proc/{pid}/cmdline') as file:\n"
+        f"        assert {named!r} in file.read()\n"
         "    open('litter', 'w').write('x')\n"
         "    return 4"
     )
     before = os.listdir()
-    check(PROBLEM, program, QUICK)
+    assert check(PROBLEM, program, QUICK).passed
     assert os.listdir() == before
-    assert marker.exists()
-    pid = int(marker.read_text())
     for _ in range(50):
-        if not _running(pid):
+        if not _running(named):
             return
         time.sleep(0.1)
     raise AssertionError("a grandchild outlived its check")
 
 
-def _running(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except OSError:
-        return False
+def _running(named: str) -> bool:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if named in path.read_text():
+                return True
+    return False
+
+
+INSIDE = pytest.mark.skipif(kind() != "bubblewrap", reason="needs bwrap")
+
+
+@INSIDE
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import socket\nsocket.create_connection(('127.0.0.1', PORT), timeout=1)",
+        "open('/var/tmp/ouroboros-was-here', 'w')",
+        "open(HOME + '/ouroboros-was-here', 'w')",
+    ],
+)
+def test_bubblewrap_keeps_network_and_system_away(code):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        known = f"PORT = {server.getsockname()[1]}\nHOME = {str(Path.home())!r}\n"
+        problem = {"task_id": "x", "prompt": known, "test": "def check(_):\n    pass"}
+        verdict = check({**problem, "entry_point": "None"}, code, Limits())
+    assert not verdict.passed and not Path("/var/tmp/ouroboros-was-here").exists()
+
+
+@INSIDE
+def test_bubblewrap_shows_no_other_process():
+    code = "import os\nassert sum(name.isdigit() for name in os.listdir('/proc')) < 4"
+    problem = {"task_id": "x", "prompt": "", "test": "def check(_):\n    pass"}
+    verdict = check({**problem, "entry_point": "None"}, code, Limits())
+    assert verdict.passed, verdict.reason
+
+
+def test_processes_are_limited():
+    code = (
+        "line = next(l for l in open('/proc/self/limits') if l.startswith('Max processes'))\n"
+        "assert int(line.split()[2]) < 100000"
+    )
+    problem = {"task_id": "x", "prompt": "", "test": "def check(_):\n    pass"}
+    verdict = check({**problem, "entry_point": "None"}, code, Limits())
+    assert verdict.passed, verdict.reason
 
 
 def test_prompts_from_jsonl_and_from_text(tmp_path):

@@ -25,27 +25,31 @@ def agreement_curves(rows: Sequence[Mapping], *, about: str) -> Figure:
     ratios = sorted({row["ratio"] for row in rows})
     down = -(-len(groups) // COLUMNS)
     across = min(COLUMNS, len(groups))
+    drafting = [row["decoder"] for row in rows if row["agreement"] is not None]
+    marks = decoder_marks(list(dict.fromkeys([*drafting, *(row["decoder"] for row in rows)])))
     with style.looks():
         figure = new_figure(1.5 + (2.5 if len(groups) > 1 else 3.6) * down)
         panels = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).flat
         for axes, group in zip(panels, groups, strict=False):
             own = [row for row in rows if row["group"] == group]
-            _panel(axes, own, ratios, [row["decoder"] for row in rows])
+            _panel(axes, own, ratios, marks)
             prompts = own[0]["prompts"]
             head(axes, f"{group}, {prompts} prompts")
             axes.grid(axis="y")
         for axes in list(panels)[len(groups) :]:
             axes.set_axis_off()
         figure.supylabel("speedup over greedy", fontsize=10)
-        figure.supxlabel("agreement of the draft", fontsize=10)
+        for axes in figure.axes[: len(groups)][-across:]:
+            axes.set_xlabel("agreement of the draft")
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
         title(figure, about)
     return figure
 
 
-def _panel(axes: Axes, rows: Sequence[Mapping], ratios: Sequence[float], names: list[str]) -> None:
-    marks = decoder_marks(list(dict.fromkeys(names)))
+def _panel(
+    axes: Axes, rows: Sequence[Mapping], ratios: Sequence[float], marks: Mapping[str, style.Mark]
+) -> None:
     for name in dict.fromkeys(row["decoder"] for row in rows):
         for ratio, line in zip(ratios, LINES, strict=False):
             own = [row for row in rows if row["decoder"] == name and row["ratio"] == ratio]

@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 from ouroboros.bench.measure.metrics import REAL_TEXT, of_real_text
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.report.plots.style import decoder_marks, foot, head, is_peer, new_figure, title
+from ouroboros.bench.report.summary import cost_text
 
 AXIS = "speedup over greedy on the same engine (time per token, prefill included)"
-CALLS_AXIS = "calls per token: (target + 0.176 x draft calls) / new tokens; fewer is better"
+CALLS_AXIS = "calls per token: (target + {cost} x draft calls) / new tokens; fewer is better"
 COST_AXIS = "cost per token by {costs}, in target calls of one node; less is better"
 PREDICTED_AXIS = "speedup over greedy, predicted by {costs} (prefill included)"
 
@@ -39,7 +40,7 @@ def calls_bars(summary: Mapping) -> Figure | None:
     form = "{value:.3f} · {tokens_per_target_call:.2f} tokens/target call"
     if summary["costs"]:
         return _run_bars(summary, "cost_per_token", COST_AXIS, form)
-    return _run_bars(summary, "calls_interval", CALLS_AXIS, form)
+    return _run_bars(summary, "calls_interval", CALLS_AXIS.format(cost=cost_text([summary])), form)
 
 
 def comparison_dots(summaries: Mapping[str, Mapping]) -> Figure | None:

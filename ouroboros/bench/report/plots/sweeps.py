@@ -13,6 +13,7 @@ from matplotlib.patches import Rectangle
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.report.plots.speedups import machines, spread
 from ouroboros.bench.report.plots.style import decoder_marks, foot, head, new_figure
+from ouroboros.bench.report.summary import cost_text
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ MEASURES = (
     ),
 )
 """The panels; in each, the first measure that is known."""
-CALLS = "Calls per token: (target + 0.176 x draft calls) / new tokens."
+CALLS = "Calls per token: (target + {cost} x draft calls) / new tokens."
 
 
 def sweep_curves(setting: str, values: Sequence, summaries: Sequence[Mapping]) -> Figure | None:
@@ -123,7 +124,8 @@ def _known(summaries: Sequence[Mapping], names: Sequence[str]) -> list[Measure]:
 def _words(summaries: Sequence[Mapping]) -> str:
     """What costs or calls per token are."""
     priced = ", ".join(dict.fromkeys(one["costs"] for one in summaries if one["costs"]))
-    return f"Cost and predictions by {priced}." if priced else CALLS
+    calls = CALLS.format(cost=cost_text(summaries))
+    return f"Cost and predictions by {priced}." if priced else calls
 
 
 def _panels(figure: Figure, measures: Sequence[Measure]) -> list[Axes]:

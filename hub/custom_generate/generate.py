@@ -1,0 +1,20 @@
+"""Lossless decoding acceleration as a `custom_generate` of transformers.
+
+model.generate(**inputs, custom_generate="<this folder>", trust_remote_code=True,
+               assistant_model=draft, max_new_tokens=128)
+"""
+
+from ouroboros import generate as accelerated
+
+
+def generate(
+    model, inputs=None, input_ids=None, assistant_model=None, decoder="ouroboros", **given
+):
+    """Return what plain decoding returns. `decoder` is one of Ouroboros' names."""
+    return accelerated(
+        model,
+        inputs if inputs is not None else input_ids,
+        draft=assistant_model,
+        decoder=decoder,
+        **{name: value for name, value in given.items() if value is not None},
+    )

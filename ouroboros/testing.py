@@ -1,0 +1,218 @@
+"""For the tests of a drafter of one's own: is it lossless, whatever it proposes?
+
+    def test_mine():
+        assert_lossless(lambda: MyDrafter(size=4))
+
+The models are tiny and random, in float64 and with so small a vocabulary that wrong drafts are
+often right; their greedy text never settles. Plain decoding is the oracle.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import random
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ouroboros.choose import Choose, Sampler, argmax
+from ouroboros.decode import Drafter, RootOnly, check_drafter, decode, proposed
+from ouroboros.engine.model import CachedModel
+from ouroboros.tree import TokenTree
+
+VOCAB, CONTEXT = 13, 64
+
+
+@dataclass(frozen=True)
+class Case:
+    """One text to decode: prompt, length, ends and the choice of tokens."""
+
+    name: str
+    prompt: list[int]
+    max_new: int
+    eos: frozenset[int]
+    choose: Choose
+
+
+class RandomTrees:
+    """A drafter of any tree at all: random shapes, probes, reads and repeated siblings, with no
+    regard for the budget.
+
+    `truth` is the text to come; a share `hit` of the nodes carry its token at their position, so
+    that deep acceptances, ends in the middle of a draft and wrong branches all occur.
+    """
+
+    draft: CachedModel | None = None
+
+    def __init__(
+        self, truth: Sequence[int], *, seed: int, vocab: int = VOCAB, hit: float = 0.6
+    ) -> None:
+        self.truth, self.vocab, self.hit = truth, vocab, hit
+        self.draw = random.Random(f"drafter-{seed}")
+
+    def reset(self, choose: Choose) -> None:
+        """Nothing is kept."""
+
+    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+        """Return a random tree of up to 11 nodes."""
+        draw, nodes, parents, depths = self.draw, [tokens[-1]], [-1], [0]
+        for _ in range(draw.randrange(11)):
+            parent = len(nodes) - 1 if draw.random() < 0.6 else draw.randrange(len(nodes))
+            position = len(tokens) + depths[parent]
+            honest = position < len(self.truth) and draw.random() < self.hit
+            nodes.append(self.truth[position] if honest else draw.randrange(self.vocab))
+            parents.append(parent)
+            depths.append(depths[parent] + 1)
+        rate = draw.choice([0, 0, 0.2, 1])
+        probes = frozenset(n for n in range(1, len(nodes)) if draw.random() < rate)
+        read = frozenset(n for n in probes if draw.random() < 0.5)
+        return TokenTree(tuple(nodes), tuple(parents), probes, read=read)
+
+    def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
+        """Nothing to learn."""
+
+
+def assert_lossless(
+    drafter: Drafter | Callable[..., Drafter],
+    *,
+    temperatures: Sequence[float] = (0.0, 0.8),
+    seeds: Collection[int] = range(3),
+    max_new: int = 40,
+) -> None:
+    """Assert that a drafter changes no text: on `len(seeds)` tiny models, greedily and sampled,
+    with and without ends of sequence, and up to the end of the context.
+
+    `drafter` is one, which then meets all texts in turn, or a callable that makes one for each
+    model; a callable with a parameter `draft` is given a small model that is often right.
+
+    Raises `AssertionError` with the text, the place and the tree where it first differs, and
+    where the drafter changed the list of tokens that it was shown. A drafter that is exact in law
+    only (with a `rule`) differs when it samples: give `temperatures=(0.0,)`.
+    """
+    for seed in seeds:
+        target = tiny_model(seed)
+        known = hasattr(drafter, "propose") and not isinstance(drafter, type)
+        made = drafter if known else _made(drafter, target)  # type: ignore[arg-type]
+        check_drafter(made)  # type: ignore[arg-type]
+        for case in _cases(target, seed, temperatures, max_new):
+            expected = _decoded(target, RootOnly(), case)
+            watched = _Watched(made)  # type: ignore[arg-type]
+            found = _decoded(target, watched, case)
+            assert found == expected, watched.told(case, expected, found)
+
+
+def stress(target: CachedModel, prompt: list[int], *, trees: int = 20, max_new: int = 30) -> None:
+    """Assert that a model scores trees rightly: that `trees` runs with `RandomTrees` give the text
+    of plain decoding. Use a float64 model, or near ties may fall otherwise.
+
+    Raises `AssertionError` as `assert_lossless`.
+    """
+    case = Case("a stressed model", prompt, max_new, frozenset(), argmax)
+    expected = _decoded(target, RootOnly(), case)
+    for seed in range(trees):
+        watched = _Watched(RandomTrees(expected, seed=seed, vocab=target.vocab_size))
+        found = _decoded(target, watched, case)
+        assert found == expected, watched.told(case, expected, found)
+
+
+def tiny_model(seed: int = 0) -> CachedModel:
+    """Return a random float64 Llama of 13 ids and 64 positions whose most probable token is
+    decisive, so that a wrong mask, position or slot changes the text."""
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config).double()
+    _shift(model, seed=seed, step=0.4, keep=0.0)
+    return CachedModel(model)
+
+
+def _shift(model: LlamaForCausalLM, *, seed: int, step: float, keep: float) -> None:
+    """Multiply matrices by `keep` and add noise of standard deviation `step`."""
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim >= 2:
+                noise = torch.randn(weight.shape, generator=draw, dtype=weight.dtype)
+                weight.mul_(keep).add_(step * noise)
+
+
+def _made(make: Callable[..., Drafter], target: CachedModel) -> Drafter:
+    if "draft" not in inspect.signature(make).parameters:
+        return make()
+    model = copy.deepcopy(target.model)
+    _shift(model, seed=1, step=0.03, keep=1.0)  # type: ignore[arg-type]
+    return make(draft=CachedModel(model))
+
+
+def _cases(
+    target: CachedModel, seed: int, temperatures: Sequence[float], max_new: int
+) -> Iterator[Case]:
+    draw = random.Random(f"cases-{seed}")
+    for heat in temperatures:
+        choose: Choose = Sampler(temperature=heat, seed=seed) if heat else argmax
+        for length in (1, 5, 12):
+            prompt = [draw.randrange(VOCAB) for _ in range(length)]
+            name = f"model {seed}, temperature {heat:g}, {length} prompt tokens"
+            free = Case(name, prompt, max_new, frozenset(), choose)
+            text = _decoded(target, RootOnly(), free)
+            yield free
+            yield Case(f"{name}, the end of the context", prompt, 2 * CONTEXT, frozenset(), choose)
+            eos = frozenset(text[len(prompt) + max_new // 2 :][:2])
+            yield Case(f"{name}, ends {sorted(eos)}", prompt, max_new, eos, choose)
+            yield Case(f"{name}, two tokens", prompt, 2, frozenset(), choose)
+
+
+def _decoded(target: CachedModel, drafter: Drafter, case: Case) -> list[int]:
+    target.tokens = []
+    return decode(
+        target, drafter, case.prompt, max_new=case.max_new, eos=case.eos, choose=case.choose
+    ).tokens
+
+
+class _Watched:
+    """A drafter, and what it proposed."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.proposed: list[tuple[int, TokenTree]] = []
+
+    def __getattr__(self, name: str):
+        """What the drafter has besides its three methods (draft, rule, ...) is its own."""
+        return getattr(self.drafter, name)
+
+    def reset(self, choose: Choose) -> None:
+        self.drafter.reset(choose)
+
+    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+        shown = list(tokens)
+        tree = proposed(self.drafter, tokens, budget)
+        assert list(tokens) == shown, (
+            f"{type(self.drafter).__name__}.propose changed the tokens it was shown: copy them"
+        )
+        self.proposed.append((len(shown), tree))
+        return tree
+
+    def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
+        self.drafter.observe(tree, chosen, path)
+
+    def told(self, case: Case, expected: list[int], found: list[int]) -> str:
+        """Say where two texts part, and what was proposed there."""
+        pairs = zip(expected, found, strict=False)
+        at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(found)))
+        trees = [tree for start, tree in self.proposed if start <= at]
+        return (
+            f"{type(self.drafter).__name__} is not lossless ({case.name}): token {at} is "
+            f"{found[at : at + 1]}, plain decoding has {expected[at : at + 1]}; "
+            f"the tree there was {trees[-1] if trees else None}"
+        )

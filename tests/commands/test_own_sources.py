@@ -1,0 +1,104 @@
+"""A run knows its own sources and folders again, and takes no others for them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+
+import pytest
+
+from ouroboros.bench.run.sources import source_hash
+from ouroboros.bench.run.store import FAILURES
+from ouroboros.commands import audit, replay, report
+
+DRAFTER = """
+from helper import NUMBER
+from ouroboros.baselines import Greedy
+
+class Mine(Greedy):
+    def propose(self, tokens, budget):
+        if NUMBER and len(tokens) > NUMBER:
+            raise RuntimeError("not on /a/machine/of/mine")
+        return super().propose(tokens, budget)
+"""
+RULE = ["task=prompts", "max_new=4", "threads=1", "audit=none"]
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A drafter of one's own, and what it imports."""
+    (tmp_path / "mine_drafter.py").write_text(DRAFTER)
+    (tmp_path / "helper.py").write_text("NUMBER = 0\n")
+    (tmp_path / "other.py").write_text("NUMBER = 0\n")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "abc"}\n{"prompt": "bcd"}\n')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in ("mine_drafter", "helper", "other"):
+        sys.modules.pop(name, None)
+
+
+def test_a_source_is_its_module_and_those_beside_it(mine):
+    before = source_hash("mine_drafter.Mine")
+    (mine / "other.py").write_text("NUMBER = 1\n")
+    assert source_hash("mine_drafter.Mine") == before
+    (mine / "helper.py").write_text("NUMBER = 1\n")
+    assert source_hash("mine_drafter.Mine") != before
+    assert source_hash("no.such.Thing") == ""
+
+
+def test_an_edited_drafter_does_not_resume_and_failures_are_kept(mine, run_bench):
+    own = ["decoder=[greedy]", "+decoder.mine._target_=mine_drafter.Mine"]
+    folder = mine / "out"
+    rule = [*RULE, *own, f"task.path={mine / 'rows.jsonl'}", f"results_dir={folder}"]
+    (mine / "helper.py").write_text("NUMBER = 3\n")
+    sys.modules.pop("helper", None)
+    code, _, error = run_bench(*rule)
+    assert code == 3 and "2 failed" in error
+    rows = [json.loads(line) for line in (folder / FAILURES).read_text().splitlines()]
+    assert [row["key"] for row in rows] == [["rows/1", "mine", 0], ["rows/2", "mine", 0]]
+    assert "raise RuntimeError" in rows[0]["traceback"] and str(mine) not in rows[0]["traceback"]
+    (mine / "helper.py").write_text("NUMBER = 0\n")
+    code, _, error = run_bench(*rule, "retry_failed=true")
+    assert code == 2 and "source of decoder.mine was " in error and error.count("\n") == 1
+    (mine / "helper.py").write_text("NUMBER = 3\n")
+    for change, told in (
+        ("threads=2", "(threads was 1, is 2)"),
+        ("seed=7", "(seed was 0, is 7)"),
+        ("task.limit=1", "prompts was "),
+    ):
+        assert told in run_bench(*rule, change, "retry_failed=true")[2]
+
+
+def test_a_run_on_folders_asks_for_their_place(mine, saved_pair, call, run_bench, monkeypatch):
+    folder = mine / "out"
+    for role in ("target", "draft"):
+        shutil.copytree(saved_pair / role, mine / role)
+    places = [f"model.{role}={mine / role}" for role in ("target", "draft")]
+    rule = [*RULE, "decoder=[greedy,speculative]", f"task.path={mine / 'rows.jsonl'}"]
+    assert run_bench(*rule, *places, f"results_dir={folder}")[0] == 0
+    run = json.loads((folder / "run.json").read_text())
+    assert run["model"]["target"] == "target" and run["contents"]["model.target"]
+    rows = f"task.path={mine / 'rows.jsonl'}"
+
+    def told(*overrides: str) -> str:
+        return call(audit.main, str(folder), *overrides, pair=False)[2].splitlines()[-1]
+
+    monkeypatch.chdir(mine / "out")
+    assert "from a file or folder called" in told()
+    assert "give its place, as model." in told(rows)
+    assert "give its place, as task.path=" in told(*places)
+    swapped = [f"model.target={mine / 'draft'}", f"model.draft={mine / 'target'}"]
+    assert "is not what the run read" in told(rows, *swapped)
+    assert "error" not in told(rows, *places)
+    recording = [f"recording={folder}", "decoder=[greedy]"]
+    assert "give its place, as task.path=" in call(replay.main, *recording)[2]
+    monkeypatch.chdir(mine / "out")
+    tokenizer = ["--tokenizer", str(mine / "target")]
+    for given, shown in ((tokenizer, True), ([], False)):
+        assert not call(report.main, str(folder), *given, pair=False)[0]
+        page = (folder / "report" / "report.html").read_text()
+        assert bool(re.search(r'"\d+ "', page)) is not shown
+    error = call(report.main, str(folder), "--tokenizer", str(mine), pair=False)[2]
+    assert "no tokenizer of the run's model" in error

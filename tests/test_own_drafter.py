@@ -1,0 +1,43 @@
+"""The document about a drafter of one's own runs as it stands."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from importlib import import_module
+
+from composing import ROOT
+from hydra.core.global_hydra import GlobalHydra
+
+TEXT = (ROOT / "docs" / "own_drafter.md").read_text("utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
+
+
+def test_the_documents_code_runs(tmp_path, monkeypatch, capsys):
+    drafter, *uses = blocks("python")
+    (tmp_path / "mine.py").write_text(drafter)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    known: dict = {}
+    for use in uses:
+        exec(use, known)
+    documents = {}
+    for line in "".join(blocks("bash")).splitlines():
+        program, *rest = shlex.split(line)
+        if program == "export":
+            continue
+        assert program == "ouroboros"
+        monkeypatch.setattr(sys, "argv", rest)
+        GlobalHydra.instance().clear()
+        ended = import_module(f"ouroboros.commands.{rest[0]}").main()
+        assert not ended, capsys.readouterr().err
+        documents[rest[0]] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert documents["bench"]["decoders"]["mine"]["acceptance_length"] > 1
+    assert documents["replay"]["decoders"]["mine"]["tokens_per_target_call"] > 1
+    assert documents["audit"]["bugs"] == 0

@@ -1,0 +1,110 @@
+"""What users' own tests stand on: it passes what is lossless, and finds what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from tiny import llama, prompt_of
+
+from ouroboros import CachedModel, Ouroboros, TokenTree, decode, generate
+from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative
+from ouroboros.choose import Choose, argmax
+from ouroboros.testing import assert_lossless, stress, tiny_model
+
+SIZES = {"gamma": 3, "window_size": 2, "ngram_size": 3, "verification_set_size": 2, "topk": 2}
+LOSSLESS = {
+    "greedy": Greedy(),
+    "one for all": PromptLookup(max_ngram_size=2, num_tokens=4),
+    "made for each": lambda: Lookahead(window_size=3, ngram_size=3, verification_set_size=3),
+    "with a draft": lambda draft: Speculative(draft, gamma=3),
+    "ouroboros": lambda draft: Ouroboros(draft, **SIZES, pool_state="task"),
+}
+
+
+class Drafts(Greedy):
+    """Drafts one token of the text again."""
+
+    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+        return TokenTree.chain(tokens[-1], tokens[:1])
+
+
+class Listing(Drafts):
+    def propose(self, tokens, budget):
+        return [1, 2]
+
+
+class Spoiling(Drafts):
+    def propose(self, tokens, budget):
+        tokens.append(3)
+        return TokenTree.chain(tokens[-2], [tokens.pop() and 4, tokens.append(5) or 5])
+
+
+class Second:
+    """A choice that is not the target's."""
+
+    def __call__(self, logits, tokens, tree):
+        return logits.topk(2).indices[:, 1].tolist()
+
+
+class Lossy(Drafts):
+    """Drafts and rules by another choice."""
+
+    def rule(self, choose: Choose) -> Choose:
+        return Second()
+
+
+class Mute:
+    def propose(self, tokens, budget):
+        return TokenTree.chain(tokens[-1], ())
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_lossless_drafters_pass(name):
+    assert_lossless(LOSSLESS[name], seeds=range(2))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "error", "reason"),
+    [
+        (Lossy, AssertionError, "Lossy is not lossless .* plain decoding has .* tree there was"),
+        (Spoiling, AssertionError, "changed the tokens it was shown"),
+        (Listing, ValueError, "Listing.propose returned a list: return a TokenTree"),
+        (Mute, ValueError, "Mute is no drafter: it has no method reset, observe"),
+    ],
+)
+def test_others_are_told_in_one_line(drafter, error, reason):
+    with pytest.raises(error, match=reason) as caught:
+        assert_lossless(drafter())
+    assert "\n" not in str(caught.value).split("assert")[0].strip()
+
+
+def test_generate_tells_what_is_wrong_with_a_drafter():
+    ids = torch.tensor([prompt_of(5)])
+    for drafter, reason in (
+        (Listing(), "returned a list"),
+        (Mute(), "no method"),
+        (Drafts, "class"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            generate(llama(), ids, decoder=drafter, max_new_tokens=4)
+
+
+def test_a_model_is_stressed_with_random_trees(monkeypatch):
+    stress(tiny_model(3), prompt_of(5), trees=5)
+    broken = CachedModel(llama())
+    real = broken.cache.keep
+    first = lambda slots, base: real(list(range(base, base + len(slots))), base)  # noqa: E731
+    monkeypatch.setattr(broken.cache, "keep", first)
+    with pytest.raises(AssertionError, match="RandomTrees is not lossless"):
+        stress(broken, prompt_of(5), trees=5)
+
+
+def test_tiny_texts_do_not_settle():
+    """Or else a wrong draft would never matter."""
+    for seed in range(3):
+        text = decode(
+            tiny_model(seed), Greedy(), prompt_of(5), max_new=40, choose=argmax
+        ).new_tokens
+        assert len(set(text)) > 2
