@@ -3,12 +3,13 @@
 # make test    install into .venv, then the tests
 # make check   linter and type checker
 # make tune    search every decoder's settings with one budget on development text
+# make docs    install what it needs, then build the documentation into build/site
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: bench test check tune clean
+.PHONY: bench test check tune docs clean
 
 bench: $(INSTALLED)
 	$(BIN)/ouroboros bench temperature=0.8 $(ARGS)
@@ -24,6 +25,10 @@ check: $(INSTALLED)
 
 tune: $(INSTALLED)
 	$(BIN)/ouroboros tune $(ARGS)
+
+docs: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # torch comes first and pinned, so that nothing else pulls in another build of it.
 $(INSTALLED): pyproject.toml constraints.txt

@@ -328,6 +328,7 @@ def test_a_callable_refuses_a_batch(models):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
+        ({"decoder": "ouroboros", "policy": "paper"}, "give draft="),
         ({"decoder": "speculative"}, "needs draft="),
         ({"decoder": "medusa"}, "'medusa' is not one of greedy, lookahead, ouroboros"),
         (

@@ -2,9 +2,10 @@
 
     python scripts/evaluate_pair.py --pair ouroboros/reference --work WORK
 
-Held-out loss by kind of text, agreement of draft and target and repetition of completions on
-HumanEval prompts at temperatures 0 and 0.8, samples, and the loss curve. `evaluation.json` and
-`CARD.md` go to the pair's folder. The last line on stdout is the same as one JSON document.
+Held-out loss by kind of text; agreement of draft and target by temperature, and by position on
+held-out documents; repetition of completions of HumanEval prompts, and the temperature at which it
+is that of real models' text; samples and loss curves. `evaluation.json` and `CARD.md` go to the
+pair's folder. The last line on stdout is the same as one JSON document.
 """
 
 from __future__ import annotations
@@ -14,82 +15,21 @@ import json
 from pathlib import Path
 
 import matplotlib
-import numpy as np
 import torch
-from tqdm import tqdm
 
-from ouroboros.bench.measure.metrics import repetition_rate
-from ouroboros.bench.run.sampling import Sampling
-from ouroboros.bench.run.stop import StopStrings, text_of
-from ouroboros.bench.tasks.humaneval import HumanEval
-from ouroboros.choose import Choose
-from ouroboros.decode import RootOnly, predict, stream
 from ouroboros.engine.model import CachedModel
-from ouroboros.tree import TokenTree
+from ouroboros.training.figures import (
+    MAX_NEW,
+    agreement_by_position,
+    heldout_loss,
+    matched_temperature,
+    on_humaneval,
+)
 
 matplotlib.use("Agg")
-TEMPERATURES = (0.0, 0.8)
-MAX_NEW = 128
-SHOWN = ("HumanEval/0", "HumanEval/23", "HumanEval/53")
-
-
-@torch.inference_mode()
-def heldout_loss(model: CachedModel, texts: list[str], limit: int = 1024) -> dict[str, float]:
-    """Mean nats per token, and per byte, of each text's first `limit` tokens."""
-    nats = count = size = 0.0
-    for text in texts:
-        ids = model.tokenizer(text).input_ids[:limit]
-        if len(ids) < 2:
-            continue
-        logits = model.model(torch.tensor([ids])).logits[0, :-1].float()
-        loss = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="sum")
-        nats += loss.item()
-        count += len(ids) - 1
-        size += len(text_of(model.tokenizer, ids[1:]).encode())
-    return {"nats_per_token": nats / count, "nats_per_byte": nats / size, "tokens": count}
-
-
-def complete(
-    target: CachedModel, prompt: list[int], stop: StopStrings, choose: Choose
-) -> list[int]:
-    """Return the target's own completion, ended as the benchmark ends it."""
-    eos = {target.model.generation_config.eos_token_id}
-    for trace in stream(target, RootOnly(), prompt, max_new=MAX_NEW, eos=eos, choose=choose):
-        keep = stop(trace.new_tokens)
-        if keep is not None:
-            return trace.new_tokens[:keep]
-    return trace.new_tokens
-
-
-def agreement(draft: CachedModel, prompt: list[int], new: list[int], choose: Choose) -> list[bool]:
-    """Say, for each new token, whether the draft would have chosen it after the same tokens."""
-    chosen = predict(draft, prompt, TokenTree.chain(prompt[-1], new[:-1]), choose)
-    return [a == b for a, b in zip(chosen, new, strict=True)]
-
-
-def on_humaneval(target: CachedModel, draft: CachedModel, temperature: float, seed: int) -> dict:
-    """Agreement, repetition and samples over all problems at one temperature."""
-    task, agreed, rates, lengths, shown = HumanEval(), [], [], [], {}
-    sampling = Sampling(seed=seed, temperature=temperature)
-    for example in tqdm(task.load(), desc=f"T={temperature}"):
-        prompt = target.tokenizer(example.prompt).input_ids
-        choose = sampling.choose(example.id, 0, vocab=target.vocab_size)
-        target.tokens, draft.tokens = [], []
-        stop = StopStrings(target.tokenizer, task.stop)
-        new = complete(target, prompt, stop, choose)
-        agreed += agreement(draft, prompt, new, choose)
-        rates.append(repetition_rate(new))
-        lengths.append(len(new))
-        if example.id in SHOWN:
-            shown[example.id] = [example.prompt, text_of(target.tokenizer, new)]
-    known = [rate for rate in rates if rate is not None]
-    return {
-        "agreement": float(np.mean(agreed)),
-        "repetition_rate": float(np.mean(known)),
-        "above_30_percent": float(np.mean([rate > 0.3 for rate in known])),
-        "mean_new_tokens": float(np.mean(lengths)),
-        "samples": shown,
-    }
+TEMPERATURES = (0.0, 0.2, 0.35, 0.5, 0.65, 0.8)
+BY_POSITION = (0.0, 0.5, 0.8)
+MATCHED = 0.14  # share of repeated 4-grams that greedy text of real code models has
 
 
 def curve(work: Path, out: Path) -> None:
@@ -127,6 +67,13 @@ def card(pair: Path, facts: dict) -> str:
         f"{100 * r['above_30_percent']:.0f} % | {r['mean_new_tokens']:.0f} |"
         for t, r in evaluation["humaneval"].items()
     ]
+    ranges = list(evaluation["by_position"]["0.0"])
+    by_position = [
+        f"| {t} | " + " | ".join(f"{shares[r]:.3f}" for r in ranges) + " |"
+        for t, shares in evaluation["by_position"].items()
+    ]
+    matched = evaluation["matched_temperature"]
+    prompts = evaluation["humaneval"]["0.0"]["prompts"]
     samples = [
         f"#### {name}, T = {t}\n\n```python\n{prompt}{text}\n```\n"
         for t, r in evaluation["humaneval"].items()
@@ -150,12 +97,14 @@ benchmark runs with no download. They are made to be *measured on*; they know li
 | learned from | next tokens | the target's distribution |
 
 Hardware: {facts["hardware"]}. Context 4096; byte-level BPE of 8192 tokens, id 0 ends a text.
-Muon for the matrices, AdamW for the rest, learning rate down linearly over the last half, the last
-eighth of the time on sequences of 4096. The target then had a last stage of sequence-level
-unlikelihood (Welleck et al. 2020) on prompts of the training corpus, {target["polish_steps"]} steps
-in {target["polish_minutes"]:g} minutes, against loops in greedy text. The draft starts from the
-target's embedding and outer layers and learns the target's distribution (Kullback-Leibler loss) on
-the corpus and on the target's own outputs for prompts of the corpus, never of a benchmark.
+Muon for the matrices, AdamW for the rest, learning rate down linearly towards the end, a share of
+the tokens in sequences of 4096. {facts["history"]} The target then had a last stage of
+sequence-level unlikelihood (Welleck et al. 2020) on prompts of the training corpus,
+{target["polish_steps"]} steps in {target["polish_minutes"]:g} minutes, against loops in greedy
+text. The draft starts from the target's layers, neighbouring ones side by side in one wide layer
+({facts["groups"]}), and learns the target's full distribution (forward Kullback-Leibler divergence)
+on the corpus and on the target's own outputs, at temperatures 0 and 0.8, for prompts of the corpus,
+never of a benchmark.
 
 ![loss curves](loss_curve.png)
 
@@ -172,14 +121,25 @@ text files, `math` GSM8K *train* (MIT) in the form of worked examples. The train
 {manifest["overlapping"]:,} documents that share 13 consecutive words with HumanEval, MBPP or
 GSM8K's test split. Nothing was trained or tuned on a benchmark's test set.
 
-## On HumanEval prompts (all 164, up to {MAX_NEW} tokens, stop strings on, float32)
+## On HumanEval prompts ({prompts}, up to {MAX_NEW} tokens, stop strings on, float32)
 
 | temperature | agreement, top 1 | repetition rate | completions above 30 % | tokens |
 |---|---|---|---|---|
 {newline.join(humaneval)}
 
+The text repeats {100 * MATCHED:.0f} %, as greedy text of real code models does, at temperature
+{matched}.
+
 *Agreement*: share of the target's tokens that the draft chooses after the same tokens (at T > 0
 with the same noise). *Repetition rate*: share of a completion's 4-grams that occurred before in it.
+
+## Agreement by position
+
+On the longest held-out modules, each position given the document before it.
+
+| temperature | {" | ".join(f"tokens {r}" for r in ranges)} |
+|---|{"---|" * len(ranges)}
+{newline.join(by_position)}
 
 ## Samples
 
@@ -187,9 +147,8 @@ with the same noise). *Repetition rate*: share of a completion's 4-grams that oc
 ## Limits
 
 The pair writes plausible short functions, rarely right ones. Its agreement is that of a distilled
-pair on easy text. Greedy text still loops in many completions (the table says how many): read
-speeds on it beside the repetition rate, or sample. The draft saw few sequences longer than 512
-tokens and agrees less beyond that. Speedups measured on it are properties of this pair and this
+pair on easy text. Where greedy text still loops (the table says how often), read speeds on it
+beside the repetition rate, or sample. Speedups measured on it are properties of this pair and this
 text, not of a large model.
 
 ## Packages read
@@ -211,28 +170,60 @@ def facts_of(model: CachedModel, summary: dict) -> dict:
     }
 
 
+def evaluate(pair: dict[str, CachedModel], heldout: dict[str, list[str]], args) -> dict:
+    """Return every figure of a pair as plain data."""
+    target, draft = pair["target"], pair["draft"]
+    humaneval = {
+        str(t): on_humaneval(target, draft, t, seed=args.seed, limit=args.prompts)
+        for t in TEMPERATURES
+    }
+    rates = {float(t): result["repetition_rate"] for t, result in humaneval.items()}
+    return {
+        "loss": {
+            name: {kind: heldout_loss(model, texts) for kind, texts in heldout.items() if texts}
+            for name, model in pair.items()
+        },
+        "humaneval": humaneval,
+        "matched_temperature": matched_temperature(rates, MATCHED),
+        "by_position": agreement_by_position(
+            target, draft, heldout["module"], BY_POSITION, seed=args.seed
+        ),
+    }
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add = parser.add_argument
+    add("--pair", type=Path, required=True)
+    add("--work", type=Path, required=True, help="folder of the training run")
+    add("--hardware", default="2 CPU cores with AMX, shared with other work")
+    add("--history", default="", help="a sentence on trainings before this one, for the card")
+    add("--prompts", type=int, help="only so many HumanEval prompts")
+    add("--figures-only", action="store_true", help="write evaluation.json and no card")
+    add("--seed", type=int, default=0)
+    return parser
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pair", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True, help="folder of the training run")
-    parser.add_argument("--hardware", default="2 CPU cores with AMX, shared with other work")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+    args = options().parse_args()
     pair = {
         name: CachedModel.from_pretrained(str(args.pair / name), dtype=torch.float32)
         for name in ("target", "draft")
     }
     heldout = json.loads((args.work / "heldout.json").read_text())
-    evaluation = {
-        "loss": {
-            name: {kind: heldout_loss(model, texts) for kind, texts in heldout.items() if texts}
-            for name, model in pair.items()
-        },
-        "humaneval": {
-            str(t): on_humaneval(pair["target"], pair["draft"], t, args.seed) for t in TEMPERATURES
-        },
-    }
+    evaluation = evaluate(pair, heldout, args)
     (args.pair / "evaluation.json").write_text(json.dumps(evaluation, indent=1))
+    if not args.figures_only:
+        write_card(pair, evaluation, args)
+    for result in evaluation["humaneval"].values():
+        del result["samples"]
+    print(json.dumps(evaluation))
+
+
+def write_card(pair: dict[str, CachedModel], evaluation: dict, args: argparse.Namespace) -> None:
+    """Write `CARD.md`, the loss curves and the manifest beside the weights."""
     manifest = json.loads((args.work / "manifest.json").read_text())
     (args.pair / "manifest.json").write_text(json.dumps(manifest, indent=1))
     curve(args.work, args.pair / "loss_curve.png")
@@ -240,8 +231,16 @@ def main() -> None:
         name: facts_of(model, json.loads((args.work / name / "summary.json").read_text()))
         for name, model in pair.items()
     }
-    facts = {"manifest": manifest, "evaluation": evaluation, "hardware": args.hardware, **summaries}
+    facts = {
+        "manifest": manifest,
+        "evaluation": evaluation,
+        "hardware": args.hardware,
+        "history": args.history,
+        "groups": ", ".join(map(str, summaries["draft"].get("groups", []))),
+        **summaries,
+    }
     (args.pair / "CARD.md").write_text(card(args.pair, facts))
-    for result in evaluation["humaneval"].values():
-        del result["samples"]
-    print(json.dumps(evaluation))
+
+
+if __name__ == "__main__":
+    main()

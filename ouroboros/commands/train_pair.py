@@ -16,14 +16,17 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ouroboros.training.loop import Recipe, train
-from ouroboros.training.polish import function_prompts, own_outputs, polish
+from ouroboros.training.loop import Recipe, Source, Trainee, loss_of, train
+from ouroboros.training.merge import merge_layers
+from ouroboros.training.outputs import light_copy, own_outputs, prompts_of
+from ouroboros.training.polish import Polish, function_prompts, polish
 from ouroboros.training.preparation import prepare
 
 MODULE_CHARACTERS = 45_000_000
@@ -34,7 +37,8 @@ TINY = {
     "ffn": 128,
     "heads": 1,
     "layers": 2,
-    "draft_layers": 1,
+    "draft_groups": [[0, 1]],
+    "draft_ffn": 192,
     "minutes": 0.04,
     "batch_tokens": 512,
     "length": 64,
@@ -68,19 +72,50 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
         batch_tokens=args.batch_tokens,
         length=args.length,
         long_length=args.long_length,
+        long_share=args.long_share,
+        warmup_share=args.warmup_share,
+        decay_share=args.decay_share,
+        lr_matrices=args.lr * 0.02,
+        lr_rest=args.lr * 3e-3,
         compile=not args.no_compile,
         seed=args.seed,
     )
 
 
 def train_target(args: argparse.Namespace) -> None:
-    """Train the target from scratch and write `target/`."""
+    """Train the target, from scratch or from `--initial` weights, and write `target/`."""
     work = Path(args.work)
     torch.manual_seed(args.seed)
-    model = LlamaForCausalLM(config_of(args, args.layers))
-    tokens = np.load(work / "train.npy", mmap_mode="r")
-    summary = train(model, tokens, work / "target", recipe_of(args), device=args.device)
+    if args.initial:
+        model = LlamaForCausalLM.from_pretrained(args.initial, dtype=torch.float32)
+    else:
+        model = LlamaForCausalLM(config_of(args, args.layers))
+    sources = [Source(np.load(work / "train.npy", mmap_mode="r"))]
+    check = partial(heldout_losses, samples=heldout_samples(work))
+    summary = train(
+        model, sources, work / "target", recipe_of(args), check=check, device=args.device
+    )
     finish(model, work / "target", summary)
+
+
+def heldout_samples(work: Path, count: int = 24, length: int = 513) -> dict[str, list]:
+    """Return the first ids of a few held-out documents of each kind: a check of a few seconds."""
+    tokenizer, kinds = tokenizer_of(work), json.loads((work / "heldout.json").read_text())
+    return {
+        kind: [tokenizer(text).input_ids[:length] for text in texts[:count]]
+        for kind, texts in kinds.items()
+        if texts
+    }
+
+
+@torch.no_grad()
+def heldout_losses(model: LlamaForCausalLM, samples: dict[str, list]) -> dict[str, float]:
+    """Mean nats per token of each kind of text."""
+    losses = {}
+    for kind, rows in samples.items():
+        nats = [loss_of(model, torch.tensor([row], device=model.device)).item() for row in rows]
+        losses[kind] = float(np.average(nats, weights=[len(row) - 1 for row in rows]))
+    return losses
 
 
 def polish_target(args: argparse.Namespace) -> None:
@@ -88,63 +123,121 @@ def polish_target(args: argparse.Namespace) -> None:
     work = Path(args.work)
     torch.manual_seed(args.seed)
     model = LlamaForCausalLM.from_pretrained(work / "target", dtype=torch.float32)
-    summary = polish(
-        model,
-        tokenizer_of(work),
-        function_prompts(json.loads((work / "functions.json").read_text())),
-        np.load(work / "train.npy", mmap_mode="r"),
-        work / "target",
+    recipe = Polish(
         minutes=args.minutes,
-        device=args.device,
         lr=args.polish_lr,
+        weight=args.polish_weight,
+        prompts=args.polish_prompts,
+        kept=3 * args.polish_prompts // 8,
+        plain_length=args.length,
+        settle_share=args.settle_share,
         seed=args.seed,
+    )
+    summary = polish(
+        Trainee(model, recipe_of(args), None, args.device),
+        tokenizer_of(work),
+        function_prompts(functions_of(work)),
+        [Source.of_documents(np.load(work / "train.npy", mmap_mode="r"))],
+        work / "target",
+        recipe,
     )
     before = json.loads((work / "target" / "summary.json").read_text())
     for key in ("polish_steps", "polish_minutes"):
         summary[key] += before.get(key, 0)
     finish(model, work / "target", before | summary)
+    print(json.dumps(heldout_losses(model, heldout_samples(work))))
+
+
+def blend_target(args: argparse.Namespace) -> None:
+    """Move the target's weights a share of the way to those of another folder.
+
+    Between the same weights before and after a polish lie some that repeat less and lose little.
+    """
+    folder = Path(args.work) / "target"
+    model, other = (
+        LlamaForCausalLM.from_pretrained(path, dtype=torch.float32)
+        for path in (folder, args.toward)
+    )
+    with torch.no_grad():
+        for own, wanted in zip(model.parameters(), other.parameters(), strict=True):
+            own.lerp_(wanted, args.blend_share)
+    summary = json.loads((folder / "summary.json").read_text())
+    finish(model, folder, summary | {"blended": [*summary.get("blended", []), args.blend_share]})
+
+
+def functions_of(work: Path) -> list[str]:
+    return json.loads((work / "functions.json").read_text())
 
 
 def tokenizer_of(work: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(work / "tokenizer")
 
 
-def draft_stream(args: argparse.Namespace) -> np.ndarray:
-    """Return what the draft learns on: the corpus, and the target's own outputs made once.
-
-    The outputs are repeated so that they make up about a third of what is drawn.
-    """
+def write_outputs(args: argparse.Namespace) -> None:
+    """Let the target continue prompts of the training corpus, for the draft to learn on."""
     work = Path(args.work)
     tokens = np.load(work / "train.npy", mmap_mode="r")
-    if not args.outputs:
-        return tokens
-    kept = work / "outputs.npy"
-    if not kept.exists():
-        prompts = function_prompts(json.loads((work / "functions.json").read_text()))
-        target = LlamaForCausalLM.from_pretrained(work / "target", dtype=torch.bfloat16)
-        target.to(args.device)
-        np.save(kept, own_outputs(target, tokenizer_of(work), prompts[-args.outputs :]))
-    outputs = np.load(kept)
-    share = np.tile(outputs, max(1, len(tokens) // (2 * len(outputs))))
-    return np.concatenate([tokens, share])
+    target = LlamaForCausalLM.from_pretrained(work / "target", dtype=torch.float32)
+    target = light_copy(target.to(args.device))
+    heads = function_prompts(functions_of(work))
+    rows = prompts_of(tokenizer_of(work), heads, tokens, args.outputs, seed=args.seed)
+    outputs = own_outputs(target, rows, seed=args.seed)
+    np.save(work / "outputs.npy", outputs)
+    print(json.dumps({"output_tokens": len(outputs)}))
 
 
 def train_draft(args: argparse.Namespace) -> None:
-    """Start from the target's embedding and outer layers, learn its law, write `draft/`."""
+    """Start from the target's layers, merged in groups, learn its law, write `draft/`."""
     work = Path(args.work)
+    torch.manual_seed(args.seed)
     target = LlamaForCausalLM.from_pretrained(work / "target", dtype=torch.float32)
-    target.to(args.device).eval()
-    model = LlamaForCausalLM(config_of(args, args.draft_layers))
-    kept = [round(i) for i in np.linspace(0, args.layers - 1, args.draft_layers)]
-    model.model.embed_tokens.load_state_dict(target.model.embed_tokens.state_dict())
-    model.model.norm.load_state_dict(target.model.norm.state_dict())
-    for own, source in enumerate(kept):
-        model.model.layers[own].load_state_dict(target.model.layers[source].state_dict())
-    tokens = draft_stream(args)
+    target.to(args.device).eval().requires_grad_(False)
+    model = merge_layers(target, args.draft_groups, args.draft_ffn)
+    if not (work / "outputs.npy").exists():
+        write_outputs(args)
+    sources = [
+        Source(np.load(work / "train.npy", mmap_mode="r"), 1 - args.outputs_share),
+        Source(np.load(work / "outputs.npy"), args.outputs_share),
+    ]
+    check = partial(draft_figures, target=target, samples=heldout_samples(work))
     summary = train(
-        model, tokens, work / "draft", recipe_of(args), teacher=target, device=args.device
+        model,
+        sources,
+        work / "draft",
+        recipe_of(args),
+        teacher=target,
+        check=check,
+        device=args.device,
     )
-    finish(model, work / "draft", summary)
+    finish(model, work / "draft", summary | {"groups": args.draft_groups})
+
+
+@torch.no_grad()
+def draft_figures(
+    draft: LlamaForCausalLM, target: LlamaForCausalLM, samples: dict[str, list]
+) -> dict[str, dict[str, float]]:
+    """Divergence in nats and agreement of the most likely tokens, for each kind of text."""
+    figures = {}
+    for kind, rows in samples.items():
+        sums = np.zeros(3)
+        for row in rows:
+            ids = torch.tensor([row[:-1]], device=draft.device)
+            law, given = (
+                m(ids, use_cache=False).logits[0].log_softmax(-1) for m in (target, draft)
+            )
+            agreed = (law.argmax(-1) == given.argmax(-1)).sum().item()
+            sums += [(law.exp() * (law - given)).sum().item(), agreed, len(law)]
+        figures[kind] = {"divergence": sums[0] / sums[2], "agreement": sums[1] / sums[2]}
+    return figures
+
+
+def groups_of(text: str) -> list[list[int]]:
+    """Read groups of layers.
+
+    >>> groups_of("0 1,2 4,5")
+    [[0], [1, 2], [4, 5]]
+    """
+    return [[int(index) for index in group.split(",")] for group in text.split()]
 
 
 def finish(model: LlamaForCausalLM, out: Path, summary: dict) -> None:
@@ -179,6 +272,9 @@ def add_options(step: argparse.ArgumentParser) -> None:
     add("--wheels", help="folder of wheels to read")
     add("--gsm8k", help="GSM8K train split, JSONL")
     add("--forbid", nargs="*", default=[], help="'humaneval' or JSONL files to keep out")
+    add("--also-forbid", nargs="*", default=[], help="the same, without moving the held-out split")
+    add("--tokenizer", help="folder of a tokenizer to keep; without it one is trained")
+    add("--initial", help="folder of weights that the target's training starts from")
     add("--stdlib-files", type=int, help="read only so many files of the standard library")
     add("--vocab", type=int, default=8192)
     add("--module-characters", type=int, default=MODULE_CHARACTERS)
@@ -188,13 +284,34 @@ def add_options(step: argparse.ArgumentParser) -> None:
     add("--heads", type=int, default=3)
     add("--kv-heads", type=int, default=1)
     add("--layers", type=int, default=6)
-    add("--draft-layers", type=int, default=2)
+    add(
+        "--draft-groups",
+        type=groups_of,
+        default=groups_of("0 1,2 4,5"),
+        help="the target's layers that lie side by side in each of the draft's",
+    )
+    add("--draft-ffn", type=int, default=1920, help="feed-forward units of a draft's layer")
     add("--minutes", type=float, default=60)
     add("--batch-tokens", type=int, default=8192)
     add("--length", type=int, default=512)
     add("--long-length", type=int, default=4096)
-    add("--polish-lr", type=float, default=3e-4)
-    add("--outputs", type=int, default=2000, help="prompts whose outputs the draft learns on")
+    add("--long-share", type=float, default=0.12, help="share of tokens in long sequences")
+    add("--warmup-share", type=float, default=0.02)
+    add("--decay-share", type=float, default=0.5)
+    add("--lr", type=float, default=1.0, help="factor on the peak learning rates")
+    add("--polish-lr", type=float, default=2e-4)
+    add(
+        "--polish-prompts",
+        type=int,
+        default=32,
+        help="continued for two steps; 3/4 are learned from",
+    )
+    add("--settle-share", type=float, default=0.25, help="of the polish, without the penalty")
+    add("--polish-weight", type=float, default=0.7, help="of the penalty on repeats")
+    add("--toward", help="folder of the weights to blend the target with")
+    add("--blend-share", type=float, default=0.5, help="how far to go there, 0 to 1")
+    add("--outputs", type=int, default=8000, help="prompts whose outputs the draft learns on")
+    add("--outputs-share", type=float, default=0.5, help="share of the draft's windows in them")
     add("--no-compile", action="store_true")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--out", help="folder of the exported pair")
@@ -209,6 +326,8 @@ def parser() -> argparse.ArgumentParser:
         "prepare": prepare,
         "target": train_target,
         "polish": polish_target,
+        "blend": blend_target,
+        "outputs": write_outputs,
         "draft": train_draft,
         "export": export,
         "tiny": tiny,
@@ -219,7 +338,6 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def main() -> None:
-    """Run one step."""
+if __name__ == "__main__":
     arguments = parser().parse_args()
     arguments.step(arguments)

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from ouroboros.choose import Choose, Ranked, Sampler, argmax
 from ouroboros.costs.named import named
 from ouroboros.costs.surface import Costs, Surface
-from ouroboros.drafters.growth.growth import Growth, Shape, make_ready
+from ouroboros.drafters.growth.growth import Growth, Shape
+from ouroboros.drafters.growth.ready import make_ready
 from ouroboros.drafters.growth.remembered import Remembered
 from ouroboros.drafters.growth.state import RANKS, SIZES
 from ouroboros.drafters.growth.weights import Weights

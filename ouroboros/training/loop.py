@@ -9,25 +9,36 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedModel
+
+from ouroboros.training import attention
+from ouroboros.training.losses import divergence_loss, next_token_loss
+
+SAVE_EVERY_S = 120
+CHECK_EVERY_S = 600
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How long and how to train. Lengths and batches in tokens, `minutes` of training proper."""
+    """How long and how to train. Lengths and batches in tokens, `minutes` of training proper.
+
+    `long_share` of the tokens lie in sequences of `long_length`, drawn all along. `chunk_tokens`
+    go through the model at once, so that their activations stay in a core's cache.
+    """
 
     minutes: float
     batch_tokens: int = 8192
+    chunk_tokens: int = 2048
     length: int = 512
     long_length: int = 4096
     long_share: float = 0.12
@@ -37,6 +48,48 @@ class Recipe:
     lr_rest: float = 3e-3
     seed: int = 0
     compile: bool = True
+
+
+@dataclass(frozen=True)
+class Source:
+    """A stream of token ids, 1-D, and the share of the training windows drawn from it; `starts`,
+    if given, are the places where windows may begin."""
+
+    tokens: np.ndarray
+    share: float = 1.0
+    starts: np.ndarray | None = None
+
+    @classmethod
+    def of_documents(cls, tokens: np.ndarray, share: float = 1.0) -> Source:
+        """Windows that begin with a document, at the id 0 before it."""
+        return cls(tokens, share, np.flatnonzero(tokens == 0))
+
+    def window(self, length: int, rng: np.random.Generator) -> np.ndarray:
+        """Return `length` + 1 ids from a random place."""
+        last = len(self.tokens) - length
+        if self.starts is None:
+            at = int(rng.integers(0, last))
+        else:
+            at = int(self.starts[rng.integers(0, np.searchsorted(self.starts, last))])
+        return self.tokens[at : at + length + 1]
+
+
+class StepClock:
+    """Seconds of training proper: a step that took far longer than others of its kind (it compiled,
+    or the process was stopped in it) counts as if it had taken `CAP` times the usual."""
+
+    CAP = 5.0
+    FIRST_S = 5.0  # the most that one of the first steps of a kind counts
+
+    def __init__(self) -> None:
+        self._recent: dict[int, deque[float]] = {}
+
+    def count(self, kind: int, seconds: float) -> float:
+        """Return what a step of this kind counts, in seconds."""
+        recent = self._recent.setdefault(kind, deque(maxlen=31))
+        limit = self.CAP * statistics.median(recent) if len(recent) > 2 else self.FIRST_S
+        recent.append(seconds)
+        return min(seconds, limit)
 
 
 def multiplier(progress: float, recipe: Recipe) -> float:
@@ -61,115 +114,165 @@ def optimizers(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optim
     return [muon, adam]
 
 
-def batches(
-    tokens: np.ndarray, length: int, count: int, rng: np.random.Generator
-) -> Iterator[torch.Tensor]:
-    """Yield [count, length + 1] windows at random places of a token stream, for ever."""
-    while True:
-        starts = rng.integers(0, len(tokens) - length - 1, size=count)
-        yield torch.from_numpy(
-            np.stack([tokens[s : s + length + 1] for s in starts]).astype(np.int64)
-        )
-
-
-def loss_of(
-    model: LlamaForCausalLM, ids: torch.Tensor, teacher_logits: torch.Tensor | None
+def windows(
+    sources: Sequence[Source], length: int, count: int, rng: np.random.Generator
 ) -> torch.Tensor:
-    """Mean loss in nats per token: cross-entropy, or the divergence from a teacher's law."""
-    logits = model(ids[:, :-1]).logits
-    if teacher_logits is None:
-        return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
-    wanted = teacher_logits.flatten(0, 1).float().log_softmax(-1)
-    given = logits.flatten(0, 1).float().log_softmax(-1)
-    return F.kl_div(given, wanted, log_target=True, reduction="batchmean")
+    """Return [count, length + 1] ids from random places of the sources, each as often as its
+    share says."""
+    shares = np.array([source.share for source in sources])
+    drawn = rng.choice(len(sources), size=count, p=shares / shares.sum())
+    rows = [sources[at].window(length, rng) for at in drawn]
+    return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+
+def loss_of(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
+    """Mean next-token loss of whole windows, nats per token."""
+    hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+    return next_token_loss(hidden.flatten(0, 1), model.lm_head.weight, ids[:, 1:].flatten())
+
+
+class Trainee:
+    """A model, its optimisers, and its teacher if it has one; everything that a step changes."""
+
+    def __init__(self, model: LlamaForCausalLM, recipe: Recipe, teacher, device: str) -> None:
+        model.to(device)  # type: ignore[arg-type]
+        self.model, self.teacher, self.recipe = model.train(), teacher, recipe
+        self.device = torch.device(device)
+        self.optims = optimizers(model, recipe)
+        self.base_lr = [group["lr"] for group in self._groups()]
+        self.state = {"seconds": 0.0, "step": 0, "tokens": 0}
+        bodies = [m.model for m in (model, teacher) if m is not None]
+        if self.device.type == "cpu":
+            for body in bodies:
+                body.set_attn_implementation(attention.install())
+        if recipe.compile:
+            bodies = [torch.compile(body, dynamic=False) for body in bodies]
+        self.body, self.teacher_body = (*bodies, None)[:2]
+
+    def _groups(self) -> list[dict]:
+        return [group for optim in self.optims for group in optim.param_groups]
+
+    def loss(self, ids: torch.Tensor) -> torch.Tensor:
+        """Mean loss of windows [count, length + 1], nats per token."""
+        embedding, compiled = self.model.lm_head.weight, self.recipe.compile
+        with torch.autocast(self.device.type, dtype=torch.bfloat16):
+            hidden = self.body(input_ids=ids[:, :-1], use_cache=False)[0].flatten(0, 1)
+            if self.teacher is None:
+                return next_token_loss(hidden, embedding, ids[:, 1:].flatten(), compiled=compiled)
+            with torch.no_grad():
+                wanted = self.teacher_body(input_ids=ids[:, :-1], use_cache=False)[0].flatten(0, 1)
+            teacher_embedding = self.teacher.lm_head.weight
+            return divergence_loss(hidden, embedding, wanted, teacher_embedding, compiled=compiled)
+
+    def backward(self, ids: torch.Tensor) -> float:
+        """Add the gradient of the mean loss of windows [count, length + 1]; return that loss."""
+        rows = max(1, self.recipe.chunk_tokens // (ids.shape[1] - 1))
+        total = 0.0
+        for chunk in ids.split(rows):
+            loss = self.loss(chunk.to(self.device)) * (len(chunk) / len(ids))
+            loss.backward()
+            total += loss.item()
+        return total
+
+    def step(self, ids: torch.Tensor, factor: float) -> float:
+        """Learn from windows [count, length + 1] at `factor` times the peak rates; return the
+        mean loss."""
+        for group, lr in zip(self._groups(), self.base_lr, strict=True):
+            group["lr"] = lr * factor
+        loss = self.backward(ids)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optim in self.optims:
+            optim.step()
+            optim.zero_grad(set_to_none=True)
+        self.state["step"] += 1
+        self.state["tokens"] += ids.numel() - len(ids)
+        return loss
+
+    def save(self, path: Path) -> None:
+        """Write model, optimisers and state in one file, whole or not at all."""
+        content = {
+            "model": self.model.state_dict(),
+            "optims": [optim.state_dict() for optim in self.optims],
+            "state": self.state,
+        }
+        partial = path.with_suffix(".partial")
+        torch.save(content, partial)
+        os.replace(partial, path)
+
+    def load(self, path: Path) -> None:
+        """Go on from what `save` wrote."""
+        saved = torch.load(path, map_location=self.device)
+        self.model.load_state_dict(saved["model"])
+        for optim, content in zip(self.optims, saved["optims"], strict=True):
+            optim.load_state_dict(content)
+        self.state = saved["state"]
 
 
 def train(
     model: LlamaForCausalLM,
-    tokens: np.ndarray,
+    sources: Sequence[Source],
     out: Path,
     recipe: Recipe,
     *,
     teacher: PreTrainedModel | None = None,
+    check: Callable[[LlamaForCausalLM], dict] | None = None,
     device: str = "cpu",
 ) -> dict:
-    """Train in place, write checkpoints and `curve.jsonl` under `out`, return a summary.
+    """Train in place, write `checkpoint.pt`, `curve.jsonl` and `heldout.jsonl` under `out`, return
+    a summary.
 
-    A checkpoint found under `out` is continued. `tokens` is a 1-D array of token ids.
+    A checkpoint found under `out` is continued. `check` is asked every ten minutes of training.
     """
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(recipe.seed)
-    torch.nn.Module.to(model, device).train()
-    optims = optimizers(model, recipe)
-    base_lr = [group["lr"] for opt in optims for group in opt.param_groups]
-    state: dict[str, Any] = {"seconds": 0.0, "step": 0, "tokens": 0}
-    checkpoint = out / "checkpoint.pt"
-    if checkpoint.exists():
-        saved = torch.load(checkpoint, map_location=device)
-        model.load_state_dict(saved["model"])
-        for opt, content in zip(optims, saved["optims"], strict=True):
-            opt.load_state_dict(content)
-        state = saved["state"]
+    trainee = Trainee(model, recipe, teacher, device)
+    if (out / "checkpoint.pt").exists():
+        trainee.load(out / "checkpoint.pt")
+    average = None
+    for average in _steps(trainee, sources, out):
+        _keep(trainee, out, check, average)
+    trainee.save(out / "checkpoint.pt")
+    _check(trainee, out, check)
+    return {**trainee.state, "loss": average, **asdict(recipe)}
+
+
+def _steps(trainee: Trainee, sources: Sequence[Source], out: Path) -> Iterator[float]:
+    """Train for the recipe's budget; after each step yield the running mean of the loss."""
+    recipe, state, clock = trainee.recipe, trainee.state, StepClock()
     rng = np.random.default_rng([recipe.seed, int(state["step"])])
-    compute = torch.compile(loss_of) if recipe.compile else loss_of
-    budget_s = recipe.minutes * 60
-    bar = tqdm(total=round(budget_s), initial=round(state["seconds"]), unit="s", smoothing=0)
-    curve = (out / "curve.jsonl").open("a")
-    length = 0
-    stream: Iterator[torch.Tensor] = iter(())
-    average, saved_at = None, time.monotonic()
+    budget_s, average = recipe.minutes * 60, None
+    bar = tqdm(total=round(budget_s), initial=round(state["seconds"]), unit="s", mininterval=10)
     while state["seconds"] < budget_s:
-        progress = state["seconds"] / budget_s
-        wanted = recipe.length if progress < 1 - recipe.long_share else recipe.long_length
-        fresh = wanted != length
-        if fresh:
-            length = wanted
-            stream = batches(tokens, length, max(1, recipe.batch_tokens // length), rng)
         started = time.monotonic()
-        factor = multiplier(progress, recipe)
-        groups = [group for opt in optims for group in opt.param_groups]
-        for group, lr in zip(groups, base_lr, strict=True):
-            group["lr"] = lr * factor
-        ids = next(stream).to(device, non_blocking=True)
-        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
-            teacher_logits = None
-            if teacher is not None:
-                with torch.no_grad():
-                    teacher_logits = teacher(ids[:, :-1]).logits
-            loss = compute(model, ids, teacher_logits)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for opt in optims:
-            opt.step()
-            opt.zero_grad(set_to_none=True)
-        if state["step"] % 20 == 0 or device == "cpu":
-            value = loss.item()
-            average = value if average is None else 0.95 * average + 0.05 * value
-        spent = time.monotonic() - started
-        state["seconds"] += min(spent, 2.0) if fresh else spent
-        state["step"] += 1
-        state["tokens"] += ids.numel() - len(ids)
+        length = recipe.long_length if rng.random() < recipe.long_share else recipe.length
+        ids = windows(sources, length, max(1, recipe.batch_tokens // length), rng)
+        loss = trainee.step(ids, multiplier(state["seconds"] / budget_s, recipe))
+        average = loss if average is None else 0.98 * average + 0.02 * loss
+        state["seconds"] += clock.count(length, time.monotonic() - started)
         bar.n = round(min(state["seconds"], budget_s))
-        bar.set_postfix_str(
-            f"step {state['step']} loss {average:.3f} {state['tokens'] / 1e6:.1f}M tokens"
-        )
-        if state["step"] % 20 == 0:
-            curve.write(json.dumps({**state, "loss": average, "length": length}) + "\n")
-            curve.flush()
-        if time.monotonic() - saved_at > 120:
-            _save(checkpoint, model, optims, state)
-            saved_at = time.monotonic()
+        bar.set_postfix_str(f"loss {average:.3f} {state['tokens'] / 1e6:.2f}M tokens")
+        yield average
     bar.close()
-    _save(checkpoint, model, optims, state)
-    return {**state, "loss": average, **asdict(recipe)}
 
 
-def _save(path: Path, model, optims, state) -> None:
-    content = {
-        "model": model.state_dict(),
-        "optims": [opt.state_dict() for opt in optims],
-        "state": state,
-    }
-    partial = path.with_suffix(".partial")
-    torch.save(content, partial)
-    os.replace(partial, path)
+def _keep(trainee: Trainee, out: Path, check: Callable | None, average: float) -> None:
+    """Write the curve every 20 steps; a checkpoint and what `check` says as their time comes."""
+    state = trainee.state
+    if state["step"] % 20 == 0:
+        with (out / "curve.jsonl").open("a") as curve:
+            curve.write(json.dumps({**state, "loss": average}) + "\n")
+    if state["seconds"] >= state.get("saved_s", 0.0) + SAVE_EVERY_S:
+        state["saved_s"] = state["seconds"]
+        trainee.save(out / "checkpoint.pt")
+    if state["step"] == 1 or state["seconds"] >= state.get("checked_s", 0.0) + CHECK_EVERY_S:
+        state["checked_s"] = state["seconds"]
+        _check(trainee, out, check)
+
+
+def _check(trainee: Trainee, out: Path, check: Callable | None) -> None:
+    if check is None:
+        return
+    found = check(trainee.model.eval())
+    trainee.model.train()
+    with (out / "heldout.jsonl").open("a") as file:
+        file.write(json.dumps({**trainee.state, **found}) + "\n")

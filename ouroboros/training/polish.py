@@ -11,17 +11,66 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from tqdm import tqdm
-from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ouroboros.training.loop import batches, loss_of
+from ouroboros.training.attention import padded_mask
+from ouroboros.training.loop import Source, StepClock, Trainee, windows
+from ouroboros.training.outputs import continue_rows, light_copy, refresh
 
 HEAD = re.compile(r'\A(.*?"""(?:.|\n)*?""")', re.S)
+HEADERS = ("", "from typing import List\n\n\n", "import math\n\n\n")  # before half of the prompts
+WARMUP_STEPS = 8
+ENTRY = 24  # repeating tokens of a text that are penalised
+PROMPT_TOKENS = 192  # longer prompts are left out: padding costs time
+
+
+@dataclass(frozen=True)
+class Polish:
+    """How to polish: minutes of training proper; prompts to continue a step, by how many tokens,
+    and how many of the texts, those that repeat most, to learn from; the weight of the penalty
+    beside the next-token loss."""
+
+    minutes: float
+    lr: float = 2e-4
+    weight: float = 0.7
+    prompts: int = 32
+    kept: int = 12
+    max_new: int = 128
+    plain_windows: int = 8
+    plain_length: int = 512
+    settle_share: float = 0.25
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Written:
+    """Texts of a model: ids and mask of real tokens [batch, length], marks of repeating tokens
+    [batch, length - start], and where the new tokens start."""
+
+    ids: torch.Tensor
+    mask: torch.Tensor
+    marks: torch.Tensor
+    start: int
+
+    @property
+    def rate(self) -> float:
+        """The share of the new tokens that repeat, a mean over texts."""
+        return (self.marks.sum(1) / self.mask[:, self.start :].sum(1).clamp_min(1)).mean().item()
+
+    def worst(self, count: int) -> tuple[Written, Written]:
+        """Return twice `count` texts that repeat most, in two halves that are alike."""
+        rows = self.marks.sum(1).topk(min(2 * count, len(self.marks))).indices
+        return self._rows(rows[::2]), self._rows(rows[1::2])
+
+    def _rows(self, rows: torch.Tensor) -> Written:
+        return Written(self.ids[rows], self.mask[rows], self.marks[rows], self.start)
 
 
 def function_prompts(functions: Sequence[str], max_chars: int = 900) -> list[str]:
@@ -46,123 +95,115 @@ def repeats(new_tokens: Sequence[int], n: int = 4) -> list[bool]:
     return marks
 
 
-@torch.no_grad()
-def continue_prompts(
-    model: LlamaForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    prompts: Sequence[str],
-    *,
-    max_new: int,
-    temperature: float = 0.0,
-) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return (ids [batch, length], mask of real tokens, where the new tokens start)."""
-    rows = [tokenizer(prompt).input_ids for prompt in prompts]
-    width = max(map(len, rows))
-    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=model.device)
-    mask = torch.tensor(
-        [[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device
-    )
-    own = GenerationConfig(
-        max_new_tokens=max_new,
-        pad_token_id=0,
-        eos_token_id=0,
-        do_sample=temperature > 0,
-        temperature=temperature or None,
-    )
-    out = model.generate(ids, own, attention_mask=mask)  # type: ignore[misc]
-    assert isinstance(out, torch.Tensor)
-    new = out[:, width:]
-    before_end = (new == 0).cumsum(1) - (new == 0).long() == 0
-    return out, torch.cat([mask, before_end.long()], dim=1), width
-
-
-def unlikelihood(
-    model: LlamaForCausalLM, ids: torch.Tensor, mask: torch.Tensor, start: int
-) -> tuple[torch.Tensor, float]:
-    """Return the mean of -log(1 - p) over repeating tokens, and the share of repeating tokens."""
-    real = mask[:, start:].bool()
-    marks = torch.zeros_like(real)
-    for row, (tokens, count) in enumerate(
-        zip(ids[:, start:].tolist(), real.sum(1).tolist(), strict=True)
-    ):
+def marked(ids: torch.Tensor, mask: torch.Tensor, start: int) -> Written:
+    """Find the repeating tokens of rows as `continue_rows` returns them."""
+    marks = torch.zeros_like(mask[:, start:], dtype=torch.bool)
+    counts = mask[:, start:].sum(1).tolist()
+    for row, (tokens, count) in enumerate(zip(ids[:, start:].tolist(), counts, strict=True)):
         marks[row, :count] = torch.tensor(repeats(tokens[:count]), device=ids.device)
-    share = (marks.sum() / real.sum().clamp_min(1)).item()
-    positions = (mask.cumsum(1) - 1).clamp_min(0)
-    keep = ids.shape[1] - start + 1
-    logits = model(
-        input_ids=ids, attention_mask=mask, position_ids=positions, logits_to_keep=keep
-    ).logits[:, :-1]
-    chosen = logits.float().log_softmax(-1).gather(-1, ids[:, start:, None])[..., 0]
+    return Written(ids, mask, marks, start)
+
+
+def unlikelihood(model: LlamaForCausalLM, written: Written) -> torch.Tensor:
+    """Return the mean of -log(1 - p) over each text's first `ENTRY` repeating tokens: what leads
+    into a loop, rather than the loop."""
+    ids, mask, start = written.ids, written.mask, written.start
+    hidden = model.model(
+        input_ids=ids,
+        attention_mask=padded_mask(mask),
+        position_ids=(mask.cumsum(1) - 1).clamp_min(0),
+        use_cache=False,
+    ).last_hidden_state[:, start - 1 : -1]
+    marks = written.marks & (written.marks.cumsum(1) <= ENTRY)
+    logits = model.lm_head(hidden[marks])
+    chosen = logits.float().log_softmax(-1).gather(-1, ids[:, start:][marks][:, None])
     loss = -torch.log((1 - chosen.exp()).clamp_min(1e-4))
-    return (loss * marks).sum() / marks.sum().clamp_min(1), share
+    return loss.sum() / marks.sum().clamp_min(1)
 
 
 def polish(
-    model: LlamaForCausalLM,
+    trainee: Trainee,
     tokenizer: PreTrainedTokenizerFast,
     prompts: Sequence[str],
-    tokens: np.ndarray,
+    sources: Sequence[Source],
     out: Path,
-    *,
-    minutes: float,
-    device: str,
-    lr: float,
-    batch: int = 16,
-    max_new: int = 128,
-    seed: int = 0,
+    recipe: Polish,
 ) -> dict:
-    """Fine-tune in place for `minutes`; write `polish.jsonl` under `out`; return a summary.
+    """Fine-tune in place; write `polish.jsonl` under `out`; return a summary.
 
-    Half of each batch are prompts with types or examples in their docstring, which loop most.
+    The trainee's own optimisers are not used, only its loss on ordinary windows. Texts are written
+    for two steps at a time.
     """
-    torch.nn.Module.to(model, device).train()
-    rng = np.random.default_rng(seed)
-    examples = [prompt for prompt in prompts if ">>>" in prompt or "List[" in prompt] or prompts
-    stream = batches(tokens, 512, 8, rng)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
-    started, step, rate = time.monotonic(), 0, None
-    budget_s = minutes * 60
-    bar = tqdm(total=round(budget_s), unit="s")
-    with (out / "polish.jsonl").open("a") as log:
-        while (spent := time.monotonic() - started) < budget_s:
+    model, budget_s = trainee.model, recipe.minutes * 60
+    rng, clock, spent_s, step, rate = np.random.default_rng(recipe.seed), StepClock(), 0.0, 0, None
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.95))
+    draws, writer = _draws(tokenizer, prompts, recipe.prompts, rng), light_copy(model)
+    bar = tqdm(total=round(budget_s), unit="s", mininterval=10)
+    while spent_s < budget_s:
+        started, settling = time.monotonic(), spent_s >= (1 - recipe.settle_share) * budget_s
+        texts: tuple[Written | None, ...] = (None, None)
+        if not settling:
+            refresh(writer, model)
+            written = marked(*continue_rows(writer, next(draws), max_new=recipe.max_new))
+            rate = written.rate if rate is None else 0.9 * rate + 0.1 * written.rate
+            texts = written.worst(recipe.kept)
+        for half in texts:
+            factor = min((step + 1) / WARMUP_STEPS, 1.2 * (1 - spent_s / budget_s), 1.0)
             for group in optimizer.param_groups:
-                group["lr"] = lr * min(1.0, 2 * (1 - spent / budget_s))
-            chosen = [prompts[i] for i in rng.integers(0, len(prompts), batch // 2)]
-            chosen += [examples[i] for i in rng.integers(0, len(examples), batch - len(chosen))]
-            with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
-                ids, mask, start = continue_prompts(model, tokenizer, chosen, max_new=max_new)
-                penalty, share = unlikelihood(model, ids, mask, start)
-                plain = loss_of(model, next(stream).to(device), None)
-            (plain + penalty).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+                group["lr"] = recipe.lr * max(0.0, factor)
+            plain = windows(sources, recipe.plain_length, recipe.plain_windows, rng)
+            row = {"repeats": rate, **_step(trainee, optimizer, half, plain, recipe.weight)}
             step += 1
-            rate = share if rate is None else 0.9 * rate + 0.1 * share
-            row = {"step": step, "loss": plain.item(), "penalty": penalty.item(), "repeats": rate}
-            log.write(json.dumps(row) + "\n")
-            log.flush()
-            bar.n = round(spent)
-            bar.set_postfix_str(f"step {step} loss {row['loss']:.3f} repeats {rate:.3f}")
+            with (out / "polish.jsonl").open("a") as log:
+                log.write(json.dumps({"step": step, **row}) + "\n")
+        spent_s += clock.count(settling, time.monotonic() - started)
+        bar.n = round(spent_s)
+        bar.set_postfix_str(f"step {step} {row}")
     bar.close()
-    return {"polish_steps": step, "polish_minutes": minutes, "repeats_on_training_prompts": rate}
+    return {
+        "polish_steps": step,
+        "polish_minutes": recipe.minutes,
+        "repeats_on_training_prompts": rate,
+    }
 
 
-def own_outputs(
-    model: LlamaForCausalLM,
+def _step(
+    trainee: Trainee,
+    optimizer: torch.optim.Optimizer,
+    texts: Written | None,
+    plain: torch.Tensor,
+    weight: float,
+) -> dict[str, float]:
+    """Learn from repeating texts, if there are any, and from ordinary windows; return the
+    losses."""
+    penalty = 0.0
+    if texts is not None:
+        with torch.autocast(trainee.device.type, dtype=torch.bfloat16):
+            loss = unlikelihood(trainee.model, texts)
+        (weight * loss).backward()
+        penalty = loss.item()
+    plain_loss = trainee.backward(plain)
+    torch.nn.utils.clip_grad_norm_(trainee.model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return {"loss": plain_loss, "penalty": penalty}
+
+
+def _draws(
     tokenizer: PreTrainedTokenizerFast,
     prompts: Sequence[str],
-    *,
-    max_new: int = 128,
-    batch: int = 32,
-) -> np.ndarray:
-    """Return the model's own continuations of prompts, half greedy, half sampled, as one stream."""
-    parts = []
-    for at in tqdm(range(0, len(prompts), batch), desc="own outputs"):
-        temperature = 0.0 if (at // batch) % 2 else 0.8
-        ids, mask, _ = continue_prompts(
-            model, tokenizer, prompts[at : at + batch], max_new=max_new, temperature=temperature
-        )
-        for row, real in zip(ids, mask.bool(), strict=True):
-            parts.append(np.array([*row[real].tolist(), 0], dtype=np.uint16))
-    return np.concatenate(parts)
+    count: int,
+    rng: np.random.Generator,
+) -> Iterator[list[list[int]]]:
+    """Yield `count` prompts as ids for ever; those of like length come together. Half of them have
+    types or examples in their docstring, which loop most, and some of these imports above."""
+    short = [p for p in prompts if len(tokenizer(p).input_ids) <= PROMPT_TOKENS] or list(prompts)
+    examples = [prompt for prompt in short if ">>>" in prompt or "List[" in prompt] or short
+    while True:
+        drawn: list[str] = []
+        for pool, headers in ((short, ("",)), (examples, HEADERS)):
+            for at in rng.integers(0, len(pool), 4 * count):
+                drawn.append(headers[rng.integers(len(headers))] + pool[at])
+        ids = sorted((tokenizer(prompt).input_ids for prompt in drawn), key=len)
+        for at in rng.permutation(range(0, len(ids), count)):
+            yield ids[at : at + count]

@@ -157,7 +157,7 @@ def test_bench_end_to_end(run_bench, saved_pair):
     assert [row["unequal"] for row in document["decoders"].values()] == [0, 0, 0]
     files = {path.name for path in (saved_pair / "out").iterdir()}
     made = {"run.json", "samples.jsonl", "audit.jsonl", "summary.json", "summary.md", "speedup.png"}
-    made |= {"trees.jsonl"}
+    made |= {"trees.jsonl", "costs.json"}
     assert files == made
     for name in ("run.json", "summary.json", "summary.md"):
         assert str(saved_pair) not in (saved_pair / "out" / name).read_text()
@@ -183,9 +183,8 @@ def test_every_experiment_has_a_rehearsal(name, run_bench, saved_pair):
     options = ["rehearsal=cpu", "task.limit=1", "max_new=3", "threads=1", "hydra.mode=RUN"]
     options += [f"results_dir=rehearsal_{name}"]
     if name == "warm_start_other_task":
-        pool = PhrasePool(phrase_len=6, per_key=8)
-        tokenizer = byte_tokenizer()
-        pool.save(saved_pair / "pool.json", tokenizer_id=vocab.fingerprint(tokenizer))
+        named = vocab.fingerprint(byte_tokenizer())
+        Remembered((1, 2, 3)).save(saved_pair / "pool.json", tokenizer_id=named)
         options += ["decoder.other_task.pool=pool.json"]
     code, out, err = run_bench(f"experiment={name}", *options)
     assert code == 0, err

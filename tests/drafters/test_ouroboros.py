@@ -105,7 +105,8 @@ def test_what_outlives_a_prompt(pair, tmp_path):
         Remembered.load(tmp_path / "none.json", tokenizer_id="t")
 
 
-def test_sizes_of_the_published_policy_have_no_meaning_for_ours(pair, caplog):
+def test_sizes_of_the_published_policy_have_no_meaning_for_ours(pair, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("ouroboros.drafters.ouroboros"), "disabled", False)
     with caplog.at_level(logging.WARNING):
         Ouroboros(pair[1], gamma=3, topk=2)
         Ouroboros(pair[1], policy="paper", gamma=3, topk=2)

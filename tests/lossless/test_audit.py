@@ -311,7 +311,8 @@ def test_the_planted_engines_are_used(model):
     """The drafts of these tests are often right and often wrong, so that every path is taken."""
     draft = CachedModel(noisy(model, noise=0.05))
     recorded = Recorded(decoders(draft)["ouroboros"])
-    decode(CachedModel(model), recorded, PROMPTS[0], max_new=MAX_NEW)
+    for prompt in PROMPTS:
+        decode(CachedModel(model), recorded, prompt, max_new=MAX_NEW)
     accepted = {len(path) - 1 for *_, path in recorded.steps}
     assert 0 in accepted and max(accepted) > 2
     assert any(not tree.is_chain for _, _, tree, _, _ in recorded.steps)

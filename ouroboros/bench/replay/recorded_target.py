@@ -30,8 +30,8 @@ UNKNOWN = -1
 
 
 class RecordedTarget:
-    """Stands where a `CachedModel` stands in the loop, for one run: it counts calls, and forwards as
-    eager calls make them, and computes nothing."""
+    """Stands where a `CachedModel` stands in the loop, for one run: it counts calls and forwards,
+    as eager calls make them, and computes nothing."""
 
     def __init__(self, tape: Tape, *, tokenizer=None) -> None:
         self.tokenizer = tokenizer

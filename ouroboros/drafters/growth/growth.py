@@ -6,11 +6,8 @@ bounded: the text at LIMIT tokens (its older half is dropped), the ring at RING 
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -18,7 +15,6 @@ import numpy as np
 
 from ouroboros.drafters.growth import learn as learning
 from ouroboros.drafters.growth import mixture, step
-from ouroboros.drafters.growth.compiled import COMPILED, WHY_NOT
 from ouroboros.drafters.growth.index import append
 from ouroboros.drafters.growth.remembered import Remembered
 from ouroboros.drafters.growth.state import (
@@ -32,7 +28,9 @@ from ouroboros.drafters.growth.state import (
     SIZES,
     TEXT,
     Memory,
+    filled,
     listed,
+    longer,
     new_state,
     real,
     whole,
@@ -42,8 +40,6 @@ from ouroboros.drafters.growth.weights import Weights
 LIMIT = 1 << 20  # tokens of text, 8 bytes each
 RING = 1 << 14  # recycled predictions, 32 bytes each
 DEEPEST = NODES - 2
-SLOW_S = 5.0
-log = logging.getLogger(__name__)
 
 
 def _source(kind: int) -> str:
@@ -104,7 +100,10 @@ class Growth:
         for i, weight in enumerate(weights.draft):
             s.draft_weights[i] = weight
         self._vocab = vocab
-        self._proposed = 0
+        self._fed_token, self._fed_parent, self._read = s.fed_token, s.fed_parent, s.read
+        self._token, self._parent = s.out_token, s.out_parent
+        self._kind, self._chance = s.out_kind, s.out_chance
+        self._known = self._fed = self._proposed = 0
         self._unlearned: list[int] = []
         self.forget()
 
@@ -113,12 +112,12 @@ class Growth:
         s = self.state
         s.n = s.start = s.recycled = s.stamp = 0
         self.memory = Memory(
-            _array(1024, -1),
-            _array(1024, -1),
-            _array(self._vocab, -1),
-            _array(RING * ENTRY, 0),
-            _array(self._vocab, 0),
-            _array(self._vocab, 0, wide=True),
+            filled(1024, -1),
+            filled(1024, -1),
+            filled(self._vocab, -1),
+            filled(RING * ENTRY, 0),
+            filled(self._vocab, 0),
+            filled(self._vocab, 0, wide=True),
         )
         learning.forget(s)
 
@@ -134,6 +133,7 @@ class Growth:
             self._lengthen(1)
             append(s, self.memory, whole([-1]))
         s.start = s.n
+        self._known = 0
         s.sampled, s.noisy, s.seed = int(sampled), int(seed is not None), seed or 0
 
     def set_costs(self, verify: Sequence[float], call: Sequence[float]) -> None:
@@ -143,53 +143,57 @@ class Growth:
         costs 1.
         """
         s, unit = self.state, verify[0]
+        verifying, calling = s.verify, s.call
         for nodes in range(1, SIZES):
-            s.verify[nodes] = verify[min(nodes, len(verify)) - 1] / unit
-            s.call[nodes] = call[min(nodes, len(call)) - 1] / unit
-        most = max(2, s.max_nodes)
-        s.slope = (s.verify[most] - s.verify[1]) / (most - 1)
+            verifying[nodes] = verify[min(nodes, len(verify)) - 1] / unit
+            calling[nodes] = call[min(nodes, len(call)) - 1] / unit
+        most = max(2, min(self.shape.max_nodes, SIZES - 1))
+        s.slope = (verifying[most] - verifying[1]) / (most - 1)
 
     def begin(self, tokens: Sequence[int], max_depth: int, draft_depth: int) -> int:
         """Begin a step on the sequence, which has only grown since the last; see `step.begin`."""
-        s = self.state
-        fresh = tokens[s.n - s.start :]
+        fresh = tokens[self._known :]
         if self._unlearned:
             self._learn_from_text(fresh[-1])
+        self._known += len(fresh)
         self._lengthen(len(fresh))
         self._widen(max(fresh))
         deepest = min(max_depth, DEEPEST)
-        return step.begin(s, self.memory, whole(fresh), deepest, draft_depth)
+        count = step.begin(self.state, self.memory, whole(fresh), deepest, draft_depth)
+        self._fed = count
+        return count
 
     def asked(self) -> Nodes:
         """Return the nodes that the draft is fed in this step; the last ones, as many as `begin` or
         `scored` returned, are to be scored now."""
-        s = self.state
-        count = int(s.fed)
-        return Nodes(tuple(listed(s.fed_token, count)), tuple(listed(s.fed_parent, count)))
+        return Nodes(
+            tuple(listed(self._fed_token, self._fed)), tuple(listed(self._fed_parent, self._fed))
+        )
 
     def scored(self, ids: np.ndarray, scores: np.ndarray, shares: np.ndarray) -> int:
         """Take in the draft's ranking of what follows the nodes asked for, each [nodes, ranks]."""
-        s = self.state
-        s.ranks = min(ids.shape[1], RANKS)
+        if ids.shape[1] > RANKS:
+            raise ValueError(f"{ids.shape[1]} ranks a node: at most {RANKS}")
         self._widen(int(ids.max()))
-        kept = slice(None), slice(s.ranks)
-        return step.scored(s, self.memory, whole(ids[kept]), real(scores[kept]), real(shares[kept]))
+        count = step.scored(
+            self.state, self.memory, ids.shape[1], whole(ids), real(scores), real(shares)
+        )
+        self._fed += count
+        return count
 
     def proposal(self) -> Nodes:
         """Return the part of the tree that is worth verifying."""
-        s = self.state
-        size = self._proposed = int(step.propose(s))
+        size = self._proposed = step.propose(self.state)
         return Nodes(
-            tuple(listed(s.out_token, size)),
-            tuple(listed(s.out_parent, size)),
-            ("", *(SOURCES[kind] for kind in listed(s.out_kind, size)[1:])),
-            tuple(listed(s.out_chance, size)),
+            tuple(listed(self._token, size)),
+            tuple(listed(self._parent, size)),
+            ("", *(SOURCES[kind] for kind in listed(self._kind, size)[1:])),
+            tuple(listed(self._chance, size)),
         )
 
     def read_of(self, path: Sequence[int]) -> list[int]:
         """Return where nodes of a path stand among those fed to the draft, as far as they do."""
-        s = self.state
-        return listed(s.read, int(step.read_of(s, whole(path))))
+        return listed(self._read, step.read_of(self.state, whole(path)))
 
     def learn(self, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Learn: `chosen[i]` is the target's token after node i of the proposal (-1: not known),
@@ -204,7 +208,7 @@ class Growth:
         """Learn from the step before, whose last kept node this token followed."""
         path, chosen = self._unlearned, [-1] * self._proposed
         for node, after in pairwise(path):
-            chosen[node] = int(self.state.out_token[after])
+            chosen[node] = int(self._token[after])
         chosen[path[-1]] = following
         self._unlearned = []
         self._learn(chosen, path)
@@ -244,11 +248,11 @@ class Growth:
 
     def _lengthen(self, more: int) -> None:
         """Make room for more tokens of text."""
-        m, size = self.memory, len(self.memory.text)
-        while size < self.state.n + more:
+        m, size, needed = self.memory, len(self.memory.text), int(self.state.n) + more
+        while size < needed:
             size *= 2
         if size > len(m.text):
-            self.memory = m._replace(text=_longer(m.text, size, -1), prev=_longer(m.prev, size, -1))
+            self.memory = m._replace(text=longer(m.text, size, -1), prev=longer(m.prev, size, -1))
 
     def _widen(self, token: int) -> None:
         """Make room for a token id."""
@@ -259,41 +263,7 @@ class Growth:
             size *= 2
         self._vocab = size
         self.memory = m._replace(
-            head=_longer(m.head, size, -1),
-            newest=_longer(m.newest, size, 0),
-            slot=_longer(m.slot, size, 0, wide=True),
+            head=longer(m.head, size, -1),
+            newest=longer(m.newest, size, 0),
+            slot=longer(m.slot, size, 0, wide=True),
         )
-
-
-@cache
-def make_ready() -> None:
-    """Compile, or load what was compiled, before any step; say so once where it takes time, or
-    where nothing can be compiled."""
-    if not COMPILED:
-        log.warning("growing trees in plain Python, some milliseconds a step: %s", WHY_NOT)
-        return
-    started = time.perf_counter()
-    grown = Growth(Weights.load(), Shape(ask_limit=1))
-    grown.set_costs([1.0], [0.0])
-    for text in ([1, 2, 1, 2, 1], [3]):
-        grown.start()
-        if grown.begin(text, 4, 4):
-            grown.asked()
-            grown.scored(np.array([[5, 6]]), np.array([[1.0, 0.0]]), np.array([[0.7, 0.3]]))
-        made = grown.proposal()
-        grown.read_of([0])
-        grown.learn([2] * len(made.tokens), [0])
-    taken = time.perf_counter() - started
-    if taken > SLOW_S:
-        log.warning("compiled the drafter for this machine in %.0f s, once", taken)
-
-
-def _array(size: int, value: int, *, wide: bool = False):
-    if COMPILED:
-        return np.full(size, value, np.int64 if wide else np.int32)
-    return [value] * size
-
-
-def _longer(array, size: int, value: int, *, wide: bool = False):
-    more = _array(size - len(array), value, wide=wide)
-    return np.concatenate([array, more]) if COMPILED else array + more

@@ -128,3 +128,16 @@ def real(values: Sequence[float] | np.ndarray) -> Any:
     if COMPILED:
         return np.ascontiguousarray(values, dtype=np.float64).reshape(-1)
     return np.asarray(values, dtype=np.float64).reshape(-1).tolist()
+
+
+def filled(size: int, value: int, *, wide: bool = False) -> Any:
+    """Return an array of one value (a list where nothing is compiled), of 32 bits or `wide`."""
+    if COMPILED:
+        return np.full(size, value, np.int64 if wide else np.int32)
+    return [value] * size
+
+
+def longer(array: Any, size: int, value: int, *, wide: bool = False) -> Any:
+    """Return an array with more of one value behind it."""
+    more = filled(size - len(array), value, wide=wide)
+    return np.concatenate([array, more]) if COMPILED else array + more

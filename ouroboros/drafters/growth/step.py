@@ -51,9 +51,10 @@ def begin(s, m, fresh, max_depth, draft_depth):
 
 
 @compiled
-def scored(s, m, ids, scores, shares):
-    """Take in the draft's ranking of what follows the nodes in `ask`, `ranks` a node, and grow
-    anew."""
+def scored(s, m, ranks, ids, scores, shares):
+    """Take in the draft's ranking of what follows the nodes in `ask`, `ranks` tokens a node, and
+    grow anew."""
+    s.ranks = ranks
     for i in range(s.asked):
         node = s.ask[i]
         if s.judge or s.kid_count[node] == 0:

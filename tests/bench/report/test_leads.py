@@ -97,6 +97,7 @@ def test_what_a_draft_call_catches_up_is_fed_too():
     costs = replace(COSTS, draft=Surface.flat({1: 2.0, 11: 12.0}))
     ours = next(one for one in rows() if one.decoder == "ouroboros")
     first, later = ours.steps
+    first = replace(first, draft_caught_up=999)  # the prompt, which is in the prefill
     behind = replace(later, draft_scored=4, draft_caught_up=8)
     before = cost_part(costs)(replace(ours, steps=(first, replace(later, draft_scored=4))))[0]
     assert cost_part(costs)(replace(ours, steps=(first, behind)))[0] == pytest.approx(

@@ -28,8 +28,8 @@ class Checked(list):
         super().__setitem__(at, value)
 
 if "checked" in sys.argv:
-    module._array = lambda size, value, wide=False: Checked([value] * size)
-    module._longer = lambda a, size, value, wide=False: Checked(a + [value] * (size - len(a)))
+    module.filled = lambda size, value, wide=False: Checked([value] * size)
+    module.longer = lambda a, size, value, wide=False: Checked(a + [value] * (size - len(a)))
 
 made = []
 for vocab, seed, shape in ((12, None, {}), (60, 7, {"max_nodes": 24}), (3, 1, {"kids": 2})):

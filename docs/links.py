@@ -1,0 +1,87 @@
+"""The site's hook: README is its home, and what pages link to outside of docs/ comes with it.
+
+Links are written as they work in the repository. A linked file (results, configs, sources) gets
+its repository path in the site, and what a linked Markdown file links to comes along as well.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+LINK = re.compile(r"(\]\()([^)\s:#]+)((?:#[^)\s]*)?\))")
+SHOWN = {".py": "python", ".yaml": "yaml", ".txt": "text", ".json": "json"}
+
+
+def place(path: Path) -> str:
+    """Return where a file of the repository lies in the site."""
+    name = path.relative_to(ROOT).as_posix()
+    if name == "README.md":
+        return "index.md"
+    return name.removeprefix("docs/") + (".md" if path.suffix in SHOWN else "")
+
+
+def linked(path: Path) -> Iterator[Path]:
+    """Yield the existing files and folders that a Markdown file links to."""
+    for match in LINK.finditer(path.read_text("utf-8")):
+        target = Path(os.path.normpath(path.parent / match[2]))
+        if target.exists() and target.is_relative_to(ROOT):
+            yield target
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the home page and, link by link, all that lies outside of docs/."""
+    ahead = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "results" / "LOG.md"]
+    ahead += [Path(file.abs_src_path or "") for file in files.documentation_pages()]
+    seen: set[Path] = set()
+    while ahead:
+        path = ahead.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        if path.is_dir():
+            files.append(File.generated(config, f"{place(path)}/index.md", content=listing(path)))
+        elif not path.is_relative_to(ROOT / "docs"):
+            files.append(generated(path, config))
+        if path.suffix == ".md":
+            ahead += linked(path)
+    return files
+
+
+def generated(path: Path, config: MkDocsConfig) -> File:
+    """Return a file of the repository as one of the site; text becomes a page."""
+    if path.suffix in SHOWN:
+        text = path.read_text("utf-8")
+        content = f"# {path.relative_to(ROOT)}\n\n````{SHOWN[path.suffix]}\n{text}\n````\n"
+        return File.generated(config, place(path), content=content)
+    return File.generated(config, place(path), abs_src_path=str(path))
+
+
+def listing(folder: Path) -> str:
+    """Return a page that names what is in a folder."""
+    names = sorted(f"- {path.name}" for path in folder.iterdir() if path.name[0] != ".")
+    return "\n".join([f"# {folder.relative_to(ROOT)}", "", *names, ""])
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn the repository's links into the site's."""
+    uri = page.file.src_uri
+    source = ROOT / "README.md" if uri == "index.md" else ROOT / uri
+    if not source.exists():
+        source = ROOT / "docs" / uri
+
+    def moved(match: re.Match) -> str:
+        target = Path(os.path.normpath(source.parent / match[2]))
+        if not target.exists():
+            return match[0]
+        found = place(target) + ("/index.md" if target.is_dir() else "")
+        return match[1] + os.path.relpath(found, Path(uri).parent) + match[3]
+
+    return LINK.sub(moved, markdown)

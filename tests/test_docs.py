@@ -1,0 +1,138 @@
+"""README and docs name nothing that there is not, and their commands are accepted as written."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shlex
+from importlib import import_module
+
+import pytest
+from composing import CONF, ROOT, composed, names
+from hydra.errors import HydraException
+
+from ouroboros.commands.command_line import COMMANDS
+
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "hub/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+GROUPS = ("experiment", "task", "decoder", "model", "rehearsal", "draft", "draft_weights")
+CONFIGS = {
+    "bench": "config",
+    "profile": "profiling",
+    **{name: name for name in ("replay", "agreement", "advise", "campaign")},
+}
+OUTSIDE = ("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.")  # of plugins, not ours
+
+
+def code_of(text: str) -> list[str]:
+    """Return the lines of code blocks and the spans of code."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    rest = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    lines = [line.strip() for block in blocks for line in block.splitlines()]
+    lines += [line.strip() for line in rest.splitlines() if line.startswith("    ")]
+    return lines + re.findall(r"`([^`\n]+)`", rest)
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """Return the words of each `ouroboros ...` that is shown, comments left out."""
+    shown = (re.sub(r"\s+#.*", "", code) for code in code_of(text))
+    known = [code.replace("torchrun --nproc-per-node 2 -m ", "") for code in shown]
+    return [shlex.split(code)[1:] for code in known if code.startswith("ouroboros ")]
+
+
+SHOWN = [
+    pytest.param(words, id=f"{page.relative_to(ROOT)}: {' '.join(words)}")
+    for page in PAGES
+    for words in commands_of(page.read_text("utf-8"))
+    if words != ["..."]
+]
+
+
+def accept(words: list[str]) -> None:
+    """Raise where a command has no such option; run nothing."""
+    command, rest = words[0], words[1:]
+    module = import_module(f"ouroboros.commands.{COMMANDS[command][0]}")
+    if command in CONFIGS:
+        name = CONFIGS[command]
+        if "--config-name" in rest:
+            at = rest.index("--config-name")
+            name, rest = rest[at + 1], rest[:at] + rest[at + 2 :]
+        own = [word for word in rest if "=" in word and not word.startswith(OUTSIDE)]
+        composed(*(first_of(word) for word in own if "${" not in word), name=name)
+        return
+    source = inspect.getsource(module)
+    for word in rest:
+        name = word.partition("=")[0]
+        assert not word.startswith("--") or f'"{name}"' in source, f"{command} {name}"
+
+
+def first_of(override: str) -> str:
+    """Return a sweep's override with its first value alone."""
+    key, _, value = override.partition("=")
+    return override if value[:1] in "[{" else f"{key}={value.split(',')[0]}"
+
+
+@pytest.mark.parametrize("words", SHOWN)
+def test_a_command_that_is_shown_is_accept(words):
+    if words[0].startswith("-"):
+        assert words[0] in ("--help", "--version")
+        return
+    assert words[0].isupper() or words[0] in COMMANDS, f"ouroboros {words[0]}"
+    if words[0].isupper() or len(words) == 1 or words[1] == "--help":
+        return
+    try:
+        accept(words)
+    except HydraException as error:
+        pytest.fail(f"ouroboros {' '.join(words)}: {error}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_names_what_there_is(page):
+    text = page.read_text("utf-8")
+    links = re.findall(r"\]\(([^)\s#]+)[^)]*\)", text)
+    missing = [
+        link
+        for link in links
+        if not link.startswith(("http://", "https://")) and not os.path.exists(page.parent / link)
+    ]
+    code = "\n".join(line for line in code_of(text) if "(" not in line)
+    paths = re.findall(r"(?<![\w/.])(?:conf|scripts|ouroboros|tests|results)/[\w./-]*\w", text)
+    missing += [path for path in paths if not path.startswith("results/local") and not exists(path)]
+    for group in GROUPS:
+        for value in re.findall(rf"(?<![\w.+@/]){group}=(\[[\w,]+\]|[a-z][\w.-]*\w(?!\())", code):
+            chosen = value.strip("[]").split(",")
+            missing += [f"{group}={one}" for one in chosen if one not in known(group)]
+    for target in re.findall(r"\bmake ([a-z]+)\b", code):
+        if f"\n{target}:" not in (ROOT / "Makefile").read_text("utf-8"):
+            missing.append(f"make {target}")
+    assert not missing
+
+
+def exists(path: str) -> bool:
+    """Whether a path is in the repository, with or without its suffix, or stands for any NAME."""
+    if "NAME" in path:
+        return (ROOT / path).parent.is_dir()
+    return (ROOT / path).exists() or bool(list(ROOT.glob(f"{path}.*")))
+
+
+def known(group: str) -> list[str]:
+    return [*names(group), "null"] if (CONF / group).exists() else []
+
+
+def test_every_decoder_and_task_is_told():
+    told = (ROOT / "docs" / "drafter.md").read_text("utf-8")
+    told += (ROOT / "docs" / "guide" / "tasks.md").read_text("utf-8")
+    skipped = ("hf_assisted_constant", "hf_assisted_defaults")
+    every = [name for name in names("decoder") if name not in skipped] + names("task")
+    assert [name for name in every if f"`{name}`" not in told] == []
+
+
+def test_the_readme_is_short_and_its_code_runs(capsys):
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(text.splitlines()) <= 150
+    assert text.count("<!-- table: ") == text.count("<!-- end -->") == 1
+    exec("\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)), {})
+    assert "def mean(values):" in capsys.readouterr().out
