@@ -75,9 +75,20 @@ class Noted:
         return self.last.ids[:, 0].tolist()
 
 
+def _best(scores: torch.Tensor) -> torch.Tensor:
+    """Return the id of each row's highest score, the first of equals: [rows] int64.
+
+    On a CPU NumPy finds it in a tenth of the time that torch takes, and widening changes no order.
+    """
+    if scores.device.type != "cpu":
+        return scores.argmax(-1)
+    rows = scores if scores.dtype == torch.float64 else scores.float()
+    return torch.from_numpy(rows.detach().numpy().argmax(-1))
+
+
 def _ranked(scores: torch.Tensor, shares: torch.Tensor, count: int) -> Ranked:
     """Rank by `scores`, with probabilities from `shares` (both [rows, vocab])."""
-    first = scores.argmax(-1, keepdim=True)
+    first = _best(scores)[:, None]
     ids = scores.topk(min(count, scores.shape[-1]), dim=-1).indices
     again = (ids == first).byte().argsort(dim=-1, stable=True)  # of equals topk may take another
     ids = torch.cat([first, ids.gather(-1, again)[:, :-1]], dim=-1)
@@ -98,7 +109,7 @@ class Argmax:
         return logits
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        return logits.argmax(-1).tolist()
+        return _best(logits).tolist()
 
     def ranked(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
@@ -184,7 +195,7 @@ class Sampler:
         )
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        return self.scores(logits, tokens, tree).argmax(-1).tolist()
+        return _best(self.scores(logits, tokens, tree)).tolist()
 
     def ranked(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2

@@ -237,8 +237,9 @@ def test_ranked_agrees_with_the_choice_and_names_the_runners_up(choose, count):
         assert set(ranks.ids[row, len(best) :]) <= {-1}
 
 
-def test_of_equal_logits_the_first_stays_the_choice():
-    logits = torch.zeros(3, 50)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_of_equal_logits_the_first_stays_the_choice(dtype):
+    logits = torch.zeros(3, 50, dtype=dtype)
     logits[1, 20:] = 1
     logits[2, [7, 30]] = 2
     tree = TokenTree.chain(0, [1, 2])
