@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from ouroboros import vocab
 from ouroboros.bench.measure import metrics
+from ouroboros.bench.measure.predicted import timed
 from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.replay.imitated_draft import ImitatedDraft
 from ouroboros.bench.replay.imitation import Rates
@@ -78,7 +79,7 @@ def replay_all(cfg: DictConfig) -> int:
     spec = build_spec(config["model"])
     tokenizer = load_tokenizer(spec)
     tapes = load_tapes(config, tokenizer)
-    costs = load_costs(config["cost"])
+    costs = load_costs(config["costs"])
     tape = next(iter(tapes.values()))
     draft = draft_of(config, tape, tokenizer)
     target = RecordedTarget(tape, tokenizer=tokenizer)
@@ -233,19 +234,16 @@ def row(
         "calls_per_token": metrics.calls_per_token(steps, cost_ratio),
     }
     if costs is not None and tokens:
-        plain_ms = sum(
-            costs.run_ms(
-                replay(RootOnly(), tape, r, max_new=max_new).steps,
-                prompt_tokens=len(r.prompt),
-                decoder="greedy",
+        plain = [
+            Sample(
+                *(r.example, "greedy", r.repeat, 0, len(r.prompt)),
+                steps=tuple(replay(RootOnly(), tape, r, max_new=max_new).steps),
             )
             for r in tape.runs
-        )
-        ours_ms = sum(
-            costs.run_ms(s.steps, prompt_tokens=s.prompt_tokens, decoder=s.decoder) for s in samples
-        )
-        values["predicted_ms_per_token"] = ours_ms / tokens
-        values["predicted_speedup"] = plain_ms / ours_ms
+        ]
+        ours_s, plain_s = (sum(timed(s, costs).wall_s for s in own) for own in (samples, plain))
+        values["predicted_ms_per_token"] = 1e3 * ours_s / tokens
+        values["predicted_speedup"] = plain_s / ours_s
     return values
 
 

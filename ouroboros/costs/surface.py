@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -147,17 +147,6 @@ class Costs:
             drafting = step.draft_calls * each
         host = self.host_ms.get(decoder, self.host_ms.get("", 0.0))
         return self.target.call_ms(step.scored, context) + drafting + host
-
-    def run_ms(
-        self, steps: Sequence[StepRecord], *, prompt_tokens: int, decoder: str = ""
-    ) -> float:
-        """Return the milliseconds of a whole run; the prompt is in `prefill_ms`."""
-        total, context = self.prefill_ms if steps else 0.0, prompt_tokens
-        for place, step in enumerate(steps):
-            own = step if place else replace(step, draft_caught_up=0)
-            total += self.step_ms(own, context, decoder=decoder)
-            context += step.new
-        return total
 
     def floor_ms(self, role: str, context: int) -> float | None:
         """Return the least milliseconds of a call of "target" or "draft": the bytes that it must

@@ -27,7 +27,7 @@ def test_a_results_folder_is_replayed_and_its_time_predicted(run_bench, run_repl
     live = json.loads((saved_pair / "live" / "summary.json").read_text())["decoders"]
     (saved_pair / "costs.yaml").write_text("verify_ms: {1: 10, 99: 20}\ndraft_ms: 1\n")
     code, document, err = run_replay(
-        names, "recording=live", "cost=costs.yaml", "results_dir=replayed"
+        names, "recording=live", "costs=costs.yaml", "results_dir=replayed"
     )
     assert code == 0, err
     for name, row in document["decoders"].items():
@@ -37,7 +37,7 @@ def test_a_results_folder_is_replayed_and_its_time_predicted(run_bench, run_repl
     assert {p.name for p in (saved_pair / "replayed").iterdir()} == {"replay.json", "samples.jsonl"}
     code, _, err = run_replay("recording=live", "results_dir=replayed")
     assert code == 2 and "is not empty" in err
-    code, _, err = run_replay("recording=live", "cost=live")
+    code, _, err = run_replay("recording=live", "costs=live")
     assert code == 2 and "timing=false" in err
 
 
@@ -74,7 +74,7 @@ def test_a_draft_is_imitated_and_said(run_replay, saved_pair):
         (["recording=target"], "not a results folder"),
         (["recording=one.jsonl", "decoder=[lookahead]"], "Lookahead learns from"),
         (["recording=one.jsonl", "decoder=[hf_greedy]"], "HFGenerate is another engine"),
-        (["recording=one.jsonl", "cost=none.yaml"], "costs 'none.yaml' are no file"),
+        (["recording=one.jsonl", "costs=none.yaml"], "costs 'none.yaml' are no file"),
     ],
 )
 def test_mistakes_are_one_line(run_replay, saved_pair, overrides, says):

@@ -54,19 +54,16 @@ def test_a_surface_without_contexts_or_sizes_holds_everywhere():
     assert Surface.constant(2.0).call_ms(300, 10**6) == 2
 
 
-def test_time_is_verification_drafting_host_and_prefill():
+def test_time_is_verification_drafting_and_host():
     costs = Costs(Surface.flat({1: 10, 5: 14}), Surface.constant(2), {"": 1, "slow": 3}, 30)
     assert costs.step_ms(step(3, draft_calls=4), 9) == pytest.approx(12 + 8 + 1)
     assert costs.step_ms(step(3, draft_calls=4), 9, decoder="slow") == pytest.approx(12 + 8 + 3)
-    assert costs.run_ms([step(1), step(5)], prompt_tokens=7) == pytest.approx(11 + 15 + 30)
-    assert costs.run_ms([], prompt_tokens=7) == 0
     with pytest.raises(ValueError, match="no draft model"):
         Costs(Surface.flat({1: 10})).step_ms(step(1, draft_calls=1), 9)
 
 
-def test_a_run_pays_for_its_growing_context_and_for_the_nodes_of_its_draft_calls():
+def test_a_step_pays_for_the_nodes_of_its_draft_calls():
     costs = Costs(SURFACE, Surface.flat({1: 1.0, 5: 2.0}))
-    assert costs.run_ms([step(1, new=100), step(1)], prompt_tokens=100) == pytest.approx(21)
     drafted = step(1, draft_calls=2, draft_scored=6)
     assert costs.step_ms(drafted, 100) == pytest.approx(10 + 2 * 1.5)
 
