@@ -27,7 +27,7 @@ from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.record import run_facts
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.verdict.audit_report import PLAIN, audit_markdown, load_audit, tally, verdict
-from ouroboros.bench.verdict.verdicts import audit_run
+from ouroboros.bench.verdict.run_audit import audit_run
 from ouroboros.commands.build import build_bench, build_pair, build_task
 from ouroboros.commands.refusals import CALLERS, one_line
 

@@ -34,7 +34,7 @@ from ouroboros.bench.run.provenance import environment
 from ouroboros.bench.run.record import known, run_facts, run_identity
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.tasks.task import Example, Task
-from ouroboros.bench.verdict.verdicts import audit_run
+from ouroboros.bench.verdict.run_audit import audit_run
 from ouroboros.commands import CONF
 from ouroboros.commands.build import build_bench, build_pair, build_task, check_decoders
 from ouroboros.commands.refusals import SOME_FAILED, guarded, told_in_one_line

@@ -23,8 +23,8 @@ from transformers import PreTrainedModel
 
 from ouroboros.choose import Choose
 from ouroboros.engine.model import CachedModel
-from ouroboros.lossless.noise import Noise
 from ouroboros.lossless.plainly import own_attention, plain_logits, recast
+from ouroboros.lossless.rounding import Noise
 from ouroboros.lossless.shift import least_shift
 from ouroboros.tree import TokenTree
 

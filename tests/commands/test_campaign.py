@@ -14,7 +14,7 @@ from composing import composed
 from hydra.core.global_hydra import GlobalHydra
 
 from ouroboros.bench.advice.memory import Room
-from ouroboros.bench.campaign.agreement import Check
+from ouroboros.bench.campaign.checks import Check
 from ouroboros.bench.run.interrupt import Interruption
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands import campaign as gpu_campaign

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from ouroboros.bench.campaign.agreement import Check
+from ouroboros.bench.campaign.checks import Check
 from ouroboros.costs.calls import random_tree
 from ouroboros.engine.attention import kernel_attention
 from ouroboros.engine.eager import additive

@@ -21,7 +21,7 @@ from hydra import compose, initialize_config_dir
 
 from ouroboros import standin
 from ouroboros.bench.advice.memory import footprint_of, longest_context, room
-from ouroboros.bench.campaign.agreement import Check
+from ouroboros.bench.campaign.checks import Check
 from ouroboros.bench.run.interrupt import Interruption
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.provenance import (

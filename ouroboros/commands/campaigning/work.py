@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from ouroboros.bench.campaign.agreement import engines_agree, noise_agrees, rolls_agree
 from ouroboros.bench.campaign.attention_trial import attention_agrees, attention_times
+from ouroboros.bench.campaign.checks import engines_agree, noise_agrees, rolls_agree
 from ouroboros.bench.campaign.goals import goals
 from ouroboros.bench.report.folder_report import make_report
 from ouroboros.bench.report.time_report import time_facts

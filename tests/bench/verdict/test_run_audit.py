@@ -14,7 +14,7 @@ from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.sampling import Sampling
 from ouroboros.bench.run.store import SAMPLES, ResultsFolder
 from ouroboros.bench.tasks.task import Example
-from ouroboros.bench.verdict import verdicts as verdicts_module
+from ouroboros.bench.verdict import run_audit as verdicts_module
 from ouroboros.bench.verdict.audit_report import (
     audit_markdown,
     control_table,
@@ -22,7 +22,7 @@ from ouroboros.bench.verdict.audit_report import (
     tally,
     verdict,
 )
-from ouroboros.bench.verdict.verdicts import audit_run
+from ouroboros.bench.verdict.run_audit import audit_run
 from ouroboros.commands import audit as command
 
 SIZES = {"gamma": 3, "window_size": 2, "ngram_size": 3, "verification_set_size": 2}

@@ -10,8 +10,8 @@ import torch
 from tiny import llama
 
 from ouroboros.bench.campaign import attention_trial
-from ouroboros.bench.campaign.agreement import engines_agree, noise_agrees, rolls_agree
 from ouroboros.bench.campaign.attention_trial import attention_agrees, attention_times, case
+from ouroboros.bench.campaign.checks import engines_agree, noise_agrees, rolls_agree
 from ouroboros.choose import Sampler, argmax
 from ouroboros.engine.model import CachedModel
 
@@ -68,7 +68,7 @@ def test_noise_is_compared_bit_for_bit(monkeypatch):
     assert noise_agrees(CPU, vocab=64, positions=3).passed
     calls = iter(range(99))
     monkeypatch.setattr(
-        "ouroboros.bench.campaign.agreement.gumbel", lambda *_: torch.ones(2) * next(calls)
+        "ouroboros.bench.campaign.checks.gumbel", lambda *_: torch.ones(2) * next(calls)
     )
     assert noise_agrees(CPU, vocab=64, positions=3).figures["unequal"] == 3
 
