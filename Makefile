@@ -16,7 +16,7 @@ bench: $(INSTALLED)
 	$(BIN)/ouroboros bench $(ARGS)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

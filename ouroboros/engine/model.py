@@ -60,6 +60,7 @@ class CachedModel:
         facts = examine(model)
         self.max_len = min(max_len or facts.max_len, facts.max_len)
         self.sliding_window = facts.sliding_window
+        self.layer_types = facts.layer_types
         self.vocab_size = facts.vocab_size
         self.width = facts.vocab_size
         self.device = facts.device

@@ -79,7 +79,7 @@ def test_a_file_of_costs_is_part_of_a_runs_identity(run_priced, run_bench, saved
 
 def test_a_replay_goes_by_the_recorded_costs_unless_it_is_given_others(run_priced, call):
     folder, _ = run_priced("recorded", "timing=false", "costs=flat")
-    for options, wanted in (([], "flat"), (["cost=epyc"], "epyc")):
+    for options, wanted in (([], "flat"), (["costs=epyc"], "epyc")):
         given = [*PRICED, f"recording={folder.path}", "limit=1", "model.dtype=float32", *options]
         code, out, err = call(replay.main, *given)
         assert code == 0, err
