@@ -338,6 +338,10 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-if __name__ == "__main__":
+def main() -> None:
     arguments = parser().parse_args()
     arguments.step(arguments)
+
+
+if __name__ == "__main__":
+    main()
