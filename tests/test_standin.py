@@ -17,7 +17,8 @@ from transformers import (
 )
 
 from ouroboros.commands import standin as command
-from ouroboros.standin import SHAPES, blank, bytes_of, embed, place_heads, shape
+from ouroboros.engine.quantised import bytes_of
+from ouroboros.standin import SHAPES, blank, embed, place_heads, shape
 
 VOCAB, HEAD_DIM = 37, 8
 SMALL = {"heads": 4, "kv": 2, "hidden": 32, "ffn": 40, "layers": 2, "vocab": VOCAB}

@@ -17,7 +17,8 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from ouroboros.bench.run.pair import place
-from ouroboros.standin import SHAPES, blank, bytes_of, embed, shape
+from ouroboros.engine.quantised import bytes_of
+from ouroboros.standin import SHAPES, blank, embed, shape
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32")}
 RESERVE_BYTES = 1 << 30  # The disk must have this much left afterwards.
