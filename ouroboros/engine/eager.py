@@ -10,6 +10,7 @@ the same logits up to rounding.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
