@@ -102,7 +102,6 @@ def options() -> argparse.ArgumentParser:
     add("--hardware", default="2 CPU cores with AMX, shared with other work")
     add("--history", default="", help="a sentence on trainings before this one, for the card")
     add("--prompts", type=int, help="only so many HumanEval prompts")
-    add("--figures-only", action="store_true", help="write evaluation.json and no card")
     add("--seed", type=int, default=0)
     return parser
 
@@ -116,8 +115,7 @@ def main() -> None:
     heldout = json.loads((args.work / "heldout.json").read_text())
     evaluation = evaluate(pair, heldout, args)
     (args.pair / "evaluation.json").write_text(json.dumps(evaluation, indent=1))
-    if not args.figures_only:
-        write_card(pair, evaluation, args)
+    write_card(pair, evaluation, args)
     for result in evaluation["humaneval"].values():
         del result["samples"]
     print(json.dumps(evaluation))

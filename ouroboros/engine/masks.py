@@ -10,7 +10,7 @@ itself, as far as a sliding window reaches; rounding apart, the same logits foll
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +21,7 @@ from ouroboros.tree import TokenTree
 Masks = torch.Tensor | dict[str, torch.Tensor] | None
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """A forward's tokens: `missing` ones of the sequence, then a tree, from slot `base` on.
 
     The first `held` nodes of the tree lie in their slots already (nothing is missing then, and none
@@ -53,10 +52,10 @@ class Layout:
 
     def positions(self) -> np.ndarray:
         """Return [columns] int64: the place of every missing token and node in the text."""
-        before = len(self.missing)
-        if not before:
-            return self.base + self.tree.depths()
-        return self.base + np.concatenate([np.arange(before), before + self.tree.depths()])
+        depths, start = self.tree.depths(), self.base + len(self.missing)
+        if not self.missing:
+            return start + depths
+        return np.concatenate([np.arange(self.base, start), start + depths])
 
     def seen(self) -> np.ndarray:
         """Return [fed, columns] bool: which of the columns each fed token sees.
@@ -83,13 +82,16 @@ def dense(layout: Layout, facts: Facts) -> Masks:
     the model masks itself."""
     if layout.tree.is_chain:
         return None
-    inside, positions, near = layout.seen(), layout.positions(), None
-    context = np.ones((len(inside), layout.base), dtype=bool)
-    window = facts.sliding_window
-    if window is not None and positions.max() >= window:
-        slots = np.concatenate([np.arange(layout.base), positions])
-        near = _on(facts.device, positions[-len(inside) :, None] - slots < window)
-    return by_layer(_on(facts.device, np.concatenate([context, inside], axis=1)), near, facts)
+    inside, near = layout.seen(), None
+    seen = np.ones((len(inside), layout.base + inside.shape[1]), dtype=bool)
+    seen[:, layout.base :] = inside
+    if facts.sliding_window is not None:
+        positions = layout.positions()
+        if positions.max() >= facts.sliding_window:
+            slots = np.concatenate([np.arange(layout.base), positions])
+            back = positions[layout.held :, None] - slots
+            near = _on(facts.device, back < facts.sliding_window)
+    return by_layer(_on(facts.device, seen), near, facts)
 
 
 def spread(

@@ -26,6 +26,7 @@ from ouroboros.tree import TokenTree
 EDGES = (0, 512, 2048, 4096)  # of the ranges of positions, in tokens
 MAX_NEW = 128
 SHOWN = ("HumanEval/0", "HumanEval/23", "HumanEval/53")
+DOCUMENTS = 12  # the longest, so that each range holds text of the same ones
 ROWS = 512  # positions whose logits and noise lie in memory at once
 
 
@@ -90,16 +91,12 @@ def agreement_by_position(
     texts: Sequence[str],
     temperatures: Sequence[float],
     *,
-    documents: int = 12,
-    seed: int = 0,
+    seed: int,
 ) -> dict[str, dict[str, float]]:
     """Share of positions of held-out documents where both models choose the same token, with the
-    same noise, for each temperature and range of positions.
-
-    The longest documents are read, so that each range holds text of the same ones.
-    """
+    same noise, for each temperature and range of positions."""
     rows = [target.tokenizer(text).input_ids[: EDGES[-1]] for text in texts]
-    rows = sorted(rows, key=len)[-documents:]
+    rows = sorted(rows, key=len)[-DOCUMENTS:]
     agreed = {t: np.zeros(EDGES[-1]) for t in temperatures}
     seen = np.zeros(EDGES[-1])
     for number, row in enumerate(tqdm(rows, desc="by position", mininterval=10)):

@@ -215,9 +215,9 @@ def train(
     out: Path,
     recipe: Recipe,
     *,
+    check: Callable[[LlamaForCausalLM], dict],
+    device: str,
     teacher: PreTrainedModel | None = None,
-    check: Callable[[LlamaForCausalLM], dict] | None = None,
-    device: str = "cpu",
 ) -> dict:
     """Train in place, write `checkpoint.pt`, `curve.jsonl` and `heldout.jsonl` under `out`, return
     a summary.
@@ -256,7 +256,7 @@ def _steps(trainee: Trainee, sources: Sequence[Source], out: Path) -> Iterator[f
     bar.close()
 
 
-def _keep(trainee: Trainee, out: Path, check: Callable | None, average: float) -> None:
+def _keep(trainee: Trainee, out: Path, check: Callable, average: float) -> None:
     """Write the curve every 20 steps; a checkpoint and what `check` says as their time comes."""
     state = trainee.state
     if state["step"] % 20 == 0:
@@ -270,9 +270,7 @@ def _keep(trainee: Trainee, out: Path, check: Callable | None, average: float) -
         _check(trainee, out, check)
 
 
-def _check(trainee: Trainee, out: Path, check: Callable | None) -> None:
-    if check is None:
-        return
+def _check(trainee: Trainee, out: Path, check: Callable) -> None:
     found = check(trainee.model.eval())
     trainee.model.train()
     with (out / "heldout.jsonl").open("a") as file:
