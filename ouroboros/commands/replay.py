@@ -52,7 +52,7 @@ def replay_all(cfg: DictConfig) -> int:
         tokenizer,
         of=config["recorded_decoder"],
         limit=config["limit"],
-        task=config["task"],
+        task=config.get("task"),
     )
     costs = load_costs(config["costs"])
     tape = next(iter(tapes.values()))
@@ -101,11 +101,12 @@ def draft_of(config: dict, tape: Tape, tokenizer) -> CachedModel | None:
     return loaded_draft(config["model"], tape, tokenizer)
 
 
-def cost_ratio(config: dict) -> float:
-    """Return a draft call's cost in target calls: as configured, else as the run recorded it."""
+def cost_ratio(config: dict) -> float | None:
+    """Return a draft call's cost in target calls: as configured, else as the recorded run's report
+    has it; None where a recording is no run."""
     path, given = Path(config["recording"]), config["model"].get("draft_cost")
-    if given is None:
-        return cost_of(ResultsFolder(path).load_run()) if path.is_dir() else metrics.COST_RATIO
+    if given is None and path.is_dir():
+        return cost_of(ResultsFolder(path).load_run())
     return given
 
 
@@ -126,9 +127,10 @@ def row(
     tape: Tape,
     costs: Costs | None,
     max_new: int | None,
-    cost_ratio: float,
+    ratio: float | None,
 ) -> dict:
-    """Return counts, and with costs the predicted milliseconds per token and the speedup over a
+    """Return counts (calls per token where a draft call's `ratio` to a target call is known, or
+    there is none), and with costs the predicted milliseconds per token and the speedup over a
     decoder that drafts nothing."""
     steps = metrics.steps_of(samples)
     tokens = sum(len(sample.new_tokens) for sample in samples)
@@ -139,8 +141,9 @@ def row(
         "tokens_per_target_call": metrics.tokens_per_target_call(steps),
         "acceptance_length": metrics.acceptance_length(steps),
         "draft_calls_per_token": metrics.draft_calls_per_token(steps),
-        "calls_per_token": metrics.calls_per_token(steps, cost_ratio),
     }
+    if ratio is not None or not any(step.draft_calls for step in steps):
+        values["calls_per_token"] = metrics.calls_per_token(steps, ratio or 0.0)
     if costs is not None and tokens:
         plain = [
             Sample(

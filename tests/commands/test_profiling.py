@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from ouroboros.commands import profiling
 from ouroboros.costs import bandwidth
 from ouroboros.costs.surface import Costs
 
@@ -53,7 +54,7 @@ def test_a_profile_that_goes_on_keeps_its_costs(run_profiling, saved_pair, monke
     assert run_profiling("decoder=[greedy]", "results_dir=halved")[0] == 0
     before, run = Costs.load(folder / "costs.json"), json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**run, "status": "interrupted"}))
-    monkeypatch.setattr(profiling, "measure", None)
+    monkeypatch.setattr(profiling, "measured_costs", None)
     code, _, err = run_profiling("decoder=[greedy]", "results_dir=halved")
     assert code == 0, err
     after = Costs.load(folder / "costs.json")
