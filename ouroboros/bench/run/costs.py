@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +13,15 @@ from ouroboros.costs.surface import Costs
 
 
 def load_costs(given: object) -> Costs | None:
-    """Return the costs of a name, a file or a results folder's timed samples; None for None. They
-    say their name.
+    """Return the costs of a name, a file, a small table by hand or a results folder's timed samples;
+    None for None. Those of a name, a file or a folder say it.
 
     Raises `ValueError` for anything else.
     """
     if given is None:
         return None
+    if isinstance(given, Mapping):
+        return Costs.by_hand(given)
     if not isinstance(given, str | Path):
         raise ValueError(f"costs={given}: give a name ({', '.join(NAMES)}), a file or null")
     if given in NAMES or not Path(given).is_dir():
