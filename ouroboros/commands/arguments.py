@@ -149,8 +149,8 @@ def standin() -> argparse.ArgumentParser:
 def overlap() -> argparse.ArgumentParser:
     """How often can a draft be right? Two answers on the text of a sampled run.
 
-        ouroboros bench experiment=acceptance temperature=0.7 results_dir=results/local/a
-        ouroboros overlap results/local/a
+        ouroboros bench experiment=acceptance temperature=0.7 results_dir=DIR
+        ouroboros overlap DIR
 
     `bound` is 1 - TV, the mean over positions of sum_i min(p_i, q_i): the share of
     drafts that classic rejection sampling accepts (Leviathan et al. 2023). `shared`

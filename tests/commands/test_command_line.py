@@ -18,10 +18,10 @@ CONFIGS = {
     "profile": "profiling",
     "replay": "replay",
     "advise": "advise",
-    "agreement": "agreement",
     "campaign": "campaign",
 }
 """Commands with Hydra's syntax, and their configs."""
+LISTED = [name for name, one in command_line.COMMANDS.items() if one.summary]
 OPTION = re.compile(r"^  ([\w.]+)=(\S+)(  |$)", re.M)
 
 
@@ -43,7 +43,7 @@ def told(monkeypatch, capsys):
     return call
 
 
-@pytest.mark.parametrize("name", [None, *command_line.COMMANDS])
+@pytest.mark.parametrize("name", [None, *LISTED])
 def test_help_fits_on_80_columns(told, name):
     code, text, _ = told(*([name] if name else []), "--help")
     assert not code and "ouroboros" in text
@@ -62,6 +62,24 @@ def test_help_tells_the_defaults_there_are(told, name):
         if value not in ("[...]", groups.get(key)):
             told_value = OmegaConf.from_dotlist([f"x={value}"]).x
             assert OmegaConf.select(config, key) == told_value, key
+
+
+def test_what_is_for_work_on_the_project_is_a_command_but_not_listed(told):
+    assert "overlap" not in told("--help")[1].partition("COMMAND\n")[2]
+    code, text, _ = told("overlap", "--help")
+    assert not code and "ouroboros overlap" in text
+
+
+def test_help_imports_no_command():
+    """Nor what only commands need: it is for torch and the library alone to be slow."""
+    for name in ("bench", "tune"):
+        code = (
+            "import sys; from ouroboros.commands.command_line import main\n"
+            f"try: main(['{name}', '--help'])\nexcept SystemExit: pass\n"
+            "names = ('ouroboros.commands.build', 'ouroboros.bench', 'pandas', 'matplotlib')\n"
+            "assert not set(names) & set(sys.modules), set(names) & set(sys.modules)"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_version(told):

@@ -13,8 +13,8 @@ from ouroboros.costs.surface import Costs
 
 
 def load_costs(given: object) -> Costs | None:
-    """Return the costs of a name, a file, a small table by hand or a results folder's timed samples;
-    None for None. Those of a name, a file or a folder say it.
+    """Return the costs of a name, a file, a small table by hand, or a results folder's timed
+    samples; None for None. Those of a name, a file or a folder say it.
 
     Raises `ValueError` for anything else.
     """
