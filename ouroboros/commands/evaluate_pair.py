@@ -1,6 +1,6 @@
 """Measure a reference pair and write its model card.
 
-    python scripts/evaluate_pair.py --pair ouroboros/reference --work WORK
+    ouroboros evaluate_pair --pair ouroboros/reference --work WORK
 
 Held-out loss by kind of text; agreement of draft and target by temperature, and by position on
 held-out documents; repetition of completions of HumanEval prompts, and the temperature at which it
@@ -133,7 +133,3 @@ def write_card(pair: dict[str, CachedModel], evaluation: dict, args: argparse.Na
     }
     told = {"hardware": args.hardware, "history": args.history}
     (args.pair / "CARD.md").write_text(card(manifest=manifest, **told, **models, **evaluation))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,15 +1,15 @@
 """Train the reference pair that ships with the project: tokenizer, corpus, target, draft, export.
 
-    python scripts/train_pair.py prepare --wheels WHEELS --gsm8k gsm8k_train.jsonl \\
+    ouroboros train_pair prepare --wheels WHEELS --gsm8k gsm8k_train.jsonl \\
         --forbid humaneval mbpp.jsonl gsm8k_test.jsonl --work WORK
-    python scripts/train_pair.py target --work WORK --minutes 80
-    python scripts/train_pair.py polish --work WORK --minutes 10
-    python scripts/train_pair.py draft --work WORK --minutes 20
-    python scripts/train_pair.py export --work WORK --out ouroboros/reference
-    python scripts/train_pair.py tiny --work WORK --out OUT      # all of it, in under a minute
+    ouroboros train_pair target --work WORK --minutes 80
+    ouroboros train_pair polish --work WORK --minutes 10
+    ouroboros train_pair draft --work WORK --minutes 20
+    ouroboros train_pair export --work WORK --out ouroboros/reference
+    ouroboros train_pair tiny --work WORK --out OUT      # all of it, in under a minute
 
 Every step reads what the one before wrote in WORK and continues its own checkpoint; `STEP --help`
-lists its options. `evaluate_pair.py` measures the result and writes the model card.
+lists its options. `ouroboros evaluate_pair` measures the result and writes the model card.
 """
 
 from __future__ import annotations
@@ -263,7 +263,3 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     arguments = parser().parse_args()
     arguments.step(arguments)
-
-
-if __name__ == "__main__":
-    main()
