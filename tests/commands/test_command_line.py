@@ -11,13 +11,14 @@ from omegaconf import OmegaConf
 
 import ouroboros
 from ouroboros.commands import command_line
-from ouroboros.commands.build import class_of
+from ouroboros.commands.configs import class_of
 
 CONFIGS = {
     "bench": "config",
     "profile": "profiling",
     "replay": "replay",
     "advise": "advise",
+    "agreement": "agreement",
     "campaign": "campaign",
 }
 """Commands with Hydra's syntax, and their configs."""
@@ -74,7 +75,7 @@ def test_an_unknown_command_is_told(told):
 
 def test_the_command_gets_the_rest_as_it_is(told, monkeypatch):
     seen = []
-    monkeypatch.setattr("ouroboros.commands.bench.main", lambda: seen.append(sys.argv))
+    monkeypatch.setattr(command_line.Command, "run", lambda self: seen.append(sys.argv))
     told("bench", "-m", "decoder.ouroboros.gamma=4,6", "--cfg", "job", "x=y")
     assert seen == [["ouroboros bench", "-m", "decoder.ouroboros.gamma=4,6", "--cfg", "job", "x=y"]]
 

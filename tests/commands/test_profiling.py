@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from ouroboros.commands import profiling
 from ouroboros.costs import bandwidth
 from ouroboros.costs.surface import Costs
 
@@ -18,7 +17,7 @@ def run_profiling(call, monkeypatch):
     monkeypatch.setattr(bandwidth, "copy_bandwidth", lambda device: 1e10)
 
     def run(*overrides: str) -> tuple[int, list[str], str]:
-        code, out, err = call(profiling.main, *TINY, *overrides)
+        code, out, err = call("profile", *TINY, *overrides)
         return code, out.splitlines(), err
 
     return run

@@ -4,8 +4,6 @@ import json
 
 import pytest
 
-from ouroboros.commands import replay
-
 TINY = ["task.limit=2", "max_new=8", "threads=1", "model.dtype=float32", "timing=false"]
 
 
@@ -14,7 +12,7 @@ def run_replay(call):
     """Return exit code, its document and stderr."""
 
     def run(*overrides: str) -> tuple[int, dict, str]:
-        code, out, err = call(replay.main, "model.dtype=float32", "threads=1", *overrides)
+        code, out, err = call("replay", "model.dtype=float32", "threads=1", *overrides)
         lines = out.splitlines()
         return code, json.loads(lines[-1]) if lines else {}, err
 
