@@ -100,19 +100,30 @@ def tune() -> argparse.ArgumentParser:
     """Tune every decoder on development text, each with the same number of trials.
 
         ouroboros tune --decoders speculative ouroboros --trials 16
-        ouroboros tune --prompts mine.jsonl --results results/tuning
+        ouroboros tune --prompts mine.jsonl --overrides costs=flat
+        ouroboros tune --fit weights.json
 
     Each decoder gets its configured settings as the first trial and random ones
     from its space for the rest. All trials of all decoders alternate prompt by
     prompt; after a first round on a few prompts, the best third of each decoder's
     trials goes on to the rest. Each prompt is decoded greedily and sampled
-    (--temperatures); the geometric mean of the speeds counts. The best settings
-    are printed and written to tuning.json and tuning.md; put them into
-    conf/decoder. Never give it a benchmark's prompts.
+    (--temperatures). Calls are counted and turned into speed by the costs (of
+    this machine, or --overrides costs=epyc | flat | FILE), so that noise of the
+    clock picks no winner; the geometric mean over temperatures counts. Engines
+    that do not say what they scored go by the clock. The best settings are
+    printed and written to tuning.json and tuning.md; put them into conf/decoder.
+
+    --fit FILE fits Ouroboros' estimates to the pair instead, in a few minutes,
+    and writes their weights, with what they were fitted on and how well they
+    predict, and a picture of that; use them by decoder.ouroboros.weights=FILE.
+
+    Never give it a benchmark's prompts.
     """
     parser = _parser(tune)
     add = parser.add_argument
-    add("--prompts", default=str(Path(CONF, "task", "development.jsonl")))
+    development = str(Path(CONF, "task", "development.jsonl"))
+    add("--prompts", nargs="+", default=[development], metavar="FILE", help="JSONL with prompts")
+    add("--fit", type=Path, metavar="FILE", help="where the fitted weights go")
     add("--results", type=Path, default=Path("results/local/tuning"))
     add("--decoders", nargs="*", default=list(SPACES))
     add("--trials", type=int, default=24, help="for each decoder")

@@ -18,8 +18,11 @@ import torch
 from scipy.stats import gmean
 from tqdm import tqdm
 
+from ouroboros.bench.measure.intervals import pooled
 from ouroboros.bench.measure.metrics import mean_repetition_rate, output_throughput
+from ouroboros.bench.measure.predicted import cost_part
 from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.loop import WARM_UP, Bench
 from ouroboros.bench.run.prompt import longest
 from ouroboros.bench.run.provenance import provenance
@@ -28,8 +31,10 @@ from ouroboros.bench.run.turn import Decoder
 from ouroboros.bench.tasks.humaneval import STOP
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.bench.tasks.task import Example
-from ouroboros.commands.build import build_costs, build_pair, check_decoders, make_decoder
+from ouroboros.commands.build import build_pair, check_decoders, make_decoder
 from ouroboros.commands.configs import SPACES, composed, replaced
+from ouroboros.commands.fitting import fit
+from ouroboros.costs.probe import probe
 from ouroboros.costs.surface import Costs
 from ouroboros.engine.model import CachedModel
 
@@ -46,18 +51,25 @@ class Trial:
     def name(self) -> str:
         return f"{self.decoder} {json.dumps(self.settings, sort_keys=True)}"
 
-    @property
-    def rates(self) -> dict[float, float]:
-        """Tokens/s at each temperature."""
-        return {
-            heat: output_throughput([s for s in found if s.error is None]) or 0.0
-            for heat, found in self.samples.items()
-        }
+    def rates(self, costs: Costs) -> dict[float, float]:
+        """Return the speed at each temperature: tokens per target call of one node, by the costs;
+        tokens per second where an engine does not say what it scored."""
+        return {heat: speed(found, costs) for heat, found in self.samples.items()}
 
-    @property
-    def tokens_per_s(self) -> float:
-        """The geometric mean over temperatures: each counts alike, however slow its text is."""
-        return float(gmean(list(self.rates.values())))
+    def rate(self, costs: Costs) -> float:
+        """Return the geometric mean over temperatures: each counts alike, however slow its text
+        is."""
+        return float(gmean(list(self.rates(costs).values())))
+
+
+def speed(samples: list[Sample], costs: Costs) -> float:
+    """Return tokens per cost, or per second, of the samples that did not fail; 0 for none."""
+    done = [sample for sample in samples if sample.error is None]
+    try:
+        spent = pooled(done, part=cost_part(costs))
+    except ValueError:
+        return output_throughput(done) or 0.0
+    return 1 / spent.value if spent and spent.value else 0.0
 
 
 def draw(decoder: str, count: int, seed: int) -> list[Trial]:
@@ -82,7 +94,7 @@ class Search:
 
     configs: Mapping[str, dict]
     draft: CachedModel | None
-    costs: Costs | None
+    costs: Costs
     jobs: Mapping[float, Bench]
 
     def measure(self, trials: list[Trial], examples: list[Example]) -> None:
@@ -102,7 +114,9 @@ class Search:
 
 
 def tune(args: argparse.Namespace) -> int:
-    """Load, try all trials of all decoders, report the best; return 0."""
+    """Load, try all trials of all decoders, report the best, or fit; return 0."""
+    if args.fit:
+        return fit(args)
     unknown = [name for name in args.decoders if name not in SPACES]
     if unknown:
         known = ", ".join(SPACES)
@@ -111,10 +125,11 @@ def tune(args: argparse.Namespace) -> int:
     check_decoders(config["decoder"])
     if config["threads"]:
         torch.set_num_threads(config["threads"])
-    task = Prompts(path=args.prompts, stop=STOP)
-    examples = task.load()[: args.limit]
+    tasks = [Prompts(path=path, stop=STOP) for path in args.prompts]
+    task, examples = tasks[0], [one for own in tasks for one in own.load()[: args.limit]]
     pair = build_pair(config)
-    costs = build_costs(config, pair, longest(pair.target.tokenizer, examples) + args.max_new)
+    reach = longest(pair.target.tokenizer, examples) + args.max_new
+    costs = load_costs(config["costs"]) or probe(pair.target, pair.draft, context=reach)
     job = Bench(pair.target, pair.models, task, examples, {}, args.max_new)
     jobs = {
         heat: replace(job, sampling=Sampling(seed=args.seed, temperature=heat))
@@ -122,7 +137,7 @@ def tune(args: argparse.Namespace) -> int:
     }
     trials = [t for name in args.decoders for t in draw(name, args.trials, args.seed)]
     search = Search(config["decoder"], pair.draft, costs, jobs)
-    report(args, best(trials, examples, args.first, search))
+    report(args, best(trials, examples, args.first, search), costs)
     return 0
 
 
@@ -134,7 +149,7 @@ def best(trials: list[Trial], examples: list[Example], first: int, search: Searc
     search.measure(trials, examples[:first])
     finalists = []
     for name in dict.fromkeys(trial.decoder for trial in trials):
-        own = sorted((t for t in trials if t.decoder == name), key=lambda t: -t.tokens_per_s)
+        own = sorted((t for t in trials if t.decoder == name), key=lambda t: -t.rate(search.costs))
         finalists += own[: max(1, len(own) // 3)]
     search.measure(finalists, examples[first:])
     return finalists
@@ -145,23 +160,26 @@ def every(trial: Trial) -> list[Sample]:
     return [sample for found in trial.samples.values() for sample in found]
 
 
-def report(args: argparse.Namespace, finalists: list[Trial]) -> None:
+def report(args: argparse.Namespace, finalists: list[Trial], costs: Costs) -> None:
     """Write and print the finalists, the best first."""
+    ranked = sorted(finalists, key=lambda trial: (trial.decoder, -trial.rate(costs)))
     rows = [
         {
             "decoder": t.decoder,
-            "tokens_per_s": round(t.tokens_per_s, 2),
-            **{f"tokens_per_s_t{heat:g}": round(rate, 2) for heat, rate in t.rates.items()},
+            "speed": round(t.rate(costs), 3),
+            **{f"speed_t{heat:g}": round(rate, 3) for heat, rate in t.rates(costs).items()},
             "failed": sum(s.error is not None for s in every(t)),
             "repetition_rate": round(mean_repetition_rate(every(t)) or 0.0, 3),
             "settings": t.settings,
         }
-        for t in sorted(finalists, key=lambda t: (t.decoder, -t.tokens_per_s))
+        for t in ranked
     ]
     args.results.mkdir(parents=True, exist_ok=True)
     facts = {
         "trials_each": args.trials,
-        "prompts": [Path(args.prompts).name, len(next(iter(finalists[0].samples.values())))],
+        "prompts": [Path(path).name for path in args.prompts],
+        "prompts_decoded": len(next(iter(finalists[0].samples.values()))),
+        "costs": dict(costs.about),
         "temperatures": args.temperatures,
         "max_new": args.max_new,
         "provenance": provenance(),
@@ -170,7 +188,9 @@ def report(args: argparse.Namespace, finalists: list[Trial]) -> None:
     (args.results / "tuning.json").write_text(json.dumps(facts, indent=1))
     table = pd.DataFrame(rows).groupby("decoder").head(3).to_markdown(index=False)
     (args.results / "tuning.md").write_text(
-        f"# Tuning on development text, {args.trials} trials for each decoder\n\n{table}\n"
+        f"# Tuning on development text, {args.trials} trials for each decoder\n\n"
+        "Speed: tokens per target call of one node, by counts and costs (tokens per second of "
+        f"transformers' own decoders).\n\n{table}\n"
     )
     print(table)
     print(json.dumps({row["decoder"]: row["settings"] for row in reversed(rows)}))
