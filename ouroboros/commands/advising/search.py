@@ -57,8 +57,8 @@ class Imitated:
         return next((self.rates[key] for key in keys if key in self.rates), USUAL)
 
     def made(self, name: str, settings: Settings) -> Drafter:
-        """Build a decoder (`check_drafter` refuses other engines'). Raises `ValueError` for settings
-        that it does not take."""
+        """Build a decoder; `check_drafter` refuses other engines' later. Raises `ValueError` for
+        settings that it does not take."""
         own = replaced(self.decoders[name], settings)
         made = make_decoder(own, self.draft, self.costs, what=f"decoder.{name}")
         return made  # type: ignore[return-value]
