@@ -124,6 +124,8 @@ def tune() -> argparse.ArgumentParser:
     development = str(Path(CONF, "task", "development.jsonl"))
     add("--prompts", nargs="+", default=[development], metavar="FILE", help="JSONL with prompts")
     add("--fit", type=Path, metavar="FILE", help="where the fitted weights go")
+    noise = "fit on drafts disturbed so much, 0 is the draft itself: for drafts of other quality"
+    add("--noise", type=float, nargs="+", default=[0.0], help=noise)
     add("--results", type=Path, default=Path("results/local/tuning"))
     add("--decoders", nargs="*", default=list(SPACES))
     add("--trials", type=int, default=24, help="for each decoder")

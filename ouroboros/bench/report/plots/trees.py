@@ -65,10 +65,12 @@ def fitted(about: Mapping) -> Figure:
         least = ", ".join(f"{one['log_loss_of_the_mean']:.3f}" for one in views.values())
         texts = ", ".join(f"{count} of {name}" for name, count in about["prompts"].items())
         heats = ", ".join(f"{heat:g}" for heat in about["temperatures"])
+        noise = ", ".join(f"{one:g}" for one in about["noise"])
         foot(
             figure,
-            f"{about['pair']}; prompts: {texts}; temperatures {heats}; every fifth prompt, "
-            f"held out of the fit; log loss of always the mean: {least}. Whiskers: 95 % (Wilson).",
+            f"{about['pair']}; prompts: {texts}; temperatures {heats}; noise of the draft "
+            f"{noise}; every fifth prompt, held out of the fit; log loss of always the mean: "
+            f"{least}. Whiskers: 95 % (Wilson).",
         )
     return figure
 
