@@ -27,7 +27,7 @@ from ouroboros.bench.measure.predicted import Priced
 from ouroboros.bench.report.combined import write_report
 from ouroboros.bench.report.folder_report import headline, make_report, tables
 from ouroboros.bench.report.gather import Measured, load, merge, run_folders
-from ouroboros.bench.report.run_set import Study
+from ouroboros.bench.report.run_set import RunSet
 from ouroboros.bench.report.spec_bench import write_answers
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.tasks.specbench import SpecBench
@@ -49,17 +49,15 @@ def main() -> int:
     out = options.out or _beside(options.folders)
     measured = merge(loaded)
     try:
-        study = write_report(
-            measured, out, most_tokens=options.viewer_tokens, tokenizer=options.tokenizer
-        )
+        shown = write_report(measured, out, tokenizer=options.tokenizer)
         if options.spec_bench:
-            for label, one in zip(study.labels, measured, strict=True):
+            for label, one in zip(shown.labels, measured, strict=True):
                 warn_of_other_tasks(label, one.run["task"]["name"])
                 write_answers(one, out / "spec_bench" / label.replace("/", "-"))
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    show(study, out)
+    show(shown, out)
     return 2 if bad else 0
 
 
@@ -93,13 +91,13 @@ def gather(folders: list[Path], *, remake: bool = False) -> tuple[list[Measured]
     return list(found.values()), bad
 
 
-def show(study: Study, out: Path) -> None:
+def show(runs: RunSet, out: Path) -> None:
     """Print each run's tables and, as the last line, one JSON document."""
-    for label, summary in zip(study.labels, study.summaries, strict=True):
-        head = f"{label}: {summary['title']}" if len(study.labels) > 1 else summary["title"]
+    for label, summary in zip(runs.labels, runs.summaries, strict=True):
+        head = f"{label}: {summary['title']}" if len(runs.labels) > 1 else summary["title"]
         print(head, *tables(summary, "simple", width=120), sep="\n\n", end="\n\n")
     print(f"report: {os.path.relpath(out / 'report.html')}", file=sys.stderr)
-    pairs = zip(study.labels, study.summaries, strict=True)
+    pairs = zip(runs.labels, runs.summaries, strict=True)
     document = {label: headline(summary) for label, summary in pairs}
     print(json.dumps(document, ensure_ascii=False))
 
@@ -147,11 +145,5 @@ def _options() -> argparse.Namespace:
         "--tokenizer",
         metavar="FOLDER",
         help="the runs' tokenizer, so that the page shows text (default: where run.json says)",
-    )
-    parser.add_argument(
-        "--viewer-tokens",
-        type=int,
-        default=120_000,
-        help="most tokens that the page's viewer carries (default: %(default)s)",
     )
     return parser.parse_args()

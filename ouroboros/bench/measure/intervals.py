@@ -31,6 +31,15 @@ class Interval:
     low: float | None = None
     high: float | None = None
 
+    def text(self, digits: int = 2, unit: str = "") -> str:
+        """Return the value with its interval.
+
+        >>> Interval(2.667, 1.96, 3.4).text(unit="x")
+        '2.67x [1.96, 3.40]'
+        """
+        ends = "" if self.low is None else f" [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+        return f"{self.value:.{digits}f}{unit}{ends}"
+
 
 def speedup(
     baseline: Sequence[Sample], samples: Sequence[Sample], *, part: Part = whole_part

@@ -16,11 +16,10 @@ from ouroboros.bench.report.cells import as_text
 from ouroboros.bench.report.gather import load, summary_of
 from ouroboros.bench.report.plots.speedups import calls_bars, speedup_bars
 from ouroboros.bench.report.plots.style import save_png
+from ouroboros.bench.report.published import published_caption, published_frame
 from ouroboros.bench.report.summary import BASELINE, cost_text, headline, summarise
 from ouroboros.bench.report.tables import (
     group_frame,
-    published_caption,
-    published_frame,
     source_frame,
     tables,
     tree_frame,

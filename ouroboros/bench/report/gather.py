@@ -14,9 +14,8 @@ from ouroboros.bench.measure.predicted import Priced
 from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.measure.trees import ProposedTree
 from ouroboros.bench.report.summary import summarise
-from ouroboros.bench.run.store import COSTS, RUN, SAMPLES, ResultsFolder
+from ouroboros.bench.run.store import RUN, SAMPLES, ResultsFolder
 from ouroboros.bench.verdict.audit_report import Row, load_audit
-from ouroboros.costs.surface import Costs
 
 
 @dataclass(frozen=True)
@@ -89,12 +88,10 @@ def recorded_costs(folder: ResultsFolder) -> Priced | None:
 
     Raises `ValueError` where the folder's costs are damaged.
     """
-    path = folder.path / COSTS
-    if not path.exists():
-        return None
-    costs = Costs.load(path)
-    named = costs.about.get("name")
-    return Priced(f"the costs {named!r}" if named else "the costs measured with the run", costs)
+    costs = folder.load_costs()
+    named = costs and costs.about.get("name")
+    name = f"the costs {named!r}" if named else "the costs measured with the run"
+    return costs and Priced(name, costs)
 
 
 def merge(found: Iterable[Measured]) -> list[Measured]:

@@ -143,12 +143,12 @@ def test_a_folder_s_own_costs_are_used(tmp_path):
 def test_the_best_other_decoder_of_each_run_and_their_mean():
     one = summary()
     assert best_other(one, "latency") == ("other", one["decoders"]["other"]["latency_vs_ouroboros"])
-    frame = compare.lead_frame({"run": ["x", "y"]}, [one, summary(timing=False)])
+    frame = compare.best_other_frame({"run": ["x", "y"]}, [one, summary(timing=False)])
     assert "ouroboros over it, by calls/token at 0.176" in frame
-    frame = compare.lead_frame({"run": ["x", "y"]}, [one, one])
+    frame = compare.best_other_frame({"run": ["x", "y"]}, [one, one])
     assert list(frame["run"]) == ["x", "y", "geometric mean"]
     assert list(frame["best other"]) == ["other", "other", ""]
-    assert compare.lead_frame({"run": ["x"]}, [{**one, "decoders": {}}]).empty
+    assert compare.best_other_frame({"run": ["x"]}, [{**one, "decoders": {}}]).empty
 
 
 def test_a_mean_over_runs_is_surer_than_one_run():

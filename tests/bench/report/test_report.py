@@ -13,7 +13,8 @@ from ouroboros.bench.report.folder_report import (
     tables,
     to_markdown,
 )
-from ouroboros.bench.report.tables import group_frame, published_frame, speed_frame
+from ouroboros.bench.report.published import published_frame
+from ouroboros.bench.report.tables import group_frame, speed_frame
 from ouroboros.bench.run.provenance import (
     fast_dtype,
     git_state,

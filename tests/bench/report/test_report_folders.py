@@ -8,11 +8,11 @@ import pytest
 from measured import RUN, greedy_and_fast, sample, step, write_run
 
 from ouroboros.bench.report.cells import as_latex
-from ouroboros.bench.report.compare import comparison_frame, numbers_frame, speedup_cell
+from ouroboros.bench.report.compare import CELLS, comparison_frame, numbers_frame
 from ouroboros.bench.report.folder_report import notes
 from ouroboros.bench.report.gather import load, merge, run_folders
 from ouroboros.bench.report.plots import style
-from ouroboros.bench.report.run_set import study
+from ouroboros.bench.report.run_set import run_set
 from ouroboros.bench.report.sections import sections
 from ouroboros.bench.report.spec_bench import answers
 from ouroboros.bench.report.sweep import labels, short, swept, varied
@@ -61,7 +61,7 @@ def test_parts_of_one_run_are_joined(tmp_path):
     write_run(tmp_path / "c", {**RUN, **facts}, [greedy[0], fast[0]])
     whole, again = merge(load(tmp_path / name) for name in "abc")
     assert len(whole.samples) == 4 and [p.name for p in again.folders] == ["c"]
-    (first, _) = study([whole, again]).summaries
+    (first, _) = run_set([whole, again]).summaries
     assert first["decoders"]["fast"]["latency_speedup"]["value"] == pytest.approx(2.5)
     assert "toy, 2 prompts" in first["title"] and first["incomplete"]
     assert "Toy CPU, 2 cores + Other CPU, 4 cores" in first["title"]
@@ -109,7 +109,7 @@ def test_settings_that_follow_one_another_are_one():
 
 def test_a_sweep_that_was_not_timed_shows_counts(tmp_path):
     folder = sweep(tmp_path / "s", timing=False)
-    found = study([load(path) for path in run_folders(folder)])
+    found = run_set([load(path) for path in run_folders(folder)])
     part = sections(found)[0]
     assert [picture.name for picture in part.pictures] == ["sweep-s"]
     assert [table.name for table in part.tables] == ["sweep-s-calls"]
@@ -124,7 +124,7 @@ def test_two_swept_settings_make_a_map(tmp_path):
     for job, (gamma, topk) in enumerate([(2, 1), (2, 3), (4, 1), (4, 3)]):
         config = {"decoder": {"fast": {"gamma": gamma, "topk": topk}}}
         measured(tmp_path / f"g/{job:03d}", identity=str(job), config=config)
-    found = study([load(path) for path in run_folders(tmp_path / "g")])
+    found = run_set([load(path) for path in run_folders(tmp_path / "g")])
     part = sections(found)[0]
     assert list(found.labels) == [
         *("gamma=2, topk=1", "gamma=2, topk=3", "gamma=4, topk=1", "gamma=4, topk=3"),
@@ -216,7 +216,8 @@ def test_pieces_never_break_a_character():
 
 def test_latex_is_escaped(tmp_path):
     one = measured(tmp_path, decoders=["greedy", "fast", "x_y"])
-    frame = comparison_frame({"100 % & more": ["a_b"]}, study([one]).summaries, speedup_cell)
+    _, cell = CELLS["speedup"]
+    frame = comparison_frame({"100 % & more": ["a_b"]}, run_set([one]).summaries, cell)
     text = as_latex(frame, "50 % of a_b \\ c", "main")
     assert r"\label{tab:main}" in text
     assert r"100 \% \& more" in text and r"a\_b" in text and r"x\_y" in text
@@ -225,7 +226,7 @@ def test_latex_is_escaped(tmp_path):
 
 
 def test_numbers_are_in_full(tmp_path):
-    frame = numbers_frame({"run": ["r"]}, study([measured(tmp_path)]).summaries)
+    frame = numbers_frame({"run": ["r"]}, run_set([measured(tmp_path)]).summaries)
     row = frame[frame.decoder == "fast"].iloc[0]
     assert row["latency_speedup.value"] == pytest.approx(2.5) and row["run"] == "r"
     assert row["latency_speedup.low"] == pytest.approx(2.0)
@@ -234,7 +235,7 @@ def test_numbers_are_in_full(tmp_path):
 def test_a_figure_is_the_same_bytes_each_time(tmp_path):
     from ouroboros.bench.report.plots.speedups import speedup_bars
 
-    summary = study([measured(tmp_path)]).summaries[0]
+    summary = run_set([measured(tmp_path)]).summaries[0]
     one, two = (style.inline_svg(speedup_bars(summary)) for _ in range(2))
     assert one == two and "var(--ink)" in one and "xmlns" not in one
 
