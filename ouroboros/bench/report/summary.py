@@ -14,6 +14,7 @@ from ouroboros.bench.measure import intervals, metrics
 from ouroboros.bench.measure.intervals import Interval
 from ouroboros.bench.measure.predicted import Priced, cost_part
 from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.measure.scoring import score_intervals
 from ouroboros.bench.measure.trees import ProposedTree, tree_metrics
 from ouroboros.bench.report.leads import leads
 from ouroboros.bench.report.title import device, footnote, incomplete, nature, title
@@ -53,8 +54,7 @@ def summarise(
             **_counts(mine, failed[name]),
             **_decoder_metrics(mine, good, cost_of(run)),
             **_priced_metrics(mine, good, priced, cost_of(run)),
-            "scores": metrics.task_scores(mine, scores) | _corpus_scores(run, name),
-            "score_intervals": _plain(intervals.score_intervals(mine, scores)),
+            **_scores(run, name, mine, scores),
             "groups": _groups(mine, good.get(BASELINE, [])),
             "trees": _tree_metrics(mine, trees or {}),
             "verdicts": (found := tally(audit, name)),
@@ -62,11 +62,20 @@ def summarise(
         }
         for name, mine in good.items()
     }
+    timed = run.get("timing", True)
+    return {
+        **_facts(run, samples, priced),
+        "decoders": rows if timed else {name: _untimed(row) for name, row in rows.items()},
+    }
+
+
+def _facts(run: Mapping, samples: Sequence[Sample], priced: Priced | None) -> dict:
+    """What was measured, where and how completely."""
     timed, cost = run.get("timing", True), run["model"].get("draft_cost")
-    measured = {sample.example for mine in good.values() for sample in mine}
+    prompts = len({sample.example for sample in samples if not sample.error})
     words = f" · predicted by {priced.name}" if priced and not timed else ""
     return {
-        "title": title(run, len(measured)) + words,
+        "title": title(run, prompts) + words,
         "footnote": footnote(run),
         "status": run["status"],
         "incomplete": incomplete(run, len(samples)),
@@ -76,12 +85,11 @@ def summarise(
         "pools_restored": "carried_pools" in run,
         "samples": len(samples),
         "samples_wanted": run["samples_wanted"],
-        "prompts": len(measured),
+        "prompts": prompts,
         "device": device(run),
         "nature": nature(run),
         "published": run.get("published"),
         **({} if cost is None else {"draft_cost": cost}),
-        "decoders": rows if timed else {name: _untimed(row) for name, row in rows.items()},
     }
 
 
@@ -177,8 +185,8 @@ def _step_metrics(mine: Sequence[Sample], cost: float) -> dict:
         "acceptance_length": metrics.acceptance_length(steps),
         "tokens_per_target_call": metrics.tokens_per_target_call(steps),
         "draft_calls_per_token": metrics.draft_calls_per_token(steps),
-        "target_forwards_per_token": metrics.target_forwards_per_token(steps),
-        "draft_forwards_per_token": metrics.draft_forwards_per_token(steps),
+        "target_forwards_per_token": metrics.forwards_per_token(steps, "target"),
+        "draft_forwards_per_token": metrics.forwards_per_token(steps, "draft"),
         "nodes_per_token": metrics.nodes_per_token(steps),
         "draft_nodes_per_token": metrics.draft_nodes_per_token(steps),
         "calls_per_token": metrics.calls_per_token(steps, cost),
@@ -203,11 +211,11 @@ def _speedups(suffix: str, baseline: Sequence[Sample], mine: Sequence[Sample]) -
 
 def _groups(mine: Sequence[Sample], baseline: Sequence[Sample]) -> dict[str, dict]:
     """The headline numbers of each group of prompts; {} where the task has no groups."""
-    names = dict.fromkeys(group for s in mine if (group := _group(s)))
+    names = dict.fromkeys(s.group for s in mine if s.group)
     found = {}
     for name in names:
-        ours = [s for s in mine if _group(s) == name]
-        base = [s for s in baseline if _group(s) == name]
+        ours = [s for s in mine if s.group == name]
+        base = [s for s in baseline if s.group == name]
         found[name] = {
             "samples": len(ours),
             "output_throughput": metrics.output_throughput(ours),
@@ -224,14 +232,18 @@ def _untimed(row: Mapping) -> dict:
     return plain | ({"groups": groups} if "groups" in row else {})
 
 
-def _corpus_scores(run: Mapping, decoder: str) -> dict[str, float]:
-    """Scores of all completions together; those of parts are no scores of the whole."""
-    whole = run.get("parts", 1) == 1
-    return run.get("corpus_scores", {}).get(decoder, {}) if whole else {}
-
-
-def _group(sample: Sample) -> str:
-    return getattr(sample, "group", "")
+def _scores(
+    run: Mapping,
+    decoder: str,
+    mine: Sequence[Sample],
+    scores: Mapping[tuple[str, str, int], Mapping],
+) -> dict[str, dict]:
+    """Means over prompts with their intervals, and scores of all completions together (those of
+    parts are no scores of the whole)."""
+    found = score_intervals(mine, scores)
+    whole = run.get("corpus_scores", {}).get(decoder, {}) if run.get("parts", 1) == 1 else {}
+    means = {name: one.value for name, one in found.items()}
+    return {"scores": means | whole, "score_intervals": _plain(found)}
 
 
 def _plain(found: Mapping[str, Interval | None]) -> dict[str, dict | None]:

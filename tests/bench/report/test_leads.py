@@ -88,9 +88,9 @@ def test_forwards_are_counted_where_they_are_known():
     assert cost_part(COSTS)(sample)[0] == pytest.approx(4.4 + 1 + 0.2)
     assert metrics.calls_part(sample)[0] == pytest.approx(3 + 0.176 * 9)
     assert metrics.calls_part(ours)[0] == pytest.approx(2 + 0.176 * 8)
-    assert metrics.target_forwards_per_token(sample.steps) == pytest.approx(3 / 6)
-    assert metrics.draft_forwards_per_token(sample.steps) == pytest.approx(9 / 6)
-    assert metrics.target_forwards_per_token(ours.steps) is None
+    assert metrics.forwards_per_token(sample.steps, "target") == pytest.approx(3 / 6)
+    assert metrics.forwards_per_token(sample.steps, "draft") == pytest.approx(9 / 6)
+    assert metrics.forwards_per_token(ours.steps, "target") is None
 
 
 def test_what_a_draft_call_catches_up_is_fed_too():
