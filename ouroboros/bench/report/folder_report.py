@@ -17,7 +17,7 @@ from ouroboros.bench.report.gather import load, summary_of
 from ouroboros.bench.report.plots.speedups import calls_bars, speedup_bars
 from ouroboros.bench.report.plots.style import save_png
 from ouroboros.bench.report.published import published_caption, published_frame
-from ouroboros.bench.report.summary import BASELINE, cost_text, headline, summarise
+from ouroboros.bench.report.summary import cost_text, headline, summarise
 from ouroboros.bench.report.tables import (
     group_frame,
     source_frame,
@@ -25,6 +25,7 @@ from ouroboros.bench.report.tables import (
     tree_frame,
 )
 from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.bench.verdict.audit_report import PLAIN
 
 __all__ = ["headline", "legend", "make_report", "notes", "summarise", "tables", "to_markdown"]
 
@@ -113,7 +114,7 @@ def notes(summary: Mapping) -> list[str]:
     if not summary["timed"]:
         predicted = f"; speedups are predicted by {summary['costs']}" if summary["costs"] else ""
         found.append(f"Counts only: other jobs shared the device, so no time is shown{predicted}.")
-    if BASELINE not in summary["decoders"]:
+    if PLAIN not in summary["decoders"]:
         found.append(NO_GREEDY)
     for name, row in summary["decoders"].items():
         found += [f"{name}: {row['failed']} failed: {error}" for error in row["errors"]]

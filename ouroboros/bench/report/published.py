@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from ouroboros.bench.report.cells import interval, number, times
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.report.plots.style import foot, head, new_figure, whiskers
-from ouroboros.bench.report.summary import BASELINE
+from ouroboros.bench.verdict.audit_report import PLAIN
 
 
 def published_frame(summary: Mapping) -> pd.DataFrame:
@@ -70,7 +70,7 @@ def published_bars(summary: Mapping) -> Figure | None:
 
 def _over_greedy(tokens_per_s: Mapping[str, float], name: str) -> float | None:
     """Return tokens/s of a decoder / tokens/s of greedy, None where either is not known."""
-    ours, base = tokens_per_s.get(name), tokens_per_s.get(BASELINE)
+    ours, base = tokens_per_s.get(name), tokens_per_s.get(PLAIN)
     return ours / base if ours and base else None
 
 

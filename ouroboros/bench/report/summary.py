@@ -18,10 +18,10 @@ from ouroboros.bench.measure.scoring import score_intervals
 from ouroboros.bench.measure.trees import ProposedTree, tree_metrics
 from ouroboros.bench.report.leads import leads
 from ouroboros.bench.report.title import device, footnote, incomplete, nature, title
-from ouroboros.bench.verdict.audit_report import Row, tally, verdict
+from ouroboros.bench.verdict.audit_report import PLAIN, Row, tally, verdict
 
 RATIOS = ("decode_speedup", "latency_speedup", "latency_speedup_macro")
-BASELINE, PEER, METHOD = "greedy", "hf_greedy", "ouroboros"
+PEER, METHOD = "hf_greedy", "ouroboros"
 TIMED = (
     *("output_throughput", "macro_throughput", "ttft_ms", "tpot_ms", "e2e_latency_s"),
     *("draft_share", "verify_share", "host_share", "host_ms_per_step", "energy_per_token_j"),
@@ -55,7 +55,7 @@ def summarise(
             **_decoder_metrics(mine, good, cost_of(run)),
             **_priced_metrics(mine, good, priced, cost_of(run)),
             **_scores(run, name, mine, scores),
-            "groups": _groups(mine, good.get(BASELINE, [])),
+            "groups": _groups(mine, good.get(PLAIN, [])),
             "trees": _tree_metrics(mine, trees or {}),
             "verdicts": (found := tally(audit, name)),
             "verdict": verdict(found) if found else None,
@@ -133,7 +133,7 @@ def _counts(good: Sequence[Sample], failed: Sequence[Sample]) -> dict:
 def _decoder_metrics(
     mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]], cost: float
 ) -> dict:
-    baseline, part = good.get(BASELINE, []), partial(metrics.calls_part, cost_ratio=cost)
+    baseline, part = good.get(PLAIN, []), partial(metrics.calls_part, cost_ratio=cost)
     return {
         "new_tokens": sum(len(s.new_tokens) for s in mine),
         "output_throughput": metrics.output_throughput(mine),
@@ -159,7 +159,7 @@ def _priced_metrics(
     draft_cost: float,
 ) -> dict:
     """Costs per token, predicted speedup over greedy, and Ouroboros' lead by every measure."""
-    base, ours = (priced.timed(own) if priced else [] for own in (good.get(BASELINE, []), mine))
+    base, ours = (priced.timed(own) if priced else [] for own in (good.get(PLAIN, []), mine))
     cost = intervals.pooled(mine, part=cost_part(priced.costs)) if priced and ours else None
     own = {"cost_per_token": cost, "predicted_speedup": intervals.speedup(base, ours)}
     return _plain(own | leads(mine, good.get(METHOD, []), priced, draft_cost=draft_cost))

@@ -95,7 +95,8 @@ class HubTask:
     """The options of a task whose prompts are one template each.
 
     A subclass says where its rows are (id, config, split), what each must hold
-    and which wordings there are."""
+    and which wordings there are.
+    """
 
     name: ClassVar[str]
     rows: ClassVar[tuple[str, str, str]]

@@ -10,11 +10,11 @@ from ouroboros.bench.measure.intervals import Interval
 from ouroboros.bench.measure.predicted import Priced, cost_part
 from ouroboros.bench.report import compare
 from ouroboros.bench.report.cells import as_text, within
-from ouroboros.bench.report.folder_report import make_report, notes
+from ouroboros.bench.report.folder_report import make_report, notes, to_markdown
 from ouroboros.bench.report.leads import best_other, mean_lead, said
 from ouroboros.bench.report.plots.speedups import calls_bars, speedup_bars
 from ouroboros.bench.report.summary import summarise
-from ouroboros.bench.report.tables import count_frame, lead_frame, speed_frame
+from ouroboros.bench.report.tables import count_frame, lead_frame, speed_frame, tables
 from ouroboros.bench.report.title import pair_name
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.costs.named import named
@@ -169,6 +169,15 @@ def test_tables_of_a_terminal_are_no_wider_than_asked():
     shown = within(frame, 80)
     assert max(map(len, as_text(shown, "simple").splitlines())) <= 80
     assert "decoder" in shown and "decode speedup" not in shown
+
+
+def test_what_a_terminal_leaves_out_is_in_the_summary():
+    found = summary(TOY)
+    shown, whole = tables(found, "simple", width=120), to_markdown(found)
+    assert max(map(len, "\n".join(tables(found, "simple")).splitlines())) > 120
+    assert max(map(len, "\n".join(shown).splitlines())) <= 120
+    left_out = [name for name in count_frame(found) if name not in "\n".join(shown)]
+    assert left_out and all(name in whole for name in left_out)
 
 
 def test_two_pairs_have_two_names():

@@ -169,6 +169,9 @@ def test_a_report_on_a_sweep_a_run_and_two_bad_folders(tmp_path, monkeypatch, ca
     assert (out / "tables/sweep-gammas-speedup.csv").read_text().startswith("gamma,prompts,greedy")
     assert r"\toprule" in (out / "tables/toy-speed.tex").read_text()
     assert len((out / "numbers.csv").read_text().splitlines()) == 1 + 4 * 3
+    narrow = (out / "tables/toy-narrow.tex").read_text()
+    assert r"\label{tab:toy-narrow}" in narrow and r"\label{tab:toy-speed}" not in narrow
+    assert r"\begin{tabular}{lrrr}" in narrow and not list(out.glob("tables/*narrow.md"))
     assert (out / "spec_bench/toy/reference-fast.jsonl").exists()
 
 
