@@ -14,6 +14,7 @@ from ouroboros.baselines.recycling import WIDTH, Successors
 from ouroboros.baselines.suffix import SOURCE, check_state
 from ouroboros.baselines.suffix_tree import Place, SuffixTree
 from ouroboros.choose import Choose, Ranked
+from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
 from ouroboros.growing import Growing
 from ouroboros.tree import TokenTree
@@ -72,9 +73,12 @@ class Racer:
         """Return the tree below the last token."""
         if not self._seen and self.read_prompt:
             self.successors.read(tokens)
+        unread = not self._seen
         self.tree.extend(tokens[self._seen :])
         self._seen = len(tokens)
         growing = Growing(tokens[-1])
+        if unread and read_alone(tokens):
+            return TokenTree.grown(growing)
         self._retrieve(growing)
         self._recycle(growing)
         return TokenTree.grown(growing).pruned(budget - 1)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ouroboros.baselines.suffix import check_state
 from ouroboros.choose import Choose, Ranked
+from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
 from ouroboros.tree import TokenTree
 
@@ -111,9 +112,11 @@ class TokenRecycling:
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Return the tree below the last token, as far as its successors are known."""
-        if self._fresh and self.read_prompt:
+        unread, self._fresh = self._fresh, False
+        if unread and self.read_prompt:
             self.successors.read(tokens)
-        self._fresh = False
+        if unread and read_alone(tokens):
+            return TokenTree.chain(tokens[-1], ())
         rows = self.successors.rows
         index: list[int] = []
         grown, parents = [tokens[-1]], [-1]

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from ouroboros.baselines.speculative import Speculative
 from ouroboros.baselines.suffix_tree import END, Place, SuffixTree
 from ouroboros.choose import Choose
+from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
 from ouroboros.tree import TokenTree
 
@@ -92,7 +93,10 @@ class SuffixDecoding:
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Return the best draft below the last token, or that token alone."""
+        unread = not self._seen
         self._index(tokens)
+        if unread and self.branches and read_alone(tokens):
+            return TokenTree.chain(tokens[-1], ())
         room = min(self.max_tokens, budget - 1)
         own = [self._text.place(node) for node in self._text.active]
         draft = max(

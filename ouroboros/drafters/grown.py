@@ -21,6 +21,7 @@ from ouroboros.drafters.growth.ready import make_ready
 from ouroboros.drafters.growth.remembered import Remembered
 from ouroboros.drafters.growth.state import RANKS, SIZES
 from ouroboros.drafters.growth.weights import Weights
+from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
 from ouroboros.tree import TokenTree
 
@@ -33,6 +34,9 @@ class Grown:
     The draft is first called where that first pays: until then it has read nothing. With
     `pool_state` "task" texts, recycled predictions and learned rates are kept from prompt to
     prompt, with "loaded" each prompt starts from the pool given, with "cold" from nothing.
+
+    A long prompt is read before anything is proposed: the first token comes as early as plain
+    decoding's, and the tree that follows knows it.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class Grown:
         self._priced = 0
         self._prices: dict[int, tuple[list[float], list[float]]] = {}
         self._proposed: TokenTree | None = None
+        self._unread = True
 
     @property
     def pool(self) -> Remembered:
@@ -77,6 +82,7 @@ class Grown:
         self._choose = choose
         self._priced = 0
         self._proposed = None
+        self._unread = True
         last = getattr(choose, "choose", choose)  # behind processors
         sampler = last if isinstance(last, Sampler) else None
         self.growth.start(
@@ -85,6 +91,9 @@ class Grown:
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Return the tree that pays best by the estimates, no deeper than the budget allows."""
+        unread, self._unread = self._unread, False
+        if unread and read_alone(tokens):
+            return TokenTree.chain(tokens[-1], ())
         self._price(len(tokens))
         growth, draft = self.growth, self.draft
         reach = draft.max_len - len(tokens) if draft is not None else -1

@@ -71,6 +71,12 @@ def fed_apart(missing: int, tree: TokenTree) -> bool:
     return missing > PREFILL_ALONE and not tree.is_chain
 
 
+def read_alone(prompt: Sequence[int]) -> bool:
+    """Return whether a prompt is so long that a branching tree would not ride along with it: then
+    a drafter of trees gains by proposing nothing until the prompt was read."""
+    return len(prompt) - 1 > PREFILL_ALONE
+
+
 class Eager:
     """Tensors as large as the call; chains by the model's own causal path, without a mask."""
 

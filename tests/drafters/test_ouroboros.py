@@ -9,6 +9,7 @@ import logging
 import pytest
 from tiny import Recorded, llama, noisy, prompt_of
 
+from ouroboros.baselines import Racer, SuffixDecoding, TokenRecycling
 from ouroboros.choose import Sampler, argmax
 from ouroboros.costs.named import named
 from ouroboros.costs.surface import Costs, Surface
@@ -18,6 +19,7 @@ from ouroboros.drafters.calibration import calibrate
 from ouroboros.drafters.growth.weights import Weights
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.drafters.pool import PhrasePool
+from ouroboros.engine.eager import PREFILL_ALONE
 from ouroboros.engine.model import CachedModel
 
 EAGER = Costs(Surface.constant(1.0), Surface.constant(0.001))
@@ -66,6 +68,26 @@ def test_the_draft_reads_each_node_once_and_keeps_what_was_accepted(pair):
     assert any(step.draft_calls > 1 for step in trace.steps)
     text = trace.tokens
     assert draft.tokens == text[: len(draft.tokens)]
+
+
+@pytest.mark.parametrize("length, alone", [(PREFILL_ALONE + 1, False), (PREFILL_ALONE + 2, True)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Ouroboros(costs=EAGER),
+        lambda: Racer(),
+        lambda: TokenRecycling(read_prompt=True),
+        lambda: SuffixDecoding(max_tokens=20, branches=True),
+    ],
+)
+def test_a_long_prompt_is_read_before_a_tree_is_proposed(make, length, alone):
+    """A branching tree would cost a forward of its own there, and the first token would wait."""
+    drafter, prompt = make(), [*LOOP, 3, 4, 6, 3, 4] * 8
+    drafter.reset(argmax)
+    first = drafter.propose(prompt[-length:], 20)
+    assert (len(first) == 1) == alone
+    drafter.observe(first, [5] * len(first), [0])
+    assert len(drafter.propose([*prompt[-length:], 5], 20)) > 1
 
 
 def test_more_costs_less_drafting(pair):

@@ -11,12 +11,11 @@ KEEP = 0.95  # what an observation counts for after one more
 HITS = 0.5, 0.7  # first guesses at the hit rates of index and draft,
 TRIALS = 5.0  # and what they count for, in observations
 FINDS = 0.5  # first guess at how often the draft finds a token that the index does not know
-FOLLOWS = 1.0  # tokens that follow such a find
 RATE = 2.0  # first guess at tokens per cost,
-COST = 8.0  # and what it counts for, in cost
+COST = 4.0  # and what it counts for, in cost
 RATES = (
     "tokens", "cost", "index_hits", "index_trials", "draft_hits", "draft_trials", "finds",
-    "find_trials", "follows",
+    "find_trials",
 )  # fmt: skip
 
 
@@ -26,7 +25,6 @@ def forget(s) -> None:
     s.index_hits, s.index_trials = HITS[0] * TRIALS, TRIALS
     s.draft_hits, s.draft_trials = HITS[1] * TRIALS, TRIALS
     s.finds, s.find_trials = FINDS * TRIALS, TRIALS
-    s.follows = FOLLOWS
 
 
 @compiled

@@ -87,7 +87,7 @@ _REALS = {
     "verify": SIZES, "call": SIZES, "floor": 0, "slope": 0, "spent": 0,
     # what is learned: tokens and cost so far, hits over trials, finds over trials
     "tokens": 0, "cost": 0, "index_hits": 0, "index_trials": 0, "draft_hits": 0,
-    "draft_trials": 0, "finds": 0, "find_trials": 0, "follows": 0,
+    "draft_trials": 0, "finds": 0, "find_trials": 0,
 }  # fmt: skip
 
 

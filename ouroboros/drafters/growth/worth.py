@@ -10,6 +10,7 @@ from __future__ import annotations
 from ouroboros.drafters.growth.compiled import compiled
 from ouroboros.drafters.growth.state import CALLS, KIDS, SIZES
 
+MOST_HITS = 0.75  # the index's hit rate counts as at most this
 LEAST_REACH = 0.01  # children reached more rarely than this are left out
 SHARE_OF_COST = 0.8  # and those worth less than this share of what they cost
 
@@ -28,7 +29,8 @@ def set_floor(s):
 
 @compiled
 def _gain(s, node):
-    """Return what the draft may find after a node that the index does not know, in tokens."""
+    """Return what the draft may find after a node that the index does not know, in tokens: one, and
+    those by which the index then goes on."""
     known = 0.0
     count = s.kid_count[node]
     if count > 0 and not s.judge:
@@ -36,7 +38,8 @@ def _gain(s, node):
     for kid in range(node * KIDS, node * KIDS + count):
         known += s.kid_p[kid]
     found = s.finds / s.find_trials
-    return s.reach[node] * (1.0 - known) * found * (1.0 + s.follows)
+    hits = min(s.index_hits / s.index_trials, MOST_HITS)
+    return s.reach[node] * (1.0 - known) * found / (1.0 - hits)
 
 
 @compiled
