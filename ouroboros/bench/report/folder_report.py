@@ -16,14 +16,8 @@ from ouroboros.bench.report.cells import as_text
 from ouroboros.bench.report.gather import load, summary_of
 from ouroboros.bench.report.plots.speedups import calls_bars, speedup_bars
 from ouroboros.bench.report.plots.style import save_png
-from ouroboros.bench.report.published import published_caption, published_frame
 from ouroboros.bench.report.summary import cost_text, headline, summarise
-from ouroboros.bench.report.tables import (
-    group_frame,
-    source_frame,
-    tables,
-    tree_frame,
-)
+from ouroboros.bench.report.tables import captioned, tables
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.verdict.audit_report import PLAIN
 
@@ -83,19 +77,9 @@ def draw(figure: Figure | None, path: Path) -> None:
 
 def to_markdown(summary: Mapping) -> str:
     """Return summary.md: title, all tables, failures and the legend."""
-    parts = [f"# {summary['title']}", summary["footnote"], *notes(summary), *tables(summary)]
-    kept = tree_frame(summary)
-    if len(kept):
-        parts += [
-            "Proposed trees, a step on average:",
-            as_text(kept),
-            as_text(source_frame(summary)),
-        ]
-    groups, published = group_frame(summary), published_frame(summary)
-    if len(groups):
-        parts += ["Latency speedup by group of prompts:", as_text(groups)]
-    if len(published):
-        parts += [published_caption(summary), as_text(published)]
+    parts = [f"# {summary['title']}", summary["footnote"], *notes(summary)]
+    for _, caption, frame in captioned(summary):
+        parts += [f"**{caption}**", as_text(frame)]
     return "\n\n".join([*parts, legend([summary])]) + "\n"
 
 

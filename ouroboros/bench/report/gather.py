@@ -89,9 +89,10 @@ def recorded_costs(folder: ResultsFolder) -> Priced | None:
     Raises `ValueError` where the folder's costs are damaged.
     """
     costs = folder.load_costs()
-    named = costs and costs.about.get("name")
-    name = f"the costs {named!r}" if named else "the costs measured with the run"
-    return costs and Priced(name, costs)
+    if costs is None:
+        return None
+    named = costs.about.get("name")
+    return Priced(f"the costs {named!r}" if named else "the costs measured with the run", costs)
 
 
 def merge(found: Iterable[Measured]) -> list[Measured]:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from ouroboros.bench.report import compare, tables
 from ouroboros.bench.report.folder_report import notes
 from ouroboros.bench.report.plots import acceptance, shares, speedups, sweeps, trees
-from ouroboros.bench.report.published import published_bars, published_caption, published_frame
+from ouroboros.bench.report.published import published_bars
 from ouroboros.bench.report.run_set import RunSet
 from ouroboros.bench.report.sweep import Swept, short, swept
 
@@ -82,7 +82,7 @@ def _run(found: RunSet, index: int) -> Section:
         f"{label}: {summary['title']}" if many else summary["title"],
         main=len(found.labels) <= FEW_RUNS,
         notes=[summary["footnote"] + ".", *notes(summary)],
-        tables=_tables(prefix, summary),
+        tables=[Table(prefix + one[0], one[1], one[2]) for one in tables.captioned(summary)],
         pictures=[] if found.swept(index) else _pictures(prefix, summary),
         narrow=[Table(f"{prefix}narrow", summary["title"], tables.narrow_frame(summary))],
     )
@@ -150,30 +150,6 @@ def _values(values: Sequence) -> str:
 def _compared(name: str, lead: compare.Lead, summaries: Sequence[Mapping]) -> list[Table]:
     found = compare.comparisons(lead, summaries).items()
     return [Table(f"{name}-{key}", caption, frame) for key, (caption, frame) in found]
-
-
-def _tables(prefix: str, summary: Mapping) -> list[Table]:
-    priced = f" (cost/token by {summary['costs']})" if summary["costs"] else ""
-    lead = "Ouroboros over each other decoder, paired by prompt: above 1 it is ahead"
-    found = [
-        Table(f"{prefix}speed", "Speed", tables.speed_frame(summary)),
-        Table(f"{prefix}lead", lead, tables.lead_frame(summary)),
-        Table(f"{prefix}time", "Time and memory", tables.time_frame(summary)),
-        Table(f"{prefix}counts", f"Calls and acceptance{priced}", tables.count_frame(summary)),
-        Table(
-            f"{prefix}groups", "Latency speedup by group of prompts", tables.group_frame(summary)
-        ),
-    ]
-    shapes = "Proposed trees, a step on average; estimates of nodes whose parent was accepted"
-    found += [
-        Table(f"{prefix}trees", shapes, tables.tree_frame(summary)),
-        Table(f"{prefix}sources", "Nodes of the trees by source", tables.source_frame(summary)),
-    ]
-    theirs = published_frame(summary)
-    if len(theirs):
-        caption = published_caption(summary)
-        found.append(Table(f"{prefix}published", caption, theirs))
-    return [table for table in found if table.frame.shape[1] > 1]
 
 
 def _pictures(prefix: str, summary: Mapping) -> list[Picture]:

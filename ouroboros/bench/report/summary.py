@@ -51,7 +51,9 @@ def summarise(
         (failed if sample.error else good)[sample.decoder].append(sample)
     rows = {
         name: {
-            **_counts(mine, failed[name]),
+            "samples": len(mine),
+            "failed": len(failed[name]),
+            "errors": sorted({str(sample.error) for sample in failed[name]}),
             **_decoder_metrics(mine, good, cost_of(run)),
             **_priced_metrics(mine, good, priced, cost_of(run)),
             **_scores(run, name, mine, scores),
@@ -123,11 +125,6 @@ def headline(summary: Mapping) -> dict:
         }
         for name, row in summary["decoders"].items()
     }
-
-
-def _counts(good: Sequence[Sample], failed: Sequence[Sample]) -> dict:
-    errors = sorted({sample.error for sample in failed if sample.error})
-    return {"samples": len(good), "failed": len(failed), "errors": errors}
 
 
 def _decoder_metrics(

@@ -21,6 +21,7 @@ from ouroboros.bench.report.cells import (
     within,
 )
 from ouroboros.bench.report.leads import MEASURES, others, said
+from ouroboros.bench.report.published import published_caption, published_frame
 from ouroboros.bench.report.summary import cost_text
 
 WORDS = {
@@ -36,9 +37,27 @@ def tables(summary: Mapping, style: str = "github", *, width: int | None = None)
 
     `width`: no line is longer; what does not fit is left out (`summary.md` has it all).
     """
-    frames = (speed_frame, lead_frame, time_frame, count_frame)
-    found = [frame for make in frames if (frame := make(summary)).shape[1] > 1]
+    found = (f for name, _, f in captioned(summary) if name in ("speed", "lead", "time", "counts"))
     return [as_text(frame if width is None else within(frame, width), style) for frame in found]
+
+
+def captioned(summary: Mapping) -> list[tuple[str, str, pd.DataFrame]]:
+    """Return (name, caption, frame) of every table of a run that has something to show."""
+    priced = f" (cost/token by {summary['costs']})" if summary["costs"] else ""
+    lead = "Ouroboros over each other decoder, paired by prompt: above 1 it is ahead"
+    shapes = "Proposed trees, a step on average; estimates of nodes whose parent was accepted"
+    found = [
+        ("speed", "Speed", speed_frame(summary)),
+        ("lead", lead, lead_frame(summary)),
+        ("time", "Time and memory", time_frame(summary)),
+        ("counts", f"Calls and acceptance{priced}", count_frame(summary)),
+        ("groups", "Latency speedup by group of prompts", group_frame(summary)),
+        ("trees", shapes, tree_frame(summary)),
+        ("sources", "Nodes of the trees by source", source_frame(summary)),
+    ]
+    if summary["published"]:
+        found.append(("published", published_caption(summary), published_frame(summary)))
+    return [one for one in found if one[2].shape[1] > 1]
 
 
 def speed_frame(summary: Mapping) -> pd.DataFrame:
