@@ -26,8 +26,6 @@ from transformers import (
 
 from ouroboros.tree import TokenTree
 
-ROOT = TokenTree((0,), (-1,))  # a tree of the last token alone, whichever it is
-
 
 class Choose(Protocol):
     """Chooses the token that follows each asked node of a tree. One whose `scores` depend on logits

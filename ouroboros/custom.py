@@ -145,18 +145,38 @@ class Generation:
         own = (MaxLengthCriteria, EosTokenCriteria)
         criteria = [one for one in stopping_criteria if not isinstance(one, own)]
         with ready(self.target or model, self.draft) as (target, draft):
-            trace = run(
-                target,
-                self._drafter(target, draft),
-                input_ids,
-                config.max_length - input_ids.shape[-1],
-                ends_of(config.eos_token_id),
-                choice(config, seed, logits_processor, target.vocab_size),
-                self.streamer,
-                criteria,
-            )
+            choose = choice(config, seed, logits_processor, target.vocab_size)
+            trace = self._run(target, self._drafter(target, draft), input_ids, choose, criteria)
         sequences = torch.tensor([trace.tokens], device=input_ids.device)
         return Generated(sequences, (trace,)) if config.return_dict_in_generate else sequences
+
+    def _run(
+        self,
+        target: CachedModel,
+        drafter: Drafter,
+        input_ids: torch.Tensor,
+        choose: Choose,
+        criteria: Sequence,
+    ) -> DecodeTrace:
+        """Decode one prompt [1, length] up to its end or the first criterion that holds."""
+        prompt, streamer = input_ids[0].tolist(), self.streamer
+        max_new, eos = self.config.max_length - len(prompt), ends_of(self.config.eos_token_id)
+        if streamer is not None:
+            streamer.put(input_ids.cpu())
+        sent = len(prompt)
+        for trace in stream(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose):
+            stop = _first_stop(trace.tokens, sent, criteria, input_ids.device)
+            if stop is not None:
+                trace = cut(trace, stop - len(prompt))
+            if streamer is not None:
+                for token in trace.tokens[sent:]:
+                    streamer.put(torch.tensor([token]))
+            sent = len(trace.tokens)
+            if stop is not None:
+                break
+        if streamer is not None:
+            streamer.end()
+        return trace
 
     def _drafter(self, target: CachedModel, draft: CachedModel | None) -> Drafter:
         """Return the decoder of the calls before, or another for other models."""
@@ -169,36 +189,6 @@ class Generation:
                 made = decoders.make(made, draft, self.settings)
             kept = self._kept = target, draft, made
         return kept[2]
-
-
-def run(
-    target: CachedModel,
-    drafter: Drafter,
-    input_ids: torch.Tensor,
-    max_new: int,
-    eos: frozenset[int],
-    choose: Choose,
-    streamer: BaseStreamer | None,
-    criteria: Sequence,
-) -> DecodeTrace:
-    """Decode one prompt [1, length] up to its end or the first stopping criterion that holds."""
-    prompt = input_ids[0].tolist()
-    if streamer is not None:
-        streamer.put(input_ids.cpu())
-    sent = len(prompt)
-    for trace in stream(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose):
-        stop = _first_stop(trace.tokens, sent, criteria, input_ids.device)
-        if stop is not None:
-            trace = cut(trace, stop - len(prompt))
-        if streamer is not None:
-            for token in trace.tokens[sent:]:
-                streamer.put(torch.tensor([token]))
-        sent = len(trace.tokens)
-        if stop is not None:
-            break
-    if streamer is not None:
-        streamer.end()
-    return trace
 
 
 def _first_stop(tokens: list[int], start: int, criteria: Sequence, device) -> int | None:

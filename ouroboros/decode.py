@@ -158,22 +158,35 @@ def extend(
         drafter.observe(tree, chosen, path)
         tokens += fresh
         left = 0 if fresh[-1] in eos else left - len(fresh)
-        yield StepRecord(
-            drafted=tree.draft_depth(),
-            scored=len(tree),
-            accepted=len(path) - 1,
-            new=len(fresh),
-            draft_calls=drafting.calls,
-            sources=sources[: len(fresh)],
-            draft_s=drafting.busy_s,
-            verify_s=verifying.busy_s,
-            host_s=time.perf_counter() - start - drafting.busy_s - verifying.busy_s,
-            wait_s=drafting.wait_s + verifying.wait_s,
-            draft_scored=drafting.scored,
-            draft_caught_up=drafting.caught_up,
-            target_forwards=verifying.forwards,
-            draft_forwards=drafting.forwards,
-        )
+        elapsed = time.perf_counter() - start
+        yield _record(tree, path, sources[: len(fresh)], drafting, verifying, elapsed)
+
+
+def _record(
+    tree: TokenTree,
+    path: Sequence[int],
+    sources: tuple[str, ...],
+    drafting: Spent,
+    verifying: Spent,
+    elapsed_s: float,
+) -> StepRecord:
+    """Return what a step did; `sources` has a name for each new token."""
+    return StepRecord(
+        drafted=tree.draft_depth(),
+        scored=len(tree),
+        accepted=len(path) - 1,
+        new=len(sources),
+        draft_calls=drafting.calls,
+        sources=sources,
+        draft_s=drafting.busy_s,
+        verify_s=verifying.busy_s,
+        host_s=elapsed_s - drafting.busy_s - verifying.busy_s,
+        wait_s=drafting.wait_s + verifying.wait_s,
+        draft_scored=drafting.scored,
+        draft_caught_up=drafting.caught_up,
+        target_forwards=verifying.forwards,
+        draft_forwards=drafting.forwards,
+    )
 
 
 def proposed(drafter: Drafter, tokens: Sequence[int], left: int) -> TokenTree:

@@ -70,8 +70,5 @@ def _configured(name: str) -> dict:
     below = [base for base in own.pop("defaults", ()) if base != "_self_"]
     found: dict = {}
     for base in below:
-        found.update(_configured(str(base).removesuffix("@_here_")))
-    for key, value in own.items():
-        both = isinstance(value, dict) and isinstance(found.get(key), dict)
-        found[key] = {**found[key], **value} if both else value
-    return found
+        found |= _configured(str(base).removesuffix("@_here_"))
+    return found | own

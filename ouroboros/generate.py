@@ -72,7 +72,7 @@ def generate(
     """
     target = model if isinstance(model, CachedModel) else None
     plain: PreTrainedModel = target.model if target is not None else model  # type: ignore[assignment]
-    if not isinstance(logits_processor, Sequence | list):
+    if not isinstance(logits_processor, Sequence):
         raise ValueError("logits_processor must be a list of processors")
     given = {name: value for name, value in options.items() if value is not None}
     own = {name: given.pop(name) for name in list(given) if name in FIELDS}

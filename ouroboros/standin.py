@@ -24,8 +24,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama as llama
 
-from ouroboros.engine.quantised import stored_bytes
-
 BAR = 2.0**12  # Logits of unused ids are -BAR^2 c sqrt(D/d) / rms(residual).
 NOISE_STD = 0.02  # Of unused weights; zeros may be timed differently.
 INHERITED = (
@@ -98,15 +96,6 @@ def embed(
         _fill(model, core, heads, constant, seed)
     model.generation_config = copy.deepcopy(core.generation_config)
     return model.eval()
-
-
-def bytes_of(model: LlamaForCausalLM) -> int:
-    """Weight bytes read per decoding step, as they are stored (quantised weights in their integers
-    and scales): all but the input embedding table, unless it is tied."""
-    weights = set(model.parameters())
-    if model.lm_head.weight is not model.model.embed_tokens.weight:
-        weights.remove(model.model.embed_tokens.weight)
-    return sum(map(stored_bytes, weights))
 
 
 def blank(config: LlamaConfig, dtype: torch.dtype) -> LlamaForCausalLM:

@@ -21,6 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ouroboros.choose import Choose, Sampler, argmax
 from ouroboros.decode import Drafter, RootOnly, check_drafter, decode, proposed
 from ouroboros.engine.model import CachedModel
+from ouroboros.trace import parting
 from ouroboros.tree import TokenTree
 
 VOCAB, CONTEXT = 13, 64
@@ -208,8 +209,7 @@ class _Watched:
 
     def told(self, case: Case, expected: list[int], found: list[int]) -> str:
         """Say where two texts part, and what was proposed there."""
-        pairs = zip(expected, found, strict=False)
-        at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(found)))
+        at = parting(expected, found) or 0
         trees = [tree for start, tree in self.proposed if start <= at]
         return (
             f"{type(self.drafter).__name__} is not lossless ({case.name}): token {at} is "

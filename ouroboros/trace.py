@@ -5,6 +5,7 @@ Every metric is computed from these records, in one place (`ouroboros.bench.meas
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 
@@ -68,6 +69,18 @@ class DecodeTrace:
         """Rebuild a trace from `to_dict`'s values."""
         steps = [StepRecord(**{**s, "sources": tuple(s["sources"])}) for s in data["steps"]]
         return cls(data["tokens"], data["prompt_len"], steps, data["finish"])
+
+
+def parting(ours: Sequence, theirs: Sequence) -> int | None:
+    """Return the first index at which two texts differ, an end included; None if they are equal.
+
+    >>> parting([1, 2, 3], [1, 2]), parting([1], [1])
+    (2, None)
+    """
+    for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+        if a != b:
+            return index
+    return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
 
 
 def cut(trace: DecodeTrace, keep: int, finish: str = "stop") -> DecodeTrace:

@@ -242,3 +242,7 @@ def _unchecked(**fields: object) -> TokenTree:
     tree = object.__new__(TokenTree)
     tree.__dict__.update(fields)
     return tree
+
+
+ROOT = TokenTree((0,), (-1,))
+"""A tree of the last token alone, whichever it is."""

@@ -1,6 +1,8 @@
-"""`ouroboros.commands.advise`, from a checkout."""
+"""`ouroboros advise`, from a checkout."""
 
-from ouroboros.commands.advise import main
+import sys
+
+from ouroboros.commands.command_line import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["advise", *sys.argv[1:]]))

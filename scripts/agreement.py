@@ -1,6 +1,8 @@
-"""`ouroboros.commands.agreement`, from a checkout."""
+"""`ouroboros agreement`, from a checkout."""
 
-from ouroboros.commands.agreement import main
+import sys
+
+from ouroboros.commands.command_line import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["agreement", *sys.argv[1:]]))

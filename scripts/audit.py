@@ -1,6 +1,8 @@
-"""`ouroboros.commands.audit`, from a checkout."""
+"""`ouroboros audit`, from a checkout."""
 
-from ouroboros.commands.audit import main
+import sys
+
+from ouroboros.commands.command_line import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["audit", *sys.argv[1:]]))

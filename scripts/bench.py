@@ -1,6 +1,8 @@
-"""`ouroboros.commands.bench`, from a checkout."""
+"""`ouroboros bench`, from a checkout."""
 
-from ouroboros.commands.bench import main
+import sys
+
+from ouroboros.commands.command_line import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["bench", *sys.argv[1:]]))

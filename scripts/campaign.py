@@ -1,6 +1,8 @@
-"""`ouroboros.commands.campaign`, from a checkout."""
+"""`ouroboros campaign`, from a checkout."""
 
-from ouroboros.commands.campaign import main
+import sys
+
+from ouroboros.commands.command_line import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["campaign", *sys.argv[1:]]))

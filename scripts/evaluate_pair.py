@@ -1,6 +1,8 @@
-"""`ouroboros.commands.evaluate_pair`, from a checkout."""
+"""`ouroboros evaluate_pair`, from a checkout."""
 
-from ouroboros.commands.evaluate_pair import main
+import sys
+
+from ouroboros.commands.command_line import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["evaluate_pair", *sys.argv[1:]]))

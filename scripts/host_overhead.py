@@ -1,6 +1,8 @@
-"""`ouroboros.commands.host_overhead`, from a checkout."""
+"""`ouroboros host_overhead`, from a checkout."""
 
-from ouroboros.commands.host_overhead import main
+import sys
+
+from ouroboros.commands.command_line import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["host_overhead", *sys.argv[1:]]))

@@ -1,6 +1,8 @@
-"""`ouroboros.commands.overlap`, from a checkout."""
+"""`ouroboros overlap`, from a checkout."""
 
-from ouroboros.commands.overlap import main
+import sys
+
+from ouroboros.commands.command_line import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["overlap", *sys.argv[1:]]))

@@ -1,6 +1,8 @@
-"""`ouroboros.commands.profiling`, from a checkout."""
+"""`ouroboros profile`, from a checkout."""
 
-from ouroboros.commands.profiling import main
+import sys
+
+from ouroboros.commands.command_line import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["profile", *sys.argv[1:]]))

@@ -1,6 +1,8 @@
-"""`ouroboros.commands.replay`, from a checkout."""
+"""`ouroboros replay`, from a checkout."""
 
-from ouroboros.commands.replay import main
+import sys
+
+from ouroboros.commands.command_line import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["replay", *sys.argv[1:]]))

@@ -1,6 +1,8 @@
-"""`ouroboros.commands.report`, from a checkout."""
+"""`ouroboros report`, from a checkout."""
 
-from ouroboros.commands.report import main
+import sys
+
+from ouroboros.commands.command_line import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["report", *sys.argv[1:]]))

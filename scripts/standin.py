@@ -1,6 +1,8 @@
-"""`ouroboros.commands.standin`, from a checkout."""
+"""`ouroboros standin`, from a checkout."""
 
-from ouroboros.commands.standin import main
+import sys
+
+from ouroboros.commands.command_line import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["standin", *sys.argv[1:]]))

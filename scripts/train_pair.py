@@ -1,6 +1,8 @@
-"""`ouroboros.commands.train_pair`, from a checkout."""
+"""`ouroboros train_pair`, from a checkout."""
 
-from ouroboros.commands.train_pair import main
+import sys
+
+from ouroboros.commands.command_line import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["train_pair", *sys.argv[1:]]))

@@ -1,6 +1,8 @@
-"""`ouroboros.commands.tune`, from a checkout."""
+"""`ouroboros tune`, from a checkout."""
 
-from ouroboros.commands.tune import main
+import sys
+
+from ouroboros.commands.command_line import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["tune", *sys.argv[1:]]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import shlex
@@ -54,7 +53,6 @@ SHOWN = [
 def accept(words: list[str]) -> None:
     """Raise where a command has no such option; run nothing."""
     command, rest = words[0], words[1:]
-    module = import_module(f"ouroboros.commands.{COMMANDS[command][0]}")
     if command in CONFIGS:
         name = CONFIGS[command]
         if "--config-name" in rest:
@@ -63,10 +61,12 @@ def accept(words: list[str]) -> None:
         own = [word for word in rest if "=" in word and not word.startswith(OUTSIDE)]
         composed(*(first_of(word) for word in own if "${" not in word), name=name)
         return
-    source = inspect.getsource(module)
+    module, _, _ = COMMANDS[command].job.rpartition(".")
+    parser = COMMANDS[command].parser
+    known = import_module(f"ouroboros.commands.{module}").parser if parser is None else parser
     for word in rest:
         name = word.partition("=")[0]
-        assert not word.startswith("--") or f'"{name}"' in source, f"{command} {name}"
+        assert not word.startswith("--") or name in known().format_help(), f"{command} {name}"
 
 
 def first_of(override: str) -> str:

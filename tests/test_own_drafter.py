@@ -6,10 +6,11 @@ import json
 import re
 import shlex
 import sys
-from importlib import import_module
 
 from composing import ROOT
 from hydra.core.global_hydra import GlobalHydra
+
+from ouroboros.commands import command_line
 
 TEXT = (ROOT / "docs" / "own_drafter.md").read_text("utf-8")
 
@@ -33,9 +34,9 @@ def test_the_documents_code_runs(tmp_path, monkeypatch, capsys):
         if program == "export":
             continue
         assert program == "ouroboros"
-        monkeypatch.setattr(sys, "argv", rest)
+        monkeypatch.setattr(sys, "argv", ["ouroboros"])
         GlobalHydra.instance().clear()
-        ended = import_module(f"ouroboros.commands.{rest[0]}").main()
+        ended = command_line.main(rest)
         assert not ended, capsys.readouterr().err
         documents[rest[0]] = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert documents["bench"]["decoders"]["mine"]["acceptance_length"] > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from transformers import (
 )
 
 from ouroboros.commands import standin as command
-from ouroboros.standin import SHAPES, blank, bytes_of, embed, place_heads, shape
+from ouroboros.commands.arguments import standin as parser
+from ouroboros.engine.quantised import bytes_of
+from ouroboros.standin import SHAPES, blank, embed, place_heads, shape
 
 VOCAB, HEAD_DIM = 37, 8
 SMALL = {"heads": 4, "kv": 2, "hidden": 32, "ffn": 40, "layers": 2, "vocab": VOCAB}
@@ -237,22 +240,23 @@ def core_folder(tmp_path) -> Path:
     return tmp_path / "core"
 
 
-def arguments(core: Path, out: Path) -> list[str]:
-    return ["--core", str(core), "--out", str(out), "--shape", "yi-34b", "--dtype", "float32"]
+def arguments(core: Path, out: Path) -> argparse.Namespace:
+    words = ["--core", str(core), "--out", str(out), "--shape", "yi-34b", "--dtype", "float32"]
+    return parser().parse_args(words)
 
 
 def test_script_saves_a_standin_with_its_tokenizer(script, core_folder, tmp_path):
-    script.main(arguments(core_folder, tmp_path / "a" / "out"))
+    script.standin(arguments(core_folder, tmp_path / "a" / "out"))
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "a" / "out")
     assert_same_function(AutoModelForCausalLM.from_pretrained(core_folder), loaded)
     assert PreTrainedTokenizerFast.from_pretrained(tmp_path / "a" / "out")("b").input_ids == [1]
-    with pytest.raises(SystemExit, match="not an empty folder"):
-        script.main(arguments(core_folder, tmp_path / "a" / "out"))
+    with pytest.raises(ValueError, match="not an empty folder"):
+        script.standin(arguments(core_folder, tmp_path / "a" / "out"))
 
 
 def test_script_refuses_a_disk_that_is_too_small(script, tmp_path, monkeypatch):
     monkeypatch.setattr(script, "shape", shape)
     usage = type("Usage", (), {"free": 60 * 10**9})
     monkeypatch.setattr(script.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(SystemExit, match=r"needs 137\.6 GB .* 60\.0 GB free"):
-        script.main(arguments(tmp_path / "none", tmp_path / "out"))
+    with pytest.raises(ValueError, match=r"needs 137\.6 GB .* 60\.0 GB free"):
+        script.standin(arguments(tmp_path / "none", tmp_path / "out"))

@@ -9,49 +9,34 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
-import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from tabulate import tabulate
 from tqdm import tqdm
 
 from ouroboros.bench.advice.breakeven import why_slower
 from ouroboros.bench.advice.memory import Room, config_of, footprint_of, longest_context, room
-from ouroboros.bench.advice.predict import PLAIN, Prediction
+from ouroboros.bench.advice.predict import Prediction
 from ouroboros.bench.advice.what_if import suppose
 from ouroboros.bench.measure.intervals import Interval, speedup
-from ouroboros.bench.measure.metrics import COST_RATIO
+from ouroboros.bench.measure.sample import PLAIN
 from ouroboros.bench.run.options import check_whole
 from ouroboros.bench.run.store import ResultsFolder
-from ouroboros.commands import CONF
 from ouroboros.commands.advising.check import check_runs
 from ouroboros.commands.advising.inputs import Evidence, from_folder, given_costs, run_here, shapes
 from ouroboros.commands.advising.search import Explorer
 from ouroboros.commands.build import check_decoders
-from ouroboros.commands.refusals import guarded, told_in_one_line
+from ouroboros.commands.configs import plain
 
 KEPT = ("model", "max_new", "temperature", "top_k", "top_p", "min_p", "threads", "seed")
 
 
-@hydra.main(version_base="1.3", config_path=CONF, config_name="advise")
-def run(cfg: DictConfig) -> None:
-    """Give one piece of advice."""
-    guarded(partial(advise, cfg))
-
-
-def main() -> None:
-    """The command; its refusals are one line."""
-    told_in_one_line(run)
-
-
 def advise(cfg: DictConfig) -> int:
     """Print tables, reasons and commands, then one JSON document; return 0."""
-    config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    assert isinstance(config, dict)
+    config = plain(cfg)
     config["decoder"] = {
         PLAIN: {"_target_": "ouroboros.baselines.Greedy"},
         **(config["decoder"] or {}),
@@ -67,9 +52,6 @@ def advise(cfg: DictConfig) -> int:
     if config["agreement"] is not None:
         found = {"supposed": suppose(config, given_costs(config))}
     else:
-        if not config["models"]:
-            run = ResultsFolder(config["runs"]).load_run()
-            config["decoder"] = run["config"]["decoder"]
         evidence = from_folder(config, task=task) if config["runs"] else run_here(config)
         found = told(evidence, config, overrides)
     print(memory.pop("text"))
@@ -86,8 +68,6 @@ def check(config: dict) -> None:
         raise ValueError(f"nodes={nodes}: give a list of tree sizes, as nodes=[1,8,64]")
     for size in nodes:
         check_whole("nodes", size)
-    if not isinstance(config["models"], bool) or (not config["models"] and not config["runs"]):
-        raise ValueError("models=false needs runs=<a results folder>: counts must come from there")
     if config["results_dir"] and list(Path(config["results_dir"]).glob("*")):
         raise ValueError(f"results_dir={config['results_dir']} is not empty: give another one")
 
@@ -107,7 +87,7 @@ def told(evidence: Evidence, config: dict, overrides: list[str]) -> dict:
     line = command(overrides, top, best[top].settings)
     print(f"\nbest here: {top}, {best[top].tokens_per_s:.1f} tokens/s predicted\n  {line}")
     document = {
-        "decoders": {n: {k: plain(p) for k, p in both.items()} for n, both in found.items()},
+        "decoders": {n: {k: values(p) for k, p in both.items()} for n, both in found.items()},
         "why": reasons,
         "settings_tried": explorer.asked,
         "rates": {name: asdict(own) for name, own in evidence.rates.items()},
@@ -141,7 +121,7 @@ def row(name: str, evidence: Evidence, kind: str, one: Prediction) -> dict:
         "tokens/s": one.tokens_per_s or None,
         "speedup": as_text(one.speedup),
         "measured": as_text(measured),
-        "calls/token": one.calls_per_token or None,
+        "cost/token": one.cost_per_token or None,
         "draft/verify/host %": "/".join(f"{100 * share:.0f}" for share in shares.values()) or "-",
     }
 
@@ -214,10 +194,10 @@ def save(results_dir: str | None, document: dict, evidence: Evidence) -> None:
         evidence.costs.save(folder.path / "costs.json")
 
 
-def plain(one: Prediction) -> dict:
+def values(one: Prediction) -> dict:
     """Return a prediction as JSON values."""
-    values = asdict(one)
-    return {key: value for key, value in values.items() if key not in ("plain", "samples")}
+    found = asdict(one)
+    return {key: value for key, value in found.items() if key not in ("plain", "samples")}
 
 
 def as_text(one: Interval | None) -> str:
@@ -235,5 +215,5 @@ def as_words(settings) -> str:
 
 def finish(document: dict) -> int:
     """Print the JSON document, the last line; return the exit code."""
-    print(json.dumps({"cost_ratio": COST_RATIO, **document}, ensure_ascii=False), flush=True)
+    print(json.dumps(document, ensure_ascii=False), flush=True)
     return 0

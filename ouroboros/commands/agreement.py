@@ -10,65 +10,51 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
-import hydra
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from tabulate import tabulate
 
 from ouroboros.bench.advice.agreement import Worth, pays_table, speedup_table, with_ratio
-from ouroboros.bench.advice.predict import PLAIN
+from ouroboros.bench.measure.sample import PLAIN
 from ouroboros.bench.replay import sentence_pieces
 from ouroboros.bench.replay.imitation import Rates
 from ouroboros.bench.replay.likeness import Likeness, measured
 from ouroboros.bench.replay.recording import Tape, renumbered
 from ouroboros.bench.report.plots.agreements import agreement_curves
 from ouroboros.bench.report.plots.style import save
-from ouroboros.bench.run.loop import eos_ids
+from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.options import check_whole
 from ouroboros.bench.run.pair import load_pair, load_tokenizer
 from ouroboros.bench.run.prompt import prompt_ids
 from ouroboros.bench.run.store import ResultsFolder
-from ouroboros.commands import CONF
-from ouroboros.commands.advising.study import Study, by_group
+from ouroboros.bench.run.turn import eos_ids
+from ouroboros.commands.agreeing.worths import Worths, by_group
 from ouroboros.commands.build import build_spec, build_task, check_decoders
-from ouroboros.commands.refusals import guarded, told_in_one_line
-from ouroboros.commands.replay import given_rates, load_costs, load_tapes
-from ouroboros.costs.surface import Costs
+from ouroboros.commands.configs import plain
+from ouroboros.commands.tapes import given_rates, load_tapes
 
 WHISKERS = "whiskers and bands: 95 % bootstrap over prompts, paired"
 
 
-@hydra.main(version_base="1.3", config_path=CONF, config_name="agreement")
-def run(cfg: DictConfig) -> None:
-    """Run one study."""
-    guarded(partial(study, cfg))
-
-
-def main() -> None:
-    """The command; its refusals are one line."""
-    told_in_one_line(run)
-
-
-def study(cfg: DictConfig) -> int:
+def agreement(cfg: DictConfig) -> int:
     """Print and write tables, plots and one JSON document; return 0."""
-    config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    assert isinstance(config, dict)
+    config = plain(cfg)
     check(config)
     torch.set_num_threads(config["threads"] or torch.get_num_threads())
     if config["measure"]:
-        return measure(config)
+        return measure_likeness(config)
     tokenizer, tokens = tokenizer_of(config)
     tape = tape_of(config, tokenizer)
     machines = {
-        (name, ratio): with_ratio(costs_of(given), ratio)
-        for name, given in config["costs"].items()
+        (Path(name).stem, ratio): with_ratio(costs, ratio)
+        for name in config["costs"]
+        if (costs := load_costs(name)) is not None
         for ratio in config["ratios"]
     }
     rates = given_rates(config["rates"])
-    told = Study(config, tape, machines, tokenizer, rates)
+    told = Worths(config, tape, machines, tokenizer, rates)
     rows = list(told.rows())
     title = titled(config, told, tokens, rates)
     return finish(config, rows, title)
@@ -91,7 +77,7 @@ def check(config: dict) -> None:
         raise ValueError(f"results_dir={results} is not empty: give another one")
 
 
-def measure(config: dict) -> int:
+def measure_likeness(config: dict) -> int:
     """Measure how the pair's draft errs along the target's greedy texts, and write it."""
     spec = build_spec(config["model"])
     _, examples = build_task(config["task"])
@@ -124,9 +110,8 @@ def tokenizer_of(config: dict) -> tuple:
 
 def tape_of(config: dict, tokenizer) -> Tape:
     """Return the recorded runs, at most `per_group` prompts of each group, spread evenly."""
-    asked = {name: config[name] for name in ("recording", "recorded_decoder")}
-    asked |= {"limit": None, "decoder": {PLAIN: {}}, "task": None}
-    tape = load_tapes(asked, tokenizer)[PLAIN]
+    own = config["recorded_decoder"]
+    tape = load_tapes(config["recording"], [PLAIN], tokenizer, of=own)[PLAIN]
     named = {old: new for new, olds in (config["groups"] or {}).items() for old in olds}
     runs = [replace(run, group=named.get(run.group, run.group)) for run in tape.runs]
     chosen = set()
@@ -140,14 +125,7 @@ def tape_of(config: dict, tokenizer) -> Tape:
     return renumbered(replace(tape, runs=runs, max_new=limit))
 
 
-def costs_of(given: str | dict) -> Costs:
-    """Return costs of a file or folder, or of a table in the config."""
-    found = Costs.by_hand(given) if isinstance(given, dict) else load_costs(given)
-    assert found is not None
-    return found
-
-
-def titled(config: dict, told: Study, tokens: str, rates: Rates | None) -> str:
+def titled(config: dict, told: Worths, tokens: str, rates: Rates | None) -> str:
     """Return what was done, in one line."""
     tried = ", ".join(f"{one:g}" for one in config["agreement"])
     given = config["draft"]["likeness"]
@@ -179,7 +157,7 @@ def finish(config: dict, rows: list[Worth], title: str) -> int:
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.write_json("agreement.json", document)
         (folder.path / "agreement.md").write_text(text, encoding="utf-8")
-        for costs in config["costs"]:
+        for costs in dict.fromkeys(row.costs for row in rows):
             own = [asdict(row) for row in rows if row.costs == costs]
             figure = agreement_curves(own, about=f"costs {costs} · {title} · {WHISKERS}")
             save(figure, folder.path / f"agreement_{costs}")

@@ -15,58 +15,47 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from tqdm import tqdm
 
-from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.measure.sample import PLAIN, Sample
 from ouroboros.bench.measure.scoring import corpus_scores
 from ouroboros.bench.report.folder_report import headline, make_report, tables
+from ouroboros.bench.run.costs import recorded_costs
 from ouroboros.bench.run.interrupt import Interruption
 from ouroboros.bench.run.launch import check_timing
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.options import check_options
 from ouroboros.bench.run.pair import Pair
-from ouroboros.bench.run.provenance import environment
-from ouroboros.bench.run.record import known, run_facts, run_identity
+from ouroboros.bench.run.record import claim_of, run_facts
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.tasks.task import Example, Task
 from ouroboros.bench.verdict.run_audit import audit_run
-from ouroboros.commands import CONF
 from ouroboros.commands.build import build_bench, build_pair, build_task, check_decoders
-from ouroboros.commands.refusals import SOME_FAILED, guarded, told_in_one_line
+from ouroboros.commands.configs import plain
+from ouroboros.commands.refusals import SOME_FAILED
 
 NAMED = 6  # failed samples named before a retry
+WITHOUT_PLAIN = (
+    f"without {PLAIN} among decoder=[...] there is no speedup and no verdict on losslessness"
+)
 STOPPING = b"\nstopping after this sample; Ctrl-C again: at once\n"
-
-
-@hydra.main(version_base="1.3", config_path=CONF, config_name="config")
-def run(cfg: DictConfig) -> None:
-    """Run one job."""
-    guarded(partial(bench, cfg))
-
-
-def main() -> None:
-    """The command; its refusals are one line."""
-    told_in_one_line(run)
 
 
 def bench(cfg: DictConfig) -> int:
     """Run, score, report; return the exit code (see above)."""
-    config = settled(cfg)
+    config = settled(plain(cfg))
     check_device(config)
     task, examples = build_task(config["task"])
     folder = ResultsFolder(results_path(config, task))
     return run_job(config, task, examples, folder)
 
 
-def settled(cfg: DictConfig) -> dict:
-    """Return the config as plain values. Raises `ValueError` for what no run can have."""
-    config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    assert isinstance(config, dict)
+def settled(config: dict) -> dict:
+    """Return the config, its threads set. Raises `ValueError` for what no run can have."""
     check_decoders(config.get("decoder"))
     check_options(config)
     if config["threads"]:
@@ -83,23 +72,20 @@ def run_job(
     pair_of: Callable[[dict], Pair] = build_pair,
 ) -> int:
     """As `bench`, for a task that was built; `pair_of` gives the models of a config."""
-    key = {
-        "identity": run_identity(config, examples),
-        "known": known(config, examples),
-        "environment": environment(),
-        **{name: config[name] for name in ("overwrite", "retry_failed")},
-    }
-    folder.check_open(**key)
-    recorded = None if config["overwrite"] else folder.load_costs()
+    claim = claim_of(config, examples)
+    folder.check_open(claim)
+    recorded = None if config["overwrite"] else recorded_costs(folder)
     job = build_bench(config, task, examples, pair_of(config), recorded=recorded)
-    run = folder.open_run(run_facts(config, job), **key)
+    run = folder.open_run(run_facts(config, job), claim)
     if job.costs is not None and recorded is None:
         folder.save_costs(job.costs)
+    if PLAIN not in job.decoders:
+        _say(WITHOUT_PLAIN)
     _say(f"results: {os.path.relpath(folder.path)}")
     failed = [sample for sample in folder.load_samples() if sample.error]
     if config["retry_failed"] and failed:
         _say(retried(failed))
-    finished = measure(job, folder, retry_failed=config["retry_failed"])
+    finished = run_samples(job, folder, retry_failed=config["retry_failed"])
     if finished and not config["save_pools"]:
         folder.drop_pools()
     run["corpus_scores"] = corpus_scores(task, job.examples, folder.load_samples())
@@ -109,7 +95,7 @@ def run_job(
     return show(folder, interrupted=not finished)
 
 
-def measure(job: Bench, folder: ResultsFolder, *, retry_failed: bool) -> bool:
+def run_samples(job: Bench, folder: ResultsFolder, *, retry_failed: bool) -> bool:
     """Run and score with progress bars; return False where Ctrl-C (or SIGTERM) ended it.
 
     The first Ctrl-C lets the sample in progress end, a second one ends at once.

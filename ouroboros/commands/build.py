@@ -1,41 +1,41 @@
-"""From a resolved config to objects: the task, the pair of models, a maker for each decoder.
+"""From a resolved config to objects: the task, the pair of models, the decoders, the run.
 
-Hydra's `instantiate` is used here only. Invariant: an option that a class does not know, or a value
-of another type, is one line that names it, and is told before a model is loaded.
+Hydra's `instantiate` is used here only. Invariant: every decoder that any command runs is made by
+`make_decoder`.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import partial
-from types import NoneType
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
 from ouroboros import PhrasePool, vocab
-from ouroboros.bench.run.costs import load_costs
-from ouroboros.bench.run.loop import Bench, MakeDecoder
+from ouroboros.bench.run.costs import load_costs, recorded_costs
+from ouroboros.bench.run.file_hash import check_places
+from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import Pair, PairSpec, load_pair
 from ouroboros.bench.run.prompt import longest, with_context
+from ouroboros.bench.run.record import run_facts
 from ouroboros.bench.run.sampling import Sampling
+from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.bench.run.turn import Decoder, MakeDecoder
 from ouroboros.bench.tasks.task import Example, Task, part_of, select
+from ouroboros.commands.configs import called, check_arguments, parameters_of, plain
 from ouroboros.costs.named import UNTIMED, named
 from ouroboros.costs.probe import probe
 from ouroboros.costs.surface import Costs
 from ouroboros.drafters import Remembered
+from ouroboros.engine.model import CachedModel
 
 SELECTION = ("limit", "stride", "shuffle")
 SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
-    "int": (int, "a whole number"),
-    "int | None": ((int, NoneType), "a whole number, or null"),
-    "float": ((int, float), "a number"),
-    "bool": (bool, "true or false"),
-    "str": (str, "a name"),
-}
+BY_NAME = ("draft", "pool")
+"""What a decoder's config only names: here come the model and the pool themselves."""
 
 
 def build_task(options: dict) -> tuple[Task, list[Example]]:
@@ -59,7 +59,12 @@ def build_spec(options: dict) -> PairSpec:
 
 def build_pair(config: dict) -> Pair:
     """Load the models that the decoders need."""
-    return load_pair(build_spec(config["model"]), with_draft=wants_draft(config["decoder"]))
+    return load_pair(build_spec(config["model"]), with_draft=any_drafts(config["decoder"]))
+
+
+def build_sampling(config: Mapping) -> Sampling:
+    """Return how tokens are chosen."""
+    return Sampling(**{name: config[name] for name in SAMPLING})
 
 
 def build_bench(
@@ -87,18 +92,43 @@ def build_bench(
         decoders=build_decoders(config["decoder"], pair, costs),
         max_new=max_new,
         repeats=config["repeats"],
-        sampling=Sampling(**{name: config[name] for name in SAMPLING}),
+        sampling=build_sampling(config),
         record_predictions=config["record_predictions"],
         record_trees=config.get("record_trees"),
         costs=costs,
     )
 
 
+def rebuild(folder: ResultsFolder, overrides: list[str]) -> Bench:
+    """Return the job of a folder's run, with some values of its config replaced, such as paths.
+
+    Raises `ValueError` where it would not be the same job.
+    """
+    run = folder.load_run()
+    given = OmegaConf.from_dotlist(overrides)
+    config = plain(OmegaConf.merge(OmegaConf.create(run["config"]), given))  # type: ignore[arg-type]
+    config["part"] = run.get("part")
+    check_places(config, run.get("contents", {}))
+    task, examples = build_task(config["task"])
+    recorded = recorded_costs(folder)
+    job = build_bench(config, task, examples, build_pair(config), recorded=recorded)
+    facts = run_facts(config, job)
+    for what, old, new in (
+        ("prompts", run["task"].get("fingerprint"), facts["task"]["fingerprint"]),
+        ("dtype", run["model"]["dtype"], facts["model"]["dtype"]),
+        ("sampling", run["sampling"], facts["sampling"]),
+        ("max_new", run["max_new"], facts["max_new"]),
+    ):
+        if old is not None and old != new:
+            raise ValueError(f"the run had other {what} ({old}, now {new}): replace paths only")
+    return job
+
+
 def build_costs(config: dict, pair: Pair, context: int) -> Costs | None:
     """Return the costs given; else, where a decoder asks for some, named ones if seconds mean
     nothing, or those of a probe of calls on up to `context` tokens."""
     given = load_costs(config.get("costs"))
-    if given is not None or not wants_costs(config["decoder"]):
+    if given is not None or not any(map(wants_costs, config["decoder"].values())):
         return given
     return probe(pair.target, pair.draft, context=context) if config["timing"] else named(UNTIMED)
 
@@ -114,46 +144,60 @@ def check_decoders(options: dict[str, dict] | None) -> None:
     if not options:
         raise ValueError("decoder=[] leaves nothing to run: give one or more, as decoder=[greedy]")
     for name, own in options.items():
-        plain = {key: value for key, value in own.items() if key not in ("draft", "pool")}
-        check_arguments(plain, f"decoder.{name}")
-        needed = inspect.signature(class_of(own["_target_"], f"decoder.{name}")).parameters
+        what = f"decoder.{name}"
+        check_arguments(_by_value(own), what)
+        needed = parameters_of(own, what)
         if "draft" in own and own["draft"] is None and needed["draft"].default is inspect._empty:
             raise ValueError(
-                f"decoder.{name} drafts with a small model: give model.draft=<hub id or folder>, "
+                f"{what} drafts with a small model: give model.draft=<hub id or folder>, "
                 "or leave it out of decoder=[...]"
             )
 
 
-def wants_draft(decoders: dict[str, dict]) -> bool:
+def any_drafts(decoders: Mapping[str, Mapping]) -> bool:
     """Return whether one of the configured decoders drafts with a model."""
-    return any(decoder.get("draft") is not None for decoder in decoders.values())
+    return any(own.get("draft") is not None for own in decoders.values())
 
 
-def wants_costs(decoders: dict[str, dict]) -> bool:
-    """Return whether one of the configured decoders asks what calls cost: it names `costs`, and
-    leaves them open."""
-    return any("costs" in own and own["costs"] is None for own in decoders.values())
+def wants_costs(own: Mapping) -> bool:
+    """Return whether a configured decoder is to be told what calls cost: its class takes `costs`,
+    and the config leaves them open."""
+    return own.get("costs") is None and "costs" in parameters_of(own, "decoder")
 
 
 def build_decoders(
     options: dict[str, dict], pair: Pair, costs: Costs | None = None
 ) -> dict[str, MakeDecoder]:
-    """Return a maker for each decoder, tried once.
-
-    A config names its draft by model and its pool by file; here come the model and the pool, and
-    `costs` for those that leave theirs open. Each decoder made has a pool of its own.
-    """
+    """Return a maker for each decoder, tried once; each decoder made has a pool of its own."""
     makers: dict[str, MakeDecoder] = {}
     for name, own in options.items():
-        plain = {key: value for key, value in own.items() if key not in ("draft", "pool")}
-        drafts = own.get("draft") is not None
-        given: dict[str, object] = {"draft": pair.draft} if drafts else {}
-        if wants_costs({name: own}):
-            given["costs"] = costs
         pool = load_pool(own, pair) if own.get("pool") else None
-        makers[name] = partial(_make, plain, given, pool, f"decoder.{name}")
+        what = f"decoder.{name}"
+        makers[name] = partial(make_decoder, own, pair.draft, costs, pool=pool, what=what)
         makers[name]()
     return makers
+
+
+def make_decoder(
+    own: Mapping,
+    draft: CachedModel | None,
+    costs: Costs | None,
+    *,
+    pool: PhrasePool | Remembered | None = None,
+    what: str = "decoder",
+) -> Decoder:
+    """Return a new decoder of a config, which names its draft by model and its pool by file: here
+    come `draft`, a copy of `pool`, and `costs` where the class takes some and the config
+    leaves them open. Raises `ValueError`, beginning with `what`, for options that cannot be."""
+    given: dict[str, object] = {}
+    if own.get("draft") is not None:
+        given["draft"] = draft
+    if wants_costs(own):
+        given["costs"] = costs
+    if pool is not None:
+        given["pool"] = pool.copy() if isinstance(pool, PhrasePool) else pool
+    make = instantiate(_by_value(own), _partial_=True, _convert_="all")
+    return called(partial(make, **given), what)
 
 
 def load_pool(decoder: dict, pair: Pair) -> PhrasePool | Remembered:
@@ -169,49 +213,5 @@ def load_pool(decoder: dict, pair: Pair) -> PhrasePool | Remembered:
     )
 
 
-def check_arguments(options: dict, what: str) -> None:
-    """Raise `ValueError` for options that the class in `_target_` does not take, or not so."""
-    parameters = inspect.signature(class_of(options["_target_"], what)).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
-    for name, value in options.items():
-        if name == "_target_":
-            continue
-        if name not in parameters:
-            known = ", ".join(parameters)
-            raise ValueError(f"{what} has no option {name!r}: its options are {known}")
-        wanted, words = KINDS.get(parameters[name].annotation, (object, ""))
-        number = wanted not in (bool, object)
-        if not isinstance(value, wanted) or (number and isinstance(value, bool)):
-            raise ValueError(f"{what}.{name}={value}: give {words}")
-
-
-def class_of(name: str, what: str) -> Callable:
-    """Return the class of that name. Raises `ValueError` where there is none, and
-    `ModuleNotFoundError` where a package that it needs is not installed."""
-    module, _, own = name.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), own)
-        if callable(found):
-            return found
-        raise AttributeError(own)
-    except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise ValueError(f"{what}._target_={name}: there is no such class") from error
-    except (AttributeError, ValueError) as error:
-        raise ValueError(f"{what}._target_={name}: there is no such class") from error
-
-
-def called(make: Callable, what: str):
-    """Call `make`; arguments that it does not take become the caller's error."""
-    try:
-        return make()
-    except TypeError as error:
-        raise ValueError(f"{what}: {error}") from error
-
-
-def _make(plain: dict, given: dict, pool: PhrasePool | Remembered | None, what: str):
-    maker = instantiate(plain, _partial_=True, _convert_="all")
-    own_pool = {"pool": pool.copy() if isinstance(pool, PhrasePool) else pool} if pool else {}
-    return called(partial(maker, **given, **own_pool), what)
+def _by_value(own: Mapping) -> dict:
+    return {key: value for key, value in own.items() if key not in BY_NAME}

@@ -16,41 +16,26 @@ import sys
 import tarfile
 import time
 from collections.abc import Mapping
-from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import hydra
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from ouroboros.bench.run.options import check_whole
 from ouroboros.bench.run.provenance import identity
 from ouroboros.bench.run.store import ResultsFolder
-from ouroboros.commands import CONF
 from ouroboros.commands.campaigning.stages import run_stage
 from ouroboros.commands.campaigning.work import STAGES
-from ouroboros.commands.refusals import guarded, told_in_one_line
+from ouroboros.commands.configs import plain
 
 WARNED_S, HURRIED_S = 25.0, 10.0  # before a stage's end: finish the sample; end at once
 POLL_S = 0.2
 
 
-@hydra.main(version_base="1.3", config_path=CONF, config_name="campaign")
-def run(cfg: DictConfig) -> None:
-    """Run the stages that are not done."""
-    guarded(partial(campaign, cfg))
-
-
-def main() -> None:
-    """The command; its refusals are one line."""
-    told_in_one_line(run)
-
-
 def campaign(cfg: DictConfig) -> int:
     """Run stages, print a line for each and the document; return 0 if all asked for are done."""
-    config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    assert isinstance(config, dict)
+    config = plain(cfg)
     check_campaign(config)
     root = Path(config["results_dir"])
     facts = {name: stage_facts(name, config) for name in config["stages"]}

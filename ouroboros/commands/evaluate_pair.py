@@ -1,6 +1,6 @@
 """Measure a reference pair and write its model card.
 
-    python scripts/evaluate_pair.py --pair ouroboros/reference --work WORK
+    ouroboros evaluate_pair --pair ouroboros/reference --work WORK
 
 Held-out loss by kind of text; agreement of draft and target by temperature, and by position on
 held-out documents; repetition of completions of HumanEval prompts, and the temperature at which it
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import matplotlib
 import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ouroboros.engine.model import CachedModel
 from ouroboros.training.figures import (
@@ -42,131 +43,31 @@ def curve(work: Path, out: Path) -> None:
         rows = [json.loads(line) for line in (work / name / "curve.jsonl").open()]
         axis.plot([r["tokens"] / 1e6 for r in rows], [r["loss"] for r in rows], lw=1.5)
         axis.set(title=title, xlabel="training tokens (millions)", ylabel="nats per token")
-        axis.set_ylim(0, min(6.0, max(r["loss"] for r in rows)))
+        axis.set_ylim(0, min(6.0, 1.05 * max(r["loss"] for r in rows)))
         axis.grid(alpha=0.3)
     figure.savefig(out, dpi=110)
 
 
-def weights_mb(folder: Path) -> float:
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e6
+def card(**facts) -> str:
+    """Return the model card in Markdown; see its template for the facts."""
+    shelf = Environment(
+        loader=PackageLoader("ouroboros.training", "."),
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+    )
+    return shelf.get_template("card.md.jinja").render(**facts, max_new=MAX_NEW, matched=MATCHED)
 
 
-def card(pair: Path, facts: dict) -> str:
-    """Return the model card in Markdown."""
-    manifest, evaluation = facts["manifest"], facts["evaluation"]
-    target, draft = facts["target"], facts["draft"]
-    counts, chars = manifest["counts"], manifest["characters"]
-    rows = [
-        f"| {kind} | {counts[kind]:,} | {chars[kind] / 1e6:.1f} | "
-        f"{evaluation['loss']['target'][kind]['nats_per_token']:.3f} | "
-        f"{evaluation['loss']['draft'][kind]['nats_per_token']:.3f} |"
-        for kind in chars
-    ]
-    humaneval = [
-        f"| {t} | {r['agreement']:.3f} | {100 * r['repetition_rate']:.1f} % | "
-        f"{100 * r['above_30_percent']:.0f} % | {r['mean_new_tokens']:.0f} |"
-        for t, r in evaluation["humaneval"].items()
-    ]
-    ranges = list(evaluation["by_position"]["0.0"])
-    by_position = [
-        f"| {t} | " + " | ".join(f"{shares[r]:.3f}" for r in ranges) + " |"
-        for t, shares in evaluation["by_position"].items()
-    ]
-    matched = evaluation["matched_temperature"]
-    prompts = evaluation["humaneval"]["0.0"]["prompts"]
-    samples = [
-        f"#### {name}, T = {t}\n\n```python\n{prompt}{text}\n```\n"
-        for t, r in evaluation["humaneval"].items()
-        for name, (prompt, text) in r["samples"].items()
-    ]
-    licences = ", ".join(f"{p['name']} {p['version']}" for p in manifest["packages"])
-    newline = "\n"
-    return f"""# The reference pair
-
-Two small Llama models with one tokenizer, trained from scratch for this project so that its
-benchmark runs with no download. They are made to be *measured on*; they know little.
-
-| | target | draft |
-|---|---|---|
-| parameters | {target["parameters"]:,} | {draft["parameters"]:,} |
-| of these without the embedding | {target["inner"]:,} | {draft["inner"]:,} |
-| layers, hidden, heads / kv heads of 128 | {target["shape"]} | {draft["shape"]} |
-| weights, bf16 | {weights_mb(pair / "target"):.1f} MB | {weights_mb(pair / "draft"):.1f} MB |
-| training tokens | {target["tokens"] / 1e6:.1f} M | {draft["tokens"] / 1e6:.1f} M |
-| training time | {target["seconds"] / 60:.0f} min | {draft["seconds"] / 60:.0f} min |
-| learned from | next tokens | the target's distribution |
-
-Hardware: {facts["hardware"]}. Context 4096; byte-level BPE of 8192 tokens, id 0 ends a text.
-Muon for the matrices, AdamW for the rest, learning rate down linearly towards the end, a share of
-the tokens in sequences of 4096. {facts["history"]} The target then had a last stage of
-sequence-level unlikelihood (Welleck et al. 2020) on prompts of the training corpus,
-{target["polish_steps"]} steps in {target["polish_minutes"]:g} minutes, against loops in greedy
-text. The draft starts from the target's layers, neighbouring ones side by side in one wide layer
-({facts["groups"]}), and learns the target's full distribution (forward Kullback-Leibler divergence)
-on the corpus and on the target's own outputs, at temperatures 0 and 0.8, for prompts of the corpus,
-never of a benchmark.
-
-![loss curves](loss_curve.png)
-
-## Data
-
-| kind | documents | million characters | held-out loss, target | draft |
-|---|---|---|---|---|
-{newline.join(rows)}
-
-Loss in nats per token on 64 documents of each kind that training never saw. `function` are single
-documented functions, `module` whole files (a part of them was used), `prose` packages' readmes and
-text files, `math` GSM8K *train* (MIT) in the form of worked examples. The training stream has
-{counts["train_tokens"] / 1e6:.1f} M tokens. {manifest["duplicates"]:,} duplicates were dropped, and
-{manifest["overlapping"]:,} documents that share 13 consecutive words with HumanEval, MBPP or
-GSM8K's test split. Nothing was trained or tuned on a benchmark's test set.
-
-## On HumanEval prompts ({prompts}, up to {MAX_NEW} tokens, stop strings on, float32)
-
-| temperature | agreement, top 1 | repetition rate | completions above 30 % | tokens |
-|---|---|---|---|---|
-{newline.join(humaneval)}
-
-The text repeats {100 * MATCHED:.0f} %, as greedy text of real code models does, at temperature
-{matched}.
-
-*Agreement*: share of the target's tokens that the draft chooses after the same tokens (at T > 0
-with the same noise). *Repetition rate*: share of a completion's 4-grams that occurred before in it.
-
-## Agreement by position
-
-On the longest held-out modules, each position given the document before it.
-
-| temperature | {" | ".join(f"tokens {r}" for r in ranges)} |
-|---|{"---|" * len(ranges)}
-{newline.join(by_position)}
-
-## Samples
-
-{newline.join(samples)}
-## Limits
-
-The pair writes plausible short functions, rarely right ones. Its agreement is that of a distilled
-pair on easy text. Where greedy text still loops (the table says how often), read speeds on it
-beside the repetition rate, or sample. Speedups measured on it are properties of this pair and this
-text, not of a large model.
-
-## Packages read
-
-Permissive licences only (`manifest.json` names each): {licences}.
-Left out for their licence: {", ".join(p["name"] for p in manifest["skipped"])}.
-"""
-
-
-def facts_of(model: CachedModel, summary: dict) -> dict:
+def weights_of(folder: Path, model: CachedModel) -> dict:
+    """What the card says of a model's weights."""
     config, network = model.model.config, model.model
     total = sum(p.numel() for p in network.parameters())
     heads = f"{config.num_attention_heads} / {config.num_key_value_heads}"
     return {
-        **summary,
         "parameters": total,
         "inner": total - network.get_input_embeddings().weight.numel(),
         "shape": f"{config.num_hidden_layers}, {config.hidden_size}, {heads}",
+        "weights_mb": sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e6,
     }
 
 
@@ -201,7 +102,6 @@ def options() -> argparse.ArgumentParser:
     add("--hardware", default="2 CPU cores with AMX, shared with other work")
     add("--history", default="", help="a sentence on trainings before this one, for the card")
     add("--prompts", type=int, help="only so many HumanEval prompts")
-    add("--figures-only", action="store_true", help="write evaluation.json and no card")
     add("--seed", type=int, default=0)
     return parser
 
@@ -215,8 +115,7 @@ def main() -> None:
     heldout = json.loads((args.work / "heldout.json").read_text())
     evaluation = evaluate(pair, heldout, args)
     (args.pair / "evaluation.json").write_text(json.dumps(evaluation, indent=1))
-    if not args.figures_only:
-        write_card(pair, evaluation, args)
+    write_card(pair, evaluation, args)
     for result in evaluation["humaneval"].values():
         del result["samples"]
     print(json.dumps(evaluation))
@@ -227,20 +126,10 @@ def write_card(pair: dict[str, CachedModel], evaluation: dict, args: argparse.Na
     manifest = json.loads((args.work / "manifest.json").read_text())
     (args.pair / "manifest.json").write_text(json.dumps(manifest, indent=1))
     curve(args.work, args.pair / "loss_curve.png")
-    summaries = {
-        name: facts_of(model, json.loads((args.work / name / "summary.json").read_text()))
+    models = {
+        name: json.loads((args.work / name / "summary.json").read_text())
+        | weights_of(args.pair / name, model)
         for name, model in pair.items()
     }
-    facts = {
-        "manifest": manifest,
-        "evaluation": evaluation,
-        "hardware": args.hardware,
-        "history": args.history,
-        "groups": ", ".join(map(str, summaries["draft"].get("groups", []))),
-        **summaries,
-    }
-    (args.pair / "CARD.md").write_text(card(args.pair, facts))
-
-
-if __name__ == "__main__":
-    main()
+    told = {"hardware": args.hardware, "history": args.history}
+    (args.pair / "CARD.md").write_text(card(manifest=manifest, **told, **models, **evaluation))

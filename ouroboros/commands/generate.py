@@ -1,55 +1,38 @@
-"""Decode one prompt and show who proposed each token.
+"""Decode one prompt and show who proposed each token: `ouroboros generate`.
 
-    ouroboros generate "def mean(values):"
-    ouroboros generate "def mean(values):" --race
-    ouroboros generate "Once" --target ID --draft ID --temperature 0.8
-    ouroboros generate "def f" --decoder speculative decoder.speculative.gamma=3
-
-The models are the reference pair inside larger shapes, as 'ouroboros bench'
-runs it (model.standin=null: as it is), or those that are named. With --race
-greedy decoding runs beside the decoder, live: the two take turns, the one
-whose own clock is behind goes next, and each is shown in its own measured
-time. Each has decoded another text before, so that no first call is timed.
+What can be typed stands in `ouroboros.commands.arguments`.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.live import Live
 from transformers.utils.logging import disable_progress_bar
 
-from ouroboros.bench.run.loop import WARM_UP, eos_ids
+from ouroboros.bench.measure.sample import PLAIN
+from ouroboros.bench.run.loop import WARM_UP
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.prompt import prompt_ids
-from ouroboros.bench.run.sampling import Sampling
+from ouroboros.bench.run.turn import eos_ids
 from ouroboros.bench.tasks.task import Example
-from ouroboros.commands import CONF
-from ouroboros.commands.build import SAMPLING, build_decoders, build_pair, check_decoders
+from ouroboros.commands.build import (
+    build_costs,
+    build_decoders,
+    build_pair,
+    build_sampling,
+    check_decoders,
+)
+from ouroboros.commands.configs import composed
 from ouroboros.commands.generating.runner import Runner
 from ouroboros.commands.generating.screen import columns, legend, write
-from ouroboros.commands.refusals import CALLERS, one_line
 from ouroboros.decode import Drafter, Traits, stream
 from ouroboros.engine.model import CachedModel
 
-PLAIN = "greedy"
 WARM_UP_TOKENS = 16
-
-
-def main() -> int:
-    """Decode, show; return the exit code."""
-    options = _options()
-    try:
-        return generate(options)
-    except CALLERS as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 2
 
 
 def generate(options: argparse.Namespace) -> int:
@@ -88,11 +71,7 @@ def configured(options: argparse.Namespace) -> dict:
     for role in ("target", "draft"):
         if getattr(options, role):
             overrides.append(f"model.{role}='{getattr(options, role)}'")
-    with initialize_config_dir(CONF, version_base="1.3"):
-        composed = compose("config", [*overrides, *options.overrides])
-    config = OmegaConf.to_container(composed, resolve=True)
-    assert isinstance(config, dict)
-    return config
+    return composed([*overrides, *options.overrides])
 
 
 def prepared(config: dict, pair: Pair, text: str) -> Iterator[Runner]:
@@ -100,12 +79,12 @@ def prepared(config: dict, pair: Pair, text: str) -> Iterator[Runner]:
 
     Raises `ValueError` for one that is not of this engine, and for a prompt that cannot be.
     """
-    makers = build_decoders(config["decoder"], pair)
     model = pair.target
     prompt = prompt_ids(model.tokenizer, Example("prompt", text))
+    costs = build_costs(config, pair, len(prompt) + config["max_new"])
+    makers = build_decoders(config["decoder"], pair, costs)
     warm = prompt_ids(model.tokenizer, WARM_UP)
-    sampling = Sampling(**{name: config[name] for name in SAMPLING})
-    choose = sampling.choose("prompt", 0, vocab=model.vocab_size)
+    choose = build_sampling(config).choose("prompt", 0, vocab=model.vocab_size)
     for index, (name, make) in enumerate(makers.items()):
         target = model if index == 0 else another(model, config)
         first, drafter = make(), make()
@@ -192,21 +171,3 @@ def closing(runners: list[Runner], console: Console) -> Iterator:
             pairs = enumerate(zip(first, second, strict=False))
             at = next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
             yield f"the texts differ from token {at + 1} on: 'ouroboros audit' judges such runs"
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("prompt", help="the text to go on from")
-    parser.add_argument("overrides", nargs="*", metavar="NAME=VALUE", help="of conf/config.yaml")
-    parser.add_argument("--target", help="hub id or folder of a causal LM")
-    parser.add_argument("--draft", help="hub id or folder of a smaller one of its family")
-    parser.add_argument("--decoder", default="ouroboros", help="a name of conf/decoder")
-    parser.add_argument("--max-new", type=int, default=128, help="new tokens at most (%(default)s)")
-    parser.add_argument(
-        "--temperature", type=float, default=0.0, help="above 0: sampling (%(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--race", action="store_true", help="greedy decoding beside it")
-    return parser.parse_intermixed_args()

@@ -1,49 +1,28 @@
-"""How often can a draft be right? Two answers on the text of a sampled run, token by token.
+"""How often can a draft be right on the text of a sampled run? `ouroboros overlap`.
 
-    ouroboros bench experiment=acceptance temperature=0.7 results_dir=results/local/a
-    python scripts/overlap.py results/local/a
-
-`bound` is 1 - TV, the mean over positions of sum_i min(p_i, q_i): the share of drafts that classic
-rejection sampling accepts (Leviathan et al. 2023). `shared` is the share of positions at which
-draft and target draw the same token with shared noise (its expectation is at most the bound: Daliri
-et al. 2024).
-Both models score plain decoding's own text, so both figures are of the same contexts. The last line
-on stdout is one JSON document.
+What can be typed, and what the two answers are, stands in `ouroboros.commands.arguments`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 
 import torch
 from tqdm import tqdm
 
 from ouroboros import CachedModel, TokenTree
+from ouroboros.bench.measure.sample import PLAIN
 from ouroboros.bench.run.conversation import Answers
 from ouroboros.bench.run.prompt import prompt_ids
 from ouroboros.bench.run.store import ResultsFolder
-from ouroboros.bench.verdict.audit_report import PLAIN
 from ouroboros.choose import Sampler
-from ouroboros.commands.audit import rebuild
-from ouroboros.commands.refusals import CALLERS, one_line
+from ouroboros.commands.build import rebuild
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", help="the results folder of a run with a draft model")
-    try:
-        return overlap(ResultsFolder(parser.parse_args().folder))
-    except CALLERS as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 2
-
-
-def overlap(folder: ResultsFolder) -> int:
-    """Print both shares over the folder's texts; return the exit code."""
+def overlap(options: argparse.Namespace) -> int:
+    """Print both shares over the folder's texts; return 0."""
+    folder = ResultsFolder(options.folder)
     job = rebuild(folder, [])
     if len(job.models) < 2 or job.sampling.repetition_penalty != 1.0:
         raise ValueError("give a run with a draft model and no repetition penalty")

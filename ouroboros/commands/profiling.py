@@ -11,15 +11,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeGuard
 
-import hydra
 import torch
-from omegaconf import DictConfig, OmegaConf
-from tqdm import tqdm
+from omegaconf import DictConfig
 
 from ouroboros.bench.measure.operators import operators
 from ouroboros.bench.measure.timed_costs import costs_of
@@ -28,40 +25,25 @@ from ouroboros.bench.report.plots.costs import step_time, verify_cost
 from ouroboros.bench.report.plots.style import save_png
 from ouroboros.bench.report.time_report import floor_frame, step_frame, time_facts, to_markdown
 from ouroboros.bench.report.title import footnote, title
-from ouroboros.bench.run.loop import Bench, MakeDecoder
+from ouroboros.bench.run.costs import recorded_costs
+from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.options import check_options, check_whole
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.prompt import prompt_ids
-from ouroboros.bench.run.provenance import environment
-from ouroboros.bench.run.record import known, run_facts, run_identity
+from ouroboros.bench.run.record import claim_of, run_facts
 from ouroboros.bench.run.store import ResultsFolder
-from ouroboros.commands import CONF
-from ouroboros.commands.bench import measure as measure_samples
-from ouroboros.commands.bench import results_path
+from ouroboros.bench.run.turn import MakeDecoder
+from ouroboros.commands.bench import results_path, run_samples
 from ouroboros.commands.build import build_bench, build_pair, build_task, check_decoders
-from ouroboros.commands.refusals import guarded, told_in_one_line
-from ouroboros.costs.bandwidth import with_floor
-from ouroboros.costs.calls import measure
-from ouroboros.costs.surface import Costs, Surface
+from ouroboros.commands.configs import plain
+from ouroboros.commands.timing import about, measured_costs
+from ouroboros.costs.surface import Costs
 from ouroboros.decode import Drafter
-from ouroboros.engine.model import CachedModel
-
-
-@hydra.main(version_base="1.3", config_path=CONF, config_name="profiling")
-def run(cfg: DictConfig) -> None:
-    """Run one profile."""
-    guarded(partial(profile, cfg))
-
-
-def main() -> None:
-    """The command; its refusals are one line."""
-    told_in_one_line(run)
 
 
 def profile(cfg: DictConfig) -> int:
     """Time calls, run the decoders, write the report; return the exit code, as ouroboros bench."""
-    config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    assert isinstance(config, dict)
+    config = plain(cfg)
     options = config.pop("profile")
     check_decoders(config.get("decoder"))
     check_options(config)
@@ -70,22 +52,17 @@ def profile(cfg: DictConfig) -> int:
         torch.set_num_threads(config["threads"])
     task, examples = build_task(config["task"])
     folder = ResultsFolder(results_path(config, task))
-    key = {
-        "identity": run_identity(config, examples),
-        "known": known(config, examples),
-        "environment": environment(),
-        **{name: config[name] for name in ("overwrite", "retry_failed")},
-    }
-    old = folder.check_open(**key)
+    claim = claim_of(config, examples)
+    old = folder.check_open(claim)
     pair = build_pair(config)
-    recorded = None if old is None else folder.load_costs()
+    recorded = None if old is None else recorded_costs(folder)
     costs = recorded or measured_costs(pair, options)
     job = build_bench(config, task, examples, pair, recorded=costs)
-    run = folder.open_run(run_facts(config, job), **key)
+    run = folder.open_run(run_facts(config, job), claim)
     print(f"results: {os.path.relpath(folder.path)}", file=sys.stderr)
     costs = replace(costs, about=about(run))
     folder.save_costs(costs)
-    finished = measure_samples(job, folder, retry_failed=config["retry_failed"])
+    finished = run_samples(job, folder, retry_failed=config["retry_failed"])
     run = folder.save_run(run, status="finished" if finished else "interrupted")
     traced = traced_decoders(job, pair, options) if finished and options["trace"] else {}
     return show(folder, run, costs, traced)
@@ -106,32 +83,6 @@ def check_profile(options: Mapping, config: Mapping) -> None:
             raise ValueError(f"profile.{name}={options[name]}: give true or false")
     if not config["timing"]:
         raise ValueError("timing=false: a profile is of times; leave it out")
-
-
-def measured_costs(pair: Pair, options: Mapping) -> Costs:
-    """Return the surfaces of both models, their bytes and the copy bandwidth."""
-    return with_floor(Costs.of_pair(timed(pair.models, options, "calls")), pair.models)
-
-
-def about(run: Mapping) -> dict:
-    """Return what the costs of a run's pair say of themselves."""
-    kept = {key: run["provenance"][key] for key in ("machine", "versions")}
-    return {"model": run["model"], **kept, "batch_size": 1}
-
-
-def timed(models: Sequence[CachedModel], options: Mapping, what: str) -> list[Surface]:
-    """Return the costs of each model's calls, with a progress bar."""
-    total = options["visits"] * len(set(options["contexts"]))
-    with tqdm(total=total, desc=what, unit="visit", leave=False) as bar:
-        return measure(
-            models,
-            nodes=options["nodes"],
-            contexts=options["contexts"],
-            visits=options["visits"],
-            repeats=options["calls"],
-            padded=options["padded"],
-            on_visit=bar.update,
-        )
 
 
 def traced_decoders(job: Bench, pair: Pair, options: Mapping) -> dict:

@@ -37,6 +37,15 @@ def told_in_one_line(main: Callable[[], None]) -> None:
         sys.exit(2)
 
 
+def in_one_line(job: Callable[[], int]) -> int:
+    """Do a job of a command without Hydra's syntax; return its code, or 2 after one line."""
+    try:
+        return job()
+    except CALLERS as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return 2
+
+
 def guarded(job: Callable[[], int]) -> None:
     """Run one job and exit with its code; an error of the caller's is one line and code 2.
 

@@ -1,74 +1,43 @@
 """Run drafters against a recording on any machine, with no target, and predict their time.
 
-`ouroboros replay`; what can be typed stands in conf/hydra/help/replay.yaml. A recording is a
-results folder, a file of `ouroboros.bench.replay.recording`, or another engine's JSONL of "prompt"
-and "completion".
+`ouroboros replay`; what can be typed stands in conf/hydra/help/replay.yaml.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-import hydra
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from tabulate import tabulate
 from tqdm import tqdm
 
-from ouroboros import vocab
 from ouroboros.bench.measure import metrics
 from ouroboros.bench.measure.predicted import timed
-from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.measure.sample import PLAIN, Sample
 from ouroboros.bench.replay.imitated_draft import ImitatedDraft
 from ouroboros.bench.replay.imitation import Rates
-from ouroboros.bench.replay.likeness import Likeness
 from ouroboros.bench.replay.recorded_target import RecordedTarget, check_drafter, replay, sampled
-from ouroboros.bench.replay.recording import Tape, from_folder, read
+from ouroboros.bench.replay.recording import Tape
 from ouroboros.bench.report.summary import cost_of
-from ouroboros.bench.run.conversation import Answers
-from ouroboros.bench.run.costs import load_costs
-from ouroboros.bench.run.file_hash import check_places
+from ouroboros.bench.run.costs import load_costs, recorded_costs
 from ouroboros.bench.run.options import check_whole
-from ouroboros.bench.run.pair import Pair, load_draft, load_tokenizer
-from ouroboros.bench.run.prompt import prompt_ids
+from ouroboros.bench.run.pair import Pair, load_tokenizer
 from ouroboros.bench.run.stop import text_of
 from ouroboros.bench.run.store import SAMPLES, ResultsFolder
-from ouroboros.commands import CONF
-from ouroboros.commands.build import (
-    build_decoders,
-    build_spec,
-    build_task,
-    called,
-    check_decoders,
-    lengthened,
-    wants_draft,
-)
-from ouroboros.commands.refusals import guarded, told_in_one_line
+from ouroboros.commands.build import any_drafts, build_decoders, build_spec, check_decoders
+from ouroboros.commands.configs import plain
+from ouroboros.commands.tapes import given_rates, imitated_draft, load_tapes, loaded_draft
 from ouroboros.costs.named import UNTIMED, named
 from ouroboros.costs.surface import Costs
 from ouroboros.decode import RootOnly
 from ouroboros.engine.model import CachedModel
 
 
-@hydra.main(version_base="1.3", config_path=CONF, config_name="replay")
-def run(cfg: DictConfig) -> None:
-    """Run one replay."""
-    guarded(partial(replay_all, cfg))
-
-
-def main() -> None:
-    """The command; its refusals are one line."""
-    told_in_one_line(run)
-
-
 def replay_all(cfg: DictConfig) -> int:
     """Replay each decoder, print the table and the document; return 0."""
-    config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    assert isinstance(config, dict)
+    config = plain(cfg)
     if not config["recording"]:
         raise ValueError("give recording=<results folder, or JSONL file>")
     for name in ("max_new", "limit", "threads"):
@@ -76,14 +45,20 @@ def replay_all(cfg: DictConfig) -> int:
     if config["threads"]:
         torch.set_num_threads(config["threads"])
     check_decoders(config.get("decoder"))
-    spec = build_spec(config["model"])
-    tokenizer = load_tokenizer(spec)
-    tapes = load_tapes(config, tokenizer)
+    tokenizer = load_tokenizer(build_spec(config["model"]))
+    tapes = load_tapes(
+        config["recording"],
+        config["decoder"],
+        tokenizer,
+        of=config["recorded_decoder"],
+        limit=config["limit"],
+        task=config.get("task"),
+    )
     costs = load_costs(config["costs"])
     tape = next(iter(tapes.values()))
     draft = draft_of(config, tape, tokenizer)
     target = RecordedTarget(tape, tokenizer=tokenizer)
-    told = costs or recorded_costs(config["recording"])
+    told = costs or told_costs(config["recording"])
     makers = build_decoders(config["decoder"], Pair(target, draft), told)  # type: ignore[arg-type]
     drafters = {name: make() for name, make in makers.items()}
     rates, limit = given_rates(config["rates"]), config["max_new"]
@@ -105,9 +80,9 @@ def replay_all(cfg: DictConfig) -> int:
     return 0
 
 
-def recorded_costs(recording: str) -> Costs:
+def told_costs(recording: str) -> Costs:
     """Return the costs that the decoders of a recorded run went by, named ones where none did."""
-    found = ResultsFolder(recording).load_costs() if Path(recording).is_dir() else None
+    found = recorded_costs(ResultsFolder(recording)) if Path(recording).is_dir() else None
     return found or named(UNTIMED)
 
 
@@ -117,87 +92,21 @@ def imitated(draft: object, rates: Rates | None) -> list[str]:
     return found if rates is None else [*found, rates.title]
 
 
-def given_rates(given: Sequence[float] | None) -> Rates | None:
-    """Return two shares as rates. Raises `ValueError` for anything else."""
-    try:
-        return None if given is None else Rates(*map(float, given))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"rates={given}: give two shares, as rates=[0.7,0.04]") from error
-
-
 def draft_of(config: dict, tape: Tape, tokenizer) -> CachedModel | None:
     """Return the draft that the decoders need, loaded or imitated; None where none is needed."""
-    if not wants_draft(config["decoder"]):
+    if not any_drafts(config["decoder"]):
         return None
     if config.get("draft"):
         return imitated_draft(config["draft"], tape, tokenizer)
-    draft = load_draft(build_spec(config["model"]))
-    vocab.check_pair(RecordedTarget(tape, tokenizer=tokenizer), draft)  # type: ignore[arg-type]
-    return draft
+    return loaded_draft(config["model"], tape, tokenizer)
 
 
-def imitated_draft(options: dict, tape: Tape, tokenizer) -> CachedModel:
-    """Return a draft imitated on a tape; `options` are those of conf/draft."""
-    own, given = dict(options), options.get("likeness")
-    own["likeness"] = Likeness.load(Path(given)) if given else None
-    ids = 1 + max(tokenizer.get_vocab().values())
-    sizes = {"vocab_size": min(ids, tape.vocab_size), "max_len": tape.max_len}
-    return called(
-        partial(ImitatedDraft, runs=tape.runs, tokenizer=tokenizer, **sizes, **own), "draft"
-    )
-
-
-def load_tapes(config: dict, tokenizer) -> dict[str, Tape]:
-    """Return the tape that each decoder is replayed against."""
-    path, limit = Path(config["recording"]), config["limit"]
-    if not path.is_dir():
-        tape = read(path, tokenizer)
-        return dict.fromkeys(config["decoder"], replace(tape, runs=tape.runs[:limit]))
-    folder = ResultsFolder(path)
-    run = folder.load_run()
-    if run["model"].get("tokenizer", vocab.fingerprint(tokenizer)) != vocab.fingerprint(tokenizer):
-        raise ValueError(f"{path} was recorded with another tokenizer: give its model=...")
-    try:
-        prompt_of = prompts(config.get("task") or run["config"]["task"], folder, tokenizer)
-    except ValueError as error:
-        if config.get("task"):
-            raise
-        raise ValueError(f"the recorded task cannot be made: {error}; give its task=...") from error
-    tapes = {}
-    for name in config["decoder"]:
-        own = name if name in run["decoders"] else None
-        chosen = config["recorded_decoder"] or own
-        tape = from_folder(folder, prompt_of, decoder=chosen)
-        tapes[name] = replace(tape, runs=tape.runs[:limit])
-    return tapes
-
-
-def prompts(options: dict, folder: ResultsFolder, tokenizer) -> Callable[[str, int], list[int]]:
-    """Return what gives the token ids of an example in a repeat, as the recorded run met it."""
-    run = folder.load_run()
-    check_places({"model": {}, "task": options, "decoder": {}}, run.get("contents", {}))
-    task, examples = build_task(options)
-    examples = lengthened(run["config"], task, examples, tokenizer)
-    answers = Answers(task, examples, run["decoders"][0], folder.load_samples())
-    known = {example.id: example for example in examples}
-
-    def prompt_of(name: str, repeat: int) -> list[int]:
-        if name not in known:
-            raise ValueError(
-                f"{name} was recorded, but is not among the {len(known)} examples chosen here: "
-                "give task, task.limit and task.stride of the recorded run (limit=<n> replays "
-                "fewer of its prompts)"
-            )
-        return prompt_ids(tokenizer, answers.asked(known[name], repeat))
-
-    return prompt_of
-
-
-def cost_ratio(config: dict) -> float:
-    """Return a draft call's cost in target calls: as configured, else as the run recorded it."""
+def cost_ratio(config: dict) -> float | None:
+    """Return a draft call's cost in target calls: as configured, else as the recorded run's report
+    has it; None where a recording is no run."""
     path, given = Path(config["recording"]), config["model"].get("draft_cost")
-    if given is None:
-        return cost_of(ResultsFolder(path).load_run()) if path.is_dir() else metrics.COST_RATIO
+    if given is None and path.is_dir():
+        return cost_of(ResultsFolder(path).load_run())
     return given
 
 
@@ -218,9 +127,10 @@ def row(
     tape: Tape,
     costs: Costs | None,
     max_new: int | None,
-    cost_ratio: float,
+    ratio: float | None,
 ) -> dict:
-    """Return counts, and with costs the predicted milliseconds per token and the speedup over a
+    """Return counts (calls per token where a draft call's `ratio` to a target call is known, or
+    there is none), and with costs the predicted milliseconds per token and the speedup over a
     decoder that drafts nothing."""
     steps = metrics.steps_of(samples)
     tokens = sum(len(sample.new_tokens) for sample in samples)
@@ -231,12 +141,13 @@ def row(
         "tokens_per_target_call": metrics.tokens_per_target_call(steps),
         "acceptance_length": metrics.acceptance_length(steps),
         "draft_calls_per_token": metrics.draft_calls_per_token(steps),
-        "calls_per_token": metrics.calls_per_token(steps, cost_ratio),
     }
+    if ratio is not None or not any(step.draft_calls for step in steps):
+        values["calls_per_token"] = metrics.calls_per_token(steps, ratio or 0.0)
     if costs is not None and tokens:
         plain = [
             Sample(
-                *(r.example, "greedy", r.repeat, 0, len(r.prompt)),
+                *(r.example, PLAIN, r.repeat, 0, len(r.prompt)),
                 steps=tuple(replay(RootOnly(), tape, r, max_new=max_new).steps),
             )
             for r in tape.runs

@@ -1,17 +1,6 @@
-"""Make reports from results folders: tables, pictures, and one HTML page.
+"""Make reports from results folders: `ouroboros report`.
 
-    ouroboros report results/main              one run
-    ouroboros report results/local/sweep       a sweep: a folder of run folders
-    ouroboros report results/main results/main_t08 --out results/report
-
-The report over all of them goes to --out: report.html, report.md, numbers.csv,
-tables/ and plots/. Each folder's own summary.json, summary.md and picture stay
-as they are, unless --remake is given. --costs counts every run by costs of a
-name or of a profile's file: cost per token, predicted speedups. Parts of one
-run that several workers measured are joined. A folder that cannot be read is
-named on stderr and left out; the exit code is then 2. Tables here are at most
-120 columns wide, the rest is in the report. The last line on stdout is one
-JSON document.
+What can be typed, and what is written, stands in `ouroboros.commands.arguments`.
 """
 
 from __future__ import annotations
@@ -29,41 +18,29 @@ from ouroboros.bench.report.folder_report import headline, make_report, tables
 from ouroboros.bench.report.gather import Measured, load, merge, run_folders
 from ouroboros.bench.report.run_set import RunSet
 from ouroboros.bench.report.spec_bench import write_answers
+from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.tasks.specbench import SpecBench
-from ouroboros.costs.named import named
 
 
-def main() -> int:
+def report(options: argparse.Namespace) -> int:
     """Report on the folders; return the exit code."""
-    options = _options()
-    try:
-        priced = priced_by(options.costs) if options.costs else None
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    costs = load_costs(options.costs)
     loaded, bad = gather(options.folders, remake=options.remake)
     if not loaded:
         return 2
-    loaded = [replace(one, priced=priced) if priced else one for one in loaded]
+    if costs is not None:
+        priced = Priced(f"the costs {costs.about['name']!r}", costs)
+        loaded = [replace(one, priced=priced) for one in loaded]
     out = options.out or _beside(options.folders)
     measured = merge(loaded)
-    try:
-        shown = write_report(measured, out, tokenizer=options.tokenizer)
-        if options.spec_bench:
-            for label, one in zip(shown.labels, measured, strict=True):
-                warn_of_other_tasks(label, one.run["task"]["name"])
-                write_answers(one, out / "spec_bench" / label.replace("/", "-"))
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    shown = write_report(measured, out, tokenizer=options.tokenizer)
+    if options.spec_bench:
+        for label, one in zip(shown.labels, measured, strict=True):
+            warn_of_other_tasks(label, one.run["task"]["name"])
+            write_answers(one, out / "spec_bench" / label.replace("/", "-"))
     show(shown, out)
     return 2 if bad else 0
-
-
-def priced_by(name: str) -> Priced:
-    """Return the costs of a name or of a file. Raises `ValueError` for what is neither."""
-    return Priced(f"the costs {Path(name).stem!r}", named(name))
 
 
 def gather(folders: list[Path], *, remake: bool = False) -> tuple[list[Measured], int]:
@@ -124,26 +101,3 @@ def _beside(folders: list[Path]) -> Path:
     if len(folders) == 1:
         return folders[0] / "report"
     return Path(os.path.commonpath([folder.resolve().parent for folder in folders])) / "report"
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "folders", nargs="+", type=Path, metavar="FOLDER", help="a results folder, or one of such"
-    )
-    parser.add_argument("--out", type=Path, help="where the report goes (default: beside them)")
-    parser.add_argument("--costs", help="count by these costs: a name, or a profile's costs.json")
-    parser.add_argument(
-        "--remake", action="store_true", help="make each folder's own summary and picture anew"
-    )
-    parser.add_argument(
-        "--spec-bench", action="store_true", help="write answers in Spec-Bench's format as well"
-    )
-    parser.add_argument(
-        "--tokenizer",
-        metavar="FOLDER",
-        help="the runs' tokenizer, so that the page shows text (default: where run.json says)",
-    )
-    return parser.parse_args()

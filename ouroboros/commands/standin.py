@@ -1,10 +1,6 @@
-"""Save a stand-in: a small trained model inside a large model's shape, for timing.
+"""Save a stand-in, a small trained model inside a large model's shape: `ouroboros standin`.
 
-    ouroboros standin --core reference/target --shape yi-6b --out DIR
-
-The folder holds a plain checkpoint and the core's tokenizer. It knows what the
-core knows: a timing taken with it is reported as a stand-in's, never under the
-name of the model whose shape it has.
+What can be typed stands in `ouroboros.commands.arguments`.
 """
 
 from __future__ import annotations
@@ -17,9 +13,9 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from ouroboros.bench.run.pair import place
-from ouroboros.standin import SHAPES, blank, bytes_of, embed, shape
+from ouroboros.engine.quantised import bytes_of
+from ouroboros.standin import blank, embed, shape
 
-DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32")}
 RESERVE_BYTES = 1 << 30  # The disk must have this much left afterwards.
 CARD = """# Stand-in of shape {shape}
 
@@ -43,9 +39,9 @@ def check_disk(config: LlamaConfig, dtype: torch.dtype, out: Path) -> None:
         )
 
 
-def make(args: argparse.Namespace) -> None:
-    """Build and save the stand-in; raises ValueError where it does not fit."""
-    config, dtype = shape(args.shape), DTYPES[args.dtype]
+def standin(args: argparse.Namespace) -> int:
+    """Build and save the stand-in; return 0. Raises `ValueError` where it does not fit."""
+    config, dtype = shape(args.shape), getattr(torch, args.dtype)
     check_disk(config, dtype, args.out)
     core = LlamaForCausalLM.from_pretrained(place(args.core), dtype=dtype)
     model = embed(core, config, device=args.device, dtype=dtype, seed=args.seed)
@@ -53,25 +49,4 @@ def make(args: argparse.Namespace) -> None:
     AutoTokenizer.from_pretrained(place(args.core)).save_pretrained(args.out)
     (args.out / "README.md").write_text(CARD.format(shape=args.shape, core=args.core))
     print(f"{args.out}: {bytes_of(model) / 1e9:.2f} GB read per decoding step")
-
-
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--core",
-        required=True,
-        help="the small model: folder, hub id, reference/target or reference/draft",
-    )
-    parser.add_argument(
-        "--shape", required=True, choices=list(SHAPES), metavar="SHAPE", help=", ".join(SHAPES)
-    )
-    parser.add_argument("--out", required=True, type=Path, help="a new folder")
-    parser.add_argument("--dtype", default="bfloat16", choices=list(DTYPES))
-    parser.add_argument("--device", default="cpu", help="where the weights are made")
-    parser.add_argument("--seed", default=0, type=int, help="of the unused weights")
-    try:
-        make(parser.parse_args(argv))
-    except ValueError as error:
-        raise SystemExit(f"error: {error}") from error
+    return 0

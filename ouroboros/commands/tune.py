@@ -1,15 +1,6 @@
-"""Tune every decoder on development text, each with the same number of trials.
+"""Tune every decoder on development text, each with the same number of trials: `ouroboros tune`.
 
-    ouroboros tune --decoders speculative ouroboros --trials 16
-    ouroboros tune --prompts mine.jsonl --results results/tuning
-
-Each decoder gets its configured settings as the first trial and random ones
-from its space for the rest. All trials of all decoders alternate prompt by
-prompt; after a first round on a few prompts, the best third of each decoder's
-trials goes on to the rest. Each prompt is decoded greedily and sampled
-(--temperatures); the geometric mean of the speeds counts. The best settings
-are printed and written to tuning.json and tuning.md; put them into
-conf/decoder. Never give it a benchmark's prompts.
+What can be typed, and how it is done, stands in `ouroboros.commands.arguments`.
 """
 
 from __future__ import annotations
@@ -18,37 +9,34 @@ import argparse
 import json
 import math
 import random
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
 import torch
-import yaml
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from scipy.stats import gmean
 from tqdm import tqdm
 
+from ouroboros.bench.measure.intervals import pooled
 from ouroboros.bench.measure.metrics import mean_repetition_rate, output_throughput
+from ouroboros.bench.measure.predicted import cost_part
 from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.loop import WARM_UP, Bench
-from ouroboros.bench.run.pair import Pair, load_pair
+from ouroboros.bench.run.prompt import longest
 from ouroboros.bench.run.provenance import provenance
 from ouroboros.bench.run.sampling import Sampling
+from ouroboros.bench.run.turn import Decoder
 from ouroboros.bench.tasks.humaneval import STOP
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.bench.tasks.task import Example
-from ouroboros.commands import CONF
-from ouroboros.commands.build import build_spec, wants_draft
-from ouroboros.commands.refusals import CALLERS, one_line
-
-SPACES: dict[str, dict[str, list]] = {
-    path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted(Path(CONF).glob("tune/*"))
-}
-"""By decoder, the values of each setting that a trial may draw: conf/tune."""
+from ouroboros.commands.build import build_pair, check_decoders, make_decoder
+from ouroboros.commands.configs import SPACES, composed, replaced
+from ouroboros.commands.fitting import fit
+from ouroboros.costs.probe import probe
+from ouroboros.costs.surface import Costs
+from ouroboros.engine.model import CachedModel
 
 
 @dataclass
@@ -63,18 +51,25 @@ class Trial:
     def name(self) -> str:
         return f"{self.decoder} {json.dumps(self.settings, sort_keys=True)}"
 
-    @property
-    def rates(self) -> dict[float, float]:
-        """Tokens/s at each temperature."""
-        return {
-            heat: output_throughput([s for s in found if s.error is None]) or 0.0
-            for heat, found in self.samples.items()
-        }
+    def rates(self, costs: Costs) -> dict[float, float]:
+        """Return the speed at each temperature: tokens per target call of one node, by the costs;
+        tokens per second where an engine does not say what it scored."""
+        return {heat: speed(found, costs) for heat, found in self.samples.items()}
 
-    @property
-    def tokens_per_s(self) -> float:
-        """The geometric mean over temperatures: each counts alike, however slow its text is."""
-        return float(gmean(list(self.rates.values())))
+    def rate(self, costs: Costs) -> float:
+        """Return the geometric mean over temperatures: each counts alike, however slow its text
+        is."""
+        return float(gmean(list(self.rates(costs).values())))
+
+
+def speed(samples: list[Sample], costs: Costs) -> float:
+    """Return tokens per cost, or per second, of the samples that did not fail; 0 for none."""
+    done = [sample for sample in samples if sample.error is None]
+    try:
+        spent = pooled(done, part=cost_part(costs))
+    except ValueError:
+        return output_throughput(done) or 0.0
+    return 1 / spent.value if spent and spent.value else 0.0
 
 
 def draw(decoder: str, count: int, seed: int) -> list[Trial]:
@@ -92,114 +87,72 @@ def draw(decoder: str, count: int, seed: int) -> list[Trial]:
     return trials
 
 
-def maker(config: Mapping, settings: Mapping, pair: Pair):
-    """Return a function that builds a decoder from its config with some settings replaced."""
-    options = OmegaConf.create({k: v for k, v in config.items() if k != "draft"})
-    for key, value in settings.items():
-        OmegaConf.update(options, key, value, force_add=True)
-    draft = {"draft": pair.draft} if "draft" in config else {}
-    return lambda: instantiate(options, _partial_=True, _convert_="all")(**draft)
+@dataclass
+class Search:
+    """What trials are made of: the configs by decoder, the draft, the pair's costs, a job by
+    temperature."""
+
+    configs: Mapping[str, dict]
+    draft: CachedModel | None
+    costs: Costs
+    jobs: Mapping[float, Bench]
+
+    def measure(self, trials: list[Trial], examples: list[Example]) -> None:
+        """Run every trial on every example at every temperature, in turn; they keep the samples."""
+        decoders = {id(trial): self.made(trial) for trial in trials}
+        for at, example in enumerate(tqdm(examples, desc=f"{len(trials)} trials", unit="prompt")):
+            first = at % len(trials)
+            for trial in [*trials[first:], *trials[:first]]:
+                for heat, job in self.jobs.items():
+                    sample = job.measure(decoders[id(trial)], example, 0)
+                    trial.samples.setdefault(heat, []).append(sample)
+
+    def made(self, trial: Trial) -> Decoder:
+        """Return a decoder at a trial's settings."""
+        own = replaced(self.configs[trial.decoder], trial.settings)
+        return make_decoder(own, self.draft, self.costs, what=f"decoder.{trial.decoder}")
 
 
-def measure(
-    trials: list[Trial], examples: list[Example], jobs: Mapping[float, Bench], configs, pair: Pair
-) -> None:
-    """Run every trial on every example at every temperature, in turn; the trials keep samples."""
-    decoders = {id(t): maker(configs[t.decoder], t.settings, pair)() for t in trials}
-    for index, example in enumerate(tqdm(examples, desc=f"{len(trials)} trials", unit="prompt")):
-        first = index % len(trials)
-        for trial in [*trials[first:], *trials[:first]]:
-            for heat, job in jobs.items():
-                sample = job.measure(decoders[id(trial)], example, 0)
-                trial.samples.setdefault(heat, []).append(sample)
-
-
-def main() -> int:
-    """Load, try, report; return 2, after one line, for what cannot be tuned."""
-    try:
-        tune(options())
-    except CALLERS as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def tune(args: argparse.Namespace) -> None:
-    """Try all trials of all decoders and report the best."""
+def tune(args: argparse.Namespace) -> int:
+    """Load, try all trials of all decoders, report the best, or fit; return 0."""
+    if args.fit:
+        return fit(args)
     unknown = [name for name in args.decoders if name not in SPACES]
     if unknown:
         known = ", ".join(SPACES)
         raise ValueError(f"nothing to tune of {', '.join(unknown)}: conf/tune has {known}")
-    config = configured(args)
+    config = composed([f"decoder=[{','.join(args.decoders)}]", *args.overrides])
+    check_decoders(config["decoder"])
     if config["threads"]:
         torch.set_num_threads(config["threads"])
-    wanted = wants_draft({name: config["decoder"][name] for name in args.decoders})
-    pair = load_pair(build_spec(config["model"]), with_draft=wanted)
-    task = Prompts(path=args.prompts, stop=STOP)
-    examples = task.load()[: args.limit]
+    tasks = [Prompts(path=path, stop=STOP) for path in args.prompts]
+    task, examples = tasks[0], [one for own in tasks for one in own.load()[: args.limit]]
+    pair = build_pair(config)
+    reach = longest(pair.target.tokenizer, examples) + args.max_new
+    costs = load_costs(config["costs"]) or probe(pair.target, pair.draft, context=reach)
+    job = Bench(pair.target, pair.models, task, examples, {}, args.max_new)
     jobs = {
-        heat: Bench(
-            pair.target,
-            pair.models,
-            task,
-            examples,
-            {},
-            args.max_new,
-            sampling=Sampling(seed=args.seed, temperature=heat),
-        )
+        heat: replace(job, sampling=Sampling(seed=args.seed, temperature=heat))
         for heat in args.temperatures
     }
     trials = [t for name in args.decoders for t in draw(name, args.trials, args.seed)]
-    report(args, best(trials, examples, args.first, jobs, config["decoder"], pair))
+    search = Search(config["decoder"], pair.draft, costs, jobs)
+    report(args, best(trials, examples, args.first, search), costs)
+    return 0
 
 
-def best(
-    trials: list[Trial],
-    examples: list[Example],
-    first: int,
-    jobs: Mapping[float, Bench],
-    configs: Mapping,
-    pair: Pair,
-) -> list[Trial]:
+def best(trials: list[Trial], examples: list[Example], first: int, search: Search) -> list[Trial]:
     """Try all on the first examples and each decoder's best third on the rest; return these."""
-    measure(trials, [WARM_UP], jobs, configs, pair)
+    search.measure(trials, [WARM_UP])
     for trial in trials:
         trial.samples.clear()
-    measure(trials, examples[:first], jobs, configs, pair)
+    search.measure(trials, examples[:first])
     finalists = []
     for name in dict.fromkeys(trial.decoder for trial in trials):
-        own = sorted((t for t in trials if t.decoder == name), key=lambda t: -t.tokens_per_s)
+        own = sorted((t for t in trials if t.decoder == name), key=lambda t: -t.rate(search.costs))
         finalists += own[: max(1, len(own) // 3)]
-    measure(finalists, examples[first:], jobs, configs, pair)
+    search.measure(finalists, examples[first:])
     return finalists
-
-
-def configured(args: argparse.Namespace) -> dict:
-    """Return the resolved config with the decoders that are tuned."""
-    with initialize_config_dir(CONF, version_base="1.3"):
-        decoders = f"decoder=[{','.join(args.decoders)}]"
-        composed = compose("config", [decoders, *args.overrides])
-    config = OmegaConf.to_container(composed, resolve=True)
-    assert isinstance(config, dict)
-    return config
-
-
-def options() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--prompts", default=str(Path(CONF, "task", "development.jsonl")))
-    parser.add_argument("--results", type=Path, default=Path("results/local/tuning"))
-    parser.add_argument("--decoders", nargs="*", default=list(SPACES))
-    parser.add_argument("--trials", type=int, default=24, help="for each decoder")
-    parser.add_argument("--first", type=int, default=4, help="prompts of the first round")
-    parser.add_argument("--limit", type=int, help="prompts in all; default: every one")
-    parser.add_argument("--max-new", type=int, default=96)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
-    parser.add_argument("--overrides", nargs="*", default=[], help="Hydra overrides, e.g. model=hf")
-    return parser.parse_args()
 
 
 def every(trial: Trial) -> list[Sample]:
@@ -207,23 +160,26 @@ def every(trial: Trial) -> list[Sample]:
     return [sample for found in trial.samples.values() for sample in found]
 
 
-def report(args: argparse.Namespace, finalists: list[Trial]) -> None:
+def report(args: argparse.Namespace, finalists: list[Trial], costs: Costs) -> None:
     """Write and print the finalists, the best first."""
+    ranked = sorted(finalists, key=lambda trial: (trial.decoder, -trial.rate(costs)))
     rows = [
         {
             "decoder": t.decoder,
-            "tokens_per_s": round(t.tokens_per_s, 2),
-            **{f"tokens_per_s_t{heat:g}": round(rate, 2) for heat, rate in t.rates.items()},
+            "speed": round(t.rate(costs), 3),
+            **{f"speed_t{heat:g}": round(rate, 3) for heat, rate in t.rates(costs).items()},
             "failed": sum(s.error is not None for s in every(t)),
             "repetition_rate": round(mean_repetition_rate(every(t)) or 0.0, 3),
             "settings": t.settings,
         }
-        for t in sorted(finalists, key=lambda t: (t.decoder, -t.tokens_per_s))
+        for t in ranked
     ]
     args.results.mkdir(parents=True, exist_ok=True)
     facts = {
         "trials_each": args.trials,
-        "prompts": [Path(args.prompts).name, len(next(iter(finalists[0].samples.values())))],
+        "prompts": [Path(path).name for path in args.prompts],
+        "prompts_decoded": len(next(iter(finalists[0].samples.values()))),
+        "costs": dict(costs.about),
         "temperatures": args.temperatures,
         "max_new": args.max_new,
         "provenance": provenance(),
@@ -232,7 +188,9 @@ def report(args: argparse.Namespace, finalists: list[Trial]) -> None:
     (args.results / "tuning.json").write_text(json.dumps(facts, indent=1))
     table = pd.DataFrame(rows).groupby("decoder").head(3).to_markdown(index=False)
     (args.results / "tuning.md").write_text(
-        f"# Tuning on development text, {args.trials} trials for each decoder\n\n{table}\n"
+        f"# Tuning on development text, {args.trials} trials for each decoder\n\n"
+        "Speed: tokens per target call of one node, by counts and costs (tokens per second of "
+        f"transformers' own decoders).\n\n{table}\n"
     )
     print(table)
     print(json.dumps({row["decoder"]: row["settings"] for row in reversed(rows)}))

@@ -10,7 +10,7 @@ import torch
 
 from ouroboros.costs.surface import Costs, Footprint
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.quantised import stored_bytes
+from ouroboros.engine.quantised import bytes_of, stored_bytes
 
 CACHES = 16  # a copied buffer is so many times larger than the largest cache is taken to be
 LARGEST_CACHE_BYTES = {"cpu": 32 << 20, "cuda": 64 << 20}
@@ -47,21 +47,14 @@ def copy_bandwidth(device: torch.device, *, buffer_bytes: int | None = None) -> 
 
 
 def footprint(model: CachedModel) -> Footprint:
-    """Return the bytes of a model's weights, as they are stored, and of a token's keys and values.
-
-    Every weight is taken to be read in a call but the input embedding, unless it is the output head
-    too. (Of a mixture of experts less may be read.)
-    """
-    embedding = model.model.get_input_embeddings().weight
-    head = model.model.get_output_embeddings()
-    tied = head is not None and head.weight is embedding
+    """Return the bytes of a model's weights, as they are stored, and of a token's keys and
+    values."""
     held = sum(map(stored_bytes, model.model.parameters()))
-    unread = 0 if tied else stored_bytes(embedding)
     slots = (
         len(members) * shape.kv_heads * (shape.key_width + shape.value_width) * shape.dtype.itemsize
         for shape, members in model.cache.groups.items()
     )
-    return Footprint(held, held - unread, sum(slots))
+    return Footprint(held, bytes_of(model.model), sum(slots))
 
 
 def _wait(device: torch.device) -> None:

@@ -19,24 +19,23 @@ def roofline(
     bandwidth_gb_s: float,
     tflops: float | None = None,
     host_ms: float = 0.0,
-    weight_bytes: int = 2,
 ) -> Costs:
     """Return the costs of a pair on a machine with this bandwidth (10^9 bytes a second read) and
-    this arithmetic (10^12 operations a second; None: never the limit). No prefill is counted.
+    this arithmetic (10^12 operations a second, two for each weight of two bytes; None: never the
+    limit). No prefill is counted.
 
-    `weight_bytes`: of one weight. Raises `ValueError` for a bandwidth that is not above 0.
+    Raises `ValueError` for a bandwidth that is not above 0.
     """
     if bandwidth_gb_s <= 0 or (tflops is not None and tflops <= 0):
         raise ValueError(f"a bandwidth of {bandwidth_gb_s} GB/s: give one above 0, and so tflops")
 
     def surface(own: Footprint) -> Surface:
-        operations = 2 * own.read_bytes / weight_bytes
         return Surface(
             {
                 context: {
                     nodes: max(
                         own.call_bytes(context) / bandwidth_gb_s / 1e6,
-                        nodes * operations / tflops / 1e9 if tflops else 0.0,
+                        nodes * own.read_bytes / tflops / 1e9 if tflops else 0.0,
                     )
                     for nodes in NODES
                 }

@@ -128,13 +128,6 @@ class Costs:
         """Return the costs of a target's surface and, where there is a second one, a draft's."""
         return cls(surfaces[0], surfaces[1] if len(surfaces) > 1 else None)
 
-    def relative(self, role: str, nodes: float, context: float) -> float:
-        """Return what a call of "target" or "draft" costs in target calls of one node.
-
-        Raises `ValueError` beyond what was measured, and for a draft where none was.
-        """
-        return self._of(role).call_ms(nodes, context) / self.target.call_ms(1, context)
-
     def step_ms(self, step: StepRecord, context: int, *, decoder: str = "") -> float:
         """Return the milliseconds of one step on a sequence of `context` tokens.
 
@@ -143,8 +136,11 @@ class Costs:
         """
         drafting = 0.0
         if step.draft_calls:
-            each = self._of("draft").call_ms(draft_nodes(step), context)
-            drafting = step.draft_calls * each
+            if self.draft is None:
+                raise ValueError(
+                    "the costs have no draft model: measure the pair, or give draft_ms"
+                )
+            drafting = step.draft_calls * self.draft.call_ms(draft_nodes(step), context)
         host = self.host_ms.get(decoder, self.host_ms.get("", 0.0))
         return self.target.call_ms(step.scored, context) + drafting + host
 
@@ -154,12 +150,6 @@ class Costs:
         if role not in self.footprints or not self.copy_bytes_per_s:
             return None
         return 1e3 * self.footprints[role].call_bytes(context) / self.copy_bytes_per_s
-
-    def _of(self, role: str) -> Surface:
-        surface = self.target if role == "target" else self.draft
-        if surface is None:
-            raise ValueError("the costs have no draft model: measure the pair, or give draft_ms")
-        return surface
 
     def save(self, path: Path) -> None:
         """Write JSON, which `load` reads."""

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 from scipy.optimize import minimize
+from scipy.special import xlogy
 
 from ouroboros.choose import Choose, Sampler, argmax
 from ouroboros.costs.surface import Costs, Surface
@@ -107,6 +108,7 @@ def quality(features: np.ndarray, outcomes: np.ndarray, weights: np.ndarray) -> 
     """Return log loss, that of the mean alone, and how often tokens thought so likely came."""
     odds = features @ weights
     thought, base = _logistic(odds), outcomes.mean()
+    of_the_mean = -(xlogy(base, base) + xlogy(1 - base, 1 - base))
     edges = np.linspace(0, 1, BINS + 1)
     rows = []
     for low, high in pairwise(edges):
@@ -123,9 +125,7 @@ def quality(features: np.ndarray, outcomes: np.ndarray, weights: np.ndarray) -> 
     return {
         "observations": len(outcomes),
         "log_loss": round(float((np.logaddexp(0, odds) - outcomes * odds).mean()), 5),
-        "log_loss_of_the_mean": round(
-            float(-(base * np.log(base) + (1 - base) * np.log(1 - base))), 5
-        ),
+        "log_loss_of_the_mean": round(float(of_the_mean), 5),
         "reliability": rows,
     }
 

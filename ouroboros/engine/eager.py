@@ -18,13 +18,12 @@ import torch
 from transformers import PreTrainedModel
 
 from ouroboros.engine.cache import SlotCache
-from ouroboros.engine.support import Facts
+from ouroboros.engine.facts import Facts
+from ouroboros.engine.masks import Layout, Masks, dense
 from ouroboros.tree import TokenTree
 
 PREFILL_ALONE = 128  # a longer stretch is fed causally, without a dense mask, before the tree
 MOST_HELD = 256  # a tree goes on after so many of its nodes at most; later ones are fed again
-
-Masks = torch.Tensor | dict[str, torch.Tensor] | None
 
 
 class Engine(Protocol):
@@ -34,15 +33,9 @@ class Engine(Protocol):
     forwards: int
 
     def run(
-        self,
-        known: int,
-        missing: list[int],
-        tree: TokenTree,
-        asked: Sequence[int],
-        *,
-        held: int = 0,
+        self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0
     ) -> torch.Tensor:
-        """Feed `missing` tokens and the tree after `known` slots: [len(asked), vocab] logits.
+        """Feed `missing` tokens and the tree after `known` slots: [len(tree.asked), vocab] logits.
 
         Node i of the tree then lies in slot `known + len(missing) + i`. The first `held` nodes (at
         most `MOST_HELD`; nothing is missing then, and none of them is asked) lie there already.
@@ -87,25 +80,15 @@ class Eager:
         self.forwards = 0
 
     def run(
-        self,
-        known: int,
-        missing: list[int],
-        tree: TokenTree,
-        asked: Sequence[int],
-        *,
-        held: int = 0,
+        self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0
     ) -> torch.Tensor:
         """See `Engine.run`."""
         self.cache.reserve(known + len(missing) + len(tree))
         if fed_apart(len(missing), tree):
-            self._forward(missing, np.arange(known, known + len(missing)), None, [-1])
+            self._forward(Layout.chain(known, missing))
             known, missing = known + len(missing), []
             self.cache.set_length(known)
-        base = known + len(missing)
-        positions = np.concatenate([np.arange(known, base), base + tree.depths()[held:]])
-        mask = None if tree.is_chain else self._mask(known, len(missing), tree, held)
-        rows = [len(missing) + node - held for node in asked]
-        return self._forward([*missing, *tree.tokens[held:]], positions, mask, rows)
+        return self._forward(Layout(known, missing, tree, held))
 
     def follow(self, slot: int, token: torch.Tensor) -> torch.Tensor:
         """See `Engine.follow`."""
@@ -117,18 +100,16 @@ class Eager:
         """Make room in the cache."""
         self.cache.reserve(context)
 
-    def _forward(
-        self, ids: list[int], positions: np.ndarray, mask: Masks, rows: Sequence[int]
-    ) -> torch.Tensor:
-        """One call of the model: [len(rows), vocab] logits at the given rows of `ids`."""
-        ids = known_ids(ids, self.facts.vocab_size)
-        packed = torch.from_numpy(np.stack([np.array(ids), positions])).to(
-            self.facts.device, non_blocking=True
-        )
-        everything = len(rows) == len(ids)
-        last = len(rows) == 1 and rows[0] in (-1, len(ids) - 1)
-        keep = 0 if everything else 1 if last else torch.tensor(rows, device=self.facts.device)
-        return self._call(packed[:1], packed[1:], mask, keep)
+    def _forward(self, layout: Layout) -> torch.Tensor:
+        """One call of the model: logits [rows, vocab] of the layout's rows."""
+        ids, rows = known_ids(layout.ids, self.facts.vocab_size), layout.rows
+        words = np.stack([np.array(ids), layout.positions()[layout.held :]])
+        packed = torch.from_numpy(words).to(self.facts.device, non_blocking=True)
+        keep: int | torch.Tensor = 0  # all of them
+        if len(rows) < len(ids):
+            last = rows == [len(ids) - 1]
+            keep = 1 if last else torch.tensor(rows, device=self.facts.device)
+        return self._call(packed[:1], packed[1:], dense(layout, self.facts), keep)
 
     def _call(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: Masks, keep: int | torch.Tensor
@@ -143,35 +124,3 @@ class Eager:
             logits_to_keep=keep,
         )
         return out.logits[0]
-
-    def _mask(self, known: int, missing: int, tree: TokenTree, held: int) -> Masks:
-        """Return the additive mask [1, 1, queries, slots], or one by layer type."""
-        base = known + missing
-        seen = np.zeros((missing + len(tree) - held, base + len(tree)), dtype=bool)
-        seen[:, :known] = True
-        if missing:
-            seen[:missing, known:base] = np.tri(missing, dtype=bool)
-            seen[missing:, known:base] = True
-        seen[missing:, base:] = tree.ancestors()[held:]
-        window = self.facts.sliding_window
-        if window is None:
-            return self._additive(seen)
-        slots = np.concatenate([np.arange(base), base + tree.depths()])
-        near = slots[known + held :, None] - slots[None, :] < window
-        if near.all():
-            local = whole = self._additive(seen)
-        else:
-            whole, local = self._additive(seen), self._additive(seen & near)
-        if self.facts.layer_types is None:
-            return local
-        return {"full_attention": whole, "sliding_attention": local}
-
-    def _additive(self, seen: np.ndarray) -> torch.Tensor:
-        visible = torch.from_numpy(seen).to(self.facts.device, non_blocking=True)
-        return additive(visible, self.facts.dtype)
-
-
-def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the additive mask [1, 1, queries, slots] of a boolean [queries, slots]."""
-    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-    return mask.masked_fill_(~visible, torch.finfo(dtype).min)[None, None]

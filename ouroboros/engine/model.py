@@ -10,25 +10,20 @@ parts: while nothing was accepted, its first nodes stay cached for later ones th
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from ouroboros.choose import ROOT, Choose
+from ouroboros.choose import Choose
 from ouroboros.engine.attention import use_packed_attention
 from ouroboros.engine.cache import SlotCache
-from ouroboros.engine.eager import MOST_HELD, Eager, Engine
-from ouroboros.engine.static import Static
-from ouroboros.engine.support import Facts, examine, tolerance
+from ouroboros.engine.eager import MOST_HELD
+from ouroboros.engine.selection import EngineName, select
+from ouroboros.engine.support import examine
 from ouroboros.engine.tokenizer import check_round_trip
-from ouroboros.tree import TokenTree
-
-EngineName = Literal["auto", "eager", "static"]
-log = logging.getLogger(__name__)
+from ouroboros.tree import ROOT, TokenTree
 
 
 class CachedModel:
@@ -66,7 +61,7 @@ class CachedModel:
         self.device = facts.device
         self.dtype = facts.dtype
         self.cache = SlotCache(facts.layers)
-        self.engine = choose_engine(engine, self.model, facts, self.cache)
+        self.engine = select(engine, self.model, facts, self.cache)
         self.tokens: list[int] = []
         self.calls = 0
         self.busy_s = 0.0
@@ -98,14 +93,11 @@ class CachedModel:
         try:
             tokenizer = AutoTokenizer.from_pretrained(name_or_path)
             model = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, **options)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ImportError) as error:
             reason = str(error).strip().splitlines()[0]
-            raise ValueError(
-                f"cannot load {name_or_path!r}: {reason} (give a hub id you can reach, or a "
-                "folder with config.json, weights and tokenizer)"
-            ) from error
-        except ImportError as error:
-            reason = str(error).strip().splitlines()[0]
+            if not isinstance(error, ImportError):
+                reason += " (give a hub id you can reach, or a folder with config.json, weights "
+                reason += "and tokenizer)"
             raise ValueError(f"cannot load {name_or_path!r}: {reason}") from error
         check_round_trip(tokenizer, name_or_path)
         if device is not None and model.device.type != torch.device(device).type:
@@ -144,7 +136,7 @@ class CachedModel:
         del self.tokens[known:]  # what is cached even if the call below fails
         self._tree = None
         self.cache.set_length(known + held)
-        logits = self.engine.run(known, missing, tree, tree.asked, held=held)
+        logits = self.engine.run(known, missing, tree, held=held)
         self.tokens += missing
         self._tree, self._base = tree, len(tokens) - 1
         self.calls += 1
@@ -174,7 +166,7 @@ class CachedModel:
         the device before the host knows it.
         """
         length = len(tokens)
-        logits = self.score(tokens, TokenTree((tokens[-1],), (-1,)))
+        logits = self.score(tokens, TokenTree.chain(tokens[-1], ()))
         started = time.perf_counter()
         self.accept([0])
         drawn = [choose.scores(logits, tokens, ROOT).argmax(-1)]
@@ -219,58 +211,3 @@ class CachedModel:
             return limit
         pairs = zip(cached, start, strict=False)
         return next(i for i, (a, b) in enumerate(pairs) if a != b)
-
-
-def choose_engine(
-    name: EngineName, model: PreTrainedModel, facts: Facts, cache: SlotCache
-) -> Engine:
-    """Return the engine; see `CachedModel`. Raises `ValueError` for a name that is none, and for
-    fixed shapes on several devices."""
-    if name not in ("auto", "eager", "static"):
-        raise ValueError(f"engine {name!r} is not one of auto, eager, static")
-    devices = {weight.device for weight in model.parameters()}
-    if name == "static":
-        if len(devices) > 1:
-            raise ValueError(
-                f"engine=static needs a model on one device, this one lies on {len(devices)}: "
-                "leave engine=auto, which calls it as it is"
-            )
-        return Static(model, facts, cache)
-    eager = Eager(model, facts, cache)
-    if name == "eager" or facts.device.type != "cuda" or len(devices) > 1:
-        return eager
-    for compiled in (True, False):
-        static = Static(model, facts, cache, compiled=compiled)
-        reason = differs(static, eager)
-        if reason is None:
-            return static
-        how = "with compiled layers" if compiled else "at all"
-        log.warning("%s is not captured %s: %s", type(model).__name__, how, reason)
-    return eager
-
-
-def differs(engine: Static, reference: Eager) -> str | None:
-    """Return why an engine's calls are not those of the reference; None where they are.
-
-    Two trials, so that a graph which replays what it was captured with is found out. Both caches'
-    first slots are overwritten.
-    """
-    facts, cache = reference.facts, reference.cache
-    trials = []
-    for first in (1, 4):
-        root, *rest = ((first + node) % facts.vocab_size for node in range(4))
-        trials.append(([first % facts.vocab_size], TokenTree((root, *rest), (-1, 0, 0, 1))))
-    try:
-        for missing, tree in trials:
-            with torch.inference_mode():
-                found = engine.run(0, missing, tree, tree.asked).double()
-                wanted = reference.run(0, missing, tree, tree.asked).double()
-            error = ((found - wanted).abs().max() / wanted.std().clamp_min(1e-6)).item()
-            if not error < tolerance(facts.dtype):
-                return f"its logits are off by {error:.2g} standard deviations"
-    except Exception as error:
-        return (str(error).strip() or type(error).__name__).splitlines()[0]
-    finally:
-        cache.set_length(0)
-        engine.forwards = reference.forwards = 0
-    return None

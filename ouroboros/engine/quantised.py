@@ -77,6 +77,15 @@ def stored_bytes(weight: torch.Tensor) -> int:
     return sum(stored_bytes(getattr(weight, name)) for name in weight.__tensor_flatten__()[0])
 
 
+def bytes_of(model: PreTrainedModel) -> int:
+    """Weight bytes read per decoding step, as they are stored: all but the input embedding table,
+    unless it is the output head too. (Of a mixture of experts less may be read.)"""
+    table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+    assert isinstance(table, torch.Tensor)
+    held = sum(map(stored_bytes, model.parameters()))
+    return held if head is not None and head.weight is table else held - stored_bytes(table)
+
+
 def spelt_out(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """Return a copy with plain weights: each quantised one is its integers times its scales.
 

@@ -22,9 +22,10 @@ from transformers import PreTrainedModel
 
 from ouroboros.engine.blocks import Blocks
 from ouroboros.engine.cache import SlotCache
-from ouroboros.engine.eager import MOST_HELD, Masks, additive, known_ids
-from ouroboros.engine.support import Facts
-from ouroboros.tree import TokenTree
+from ouroboros.engine.eager import MOST_HELD, known_ids
+from ouroboros.engine.facts import Facts
+from ouroboros.engine.masks import Layout, spread
+from ouroboros.tree import ROOT, TokenTree
 
 NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LEAST_SLOTS = 256
@@ -53,7 +54,7 @@ def padded_slots(count: int) -> int:
 
 
 class Static:
-    """Fixed shapes; see the module. `graphs` replays CUDA graphs, `compiled` compiles the layers.
+    """Fixed shapes; see the module. On a GPU `graphs` are replayed, with the layers `compiled`.
 
     Returned logits live until the next call.
     """
@@ -64,16 +65,14 @@ class Static:
         facts: Facts,
         cache: SlotCache,
         *,
-        graphs: bool | None = None,
-        compiled: bool | None = None,
+        compiled: bool = True,
     ) -> None:
-        on_gpu = facts.device.type == "cuda"
         self.model = model
         self.facts = facts
         self.cache = cache
         self.forwards = 0
-        self.graphs = on_gpu if graphs is None else graphs
-        self.blocks = Blocks(model) if (on_gpu if compiled is None else compiled) else None
+        self.graphs = facts.device.type == "cuda"
+        self.blocks = Blocks(model) if self.graphs and compiled else None
         self._inputs: dict[int, torch.Tensor] = {}
         self._captured: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._capacity = 0
@@ -81,39 +80,20 @@ class Static:
         self._logits: torch.Tensor | None = None
 
     def run(
-        self,
-        known: int,
-        missing: list[int],
-        tree: TokenTree,
-        asked: Sequence[int],
-        *,
-        held: int = 0,
+        self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0
     ) -> torch.Tensor:
         """See `Engine.run`. Long stretches of missing tokens go first, in calls of the largest
         size."""
         largest = NODES[-1]
         while missing and len(missing) + len(tree) > largest:
-            first, missing = missing[:largest], missing[largest:]
-            chain = np.tri(len(first), dtype=bool)
-            positions = known + np.arange(len(first))
-            self._call(first, positions, chain, known, 0, [len(first) - 1])
-            known += len(first)
+            self._call(Layout.chain(known, missing[:largest]))
+            known, missing = known + len(missing[:largest]), missing[largest:]
             self.cache.set_length(known)
-        before, n = len(missing), len(tree)
-        seen = np.zeros((before + n, before + n), dtype=bool)
-        seen[:before, :before] = np.tri(before, dtype=bool)
-        seen[before:, :before] = True
-        seen[before:, before:] = tree.ancestors()
-        positions = np.concatenate([np.arange(before), before + tree.depths()]) + known
-        rows = [before + node - held for node in asked]
-        ids = [*missing, *tree.tokens[held:]]
-        return self._call(ids, positions, seen[held:], known, held, rows)
+        return self._call(Layout(known, missing, tree, held))
 
     def follow(self, slot: int, token: torch.Tensor) -> torch.Tensor:
         """See `Engine.follow`."""
-        words = pack([0], np.array([slot]), np.ones((1, 1), dtype=bool), slot, 0, [0], size=1)
-        self.forwards += 1
-        return self._replay(1, slot, words, token)[:1]
+        return self._call(Layout(slot, [], ROOT), token)
 
     def prepare(self, context: int) -> None:
         """Capture every shape that calls up to so many slots have."""
@@ -121,28 +101,22 @@ class Static:
         if not self.graphs:
             return
         for nodes in NODES:
-            words = pack([0], np.array([0]), np.ones((1, 1), dtype=bool), 0, 0, [0], size=nodes)
+            words = pack([0], Layout(0, [], ROOT), size=nodes)
             slots = 0
             while slots < padded_slots(context + nodes):
                 slots = padded_slots(slots + 1)
                 if slots >= nodes:
                     self._replay(nodes, slots - nodes, words)
 
-    def _call(
-        self,
-        ids: list[int],
-        positions: np.ndarray,
-        seen: np.ndarray,
-        base: int,
-        held: int,
-        rows: list[int],
-    ) -> torch.Tensor:
-        """Arguments as in `pack`: [len(rows), vocab] logits."""
+    def _call(self, layout: Layout, token: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the logits [rows, vocab] of the layout's rows; `token` is fed in the place of its
+        first one."""
+        ids = known_ids(layout.ids, self.facts.vocab_size)
         size = padded_nodes(len(ids))
-        ids = known_ids(ids, self.facts.vocab_size)
-        words = pack(ids, positions, seen, base, held, rows, size=size)
+        words = pack(ids, layout, size=size)
         self.forwards += 1
-        return self._replay(size, base + held, words)[: len(rows)]
+        logits = self._replay(size, layout.base + layout.held, words, token)
+        return logits[: len(layout.tree.asked)]
 
     def _replay(
         self, nodes: int, first: int, words: np.ndarray, token: torch.Tensor | None = None
@@ -222,79 +196,52 @@ class Static:
 
     def _forward(self, inputs: torch.Tensor, nodes: int, slots: int) -> torch.Tensor:
         """One call of the model, from device memory alone: [nodes, vocab] logits."""
-        width = MOST_HELD + nodes
-        ids, rows = inputs[: 2 * nodes].view(2, nodes)
-        base, held = inputs[2 * nodes : 2 * nodes + 2].split(1)
-        positions, rest = inputs[2 * nodes + 2 :].split([width, nodes * width // 8 + 1])
-        tree = rest.view(torch.uint8)[: nodes * width].view(nodes, width) > 0
+        ids, rows, base, held, positions, inside = unpack(inputs, nodes)
         own = held + torch.arange(nodes, device=base.device)
         with self.cache.aimed(base + own, slots):
             out = self.model(
                 input_ids=ids[None],
                 position_ids=positions[own][None],
-                attention_mask=self._masks(tree, positions, own, base, slots),
+                attention_mask=spread(inside, positions, own, base, slots, self.facts),
                 past_key_values=self.cache,
                 use_cache=True,
                 logits_to_keep=rows,
             )
         return out.logits[0]
 
-    def _masks(
-        self,
-        tree: torch.Tensor,
-        positions: torch.Tensor,
-        own: torch.Tensor,
-        base: torch.Tensor,
-        slots: int,
-    ) -> Masks:
-        """Return the additive mask [1, 1, nodes, slots], or one by layer type, made on the
-        device."""
-        width, at = tree.shape[1], torch.arange(slots, device=base.device)
-        node = (at - base).clamp(0, width - 1)
-        context = at < base
-        inside = ~context & (at < base + width)
-        seen = context | (inside & tree[:, node])
-        window = self.facts.sliding_window
-        if window is None:
-            return additive(seen, self.facts.dtype)
-        near = positions[own][:, None] - torch.where(context, at, positions[node]) < window
-        local = additive(seen & near, self.facts.dtype)
-        if self.facts.layer_types is None:
-            return local
-        whole = additive(seen, self.facts.dtype)
-        return {"full_attention": whole, "sliding_attention": local}
 
+def pack(ids: Sequence[int], layout: Layout, *, size: int) -> np.ndarray:
+    """Return the inputs of a call of `ids` so laid out, padded to `size` nodes, as int64 words.
 
-def pack(
-    ids: Sequence[int],
-    positions: np.ndarray,
-    seen: np.ndarray,
-    base: int,
-    held: int,
-    rows: Sequence[int],
-    *,
-    size: int,
-) -> np.ndarray:
-    """Return the inputs of a call padded to `size` nodes, as int64 words.
-
-    They are ids and rows (`size` each), the tree's first slot `base`, how many of its nodes are
-    `held` there already, and then, with `MOST_HELD` + `size` columns for held, new and padded nodes
-    in the order of their slots, their positions (a word each) and which of them each new node sees
-    (a byte each). `positions` and the columns of `seen` [new, held + new] are in that order too.
-    Padding stands at the first position and sees only itself and the context.
+    They are ids and rows (`size` each), the layout's first slot, how many nodes are held there, and
+    then, with `MOST_HELD` + `size` columns, their positions (a word each) and which of them each
+    fed token sees (a byte each). Padding stands at the first position and sees only itself and the
+    context.
     """
-    n, width = len(ids), MOST_HELD + size
+    n, held, width = len(ids), layout.held, MOST_HELD + size
+    rows, positions = layout.rows, layout.positions()
     words = np.zeros(2 * size + 2 + width + size * width // 8 + 1, dtype=np.int64)
     words[:n] = ids
     words[size : size + len(rows)] = rows
-    words[2 * size : 2 * size + 2] = base, held
+    words[2 * size : 2 * size + 2] = layout.base, held
     columns, bits = words[2 * size + 2 :][:width], words[2 * size + 2 + width :]
     columns[:] = positions[0]
-    columns[: held + n] = positions
-    tree = bits.view(np.uint8)[: size * width].reshape(size, width)
-    tree[:n, : held + n] = seen
-    np.fill_diagonal(tree[:, held:], 1)
+    columns[: len(positions)] = positions
+    inside = bits.view(np.uint8)[: size * width].reshape(size, width)
+    inside[:n, : held + n] = layout.seen()
+    np.fill_diagonal(inside[:, held:], 1)
     return words
+
+
+def unpack(words: torch.Tensor, size: int) -> tuple[torch.Tensor, ...]:
+    """Return what `pack` put there, as views: ids and rows [size], base and held [1], positions
+    [columns] and what each token sees, [size, columns] bool."""
+    width = MOST_HELD + size
+    ids, rows, base, held, positions, bits = words.split(
+        [size, size, 1, 1, width, size * width // 8 + 1]
+    )
+    inside = bits.view(torch.uint8)[: size * width].view(size, width) > 0
+    return ids, rows, base, held, positions, inside
 
 
 @contextmanager

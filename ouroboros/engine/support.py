@@ -9,9 +9,9 @@ model that answers differently (ALiBi, an ignored mask, a window it does not kee
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,88 +19,20 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from ouroboros.engine.cache import LayerShape
+from ouroboros.engine.facts import Facts, config_facts, tolerance
+from ouroboros.engine.masks import Layout, dense
 from ouroboros.engine.quantised import check_kernels
+from ouroboros.tree import TokenTree
 
 DECOYS = 6
 TRIAL_WINDOW = 2  # so narrow that the trial's four tokens reach beyond it
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What `CachedModel` needs to know of a model. `max_len` is the number of usable positions;
-    `layer_types` is None unless full and sliding layers are mixed."""
-
-    max_len: int
-    sliding_window: int | None
-    layer_types: tuple[str, ...] | None
-    vocab_size: int
-    device: torch.device
-    dtype: torch.dtype
-    layers: list[LayerShape]
-
-
 def examine(model: PreTrainedModel) -> Facts:
     """Return the facts of a model; raise `ValueError` with the reason if it cannot score trees."""
-    config = model.config.get_text_config()
-    name = type(model).__name__
-    if model.config.is_encoder_decoder:
-        raise ValueError(f"{name} is an encoder-decoder; a decoder-only causal LM is needed")
-    if getattr(config, "alibi", False):
-        raise ValueError(
-            f"{name} is configured with alibi=True: its position biases follow the order of slots, "
-            "not a tree's positions; choose a model with rotary or learned positions"
-        )
+    facts = config_facts(model)
     check_kernels(model)
-    max_len = _position_limit(config)
-    window, types = _sliding(config, name, max_len)
-    embedding = model.get_input_embeddings()
-    assert isinstance(embedding.weight, torch.Tensor)
-    device, dtype = embedding.weight.device, model.dtype
-    facts = Facts(max_len, window, types, len(embedding.weight), device, dtype, [])
-    return Facts(**{**facts.__dict__, "layers": _trial(model, name, facts)})
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    """Return by how many standard deviations logits may differ between two ways of one call."""
-    return 2e-3 if dtype in (torch.float32, torch.float64) else 0.25
-
-
-def _position_limit(config) -> int:
-    limits = [getattr(config, key, None) for key in ("max_position_embeddings", "n_positions")]
-    limit = next((value for value in limits if value and value > 0), 1 << 30)
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kinds = {rope.get("rope_type"), rope.get("type")} if isinstance(rope, dict) else set()
-    if "longrope" in kinds:
-        original = rope.get("original_max_position_embeddings") or getattr(
-            config, "original_max_position_embeddings", None
-        )
-        return min(limit, original or limit)
-    return limit
-
-
-def _sliding(config, name: str, max_len: int) -> tuple[int | None, tuple[str, ...] | None]:
-    """Return the window and, if layers of both kinds are mixed, their types."""
-    types = tuple(getattr(config, "layer_types", None) or ())
-    unknown = set(types) - {"full_attention", "sliding_attention"}
-    if unknown:
-        raise ValueError(
-            f"{name} has layers of type {', '.join(sorted(unknown))}: their state cannot be rolled "
-            "back to an earlier token or masked by a tree; choose a model whose layers are all "
-            "full or sliding attention"
-        )
-    window = getattr(config, "sliding_window", None)
-    for key, value in config.to_dict().items():
-        local = key.endswith(("window", "window_size")) and isinstance(value, int)
-        if local and 1 < value < max_len and value != window:
-            raise ValueError(
-                f"{name} limits attention by {key}={value}, a window of its own that a tree's mask "
-                "cannot follow; choose a model with full or sliding attention"
-            )
-    if types and "sliding_attention" not in types:
-        window = None
-    if not window or window >= max_len:
-        return None, None
-    return window, types if len(set(types)) > 1 else None
+    return replace(facts, layers=_trial(model, type(model).__name__, facts))
 
 
 @torch.inference_mode()
@@ -109,17 +41,19 @@ def _trial(model: PreTrainedModel, name: str, facts: Facts) -> list[LayerShape]:
     if facts.max_len < 4:
         raise ValueError(f"{name} has only {facts.max_len} positions; at least 4 are needed")
     vocab = facts.vocab_size
-    chain = [1 % vocab, 2 % vocab, 3 % vocab, 5 % vocab]
+    chain = [token % vocab for token in (1, 2, 3, 5)]
     decoys = [(7 + i) % vocab for i in range(DECOYS)]
-    ids = [chain[0], *decoys, *chain[1:]]
-    positions = [0, *[1] * DECOYS, 1, 2, 3]
-    real = [0, *range(1 + DECOYS, len(ids))]
-    mask = _trial_mask(facts, positions, real)
+    tree = TokenTree(  # the chain's second token stands after the decoys, below the root as they do
+        (chain[0], *decoys, *chain[1:]), (-1, *[0] * DECOYS, 0, DECOYS + 1, DECOYS + 2)
+    )
+    narrow = replace(facts, sliding_window=facts.sliding_window and TRIAL_WINDOW)
+    mask, positions = dense(Layout(0, [], tree), narrow), tree.depths().tolist()
     plain_cache = DynamicCache()
     with _narrowed(model, facts.sliding_window):
         plain = _logits(model, name, chain, range(4), None, plain_cache, facts)
         shapes = _shapes(plain_cache, name)
-        among = _logits(model, name, ids, positions, mask, DynamicCache(), facts)[:, real]
+        among = _logits(model, name, tree.tokens, positions, mask, DynamicCache(), facts)
+    among = among[:, tree.path_to(len(tree) - 1)]
     spread = plain.std().clamp_min(1e-6)
     error = ((plain - among).abs().max() / spread).item()
     if not error < tolerance(facts.dtype):
@@ -130,28 +64,6 @@ def _trial(model: PreTrainedModel, name: str, facts: Facts) -> list[LayerShape]:
             "scored; choose a model with rotary or learned positions"
         )
     return shapes
-
-
-def _trial_mask(facts: Facts, positions: Sequence[int], real: Sequence[int]):
-    """The mask of the trial's tree, additive: one, or one for each layer type. Nodes not in `real`
-    see only the root and themselves."""
-    seen = torch.eye(len(positions), dtype=torch.bool)
-    seen[:, 0] = True
-    for row, node in enumerate(real):
-        seen[node, real[: row + 1]] = True
-    at = torch.tensor(positions)
-    near = at[:, None] - at < TRIAL_WINDOW
-
-    def additive(visible: torch.Tensor) -> torch.Tensor:
-        mask = torch.zeros(visible.shape, dtype=facts.dtype)
-        mask = mask.masked_fill(~visible, torch.finfo(facts.dtype).min)
-        return mask[None, None].to(facts.device)
-
-    if facts.sliding_window is None:
-        return additive(seen)
-    if facts.layer_types is None:
-        return additive(seen & near)
-    return {"full_attention": additive(seen), "sliding_attention": additive(seen & near)}
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from ouroboros.engine.model import CachedModel
 from ouroboros.lossless.plainly import own_attention, plain_logits, recast
 from ouroboros.lossless.rounding import Noise
 from ouroboros.lossless.shift import least_shift
+from ouroboros.trace import parting
 from ouroboros.tree import TokenTree
 
 Verdict = Literal["identical", "numeric tie", "BUG", "in law", "reference", "not judged"]
@@ -119,7 +120,7 @@ class Auditor:
         is a finding named "reference" too, for plain decoding's own text against float64. A
         completion that parts at a tie goes on by itself: the rest of it is held against float64.
         """
-        parted = {name: _parting(case.reference, new) for name, new in case.others.items()}
+        parted = {name: parting(case.reference, new or ()) for name, new in case.others.items()}
         equal = all(index is None for index in parted.values())
         if equal and None not in case.others.values() and not controls:
             return {name: Finding("identical") for name in parted}, []
@@ -259,12 +260,3 @@ def well_ended(
     if any(token in eos for token in new[:-1]) or len(new) > min(max_new, room):
         return False
     return stopped or len(new) == min(max_new, room) or (bool(new) and new[-1] in eos)
-
-
-def _parting(reference: Sequence[int], new: Sequence[int] | None) -> int | None:
-    """Return the first index at which two texts differ, an end included; None if they are equal."""
-    new = () if new is None else new
-    for index, (a, b) in enumerate(zip(reference, new, strict=False)):
-        if a != b:
-            return index
-    return None if len(reference) == len(new) else min(len(reference), len(new))

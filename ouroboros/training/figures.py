@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from tqdm import tqdm
+from transformers import LlamaForCausalLM
 
 from ouroboros.bench.measure.metrics import repetition_rate
 from ouroboros.bench.run.sampling import Sampling, derive_seed
@@ -19,12 +20,52 @@ from ouroboros.bench.tasks.humaneval import HumanEval
 from ouroboros.choose import Choose
 from ouroboros.decode import RootOnly, predict, stream
 from ouroboros.engine.model import CachedModel
+from ouroboros.training.loop import loss_of
 from ouroboros.tree import TokenTree
 
 EDGES = (0, 512, 2048, 4096)  # of the ranges of positions, in tokens
 MAX_NEW = 128
 SHOWN = ("HumanEval/0", "HumanEval/23", "HumanEval/53")
+DOCUMENTS = 12  # the longest, so that each range holds text of the same ones
 ROWS = 512  # positions whose logits and noise lie in memory at once
+
+
+def short_samples(tokenizer, kinds: dict[str, list[str]]) -> dict[str, list]:
+    """Return the first ids of a few documents of each kind, to look at while training goes on."""
+    return {
+        kind: [tokenizer(text).input_ids[:513] for text in texts[:24]]
+        for kind, texts in kinds.items()
+        if texts
+    }
+
+
+@torch.no_grad()
+def heldout_losses(model: LlamaForCausalLM, samples: dict[str, list]) -> dict[str, float]:
+    """Mean nats per token of each kind of text."""
+    losses = {}
+    for kind, rows in samples.items():
+        nats = [loss_of(model, torch.tensor([row], device=model.device)).item() for row in rows]
+        losses[kind] = float(np.average(nats, weights=[len(row) - 1 for row in rows]))
+    return losses
+
+
+@torch.no_grad()
+def draft_figures(
+    draft: LlamaForCausalLM, target: LlamaForCausalLM, samples: dict[str, list]
+) -> dict[str, dict[str, float]]:
+    """Divergence in nats and agreement of the most likely tokens, for each kind of text."""
+    figures = {}
+    for kind, rows in samples.items():
+        sums = np.zeros(3)
+        for row in rows:
+            ids = torch.tensor([row[:-1]], device=draft.device)
+            law, given = (
+                m(ids, use_cache=False).logits[0].log_softmax(-1) for m in (target, draft)
+            )
+            agreed = (law.argmax(-1) == given.argmax(-1)).sum().item()
+            sums += [(law.exp() * (law - given)).sum().item(), agreed, len(law)]
+        figures[kind] = {"divergence": sums[0] / sums[2], "agreement": sums[1] / sums[2]}
+    return figures
 
 
 @torch.inference_mode()
@@ -50,16 +91,12 @@ def agreement_by_position(
     texts: Sequence[str],
     temperatures: Sequence[float],
     *,
-    documents: int = 12,
-    seed: int = 0,
+    seed: int,
 ) -> dict[str, dict[str, float]]:
     """Share of positions of held-out documents where both models choose the same token, with the
-    same noise, for each temperature and range of positions.
-
-    The longest documents are read, so that each range holds text of the same ones.
-    """
+    same noise, for each temperature and range of positions."""
     rows = [target.tokenizer(text).input_ids[: EDGES[-1]] for text in texts]
-    rows = sorted(rows, key=len)[-documents:]
+    rows = sorted(rows, key=len)[-DOCUMENTS:]
     agreed = {t: np.zeros(EDGES[-1]) for t in temperatures}
     seen = np.zeros(EDGES[-1])
     for number, row in enumerate(tqdm(rows, desc="by position", mininterval=10)):

@@ -26,6 +26,7 @@ from ouroboros.training.losses import divergence_loss, next_token_loss
 
 SAVE_EVERY_S = 120
 CHECK_EVERY_S = 600
+LR_MATRICES, LR_REST = 0.02, 3e-3  # peaks of Muon and of AdamW
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,11 @@ class Recipe:
     """How long and how to train. Lengths and batches in tokens, `minutes` of training proper.
 
     `long_share` of the tokens lie in sequences of `long_length`, drawn all along. `chunk_tokens`
-    go through the model at once, so that their activations stay in a core's cache.
+    go through the model at once, so that their activations stay in a core's cache. `lr` is a factor
+    on the peak rates.
     """
 
-    minutes: float
+    minutes: float = 60.0
     batch_tokens: int = 8192
     chunk_tokens: int = 2048
     length: int = 512
@@ -44,8 +46,7 @@ class Recipe:
     long_share: float = 0.12
     warmup_share: float = 0.02
     decay_share: float = 0.5
-    lr_matrices: float = 0.02
-    lr_rest: float = 3e-3
+    lr: float = 1.0
     seed: int = 0
     compile: bool = True
 
@@ -60,9 +61,9 @@ class Source:
     starts: np.ndarray | None = None
 
     @classmethod
-    def of_documents(cls, tokens: np.ndarray, share: float = 1.0) -> Source:
+    def of_documents(cls, tokens: np.ndarray) -> Source:
         """Windows that begin with a document, at the id 0 before it."""
-        return cls(tokens, share, np.flatnonzero(tokens == 0))
+        return cls(tokens, starts=np.flatnonzero(tokens == 0))
 
     def window(self, length: int, rng: np.random.Generator) -> np.ndarray:
         """Return `length` + 1 ids from a random place."""
@@ -106,10 +107,10 @@ def optimizers(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optim
     chosen = {id(p) for p in matrices}
     rest = [p for _, p in named if id(p) not in chosen]
     adam = torch.optim.AdamW(
-        rest, lr=recipe.lr_rest, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+        rest, lr=recipe.lr * LR_REST, betas=(0.9, 0.95), weight_decay=0.0, fused=True
     )
     muon = torch.optim.Muon(
-        matrices, lr=recipe.lr_matrices, weight_decay=0.01, momentum=0.95, nesterov=True
+        matrices, lr=recipe.lr * LR_MATRICES, weight_decay=0.01, momentum=0.95, nesterov=True
     )
     return [muon, adam]
 
@@ -214,9 +215,9 @@ def train(
     out: Path,
     recipe: Recipe,
     *,
+    check: Callable[[LlamaForCausalLM], dict],
+    device: str,
     teacher: PreTrainedModel | None = None,
-    check: Callable[[LlamaForCausalLM], dict] | None = None,
-    device: str = "cpu",
 ) -> dict:
     """Train in place, write `checkpoint.pt`, `curve.jsonl` and `heldout.jsonl` under `out`, return
     a summary.
@@ -255,7 +256,7 @@ def _steps(trainee: Trainee, sources: Sequence[Source], out: Path) -> Iterator[f
     bar.close()
 
 
-def _keep(trainee: Trainee, out: Path, check: Callable | None, average: float) -> None:
+def _keep(trainee: Trainee, out: Path, check: Callable, average: float) -> None:
     """Write the curve every 20 steps; a checkpoint and what `check` says as their time comes."""
     state = trainee.state
     if state["step"] % 20 == 0:
@@ -269,9 +270,7 @@ def _keep(trainee: Trainee, out: Path, check: Callable | None, average: float) -
         _check(trainee, out, check)
 
 
-def _check(trainee: Trainee, out: Path, check: Callable | None) -> None:
-    if check is None:
-        return
+def _check(trainee: Trainee, out: Path, check: Callable) -> None:
     found = check(trainee.model.eval())
     trainee.model.train()
     with (out / "heldout.jsonl").open("a") as file:

@@ -15,6 +15,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 BATCH = 64
 TEMPERATURES = (0.0, 0.8)
+PASSAGES = 0.4
+MAX_NEW = 160
 
 
 def light_copy(model: LlamaForCausalLM) -> LlamaForCausalLM:
@@ -67,13 +69,12 @@ def prompts_of(
     tokens: np.ndarray,
     count: int,
     *,
-    passages: float = 0.4,
-    seed: int = 0,
+    seed: int,
 ) -> list[list[int]]:
-    """Return prompts as ids, ordered by length: function heads, and a share of `passages`, each
+    """Return prompts as ids, ordered by length: function heads, and a share of `PASSAGES`, each
     32 to 160 tokens from a random place of the training stream."""
     rng = np.random.default_rng(seed)
-    rows = [tokenizer(head).input_ids for head in heads[: round(count * (1 - passages))]]
+    rows = [tokenizer(head).input_ids for head in heads[: round(count * (1 - PASSAGES))]]
     for _ in range(count - len(rows)):
         length = int(rng.integers(32, 160))
         at = int(rng.integers(0, len(tokens) - length))
@@ -85,8 +86,7 @@ def own_outputs(
     model: LlamaForCausalLM,
     rows: Sequence[Sequence[int]],
     *,
-    max_new: int = 160,
-    seed: int = 0,
+    seed: int,
 ) -> np.ndarray:
     """Return prompts with the model's continuations as one stream of ids, each ended by id 0.
 
@@ -99,7 +99,7 @@ def own_outputs(
         ids, mask, _ = continue_rows(
             model,
             rows[at : at + BATCH],
-            max_new=max_new,
+            max_new=MAX_NEW,
             temperature=TEMPERATURES[turn % len(TEMPERATURES)],
         )
         for row, real in zip(ids, mask.bool(), strict=True):

@@ -33,20 +33,20 @@ PROMPT_TOKENS = 192  # longer prompts are left out: padding costs time
 
 @dataclass(frozen=True)
 class Polish:
-    """How to polish: minutes of training proper; prompts to continue a step, by how many tokens,
-    and how many of the texts, those that repeat most, to learn from; the weight of the penalty
-    beside the next-token loss."""
+    """How to polish: minutes of training proper; the weight of the penalty beside the next-token
+    loss; prompts to continue for two steps, by how many tokens (three quarters of the texts, those
+    that repeat most, are learned from); the share of the time without the penalty, at the end."""
 
-    minutes: float
+    minutes: float = 10.0
     lr: float = 2e-4
     weight: float = 0.7
     prompts: int = 32
-    kept: int = 12
     max_new: int = 128
     plain_windows: int = 8
     plain_length: int = 512
     settle_share: float = 0.25
     seed: int = 0
+    compile: bool = True
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def polish(
             refresh(writer, model)
             written = marked(*continue_rows(writer, next(draws), max_new=recipe.max_new))
             rate = written.rate if rate is None else 0.9 * rate + 0.1 * written.rate
-            texts = written.worst(recipe.kept)
+            texts = written.worst(3 * recipe.prompts // 8)
         for half in texts:
             factor = min((step + 1) / WARMUP_STEPS, 1.2 * (1 - spent_s / budget_s), 1.0)
             for group in optimizer.param_groups:

@@ -10,7 +10,7 @@ import pytest
 from bench_models import tiny_pair
 from hydra.core.global_hydra import GlobalHydra
 
-from ouroboros.commands import bench
+from ouroboros.commands import command_line
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +29,14 @@ def call(saved_pair, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]
     stderr."""
     own = ["model=hf", *(f"model.{role}={saved_pair / role}" for role in ("target", "draft"))]
 
-    def run(main: Callable, *overrides: str, pair: bool = True) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["command", *(own if pair else ()), *overrides])
+    def run(name: str, *overrides: str, pair: bool = True) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ouroboros"])
         if pair:
             monkeypatch.chdir(saved_pair)
         GlobalHydra.instance().clear()
         capsys.readouterr()
-        code = 0
         try:
-            main()
+            code = command_line.main([name, *(own if pair else ()), *overrides]) or 0
         except SystemExit as ended:
             code = ended.code
         captured = capsys.readouterr()
@@ -48,4 +47,4 @@ def call(saved_pair, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run_bench(call):
-    return lambda *overrides: call(bench.main, *overrides)
+    return lambda *overrides: call("bench", *overrides)

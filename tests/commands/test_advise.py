@@ -5,7 +5,6 @@ import json
 import pytest
 from composing import ROOT
 
-from ouroboros.commands import advise
 from ouroboros.costs.surface import Costs
 
 DEVELOPMENT = f"task.path={ROOT / 'conf' / 'task' / 'development.jsonl'}"
@@ -19,7 +18,7 @@ def run_advise(call):
     """Return exit code, stdout, its document and stderr."""
 
     def run(*overrides: str) -> tuple[int, str, dict, str]:
-        code, out, err = call(advise.main, "model.dtype=float32", "threads=1", *overrides)
+        code, out, err = call("advise", "model.dtype=float32", "threads=1", *overrides)
         lines = out.splitlines()
         return code, out, json.loads(lines[-1]) if lines else {}, err
 
@@ -59,22 +58,26 @@ def test_a_pair_is_measured_and_advised_upon(run_advise, saved_pair):
     assert code == 2 and "is not empty" in err
 
 
-def test_counts_of_one_machine_and_costs_of_another(run_advise, recorded):
-    """No model and no tokenizer is loaded: their names lead nowhere."""
-    nowhere = ["model.target=none/none", "model.draft=none/none", "models=false"]
-    code, out, document, err = run_advise(f"runs={recorded}", "costs=costs.yaml", *nowhere)
+def test_texts_of_one_machine_and_costs_of_another(run_advise, recorded):
+    names = "decoder=[speculative]"
+    code, _, document, err = run_advise(f"runs={recorded}", "costs=costs.yaml", names, *CHAIN)
     assert code == 0, err
-    assert "memory: the config of 'none/none'" in out
-    speculative = document["decoders"]["speculative"]
+    found = document["decoders"]
+    assert found["greedy"]["configured"]["cost_per_token"] == pytest.approx(1.0)
+    speculative = found["speculative"]
     assert speculative["configured"]["tokens_per_s"] > 0
-    gamma = speculative.get("best", {}).get("settings", {}).get("gamma", 7)
-    assert 1 <= gamma <= 7
-    assert set(document["decoders"]["ouroboros"]) == {"configured"}
+    assert speculative.get("best", speculative["configured"])["cost_per_token"] > 0
 
 
 def test_a_slow_draft_is_explained(run_advise, recorded, saved_pair):
     (saved_pair / "slow.yaml").write_text("verify_ms: {1: 10, 256: 30}\ndraft_ms: 9\n")
-    options = [f"runs={recorded}", "costs=slow.yaml", "models=false", "search=false"]
+    options = [
+        f"runs={recorded}",
+        "costs=slow.yaml",
+        "decoder=[speculative]",
+        "search=false",
+        *CHAIN,
+    ]
     code, out, document, err = run_advise(*options)
     assert code == 0, err
     (line,) = [line for line in document["why"] if line.startswith("speculative is slower")]
@@ -108,7 +111,6 @@ def test_an_assumed_agreement_needs_no_model(run_advise):
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["models=false"], "models=false needs runs="),
         (["agreement=0.9"], "needs costs of a pair"),
         (["agreement=[2]", "machine.bandwidth_gb_s=9"], "shares from 0 to below 1"),
         (["costs=x.yaml", "machine.bandwidth_gb_s=9", "agreement=0.5"], "not both"),

@@ -10,12 +10,12 @@ from ouroboros.bench.replay.imitated_draft import ImitatedDraft
 from ouroboros.bench.replay.likeness import Likeness
 from ouroboros.bench.replay.sentence_pieces import NAME, sentence_pieces
 from ouroboros.bench.run.pair import Pair
-from ouroboros.commands import CONF, agreement
+from ouroboros.commands import CONF
 from ouroboros.commands.build import build_decoders
 from ouroboros.decode import Traits
 
 FAST = ["threads=1", "agreement=[0.6,0.9]", "ratios=[0.2]", "max_new=40"]
-COSTS = ["~costs.epyc", "costs.flat.draft_ms=0.1"]
+COSTS = ["costs=[flat]"]
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def study(call):
     """Return exit code, document and stderr."""
 
     def run(*overrides: str) -> tuple[int, dict, str]:
-        code, out, err = call(agreement.main, *overrides)
+        code, out, err = call("agreement", *overrides)
         lines = out.splitlines()
         return code, json.loads(lines[-1]) if lines else {}, err
 

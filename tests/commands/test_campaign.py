@@ -67,7 +67,7 @@ def run_campaign(saved_pair, call, monkeypatch, tmp_path):
         decoders = quoted("decoder=[greedy,ouroboros,hf_assisted]")
         jobs = [f"+headline.jobs.tiny={decoders}", f"+pairs.jobs.first={decoders}"]
         code, out, err = call(
-            gpu_campaign.main, "shapes=small", *own, *drop, *jobs, *overrides, pair=False
+            "campaign", "shapes=small", *own, *drop, *jobs, *overrides, pair=False
         )
         lines = out.splitlines()
         return code, json.loads(lines[-1]) if lines else {}, err

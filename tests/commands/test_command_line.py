@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 import ouroboros
 from ouroboros.commands import command_line
-from ouroboros.commands.build import class_of
+from ouroboros.commands.configs import class_of
 
 CONFIGS = {
     "bench": "config",
@@ -21,6 +21,7 @@ CONFIGS = {
     "campaign": "campaign",
 }
 """Commands with Hydra's syntax, and their configs."""
+LISTED = [name for name, one in command_line.COMMANDS.items() if one.summary]
 OPTION = re.compile(r"^  ([\w.]+)=(\S+)(  |$)", re.M)
 
 
@@ -42,7 +43,7 @@ def told(monkeypatch, capsys):
     return call
 
 
-@pytest.mark.parametrize("name", [None, *command_line.COMMANDS])
+@pytest.mark.parametrize("name", [None, *LISTED])
 def test_help_fits_on_80_columns(told, name):
     code, text, _ = told(*([name] if name else []), "--help")
     assert not code and "ouroboros" in text
@@ -63,6 +64,24 @@ def test_help_tells_the_defaults_there_are(told, name):
             assert OmegaConf.select(config, key) == told_value, key
 
 
+def test_what_is_for_work_on_the_project_is_a_command_but_not_listed(told):
+    assert "overlap" not in told("--help")[1].partition("COMMAND\n")[2]
+    code, text, _ = told("overlap", "--help")
+    assert not code and "ouroboros overlap" in text
+
+
+def test_help_imports_no_command():
+    """Nor what only commands need: it is for torch and the library alone to be slow."""
+    for name in ("bench", "tune"):
+        code = (
+            "import sys; from ouroboros.commands.command_line import main\n"
+            f"try: main(['{name}', '--help'])\nexcept SystemExit: pass\n"
+            "names = ('ouroboros.commands.build', 'ouroboros.bench', 'pandas', 'matplotlib')\n"
+            "assert not set(names) & set(sys.modules), set(names) & set(sys.modules)"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
 def test_version(told):
     assert told("--version")[1] == f"ouroboros {ouroboros.__version__}\n"
 
@@ -74,7 +93,7 @@ def test_an_unknown_command_is_told(told):
 
 def test_the_command_gets_the_rest_as_it_is(told, monkeypatch):
     seen = []
-    monkeypatch.setattr("ouroboros.commands.bench.main", lambda: seen.append(sys.argv))
+    monkeypatch.setattr(command_line.Command, "run", lambda self: seen.append(sys.argv))
     told("bench", "-m", "decoder.ouroboros.gamma=4,6", "--cfg", "job", "x=y")
     assert seen == [["ouroboros bench", "-m", "decoder.ouroboros.gamma=4,6", "--cfg", "job", "x=y"]]
 

@@ -13,9 +13,10 @@ from ouroboros import PhrasePool, argmax, standin, vocab
 from ouroboros.bench.report.gather import load, merge
 from ouroboros.bench.run.pair import Pair, PairSpec, load_draft, load_pair
 from ouroboros.bench.run.store import ResultsFolder
-from ouroboros.commands import bench, tune
 from ouroboros.commands import build as building
 from ouroboros.commands import refusals as asking
+from ouroboros.commands import tune
+from ouroboros.commands.configs import SPACES, class_of
 from ouroboros.drafters.growth.remembered import Remembered
 
 
@@ -45,15 +46,15 @@ def test_every_model_composes(name):
 @pytest.mark.parametrize("name", names("task"))
 def test_every_task_composes_and_has_examples_to_try(name):
     options = composed(f"task={name}", "task.path=examples", "task.limit=null", "task.stride=1")
-    task, examples = bench.build_task(options["task"])
+    task, examples = building.build_task(options["task"])
     assert get_class(options["task"]["_target_"]).name == task.name == name
     assert len(examples) >= 4
 
 
-@pytest.mark.parametrize("name", tune.SPACES)
+@pytest.mark.parametrize("name", SPACES)
 def test_tuning_ends_where_a_space_is_small(name):
     trials = tune.draw(name, 60, 0)
-    assert len(trials) == min(60, 1 + math.prod(map(len, tune.SPACES[name].values())))
+    assert len(trials) == min(60, 1 + math.prod(map(len, SPACES[name].values())))
     assert len({trial.name for trial in trials}) == len(trials) and not trials[0].settings
 
 
@@ -330,8 +331,8 @@ def test_a_recorded_runs_classes_are_found_by_their_present_names(path):
     config = ResultsFolder(path).load_run()["config"]
     for name, own in config["decoder"].items():
         assert own["_target_"].startswith("ouroboros.")
-        assert building.class_of(own["_target_"], name)
-    assert building.class_of(config["task"]["_target_"], "task")
+        assert class_of(own["_target_"], name)
+    assert class_of(config["task"]["_target_"], "task")
 
 
 def test_old_names_are_among_the_recorded():

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 from bench_models import Priced
 
+from ouroboros.bench.run.costs import recorded_costs
 from ouroboros.bench.run.store import ResultsFolder
-from ouroboros.commands import build, replay
-from ouroboros.commands.audit import rebuild
+from ouroboros.commands import build
+from ouroboros.commands.build import rebuild
 from ouroboros.costs.named import named
 from ouroboros.costs.surface import Costs, Surface
 
@@ -32,7 +33,7 @@ def run_priced(run_bench, saved_pair):
 
 def test_costs_are_probed_at_load_and_recorded(run_priced):
     folder, told = run_priced("probed")
-    assert told == folder.load_costs() and told.about["measured"] == "by a probe at load"
+    assert told == recorded_costs(folder) and told.about["measured"] == "by a probe at load"
     assert told.draft is None, "no decoder drafts with a model"
     prompt = max(sample.prompt_tokens for sample in folder.load_samples())
     assert list(told.target.ms) == [prompt + 4]
@@ -46,25 +47,25 @@ def test_a_resumed_run_goes_by_the_recorded_costs(run_priced, monkeypatch):
     (folder.path / "samples.jsonl").write_text(lines[0])
     monkeypatch.setattr(build, "probe", None)
     _, told = run_priced("resumed")
-    assert told == OWN == folder.load_costs() and len(folder.load_samples()) == 4
+    assert told == OWN == recorded_costs(folder) and len(folder.load_samples()) == 4
     Priced.told = "nothing"
     assert rebuild(folder, []).costs == OWN == Priced.told, "an audit goes by them too"
     monkeypatch.undo()
     _, told = run_priced("resumed", "overwrite=true")
-    assert told == folder.load_costs() != OWN
+    assert told == recorded_costs(folder) != OWN
 
 
 def test_where_seconds_mean_nothing_costs_have_a_name(run_priced, monkeypatch):
     monkeypatch.setattr(build, "probe", None)
     folder, told = run_priced("untimed", "timing=false")
-    assert told == named("epyc") == folder.load_costs()
+    assert told == named("epyc") == recorded_costs(folder)
     folder, told = run_priced("flat", "costs=flat")
-    assert told == named("flat") == folder.load_costs()
+    assert told == named("flat") == recorded_costs(folder)
     OWN.save(folder.path.parent / "own.json")
     folder, told = run_priced("file", "costs=own.json", "timing=false")
-    assert told == replace(OWN, about={"name": "own", **OWN.about}) == folder.load_costs()
+    assert told == replace(OWN, about={"name": "own", **OWN.about}) == recorded_costs(folder)
     folder, told = run_priced("its_own", "decoder.priced.costs=flat")
-    assert told == "flat" and folder.load_costs() is None
+    assert told == "flat" and recorded_costs(folder) is None
 
 
 def test_a_file_of_costs_is_part_of_a_runs_identity(run_priced, run_bench, saved_pair):
@@ -81,7 +82,7 @@ def test_a_replay_goes_by_the_recorded_costs_unless_it_is_given_others(run_price
     folder, _ = run_priced("recorded", "timing=false", "costs=flat")
     for options, wanted in (([], "flat"), (["costs=epyc"], "epyc")):
         given = [*PRICED, f"recording={folder.path}", "limit=1", "model.dtype=float32", *options]
-        code, out, err = call(replay.main, *given)
+        code, out, err = call("replay", *given)
         assert code == 0, err
         assert Priced.told == named(wanted)
         row = json.loads(out.splitlines()[-1])["decoders"]["priced"]
@@ -93,7 +94,7 @@ def test_without_a_decoder_that_asks_nothing_is_probed(run_bench, saved_pair, mo
     assert run_bench(*TINY, "decoder=greedy", "results_dir=unasked")[0] == 0
     assert not (saved_pair / "unasked" / "costs.json").exists()
     assert run_bench(*TINY, "decoder=greedy", "costs=flat", "results_dir=counted")[0] == 0
-    assert ResultsFolder(saved_pair / "counted").load_costs() == named("flat"), "for its report"
+    assert recorded_costs(ResultsFolder(saved_pair / "counted")) == named("flat"), "for its report"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hydra.core.global_hydra import GlobalHydra
 from rich.console import Console
 
 from ouroboros import argmax, decode
-from ouroboros.commands import generate
+from ouroboros.commands import command_line, generate
 from ouroboros.commands.generating import runner as running
 from ouroboros.commands.generating.runner import Runner, TextStream
 from ouroboros.commands.generating.screen import coloured, columns, write
@@ -22,9 +22,9 @@ def told(saved_pair, monkeypatch, capsys):
     pair = [f"--{role}={saved_pair / role}" for role in ("target", "draft")]
 
     def call(*argv: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ouroboros generate", *argv, *pair])
+        monkeypatch.setattr(sys, "argv", ["ouroboros"])
         GlobalHydra.instance().clear()
-        return generate.main(), *capsys.readouterr()
+        return command_line.main(["generate", *argv, *pair]), *capsys.readouterr()
 
     return call
 

@@ -11,7 +11,6 @@ import pytest
 
 from ouroboros.bench.run.sources import source_hash
 from ouroboros.bench.run.store import FAILURES
-from ouroboros.commands import audit, replay, report
 
 DRAFTER = """
 from helper import NUMBER
@@ -83,7 +82,7 @@ def test_a_run_on_folders_asks_for_their_place(mine, saved_pair, call, run_bench
     rows = f"task.path={mine / 'rows.jsonl'}"
 
     def told(*overrides: str) -> str:
-        return call(audit.main, str(folder), *overrides, pair=False)[2].splitlines()[-1]
+        return call("audit", str(folder), *overrides, pair=False)[2].splitlines()[-1]
 
     monkeypatch.chdir(mine / "out")
     assert "from a file or folder called" in told()
@@ -93,12 +92,12 @@ def test_a_run_on_folders_asks_for_their_place(mine, saved_pair, call, run_bench
     assert "is not what the run read" in told(rows, *swapped)
     assert "error" not in told(rows, *places)
     recording = [f"recording={folder}", "decoder=[greedy]"]
-    assert "give its place, as task.path=" in call(replay.main, *recording)[2]
+    assert "give its place, as task.path=" in call("replay", *recording)[2]
     monkeypatch.chdir(mine / "out")
     tokenizer = ["--tokenizer", str(mine / "target")]
     for given, shown in ((tokenizer, True), ([], False)):
-        assert not call(report.main, str(folder), *given, pair=False)[0]
+        assert not call("report", str(folder), *given, pair=False)[0]
         page = (folder / "report" / "report.html").read_text()
         assert bool(re.search(r'"\d+ "', page)) is not shown
-    error = call(report.main, str(folder), "--tokenizer", str(mine), pair=False)[2]
+    error = call("report", str(folder), "--tokenizer", str(mine), pair=False)[2]
     assert "no tokenizer of the run's model" in error

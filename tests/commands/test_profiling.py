@@ -18,7 +18,7 @@ def run_profiling(call, monkeypatch):
     monkeypatch.setattr(bandwidth, "copy_bandwidth", lambda device: 1e10)
 
     def run(*overrides: str) -> tuple[int, list[str], str]:
-        code, out, err = call(profiling.main, *TINY, *overrides)
+        code, out, err = call("profile", *TINY, *overrides)
         return code, out.splitlines(), err
 
     return run
@@ -54,7 +54,7 @@ def test_a_profile_that_goes_on_keeps_its_costs(run_profiling, saved_pair, monke
     assert run_profiling("decoder=[greedy]", "results_dir=halved")[0] == 0
     before, run = Costs.load(folder / "costs.json"), json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**run, "status": "interrupted"}))
-    monkeypatch.setattr(profiling, "measure", None)
+    monkeypatch.setattr(profiling, "measured_costs", None)
     code, _, err = run_profiling("decoder=[greedy]", "results_dir=halved")
     assert code == 0, err
     after = Costs.load(folder / "costs.json")

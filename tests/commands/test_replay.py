@@ -4,8 +4,6 @@ import json
 
 import pytest
 
-from ouroboros.commands import replay
-
 TINY = ["task.limit=2", "max_new=8", "threads=1", "model.dtype=float32", "timing=false"]
 
 
@@ -14,7 +12,7 @@ def run_replay(call):
     """Return exit code, its document and stderr."""
 
     def run(*overrides: str) -> tuple[int, dict, str]:
-        code, out, err = call(replay.main, "model.dtype=float32", "threads=1", *overrides)
+        code, out, err = call("replay", "model.dtype=float32", "threads=1", *overrides)
         lines = out.splitlines()
         return code, json.loads(lines[-1]) if lines else {}, err
 
@@ -34,6 +32,9 @@ def test_a_results_folder_is_replayed_and_its_time_predicted(run_bench, run_repl
         for figure in ("tokens_per_target_call", "calls_per_token", "draft_calls_per_token"):
             assert row[figure] == live[name][figure]
     assert document["decoders"]["greedy"]["predicted_ms_per_token"] == pytest.approx(10)
+    table = "costs={verify_ms: {1: 7, 99: 20}, draft_ms: 1}"
+    again = run_replay("decoder=greedy", "recording=live", table)[1]["decoders"]["greedy"]
+    assert again["predicted_ms_per_token"] == pytest.approx(7)
     assert {p.name for p in (saved_pair / "replayed").iterdir()} == {"replay.json", "samples.jsonl"}
     code, _, err = run_replay("recording=live", "results_dir=replayed")
     assert code == 2 and "is not empty" in err

@@ -14,8 +14,9 @@ from ouroboros.costs.surface import Costs, Surface
 def test_a_named_set_covers_large_trees_at_every_context(name):
     costs = named(name)
     for role in ("target", "draft"):
-        assert costs.relative(role, 96, 10) == costs.relative(role, 96, 100_000) > 0
-    assert costs.relative("target", 1, 500) == 1 and costs.about["machine"]
+        surface = getattr(costs, role)
+        assert surface.call_ms(96, 10) == surface.call_ms(96, 100_000) > 0
+    assert costs.about["machine"]
 
 
 def test_epyc_is_the_profile_of_the_reference_pair():
@@ -30,18 +31,18 @@ def test_epyc_is_the_profile_of_the_reference_pair():
 
 def test_flat_is_flat_up_to_64_nodes():
     costs = named("flat")
-    assert {costs.relative("target", nodes, 9) for nodes in (1, 24, 64)} == {1.0}
-    assert costs.relative("target", 65, 9) > 1 and costs.relative("draft", 24, 9) == 0.18
+    assert costs.draft is not None
+    one = costs.target.call_ms(1, 9)
+    assert {costs.target.call_ms(nodes, 9) for nodes in (1, 24, 64)} == {one}
+    assert costs.target.call_ms(65, 9) > one and costs.draft.call_ms(24, 9) == 0.18 * one
 
 
 def test_a_file_will_do_and_nothing_else(tmp_path):
     (tmp_path / "own.yaml").write_text("{verify_ms: {1: 4, 9: 12}, draft_ms: {1: 1, 9: 3}}")
     costs = named(str(tmp_path / "own.yaml"))
-    assert costs.relative("target", 5, 1) == 2 and costs.relative("draft", 5, 1) == 0.5
+    assert costs == Costs(Surface.flat({1: 4, 9: 12}), Surface.flat({1: 1, 9: 3}))
     with pytest.raises(ValueError, match="'steep' are no file, and no name among epyc, flat"):
         named("steep")
-    with pytest.raises(ValueError, match="no draft model"):
-        Costs(Surface.flat({1: 1.0})).relative("draft", 1, 1)
 
 
 def test_named_sets_survive_their_files(tmp_path):

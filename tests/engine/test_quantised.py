@@ -20,7 +20,7 @@ from ouroboros.choose import argmax
 from ouroboros.commands import build as building
 from ouroboros.costs.bandwidth import footprint
 from ouroboros.decode import RootOnly, decode
-from ouroboros.engine.quantised import quantise, quantised_by, spelt_out, stored_bytes
+from ouroboros.engine.quantised import bytes_of, quantise, quantised_by, spelt_out, stored_bytes
 from ouroboros.lossless.audit import Auditor, Case
 from ouroboros.lossless.plainly import recast
 
@@ -156,7 +156,7 @@ def test_a_quantised_standin_computes_its_quantised_core(config):
     with torch.inference_mode():
         torch.testing.assert_close(own(ids).logits, small(ids).logits, atol=1e-4, rtol=1e-3)
     half = standin.embed(core, shape, dtype=torch.bfloat16)
-    share = standin.bytes_of(quantise(half, config)) / standin.bytes_of(half)
+    share = bytes_of(quantise(half, config)) / bytes_of(half)
     assert 0.5 < share < 0.6
     assert max(len(prompt) for prompt in PROMPTS) + MAX_NEW <= CONTEXT
 

@@ -13,7 +13,8 @@ from ouroboros.baselines import Speculative
 from ouroboros.choose import Sampler, argmax
 from ouroboros.decode import RootOnly, decode, extend
 from ouroboros.engine.blocks import Blocks
-from ouroboros.engine.model import CachedModel, differs
+from ouroboros.engine.model import CachedModel
+from ouroboros.engine.selection import differs
 from ouroboros.engine.static import NODES, Static, padded_nodes, padded_slots
 from ouroboros.tree import TokenTree
 
@@ -172,7 +173,8 @@ class Pretended(Static):
 def pretended(model) -> CachedModel:
     cached = CachedModel(model, engine="static")
     facts = cached.engine.facts  # type: ignore[attr-defined]
-    cached.engine = Pretended(model, facts, cached.cache, graphs=True, compiled=False)
+    cached.engine = Pretended(model, facts, cached.cache)
+    cached.engine.graphs = True
     return cached
 
 
@@ -205,7 +207,7 @@ def test_an_engine_that_answers_otherwise_is_found_out():
     eager, static = cached.engine, Static(model, cached.engine.facts, cached.cache)
     assert differs(static, eager) is None
     stale = pretended(model).engine
-    answers = stale.run(0, [1], TokenTree((1, 2, 3, 4), (-1, 0, 0, 1)), (0, 1, 2, 3)).clone()
+    answers = stale.run(0, [1], TokenTree((1, 2, 3, 4), (-1, 0, 0, 1))).clone()
     stale.run = lambda *_: answers
     assert "standard deviations" in differs(stale, eager)
 

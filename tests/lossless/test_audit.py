@@ -52,10 +52,10 @@ class Misengined(CachedModel):
 
 
 class WrongPositions(Eager):
-    def _forward(self, ids, positions, mask, rows):
+    def _call(self, ids, positions, mask, keep):
         if mask is not None:
-            positions = positions + (np.arange(len(positions)) > 0)
-        return super()._forward(ids, positions, mask, rows)
+            positions = positions + (torch.arange(positions.shape[1]) > 0)
+        return super()._call(ids, positions, mask, keep)
 
 
 class WrongPosition(Misengined):
@@ -65,10 +65,14 @@ class WrongPosition(Misengined):
 
 
 class ShiftedMasks(Eager):
-    def _mask(self, known, missing, tree, held):
-        mask = super()._mask(known, missing, tree, held)
-        mask[..., max(known + missing - 1, 0)] = torch.finfo(mask.dtype).min
-        return mask
+    def _forward(self, layout):
+        self.last = max(layout.base + len(layout.missing) - 1, 0)
+        return super()._forward(layout)
+
+    def _call(self, ids, positions, mask, keep):
+        if mask is not None:
+            mask[..., self.last] = torch.finfo(mask.dtype).min
+        return super()._call(ids, positions, mask, keep)
 
 
 class ShiftedMask(Misengined):
@@ -169,8 +173,8 @@ def test_without_a_bug_all_are_identical(model, choose, eos):
 
 def test_a_bug_that_plain_decoding_shares_is_found_in_the_reference(model):
     class Late(Eager):
-        def _forward(self, ids, positions, mask, rows):
-            return super()._forward(ids, positions + (len(ids) == 1), mask, rows)
+        def _call(self, ids, positions, mask, keep):
+            return super()._call(ids, positions + (ids.numel() == 1), mask, keep)
 
     class Off(Misengined):
         made_by = Late

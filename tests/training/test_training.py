@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from ouroboros import CachedModel, Ouroboros, decode
+from ouroboros import CachedModel, Ouroboros, decode, reference_pair
+from ouroboros.commands import evaluate_pair
 from ouroboros.commands import train_pair as train_reference_pair
 from ouroboros.decode import RootOnly
 from ouroboros.training import corpus as reference_corpus
@@ -27,6 +28,23 @@ def test_one_command_trains_a_tiny_pair_that_decodes(tmp_path):
     drafter = Ouroboros(draft)
     assert decode(target, drafter, prompt, max_new=8).new_tokens
     assert decode(target, RootOnly(), prompt, max_new=8).new_tokens
+
+
+def test_the_card_says_what_was_measured():
+    folder = reference_pair.FOLDER
+    manifest, figures = (
+        json.loads((folder / name).read_text()) for name in ("manifest.json", "evaluation.json")
+    )
+    for found in figures["humaneval"].values():
+        found.setdefault("prompts", 164)  # the shipped pair's figures are older than this one
+    figures = {"by_position": {"0.0": {"0-512": 0.8123}}, "matched_temperature": 0.53} | figures
+    names = ("parameters", "inner", "weights_mb", "tokens", "seconds", "polish_steps")
+    model = dict.fromkeys((*names, "polish_minutes"), 12345678) | {"shape": "6", "groups": [[0]]}
+    told = {"hardware": "two cores", "history": ""}
+    text = evaluate_pair.card(manifest=manifest, target=model, draft=model, **told, **figures)
+    loss = figures["loss"]["target"]["prose"]["nats_per_token"]
+    assert "| parameters | 12,345,678 |" in text and f"| {loss:.3f} |" in text
+    assert all(package["name"] in text for package in manifest["packages"])
 
 
 def test_a_document_that_shares_13_words_with_a_benchmark_is_dropped(tmp_path):

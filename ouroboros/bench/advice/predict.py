@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 
 from ouroboros.bench.measure import metrics
 from ouroboros.bench.measure.intervals import Interval, speedup
-from ouroboros.bench.measure.predicted import timed
+from ouroboros.bench.measure.predicted import cost_part, timed
 from ouroboros.bench.measure.sample import Sample
 from ouroboros.costs.surface import Costs
-
-PLAIN = "greedy"
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,7 @@ class Prediction:
     settings: Mapping[str, object]
     tokens_per_s: float = 0.0
     speedup: Interval | None = None
-    calls_per_token: float = 0.0
+    cost_per_token: float = 0.0
     tokens_per_step: float = 0.0
     shares: Mapping[str, float] | None = None
     failed: str | None = None
@@ -46,6 +44,7 @@ def predict(
     try:
         ours = [timed(sample, costs) for sample in samples]
         base = [timed(sample, costs) for sample in plain]
+        cost = cost_per_token(samples, costs)
     except ValueError as error:
         return Prediction(settings, failed=str(error))
     steps = metrics.steps_of(ours)
@@ -54,9 +53,17 @@ def predict(
         settings,
         metrics.output_throughput(ours) or 0.0,
         speedup(base, ours),
-        metrics.calls_per_token(steps) or 0.0,
+        cost or 0.0,
         metrics.tokens_per_target_call(steps) or 0.0,
         {name: share or 0.0 for name, share in metrics.phase_shares(later or steps).items()},
         plain=base,
         samples=ours,
     )
+
+
+def cost_per_token(samples: Sequence[Sample], costs: Costs) -> float | None:
+    """Return what a token costs in calls of both models, in target calls of one node: greedy
+    decoding's cost 1. None without tokens. Raises `ValueError` beyond what was measured."""
+    parts = [cost_part(costs)(sample) for sample in samples]
+    tokens = sum(count for _, count in parts)
+    return sum(spent for spent, _ in parts) / tokens if tokens else None

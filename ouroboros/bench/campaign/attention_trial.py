@@ -19,8 +19,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from ouroboros.bench.campaign.checks import Check
 from ouroboros.costs.calls import random_tree
 from ouroboros.engine.attention import kernel_attention
-from ouroboros.engine.eager import additive
 from ouroboros.engine.kernels import fits
+from ouroboros.engine.masks import additive
 
 WIDTH = 128
 LEAST_ERROR = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 1e-3}

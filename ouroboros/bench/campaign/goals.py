@@ -13,10 +13,8 @@ from ouroboros.bench.advice.predict import predict
 from ouroboros.bench.measure import metrics
 from ouroboros.bench.measure.intervals import speedup
 from ouroboros.bench.measure.metrics import decode_part
-from ouroboros.bench.measure.sample import Sample
-from ouroboros.bench.report.summary import METHOD
+from ouroboros.bench.measure.sample import METHOD, PLAIN, Sample
 from ouroboros.bench.report.time_report import step_facts
-from ouroboros.bench.verdict.audit_report import PLAIN
 from ouroboros.costs.surface import Costs
 
 ASSISTED = "hf_assisted"

@@ -6,6 +6,9 @@ from dataclasses import asdict, dataclass
 
 from ouroboros.trace import StepRecord
 
+PLAIN, METHOD = "greedy", "ouroboros"
+"""The decoders that others are held against, by their names in a run."""
+
 
 @dataclass(frozen=True)
 class Sample:

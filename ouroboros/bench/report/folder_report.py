@@ -12,6 +12,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from ouroboros.bench.measure.sample import PLAIN
 from ouroboros.bench.report.cells import as_text
 from ouroboros.bench.report.gather import load, summary_of
 from ouroboros.bench.report.plots.speedups import calls_bars, speedup_bars
@@ -19,7 +20,6 @@ from ouroboros.bench.report.plots.style import save_png
 from ouroboros.bench.report.summary import cost_text, headline, summarise
 from ouroboros.bench.report.tables import captioned, tables
 from ouroboros.bench.run.store import ResultsFolder
-from ouroboros.bench.verdict.audit_report import PLAIN
 
 __all__ = ["headline", "legend", "make_report", "notes", "summarise", "tables", "to_markdown"]
 

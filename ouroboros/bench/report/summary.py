@@ -13,15 +13,15 @@ from functools import partial
 from ouroboros.bench.measure import intervals, metrics
 from ouroboros.bench.measure.intervals import Interval
 from ouroboros.bench.measure.predicted import Priced, cost_part
-from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.measure.sample import METHOD, PLAIN, Sample
 from ouroboros.bench.measure.scoring import score_intervals
 from ouroboros.bench.measure.trees import ProposedTree, tree_metrics
 from ouroboros.bench.report.leads import leads
 from ouroboros.bench.report.title import device, footnote, incomplete, nature, title
-from ouroboros.bench.verdict.audit_report import PLAIN, Row, tally, verdict
+from ouroboros.bench.verdict.audit_report import Row, tally, verdict
 
 RATIOS = ("decode_speedup", "latency_speedup", "latency_speedup_macro")
-PEER, METHOD = "hf_greedy", "ouroboros"
+PEER = "hf_greedy"
 TIMED = (
     *("output_throughput", "macro_throughput", "ttft_ms", "tpot_ms", "e2e_latency_s"),
     *("draft_share", "verify_share", "host_share", "host_ms_per_step", "energy_per_token_j"),

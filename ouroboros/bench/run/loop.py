@@ -9,12 +9,10 @@ prompt.
 
 from __future__ import annotations
 
-import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
 
 from ouroboros.bench.measure.meter import Meter
 from ouroboros.bench.measure.sample import Sample
@@ -24,14 +22,12 @@ from ouroboros.bench.run.prompt import check_chat, longest, prompt_ids
 from ouroboros.bench.run.provenance import without_paths
 from ouroboros.bench.run.recorder import Recorder
 from ouroboros.bench.run.sampling import Sampling
-from ouroboros.bench.run.stop import Stop, StopStrings, text_of
+from ouroboros.bench.run.stop import text_of
 from ouroboros.bench.run.store import SAMPLES, SCORES, ResultsFolder
+from ouroboros.bench.run.turn import Decoder, MakeDecoder, decoded
 from ouroboros.bench.tasks.task import Example, Task
-from ouroboros.choose import Choose
 from ouroboros.costs.surface import Costs
-from ouroboros.decode import Drafter, stream
 from ouroboros.engine.model import CachedModel
-from ouroboros.trace import DecodeTrace, cut
 
 WARM_UP = Example(
     "warm-up",
@@ -41,27 +37,6 @@ WARM_UP = Example(
     '    """\n    window = deque(maxlen=width)\n',
 )
 WARM_UP_TOKENS = 32
-
-
-class Peer(Protocol):
-    """Another engine's generation under the same trace (transformers' own `generate`)."""
-
-    def run(
-        self,
-        target: CachedModel,
-        prompt: Sequence[int],
-        *,
-        max_new: int,
-        eos: Collection[int],
-        choose: Choose,
-        stop: Stop | None = None,
-    ) -> DecodeTrace:
-        """Return a finished run. It should end soon after `stop` says so; the rest is cut off."""
-        ...
-
-
-Decoder = Drafter | Peer
-MakeDecoder = Callable[[], Decoder]
 
 
 @dataclass
@@ -192,9 +167,15 @@ class Bench:
         for model in self.models:
             model.tokens = []
         choose = self.sampling.choose(blank.example, blank.repeat, vocab=self.target.vocab_size)
-        stop = StopStrings(self.target.tokenizer, self.task.stop)
-        started = self.meter.start()
-        trace, ttft_s = self._decode(decoder, prompt, choose, stop, started)
+        trace, ttft_s = decoded(
+            self.target,
+            decoder,
+            prompt,
+            max_new=self.max_new,
+            choose=choose,
+            stop=self.task.stop,
+            started=self.meter.start(),
+        )
         cost = self.meter.stop()
         return replace(
             blank,
@@ -207,24 +188,6 @@ class Bench:
             peak_bytes=cost.peak_bytes,
             energy_j=cost.energy_j,
         )
-
-    def _decode(
-        self, decoder: Decoder, prompt: list[int], choose: Choose, stop: Stop, started: float
-    ) -> tuple[DecodeTrace, float | None]:
-        """Return the trace, cut at the first stop string, and the seconds to the first step."""
-        target, max_new, eos = self.target, self.max_new, eos_ids(self.target)
-        if hasattr(decoder, "run"):
-            trace = decoder.run(target, prompt, max_new=max_new, eos=eos, choose=choose, stop=stop)
-            keep = StopStrings(target.tokenizer, self.task.stop)(trace.new_tokens)
-            return (trace if keep is None else cut(trace, keep)), _first_step_s(trace)
-        ttft_s: float | None = None
-        for trace in stream(target, decoder, prompt, max_new=max_new, eos=eos, choose=choose):
-            if ttft_s is None and trace.steps:
-                ttft_s = time.perf_counter() - started
-            keep = stop(trace.new_tokens)
-            if keep is not None:
-                return cut(trace, keep), ttft_s
-        return trace, ttft_s
 
     def _watched(self, decoder: Decoder, repeat: int) -> Decoder:
         """Return the decoder, in a recorder where something of it is wanted and it is a drafter."""
@@ -258,22 +221,6 @@ class Bench:
         return {name: self.decoders[name]() for name in names}
 
 
-def eos_ids(model: CachedModel) -> frozenset[int]:
-    """Return the model's end-of-sequence ids: generation config, else tokenizer, else none."""
-    ids = getattr(getattr(model.model, "generation_config", None), "eos_token_id", None)
-    if ids is None:
-        ids = getattr(model.tokenizer, "eos_token_id", None)
-    if ids is None:
-        return frozenset()
-    return frozenset([ids] if isinstance(ids, int) else ids)
-
-
 def _score_row(sample: Sample, scores: dict[str, float]) -> dict:
     example, decoder, repeat = sample.key
     return {"example": example, "decoder": decoder, "repeat": repeat, "scores": scores}
-
-
-def _first_step_s(trace: DecodeTrace) -> float | None:
-    """Seconds of a peer's first step, which began with its call."""
-    first = trace.steps[0] if trace.steps else None
-    return None if first is None else first.draft_s + first.verify_s + first.host_s

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.pools import carriers
-from ouroboros.costs.named import NAMES
 
 WHOLE = {  # name: least value; those in NULLABLE may be null
     "max_new": 1,
@@ -67,7 +66,7 @@ def check_options(config: Mapping) -> None:
         raise ValueError(
             f"decoder.{rejecting[0]}.verification=rejection knows no repetition_penalty: give 1.0"
         )
-    _check_costs(config.get("costs"))
+    load_costs(config.get("costs"))
     _check_pools(config)
 
 
@@ -78,12 +77,6 @@ def check_whole(name: str, value: object, *, least: int = 1, null: bool = False)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         remedy = f"give a whole number, {least} or more" + (", or null" if null else "")
         raise ValueError(f"{name}={value}: {remedy}")
-
-
-def _check_costs(given: object) -> None:
-    if not isinstance(given, str | None):
-        raise ValueError(f"costs={given}: give a name ({', '.join(NAMES)}), a file or null")
-    load_costs(given)
 
 
 def _check_pools(config: Mapping) -> None:

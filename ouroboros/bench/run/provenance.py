@@ -58,8 +58,9 @@ def code_hash() -> str:
 def code_files() -> list[Path]:
     """Return the files of `code_hash`, relative to the checkout or installation."""
     rooms = ("*", "engine/*", "drafters/*", "drafters/growth/*", "baselines/*", "bench/tasks/*")
-    loop = ("loop", "stop", "pair", "sampling", "pools", "recorder", "prompt", "conversation")
-    files = (*rooms, *(f"bench/run/{name}" for name in loop), "bench/measure/meter")
+    loop = ("loop", "turn", "conversation", "stop", "pair", "sampling", "pools", "recorder")
+    run = (f"bench/run/{name}" for name in (*loop, "prompt"))
+    files = (*rooms, *run, "bench/measure/meter")
     patterns = (*(f"ouroboros/{name}.py" for name in files), "ouroboros/bench/tasks/examples/*")
     return sorted(path.relative_to(ROOT) for one in patterns for path in ROOT.glob(one))
 

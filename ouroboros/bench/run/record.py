@@ -7,10 +7,12 @@ from dataclasses import asdict
 
 from ouroboros import vocab
 from ouroboros.bench.run.file_hash import contents
-from ouroboros.bench.run.loop import Bench, eos_ids
+from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pools import carriers
-from ouroboros.bench.run.provenance import identity, provenance, without_paths
+from ouroboros.bench.run.provenance import environment, identity, provenance, without_paths
+from ouroboros.bench.run.resume import Claim
 from ouroboros.bench.run.sources import sources
+from ouroboros.bench.run.turn import eos_ids
 from ouroboros.bench.tasks.sandbox import kind
 from ouroboros.bench.tasks.task import Example, Task, fingerprint
 from ouroboros.engine.model import CachedModel
@@ -20,6 +22,17 @@ NOT_IDENTITY = (
     *("results_dir", "overwrite", "retry_failed", "save_pools", "audit", "published"),
     *("part", "record_trees"),
 )
+
+
+def claim_of(config: Mapping, examples: Sequence[Example]) -> Claim:
+    """Return what a config runs into its results folder."""
+    return Claim(
+        run_identity(config, examples),
+        known(config, examples),
+        environment(),
+        overwrite=config["overwrite"],
+        retry_failed=config["retry_failed"],
+    )
 
 
 def run_identity(config: Mapping, examples: Sequence[Example]) -> str:

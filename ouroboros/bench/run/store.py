@@ -13,9 +13,8 @@
     summary.json, summary.md, speedup.png, calls.png: made from run, samples, scores and audit, at
                     any time, by the report
 
-Invariant: samples of two different configs, prompt sets or environments never meet in one folder,
-and a finished run is never written over unless the caller says so. Lines are only ever appended;
-of two samples with one key the later one counts.
+Invariant: lines are only ever appended; of two samples with one key the later one counts. When a
+folder may be gone on with is said by `ouroboros.bench.run.resume`.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.measure.trees import ProposedTree
 from ouroboros.bench.run.jsonl import JsonLines, locked, named_errors, read_lines
 from ouroboros.bench.run.recorder import Place, listed, row_tree, tree_row, unlisted
+from ouroboros.bench.run.resume import Claim, check_same
 from ouroboros.costs.surface import Costs
 
 RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audit.jsonl"
 PREDICTIONS, TREES, COSTS = "predictions.jsonl", "trees.jsonl", "costs.json"
 FAILURES = "failures.jsonl"
-CHANGES = 6  # differences that an error names
 MADE = (
     *(RUN, SAMPLES, SCORES, AUDIT, PREDICTIONS, TREES, COSTS, FAILURES),
     *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png"),
@@ -51,89 +50,37 @@ class ResultsFolder:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
 
-    def check_open(
-        self,
-        identity: str,
-        *,
-        known: Mapping[str, object] | None = None,
-        environment: Mapping[str, object] | None = None,
-        overwrite: bool = False,
-        retry_failed: bool = False,
-    ) -> dict | None:
+    def check_open(self, claim: Claim) -> dict | None:
         """Return the run.json that is to be gone on with, or None; changes nothing.
 
-        `identity` is a hash of everything that the samples depend on, `known` what it is made of
-        (see `record.known`), `environment` what they were measured with (see
-        `provenance.environment`). Raises `ValueError` where the folder holds a
-        run of another identity or environment, or a finished one (with `retry_failed`: one without
-        failed samples), and `overwrite` is not given.
+        Raises `ValueError` as `Claim.check`.
         """
-        old = None if overwrite else self._old_run()
-        if old is None:
-            return None
-        remedy = "use another results_dir, or overwrite=true"
-        if old.get("identity") != identity:
-            what = _changes(_parts(old), _parts(known)) if known else ""
-            what = f" ({what})" if what else ""
-            raise ValueError(
-                f"{self.path} holds a run with other settings, sources or prompts{what}: {remedy}"
-            )
-        if old.get("status") == "finished" and not retry_failed:
-            raise ValueError(f"{self.path} holds this very run, finished: {remedy}")
-        if old.get("status") == "finished" and not any(s.error for s in self.load_samples()):
-            raise ValueError(f"{self.path}: no sample failed, so none is to retry; {remedy}")
-        changes = _changes(old.get("environment", {}), environment or {})
-        if changes:
-            raise ValueError(
-                f"{self.path} was measured under another environment ({changes}): "
-                f"go on under that one, {remedy}"
-            )
+        old = None if claim.overwrite else self._old_run()
+        if old is not None:
+            failed = claim.retry_failed and any(sample.error for sample in self.load_samples())
+            claim.check(old, self.path, failed=failed)
         return old
 
-    def open_run(
-        self,
-        facts: dict,
-        *,
-        identity: str,
-        known: Mapping[str, object] | None = None,
-        environment: Mapping[str, object] | None = None,
-        overwrite: bool = False,
-        retry_failed: bool = False,
-    ) -> dict:
+    def open_run(self, facts: dict, claim: Claim) -> dict:
         """Begin a run, or take up the one that lies here; return its run.json.
 
         Raises as `check_open`, where another process is writing here, and where task, models or
-        length are not those of the run's `facts`. With `overwrite`, the files of the run before are
-        removed.
+        length are not those of the run's `facts`. To overwrite is to remove the files of the run
+        before.
         """
-        environment = dict(environment or {})
         self.path.mkdir(parents=True, exist_ok=True)
         with locked(self.path / SAMPLES) as samples:
-            old = self.check_open(
-                identity,
-                known=known,
-                environment=environment,
-                overwrite=overwrite,
-                retry_failed=retry_failed,
-            )
+            old = self.check_open(claim)
             if old is not None:
-                self._check_same(old, facts)
+                check_same(old, facts, self.path)
                 return self.save_run({**old, "resumed": old["resumed"] + 1}, status="running")
-            if overwrite:
+            if claim.overwrite:
                 samples.truncate(0)  # it stays, since its lock is held by the file, not the name
                 self._remove_pools()
                 for name in set(MADE) - {SAMPLES}:
                     (self.path / name).unlink(missing_ok=True)
-            new = {"identity": identity, "environment": environment, **facts, "resumed": 0}
-            return self.save_run(new, status="running")
-
-    def _check_same(self, old: Mapping, facts: Mapping) -> None:
-        changes = _changes(_settled(old), _settled(facts))
-        if changes:
-            raise ValueError(
-                f"{self.path} holds a run with other prompts, models or length ({changes}): "
-                "use another results_dir, or overwrite=true"
-            )
+            own = {"identity": claim.identity, "environment": dict(claim.environment)}
+            return self.save_run({**own, **facts, "resumed": 0}, status="running")
 
     def drop_pools(self) -> None:
         """Remove the phrase pools, unless a sample failed: its retry goes on from them."""
@@ -157,11 +104,6 @@ class ResultsFolder:
         if facts is None:
             raise ValueError(f"{self.path} is not a results folder: it has no {RUN}")
         return renamed(facts)
-
-    def load_costs(self) -> Costs | None:
-        """Return the costs that were recorded here, None where none were."""
-        path = self.path / COSTS
-        return Costs.load(path) if path.exists() else None
 
     def save_costs(self, costs: Costs) -> None:
         """Write costs.json."""
@@ -264,31 +206,3 @@ def renamed(recorded):
     if str(new.get("_target_", "")).startswith("baselines."):
         new["_target_"] = f"ouroboros.{new['_target_']}"
     return new
-
-
-def _settled(facts: Mapping) -> dict:
-    """Return the facts that only loaded tasks and models tell and that resuming depends on."""
-    parts = {name: facts.get(name, {}) for name in ("task", "model")}
-    own = {f"{name}.{key}": value for name, part in parts.items() for key, value in part.items()}
-    return {**own, "max_new": facts.get("max_new")}
-
-
-def _parts(run: Mapping) -> dict[str, object]:
-    """Return what a run's identity is made of, each setting by its dotted name."""
-    flat: dict[str, object] = {"prompts": run.get("task", {}).get("fingerprint")}
-    below = list(run.get("config", {}).items())
-    for name, value in below:  # grows while it is read
-        if isinstance(value, Mapping) and value:
-            below += [(f"{name}.{key}", item) for key, item in value.items()]
-        else:
-            flat[name] = value
-    behind = run.get("contents", {}).items()
-    return {**flat, **{k if k.startswith("source") else f"content of {k}": v for k, v in behind}}
-
-
-def _changes(old: Mapping, new: Mapping) -> str:
-    """Return which values differ, as text for an error, the first few of them."""
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    told = [f"{name} was {old.get(name)}, is {new.get(name)}" for name in names[:CHANGES]]
-    more = [f"and {len(names) - CHANGES} more"] if len(names) > CHANGES else []
-    return ", ".join(told + more)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from tabulate import tabulate
 
+from ouroboros.bench.measure.sample import PLAIN
 from ouroboros.bench.run.jsonl import read_lines
 from ouroboros.bench.run.store import AUDIT, ResultsFolder
 from ouroboros.lossless.audit import WHOLE
 
-PLAIN = "greedy"
 SHOWN = 40
 LEGEND = """\
 identical: the very tokens of plain decoding. numeric tie: at the first token that differs, a shift

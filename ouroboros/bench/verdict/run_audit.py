@@ -13,14 +13,15 @@ from dataclasses import asdict, dataclass
 import psutil
 import torch
 
-from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.measure.sample import PLAIN, Sample
 from ouroboros.bench.run.conversation import Answers
-from ouroboros.bench.run.loop import Bench, eos_ids
+from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.prompt import prompt_ids
 from ouroboros.bench.run.stop import StopStrings
 from ouroboros.bench.run.store import AUDIT, ResultsFolder
+from ouroboros.bench.run.turn import eos_ids
 from ouroboros.bench.tasks.task import Example
-from ouroboros.bench.verdict.audit_report import PLAIN, Row
+from ouroboros.bench.verdict.audit_report import Row
 from ouroboros.decode import Traits
 from ouroboros.engine.model import CachedModel
 from ouroboros.lossless.audit import WHOLE, Auditor, Case, Control, Finding, well_ended

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from tabulate import tabulate
@@ -15,18 +16,18 @@ from tqdm import tqdm
 
 from ouroboros.bench.advice.accuracy import Accuracy, Point, accuracy
 from ouroboros.bench.advice.dots import predicted_dots
-from ouroboros.bench.advice.predict import PLAIN
-from ouroboros.bench.measure import metrics
+from ouroboros.bench.advice.predict import cost_per_token
 from ouroboros.bench.measure.intervals import speedup
 from ouroboros.bench.measure.predicted import timed
-from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.measure.sample import PLAIN, Sample
 from ouroboros.bench.report.gather import Measured, load, run_folders
 from ouroboros.bench.report.plots.style import save_png
 from ouroboros.bench.report.title import title
-from ouroboros.bench.run.costs import load_costs
+from ouroboros.bench.run.costs import load_costs, recorded_costs
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands.advising.inputs import given_costs, source_of
 from ouroboros.commands.advising.search import kind_of
+from ouroboros.costs.named import UNTIMED, named
 from ouroboros.costs.surface import Costs
 
 Samples = Sequence[Sample]
@@ -46,7 +47,7 @@ def check_runs(config: dict, *, task: dict | None) -> dict:
         own["decoder"] = measured.run["config"]["decoder"]
         points += points_of(own, measured, given, task=task)
     timing = all(ResultsFolder(path).load_run().get("timing", True) for path in folders)
-    what = "speedup over greedy" if timing else "tokens per call (draft calls weigh 0.176)"
+    what = "speedup over greedy" if timing else "tokens for what a target call costs"
     costs = "costs measured apart" if given else "costs of the runs themselves"
     runs = f"{len(folders)} runs, the first: " if len(folders) > 1 else ""
     about = f"{runs}{titles[0]}. {costs if timing else 'counts alone'}.".replace(". c", ". C")
@@ -63,11 +64,13 @@ def points_of(
     config: dict, measured: Measured, costs: Costs | None, *, task: dict | None
 ) -> list[Point]:
     """Return predicted and measured values of each drafter of a run."""
-    source = source_of(config, ResultsFolder(config["runs"]), task=task)
+    folder = ResultsFolder(config["runs"])
+    source = source_of(config, folder, task=task)
     timing = measured.run.get("timing", True)
-    if timing and costs is None:
-        costs = load_costs(config["runs"])
-    value = _speedup if timing else _tokens_per_call
+    if costs is None:
+        found = load_costs(folder.path) if timing else recorded_costs(folder)
+        costs = found or named(UNTIMED)
+    value = _speedup if timing else partial(_tokens_per_cost, costs=costs)
     good = [sample for sample in measured.samples if not sample.error]
     base = [sample for sample in good if sample.decoder == PLAIN]
     plain = _timed(source.counts(PLAIN, {}), costs if timing else None)
@@ -156,7 +159,7 @@ def _speedup(plain: Samples, samples: Samples) -> float:
     return found.value
 
 
-def _tokens_per_call(plain: Samples, samples: Samples) -> float:
-    calls = metrics.calls_per_token(metrics.steps_of(samples))
-    assert calls
-    return 1.0 / calls
+def _tokens_per_cost(plain: Samples, samples: Samples, *, costs: Costs) -> float:
+    cost = cost_per_token(samples, costs)
+    assert cost
+    return 1.0 / cost

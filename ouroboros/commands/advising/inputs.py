@@ -16,36 +16,40 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ouroboros import vocab
 from ouroboros.bench.advice.memory import config_of, footprint_of
-from ouroboros.bench.advice.predict import PLAIN
-from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.measure.sample import PLAIN, Sample
 from ouroboros.bench.replay.imitation import Rates, rates_of
-from ouroboros.bench.replay.recorded_target import RecordedTarget
 from ouroboros.bench.replay.recording import Recording, Tape
-from ouroboros.bench.run.costs import load_costs
-from ouroboros.bench.run.loop import WARM_UP, Bench, eos_ids
-from ouroboros.bench.run.pair import Pair, load_draft, load_pair, load_tokenizer, place
+from ouroboros.bench.run.costs import load_costs, recorded_costs
+from ouroboros.bench.run.loop import WARM_UP, Bench
+from ouroboros.bench.run.pair import Pair, load_tokenizer, place
 from ouroboros.bench.run.prompt import longest, prompt_ids
 from ouroboros.bench.run.provenance import fast_dtype
 from ouroboros.bench.run.recorder import Recorder
-from ouroboros.bench.run.sampling import Sampling
 from ouroboros.bench.run.store import ResultsFolder
-from ouroboros.commands.advising.search import Imitated, OnRecord, Source
-from ouroboros.commands.build import SAMPLING, build_decoders, build_spec, build_task, wants_draft
-from ouroboros.commands.replay import given_rates as rates_given
-from ouroboros.commands.replay import load_tapes
-from ouroboros.costs.bandwidth import with_floor
-from ouroboros.costs.calls import measure
+from ouroboros.bench.run.turn import eos_ids
+from ouroboros.commands.advising.search import Imitated
+from ouroboros.commands.build import (
+    any_drafts,
+    build_decoders,
+    build_pair,
+    build_sampling,
+    build_spec,
+    build_task,
+)
+from ouroboros.commands.tapes import given_rates, load_tapes, loaded_draft
+from ouroboros.commands.timing import measured_costs
 from ouroboros.costs.roofline import roofline
 from ouroboros.costs.surface import Costs
+
+CALLS = 3  # timed ones of each size at each visit
 
 
 @dataclass
 class Evidence:
     """`live` are samples that were timed under these very costs, by decoder; {} where none were."""
 
-    source: Source
+    source: Imitated
     costs: Costs
     rates: Mapping[str, Rates] = field(default_factory=dict)
     live: Mapping[str, Sequence[Sample]] = field(default_factory=dict)
@@ -54,16 +58,16 @@ class Evidence:
 def run_here(config: dict) -> Evidence:
     """Load the pair, run the decoders on a few prompts and time both models' calls."""
     task, examples = build_task(config["task"])
-    pair = load_pair(build_spec(config["model"]), with_draft=wants_draft(config["decoder"]))
+    pair = build_pair(config)
     costs = given_costs(config)
     told = costs or _measured(config, pair, longest(pair.target.tokenizer, examples))
     makers = build_decoders(config["decoder"], pair, told)
-    sampling = Sampling(**{name: config[name] for name in SAMPLING})
+    sampling = build_sampling(config)
     job = Bench(
         pair.target, pair.models, task, examples, makers, config["max_new"], sampling=sampling
     )
     live, runs = _watched(job)
-    rates = given_rates(config) or {n: own for n in runs if (own := rates_of(runs[n]))}
+    rates = rates_by_decoder(config) or {n: own for n in runs if (own := rates_of(runs[n]))}
     source = Imitated(_tape(job, runs[PLAIN]), pair.draft, config["decoder"], rates, told)
     if costs is not None:
         return Evidence(source, costs, rates)
@@ -77,43 +81,36 @@ def from_folder(config: dict, *, task: dict | None) -> Evidence:
     """
     folder = ResultsFolder(config["runs"])
     source = source_of(config, folder, task=task)
-    rates = source.rates if isinstance(source, Imitated) else {}
     costs = given_costs(config)
     if costs is not None:
-        return Evidence(source, costs, rates)
-    own = load_costs(str(folder.path))
+        return Evidence(source, costs, source.rates)
+    own = load_costs(folder.path)
     assert own is not None
     samples = [sample for sample in folder.load_samples() if not sample.error]
     live: dict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
         live[sample.decoder].append(sample)
-    return Evidence(source, own, rates, live)
+    return Evidence(source, own, source.rates, live)
 
 
-def source_of(config: dict, folder: ResultsFolder, *, task: dict | None) -> Source:
-    """Return the counts that a results folder can tell: with `models=false` those on record, else
-    any, imitated on greedy's texts with the draft model, if a decoder needs one.
+def source_of(config: dict, folder: ResultsFolder, *, task: dict | None) -> Imitated:
+    """Return the counts of any decoder, imitated on greedy's texts of a results folder, with the
+    draft model if a decoder needs one.
 
     `task` is needed where the run's own cannot be made.
     """
-    run = folder.load_run()
-    if not config["models"]:
-        return OnRecord(folder.load_samples(), run["config"]["decoder"], run["max_new"])
-    spec = build_spec(config["model"])
-    tokenizer = load_tokenizer(spec)
-    names: dict[str, dict] = {name: {} for name in [PLAIN, *run["decoders"]]}
-    asked = {"recording": folder.path, "limit": None, "recorded_decoder": None}
-    tapes = load_tapes({**asked, "decoder": names, "task": task}, tokenizer)
-    draft = load_draft(spec) if wants_draft(config["decoder"]) else None
-    if draft is not None:
-        target = RecordedTarget(tapes[PLAIN], tokenizer=tokenizer)
-        vocab.check_pair(target, draft)  # type: ignore[arg-type]
-    rates = given_rates(config) or {n: own for n in tapes if (own := rates_of(tapes[n].runs))}
-    told = given_costs(config) or folder.load_costs()
-    return Imitated(tapes[PLAIN], draft, config["decoder"], rates, told)
+    names = [PLAIN, *folder.load_run()["decoders"]]
+    tokenizer = load_tokenizer(build_spec(config["model"]))
+    tapes = load_tapes(folder.path, names, tokenizer, task=task)
+    tape, draft = tapes[PLAIN], None
+    if any_drafts(config["decoder"]):
+        draft = loaded_draft(config["model"], tape, tokenizer)
+    rates = rates_by_decoder(config) or {n: own for n in tapes if (own := rates_of(tapes[n].runs))}
+    told = given_costs(config) or recorded_costs(folder)
+    return Imitated(tape, draft, config["decoder"], rates, told)
 
 
-def given_rates(config: dict) -> dict[str, Rates]:
+def rates_by_decoder(config: dict) -> dict[str, Rates]:
     """Return `rates`: of an advice.json, or two shares for every decoder; {} where none are given.
 
     Raises `ValueError` for anything else.
@@ -125,7 +122,7 @@ def given_rates(config: dict) -> dict[str, Rates]:
         if isinstance(given, str):
             found = json.loads(Path(given).read_text(encoding="utf-8"))["rates"]
             return {name: Rates(**own) for name, own in found.items()}
-        rates = rates_given(given)
+        rates = given_rates(given)
         return {"": rates} if rates else {}
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
@@ -182,15 +179,11 @@ def _tape(job: Bench, runs: Sequence[Recording]) -> Tape:
 
 def _measured(config: dict, pair: Pair, prompt_tokens: int) -> Costs:
     """Time both models' calls, on prompts of up to so many tokens and what follows."""
-    nodes, visits = config["nodes"], config["visits"]
-    reach = min(model.max_len for model in pair.models) - max(nodes)
+    reach = min(model.max_len for model in pair.models) - max(config["nodes"])
     reach = max(1, min(prompt_tokens + config["max_new"], reach))
+    sizes = {name: config[name] for name in ("nodes", "visits")}
     contexts = [max(1, reach // 2), reach]
-    with tqdm(total=2 * visits, desc="costs", leave=False) as bar:
-        surfaces = measure(
-            pair.models, nodes=nodes, contexts=contexts, visits=visits, on_visit=bar.update
-        )
-    return with_floor(Costs.of_pair(surfaces), pair.models)
+    return measured_costs(pair, {**sizes, "contexts": contexts, "calls": CALLS, "padded": False})
 
 
 def _with_runs(costs: Costs, live: Mapping[str, Sequence[Sample]]) -> Costs:

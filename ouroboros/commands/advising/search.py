@@ -5,37 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from ouroboros.bench.advice.predict import PLAIN, Prediction, predict
-from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.advice.predict import Prediction, predict
+from ouroboros.bench.measure.sample import PLAIN, Sample
 from ouroboros.bench.replay.imitation import USUAL, Rates
 from ouroboros.bench.replay.recorded_target import check_drafter, replay, sampled
 from ouroboros.bench.replay.recording import Tape
-from ouroboros.bench.replay.truncation import truncated
-from ouroboros.commands.build import wants_costs
-from ouroboros.commands.tune import SPACES
+from ouroboros.bench.run.turn import Decoder
+from ouroboros.commands.build import make_decoder
+from ouroboros.commands.configs import SPACES, replaced
 from ouroboros.costs.surface import Costs
-from ouroboros.decode import Drafter, RootOnly
+from ouroboros.decode import RootOnly
 from ouroboros.engine.model import CachedModel
 
 Settings = Mapping[str, object]
-
-
-class Source(Protocol):
-    """Where the counts of a decoder at some settings come from."""
-
-    def counts(self, name: str, settings: Settings) -> list[Sample]:
-        """Return a sample, without times, for each prompt. `settings` replace configured ones.
-        Raises `ValueError` for what cannot be told."""
-        ...
-
-    def space(self, name: str) -> Mapping[str, Sequence]:
-        """Return the ranges of the settings that can be told."""
-        ...
 
 
 @dataclass
@@ -57,10 +42,8 @@ class Imitated:
         drafter = RootOnly() if name == PLAIN else self.made(name, settings)
         rates = self.rates_for(name)
         check_drafter(drafter, self.tape, rates=rates)
-        return [
-            sampled(name, run, replay(drafter, self.tape, run, rates=rates))
-            for run in self.tape.runs
-        ]
+        runs = self.tape.runs
+        return [sampled(name, run, replay(drafter, self.tape, run, rates=rates)) for run in runs]
 
     def space(self, name: str) -> Mapping[str, Sequence]:
         """Return what `tune` searches: by the decoder's name, else by its class."""
@@ -74,56 +57,16 @@ class Imitated:
         keys = (name, kind_of(self.decoders.get(name, {})), "")
         return next((self.rates[key] for key in keys if key in self.rates), USUAL)
 
-    def made(self, name: str, settings: Settings) -> Drafter:
+    def made(self, name: str, settings: Settings) -> Decoder:
         """Build a decoder. Raises `ValueError` for settings that it does not take."""
-        config = self.decoders[name]
-        options = OmegaConf.create({k: v for k, v in config.items() if k not in ("draft", "pool")})
-        for key, value in settings.items():
-            OmegaConf.update(options, key, value, force_add=True)
-        given: dict[str, object] = {"draft": self.draft} if "draft" in config else {}
-        if wants_costs({name: config}):
-            given["costs"] = self.costs
-        try:
-            return instantiate(options, _partial_=True, _convert_="all")(**given)
-        except TypeError as error:
-            raise ValueError(f"decoder.{name}: {error}") from error
-
-
-@dataclass
-class OnRecord:
-    """Counts of saved samples alone, with no model and no text: the recorded settings, and smaller
-    gammas of a plain speculative decoder. `decoders` are the configs of the recorded run."""
-
-    samples: Sequence[Sample]
-    decoders: Mapping[str, dict]
-    max_new: int
-
-    def counts(self, name: str, settings: Settings) -> list[Sample]:
-        """Return the recorded samples, their drafts cut to a smaller gamma if it is asked for."""
-        own = [s for s in self.samples if s.decoder == name and not s.error]
-        if not own:
-            raise ValueError("it is not on record")
-        if not all(step.scored for sample in own for step in sample.steps):
-            raise ValueError("it is another engine, whose calls are not on record")
-        if not settings:
-            return own
-        if set(settings) != {"gamma"}:
-            raise ValueError(f"counts alone do not tell what {dict(settings)} would do")
-        recorded = self.decoders[name]["gamma"]
-        gamma = int(str(settings["gamma"]))
-        return [truncated(s, gamma, max_new=self.max_new, recorded=recorded) for s in own]
-
-    def space(self, name: str) -> Mapping[str, Sequence]:
-        """Return the gammas up to the recorded one of a speculative decoder, {} for others."""
-        config = self.decoders.get(name, {})
-        plain = kind_of(config) == "speculative"
-        return {"gamma": range(1, config["gamma"] + 1)} if plain else {}
+        own = replaced(self.decoders[name], settings)
+        return make_decoder(own, self.draft, self.costs, what=f"decoder.{name}")
 
 
 class Explorer:
     """Predicts decoders by a source of counts and a machine's costs."""
 
-    def __init__(self, source: Source, costs: Costs, decoders: Mapping[str, dict]) -> None:
+    def __init__(self, source: Imitated, costs: Costs, decoders: Mapping[str, dict]) -> None:
         self.source, self.costs, self.decoders = source, costs, decoders
         self.plain = source.counts(PLAIN, {})
         self.asked = 0

@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
-from hydra import compose, initialize_config_dir
 
 from ouroboros import standin
 from ouroboros.bench.advice.memory import footprint_of, longest_context, room
 from ouroboros.bench.campaign.checks import Check
+from ouroboros.bench.run.costs import recorded_costs
 from ouroboros.bench.run.interrupt import Interruption
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.provenance import (
@@ -32,9 +32,10 @@ from ouroboros.bench.run.provenance import (
     without_paths,
 )
 from ouroboros.bench.run.store import ResultsFolder
-from ouroboros.commands.bench import CONF, run_job, settled
-from ouroboros.commands.build import build_pair, build_task, wants_draft
-from ouroboros.commands.profiling import about, measured_costs
+from ouroboros.commands.bench import run_job, settled
+from ouroboros.commands.build import any_drafts, build_pair, build_task
+from ouroboros.commands.configs import composed
+from ouroboros.commands.timing import about, measured_costs
 from ouroboros.costs.surface import Costs
 
 INTERRUPTED = 130
@@ -54,7 +55,7 @@ class Pairs:
 
     def of(self, config: Mapping) -> Pair:
         """Return the config's pair. Raises `TooLarge` where it does not fit in the memory."""
-        key = json.dumps([config["model"], wants_draft(config["decoder"])], sort_keys=True)
+        key = json.dumps([config["model"], any_drafts(config["decoder"])], sort_keys=True)
         if key != self.key or self.pair is None:
             self.drop()
             check_room(config)
@@ -103,7 +104,7 @@ class Stage:
         except TooLarge as error:
             self.figures[name] = {"left_out": str(error)}
         except Exception as error:
-            self.failures[name] = one_line(error)
+            self.failures[name] = brief(error)
         self.save()
 
     def check(self, name: str, part: Callable[[], Check]) -> None:
@@ -137,7 +138,7 @@ class Stage:
         if finished(folder):
             return folder
         task, examples = build_task(config["task"])
-        if profile is not None and folder.load_costs() is None:
+        if profile is not None and recorded_costs(folder) is None:
             self.costs(config, folder, profile)
         code = run_job(config, task, examples, folder, pair_of=self.pairs.of)
         if code == INTERRUPTED:
@@ -161,8 +162,7 @@ class Stage:
     def config(self, name: str) -> dict:
         """Return the settled config of one of the stage's experiments."""
         overrides = [*self.options["jobs"][name], *self.options["overrides"]]
-        with initialize_config_dir(CONF, version_base="1.3"):
-            return settled(compose("config", overrides=overrides))
+        return settled(composed(overrides))
 
 
 def run_stage(
@@ -182,7 +182,7 @@ def run_stage(
         except KeyboardInterrupt:
             status, reason = "stopped", "out of time: what is finished is kept, run it again"
         except Exception as error:
-            status, reason = "failed", one_line(error)
+            status, reason = "failed", brief(error)
         if status == "done" and stage.failures:
             status = "failed"
             reason = "; ".join(f"{part}: {line}" for part, line in stage.failures.items())
@@ -196,7 +196,7 @@ def check_room(config: Mapping) -> None:
     shapes = config["model"]["standin"]
     if not shapes:
         return
-    roles = ("target", "draft") if wants_draft(config["decoder"]) else ("target",)
+    roles = ("target", "draft") if any_drafts(config["decoder"]) else ("target",)
     name = config["model"]["dtype"]
     dtype = fast_dtype(_device_name()) if name == "auto" else getattr(torch, name)
     needs = {role: footprint_of(standin.shape(shapes[role]), dtype) for role in roles}
@@ -216,7 +216,7 @@ def finished(folder: ResultsFolder) -> bool:
     return False
 
 
-def one_line(error: BaseException) -> str:
+def brief(error: BaseException) -> str:
     """Return an error's kind and the first line of what it says, without absolute paths."""
     text = (str(error).strip() or "no message").splitlines()[0]
     kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "

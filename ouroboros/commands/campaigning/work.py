@@ -19,12 +19,14 @@ from ouroboros.bench.campaign.checks import engines_agree, noise_agrees, rolls_a
 from ouroboros.bench.campaign.goals import goals
 from ouroboros.bench.report.folder_report import make_report
 from ouroboros.bench.report.time_report import time_facts
+from ouroboros.bench.run.costs import recorded_costs
 from ouroboros.bench.run.pair import Pair, PairSpec, load_pair
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.verdict.audit_report import load_audit, tally
 from ouroboros.choose import Sampler, argmax
 from ouroboros.commands.campaigning.stages import Stage
-from ouroboros.commands.profiling import floor_shares, timed, write_profile
+from ouroboros.commands.profiling import floor_shares, write_profile
+from ouroboros.commands.timing import timed
 from ouroboros.costs.bandwidth import copy_bandwidth
 from ouroboros.engine.model import CachedModel
 from ouroboros.lossless.plainly import recast
@@ -130,7 +132,7 @@ def run_figures(stage: Stage, folder: ResultsFolder) -> dict:
         "samples": f"{summary['samples']} of {summary['samples_wanted']}",
         "decoders": {n: decoder_figures(row) for n, row in summary["decoders"].items()},
     }
-    costs = folder.load_costs()
+    costs = recorded_costs(folder)
     if costs is not None and costs.footprints:  # a stage's own, not a probe's
         titles = {"title": summary["title"], "footnote": summary["footnote"]}
         facts = titles | time_facts(costs, samples)

@@ -16,7 +16,7 @@ from ouroboros.bench.measure.scripted import (
     draft_script,
     host_steps,
 )
-from ouroboros.commands import host_overhead
+from ouroboros.commands import command_line
 from ouroboros.decode import RootOnly, decode
 
 DRAW = random.Random(5)
@@ -64,9 +64,9 @@ def test_a_draft_agrees_as_often_as_it_is_told():
 
 
 def test_the_command_prints_a_table_and_one_document(monkeypatch, capsys):
-    words = "host_overhead.py --decoders greedy ouroboros --contexts 64 --tokens 20 --repeats 1"
-    monkeypatch.setattr("sys.argv", words.split())
-    host_overhead.main()
+    words = "host_overhead --decoders greedy ouroboros --contexts 64 --tokens 20 --repeats 1"
+    monkeypatch.setattr("sys.argv", ["ouroboros"])
+    assert command_line.main(words.split()) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [(row["decoder"], row["context"]) for row in rows] == [("greedy", 64), ("ouroboros", 64)]
     assert rows[0]["draft_calls_per_step"] == 0 < rows[1]["draft_calls_per_step"]

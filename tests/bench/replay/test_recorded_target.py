@@ -24,6 +24,7 @@ from ouroboros.bench.replay.recording import Recording, Tape, from_folder, read
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.record import run_facts
 from ouroboros.bench.run.recorder import listed, places, unlisted
+from ouroboros.bench.run.resume import Claim
 from ouroboros.bench.run.sampling import Sampling
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.tasks.task import Example
@@ -85,7 +86,7 @@ def recorded(path, pair, made: dict, task=None, **changes) -> tuple:
     folder = ResultsFolder(path)
     model = {"name": "tiny", "target": "t", "draft": "d", "standin": None}
     facts = run_facts({"model": model, "decoder": {}, "timing": False, "published": None}, job)
-    folder.open_run(facts, identity="a")
+    folder.open_run(facts, Claim("a"))
     job.run(folder, lambda sample: None)
     prompts = {e.id: list(job.target.tokenizer(e.prompt).input_ids) for e in job.examples}
     return folder, lambda example, repeat: prompts[example]

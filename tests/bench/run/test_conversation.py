@@ -10,6 +10,7 @@ from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.measure.scoring import corpus_scores
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.prompt import check_chat, prompt_ids, with_context
+from ouroboros.bench.run.resume import Claim
 from ouroboros.bench.run.store import SAMPLES, ResultsFolder
 from ouroboros.bench.tasks.specbench import SpecBench
 from ouroboros.bench.tasks.task import Example, fingerprint, select
@@ -55,7 +56,7 @@ def target():
 
 def run(target, path, decoders) -> list[Sample]:
     folder = ResultsFolder(path)
-    folder.open_run({}, identity="a")
+    folder.open_run({}, Claim("a"))
     seen: list[Sample] = []
     Bench(target, [target], Echo(), TURNS, decoders, 4, repeats=2).run(folder, seen.append)
     return seen

@@ -10,6 +10,7 @@ from ouroboros.bench.run import file_hash as module
 from ouroboros.bench.run.file_hash import content_hash, contents
 from ouroboros.bench.run.provenance import code_files
 from ouroboros.bench.run.record import run_identity
+from ouroboros.bench.run.resume import Claim
 from ouroboros.bench.run.store import ResultsFolder
 
 
@@ -72,11 +73,11 @@ def test_a_copy_is_the_same_and_a_large_file_is_sampled_to_its_end(tmp_path, mon
 def test_what_only_the_loaded_job_tells_must_be_the_same_too(tmp_path, name, facts):
     whole = {"task": {"stop": [], "version": "1"}, "model": {"commits": ["a"]}, "max_new": 8}
     folder = ResultsFolder(tmp_path)
-    folder.open_run(whole, identity="a")
+    folder.open_run(whole, Claim("a"))
     with pytest.raises(ValueError, match=f"length .{name}.*overwrite=true") as refusal:
-        folder.open_run({**whole, **facts}, identity="a")
+        folder.open_run({**whole, **facts}, Claim("a"))
     assert "\n" not in str(refusal.value) and folder.load_run()["resumed"] == 0
-    assert folder.open_run(whole, identity="a")["resumed"] == 1
+    assert folder.open_run(whole, Claim("a"))["resumed"] == 1
 
 
 def test_the_codes_hash_covers_what_makes_prompts_and_samples():

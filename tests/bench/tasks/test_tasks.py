@@ -65,6 +65,16 @@ def test_canonical_solutions_pass_and_others_fail():
     assert task.score(example, "    return None\n") == {"passed": 0.0}
 
 
+def test_a_program_has_the_seconds_and_the_memory_that_its_task_gives():
+    task = HumanEval(execute_code=True, timeout_s=0.5, memory_mib=512)
+    example = task.load()[0]
+    solution = str(example.data["canonical_solution"])
+    for costly in ("    __import__('time').sleep(1)\n", "    bytes(1 << 30)\n"):
+        assert task.score(example, costly + solution) == {"passed": 0.0}
+        ample = HumanEval(execute_code=True, timeout_s=60.0, memory_mib=4096)
+        assert ample.score(example, costly + solution) == {"passed": 1.0}
+
+
 @pytest.mark.parametrize("fenced", [False, True])
 def test_code_that_goes_on_with_the_prompts_ends_at_a_stop_or_a_fence(fenced):
     for rest in ("\n\ndef g", "\n\nclass A", "\n\n```\n\nExample:\n```python\nf()\n```"):
@@ -165,7 +175,7 @@ def _ran(code: str, known: str = ""):
     """A program of its own, at the top level, in the sandbox."""
     test = "def check(_):\n    pass"
     problem = {"task_id": "x", "prompt": known, "test": test, "entry_point": "None"}
-    return check(problem, code, Limits())
+    return check(problem, code, Limits(wall_s=30.0))
 
 
 def _listener(how: str):

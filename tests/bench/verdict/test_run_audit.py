@@ -11,6 +11,7 @@ from bench_models import tiny_pair
 from ouroboros import Ouroboros
 from ouroboros.baselines import Greedy, Speculative
 from ouroboros.bench.run.loop import Bench
+from ouroboros.bench.run.resume import Claim
 from ouroboros.bench.run.sampling import Sampling
 from ouroboros.bench.run.store import SAMPLES, ResultsFolder
 from ouroboros.bench.tasks.task import Example
@@ -59,7 +60,7 @@ def job_of(pair, **changes) -> Bench:
 def run(job: Bench, path) -> ResultsFolder:
     folder = ResultsFolder(path)
     facts = {"decoders": list(job.decoders)}
-    folder.open_run(facts, identity="x")
+    folder.open_run(facts, Claim("x"))
     job.run(folder, lambda sample: None)
     folder.save_run(folder.load_run(), status="finished")
     return folder

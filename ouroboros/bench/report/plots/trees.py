@@ -53,6 +53,32 @@ def reliability(summary: Mapping) -> Figure | None:
     return figure
 
 
+def fitted(about: Mapping) -> Figure:
+    """Draw how likely tokens held out of a fit were thought, without and with the draft's view,
+    against how often they came; `about` is `Weights.about`."""
+    views = {"by phrases alone": about["index"], "with the draft's view": about["draft"]}
+    with style.looks():
+        figure = new_figure(5.2)
+        grid = figure.subplots(2, 2, sharex=True, gridspec_kw={"height_ratios": (3, 1)})
+        for (upper, lower), (name, one), colour in zip(
+            grid.T, views.items(), ("C0", "C1"), strict=True
+        ):
+            _curve(upper, one["reliability"], colour)
+            _counts(lower, one["reliability"], colour)
+            head(upper, f"{name}: log loss {one['log_loss']:.3f}")
+        grid[0, 0].set_ylabel("the target's, of those tokens")
+        grid[1, 0].set_ylabel("tokens")
+        least = ", ".join(f"{one['log_loss_of_the_mean']:.3f}" for one in views.values())
+        texts = ", ".join(f"{count} of {name}" for name, count in about["prompts"].items())
+        heats = ", ".join(f"{heat:g}" for heat in about["temperatures"])
+        foot(
+            figure,
+            f"{about['pair']}; prompts: {texts}; temperatures {heats}; every fifth prompt, "
+            f"held out of the fit; log loss of always the mean: {least}. Whiskers: 95 % (Wilson).",
+        )
+    return figure
+
+
 def words(one: Mapping) -> str:
     """Return a calibration's figures in one line."""
     return (

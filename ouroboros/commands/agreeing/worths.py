@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from tqdm import tqdm
 
 from ouroboros.bench.advice.agreement import ALL, Worth
-from ouroboros.bench.advice.predict import PLAIN, predict
-from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.advice.predict import predict
+from ouroboros.bench.measure.sample import PLAIN, Sample
 from ouroboros.bench.replay.imitation import Rates
 from ouroboros.bench.replay.recording import Recording, Tape
 from ouroboros.commands.advising.search import Explorer, Imitated, Settings
-from ouroboros.commands.replay import imitated_draft
+from ouroboros.commands.build import wants_costs
+from ouroboros.commands.tapes import imitated_draft
 from ouroboros.costs.surface import Costs
 
 
@@ -28,7 +29,7 @@ class Searched(Imitated):
 
     def counts(self, name: str, settings: Settings) -> list[Sample]:
         """Return a sample for each text."""
-        costs = self.costs if "costs" in self.decoders[name] else None
+        costs = self.costs if wants_costs(self.decoders[name]) else None
         key = f"{name} {sorted(settings.items())} {costs}"
         if key not in self.known:
             self.known[key] = super().counts(name, settings)
@@ -44,8 +45,9 @@ class Searched(Imitated):
 
 
 @dataclass
-class Study:
-    """The study itself: one in `held_out` prompts of each group chooses settings, the rest tell."""
+class Worths:
+    """What every decoder is worth: one in `held_out` prompts of each group chooses settings, the
+    rest tell."""
 
     config: dict
     tape: Tape

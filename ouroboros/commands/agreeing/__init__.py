@@ -1,0 +1,1 @@
+"""What `agreement` consists of: the worth of every decoder with imitated drafts."""

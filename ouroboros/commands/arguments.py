@@ -1,0 +1,200 @@
+"""What can be typed of commands without Hydra's syntax: a parser for each, nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from pathlib import Path
+
+from ouroboros.commands import CONF
+from ouroboros.commands.configs import SPACES
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+def generate() -> argparse.ArgumentParser:
+    """Decode one prompt and show who proposed each token.
+
+        ouroboros generate "def mean(values):"
+        ouroboros generate "def mean(values):" --race
+        ouroboros generate "Once" --target ID --draft ID --temperature 0.8
+        ouroboros generate "def f" --decoder speculative decoder.speculative.gamma=3
+
+    The models are the reference pair inside larger shapes, as 'ouroboros bench'
+    runs it (model.standin=null: as it is), or those that are named. With --race
+    greedy decoding runs beside the decoder, live: the two take turns, the one
+    whose own clock is behind goes next, and each is shown in its own measured
+    time. Each has decoded another text before, so that no first call is timed.
+    """
+    parser = _parser(generate)
+    add = parser.add_argument
+    add("prompt", help="the text to go on from")
+    add("overrides", nargs="*", metavar="NAME=VALUE", help="of conf/config.yaml")
+    add("--target", help="hub id or folder of a causal LM")
+    add("--draft", help="hub id or folder of a smaller one of its family")
+    add("--decoder", default="ouroboros", help="a name of conf/decoder")
+    add("--max-new", type=int, default=128, help="new tokens at most (%(default)s)")
+    add("--temperature", type=float, default=0.0, help="above 0: sampling (%(default)s)")
+    add("--seed", type=int, default=0)
+    add("--race", action="store_true", help="greedy decoding beside it")
+    return parser
+
+
+def report() -> argparse.ArgumentParser:
+    """Make reports from results folders: tables, pictures, and one HTML page.
+
+        ouroboros report results/main              one run
+        ouroboros report results/local/sweep       a sweep: a folder of run folders
+        ouroboros report results/main results/main_t08 --out results/report
+
+    The report over all of them goes to --out: report.html, report.md, numbers.csv,
+    tables/ and plots/. Each folder's own summary.json, summary.md and picture stay
+    as they are, unless --remake is given. --costs counts every run by costs of a
+    name or of a profile's file: cost per token, predicted speedups. Parts of one
+    run that several workers measured are joined. A folder that cannot be read is
+    named on stderr and left out; the exit code is then 2. Tables here are at most
+    120 columns wide, the rest is in the report. The last line on stdout is one
+    JSON document.
+    """
+    parser = _parser(report)
+    add = parser.add_argument
+    add("folders", nargs="+", type=Path, metavar="FOLDER", help="a results folder, or one of such")
+    add("--out", type=Path, help="where the report goes (default: beside them)")
+    add("--costs", help="count by these costs: a name, or a profile's costs.json")
+    add("--remake", action="store_true", help="make each folder's own summary and picture anew")
+    add("--spec-bench", action="store_true", help="write answers in Spec-Bench's format as well")
+    add(
+        "--tokenizer",
+        metavar="FOLDER",
+        help="the runs' tokenizer, so that the page shows text (default: where run.json says)",
+    )
+    return parser
+
+
+def audit() -> argparse.ArgumentParser:
+    """Is a run lossless? Judge every completion: identical, numeric tie or BUG.
+
+        ouroboros bench experiment=audit results_dir=results/local/audit
+        ouroboros audit results/local/audit
+        ouroboros audit results/local/x task.path=mine.jsonl     its file lies here
+
+    The models are loaded again as the run's config says. Plain decoding's own text
+    (greedy's) is held against transformers' own forward, in float64 and with calls
+    of 1, 8 and all tokens; every other decoder's against plain decoding's. Writes
+    audit.jsonl and audit.md; the last line on stdout is one JSON document; the
+    exit code is 1 where there is a BUG, 2 where something could not be judged.
+    """
+    parser = _parser(audit)
+    parser.add_argument("folder", help="a results folder")
+    parser.add_argument("overrides", nargs="*", metavar="NAME=VALUE", help="of the run's config")
+    return parser
+
+
+def tune() -> argparse.ArgumentParser:
+    """Tune every decoder on development text, each with the same number of trials.
+
+        ouroboros tune --decoders speculative ouroboros --trials 16
+        ouroboros tune --prompts mine.jsonl --overrides costs=flat
+        ouroboros tune --fit weights.json
+
+    Each decoder gets its configured settings as the first trial and random ones
+    from its space for the rest. All trials of all decoders alternate prompt by
+    prompt; after a first round on a few prompts, the best third of each decoder's
+    trials goes on to the rest. Each prompt is decoded greedily and sampled
+    (--temperatures). Calls are counted and turned into speed by the costs (of
+    this machine, or --overrides costs=epyc | flat | FILE), so that noise of the
+    clock picks no winner; the geometric mean over temperatures counts. Engines
+    that do not say what they scored go by the clock. The best settings are
+    printed and written to tuning.json and tuning.md; put them into conf/decoder.
+
+    --fit FILE fits Ouroboros' estimates to the pair instead, in a few minutes,
+    and writes their weights, with what they were fitted on and how well they
+    predict, and a picture of that; use them by decoder.ouroboros.weights=FILE.
+
+    Never give it a benchmark's prompts.
+    """
+    parser = _parser(tune)
+    add = parser.add_argument
+    development = str(Path(CONF, "task", "development.jsonl"))
+    add("--prompts", nargs="+", default=[development], metavar="FILE", help="JSONL with prompts")
+    add("--fit", type=Path, metavar="FILE", help="where the fitted weights go")
+    add("--results", type=Path, default=Path("results/local/tuning"))
+    add("--decoders", nargs="*", default=list(SPACES))
+    add("--trials", type=int, default=24, help="for each decoder")
+    add("--first", type=int, default=4, help="prompts of the first round")
+    add("--limit", type=int, help="prompts in all; default: every one")
+    add("--max-new", type=int, default=96)
+    add("--seed", type=int, default=0)
+    add("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
+    add("--overrides", nargs="*", default=[], help="of conf/config.yaml, as model=hf, costs=flat")
+    return parser
+
+
+def standin() -> argparse.ArgumentParser:
+    """Save a stand-in: a small trained model inside a large model's shape, for timing.
+
+        ouroboros standin --core reference/target --shape yi-6b --out DIR
+
+    The folder holds a plain checkpoint and the core's tokenizer. It knows what the
+    core knows: a timing taken with it is reported as a stand-in's, never under the
+    name of the model whose shape it has.
+    """
+    parser = _parser(standin)
+    add = parser.add_argument
+    core = "the small model: folder, hub id, reference/target or reference/draft"
+    add("--core", required=True, help=core)
+    add("--shape", required=True, help="the large model's, as yi-34b; a wrong name lists them")
+    add("--out", required=True, type=Path, help="a new folder")
+    add("--dtype", default="bfloat16", choices=DTYPES)
+    add("--device", default="cpu", help="where the weights are made")
+    add("--seed", default=0, type=int, help="of the unused weights")
+    return parser
+
+
+def overlap() -> argparse.ArgumentParser:
+    """How often can a draft be right? Two answers on the text of a sampled run.
+
+        ouroboros bench experiment=acceptance temperature=0.7 results_dir=DIR
+        ouroboros overlap DIR
+
+    `bound` is 1 - TV, the mean over positions of sum_i min(p_i, q_i): the share of
+    drafts that classic rejection sampling accepts (Leviathan et al. 2023). `shared`
+    is the share of positions at which draft and target draw the same token with
+    shared noise (its expectation is at most the bound: Daliri et al. 2024). Both
+    models score plain decoding's own text, so both figures are of the same
+    contexts. The last line on stdout is one JSON document.
+    """
+    parser = _parser(overlap)
+    parser.add_argument("folder", help="the results folder of a run with a draft model")
+    return parser
+
+
+def host_overhead() -> argparse.ArgumentParser:
+    """What a step costs on the host: every drafter with models that compute nothing.
+
+        ouroboros host_overhead
+        ouroboros host_overhead --decoders ouroboros --contexts 8192 --profile
+
+    The text is this project's own source in the reference tokenizer. For each
+    decoder of conf/decoder and each context: milliseconds of host work per step
+    (the least of the repeats, each a mean over the steps), and per call of either
+    model. The last line on stdout is one JSON document.
+    """
+    parser = _parser(host_overhead)
+    add = parser.add_argument
+    usual = "greedy speculative lookahead prompt_lookup ouroboros ouroboros_paper"
+    add("--decoders", nargs="+", default=usual.split())
+    add("--contexts", type=int, nargs="+", default=[512, 2048, 8192])
+    add("--tokens", type=int, default=400, help="new tokens in each repeat")
+    add("--repeats", type=int, default=5)
+    add("--agreement", type=float, default=0.85, help="of draft and target")
+    add("--profile", action="store_true", help="print where the time goes")
+    add("--overrides", nargs="*", default=[], help="decoder.speculative.gamma=5")
+    return parser
+
+
+def _parser(of) -> argparse.ArgumentParser:
+    """Return a parser that is described by a function's docstring."""
+    return argparse.ArgumentParser(
+        description=inspect.getdoc(of), formatter_class=argparse.RawDescriptionHelpFormatter
+    )

@@ -1,0 +1,71 @@
+"""Which engine serves a model: fixed shapes where a trial shows that they answer as plain calls."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from ouroboros.engine.cache import SlotCache
+from ouroboros.engine.eager import Eager, Engine
+from ouroboros.engine.facts import Facts, tolerance
+from ouroboros.engine.static import Static
+from ouroboros.tree import TokenTree
+
+EngineName = Literal["auto", "eager", "static"]
+log = logging.getLogger(__name__)
+
+
+def select(name: EngineName, model: PreTrainedModel, facts: Facts, cache: SlotCache) -> Engine:
+    """Return the engine; see `CachedModel`. Raises `ValueError` for a name that is none, and for
+    fixed shapes on several devices."""
+    if name not in ("auto", "eager", "static"):
+        raise ValueError(f"engine {name!r} is not one of auto, eager, static")
+    devices = {weight.device for weight in model.parameters()}
+    if name == "static":
+        if len(devices) > 1:
+            raise ValueError(
+                f"engine=static needs a model on one device, this one lies on {len(devices)}: "
+                "leave engine=auto, which calls it as it is"
+            )
+        return Static(model, facts, cache)
+    eager = Eager(model, facts, cache)
+    if name == "eager" or facts.device.type != "cuda" or len(devices) > 1:
+        return eager
+    for compiled in (True, False):
+        static = Static(model, facts, cache, compiled=compiled)
+        reason = differs(static, eager)
+        if reason is None:
+            return static
+        how = "with compiled layers" if compiled else "at all"
+        log.warning("%s is not captured %s: %s", type(model).__name__, how, reason)
+    return eager
+
+
+def differs(engine: Static, reference: Eager) -> str | None:
+    """Return why an engine's calls are not those of the reference; None where they are.
+
+    Two trials, so that a graph which replays what it was captured with is found out. Both caches'
+    first slots are overwritten.
+    """
+    facts, cache = reference.facts, reference.cache
+    trials = []
+    for first in (1, 4):
+        root, *rest = ((first + node) % facts.vocab_size for node in range(4))
+        trials.append(([first % facts.vocab_size], TokenTree((root, *rest), (-1, 0, 0, 1))))
+    try:
+        for missing, tree in trials:
+            with torch.inference_mode():
+                found = engine.run(0, missing, tree).double()
+                wanted = reference.run(0, missing, tree).double()
+            error = ((found - wanted).abs().max() / wanted.std().clamp_min(1e-6)).item()
+            if not error < tolerance(facts.dtype):
+                return f"its logits are off by {error:.2g} standard deviations"
+    except Exception as error:
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
+    finally:
+        cache.set_length(0)
+        engine.forwards = reference.forwards = 0
+    return None
