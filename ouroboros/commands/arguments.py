@@ -68,12 +68,6 @@ def report() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="the runs' tokenizer, so that the page shows text (default: where run.json says)",
     )
-    add(
-        "--viewer-tokens",
-        type=int,
-        default=120_000,
-        help="most tokens that the page's viewer carries (default: %(default)s)",
-    )
     return parser
 
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ouroboros.bench.measure.metrics import REAL_TEXT, of_real_text
 from ouroboros.bench.report.plots import style
-from ouroboros.bench.report.plots.style import decoder_marks, foot, head, is_peer, new_figure, title
+from ouroboros.bench.report.plots.style import (
+    decoder_marks,
+    foot,
+    head,
+    is_peer,
+    new_figure,
+    title,
+    whiskers,
+)
 from ouroboros.bench.report.summary import cost_text
 
 AXIS = "speedup over greedy on the same engine (time per token, prefill included)"
@@ -67,13 +74,6 @@ def comparison_dots(summaries: Mapping[str, Mapping]) -> Figure | None:
     return figure
 
 
-def spread(found: Sequence[Mapping]) -> np.ndarray:
-    """Return [2, n]: how far the intervals reach below and above their values."""
-    low = [f["value"] - f["low"] if f["low"] is not None else 0 for f in found]
-    high = [f["high"] - f["value"] if f["high"] is not None else 0 for f in found]
-    return np.maximum([low, high], 0)
-
-
 def shared(summaries) -> list[str]:
     """Return what the titles of all summaries say alike: model, dtype, batch size, machine."""
     parts = [summary["title"].split(" · ") for summary in summaries]
@@ -106,7 +106,7 @@ def _run_bars(summary: Mapping, what: str, axis: str, form: str) -> Figure | Non
 def _bars(axes: Axes, found: Mapping[str, Mapping], labels: Sequence[str]) -> None:
     """Draw a value with its interval for each name, and a column of labels beside the plot, where
     no whisker and no line can cross them."""
-    values, reach = [f["value"] for f in found.values()], spread(list(found.values()))
+    values, reach = [f["value"] for f in found.values()], whiskers(list(found.values()))
     marks = decoder_marks(list(found))
     places = range(len(found))
     axes.barh(
@@ -137,7 +137,7 @@ def _dots(axes: Axes, runs: Mapping[str, Mapping], names: Sequence[str]) -> None
         axes.errorbar(
             [f["value"] for f in found],
             [place + offset for place in have],
-            xerr=spread(found),
+            xerr=whiskers(found),
             fmt=marks[name].marker,
             color=marks[name].colour,
             markersize=6,
