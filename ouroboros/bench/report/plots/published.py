@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -55,7 +56,7 @@ def _bars(axes: Axes, theirs: Mapping[str, float], summary: Mapping) -> None:
         [one["value"] for one in found],
         height=0.36,
         color=style.RED,
-        xerr=spread(found) if found else None,
+        xerr=np.nan_to_num(spread(found)) if found else None,  # NaN would hide the label
         error_kw={"ecolor": style.INK, "elinewidth": 1.2, "capsize": 3},
         label="measured" if nature == "model" else f"measured, a {nature}",
     )
