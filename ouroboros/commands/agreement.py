@@ -80,7 +80,7 @@ def check(config: dict) -> None:
 def measure_likeness(config: dict) -> int:
     """Measure how the pair's draft errs along the target's greedy texts, and write it."""
     spec = build_spec(config["model"])
-    _, examples = build_task(config["task"])
+    task, examples = build_task(config["task"])
     pair = load_pair(spec, with_draft=True)
     assert pair.draft is not None
     prompts = [prompt_ids(pair.target.tokenizer, example) for example in examples]
@@ -90,7 +90,7 @@ def measure_likeness(config: dict) -> int:
         pair.target,
         pair.draft,
         prompts,
-        max_new=config["max_new"],
+        max_new=config["max_new"] or task.max_new,
         eos=eos_ids(pair.target),
         about=about,
     )

@@ -38,6 +38,7 @@ from ouroboros.commands import place
 from ouroboros.commands.build import build_bench, build_pair, build_task, check_decoders
 from ouroboros.commands.configs import plain
 from ouroboros.commands.refusals import SOME_FAILED
+from ouroboros.reference_pair import FOLDER
 
 NAMED = 6  # failed samples named before a retry
 WITHOUT_PLAIN = (
@@ -67,12 +68,25 @@ def fewer(options: Mapping, found: int) -> str | None:
 
 
 def settled(config: dict) -> dict:
-    """Return the config, its threads set. Raises `ValueError` for what no run can have."""
+    """Return the config, its threads set, a matched temperature found. Raises `ValueError` for what
+    no run can have."""
+    if config["temperature"] == "matched":
+        config = {**config, "temperature": matched(config["model"]["target"])}
     check_decoders(config.get("decoder"))
     check_options(config)
     if config["threads"]:
         torch.set_num_threads(config["threads"])
     return config
+
+
+def matched(target: str) -> float:
+    """Return the temperature at which a model's text repeats itself as a real model's greedy text
+    does; it is known of the pair that ships with the package. Raises `ValueError` for others."""
+    if target != "reference/target":
+        raise ValueError(
+            f"temperature=matched is known of reference/target, not of {target}: give a number"
+        )
+    return json.loads((FOLDER / "evaluation.json").read_text())["matched_temperature"]
 
 
 def run_job(

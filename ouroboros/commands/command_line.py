@@ -37,7 +37,8 @@ class Command:
         """Read the rest of the command line and do it; return the exit code (None is 0)."""
         if self.config is not None:
             head = hydra.main(version_base="1.3", config_path=CONF, config_name=self.config)
-            return told_in_one_line(head(partial(_guarded, self.job)))
+            told_in_one_line(head(partial(_guarded, self.job)))
+            return None
         if self.parser is not None:
             options = self.parser().parse_intermixed_args()
             return in_one_line(lambda: found(self.job)(options))
@@ -116,8 +117,10 @@ def main(argv: Sequence[str] | None = None) -> int | None:
     parser.add_argument("--version", action="version", version=f"%(prog)s {ouroboros.__version__}")
     doors = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        listed = {"help": command.summary} if command.summary else {}
-        doors.add_parser(name, add_help=False, **listed)
+        if command.summary is None:
+            doors.add_parser(name, add_help=False)
+        else:
+            doors.add_parser(name, help=command.summary, add_help=False)
     chosen, rest = parser.parse_known_args(argv)
     sys.argv = [f"ouroboros {chosen.command}", *rest]
     try:

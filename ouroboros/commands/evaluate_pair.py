@@ -43,7 +43,7 @@ def curve(work: Path, out: Path) -> None:
         rows = [json.loads(line) for line in (work / name / "curve.jsonl").open()]
         axis.plot([r["tokens"] / 1e6 for r in rows], [r["loss"] for r in rows], lw=1.5)
         axis.set(title=title, xlabel="training tokens (millions)", ylabel="nats per token")
-        axis.set_ylim(0, min(6.0, max(r["loss"] for r in rows)))
+        axis.set_ylim(0, min(6.0, 1.05 * max(r["loss"] for r in rows)))
         axis.grid(alpha=0.3)
     figure.savefig(out, dpi=110)
 

@@ -96,7 +96,7 @@ def test_what_is_not_recorded_is_imitated_by_rates_or_refused(study, recording):
 
 def test_a_pair_is_measured(study, saved_pair):
     texts = f"task.path={CONF}/task/development.jsonl"
-    code, document, err = study("measure=like.json", "max_new=40", "model.dtype=float32", texts)
+    code, document, err = study("measure=like.json", "model.dtype=float32", texts)
     assert code == 0, err
     found = Likeness.load(saved_pair / "like.json")
     assert found.about["places"] == document["places"] > 100

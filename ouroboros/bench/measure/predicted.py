@@ -39,14 +39,17 @@ class Priced:
 def timed(sample: Sample, costs: Costs) -> Sample:
     """Return a sample with the seconds that its steps take at these costs.
 
-    The first step holds the prefill. Raises `ValueError` where a step is larger than any call that
-    was measured.
+    The first step holds the target's prefill, and the first that drafts by a model the draft's.
+    Raises `ValueError` where a step is larger than any call that was measured.
     """
     steps: list[StepRecord] = []
+    read = False
     for step, (verify, draft, host), context in _parts(sample, costs):
         if not steps:
             verify += costs.prefill_ms
-            draft += _draft_prefill_ms(step, context, costs)
+        if step.draft_calls and not read:
+            draft += _draft_prefill_ms(context, costs)
+            read = True
         own = replace(step, draft_s=1e-3 * draft, verify_s=1e-3 * verify, host_s=1e-3 * host)
         steps.append(own)
     spent = [step.verify_s + step.draft_s + step.host_s for step in steps]
@@ -56,9 +59,10 @@ def timed(sample: Sample, costs: Costs) -> Sample:
 
 def _parts(sample: Sample, costs: Costs) -> Iterator[tuple[StepRecord, Parts, int]]:
     """Yield each step, its milliseconds without the prefill, and the context it was made at."""
-    context = sample.prompt_tokens
+    context, read = sample.prompt_tokens, False
     for place, step in enumerate(sample.steps):
-        own = step if place else replace(step, draft_caught_up=0)
+        own = step if read else replace(step, draft_caught_up=0)
+        read = read or step.draft_calls > 0
         verify, draft, host = parts_ms(own, context, costs, decoder=sample.decoder)
         target, small = _further_forwards(step, context, first=not place)
         verify += target * costs.target.call_ms(1, context)
@@ -88,9 +92,9 @@ def _further_forwards(step: StepRecord, context: int, *, first: bool) -> tuple[i
     return target, max(0, step.draft_forwards - step.draft_calls)
 
 
-def _draft_prefill_ms(step: StepRecord, context: int, costs: Costs) -> float:
+def _draft_prefill_ms(context: int, costs: Costs) -> float:
     """The draft's prefill: the target's at the ratio of their calls."""
-    if not step.draft_calls or costs.draft is None:
+    if costs.draft is None:
         return 0.0
     return costs.prefill_ms * costs.draft.call_ms(1, context) / costs.target.call_ms(1, context)
 

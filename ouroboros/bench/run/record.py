@@ -15,6 +15,7 @@ from ouroboros.bench.run.sources import sources
 from ouroboros.bench.run.turn import eos_ids
 from ouroboros.bench.tasks.sandbox import kind
 from ouroboros.bench.tasks.task import Example, Task, fingerprint
+from ouroboros.costs.surface import Costs
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import quantised_by
 
@@ -84,7 +85,7 @@ def run_facts(config: Mapping, job: Bench) -> dict:
                 "commits": [_commit(model) for model in job.models],
                 "dtype": str(target.dtype).removeprefix("torch."),
                 "quantised": _quantised(job.models),
-                "draft_cost": draft_cost(model.get("draft_cost"), job.models),
+                "draft_cost": draft_cost(model.get("draft_cost"), job.models, job.costs),
                 "engine": type(target.engine).__name__.lower(),
                 "device": str(target.device),
                 "max_len": target.max_len,
@@ -109,11 +110,17 @@ def run_facts(config: Mapping, job: Bench) -> dict:
     )
 
 
-def draft_cost(configured: float | None, models: Sequence[CachedModel]) -> float | None:
-    """Return a draft call's cost in target calls: as configured, else the bytes of the draft's
-    weights over the target's, which a call reads; None without a draft."""
+def draft_cost(
+    configured: float | None, models: Sequence[CachedModel], costs: Costs | None = None
+) -> float | None:
+    """Return a draft call's cost in target calls: as configured, else by the costs (calls of one
+    node, at the least context known), else the bytes of the draft's weights over the target's,
+    which a call reads; None without a draft."""
     if configured is not None or len(models) < 2:
         return configured
+    if costs is not None and costs.draft is not None:
+        least = min(costs.target.ms)
+        return costs.draft.call_ms(1, least) / costs.target.call_ms(1, least)
     target, draft = (sum(w.nbytes for w in one.model.parameters()) for one in models[:2])
     return draft / target
 

@@ -13,11 +13,10 @@ from ouroboros.bench.measure.sample import PLAIN, Sample
 from ouroboros.bench.replay.imitation import USUAL, Rates
 from ouroboros.bench.replay.recorded_target import check_drafter, replay, sampled
 from ouroboros.bench.replay.recording import Tape
-from ouroboros.bench.run.turn import Decoder
 from ouroboros.commands.build import make_decoder
 from ouroboros.commands.configs import SPACES, replaced
 from ouroboros.costs.surface import Costs
-from ouroboros.decode import RootOnly
+from ouroboros.decode import Drafter, RootOnly
 from ouroboros.engine.model import CachedModel
 
 Settings = Mapping[str, object]
@@ -57,10 +56,12 @@ class Imitated:
         keys = (name, kind_of(self.decoders.get(name, {})), "")
         return next((self.rates[key] for key in keys if key in self.rates), USUAL)
 
-    def made(self, name: str, settings: Settings) -> Decoder:
-        """Build a decoder. Raises `ValueError` for settings that it does not take."""
+    def made(self, name: str, settings: Settings) -> Drafter:
+        """Build a decoder; `check_drafter` refuses other engines' later. Raises `ValueError` for
+        settings that it does not take."""
         own = replaced(self.decoders[name], settings)
-        return make_decoder(own, self.draft, self.costs, what=f"decoder.{name}")
+        made = make_decoder(own, self.draft, self.costs, what=f"decoder.{name}")
+        return made  # type: ignore[return-value]
 
 
 class Explorer:

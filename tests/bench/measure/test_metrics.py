@@ -12,6 +12,7 @@ from ouroboros.bench.measure import intervals, metrics
 from ouroboros.bench.report.folder_report import legend
 from ouroboros.bench.report.summary import summarise
 from ouroboros.bench.run.record import draft_cost
+from ouroboros.costs.surface import Costs, Surface
 
 # Four steps: the prefill drafts nothing; then 4 of 4, 1 of 4 and 0 of 2 drafted tokens are kept.
 STEPS = [
@@ -180,8 +181,11 @@ def test_the_pairs_own_draft_cost_counts_and_is_told():
     assert "the pair's cost x draft" in " ".join(legend([found, usual]).split())
 
 
-def test_a_pairs_draft_cost_is_the_bytes_of_its_weights():
+def test_a_pairs_draft_cost_is_that_of_the_costs_or_the_bytes_of_its_weights():
     small, large = CachedModel(tiny_llama(0)), CachedModel(tiny_llama(0, layers=3))
     share = draft_cost(None, [large, small])
     assert 0.3 < share < 1 and draft_cost(None, [small, small]) == 1
     assert draft_cost(0.25, [large, small]) == 0.25 and draft_cost(None, [large]) is None
+    costs = Costs(Surface.flat({1: 10.0, 64: 12.0}), Surface.constant(3.0))
+    assert draft_cost(None, [large, small], costs) == pytest.approx(0.3)
+    assert draft_cost(None, [large, small], replace(costs, draft=None)) == share

@@ -16,8 +16,7 @@ from ouroboros.bench.replay.likeness import CHOICES, NOWHERE, Likeness, measured
 from ouroboros.bench.replay.recorded_target import replay
 from ouroboros.bench.replay.recording import Recording, Tape, renumbered
 from ouroboros.bench.run.sampling import Sampling
-from ouroboros.choose import ROOT
-from ouroboros.tree import TokenTree
+from ouroboros.tree import ROOT, TokenTree
 
 VOCAB = 400
 SIZES = {"gamma": 3, "window_size": 3, "ngram_size": 4, "verification_set_size": 3}

@@ -7,7 +7,7 @@ from measured import RUN, sample, step, write_run
 
 from ouroboros.bench.measure import intervals, metrics
 from ouroboros.bench.measure.intervals import Interval
-from ouroboros.bench.measure.predicted import Priced, cost_part
+from ouroboros.bench.measure.predicted import Priced, cost_part, timed
 from ouroboros.bench.report import compare
 from ouroboros.bench.report.cells import as_text, within
 from ouroboros.bench.report.folder_report import make_report, notes
@@ -103,6 +103,16 @@ def test_what_a_draft_call_catches_up_is_fed_too():
     assert cost_part(costs)(replace(ours, steps=(first, behind)))[0] == pytest.approx(
         before + 4 * (4 - 2) / 10
     )
+
+
+def test_a_draft_that_is_first_asked_in_a_later_step_reads_the_prompt_there():
+    costs = replace(COSTS, draft=Surface.flat({1: 2.0, 11: 12.0}))
+    ours = next(one for one in rows() if one.decoder == "ouroboros")
+    first, later = ours.steps
+    alone = replace(first, draft_calls=0, draft_scored=0)
+    asked = replace(later, draft_calls=first.draft_calls, draft_caught_up=999)
+    found = timed(replace(ours, steps=(alone, asked)), costs)
+    assert found.steps[0].draft_s == 0 and found.steps[1].draft_s > 1e-3 * 6
 
 
 def test_a_run_without_times_shows_predicted_speedups_and_says_so():
