@@ -32,8 +32,9 @@ from ouroboros.bench.run.options import check_options
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.record import claim_of, run_facts
 from ouroboros.bench.run.store import ResultsFolder
-from ouroboros.bench.tasks.task import Example, Task
+from ouroboros.bench.tasks.task import Example, Task, conversations
 from ouroboros.bench.verdict.run_audit import audit_run
+from ouroboros.commands import place
 from ouroboros.commands.build import build_bench, build_pair, build_task, check_decoders
 from ouroboros.commands.configs import plain
 from ouroboros.commands.refusals import SOME_FAILED
@@ -51,8 +52,19 @@ def bench(cfg: DictConfig) -> int:
     config = settled(plain(cfg))
     check_device(config)
     task, examples = build_task(config["task"])
+    if few := fewer(config["task"], len(conversations(examples))):
+        _say(few)
     folder = ResultsFolder(results_path(config, task))
     return run_job(config, task, examples, folder)
+
+
+def fewer(options: Mapping, found: int) -> str | None:
+    """Return a line where a task has fewer prompts than were asked for, None where it has them."""
+    limit, stride = options.get("limit"), options.get("stride", 1)
+    if limit is None or found >= limit:
+        return None
+    every = f" at task.stride={stride}; task.stride=1 takes every one" if stride > 1 else ""
+    return f"task.limit={limit}, but there are only {found}{every}"
 
 
 def settled(config: dict) -> dict:
@@ -95,7 +107,7 @@ def run_job(
         folder.save_costs(job.costs)
     if PLAIN not in job.decoders:
         _say(WITHOUT_PLAIN)
-    _say(f"results: {os.path.relpath(folder.path)}")
+    _say(f"results: {place(folder.path)}")
     failed = [sample for sample in folder.load_samples() if sample.error]
     if config["retry_failed"] and failed:
         _say(retried(failed))
@@ -153,7 +165,7 @@ def show(folder: ResultsFolder, *, interrupted: bool) -> int:
         for reason in row["errors"]:
             _say(f"{name}: {row['failed']} failed: {reason}")
     document = {
-        "results": os.path.relpath(folder.path),
+        "results": place(folder.path),
         "title": summary["title"],
         "finished": not interrupted,
         "samples": summary["samples"],

@@ -21,6 +21,7 @@ from ouroboros.bench.report.spec_bench import write_answers
 from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.tasks.specbench import SpecBench
+from ouroboros.commands import place
 
 
 def report(options: argparse.Namespace) -> int:
@@ -73,7 +74,7 @@ def show(runs: RunSet, out: Path) -> None:
     for label, summary in zip(runs.labels, runs.summaries, strict=True):
         head = f"{label}: {summary['title']}" if len(runs.labels) > 1 else summary["title"]
         print(head, *tables(summary, "simple", width=120), sep="\n\n", end="\n\n")
-    print(f"report: {os.path.relpath(out / 'report.html')}", file=sys.stderr)
+    print(f"report: {place(out / 'report.html')}", file=sys.stderr)
     pairs = zip(runs.labels, runs.summaries, strict=True)
     document = {label: headline(summary) for label, summary in pairs}
     print(json.dumps(document, ensure_ascii=False))

@@ -97,7 +97,10 @@ class ImitatedDraft(ScriptedModel):
     def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
         """Return the logits that follow the asked nodes, [len(tree.asked), width] float32."""
         if tokens[-1] != tree.tokens[0]:
-            raise ValueError("the tree's root must be the last token of the sequence")
+            raise ValueError(
+                f"the tree's root is {tree.tokens[0]}, the sequence's last token {tokens[-1]}: "
+                "root the tree at tokens[-1]"
+            )
         self.calls += 1
         self.forwards += 1
         self._count(len(tokens), tree)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -101,7 +102,7 @@ def _bars(axes: Axes, theirs: Mapping[str, float], summary: Mapping) -> None:
         [one["value"] for one in found],
         height=0.36,
         color=style.RED,
-        xerr=whiskers(found) if found else None,
+        xerr=np.nan_to_num(whiskers(found)) if found else None,  # NaN would hide the label
         error_kw={"ecolor": style.INK, "elinewidth": 1.2, "capsize": 3},
         label="measured" if nature == "model" else f"measured, a {nature}",
     )

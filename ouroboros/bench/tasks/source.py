@@ -169,7 +169,8 @@ def check_fields(row: Mapping, fields: Mapping[str, type], where: str) -> None:
         if fits and isinstance(value, list):
             fits = all(isinstance(item, str) for item in value)
         if not fits:
-            raise ValueError(f'{where}: its field "{name}" must be {KINDS[kind]}')
+            there = "" if name.split(".")[0] in row else f"; it has {', '.join(row) or 'no field'}"
+            raise ValueError(f'{where}: its field "{name}" must be {KINDS[kind]}{there}')
 
 
 def _parsed(text: str, where: str):

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from measured import RUN, greedy_and_fast, sample, step, write_run
 
@@ -240,6 +241,21 @@ def test_a_figure_is_the_same_bytes_each_time(tmp_path):
     summary = run_set([measured(tmp_path)]).summaries[0]
     one, two = (style.inline_svg(speedup_bars(summary)) for _ in range(2))
     assert one == two and "var(--ink)" in one and "xmlns" not in one
+
+
+def test_a_picture_without_intervals_has_no_whiskers(tmp_path):
+    from ouroboros.bench.report.plots.speedups import speedup_bars
+
+    summary = run_set([measured(tmp_path)]).summaries[0]
+    words = [text.get_text() for text in speedup_bars(summary).texts]
+    assert any("Whiskers" in line for line in words)
+    known = [row for row in summary["decoders"].values() if row["latency_speedup"]]
+    for row in known:
+        row["latency_speedup"] = {**row["latency_speedup"], "low": None, "high": None}
+    figure = speedup_bars(summary)
+    assert not any("Whiskers" in text.get_text() for text in figure.texts)
+    assert np.isnan(style.whiskers([row["latency_speedup"] for row in known])).all()
+    assert figure.axes[0].get_xlim()[1] > 2.5
 
 
 def test_answers_have_turns_and_leave_out_what_failed():

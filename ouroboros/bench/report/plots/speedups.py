@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -99,7 +100,7 @@ def _run_bars(summary: Mapping, what: str, axis: str, form: str) -> Figure | Non
         _bars(axes, found, labels)
         axes.set_xlabel(axis.format(costs=summary["costs"]))
         title(figure, summary["title"])
-        foot(figure, _footnote(summary, rows))
+        foot(figure, _footnote(summary, rows, what))
     return figure
 
 
@@ -117,7 +118,7 @@ def _bars(axes: Axes, found: Mapping[str, Mapping], labels: Sequence[str]) -> No
         xerr=reach,
         error_kw={"ecolor": style.INK, "elinewidth": 1.2, "capsize": 3},
     )
-    end = max(value + extra for value, extra in zip(values, reach[1], strict=True))
+    end = max(np.asarray(values) + np.nan_to_num(reach[1]))
     beside = axes.get_yaxis_transform()
     for place, label in zip(places, labels, strict=True):
         axes.text(1.01, place, label, va="center", fontsize=9.5, transform=beside)
@@ -153,15 +154,14 @@ def _dots(axes: Axes, runs: Mapping[str, Mapping], names: Sequence[str]) -> None
     axes.tick_params(axis="y", length=0)
 
 
-def _footnote(summary: Mapping, rows: Mapping[str, Mapping]) -> str:
+def _footnote(summary: Mapping, rows: Mapping[str, Mapping], what: str) -> str:
     peers = " and transformers' own generation (hf_)" if any(map(is_peer, rows)) else ""
     lacking = "Incomplete run. " if summary["incomplete"] else ""
     plain = "greedy" if "greedy" in rows else next(iter(rows))
     repeats = _repetition(plain, rows[plain]["repetition_rate"])
-    return (
-        f"{lacking}{summary['footnote']}. Whiskers: 95 % bootstrap over prompts. "
-        f"Grey: greedy{peers}.{repeats}"
-    )
+    known = any(row[what]["low"] is not None for row in rows.values())
+    whiskers = "Whiskers: 95 % bootstrap over prompts. " if known else ""
+    return f"{lacking}{summary['footnote']}. {whiskers}Grey: greedy{peers}.{repeats}"
 
 
 def _repetition(name: str, rate: float | None) -> str:

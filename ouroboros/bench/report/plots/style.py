@@ -139,9 +139,10 @@ def foot(figure: Figure, text: str) -> None:
 
 
 def whiskers(found: Sequence[Mapping]) -> np.ndarray:
-    """Return [2, n]: how far the intervals reach below and above their values."""
-    low = [f["value"] - f["low"] if f["low"] is not None else 0 for f in found]
-    high = [f["high"] - f["value"] if f["high"] is not None else 0 for f in found]
+    """Return [2, n]: how far the intervals reach below and above their values; NaN, of which no
+    whisker is drawn, where there is none."""
+    low = [f["value"] - f["low"] if f["low"] is not None else np.nan for f in found]
+    high = [f["high"] - f["value"] if f["high"] is not None else np.nan for f in found]
     return np.maximum([low, high], 0)
 
 
