@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from dataclasses import replace
 
 import pytest
@@ -187,6 +188,10 @@ def test_too_large_a_model_is_not_judged_where_it_differs(pair, tmp_path, monkey
     assert "GiB more than there is" in rows[0].findings["ouroboros"]["reason"]
 
 
+def audited_by_command(folder):
+    return command.audit(Namespace(folder=folder.path, overrides=[]))
+
+
 @pytest.mark.parametrize(("bug", "code"), [(None, 0), *((name, 1) for name in BUGS)])
 def test_the_commands_exit_code(pair, tmp_path, monkeypatch, capsys, bug, code):
     job = job_of(pair)
@@ -198,12 +203,12 @@ def test_the_commands_exit_code(pair, tmp_path, monkeypatch, capsys, bug, code):
     monkeypatch.setattr(
         ResultsFolder, "load_run", lambda self: {"config": {}, "status": "finished"}
     )
-    assert command.audit(folder, []) == code
+    assert audited_by_command(folder) == code
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document["bugs"] == (2 if code else 0)
     assert (tmp_path / "audit.md").exists()
     tamper(folder, "greedy", BUGS["missing"])
-    assert command.audit(folder, []) == 1
+    assert audited_by_command(folder) == 1
     monkeypatch.setattr(verdicts_module, "BYTES_PER_WEIGHT", 10**12)
     clean = run(job, tmp_path / "clean")
-    assert command.audit(clean, []) == 2
+    assert audited_by_command(clean) == 2
