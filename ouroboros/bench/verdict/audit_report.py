@@ -20,7 +20,8 @@ identical: the very tokens of plain decoding. numeric tie: at the first token th
 of the float64 logits no larger than the noise makes plain decoding choose the other token; the
 noise is by how much the run's own arithmetic moves the logits of this text, measured by
 transformers' own forward, without any drafter. BUG: any other difference, and every missing, failed
-or truncated completion. not measured: a prompt that the models refuse to every decoder alike. The row `greedy` holds plain decoding's text itself against float64.
+or truncated completion. not measured: all decoders refused the prompt alike, as one too long. The
+row `greedy` holds plain decoding's text itself against float64.
 Controls: plain decoding's text scored by transformers' own forward, so many tokens a call, no
 drafter: where it differs, so may any decoder that scores several tokens at once."""
 

@@ -265,7 +265,8 @@ def test_pictures_of_several_runs_speak_of_whiskers_only_where_some_are_drawn(tm
     summaries = [run_set([measured(tmp_path / str(n))]).summaries[0] for n in range(2)]
 
     def footnotes():
-        figures = comparison_dots(dict(zip("ab", summaries))), sweep_curves("x", [1, 2], summaries)
+        dots = comparison_dots(dict(zip("ab", summaries, strict=True)))
+        figures = dots, sweep_curves("x", [1, 2], summaries)
         return ["Whiskers" in figure.get_supxlabel() for figure in figures]
 
     assert footnotes() == [True, True]
