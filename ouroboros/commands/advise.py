@@ -150,8 +150,9 @@ def memory_here(config: dict) -> dict:
         pair = [(role, config_of(name), name, dtype) for role, name, dtype in shapes(config)]
     except ValueError as error:
         return {"text": f"\nmemory: {error}"}
-    (_, target, _, _), *_ = pair
-    limit = position_limit(target.get_text_config())
+    (_, target, place, _), *_ = pair
+    own = Path(place).is_dir()  # a shape, such as a published model's, says nothing of positions
+    limit = position_limit(target.get_text_config()) if own else 1 << 30
     positions = min(limit, config["model"]["max_len"] or limit)
     for kind in ("as is", "int8"):
         sizes = {r: footprint_of(c, dtype, int8=kind == "int8") for r, c, _, dtype in pair}
