@@ -20,7 +20,7 @@ from ouroboros.bench.report.tables import speed_frame
 from ouroboros.bench.report.token_text import splitter
 from ouroboros.bench.report.viewer import viewer_run
 from ouroboros.bench.run.pair import PACKAGE
-from ouroboros.commands import report as script
+from ouroboros.commands import command_line
 
 PAIR = {**RUN["model"], "target": "reference/target"}
 
@@ -32,8 +32,8 @@ def measured(path, *, run=RUN, **facts):
 
 
 def call(monkeypatch, *arguments):
-    monkeypatch.setattr("sys.argv", ["report.py", *map(str, arguments)])
-    return script.main()
+    monkeypatch.setattr("sys.argv", ["ouroboros"])
+    return command_line.main(["report", *map(str, arguments)])
 
 
 def sweep(path, values=(2, 4, 8), **facts):
