@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+WINDOW = ["decoder=[lookahead]", "decoder.lookahead.window_size=3"]
 TINY = ["task.limit=2", "max_new=8", "threads=1", "model.dtype=float32", "timing=false"]
 
 
@@ -73,7 +74,7 @@ def test_a_draft_is_imitated_and_said(run_replay, saved_pair):
         (["recording=one.jsonl", "max_new=long"], "max_new=long: give a whole number"),
         (["recording=none.jsonl"], "cannot read the recording none.jsonl"),
         (["recording=target"], "not a results folder"),
-        (["recording=one.jsonl", "decoder=[lookahead]"], "Lookahead learns from"),
+        (["recording=one.jsonl", *WINDOW], "Lookahead learns from"),
         (["recording=one.jsonl", "decoder=[hf_greedy]"], "HFGenerate is another engine"),
         (["recording=one.jsonl", "costs=none.yaml"], "costs 'none.yaml' are no file"),
     ],
