@@ -22,7 +22,7 @@ from ouroboros import decoders
 from ouroboros.choose import Choose, Sampler, argmax
 from ouroboros.decode import Drafter, stream
 from ouroboros.engine.model import CachedModel
-from ouroboros.kept import ready
+from ouroboros.kept import check_model, ready
 from ouroboros.processors import Processed
 from ouroboros.trace import DecodeTrace, cut
 from ouroboros.vocab import check_pair
@@ -109,6 +109,8 @@ class Generation:
         streamer: BaseStreamer | None = None,
         seed: int | None = None,
     ) -> None:
+        if draft is not None:
+            check_model("draft", draft)
         if not isinstance(decoder, str):
             if settings:
                 names = ", ".join(settings)
@@ -145,6 +147,7 @@ class Generation:
         own = (MaxLengthCriteria, EosTokenCriteria)
         criteria = [one for one in stopping_criteria if not isinstance(one, own)]
         with ready(self.target or model, self.draft) as (target, draft):
+            _check_ids(input_ids, target.vocab_size)
             choose = choice(config, seed, logits_processor, target.vocab_size)
             trace = self._run(target, self._drafter(target, draft), input_ids, choose, criteria)
         sequences = torch.tensor([trace.tokens], device=input_ids.device)
@@ -210,6 +213,16 @@ def choice(config: GenerationConfig, seed: int | None, processors: Sequence, voc
             choose.warpers = LogitsProcessorList(processors)
             return choose
     return Processed(choose, processors, vocab=vocab) if processors else choose
+
+
+def _check_ids(ids: torch.Tensor, known: int) -> None:
+    """Raise `ValueError` for a prompt with an id that the model does not know."""
+    strange = ids[(ids < 0) | (ids >= known)]
+    if strange.numel():
+        raise ValueError(
+            f"input_ids holds {int(strange[0])}, the model knows ids 0 to {known - 1}: give the "
+            "ids of the model's own tokenizer"
+        )
 
 
 def refuse_config(config: GenerationConfig) -> None:

@@ -7,10 +7,12 @@ modes (`hf_*`) are a peer's whole loop, not drafters, and belong to the benchmar
 from __future__ import annotations
 
 import inspect
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
 import yaml
+from transformers import GenerationConfig
 
 from ouroboros.decode import Drafter
 from ouroboros.engine.model import CachedModel
@@ -48,6 +50,8 @@ def make(name: str, draft: CachedModel | None, settings: dict) -> Drafter:
     for key in settings:
         if key not in known:
             what = f"its settings are {', '.join(known)}" if known else "it has no settings"
+            near = get_close_matches(key, [*known, *GenerationConfig().to_dict()], n=1)
+            what += f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"{key}: not supported by generate with decoder={name!r}; {what}")
     own = {**tuned, **settings}
     if wants_draft(name):

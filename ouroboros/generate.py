@@ -29,9 +29,10 @@ from transformers.generation.streamers import BaseStreamer
 from ouroboros.custom import Generated, Generation, ends_of, refuse_config
 from ouroboros.decode import Drafter
 from ouroboros.engine.model import CachedModel
-from ouroboros.kept import turn
+from ouroboros.kept import check_model, turn
 
 UNSAMPLED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+NUMBERS = ("max_new_tokens", "max_length", "repetition_penalty", *UNSAMPLED)
 FIELDS = frozenset(GenerationConfig().to_dict()) - {"transformers_version"}
 
 
@@ -70,6 +71,7 @@ def generate(
 
     Raises `ValueError` for what is not supported, naming it.
     """
+    check_model("model", model)
     target = model if isinstance(model, CachedModel) else None
     plain: PreTrainedModel = target.model if target is not None else model  # type: ignore[assignment]
     if not isinstance(logits_processor, Sequence):
@@ -117,6 +119,9 @@ class Wanted:
 
     def check(self) -> None:
         """Raise `ValueError` for values that cannot be; warn of those without effect."""
+        for name in NUMBERS:
+            if isinstance(value := self(name), str):
+                raise ValueError(f"{name}={value!r} is text: give a number")
         length, heat = self("max_new_tokens"), self("temperature")
         if length is not None and length < 1:
             raise ValueError(f"max_new_tokens is {length}; it must be 1 or more")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Literal
 
+import torch
 from transformers import PreTrainedModel
 
 from ouroboros.engine.model import CachedModel
@@ -32,6 +33,15 @@ class Kept:
 
     def __reduce__(self) -> tuple:
         return Kept, ()
+
+
+def check_model(name: str, model: object) -> None:
+    """Raise `ValueError` for what is no loaded model, a hub id or a folder above all."""
+    if not isinstance(model, CachedModel | torch.nn.Module):
+        raise ValueError(
+            f"{name}={model!r:.60} is a {type(model).__name__}, not a model: load it, as by "
+            "AutoModelForCausalLM.from_pretrained"
+        )
 
 
 @contextmanager

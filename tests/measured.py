@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ouroboros.bench.measure.sample import Sample
@@ -12,14 +11,6 @@ from ouroboros.bench.report.gather import Measured, load
 from ouroboros.bench.run.resume import Claim
 from ouroboros.bench.run.store import SAMPLES, SCORES, ResultsFolder
 from ouroboros.trace import StepRecord
-
-
-@dataclass(frozen=True)
-class Metered(Sample):
-    """A sample with the fields that not every run has."""
-
-    energy_j: float | None = None
-    group: str = ""
 
 
 def step(drafted: int, accepted: int, *, new=None, draft_calls=0, scored=None, times=(0, 1, 0)):

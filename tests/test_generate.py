@@ -337,11 +337,31 @@ def test_a_callable_refuses_a_batch(models):
         ),
         ({"decoder": "greedy", "do_sample": True, "temperature": 0.0}, "must be above 0"),
         ({"decoder": "greedy", "max_new_tokens": -1}, "max_new_tokens is -1"),
+        ({"max_new_tokens": "8"}, "max_new_tokens='8' is text: give a number"),
+        ({"draft": "a/folder"}, "draft='a/folder' is a str, not a model: load it"),
+        ({"max_new_token": 8}, "did you mean max_new_tokens"),
+        ({"max_node": 8}, "did you mean max_nodes"),
     ],
 )
 def test_impossible_arguments_are_refused(models, arguments, reason):
     with pytest.raises(ValueError, match=reason):
         generate(models[1], IDS, **{"max_new_tokens": 5, **arguments})
+
+
+def test_a_models_name_is_no_model(models):
+    with pytest.raises(ValueError, match="model='a/folder' is a str, not a model: load it"):
+        generate("a/folder", IDS)
+
+
+@pytest.mark.parametrize("strange", [-1, 10_000])
+def test_ids_that_the_model_does_not_know_are_refused(models, strange):
+    _, target, draft = models
+    ids = torch.tensor([[1, strange, 2]])
+    reason = f"input_ids holds {strange}, the model knows ids 0 to"
+    with pytest.raises(ValueError, match=reason):
+        generate(target, ids, draft=draft, max_new_tokens=5)
+    with pytest.raises(ValueError, match=reason):
+        target.generate(ids, max_new_tokens=5, custom_generate=custom_generate(draft=draft))
 
 
 def test_a_setting_that_no_decoder_knows_is_refused(models):

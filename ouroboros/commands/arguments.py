@@ -68,12 +68,6 @@ def report() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="the runs' tokenizer, so that the page shows text (default: where run.json says)",
     )
-    add(
-        "--viewer-tokens",
-        type=int,
-        default=120_000,
-        help="most tokens that the page's viewer carries (default: %(default)s)",
-    )
     return parser
 
 
@@ -124,6 +118,8 @@ def tune() -> argparse.ArgumentParser:
     development = str(Path(CONF, "task", "development.jsonl"))
     add("--prompts", nargs="+", default=[development], metavar="FILE", help="JSONL with prompts")
     add("--fit", type=Path, metavar="FILE", help="where the fitted weights go")
+    noise = "fit on drafts disturbed so much, 0 is the draft itself: for drafts of other quality"
+    add("--noise", type=float, nargs="+", default=[0.0], help=noise)
     add("--results", type=Path, default=Path("results/local/tuning"))
     add("--decoders", nargs="*", default=list(SPACES))
     add("--trials", type=int, default=24, help="for each decoder")

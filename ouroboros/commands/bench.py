@@ -32,11 +32,13 @@ from ouroboros.bench.run.options import check_options
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.record import claim_of, run_facts
 from ouroboros.bench.run.store import ResultsFolder
-from ouroboros.bench.tasks.task import Example, Task
+from ouroboros.bench.tasks.task import Example, Task, conversations
 from ouroboros.bench.verdict.run_audit import audit_run
+from ouroboros.commands import place
 from ouroboros.commands.build import build_bench, build_pair, build_task, check_decoders
 from ouroboros.commands.configs import plain
 from ouroboros.commands.refusals import SOME_FAILED
+from ouroboros.reference_pair import FOLDER
 
 NAMED = 6  # failed samples named before a retry
 WITHOUT_PLAIN = (
@@ -50,17 +52,41 @@ def bench(cfg: DictConfig) -> int:
     config = settled(plain(cfg))
     check_device(config)
     task, examples = build_task(config["task"])
+    if few := fewer(config["task"], len(conversations(examples))):
+        _say(few)
     folder = ResultsFolder(results_path(config, task))
     return run_job(config, task, examples, folder)
 
 
+def fewer(options: Mapping, found: int) -> str | None:
+    """Return a line where a task has fewer prompts than were asked for, None where it has them."""
+    limit, stride = options.get("limit"), options.get("stride", 1)
+    if limit is None or found >= limit:
+        return None
+    every = f" at task.stride={stride}; task.stride=1 takes every one" if stride > 1 else ""
+    return f"task.limit={limit}, but there are only {found}{every}"
+
+
 def settled(config: dict) -> dict:
-    """Return the config, its threads set. Raises `ValueError` for what no run can have."""
+    """Return the config, its threads set, a matched temperature found. Raises `ValueError` for what
+    no run can have."""
+    if config["temperature"] == "matched":
+        config = {**config, "temperature": matched(config["model"]["target"])}
     check_decoders(config.get("decoder"))
     check_options(config)
     if config["threads"]:
         torch.set_num_threads(config["threads"])
     return config
+
+
+def matched(target: str) -> float:
+    """Return the temperature at which a model's text repeats itself as a real model's greedy text
+    does; it is known of the pair that ships with the package. Raises `ValueError` for others."""
+    if target != "reference/target":
+        raise ValueError(
+            f"temperature=matched is known of reference/target, not of {target}: give a number"
+        )
+    return json.loads((FOLDER / "evaluation.json").read_text())["matched_temperature"]
 
 
 def run_job(
@@ -81,7 +107,7 @@ def run_job(
         folder.save_costs(job.costs)
     if PLAIN not in job.decoders:
         _say(WITHOUT_PLAIN)
-    _say(f"results: {os.path.relpath(folder.path)}")
+    _say(f"results: {place(folder.path)}")
     failed = [sample for sample in folder.load_samples() if sample.error]
     if config["retry_failed"] and failed:
         _say(retried(failed))
@@ -139,7 +165,7 @@ def show(folder: ResultsFolder, *, interrupted: bool) -> int:
         for reason in row["errors"]:
             _say(f"{name}: {row['failed']} failed: {reason}")
     document = {
-        "results": os.path.relpath(folder.path),
+        "results": place(folder.path),
         "title": summary["title"],
         "finished": not interrupted,
         "samples": summary["samples"],

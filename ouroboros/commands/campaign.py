@@ -25,6 +25,7 @@ from omegaconf import DictConfig
 from ouroboros.bench.run.options import check_whole
 from ouroboros.bench.run.provenance import identity
 from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.commands import place
 from ouroboros.commands.campaigning.stages import run_stage
 from ouroboros.commands.campaigning.work import STAGES
 from ouroboros.commands.configs import plain
@@ -49,7 +50,7 @@ def campaign(cfg: DictConfig) -> int:
         reason = f": {found[name]['reason']}" if found[name].get("reason") else ""
         print(f"{name}: {found[name]['status']}{reason}", file=sys.stderr, flush=True)
     document = {
-        "results": os.path.relpath(root),
+        "results": place(root),
         "rehearsal": config["rehearsed"],
         "finished": all(own["status"] == "done" for own in found.values()),
         "stages": found,

@@ -36,6 +36,7 @@ def fit(args: argparse.Namespace) -> int:
         encoded,
         temperatures=args.temperatures,
         max_new=args.max_new,
+        noise=args.noise,
         eos=sorted(eos_ids(target)),
         pair=f"{config['model']['name']}, {config['model']['dtype']}",
     )

@@ -9,7 +9,6 @@ samples.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -33,6 +32,7 @@ from ouroboros.bench.run.prompt import prompt_ids
 from ouroboros.bench.run.record import claim_of, run_facts
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.run.turn import MakeDecoder
+from ouroboros.commands import place
 from ouroboros.commands.bench import results_path, run_samples
 from ouroboros.commands.build import build_bench, build_pair, build_task, check_decoders
 from ouroboros.commands.configs import plain
@@ -59,7 +59,7 @@ def profile(cfg: DictConfig) -> int:
     costs = recorded or measured_costs(pair, options)
     job = build_bench(config, task, examples, pair, recorded=costs)
     run = folder.open_run(run_facts(config, job), claim)
-    print(f"results: {os.path.relpath(folder.path)}", file=sys.stderr)
+    print(f"results: {place(folder.path)}", file=sys.stderr)
     costs = replace(costs, about=about(run))
     folder.save_costs(costs)
     finished = run_samples(job, folder, retry_failed=config["retry_failed"])
@@ -137,7 +137,7 @@ def document(folder: ResultsFolder, run: Mapping, facts: Mapping) -> dict:
     """Return the few numbers that the last line of stdout carries."""
     keys = ("step_ms", "tokens_per_step", "share", "wait_share", "draft_calls_per_step")
     return {
-        "results": os.path.relpath(folder.path),
+        "results": place(folder.path),
         "title": facts["title"],
         "finished": run["status"] == "finished",
         "copy_gb_per_s": facts["copy_gb_per_s"],

@@ -16,11 +16,12 @@ from ouroboros.bench.measure.predicted import Priced
 from ouroboros.bench.report.combined import write_report
 from ouroboros.bench.report.folder_report import headline, make_report, tables
 from ouroboros.bench.report.gather import Measured, load, merge, run_folders
-from ouroboros.bench.report.run_set import Study
+from ouroboros.bench.report.run_set import RunSet
 from ouroboros.bench.report.spec_bench import write_answers
 from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.tasks.specbench import SpecBench
+from ouroboros.commands import place
 
 
 def report(options: argparse.Namespace) -> int:
@@ -34,14 +35,12 @@ def report(options: argparse.Namespace) -> int:
         loaded = [replace(one, priced=priced) for one in loaded]
     out = options.out or _beside(options.folders)
     measured = merge(loaded)
-    study = write_report(
-        measured, out, most_tokens=options.viewer_tokens, tokenizer=options.tokenizer
-    )
+    shown = write_report(measured, out, tokenizer=options.tokenizer)
     if options.spec_bench:
-        for label, one in zip(study.labels, measured, strict=True):
+        for label, one in zip(shown.labels, measured, strict=True):
             warn_of_other_tasks(label, one.run["task"]["name"])
             write_answers(one, out / "spec_bench" / label.replace("/", "-"))
-    show(study, out)
+    show(shown, out)
     return 2 if bad else 0
 
 
@@ -70,13 +69,13 @@ def gather(folders: list[Path], *, remake: bool = False) -> tuple[list[Measured]
     return list(found.values()), bad
 
 
-def show(study: Study, out: Path) -> None:
+def show(runs: RunSet, out: Path) -> None:
     """Print each run's tables and, as the last line, one JSON document."""
-    for label, summary in zip(study.labels, study.summaries, strict=True):
-        head = f"{label}: {summary['title']}" if len(study.labels) > 1 else summary["title"]
+    for label, summary in zip(runs.labels, runs.summaries, strict=True):
+        head = f"{label}: {summary['title']}" if len(runs.labels) > 1 else summary["title"]
         print(head, *tables(summary, "simple", width=120), sep="\n\n", end="\n\n")
-    print(f"report: {os.path.relpath(out / 'report.html')}", file=sys.stderr)
-    pairs = zip(study.labels, study.summaries, strict=True)
+    print(f"report: {place(out / 'report.html')}", file=sys.stderr)
+    pairs = zip(runs.labels, runs.summaries, strict=True)
     document = {label: headline(summary) for label, summary in pairs}
     print(json.dumps(document, ensure_ascii=False))
 

@@ -9,6 +9,7 @@ import argparse
 import json
 import math
 import random
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from ouroboros.bench.run.turn import Decoder
 from ouroboros.bench.tasks.humaneval import STOP
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.bench.tasks.task import Example
+from ouroboros.commands import place
 from ouroboros.commands.build import build_pair, check_decoders, make_decoder
 from ouroboros.commands.configs import SPACES, composed, replaced
 from ouroboros.commands.fitting import fit
@@ -192,5 +194,6 @@ def report(args: argparse.Namespace, finalists: list[Trial], costs: Costs) -> No
         "Speed: tokens per target call of one node, by counts and costs (tokens per second of "
         f"transformers' own decoders).\n\n{table}\n"
     )
+    print(f"results: {place(args.results)}", file=sys.stderr)
     print(table)
     print(json.dumps({row["decoder"]: row["settings"] for row in reversed(rows)}))

@@ -7,11 +7,13 @@ fifth prompt is held out of the fit, and the figures in `Weights.about` are of t
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
+import torch
 from scipy.optimize import minimize
 from scipy.special import xlogy
 
@@ -130,9 +132,23 @@ def quality(features: np.ndarray, outcomes: np.ndarray, weights: np.ndarray) -> 
     }
 
 
+def disturbed(draft: CachedModel, noise: float) -> CachedModel:
+    """Return a worse draft: a copy whose matrices have normal noise of that share of their standard
+    deviation, always the same."""
+    if not noise:
+        return draft
+    model = copy.deepcopy(draft.model)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in (w for w in model.parameters() if w.dim() > 1):
+            drawn = torch.randn(weight.shape, generator=generator).to(weight)
+            weight.add_(noise * weight.std() * drawn)
+    return CachedModel(model, tokenizer=draft.tokenizer, max_len=draft.max_len)
+
+
 def observe(
     target: CachedModel,
-    draft: CachedModel,
+    drafts: Sequence[CachedModel],
     prompts: Sequence[Sequence[int]],
     weights: Weights,
     *,
@@ -140,13 +156,13 @@ def observe(
     max_new: int,
     eos: Sequence[int] = (),
 ) -> tuple[Observed, Observed]:
-    """Decode each prompt at each temperature; return what was seen in those to fit on, and in those
-    held out."""
+    """Decode each prompt with each draft at each temperature; return what was seen in those to fit
+    on, and in those held out."""
     seen = Observed(weights), Observed(weights)
     for number, prompt in enumerate(prompts):
-        drafter = Grown(draft, costs=CURIOUS, weights=weights)
-        drafter.growth = seen[number % HELD_OUT == HELD_OUT - 1]
-        for temperature in temperatures:
+        for draft, temperature in product(drafts, temperatures):
+            drafter = Grown(draft, costs=CURIOUS, weights=weights)
+            drafter.growth = seen[number % HELD_OUT == HELD_OUT - 1]
             choose: Choose = argmax
             if temperature > 0:
                 choose = Sampler(temperature=temperature, seed=number)
@@ -163,22 +179,25 @@ def calibrate(
     max_new: int = 96,
     eos: Sequence[int] = (),
     rounds: int = 2,
+    noise: Sequence[float] = (0.0,),
     pair: str = "",
 ) -> Weights:
     """Return weights fitted on the drafter's own runs over development texts.
 
     `texts` names each text and gives its prompts as token ids; `pair` says in words which models
     these are. Each round decodes with the weights of the one before, the first with the shipped
-    ones. Raises `ValueError` for fewer than HELD_OUT prompts.
+    ones. `noise` names the drafts to fit on, each `disturbed` so much: several give weights that
+    hold for drafts of several qualities, as the shipped ones do. Raises `ValueError` for fewer than
+    HELD_OUT prompts.
     """
     prompts = [prompt for own in texts.values() for prompt in own]
     if len(prompts) < HELD_OUT:
         raise ValueError(f"{len(prompts)} prompts are too few: give {HELD_OUT} or more")
-    weights = Weights.load()
+    weights, drafts = Weights.load(), [disturbed(draft, one) for one in noise]
     about: dict[str, object] = {}
     for _ in range(rounds):
         seen, held = observe(
-            target, draft, prompts, weights, temperatures=temperatures, max_new=max_new, eos=eos
+            target, drafts, prompts, weights, temperatures=temperatures, max_new=max_new, eos=eos
         )
         index, both = fit(*seen.index.arrays()), fit(*seen.both.arrays())
         about = {
@@ -186,6 +205,7 @@ def calibrate(
             "prompts": {name: len(own) for name, own in texts.items()},
             "temperatures": list(temperatures),
             "max_new": max_new,
+            "noise": list(noise),
             "index": quality(*held.index.arrays(), index),
             "draft": quality(*held.both.arrays(), both),
         }

@@ -123,7 +123,10 @@ class CachedModel:
         """
         started = time.perf_counter()
         if tokens[-1] != tree.tokens[0]:
-            raise ValueError("the tree's root must be the last token of the sequence")
+            raise ValueError(
+                f"the tree's root is {tree.tokens[0]}, the sequence's last token {tokens[-1]}: "
+                "root the tree at tokens[-1]"
+            )
         reach = len(tokens) + int(tree.depths().max())
         if reach > self.max_len:
             raise ValueError(

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from composing import composed
@@ -10,7 +11,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 import ouroboros
-from ouroboros.commands import command_line
+from ouroboros.commands import command_line, place
+from ouroboros.commands.bench import fewer
 from ouroboros.commands.configs import class_of
 
 CONFIGS = {
@@ -80,6 +82,18 @@ def test_help_imports_no_command():
             "assert not set(names) & set(sys.modules), set(names) & set(sys.modules)"
         )
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_path_is_shown_from_here_down_or_in_full(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert place(tmp_path / "results" / "main") == place(Path("results/main")) == "results/main"
+    assert place(tmp_path.parent / "run") == str(tmp_path.parent / "run")
+
+
+def test_a_task_with_fewer_prompts_than_asked_for_is_told():
+    assert fewer({"limit": 2, "stride": 18}, 2) is fewer({"limit": None}, 1) is None
+    assert fewer({"limit": 2}, 1) == "task.limit=2, but there are only 1"
+    assert fewer({"limit": 2, "stride": 18}, 1).endswith("task.stride=1 takes every one")
 
 
 def test_version(told):

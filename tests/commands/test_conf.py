@@ -16,6 +16,7 @@ from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands import build as building
 from ouroboros.commands import refusals as asking
 from ouroboros.commands import tune
+from ouroboros.commands.bench import settled
 from ouroboros.commands.configs import SPACES, class_of
 from ouroboros.drafters.growth.remembered import Remembered
 
@@ -338,3 +339,10 @@ def test_a_recorded_runs_classes_are_found_by_their_present_names(path):
 def test_old_names_are_among_the_recorded():
     texts = [(path / "run.json").read_text() for path in RECORDED]
     assert any('"_target_": "baselines.' in text for text in texts)
+
+
+def test_a_matched_temperature_is_the_shipped_pairs():
+    config = settled(composed("temperature=matched"))
+    assert 0 < config["temperature"] < 1
+    with pytest.raises(ValueError, match="known of reference/target, not of a/b: give a number"):
+        settled(composed("temperature=matched", "model=hf", "model.target=a/b"))

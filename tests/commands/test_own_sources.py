@@ -85,14 +85,15 @@ def test_a_run_on_folders_asks_for_their_place(mine, saved_pair, call, run_bench
         return call("audit", str(folder), *overrides, pair=False)[2].splitlines()[-1]
 
     monkeypatch.chdir(mine / "out")
-    assert "from a file or folder called" in told()
-    assert "give its place, as model." in told(rows)
-    assert "give its place, as task.path=" in told(*places)
+    lost = "model.draft=<path> model.target=<path>"
+    assert f"give the place, as {lost} task.path=<path>" in told()
+    assert told(rows).endswith(f"of which it keeps the name only: give the place, as {lost}")
+    assert "give the place, as task.path=" in told(*places)
     swapped = [f"model.target={mine / 'draft'}", f"model.draft={mine / 'target'}"]
     assert "is not what the run read" in told(rows, *swapped)
     assert "error" not in told(rows, *places)
     recording = [f"recording={folder}", "decoder=[greedy]"]
-    assert "give its place, as task.path=" in call("replay", *recording)[2]
+    assert "give the place, as task.path=" in call("replay", *recording)[2]
     monkeypatch.chdir(mine / "out")
     tokenizer = ["--tokenizer", str(mine / "target")]
     for given, shown in ((tokenizer, True), ([], False)):

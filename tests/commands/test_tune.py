@@ -50,6 +50,7 @@ def test_trials_go_by_the_costs_that_are_given(call, saved_pair, monkeypatch):
     words += ["--max-new", "4", "--results", results, "--overrides", *own]
     code, out, error = call("tune", *words, pair=False)
     assert code == 0, error
+    assert f"results: {results}\n" in error
     assert "ouroboros_text" in json.loads(out.splitlines()[-1])
     assert told and all(one == named("flat") for one in told)
 

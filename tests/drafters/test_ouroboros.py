@@ -7,6 +7,7 @@ import copy
 import logging
 
 import pytest
+import torch
 from tiny import Recorded, llama, noisy, prompt_of
 
 from ouroboros.baselines import Racer, SuffixDecoding, TokenRecycling
@@ -15,12 +16,13 @@ from ouroboros.costs.named import named
 from ouroboros.costs.surface import Costs, Surface
 from ouroboros.decode import decode
 from ouroboros.drafters import Remembered
-from ouroboros.drafters.calibration import calibrate
+from ouroboros.drafters.calibration import calibrate, disturbed
 from ouroboros.drafters.growth.weights import Weights
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.drafters.pool import PhrasePool
 from ouroboros.engine.eager import PREFILL_ALONE
 from ouroboros.engine.model import CachedModel
+from ouroboros.tree import TokenTree
 
 EAGER = Costs(Surface.constant(1.0), Surface.constant(0.001))
 LOOP = [3, 4, 5, 6, 7, 8] * 4
@@ -163,6 +165,15 @@ def test_costs_by_name_and_by_file(tmp_path):
     assert named(str(tmp_path / "costs.yaml")).target.call_ms(64, 5) == 20
 
 
+def test_a_disturbed_draft_is_another_and_always_the_same(pair):
+    draft = pair[1]
+    one, two = disturbed(draft, 0.3), disturbed(draft, 0.3)
+    chain = TokenTree.chain(3, (4, 5))
+    found, again, own = (model.score([3], chain).clone() for model in (one, two, draft))
+    assert torch.equal(found, again) and not torch.allclose(found, own)
+    assert disturbed(draft, 0.0) is draft
+
+
 def test_weights_are_fitted_on_runs_of_the_pair(pair):
     prompts = [prompt_of(8, seed) for seed in range(6)]
     made = calibrate(*pair, {"letters": prompts}, max_new=12, rounds=1, pair="tiny")
@@ -173,5 +184,7 @@ def test_weights_are_fitted_on_runs_of_the_pair(pair):
         assert found["observations"] > 20 and found["log_loss"] < found["log_loss_of_the_mean"]
         assert sum(row["observations"] for row in found["reliability"]) == found["observations"]
     assert made.about["prompts"] == {"letters": 6} and made.about["pair"] == "tiny"
+    worse = calibrate(*pair, {"letters": prompts}, max_new=12, rounds=1, noise=[0.0, 0.5])
+    assert worse.about["draft"]["observations"] > made.about["draft"]["observations"]
     with pytest.raises(ValueError, match="3 prompts are too few"):
         calibrate(*pair, {"letters": prompts[:3]})

@@ -1,4 +1,4 @@
-"""The attention kernel alone, on random keys and values: is it right, and what does it cost?
+"""The kernel of `ouroboros.engine.kernels` alone, on random keys: is it right, what does it cost?
 
 Held against float64 and against torch's `scaled_dot_product_attention` with keys and values
 repeated for each query head, which is what transformers does. Where our kernel cannot run (no GPU,
@@ -28,7 +28,7 @@ ERROR_RATIO = 2.0  # of our error over that of torch's own attention
 
 
 @dataclass(frozen=True)
-class Case:
+class Call:
     """The inputs of one call: query [1, heads, nodes, width], key and value [1, kv_heads, slots,
     width] as they lie in a larger cache, additive mask [1, 1, nodes, slots]."""
 
@@ -66,7 +66,7 @@ class Case:
         return out.transpose(1, 2)
 
 
-def case(
+def random_call(
     heads: int,
     kv_heads: int,
     nodes: int,
@@ -75,7 +75,7 @@ def case(
     device: torch.device,
     dtype: torch.dtype,
     seed: int = 0,
-) -> Case:
+) -> Call:
     """Return a random call: a tree at the end of the slots in use, a few slots behind it unused."""
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -90,7 +90,7 @@ def case(
     seen[:, base : base + nodes] = torch.from_numpy(tree.ancestors())
     query = normal(1, nodes, heads, WIDTH).transpose(1, 2)
     keys, values = (normal(kv_heads, slots + 64, WIDTH)[None, :, :slots] for _ in range(2))
-    return Case(query, keys, values, additive(seen.to(device), dtype))
+    return Call(query, keys, values, additive(seen.to(device), dtype))
 
 
 def attention_agrees(
@@ -107,7 +107,7 @@ def attention_agrees(
     for heads, kv_heads in layouts:
         for count in nodes:
             for length in (length for length in slots if length >= count):
-                one = case(heads, kv_heads, count, length, device=device, dtype=dtype)
+                one = random_call(heads, kv_heads, count, length, device=device, dtype=dtype)
                 exact = one.exact()
                 ours = max(ours, float((one.ours().double() - exact).abs().max()))
                 theirs = max(theirs, float((one.repeated().double() - exact).abs().max()))
@@ -133,7 +133,7 @@ def attention_times(
     for heads, kv_heads in layouts:
         for count in nodes:
             for length in (length for length in slots if length >= count):
-                one = case(heads, kv_heads, count, length, device=device, dtype=dtype)
+                one = random_call(heads, kv_heads, count, length, device=device, dtype=dtype)
                 times = {"ours_ms": one.ours, "repeated_ms": one.repeated}
                 rows.append(
                     {

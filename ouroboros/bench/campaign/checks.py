@@ -95,7 +95,7 @@ def engines_agree(
             shape = random_tree(size, draw=draw)
             tree = TokenTree((tokens[-1], *shape.tokens[1:]), shape.parents)
             _compare(found, models, tokens, tree)
-            path = _random_path(tree, draw)
+            path = tree.path_to(draw.randrange(len(tree)))
             for model in models:
                 model.accept(path)
             longer = [*tokens, *(tree.tokens[node] for node in path[1:]), text[0]]
@@ -122,15 +122,6 @@ def _compare(
 ) -> None:
     rows = [model.score(tokens, tree).clone() for model in models]
     found.add(*rows)
-
-
-def _random_path(tree: TokenTree, draw: random.Random) -> list[int]:
-    """Return the nodes from the root to a random node."""
-    node, path = draw.randrange(len(tree)), []
-    while node >= 0:
-        path.append(node)
-        node = tree.parents[node]
-    return path[::-1]
 
 
 def _judged(name: str, found: _Difference, half: bool) -> Check:

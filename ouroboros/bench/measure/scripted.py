@@ -17,32 +17,29 @@ import torch
 
 from ouroboros.choose import Choose, Ranked
 from ouroboros.decode import Drafter, Traits, stream
+from ouroboros.engine.eager import fed_apart
 from ouroboros.tree import TokenTree
 
 NO_LOGITS = torch.empty(0)
+ANY = 1 << 30  # a context or a vocabulary of unknown size
 
 
 class ScriptedModel:
-    """Stands where a `CachedModel` stands: it counts calls, and asks of a tree what a model must
-    (depths, and ancestors where it branches). `max_len` is its context."""
+    """Stands where a `CachedModel` stands: it counts calls and forwards, as eager calls make them,
+    and asks of a tree what a model must (depths, and ancestors where it branches)."""
 
-    def __init__(self, max_len: int = 1 << 30) -> None:
-        self.max_len = max_len
+    def __init__(self, max_len: int = ANY, *, vocab_size: int = ANY, tokenizer=None) -> None:
+        self.max_len, self.vocab_size, self.tokenizer = max_len, vocab_size, tokenizer
         self.tokens: list[int] = []
-        self.calls = 0
-        self.scored = 0
-        self.caught_up = 0
-        self.busy_s = 0.0
-        self.wait_s = 0.0
-
-    @property
-    def forwards(self) -> int:
-        """One for each call."""
-        return self.calls
+        self.calls = self.forwards = self.scored = self.caught_up = 0
+        self.busy_s = self.wait_s = 0.0
 
     def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        """Return no logits: the choice is in the script."""
+        """Return no logits: the choice is in a script."""
+        missing = 0 if self.calls else len(tokens) - 1
         self.calls += 1
+        self.forwards += 2 if fed_apart(missing, tree) else 1
+        self.caught_up += missing
         self.scored += len(tree)
         tree.depths()
         if not tree.is_chain:
@@ -102,18 +99,18 @@ def draft_script(text: Sequence[int], agreement: float, seed: int = 0) -> Script
 
 
 class Drafting:
-    """A drafter whose draft model follows a script of its own."""
+    """A drafter whose draft model chooses by a rule of its own, whatever the target's is."""
 
-    def __init__(self, drafter: Drafter, script: Choose) -> None:
-        self.drafter, self.script = drafter, script
+    def __init__(self, drafter: Drafter, choose: Choose) -> None:
+        self.drafter, self.choose = drafter, choose
         own = Traits.of(drafter)
         self.draft, self.ranks, self.observe_ranked = own.draft, own.ranks, own.observe_ranked
         self.propose = drafter.propose
         self.observe = drafter.observe
 
     def reset(self, choose: Choose) -> None:
-        """Begin a text; the draft chooses by its script."""
-        self.drafter.reset(self.script)
+        """Begin a text; the draft chooses by its own rule."""
+        self.drafter.reset(self.choose)
 
 
 def host_steps(

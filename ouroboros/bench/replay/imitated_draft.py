@@ -24,8 +24,9 @@ from typing import NamedTuple
 import torch
 from scipy.optimize import brentq
 
+from ouroboros.bench.measure.scripted import ANY, ScriptedModel
 from ouroboros.bench.replay.likeness import CHOICES, NOWHERE, Likeness, repeats
-from ouroboros.bench.replay.recording import ANY, Recording
+from ouroboros.bench.replay.recording import Recording
 from ouroboros.bench.run.recorder import Place, places
 from ouroboros.choose import Choose
 from ouroboros.tree import TokenTree
@@ -43,7 +44,7 @@ class Answer(NamedTuple):
     other: float
 
 
-class ImitatedDraft:
+class ImitatedDraft(ScriptedModel):
     """A draft that agrees with recorded texts in a share `agreement` of their new tokens.
 
     Ids are below `vocab_size`. `follow` says which text it is asked about. Its calls take no time:
@@ -65,6 +66,7 @@ class ImitatedDraft:
         max_len: int = ANY,
         tokenizer=None,
     ) -> None:
+        super().__init__(max_len, vocab_size=vocab_size, tokenizer=tokenizer)
         if not 0 <= agreement <= 1:
             raise ValueError(f"draft.agreement={agreement}: give a share from 0 to 1")
         highest = max((max(run.tokens) for run in runs), default=0)
@@ -75,17 +77,8 @@ class ImitatedDraft:
         again = [known for run in runs for known in repeats(run.tokens)[len(run.prompt) :]]
         share = sum(again) / max(1, len(again))
         self._rates = rates_at(agreement, self.likeness.odds, share)
-        self.vocab_size = self.width = vocab_size
-        self.max_len, self.tokenizer = max_len, tokenizer
-        self.tokens: list[int] = []
-        self.calls = self.scored = self.caught_up = 0
-        self.busy_s = self.wait_s = 0.0
+        self.width = vocab_size
         self.follow(())
-
-    @property
-    def forwards(self) -> int:
-        """One for each call."""
-        return self.calls
 
     @property
     def title(self) -> str:
@@ -104,8 +97,12 @@ class ImitatedDraft:
     def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
         """Return the logits that follow the asked nodes, [len(tree.asked), width] float32."""
         if tokens[-1] != tree.tokens[0]:
-            raise ValueError("the tree's root must be the last token of the sequence")
+            raise ValueError(
+                f"the tree's root is {tree.tokens[0]}, the sequence's last token {tokens[-1]}: "
+                "root the tree at tokens[-1]"
+            )
         self.calls += 1
+        self.forwards += 1
         self._count(len(tokens), tree)
         found = list(places(len(tokens), tree, self.text, off=self._off(tokens)))
         return self._logits([found[node] for node in tree.asked])

@@ -92,22 +92,21 @@ def measured(
     lacking = [rank for rank, rows in found.items() if not rows]
     if lacking or not all(0 < np.mean(own) < 1 for own in agreed.values()):
         raise ValueError(f"too few places (none of rank {lacking}, 0: nowhere): give more prompts")
-    misses = sum(len(rows) for rank, rows in found.items() if rank != 1)
-    shares = {rank: round(len(found[rank]) / misses, 4) for rank in range(2, CHOICES + 1)}
+    misses = [row for rank, rows in found.items() if rank != 1 for row in rows]
     at_repeats, elsewhere = (float(np.mean(agreed[known])) for known in (True, False))
+    places = len(misses) + len(found[1])
     facts = {
         **(about or {}),
         "prompts": len(prompts),
-        "places": misses + len(found[1]),
-        "agreement": round(len(found[1]) / (misses + len(found[1])), 4),
+        "places": places,
+        "agreement": round(len(found[1]) / places, 4),
         "agreement_at_repeats": round(at_repeats, 4),
         "agreement_elsewhere": round(elsewhere, 4),
-        "repeats": round(len(agreed[True]) / (misses + len(found[1])), 4),
+        "repeats": round(len(agreed[True]) / places, 4),
         "mean_first_where_right": _mean_first(found[1]),
-        "mean_first_where_wrong": _mean_first(
-            [row for rank, rows in found.items() if rank != 1 for row in rows]
-        ),
+        "mean_first_where_wrong": _mean_first(misses),
     }
+    shares = {rank: round(len(found[rank]) / len(misses), 4) for rank in range(2, CHOICES + 1)}
     odds = at_repeats / (1 - at_repeats) * (1 - elsewhere) / elsewhere
     confidence = {rank: _thinned(rows) for rank, rows in found.items()}
     return Likeness(shares, confidence, round(odds, 4), facts)

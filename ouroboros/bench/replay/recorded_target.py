@@ -16,45 +16,24 @@ from typing import overload
 import torch
 
 from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.measure.scripted import Drafting, ScriptedModel
 from ouroboros.bench.replay.imitated_draft import ImitatedDraft
 from ouroboros.bench.replay.imitation import Rates, imitated
 from ouroboros.bench.replay.recording import Recording, Tape
 from ouroboros.bench.run.recorder import Place, places
 from ouroboros.choose import Choose, Ranked
 from ouroboros.decode import Drafter, Traits, stream
-from ouroboros.engine.eager import fed_apart
 from ouroboros.trace import DecodeTrace, cut
 from ouroboros.tree import TokenTree
 
 UNKNOWN = -1
 
 
-class RecordedTarget:
-    """Stands where a `CachedModel` stands in the loop, for one run: it counts calls and forwards,
-    as eager calls make them, and computes nothing."""
+class RecordedTarget(ScriptedModel):
+    """A target that computes nothing, of a recording's context and vocabulary."""
 
     def __init__(self, tape: Tape, *, tokenizer=None) -> None:
-        self.tokenizer = tokenizer
-        self.max_len, self.vocab_size = tape.max_len, tape.vocab_size
-        self.tokens: list[int] = []
-        self.calls = 0
-        self.forwards = 0
-        self.busy_s = 0.0
-        self.wait_s = 0.0
-        self.scored = 0
-        self.caught_up = 0
-
-    def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        """Return no logits at all: the choice is looked up."""
-        missing = 0 if self.calls else len(tokens) - 1
-        self.forwards += 2 if fed_apart(missing, tree) else 1
-        self.caught_up += missing
-        self.calls += 1
-        self.scored += len(tree)
-        return torch.empty(0)
-
-    def accept(self, path: Sequence[int]) -> None:
-        """Keep nothing."""
+        super().__init__(tape.max_len, vocab_size=tape.vocab_size, tokenizer=tokenizer)
 
 
 class RecordedChoice:
@@ -112,23 +91,14 @@ class Predictions(Sequence[int]):
         return self.chosen[node]
 
 
-class Replayed:
+class Replayed(Drafting):
     """The drafter under replay: it drafts by its own choice, and learns only what is known."""
 
     def __init__(self, drafter: Drafter, choose: Choose) -> None:
-        self.drafter, self.choose = drafter, choose
-        self.draft = Traits.of(drafter).draft
+        super().__init__(drafter, choose)
+        self.observe = self._observe
 
-    def reset(self, choose: Choose) -> None:
-        """Begin a run; the draft model chooses as in a live run."""
-        self.drafter.reset(self.choose)
-
-    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
-        """Propose what the drafter does."""
-        return self.drafter.propose(tokens, budget)
-
-    def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Let the drafter learn."""
+    def _observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         who = type(self.drafter).__name__
         self.drafter.observe(tree, Predictions(chosen, tree.asked, who), path)
 
@@ -137,7 +107,7 @@ def check_drafter(drafter: object, tape: Tape, *, rates: Rates | None = None) ->
     """Raise `ValueError` for a decoder that this tape cannot answer: another engine, one that needs
     the target's probabilities, drafts in another dtype than was recorded, or, without `rates`,
     learns from predictions that were not."""
-    drafts_as_recorded(drafter, tape)
+    _drafts_as_recorded(drafter, tape)
     reads = Traits.of(drafter).reads_rejected
     if reads and rates is None and not any(r.predictions for r in tape.runs):
         raise ValueError(
@@ -147,7 +117,7 @@ def check_drafter(drafter: object, tape: Tape, *, rates: Rates | None = None) ->
         )
 
 
-def drafts_as_recorded(drafter: object, tape: Tape) -> None:
+def _drafts_as_recorded(drafter: object, tape: Tape) -> None:
     name = type(drafter).__name__
     if not hasattr(drafter, "propose"):
         raise ValueError(f"{name} is another engine, not a drafter: leave it out of decoder=[...]")

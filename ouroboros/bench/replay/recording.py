@@ -13,12 +13,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.measure.scripted import ANY
 from ouroboros.bench.run.recorder import Place, listed, unlisted
 from ouroboros.bench.run.sampling import Sampling
 from ouroboros.bench.run.store import ResultsFolder
 
 FORMAT = "ouroboros-recording-1"
-ANY = 1 << 30  # a context or a vocabulary of unknown size
+SPARE = 64  # ids that a renumbered vocabulary has beyond a text's own
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,6 @@ class Tape:
         }
         lines = [head, *({**asdict(r), "predictions": listed(r.predictions)} for r in self.runs)]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-SPARE = 64  # ids beyond a text's own
 
 
 def renumbered(tape: Tape) -> Tape:

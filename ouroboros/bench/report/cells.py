@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from ouroboros.bench.measure.intervals import Interval
+
 LEAST = ("tokens by source %", "decode speedup", "after the first step", "samples", "nodes/call")
 KEPT = ("decoder", "lossless")
 """What a narrow table leaves out first, and what never."""
@@ -56,19 +58,12 @@ def times(value: float | None) -> str:
 
 def interval(found: Mapping | None) -> str:
     """Return a ratio and its interval."""
-    if found is None:
-        return "-"
-    return times(found["value"]) + spread(found, 2)
+    return "-" if found is None else Interval(**found).text(2, "x")
 
 
 def ratio(found: Mapping | None) -> str:
     """Return an amount per token and its interval."""
-    return "-" if found is None else number(found["value"], 3) + spread(found, 3)
-
-
-def spread(found: Mapping, digits: int) -> str:
-    low, high = found["low"], found["high"]
-    return "" if low is None else f" [{low:.{digits}f}, {high:.{digits}f}]"
+    return "-" if found is None else Interval(**found).text(3)
 
 
 def within(frame: pd.DataFrame, width: int) -> pd.DataFrame:

@@ -18,23 +18,18 @@ from ouroboros.bench.report.folder_report import legend
 from ouroboros.bench.report.gather import Measured
 from ouroboros.bench.report.page import render
 from ouroboros.bench.report.plots.style import save
-from ouroboros.bench.report.run_set import Study, study
+from ouroboros.bench.report.run_set import RunSet, run_set
 from ouroboros.bench.report.sections import Section, sections
 
 
 def write_report(
-    measured: Sequence[Measured],
-    out: Path,
-    *,
-    most_tokens: int = 120_000,
-    tokenizer: str | None = None,
-) -> Study:
-    """Write the report into `out`, made if need be; return the study it shows.
+    measured: Sequence[Measured], out: Path, *, tokenizer: str | None = None
+) -> RunSet:
+    """Write the report into `out`, made if need be; return the runs it shows.
 
-    `most_tokens`: how many tokens the page's viewer may carry over all runs (about 15 bytes each).
     `tokenizer`: the place of the runs' tokenizer, for runs on a folder that lies elsewhere now.
     """
-    found = study(measured)
+    found = run_set(measured)
     parts = sections(found)
     for folder in (out / "tables", out / "plots"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +45,7 @@ def write_report(
     numbers = compare.numbers_frame({"run": found.labels}, found.summaries)
     numbers.to_csv(out / "numbers.csv", index=False)
     (out / "report.md").write_text(_markdown(parts, found.summaries), encoding="utf-8")
-    page = render(found, parts, most_tokens=most_tokens, tokenizer=tokenizer)
+    page = render(found, parts, tokenizer=tokenizer)
     (out / "report.html").write_text(page, encoding="utf-8")
     return found
 

@@ -15,37 +15,50 @@ Lead = Mapping[str, Sequence]
 """The first columns: what tells the runs apart, one value per run."""
 
 
-def speedup_cell(row: Mapping) -> str:
-    """Latency speedup over greedy and its interval."""
-    return interval(row["latency_speedup"])
+CELLS: Mapping[str, tuple[str, Callable[[Mapping], str]]] = {
+    "speedup": (
+        "Latency speedup over greedy, pooled [95 % bootstrap]",
+        lambda row: interval(row["latency_speedup"]),
+    ),
+    "macro": (
+        "Macro speedup: geometric mean over prompts",
+        lambda row: interval(row["latency_speedup_macro"]),
+    ),
+    "throughput": ("Tokens per second", lambda row: number(row["output_throughput"], 1)),
+    "predicted": (
+        "Speedup over greedy, predicted by {priced}",
+        lambda row: interval(row["predicted_speedup"]),
+    ),
+    "cost": (
+        "Cost per token by {priced}, in target calls of one node",
+        lambda row: ratio(row["cost_per_token"]),
+    ),
+    "calls": (
+        "Calls per token: (target + {cost} x draft) / new tokens",
+        lambda row: ratio(row["calls_interval"]),
+    ),
+}
+"""By measure: a table's caption, and the cell of a decoder's row."""
 
 
-def macro_cell(row: Mapping) -> str:
-    """Geometric mean of the prompts' own latency speedups, and its interval."""
-    return interval(row["latency_speedup_macro"])
+def comparisons(lead: Lead, summaries: Sequence[Mapping]) -> dict[str, tuple[str, pd.DataFrame]]:
+    """Return caption and table of each measure that some run has, and of Ouroboros over the best
+    other decoder, by name."""
+    priced = ", ".join(dict.fromkeys(one["costs"] for one in summaries if one["costs"]))
+    absent = set() if any(one["timed"] for one in summaries) else {"speedup", "macro", "throughput"}
+    absent |= set() if priced else {"predicted", "cost"}
+    words = {"priced": priced, "cost": cost_text(summaries)}
+    found = {
+        name: (caption.format(**words), comparison_frame(lead, summaries, cell))
+        for name, (caption, cell) in CELLS.items()
+        if name not in absent
+    }
+    ahead = best_other_frame(lead, summaries)
+    caption = "Ouroboros over the best other decoder of each run, paired by prompt [95 % bootstrap]"
+    return found | ({"lead": (caption, ahead)} if len(ahead) else {})
 
 
-def throughput_cell(row: Mapping) -> str:
-    """Tokens per second."""
-    return number(row["output_throughput"], 1)
-
-
-def predicted_cell(row: Mapping) -> str:
-    """Speedup over greedy as the costs predict it, and its interval."""
-    return interval(row["predicted_speedup"])
-
-
-def cost_cell(row: Mapping) -> str:
-    """Cost per token and its interval."""
-    return ratio(row["cost_per_token"])
-
-
-def calls_cell(row: Mapping) -> str:
-    """Calls per token at the published pair's cost ratio, and its interval."""
-    return ratio(row["calls_interval"])
-
-
-def lead_frame(lead: Lead, summaries: Sequence[Mapping]) -> pd.DataFrame:
+def best_other_frame(lead: Lead, summaries: Sequence[Mapping]) -> pd.DataFrame:
     """Return one row per run: Ouroboros over the best other decoder, by the best measure that all
     runs have, and the geometric mean over the runs; empty where no run has both."""
     for measure in MEASURES:

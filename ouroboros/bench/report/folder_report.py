@@ -12,19 +12,13 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from ouroboros.bench.measure.sample import PLAIN
 from ouroboros.bench.report.cells import as_text
 from ouroboros.bench.report.gather import load, summary_of
 from ouroboros.bench.report.plots.speedups import calls_bars, speedup_bars
 from ouroboros.bench.report.plots.style import save_png
-from ouroboros.bench.report.summary import BASELINE, cost_text, headline, summarise
-from ouroboros.bench.report.tables import (
-    group_frame,
-    published_caption,
-    published_frame,
-    source_frame,
-    tables,
-    tree_frame,
-)
+from ouroboros.bench.report.summary import cost_text, headline, summarise
+from ouroboros.bench.report.tables import captioned, tables
 from ouroboros.bench.run.store import ResultsFolder
 
 __all__ = ["headline", "legend", "make_report", "notes", "summarise", "tables", "to_markdown"]
@@ -83,19 +77,9 @@ def draw(figure: Figure | None, path: Path) -> None:
 
 def to_markdown(summary: Mapping) -> str:
     """Return summary.md: title, all tables, failures and the legend."""
-    parts = [f"# {summary['title']}", summary["footnote"], *notes(summary), *tables(summary)]
-    kept = tree_frame(summary)
-    if len(kept):
-        parts += [
-            "Proposed trees, a step on average:",
-            as_text(kept),
-            as_text(source_frame(summary)),
-        ]
-    groups, published = group_frame(summary), published_frame(summary)
-    if len(groups):
-        parts += ["Latency speedup by group of prompts:", as_text(groups)]
-    if len(published):
-        parts += [published_caption(summary), as_text(published)]
+    parts = [f"# {summary['title']}", summary["footnote"], *notes(summary)]
+    for _, caption, frame in captioned(summary):
+        parts += [f"**{caption}**", as_text(frame)]
     return "\n\n".join([*parts, legend([summary])]) + "\n"
 
 
@@ -114,7 +98,7 @@ def notes(summary: Mapping) -> list[str]:
     if not summary["timed"]:
         predicted = f"; speedups are predicted by {summary['costs']}" if summary["costs"] else ""
         found.append(f"Counts only: other jobs shared the device, so no time is shown{predicted}.")
-    if BASELINE not in summary["decoders"]:
+    if PLAIN not in summary["decoders"]:
         found.append(NO_GREEDY)
     for name, row in summary["decoders"].items():
         found += [f"{name}: {row['failed']} failed: {error}" for error in row["errors"]]

@@ -14,9 +14,9 @@ from ouroboros.bench.measure.predicted import Priced
 from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.measure.trees import ProposedTree
 from ouroboros.bench.report.summary import summarise
-from ouroboros.bench.run.store import COSTS, RUN, SAMPLES, ResultsFolder
+from ouroboros.bench.run.costs import recorded_costs
+from ouroboros.bench.run.store import RUN, SAMPLES, ResultsFolder
 from ouroboros.bench.verdict.audit_report import Row, load_audit
-from ouroboros.costs.surface import Costs
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def load(path: Path) -> Measured:
         samples,
         folder.load_scores(),
         load_audit(folder),
-        recorded_costs(folder),
+        _priced(folder),
         folder.load_trees(),
     )
 
@@ -84,15 +84,11 @@ def summary_of(one: Measured) -> dict:
     )
 
 
-def recorded_costs(folder: ResultsFolder) -> Priced | None:
-    """Return the costs that were measured with a run, or by which it decided; None without any.
-
-    Raises `ValueError` where the folder's costs are damaged.
-    """
-    path = folder.path / COSTS
-    if not path.exists():
+def _priced(folder: ResultsFolder) -> Priced | None:
+    """The costs that were measured with a run, or by which it decided; None without any."""
+    costs = recorded_costs(folder)
+    if costs is None:
         return None
-    costs = Costs.load(path)
     named = costs.about.get("name")
     return Priced(f"the costs {named!r}" if named else "the costs measured with the run", costs)
 

@@ -15,16 +15,17 @@ from markupsafe import Markup
 
 from ouroboros.bench.report import folder_report
 from ouroboros.bench.report.plots.style import inline_svg
-from ouroboros.bench.report.run_set import Study
+from ouroboros.bench.report.run_set import RunSet
 from ouroboros.bench.report.sections import Section
 from ouroboros.bench.report.viewer import STEP, legend, viewer_run
 
+MOST_TOKENS = 120_000
+"""That the viewer carries over all runs, about 15 bytes each."""
 
-def render(
-    found: Study, parts: Sequence[Section], *, most_tokens: int, tokenizer: str | None = None
-) -> str:
-    """Return the page. `most_tokens` is shared evenly by the runs' viewers."""
-    share = most_tokens // max(1, len(found.measured))
+
+def render(found: RunSet, parts: Sequence[Section], *, tokenizer: str | None = None) -> str:
+    """Return the page; `tokenizer` as in `viewer_run`."""
+    share = MOST_TOKENS // max(1, len(found.measured))
     pairs = zip(found.measured, found.labels, strict=True)
     data = {
         "runs": [

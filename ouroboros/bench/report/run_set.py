@@ -1,4 +1,4 @@
-"""Several measurements as one study: each summarised and named, the sweeps among them found."""
+"""Several measurements together: each summarised and named, the sweeps among them found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FEW = 3
 
 
 @dataclass(frozen=True)
-class Study:
+class RunSet:
     """Measurements with their labels, summaries and the sweeps among them (indices by folder)."""
 
     measured: Sequence[Measured]
@@ -27,7 +27,7 @@ class Study:
         return any(index in members for members in self.sweeps.values())
 
 
-def study(measured: Sequence[Measured]) -> Study:
+def run_set(measured: Sequence[Measured]) -> RunSet:
     """Summarise each measurement, find the sweeps (jobs in numbered folders), name every run."""
     jobs: dict[Path, list[int]] = {}
     for index, one in enumerate(measured):
@@ -42,7 +42,7 @@ def study(measured: Sequence[Measured]) -> Study:
     rest = [index for index, name in enumerate(names) if not name]
     for index, label in zip(rest, _labels(measured, rest, few=0), strict=True):
         names[index] = label
-    return Study(measured, names, [summary_of(one) for one in measured], found)
+    return RunSet(measured, names, [summary_of(one) for one in measured], found)
 
 
 def _labels(measured: Sequence[Measured], members: Sequence[int], *, few: int) -> list[str]:

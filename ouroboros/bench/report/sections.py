@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 
 from ouroboros.bench.report import compare, tables
 from ouroboros.bench.report.folder_report import notes
-from ouroboros.bench.report.plots import acceptance, published, shares, speedups, sweeps, trees
-from ouroboros.bench.report.run_set import Study
-from ouroboros.bench.report.summary import cost_text
+from ouroboros.bench.report.plots import acceptance, shares, speedups, sweeps, trees
+from ouroboros.bench.report.published import published_bars
+from ouroboros.bench.report.run_set import RunSet
 from ouroboros.bench.report.sweep import Swept, short, swept
 
 FEW_RUNS = 3
@@ -57,7 +57,7 @@ class Section:
     """Tables for one column of a paper, written as LaTeX alone."""
 
 
-def sections(found: Study) -> list[Section]:
+def sections(found: RunSet) -> list[Section]:
     """Return the comparison of runs outside sweeps, the sweeps, then every run by itself."""
     alone = [index for index in range(len(found.measured)) if not found.swept(index)]
     parts = [_comparison(found, alone)] if len(alone) > 1 else []
@@ -74,7 +74,7 @@ def slug(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", label).strip("-") or "run"
 
 
-def _run(found: Study, index: int) -> Section:
+def _run(found: RunSet, index: int) -> Section:
     label, summary = found.labels[index], found.summaries[index]
     many = len(found.labels) > 1
     prefix = f"{slug(label)}-" if many else ""
@@ -82,24 +82,24 @@ def _run(found: Study, index: int) -> Section:
         f"{label}: {summary['title']}" if many else summary["title"],
         main=len(found.labels) <= FEW_RUNS,
         notes=[summary["footnote"] + ".", *notes(summary)],
-        tables=_tables(prefix, summary),
+        tables=[Table(prefix + one[0], one[1], one[2]) for one in tables.captioned(summary)],
         pictures=[] if found.swept(index) else _pictures(prefix, summary),
         narrow=[Table(f"{prefix}narrow", summary["title"], tables.narrow_frame(summary))],
     )
 
 
-def _comparison(found: Study, members: Sequence[int]) -> Section:
+def _comparison(found: RunSet, members: Sequence[int]) -> Section:
     pairs = {found.labels[index]: found.summaries[index] for index in members}
     figure = speedups.comparison_dots(pairs)
     return Section(
         f"Comparison of {len(pairs)} runs: {', '.join(pairs)}",
         notes=[f"{label}: {one['title']}." for label, one in pairs.items()],
-        tables=_comparison_tables("comparison", {"run": list(pairs)}, list(pairs.values())),
+        tables=_compared("comparison", {"run": list(pairs)}, list(pairs.values())),
         pictures=_drawn([("comparison", "Speedup over greedy, run by run", figure)]),
     )
 
 
-def _sweep(found: Study, folder: Path, members: Sequence[int]) -> Section:
+def _sweep(found: RunSet, folder: Path, members: Sequence[int]) -> Section:
     summaries = [found.summaries[index] for index in members]
     settings = swept([found.measured[index].run.get("config", {}) for index in members])
     name = slug(f"sweep {folder.name}")
@@ -112,7 +112,7 @@ def _sweep(found: Study, folder: Path, members: Sequence[int]) -> Section:
     return Section(
         f"Sweep {folder.name}: {what}",
         notes=[f"{len(members)} runs, the first: {summaries[0]['title']}."],
-        tables=_comparison_tables(name, columns, summaries),
+        tables=_compared(name, columns, summaries),
         pictures=_drawn(_sweep_pictures(name, settings, summaries)),
     )
 
@@ -147,55 +147,9 @@ def _values(values: Sequence) -> str:
     return ", ".join(dict.fromkeys(map(str, values)))
 
 
-def _comparison_tables(name: str, lead: compare.Lead, summaries: Sequence[Mapping]) -> list[Table]:
-    """One table for each measure that some run has, and Ouroboros over the best other decoder."""
-    priced = ", ".join(dict.fromkeys(one["costs"] for one in summaries if one["costs"]))
-    cells = {
-        "speedup": ("Latency speedup over greedy, pooled [95 % bootstrap]", compare.speedup_cell),
-        "macro": ("Macro speedup: geometric mean over prompts", compare.macro_cell),
-        "throughput": ("Tokens per second", compare.throughput_cell),
-        "predicted": (f"Speedup over greedy, predicted by {priced}", compare.predicted_cell),
-        "cost": (f"Cost per token by {priced}, in target calls of one node", compare.cost_cell),
-        "calls": (
-            f"Calls per token: (target + {cost_text(summaries)} x draft) / new tokens",
-            compare.calls_cell,
-        ),
-    }
-    timed = any(one["timed"] for one in summaries)
-    absent = set() if timed else {"speedup", "macro", "throughput"}
-    absent |= set() if priced else {"predicted", "cost"}
-    found = [
-        Table(f"{name}-{key}", caption, compare.comparison_frame(lead, summaries, cell))
-        for key, (caption, cell) in cells.items()
-        if key not in absent
-    ]
-    ahead = compare.lead_frame(lead, summaries)
-    caption = "Ouroboros over the best other decoder of each run, paired by prompt [95 % bootstrap]"
-    return found + ([Table(f"{name}-lead", caption, ahead)] if len(ahead) else [])
-
-
-def _tables(prefix: str, summary: Mapping) -> list[Table]:
-    priced = f" (cost/token by {summary['costs']})" if summary["costs"] else ""
-    lead = "Ouroboros over each other decoder, paired by prompt: above 1 it is ahead"
-    found = [
-        Table(f"{prefix}speed", "Speed", tables.speed_frame(summary)),
-        Table(f"{prefix}lead", lead, tables.lead_frame(summary)),
-        Table(f"{prefix}time", "Time and memory", tables.time_frame(summary)),
-        Table(f"{prefix}counts", f"Calls and acceptance{priced}", tables.count_frame(summary)),
-        Table(
-            f"{prefix}groups", "Latency speedup by group of prompts", tables.group_frame(summary)
-        ),
-    ]
-    shapes = "Proposed trees, a step on average; estimates of nodes whose parent was accepted"
-    found += [
-        Table(f"{prefix}trees", shapes, tables.tree_frame(summary)),
-        Table(f"{prefix}sources", "Nodes of the trees by source", tables.source_frame(summary)),
-    ]
-    theirs = tables.published_frame(summary)
-    if len(theirs):
-        caption = tables.published_caption(summary)
-        found.append(Table(f"{prefix}published", caption, theirs))
-    return [table for table in found if table.frame.shape[1] > 1]
+def _compared(name: str, lead: compare.Lead, summaries: Sequence[Mapping]) -> list[Table]:
+    found = compare.comparisons(lead, summaries).items()
+    return [Table(f"{name}-{key}", caption, frame) for key, (caption, frame) in found]
 
 
 def _pictures(prefix: str, summary: Mapping) -> list[Picture]:
@@ -203,7 +157,7 @@ def _pictures(prefix: str, summary: Mapping) -> list[Picture]:
     drawn = [
         ("speedup", "Speedup over greedy", speedups.speedup_bars(summary)),
         ("calls", calls, speedups.calls_bars(summary)),
-        ("published", "Published and measured", published.published_bars(summary)),
+        ("published", "Published and measured", published_bars(summary)),
         ("histogram", "Draft tokens accepted per step", acceptance.acceptance_histograms(summary)),
         ("positions", "Acceptance by position", acceptance.acceptance_by_position(summary)),
         ("time", "Where the time goes", shares.time_shares(summary)),

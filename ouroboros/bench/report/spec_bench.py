@@ -54,7 +54,7 @@ def answers(run: Mapping, samples: Sequence[Sample], decoder: str) -> list[dict]
         choices = _choices(mine.get(question, []), places, turns_of[question])
         if choices:
             first = mine[question][0]
-            found.append(_answer(run, decoder, question, getattr(first, "group", ""), choices))
+            found.append(_answer(run, decoder, question, first.group, choices))
     return found
 
 

@@ -13,14 +13,15 @@ from functools import partial
 from ouroboros.bench.measure import intervals, metrics
 from ouroboros.bench.measure.intervals import Interval
 from ouroboros.bench.measure.predicted import Priced, cost_part
-from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.measure.sample import METHOD, PLAIN, Sample
+from ouroboros.bench.measure.scoring import score_intervals
 from ouroboros.bench.measure.trees import ProposedTree, tree_metrics
 from ouroboros.bench.report.leads import leads
 from ouroboros.bench.report.title import device, footnote, incomplete, nature, title
 from ouroboros.bench.verdict.audit_report import Row, tally, verdict
 
 RATIOS = ("decode_speedup", "latency_speedup", "latency_speedup_macro")
-BASELINE, PEER, METHOD = "greedy", "hf_greedy", "ouroboros"
+PEER = "hf_greedy"
 TIMED = (
     *("output_throughput", "macro_throughput", "ttft_ms", "tpot_ms", "e2e_latency_s"),
     *("draft_share", "verify_share", "host_share", "host_ms_per_step", "energy_per_token_j"),
@@ -50,23 +51,33 @@ def summarise(
         (failed if sample.error else good)[sample.decoder].append(sample)
     rows = {
         name: {
-            **_counts(mine, failed[name]),
+            "samples": len(mine),
+            "failed": len(failed[name]),
+            "errors": sorted({str(sample.error) for sample in failed[name]}),
             **_decoder_metrics(mine, good, cost_of(run)),
             **_priced_metrics(mine, good, priced, cost_of(run)),
-            "scores": metrics.task_scores(mine, scores) | _corpus_scores(run, name),
-            "score_intervals": _plain(intervals.score_intervals(mine, scores)),
-            "groups": _groups(mine, good.get(BASELINE, [])),
+            **_scores(run, name, mine, scores),
+            "groups": _groups(mine, good.get(PLAIN, [])),
             "trees": _tree_metrics(mine, trees or {}),
             "verdicts": (found := tally(audit, name)),
             "verdict": verdict(found) if found else None,
         }
         for name, mine in good.items()
     }
+    timed = run.get("timing", True)
+    return {
+        **_facts(run, samples, priced),
+        "decoders": rows if timed else {name: _untimed(row) for name, row in rows.items()},
+    }
+
+
+def _facts(run: Mapping, samples: Sequence[Sample], priced: Priced | None) -> dict:
+    """What was measured, where and how completely."""
     timed, cost = run.get("timing", True), run["model"].get("draft_cost")
-    measured = {sample.example for mine in good.values() for sample in mine}
+    prompts = len({sample.example for sample in samples if not sample.error})
     words = f" · predicted by {priced.name}" if priced and not timed else ""
     return {
-        "title": title(run, len(measured)) + words,
+        "title": title(run, prompts) + words,
         "footnote": footnote(run),
         "status": run["status"],
         "incomplete": incomplete(run, len(samples)),
@@ -76,12 +87,11 @@ def summarise(
         "pools_restored": "carried_pools" in run,
         "samples": len(samples),
         "samples_wanted": run["samples_wanted"],
-        "prompts": len(measured),
+        "prompts": prompts,
         "device": device(run),
         "nature": nature(run),
         "published": run.get("published"),
         **({} if cost is None else {"draft_cost": cost}),
-        "decoders": rows if timed else {name: _untimed(row) for name, row in rows.items()},
     }
 
 
@@ -117,15 +127,10 @@ def headline(summary: Mapping) -> dict:
     }
 
 
-def _counts(good: Sequence[Sample], failed: Sequence[Sample]) -> dict:
-    errors = sorted({sample.error for sample in failed if sample.error})
-    return {"samples": len(good), "failed": len(failed), "errors": errors}
-
-
 def _decoder_metrics(
     mine: Sequence[Sample], good: Mapping[str, Sequence[Sample]], cost: float
 ) -> dict:
-    baseline, part = good.get(BASELINE, []), partial(metrics.calls_part, cost_ratio=cost)
+    baseline, part = good.get(PLAIN, []), partial(metrics.calls_part, cost_ratio=cost)
     return {
         "new_tokens": sum(len(s.new_tokens) for s in mine),
         "output_throughput": metrics.output_throughput(mine),
@@ -151,7 +156,7 @@ def _priced_metrics(
     draft_cost: float,
 ) -> dict:
     """Costs per token, predicted speedup over greedy, and Ouroboros' lead by every measure."""
-    base, ours = (priced.timed(own) if priced else [] for own in (good.get(BASELINE, []), mine))
+    base, ours = (priced.timed(own) if priced else [] for own in (good.get(PLAIN, []), mine))
     cost = intervals.pooled(mine, part=cost_part(priced.costs)) if priced and ours else None
     own = {"cost_per_token": cost, "predicted_speedup": intervals.speedup(base, ours)}
     return _plain(own | leads(mine, good.get(METHOD, []), priced, draft_cost=draft_cost))
@@ -177,8 +182,8 @@ def _step_metrics(mine: Sequence[Sample], cost: float) -> dict:
         "acceptance_length": metrics.acceptance_length(steps),
         "tokens_per_target_call": metrics.tokens_per_target_call(steps),
         "draft_calls_per_token": metrics.draft_calls_per_token(steps),
-        "target_forwards_per_token": metrics.target_forwards_per_token(steps),
-        "draft_forwards_per_token": metrics.draft_forwards_per_token(steps),
+        "target_forwards_per_token": metrics.forwards_per_token(steps, "target"),
+        "draft_forwards_per_token": metrics.forwards_per_token(steps, "draft"),
         "nodes_per_token": metrics.nodes_per_token(steps),
         "draft_nodes_per_token": metrics.draft_nodes_per_token(steps),
         "calls_per_token": metrics.calls_per_token(steps, cost),
@@ -203,11 +208,11 @@ def _speedups(suffix: str, baseline: Sequence[Sample], mine: Sequence[Sample]) -
 
 def _groups(mine: Sequence[Sample], baseline: Sequence[Sample]) -> dict[str, dict]:
     """The headline numbers of each group of prompts; {} where the task has no groups."""
-    names = dict.fromkeys(group for s in mine if (group := _group(s)))
+    names = dict.fromkeys(s.group for s in mine if s.group)
     found = {}
     for name in names:
-        ours = [s for s in mine if _group(s) == name]
-        base = [s for s in baseline if _group(s) == name]
+        ours = [s for s in mine if s.group == name]
+        base = [s for s in baseline if s.group == name]
         found[name] = {
             "samples": len(ours),
             "output_throughput": metrics.output_throughput(ours),
@@ -224,14 +229,18 @@ def _untimed(row: Mapping) -> dict:
     return plain | ({"groups": groups} if "groups" in row else {})
 
 
-def _corpus_scores(run: Mapping, decoder: str) -> dict[str, float]:
-    """Scores of all completions together; those of parts are no scores of the whole."""
-    whole = run.get("parts", 1) == 1
-    return run.get("corpus_scores", {}).get(decoder, {}) if whole else {}
-
-
-def _group(sample: Sample) -> str:
-    return getattr(sample, "group", "")
+def _scores(
+    run: Mapping,
+    decoder: str,
+    mine: Sequence[Sample],
+    scores: Mapping[tuple[str, str, int], Mapping],
+) -> dict[str, dict]:
+    """Means over prompts with their intervals, and scores of all completions together (those of
+    parts are no scores of the whole)."""
+    found = score_intervals(mine, scores)
+    whole = run.get("corpus_scores", {}).get(decoder, {}) if run.get("parts", 1) == 1 else {}
+    means = {name: one.value for name, one in found.items()}
+    return {"scores": means | whole, "score_intervals": _plain(found)}
 
 
 def _plain(found: Mapping[str, Interval | None]) -> dict[str, dict | None]:

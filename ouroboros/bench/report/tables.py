@@ -18,12 +18,11 @@ from ouroboros.bench.report.cells import (
     number,
     percent,
     ratio,
-    spread,
-    times,
     within,
 )
 from ouroboros.bench.report.leads import MEASURES, others, said
-from ouroboros.bench.report.summary import BASELINE, cost_text
+from ouroboros.bench.report.published import published_caption, published_frame
+from ouroboros.bench.report.summary import cost_text
 
 WORDS = {
     "latency": "tokens/s",
@@ -38,9 +37,27 @@ def tables(summary: Mapping, style: str = "github", *, width: int | None = None)
 
     `width`: no line is longer; what does not fit is left out (`summary.md` has it all).
     """
-    frames = (speed_frame, lead_frame, time_frame, count_frame)
-    found = [frame for make in frames if (frame := make(summary)).shape[1] > 1]
+    found = (f for name, _, f in captioned(summary) if name in ("speed", "lead", "time", "counts"))
     return [as_text(frame if width is None else within(frame, width), style) for frame in found]
+
+
+def captioned(summary: Mapping) -> list[tuple[str, str, pd.DataFrame]]:
+    """Return (name, caption, frame) of every table of a run that has something to show."""
+    priced = f" (cost/token by {summary['costs']})" if summary["costs"] else ""
+    lead = "Ouroboros over each other decoder, paired by prompt: above 1 it is ahead"
+    shapes = "Proposed trees, a step on average; estimates of nodes whose parent was accepted"
+    found = [
+        ("speed", "Speed", speed_frame(summary)),
+        ("lead", lead, lead_frame(summary)),
+        ("time", "Time and memory", time_frame(summary)),
+        ("counts", f"Calls and acceptance{priced}", count_frame(summary)),
+        ("groups", "Latency speedup by group of prompts", group_frame(summary)),
+        ("trees", shapes, tree_frame(summary)),
+        ("sources", "Nodes of the trees by source", source_frame(summary)),
+    ]
+    if summary["published"]:
+        found.append(("published", published_caption(summary), published_frame(summary)))
+    return [one for one in found if one[2].shape[1] > 1]
 
 
 def speed_frame(summary: Mapping) -> pd.DataFrame:
@@ -121,51 +138,6 @@ def group_frame(summary: Mapping) -> pd.DataFrame:
         prompts = max(row["samples"] for row in mine.values())
         found.append({"group": group, "samples": str(prompts), **cells})
     return _framed(found)
-
-
-def published_frame(summary: Mapping) -> pd.DataFrame:
-    """Published tokens/s and speedup over greedy beside the measured ones, and their ratio."""
-    published = (summary["published"] or {}).get("tokens_per_s", {})
-    return _framed(
-        [
-            {
-                "decoder": name,
-                "published tokens/s": number(published.get(name), 1),
-                "published speedup": times(over_greedy(published, name)),
-                "measured tokens/s": number(row.get("output_throughput"), 1),
-                "measured speedup": interval(row.get("latency_speedup")),
-                "measured / published": number(ratio_of_ratios(summary, name), 2),
-            }
-            for name in dict.fromkeys([*published, *summary["decoders"]])
-            for row in [summary["decoders"].get(name, {})]
-        ]
-        if published
-        else []
-    )
-
-
-def published_caption(summary: Mapping) -> str:
-    """Return one line: where the published numbers come from, and what was measured here."""
-    published = summary["published"]
-    what = {"model": "", "stand-in": " (a stand-in)", "rehearsal": " (a rehearsal)"}
-    return (
-        f"Published: {published.get('source', 'source not given')}, on "
-        f"{published.get('hardware', 'hardware not given')}. "
-        f"Measured{what[summary['nature']]}: on {summary['device']}. Speedups are over greedy."
-    )
-
-
-def over_greedy(tokens_per_s: Mapping[str, float], name: str) -> float | None:
-    """Return tokens/s of a decoder / tokens/s of greedy, None where either is not known."""
-    ours, base = tokens_per_s.get(name), tokens_per_s.get(BASELINE)
-    return ours / base if ours and base else None
-
-
-def ratio_of_ratios(summary: Mapping, name: str) -> float | None:
-    """Return measured speedup / published speedup of a decoder."""
-    published = over_greedy((summary["published"] or {}).get("tokens_per_s", {}), name)
-    measured = summary["decoders"].get(name, {}).get("latency_speedup")
-    return measured["value"] / published if measured and published else None
 
 
 def _speed_row(name: str, row: Mapping, scored: Sequence[str], own: str) -> dict[str, str]:
@@ -279,4 +251,4 @@ def _unequal(row: Mapping) -> str:
 
 def _score(row: Mapping, name: str) -> str:
     found = row["score_intervals"].get(name)
-    return number(row["scores"].get(name), 3) + (spread(found, 3) if found else "")
+    return ratio(found) if found else number(row["scores"].get(name), 3)

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from ouroboros.bench.measure.metrics import step_s
 from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.report.cells import as_text, number, percent
 from ouroboros.costs.surface import Costs, Surface
-from ouroboros.trace import StepRecord
 
 PHASES = ("draft", "verify", "host")
 LEGEND = """\
@@ -49,11 +49,11 @@ def step_facts(samples: Sequence[Sample]) -> dict:
     failed = [sample for sample in samples if sample.error]
     samples = [sample for sample in samples if not sample.error]
     later = [step for sample in samples for step in sample.steps[1:]]
-    first = [_total_s(sample.steps[0]) for sample in samples if sample.steps]
+    first = [step_s(sample.steps[0]) for sample in samples if sample.steps]
     ours = bool(later) and all(step.scored for step in later)
     calls, drafted = (sum(getattr(s, k) for s in later) for k in ("draft_calls", "draft_scored"))
     ms = {name: 1e3 * _mean([getattr(s, f"{name}_s") for s in later]) for name in PHASES}
-    total_ms = 1e3 * _mean([_total_s(step) for step in later])
+    total_ms = 1e3 * _mean([step_s(step) for step in later])
     wait_ms = 1e3 * _mean([step.wait_s for step in later])
     return {
         "steps": len(later),
@@ -188,10 +188,6 @@ def _operator_row(row: Mapping) -> dict[str, str]:
 def _with_spread(row: Mapping) -> str:
     spread = "" if row["spread_ms"] is None else f" ± {row['spread_ms']:.1f}"
     return number(row["ms"], 1) + spread
-
-
-def _total_s(step: StepRecord) -> float:
-    return step.draft_s + step.verify_s + step.host_s
 
 
 def _mean(values: Sequence[float]) -> float:

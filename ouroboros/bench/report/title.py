@@ -17,7 +17,8 @@ def title(run: Mapping, prompts: int) -> str:
     kept = "".join(f", {role} {what}" for role, what in (model.get("quantised") or {}).items())
     kept += "" if model.get("engine", "eager") == "eager" else f", {model['engine']} engine"
     wanted = run["task"]["prompts"]
-    counted = f"{prompts} prompts" if prompts == wanted else f"{prompts} of {wanted} prompts"
+    counted = f"{prompts}" if prompts == wanted else f"{prompts} of {wanted}"
+    counted += " prompt" if wanted == 1 else " prompts"
     return (
         f"{run['task']['name']}, {counted} x {run['max_new']} tokens · "
         f"{pair_name(model)} pair{shape}{rehearsal} · {model['dtype']}{kept} · "

@@ -32,19 +32,20 @@ def contents(config: Mapping) -> dict[str, str]:
 def check_places(config: Mapping, recorded: Mapping[str, str]) -> None:
     """Hold the files and folders that a config names against the hashes that a run recorded.
 
-    Raises `ValueError`, asking for the place, for one that is not there: a run keeps only the last
-    part of a path, which may be some other model's id on the hub; and for one of other content.
+    Raises `ValueError`, asking for the place of each, where some are not there: a run keeps only
+    the last part of a path, which may be some other model's id on the hub; and for one of other
+    content.
     """
-    places = dict(_paths(config))
-    for option in sorted(recorded.keys() & places.keys()):
-        place = places[option]
-        if not place.exists():
-            raise ValueError(
-                f"the run read {option} from a file or folder called {place.name}: give its place, "
-                f"as {option}=<path>"
-            )
-        if content_hash(place) != recorded[option]:
-            raise ValueError(f"{option}={place} is not what the run read: give the place of that")
+    places = dict(sorted(one for one in _paths(config) if one[0] in recorded))
+    if lost := {option: path.name for option, path in places.items() if not path.exists()}:
+        what = ", ".join(f"{option} from {name}" for option, name in lost.items())
+        given = " ".join(f"{option}=<path>" for option in lost)
+        raise ValueError(
+            f"the run read {what}, of which it keeps the name only: give the place, as {given}"
+        )
+    for option, path in places.items():
+        if content_hash(path) != recorded[option]:
+            raise ValueError(f"{option}={path} is not what the run read: give the place of that")
 
 
 def content_hash(path: Path) -> str:

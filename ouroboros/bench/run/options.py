@@ -43,7 +43,8 @@ def check_options(config: Mapping) -> None:
         check_whole(name, _at(config, name), least=least, null=name in NULLABLE)
     for name in RANGES:
         if not isinstance(config[name], int | float) or isinstance(config[name], bool):
-            raise ValueError(f"{name}={config[name]}: give a number")
+            or_matched = ", or matched" if name == "temperature" else ""
+            raise ValueError(f"{name}={config[name]}: give a number{or_matched}")
         low, high, words = RANGES[name]
         if not low <= config[name] <= high:
             raise ValueError(f"{name}={config[name]}: give a number {words}")

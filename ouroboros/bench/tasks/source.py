@@ -10,6 +10,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
+
+from ouroboros.bench.tasks.template import Template, choose_template
 
 BUNDLED = "examples"
 """As a path: the few examples of this project's own making, for trying a task out."""
@@ -72,7 +75,8 @@ class Source:
         """What identifies the rows: the file's name and hash, or the hub's id and revision."""
         if self.file is None:
             return str(self.hub)
-        return f"{self.file.name}, sha256 {hashlib.sha256(read_bytes(self.file)).hexdigest()[:12]}"
+        digest = hashlib.sha256(b"".join(map(read_bytes, files_of(self.file))))
+        return f"{self.file.name}, sha256 {digest.hexdigest()[:12]}"
 
     def load(self) -> list[dict]:
         """Return the rows. Raises `ValueError` for a file that cannot be read or lacks a field."""
@@ -85,6 +89,40 @@ class Source:
         for where, row in rows:
             check_fields(row, self.fields, where)
         return [row for _, row in rows]
+
+
+class HubTask:
+    """The options of a task whose prompts are one template each.
+
+    A subclass says where its rows are (id, config, split), what each must hold
+    and which wordings there are.
+    """
+
+    name: ClassVar[str]
+    rows: ClassVar[tuple[str, str, str]]
+    fields: ClassVar[Mapping[str, type]]
+    templates: ClassVar[Mapping[str, Template]]
+
+    def __init__(
+        self,
+        *,
+        path: str | None = None,
+        revision: str | None = None,
+        template: str = "plain",
+        stop: Sequence[str] | None = None,
+    ) -> None:
+        self.source = Source(self.name, path, Hub(*self.rows, revision), self.fields)
+        self.version = self.source.version
+        self.template = choose_template(self.templates, template)
+        self.stop = self.template.stops(stop)
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return a file, or the .txt files of a folder by name. Raises `ValueError` without any."""
+    files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+    if not files:
+        raise ValueError(f"task.path={path} is a folder without .txt files: give a prompt in each")
+    return files
 
 
 def read_bytes(path: Path) -> bytes:
@@ -131,7 +169,8 @@ def check_fields(row: Mapping, fields: Mapping[str, type], where: str) -> None:
         if fits and isinstance(value, list):
             fits = all(isinstance(item, str) for item in value)
         if not fits:
-            raise ValueError(f'{where}: its field "{name}" must be {KINDS[kind]}')
+            there = "" if name.split(".")[0] in row else f"; it has {', '.join(row) or 'no field'}"
+            raise ValueError(f'{where}: its field "{name}" must be {KINDS[kind]}{there}')
 
 
 def _parsed(text: str, where: str):

@@ -8,7 +8,7 @@ from typing import ClassVar
 from sacrebleu.metrics import BLEU, CHRF
 
 from ouroboros.bench.tasks.completion import before_stop
-from ouroboros.bench.tasks.hub import HubTask
+from ouroboros.bench.tasks.source import HubTask
 from ouroboros.bench.tasks.task import Example
 from ouroboros.bench.tasks.template import Template
 

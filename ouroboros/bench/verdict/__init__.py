@@ -1,1 +1,4 @@
-"""The audit of a run's folder, and its words."""
+"""The audit of a run: what `ouroboros.lossless` finds of one completion, asked of all in a folder.
+
+`run_audit` judges and writes audit.jsonl, `audit_report` reads it and says it in words.
+"""

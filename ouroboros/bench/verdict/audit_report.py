@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from tabulate import tabulate
 
 from ouroboros.bench.measure.sample import PLAIN
+from ouroboros.bench.run.jsonl import read_lines
 from ouroboros.bench.run.store import AUDIT, ResultsFolder
 from ouroboros.lossless.audit import WHOLE
 
@@ -36,12 +36,7 @@ class Row:
 
 def load_audit(folder: ResultsFolder) -> list[Row]:
     """Return the rows of audit.jsonl; none where there is no such file."""
-    path = folder.path / AUDIT
-    if not path.exists():
-        return []
-    return [
-        Row(**json.loads(line)) for line in path.read_text(encoding="utf-8").split("\n") if line
-    ]
+    return [Row(**row) for _, row in read_lines(folder.path / AUDIT)]
 
 
 def tally(rows: Sequence[Row], decoder: str) -> dict[str, int]:

@@ -10,7 +10,7 @@ import torch
 from tiny import llama
 
 from ouroboros.bench.campaign import attention_trial
-from ouroboros.bench.campaign.attention_trial import attention_agrees, attention_times, case
+from ouroboros.bench.campaign.attention_trial import attention_agrees, attention_times, random_call
 from ouroboros.bench.campaign.checks import engines_agree, noise_agrees, rolls_agree
 from ouroboros.choose import Sampler, argmax
 from ouroboros.engine.model import CachedModel
@@ -86,7 +86,7 @@ def test_attention_is_held_against_float64(dtype, monkeypatch):
 
 
 def test_a_trial_call_hides_its_unused_slots():
-    one = case(4, 2, 3, 20, device=CPU, dtype=torch.float32)
+    one = random_call(4, 2, 3, 20, device=CPU, dtype=torch.float32)
     key = one.key.clone()
     key[:, :, -5:] = 99.0
     assert torch.equal(replace(one, key=key).ours(), one.ours())

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 from bench_models import tiny_llama
-from measured import RUN, Metered, greedy_and_fast, sample, step
+from measured import RUN, greedy_and_fast, sample, step
 
 from ouroboros import CachedModel
-from ouroboros.bench.measure import intervals, metrics
+from ouroboros.bench.measure import intervals, metrics, scoring
+from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.report.folder_report import legend
 from ouroboros.bench.report.summary import summarise
 from ouroboros.bench.run.record import draft_cost
@@ -114,16 +115,16 @@ def test_a_macro_speedup_weighs_prompts_alike():
 def test_scores_have_intervals():
     samples = [sample(e, "x", []) for e in "abcdefghij"]
     passed = {s.key: {"passed": float(i < 7)} for i, s in enumerate(samples)}
-    found = intervals.score_intervals(samples, passed)["pass@1"]
+    found = scoring.score_intervals(samples, passed)["pass@1"]
     # Wilson's interval of 7 in 10, worked out by its formula with z = 1.96.
     assert (found.value, found.low, found.high) == pytest.approx((0.7, 0.3968, 0.8922), abs=1e-3)
     graded = {s.key: {"rouge": i / 10} for i, s in enumerate(samples)}
-    found = intervals.score_intervals(samples, graded)["rouge"]
+    found = scoring.score_intervals(samples, graded)["rouge"]
     assert found.value == pytest.approx(0.45) and 0.2 < found.low < 0.45 < found.high < 0.7
-    assert intervals.score_intervals(samples, {}) == {}
+    assert scoring.score_intervals(samples, {}) == {}
     for name, high in (("rouge2", 0.0), ("exact_match", pytest.approx(0.2775, abs=1e-3))):
         none = {s.key: {name: 0.0} for s in samples}
-        assert intervals.score_intervals(samples, none)[name].high == high
+        assert scoring.score_intervals(samples, none)[name].high == high
 
 
 def test_positions_say_how_many_steps_reached_them():
@@ -135,7 +136,7 @@ def test_latency_and_energy():
     both = [sample("a", "x", STEPS, wall_s=9.0), sample("b", "x", STEPS, wall_s=3.0)]
     assert metrics.e2e_latency_s(both) == pytest.approx(6)
     assert metrics.e2e_latency_s([]) is metrics.energy_per_token_j(both) is None
-    known = Metered("c", "x", 0, 0, 0, new_tokens=(1, 2, 3, 4), energy_j=10.0)
+    known = Sample("c", "x", 0, 0, 0, new_tokens=(1, 2, 3, 4), energy_j=10.0)
     assert metrics.energy_per_token_j([*both, known]) == pytest.approx(2.5)
 
 
@@ -164,8 +165,9 @@ def test_pass_at_1_is_the_mean_over_problems():
     samples = [sample(e, "x", [], repeat=r) for e in "ab" for r in (0, 1)]
     passed = dict(zip([s.key for s in samples], [1.0, 0.0, 1.0, 1.0], strict=True))
     scores = {key: {"passed": value} for key, value in passed.items()}
-    assert metrics.task_scores(samples, scores) == {"pass@1": pytest.approx(0.75)}
-    assert metrics.task_scores(samples, {}) == {}
+    (found,) = scoring.score_intervals(samples, scores).items()
+    assert found[0] == "pass@1" and found[1].value == pytest.approx(0.75)
+    assert found[1].low < 0.75 < found[1].high
 
 
 def test_the_pairs_own_draft_cost_counts_and_is_told():

@@ -10,11 +10,11 @@ from ouroboros.bench.measure.intervals import Interval
 from ouroboros.bench.measure.predicted import Priced, cost_part, timed
 from ouroboros.bench.report import compare
 from ouroboros.bench.report.cells import as_text, within
-from ouroboros.bench.report.folder_report import make_report, notes
+from ouroboros.bench.report.folder_report import make_report, notes, to_markdown
 from ouroboros.bench.report.leads import best_other, mean_lead, said
 from ouroboros.bench.report.plots.speedups import calls_bars, speedup_bars
 from ouroboros.bench.report.summary import summarise
-from ouroboros.bench.report.tables import count_frame, lead_frame, speed_frame
+from ouroboros.bench.report.tables import count_frame, lead_frame, speed_frame, tables
 from ouroboros.bench.report.title import pair_name
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.costs.named import named
@@ -88,9 +88,9 @@ def test_forwards_are_counted_where_they_are_known():
     assert cost_part(COSTS)(sample)[0] == pytest.approx(4.4 + 1 + 0.2)
     assert metrics.calls_part(sample)[0] == pytest.approx(3 + 0.176 * 9)
     assert metrics.calls_part(ours)[0] == pytest.approx(2 + 0.176 * 8)
-    assert metrics.target_forwards_per_token(sample.steps) == pytest.approx(3 / 6)
-    assert metrics.draft_forwards_per_token(sample.steps) == pytest.approx(9 / 6)
-    assert metrics.target_forwards_per_token(ours.steps) is None
+    assert metrics.forwards_per_token(sample.steps, "target") == pytest.approx(3 / 6)
+    assert metrics.forwards_per_token(sample.steps, "draft") == pytest.approx(9 / 6)
+    assert metrics.forwards_per_token(ours.steps, "target") is None
 
 
 def test_what_a_draft_call_catches_up_is_fed_too():
@@ -153,12 +153,12 @@ def test_a_folder_s_own_costs_are_used(tmp_path):
 def test_the_best_other_decoder_of_each_run_and_their_mean():
     one = summary()
     assert best_other(one, "latency") == ("other", one["decoders"]["other"]["latency_vs_ouroboros"])
-    frame = compare.lead_frame({"run": ["x", "y"]}, [one, summary(timing=False)])
+    frame = compare.best_other_frame({"run": ["x", "y"]}, [one, summary(timing=False)])
     assert "ouroboros over it, by calls/token at 0.176" in frame
-    frame = compare.lead_frame({"run": ["x", "y"]}, [one, one])
+    frame = compare.best_other_frame({"run": ["x", "y"]}, [one, one])
     assert list(frame["run"]) == ["x", "y", "geometric mean"]
     assert list(frame["best other"]) == ["other", "other", ""]
-    assert compare.lead_frame({"run": ["x"]}, [{**one, "decoders": {}}]).empty
+    assert compare.best_other_frame({"run": ["x"]}, [{**one, "decoders": {}}]).empty
 
 
 def test_a_mean_over_runs_is_surer_than_one_run():
@@ -179,6 +179,15 @@ def test_tables_of_a_terminal_are_no_wider_than_asked():
     shown = within(frame, 80)
     assert max(map(len, as_text(shown, "simple").splitlines())) <= 80
     assert "decoder" in shown and "decode speedup" not in shown
+
+
+def test_what_a_terminal_leaves_out_is_in_the_summary():
+    found = summary(TOY)
+    shown, whole = tables(found, "simple", width=120), to_markdown(found)
+    assert max(map(len, "\n".join(tables(found, "simple")).splitlines())) > 120
+    assert max(map(len, "\n".join(shown).splitlines())) <= 120
+    left_out = [name for name in count_frame(found) if name not in "\n".join(shown)]
+    assert left_out and all(name in whole for name in left_out)
 
 
 def test_two_pairs_have_two_names():

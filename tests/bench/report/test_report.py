@@ -2,9 +2,10 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
-from measured import RUN, Metered, greedy_and_fast, sample, step, write_run
+from measured import RUN, greedy_and_fast, sample, step, write_run
 
 from ouroboros.bench.report.folder_report import (
     headline,
@@ -13,7 +14,8 @@ from ouroboros.bench.report.folder_report import (
     tables,
     to_markdown,
 )
-from ouroboros.bench.report.tables import group_frame, published_frame, speed_frame
+from ouroboros.bench.report.published import published_frame
+from ouroboros.bench.report.tables import group_frame, speed_frame
 from ouroboros.bench.run.provenance import (
     fast_dtype,
     git_state,
@@ -27,7 +29,7 @@ from ouroboros.bench.run.store import ResultsFolder
 def test_groups_have_their_own_speedups():
     greedy, fast = greedy_and_fast()
     rows = [
-        Metered(**{**vars(one), "group": group})
+        replace(one, group=group)
         for pair in (greedy, fast)
         for one, group in zip(pair, ("math", "code"), strict=True)
     ]

@@ -4,15 +4,16 @@ import json
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from measured import RUN, greedy_and_fast, sample, step, write_run
 
 from ouroboros.bench.report.cells import as_latex
-from ouroboros.bench.report.compare import comparison_frame, numbers_frame, speedup_cell
+from ouroboros.bench.report.compare import CELLS, comparison_frame, numbers_frame
 from ouroboros.bench.report.folder_report import notes
 from ouroboros.bench.report.gather import load, merge, run_folders
 from ouroboros.bench.report.plots import style
-from ouroboros.bench.report.run_set import study
+from ouroboros.bench.report.run_set import run_set
 from ouroboros.bench.report.sections import sections
 from ouroboros.bench.report.spec_bench import answers
 from ouroboros.bench.report.sweep import labels, short, swept, varied
@@ -31,8 +32,7 @@ def measured(path, *, run=RUN, **facts):
     return load(path)
 
 
-def call(monkeypatch, *arguments):
-    monkeypatch.setattr("sys.argv", ["ouroboros"])
+def call(*arguments):
     return command_line.main(["report", *map(str, arguments)])
 
 
@@ -61,7 +61,7 @@ def test_parts_of_one_run_are_joined(tmp_path):
     write_run(tmp_path / "c", {**RUN, **facts}, [greedy[0], fast[0]])
     whole, again = merge(load(tmp_path / name) for name in "abc")
     assert len(whole.samples) == 4 and [p.name for p in again.folders] == ["c"]
-    (first, _) = study([whole, again]).summaries
+    (first, _) = run_set([whole, again]).summaries
     assert first["decoders"]["fast"]["latency_speedup"]["value"] == pytest.approx(2.5)
     assert "toy, 2 prompts" in first["title"] and first["incomplete"]
     assert "Toy CPU, 2 cores + Other CPU, 4 cores" in first["title"]
@@ -109,7 +109,7 @@ def test_settings_that_follow_one_another_are_one():
 
 def test_a_sweep_that_was_not_timed_shows_counts(tmp_path):
     folder = sweep(tmp_path / "s", timing=False)
-    found = study([load(path) for path in run_folders(folder)])
+    found = run_set([load(path) for path in run_folders(folder)])
     part = sections(found)[0]
     assert [picture.name for picture in part.pictures] == ["sweep-s"]
     assert [table.name for table in part.tables] == ["sweep-s-calls"]
@@ -124,7 +124,7 @@ def test_two_swept_settings_make_a_map(tmp_path):
     for job, (gamma, topk) in enumerate([(2, 1), (2, 3), (4, 1), (4, 3)]):
         config = {"decoder": {"fast": {"gamma": gamma, "topk": topk}}}
         measured(tmp_path / f"g/{job:03d}", identity=str(job), config=config)
-    found = study([load(path) for path in run_folders(tmp_path / "g")])
+    found = run_set([load(path) for path in run_folders(tmp_path / "g")])
     part = sections(found)[0]
     assert list(found.labels) == [
         *("gamma=2, topk=1", "gamma=2, topk=3", "gamma=4, topk=1", "gamma=4, topk=3"),
@@ -139,7 +139,7 @@ def test_two_swept_settings_make_a_map(tmp_path):
     assert calls.get_title(loc="left").startswith("fast: calls per token")
 
 
-def test_a_report_on_a_sweep_a_run_and_two_bad_folders(tmp_path, monkeypatch, capsys):
+def test_a_report_on_a_sweep_a_run_and_two_bad_folders(tmp_path, capsys):
     sweep(tmp_path / "gammas")
     measured(tmp_path / "main", identity="m", model=PAIR)
     write_run(tmp_path / "empty", RUN, [])
@@ -148,10 +148,10 @@ def test_a_report_on_a_sweep_a_run_and_two_bad_folders(tmp_path, monkeypatch, ca
     (tmp_path / "torn" / "run.json").write_text("{")
     folders = [tmp_path / name for name in ("empty", "gammas", "torn", "main")]
     out = tmp_path / "out"
-    assert call(monkeypatch, *folders, "--out", tmp_path / "elsewhere") == 2
+    assert call(*folders, "--out", tmp_path / "elsewhere") == 2
     assert not list(tmp_path.glob("main/summary*")) and not list(tmp_path.glob("main/*.png"))
     capsys.readouterr()
-    assert call(monkeypatch, *folders, "--out", out, "--spec-bench", "--remake") == 2
+    assert call(*folders, "--out", out, "--spec-bench", "--remake") == 2
     told = capsys.readouterr()
     warnings = [line for line in told.err.splitlines() if line.startswith("warning: ")]
     assert len(warnings) == 4 and "toy is a run of toy: its prompts are numbered" in warnings[3]
@@ -169,14 +169,17 @@ def test_a_report_on_a_sweep_a_run_and_two_bad_folders(tmp_path, monkeypatch, ca
     assert (out / "tables/sweep-gammas-speedup.csv").read_text().startswith("gamma,prompts,greedy")
     assert r"\toprule" in (out / "tables/toy-speed.tex").read_text()
     assert len((out / "numbers.csv").read_text().splitlines()) == 1 + 4 * 3
+    narrow = (out / "tables/toy-narrow.tex").read_text()
+    assert r"\label{tab:toy-narrow}" in narrow and r"\label{tab:toy-speed}" not in narrow
+    assert r"\begin{tabular}{lrrr}" in narrow and not list(out.glob("tables/*narrow.md"))
     assert (out / "spec_bench/toy/reference-fast.jsonl").exists()
 
 
-def test_a_page_holds_everything_and_asks_for_nothing(tmp_path, monkeypatch):
+def test_a_page_holds_everything_and_asks_for_nothing(tmp_path):
     greedy, fast = greedy_and_fast()
     failed = sample("<b>", "fast", [], error="ValueError: </script>", wall_s=0.0, ttft_s=None)
     write_run(tmp_path / "main", {**RUN, "model": PAIR}, [*greedy, *fast, failed])
-    assert call(monkeypatch, tmp_path / "main") == 0
+    assert call(tmp_path / "main") == 0
     page = (tmp_path / "main" / "report" / "report.html").read_text()
     assert not re.search(r"https?://|<link|<script src|@import|url\((?!#)", page)
     assert page.count("</script>") == 2 and page.count("<svg") == 5 + 1
@@ -216,7 +219,8 @@ def test_pieces_never_break_a_character():
 
 def test_latex_is_escaped(tmp_path):
     one = measured(tmp_path, decoders=["greedy", "fast", "x_y"])
-    frame = comparison_frame({"100 % & more": ["a_b"]}, study([one]).summaries, speedup_cell)
+    _, cell = CELLS["speedup"]
+    frame = comparison_frame({"100 % & more": ["a_b"]}, run_set([one]).summaries, cell)
     text = as_latex(frame, "50 % of a_b \\ c", "main")
     assert r"\label{tab:main}" in text
     assert r"100 \% \& more" in text and r"a\_b" in text and r"x\_y" in text
@@ -225,7 +229,7 @@ def test_latex_is_escaped(tmp_path):
 
 
 def test_numbers_are_in_full(tmp_path):
-    frame = numbers_frame({"run": ["r"]}, study([measured(tmp_path)]).summaries)
+    frame = numbers_frame({"run": ["r"]}, run_set([measured(tmp_path)]).summaries)
     row = frame[frame.decoder == "fast"].iloc[0]
     assert row["latency_speedup.value"] == pytest.approx(2.5) and row["run"] == "r"
     assert row["latency_speedup.low"] == pytest.approx(2.0)
@@ -234,9 +238,24 @@ def test_numbers_are_in_full(tmp_path):
 def test_a_figure_is_the_same_bytes_each_time(tmp_path):
     from ouroboros.bench.report.plots.speedups import speedup_bars
 
-    summary = study([measured(tmp_path)]).summaries[0]
+    summary = run_set([measured(tmp_path)]).summaries[0]
     one, two = (style.inline_svg(speedup_bars(summary)) for _ in range(2))
     assert one == two and "var(--ink)" in one and "xmlns" not in one
+
+
+def test_a_picture_without_intervals_has_no_whiskers(tmp_path):
+    from ouroboros.bench.report.plots.speedups import speedup_bars
+
+    summary = run_set([measured(tmp_path)]).summaries[0]
+    words = [text.get_text() for text in speedup_bars(summary).texts]
+    assert any("Whiskers" in line for line in words)
+    known = [row for row in summary["decoders"].values() if row["latency_speedup"]]
+    for row in known:
+        row["latency_speedup"] = {**row["latency_speedup"], "low": None, "high": None}
+    figure = speedup_bars(summary)
+    assert not any("Whiskers" in text.get_text() for text in figure.texts)
+    assert np.isnan(style.whiskers([row["latency_speedup"] for row in known])).all()
+    assert figure.axes[0].get_xlim()[1] > 2.5
 
 
 def test_answers_have_turns_and_leave_out_what_failed():

@@ -8,7 +8,7 @@ from measured import RUN, measured_trees
 from ouroboros.bench.report.folder_report import to_markdown
 from ouroboros.bench.report.gather import summary_of
 from ouroboros.bench.report.plots.trees import reliability, tree_shapes
-from ouroboros.bench.report.run_set import study
+from ouroboros.bench.report.run_set import run_set
 from ouroboros.bench.report.sections import sections
 from ouroboros.bench.report.tables import source_frame, tree_frame
 from ouroboros.bench.report.viewer import LETTERS, viewer_run
@@ -41,7 +41,7 @@ def test_plots(one):
     assert figure.axes[0].get_title(loc="left") == "fast"
     assert any("log loss" in text.get_text() for text in figure.axes[1].texts)
     assert len(tree_shapes(summary).axes) == 2
-    names = {picture.name for part in sections(study([one])) for picture in part.pictures}
+    names = {picture.name for part in sections(run_set([one])) for picture in part.pictures}
     assert {"trees", "reliability"} <= names
     silent = {key: [replace(t, probability=()) for t in own] for key, own in one.trees.items()}
     summary = summary_of(replace(one, trees=silent))

@@ -59,7 +59,7 @@ def test_a_good_config_passes():
         ("thread", 4, "thread is no option of a run: choose from .*threads"),
         ("max_new", 1.5, r"max_new=1\.5: give"),
         ("task/limit", "all", r"task\.limit=all: give"),
-        ("temperature", "hot", "temperature=hot: give a number"),
+        ("temperature", "hot", "temperature=hot: give a number, or matched"),
         ("overwrite", "yes", "overwrite=yes: give true or false"),
         ("save_pools", True, r"save_pools=true, but .* decoder\.ouroboros\.pool_state=task"),
         ("record_predictions", True, "give timing=false as well"),

@@ -65,6 +65,11 @@ def test_rows_of_the_hub_are_checked_like_those_of_a_file(monkeypatch):
 @pytest.mark.parametrize(
     ("task", "row", "says"),
     [
+        (
+            GSM8K,
+            {"quest": "?", "answer": "#### 1"},
+            'line 2: its field "question" must be non-empty text; it has quest, answer',
+        ),
         (GSM8K, {"question": "", "answer": "#### 1"}, 'line 2: its field "question" must be non-'),
         (CNNDM, {"article": "a", "highlights": "b"}, 'line 2: its field "id"'),
         (WMT16, {"translation": {"de": "ja"}}, r'line 2: its field "translation.en"'),

@@ -164,30 +164,77 @@ def _running(named: str) -> bool:
 
 
 INSIDE = pytest.mark.skipif(kind() != "bubblewrap", reason="needs bwrap")
+REACHING = {
+    "stream": "socket.create_connection(('127.0.0.1', PORT), timeout=2).sendall(b'here')",
+    "datagram": "socket.socket(type=socket.SOCK_DGRAM).sendto(b'here', ('127.0.0.1', PORT))",
+    "abstract": "socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b'here', NAME)",
+}
+
+
+def _ran(code: str, known: str = ""):
+    """A program of its own, at the top level, in the sandbox."""
+    test = "def check(_):\n    pass"
+    problem = {"task_id": "x", "prompt": known, "test": test, "entry_point": "None"}
+    return check(problem, code, Limits(wall_s=30.0))
+
+
+def _listener(how: str):
+    """A socket that hears what a program of `REACHING` says, and what the program must know."""
+    name = f"\0ouroboros-{os.getpid()}"
+    if how == "abstract":
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        server.bind(name)
+    else:
+        server = socket.socket(type=socket.SOCK_DGRAM if how == "datagram" else socket.SOCK_STREAM)
+        server.bind(("127.0.0.1", 0))
+    if how == "stream":
+        server.listen()
+    server.settimeout(0.5)
+    port = 0 if how == "abstract" else server.getsockname()[1]
+    return server, f"import socket\nPORT, NAME = {port}, {name!r}\n"
+
+
+def _heard(server: socket.socket) -> bytes:
+    """What has come in; nothing where nobody called."""
+    with contextlib.suppress(TimeoutError):
+        if server.type == socket.SOCK_STREAM:
+            with server.accept()[0] as caller:
+                return caller.recv(9)
+        return server.recv(9)
+    return b""
 
 
 @INSIDE
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import socket\nsocket.create_connection(('127.0.0.1', PORT), timeout=1)",
-        "open('/var/tmp/ouroboros-was-here', 'w')",
-        "open(HOME + '/ouroboros-was-here', 'w')",
-    ],
-)
-def test_bubblewrap_keeps_network_and_system_away(code):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        known = f"PORT = {server.getsockname()[1]}\nHOME = {str(Path.home())!r}\n"
-        problem = {"task_id": "x", "prompt": known, "test": "def check(_):\n    pass"}
-        verdict = check({**problem, "entry_point": "None"}, code, Limits())
-    assert not verdict.passed and not Path("/var/tmp/ouroboros-was-here").exists()
+@pytest.mark.parametrize("how", REACHING)
+def test_bubblewrap_has_no_way_to_the_network(how, monkeypatch):
+    """The very program that reaches a server of this machine without walls does not with them."""
+    server, known = _listener(how)
+    with server:
+        monkeypatch.setattr(sandbox, "kind", lambda: "process")
+        assert _ran(REACHING[how], known).passed and _heard(server) == b"here"
+        monkeypatch.setattr(sandbox, "kind", lambda: "bubblewrap")
+        _ran(REACHING[how], known)
+        assert _heard(server) == b""
+
+
+@INSIDE
+def test_bubblewrap_has_no_network_card():
+    code = "assert [name for _, name in socket.if_nameindex()] == ['lo'], socket.if_nameindex()"
+    verdict = _ran(code, "import socket\n")
+    assert verdict.passed, verdict.reason
+
+
+@INSIDE
+@pytest.mark.parametrize("folder", ["/var/tmp", str(Path.home())])
+def test_bubblewrap_keeps_the_system_as_it_is(folder):
+    place = Path(folder) / f"ouroboros-was-here-{os.getpid()}"
+    verdict = _ran(f"open({str(place)!r}, 'w')")
+    assert "Read-only file system" in verdict.reason and not place.exists()
 
 
 @INSIDE
 def test_bubblewrap_shows_no_other_process():
-    code = "import os\nassert sum(name.isdigit() for name in os.listdir('/proc')) < 4"
-    problem = {"task_id": "x", "prompt": "", "test": "def check(_):\n    pass"}
-    verdict = check({**problem, "entry_point": "None"}, code, Limits())
+    verdict = _ran("import os\nassert sum(name.isdigit() for name in os.listdir('/proc')) < 4")
     assert verdict.passed, verdict.reason
 
 
@@ -196,8 +243,7 @@ def test_processes_are_limited():
         "line = next(l for l in open('/proc/self/limits') if l.startswith('Max processes'))\n"
         "assert int(line.split()[2]) < 100000"
     )
-    problem = {"task_id": "x", "prompt": "", "test": "def check(_):\n    pass"}
-    verdict = check({**problem, "entry_point": "None"}, code, Limits())
+    verdict = _ran(code)
     assert verdict.passed, verdict.reason
 
 
@@ -211,6 +257,22 @@ def test_prompts_from_jsonl_and_from_text(tmp_path):
     text = tmp_path / "one.txt"
     text.write_text("two\nlines")
     assert [e.prompt for e in Prompts(path=str(text)).load()] == ["two\nlines"]
+
+
+def test_prompts_from_one_text_with_lines_between_and_from_a_folder(tmp_path):
+    several = tmp_path / "b.txt"
+    several.write_text("  one\n\nmore\n---\n\n---  \r\ntwo ---\n----\n")
+    found = [(e.id, e.prompt) for e in Prompts(path=str(several)).load()]
+    assert found == [("b.txt/1", "  one\n\nmore"), ("b.txt/2", "two ---\n----")]
+    (tmp_path / "a.txt").write_text("first\n")
+    (tmp_path / "notes.md").write_text("no prompt")
+    folder = Prompts(path=str(tmp_path))
+    assert [(e.id, e.prompt) for e in folder.load()] == [("a.txt", "first\n"), *found]
+    several.write_text("other")
+    assert Prompts(path=str(tmp_path)).version != folder.version
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"a folder without \.txt files"):
+        Prompts(path=str(tmp_path / "empty"))
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"text": "x"}', '{"prompt": 3}', '{"prompt": ""}'])

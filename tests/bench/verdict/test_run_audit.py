@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from dataclasses import replace
 
 import pytest
@@ -24,7 +25,6 @@ from ouroboros.bench.verdict.audit_report import (
     verdict,
 )
 from ouroboros.bench.verdict.run_audit import audit_run
-from ouroboros.commands import arguments
 from ouroboros.commands import audit as command
 
 SIZES = {"gamma": 3, "window_size": 2, "ngram_size": 3, "verification_set_size": 2}
@@ -188,8 +188,8 @@ def test_too_large_a_model_is_not_judged_where_it_differs(pair, tmp_path, monkey
     assert "GiB more than there is" in rows[0].findings["ouroboros"]["reason"]
 
 
-def asked_for(folder: ResultsFolder):
-    return arguments.audit().parse_args([str(folder.path)])
+def audited_by_command(folder):
+    return command.audit(Namespace(folder=folder.path, overrides=[]))
 
 
 @pytest.mark.parametrize(("bug", "code"), [(None, 0), *((name, 1) for name in BUGS)])
@@ -203,12 +203,12 @@ def test_the_commands_exit_code(pair, tmp_path, monkeypatch, capsys, bug, code):
     monkeypatch.setattr(
         ResultsFolder, "load_run", lambda self: {"config": {}, "status": "finished"}
     )
-    assert command.audit(asked_for(folder)) == code
+    assert audited_by_command(folder) == code
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document["bugs"] == (2 if code else 0)
     assert (tmp_path / "audit.md").exists()
     tamper(folder, "greedy", BUGS["missing"])
-    assert command.audit(asked_for(folder)) == 1
+    assert audited_by_command(folder) == 1
     monkeypatch.setattr(verdicts_module, "BYTES_PER_WEIGHT", 10**12)
     clean = run(job, tmp_path / "clean")
-    assert command.audit(asked_for(clean)) == 2
+    assert audited_by_command(clean) == 2

@@ -6,10 +6,17 @@ from collections.abc import Mapping
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
 from ouroboros.bench.report.plots import style
-from ouroboros.bench.report.plots.style import decoder_marks, foot, head, new_figure
+from ouroboros.bench.report.plots.style import (
+    decoder_marks,
+    foot,
+    head,
+    new_figure,
+    percentages,
+    title,
+)
 
 FEWEST_TRIES = 10
 """Positions that fewer steps reached are noise, and not drawn."""
@@ -38,7 +45,7 @@ def acceptance_histograms(summary: Mapping) -> Figure | None:
         for axes in [*grid[-1], *([grid[-2, -1]] if len(rows) % columns else [])]:
             axes.tick_params(labelbottom=True)
             axes.set_xlabel("draft tokens accepted in a step")
-        figure.suptitle("Draft tokens accepted per step", x=0.01, ha="left", fontsize=11.5)
+        title(figure, "Draft tokens accepted per step")
         figure.supylabel("share of steps", fontsize=10)
         foot(figure, f"{summary['title']}. Every step also yields one token of the target's own.")
     return figure
@@ -101,6 +108,6 @@ def _histogram(axes: Axes, row: Mapping, colour: str) -> None:
 
 
 def _percentages(axes: Axes) -> None:
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    percentages(axes.yaxis)
     axes.grid(axis="y")
     axes.set_axisbelow(True)

@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ouroboros.bench.report.plots import style
-from ouroboros.bench.report.plots.speedups import spread
-from ouroboros.bench.report.plots.style import decoder_marks, head, new_figure, title
+from ouroboros.bench.report.plots.style import decoder_marks, head, new_figure, title, whiskers
 
 COLUMNS = 3
 LINES = ("solid", "dashed", "dotted", "dashdot")
@@ -62,7 +61,7 @@ def _panel(
             axes.errorbar(
                 [row["agreement"] for row in own],
                 [one["value"] for one in found],
-                yerr=spread(found),
+                yerr=whiskers(found),
                 color=marks[name].colour,
                 marker=marks[name].marker,
                 linestyle=line,

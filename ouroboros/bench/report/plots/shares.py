@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
 from ouroboros.bench.report.plots import style
-from ouroboros.bench.report.plots.style import SOURCES, Mark, foot, head, new_figure
+from ouroboros.bench.report.plots.style import SOURCES, Mark, foot, head, new_figure, percentages
 
 PHASES = {
     "draft": Mark(style.ORANGE, hatch="//"),
@@ -72,7 +71,7 @@ def source_shares(summary: Mapping) -> Figure | None:
         axes = figure.add_subplot()
         stack(axes, list(rows), parts, marks, totals=[1.0] * len(rows))
         axes.set_xlim(0, 1)
-        axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        percentages(axes.xaxis)
         head(axes, "Who proposed the tokens")
         figure.legend(loc="outside upper right", ncols=min(len(marks), 6), fontsize=9)
         foot(figure, f"{summary['title']}.")

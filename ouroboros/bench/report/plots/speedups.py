@@ -10,7 +10,15 @@ from matplotlib.figure import Figure
 
 from ouroboros.bench.measure.metrics import REAL_TEXT, of_real_text
 from ouroboros.bench.report.plots import style
-from ouroboros.bench.report.plots.style import decoder_marks, foot, head, is_peer, new_figure, title
+from ouroboros.bench.report.plots.style import (
+    decoder_marks,
+    foot,
+    head,
+    is_peer,
+    new_figure,
+    title,
+    whiskers,
+)
 from ouroboros.bench.report.summary import cost_text
 
 AXIS = "speedup over greedy on the same engine (time per token, prefill included)"
@@ -67,13 +75,6 @@ def comparison_dots(summaries: Mapping[str, Mapping]) -> Figure | None:
     return figure
 
 
-def spread(found: Sequence[Mapping]) -> np.ndarray:
-    """Return [2, n]: how far the intervals reach below and above their values."""
-    low = [f["value"] - f["low"] if f["low"] is not None else 0 for f in found]
-    high = [f["high"] - f["value"] if f["high"] is not None else 0 for f in found]
-    return np.maximum([low, high], 0)
-
-
 def shared(summaries) -> list[str]:
     """Return what the titles of all summaries say alike: model, dtype, batch size, machine."""
     parts = [summary["title"].split(" · ") for summary in summaries]
@@ -99,14 +100,14 @@ def _run_bars(summary: Mapping, what: str, axis: str, form: str) -> Figure | Non
         _bars(axes, found, labels)
         axes.set_xlabel(axis.format(costs=summary["costs"]))
         title(figure, summary["title"])
-        foot(figure, _footnote(summary, rows))
+        foot(figure, _footnote(summary, rows, what))
     return figure
 
 
 def _bars(axes: Axes, found: Mapping[str, Mapping], labels: Sequence[str]) -> None:
     """Draw a value with its interval for each name, and a column of labels beside the plot, where
     no whisker and no line can cross them."""
-    values, reach = [f["value"] for f in found.values()], spread(list(found.values()))
+    values, reach = [f["value"] for f in found.values()], whiskers(list(found.values()))
     marks = decoder_marks(list(found))
     places = range(len(found))
     axes.barh(
@@ -117,7 +118,7 @@ def _bars(axes: Axes, found: Mapping[str, Mapping], labels: Sequence[str]) -> No
         xerr=reach,
         error_kw={"ecolor": style.INK, "elinewidth": 1.2, "capsize": 3},
     )
-    end = max(value + extra for value, extra in zip(values, reach[1], strict=True))
+    end = max(np.asarray(values) + np.nan_to_num(reach[1]))
     beside = axes.get_yaxis_transform()
     for place, label in zip(places, labels, strict=True):
         axes.text(1.01, place, label, va="center", fontsize=9.5, transform=beside)
@@ -137,7 +138,7 @@ def _dots(axes: Axes, runs: Mapping[str, Mapping], names: Sequence[str]) -> None
         axes.errorbar(
             [f["value"] for f in found],
             [place + offset for place in have],
-            xerr=spread(found),
+            xerr=whiskers(found),
             fmt=marks[name].marker,
             color=marks[name].colour,
             markersize=6,
@@ -153,15 +154,14 @@ def _dots(axes: Axes, runs: Mapping[str, Mapping], names: Sequence[str]) -> None
     axes.tick_params(axis="y", length=0)
 
 
-def _footnote(summary: Mapping, rows: Mapping[str, Mapping]) -> str:
+def _footnote(summary: Mapping, rows: Mapping[str, Mapping], what: str) -> str:
     peers = " and transformers' own generation (hf_)" if any(map(is_peer, rows)) else ""
     lacking = "Incomplete run. " if summary["incomplete"] else ""
     plain = "greedy" if "greedy" in rows else next(iter(rows))
     repeats = _repetition(plain, rows[plain]["repetition_rate"])
-    return (
-        f"{lacking}{summary['footnote']}. Whiskers: 95 % bootstrap over prompts. "
-        f"Grey: greedy{peers}.{repeats}"
-    )
+    known = any(row[what]["low"] is not None for row in rows.values())
+    whiskers = "Whiskers: 95 % bootstrap over prompts. " if known else ""
+    return f"{lacking}{summary['footnote']}. {whiskers}Grey: greedy{peers}.{repeats}"
 
 
 def _repetition(name: str, rate: float | None) -> str:

@@ -10,14 +10,17 @@ import io
 import re
 import textwrap
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import PercentFormatter
 
 HARD_SPACE = "\N{NO-BREAK SPACE}"
 WIDTH_IN, DPI = 9.0, 150
@@ -133,6 +136,19 @@ def foot(figure: Figure, text: str) -> None:
     """Write the small print below everything."""
     wrapped = "\n".join(textwrap.wrap(text, 150, break_on_hyphens=False))
     figure.supxlabel(wrapped, fontsize=8, color=MUTED, x=0.01, ha="left")
+
+
+def whiskers(found: Sequence[Mapping]) -> np.ndarray:
+    """Return [2, n]: how far the intervals reach below and above their values; NaN, of which no
+    whisker is drawn, where there is none."""
+    low = [f["value"] - f["low"] if f["low"] is not None else np.nan for f in found]
+    high = [f["high"] - f["value"] if f["high"] is not None else np.nan for f in found]
+    return np.maximum([low, high], 0)
+
+
+def percentages(axis: Axis) -> None:
+    """Write an axis of shares as whole percentages."""
+    axis.set_major_formatter(PercentFormatter(1, decimals=0))
 
 
 def looks():

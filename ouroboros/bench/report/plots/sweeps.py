@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ouroboros.bench.report.plots import style
-from ouroboros.bench.report.plots.speedups import machines, spread
-from ouroboros.bench.report.plots.style import decoder_marks, foot, head, new_figure
+from ouroboros.bench.report.plots.speedups import machines
+from ouroboros.bench.report.plots.style import decoder_marks, foot, head, new_figure, whiskers
 from ouroboros.bench.report.summary import cost_text
 
 
@@ -146,7 +146,7 @@ def _curve(
     axes.errorbar(
         [place for place, _ in have],
         [one["value"] for _, one in have],
-        yerr=spread([one for _, one in have]),
+        yerr=whiskers([one for _, one in have]),
         color=mark.colour,
         marker=mark.marker,
         linestyle=mark.line,

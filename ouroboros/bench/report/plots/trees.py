@@ -7,12 +7,19 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
-from ouroboros.bench.measure.intervals import wilson
+from ouroboros.bench.measure.scoring import wilson
 from ouroboros.bench.report.plots import style
-from ouroboros.bench.report.plots.speedups import spread
-from ouroboros.bench.report.plots.style import decoder_marks, foot, head, new_figure
+from ouroboros.bench.report.plots.style import (
+    decoder_marks,
+    foot,
+    head,
+    new_figure,
+    percentages,
+    title,
+    whiskers,
+)
 
 MOST_PANELS = 3
 
@@ -40,8 +47,7 @@ def reliability(summary: Mapping) -> Figure | None:
             _said(grid[:, 1], next(iter(found.values())))
         grid[0, 0].set_ylabel("accepted, of those nodes")
         grid[1, 0].set_ylabel("nodes")
-        title = "Estimated against actual acceptance of a node whose parent was accepted"
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11.5)
+        title(figure, "Estimated against actual acceptance of a node whose parent was accepted")
         figures = "; ".join(f"{name}: {words(one)}" for name, one in found.items())
         foot(figure, f"{summary['title']}. {figures}. Whiskers: 95 % (Wilson).")
     return figure
@@ -65,10 +71,12 @@ def fitted(about: Mapping) -> Figure:
         least = ", ".join(f"{one['log_loss_of_the_mean']:.3f}" for one in views.values())
         texts = ", ".join(f"{count} of {name}" for name, count in about["prompts"].items())
         heats = ", ".join(f"{heat:g}" for heat in about["temperatures"])
+        noise = ", ".join(f"{one:g}" for one in about["noise"])
         foot(
             figure,
-            f"{about['pair']}; prompts: {texts}; temperatures {heats}; every fifth prompt, "
-            f"held out of the fit; log loss of always the mean: {least}. Whiskers: 95 % (Wilson).",
+            f"{about['pair']}; prompts: {texts}; temperatures {heats}; noise of the draft "
+            f"{noise}; every fifth prompt, held out of the fit; log loss of always the mean: "
+            f"{least}. Whiskers: 95 % (Wilson).",
         )
     return figure
 
@@ -103,7 +111,7 @@ def tree_shapes(summary: Mapping) -> Figure | None:
                     places, shares, where="mid", color=mark.colour, linestyle=mark.line, label=text
                 )
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+            percentages(axes.yaxis)
             axes.set_ylim(0, 1.03)
             axes.grid(axis="y")
             axes.set_xlabel(f"{label} of the proposed tree, or more")
@@ -120,7 +128,7 @@ def _curve(axes: Axes, rows: list[Mapping], colour: str) -> None:
     axes.errorbar(
         [row["thought"] for row in rows],
         [one.value for one in found],
-        yerr=spread([vars(one) for one in found]),
+        yerr=whiskers([vars(one) for one in found]),
         color=colour,
         marker="o",
         markersize=5.5,
@@ -129,7 +137,7 @@ def _curve(axes: Axes, rows: list[Mapping], colour: str) -> None:
     )
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    percentages(axes.yaxis)
     axes.grid()
     axes.set_axisbelow(True)
 
@@ -140,7 +148,7 @@ def _counts(axes: Axes, rows: list[Mapping], colour: str) -> None:
     axes.bar_label(bars, fontsize=7.5, padding=1)
     axes.margins(y=0.25)
     axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
-    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    percentages(axes.xaxis)
     axes.set_xlabel("estimated")
 
 
