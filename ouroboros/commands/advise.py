@@ -30,6 +30,7 @@ from ouroboros.commands.advising.inputs import Evidence, from_folder, given_cost
 from ouroboros.commands.advising.search import Explorer
 from ouroboros.commands.build import check_decoders
 from ouroboros.commands.configs import plain
+from ouroboros.engine.facts import position_limit
 
 KEPT = ("model", "max_new", "temperature", "top_k", "top_p", "min_p", "threads", "seed")
 
@@ -149,12 +150,16 @@ def memory_here(config: dict) -> dict:
         pair = [(role, config_of(name), name, dtype) for role, name, dtype in shapes(config)]
     except ValueError as error:
         return {"text": f"\nmemory: {error}"}
+    (_, target, _, _), *_ = pair
+    limit = position_limit(target.get_text_config())
+    positions = min(limit, config["model"]["max_len"] or limit)
     for kind in ("as is", "int8"):
         sizes = {r: footprint_of(c, dtype, int8=kind == "int8") for r, c, _, dtype in pair}
         found[kind] = {
             "weights_gb": {role: own.weight_bytes / 1e9 for role, own in sizes.items()},
             "kv_bytes_per_token": {r: own.kv_bytes_per_token for r, own in sizes.items()},
             "longest_context": longest_context(sizes, here.free_bytes),
+            "positions": positions,
         }
     names = ", ".join(f"{role} {Path(name).name} in {d}" for role, _, name, d in pair)
     free = f"{here.device}, {here.free_bytes / 1e9:.1f} of {here.total_bytes / 1e9:.1f} GB free"
@@ -170,8 +175,21 @@ def memory_row(kind: str, own: dict) -> dict:
         "weights": kind,
         "GB (target + draft)": " + ".join(f"{size:.2f}" for size in gb),
         "KV cache, KB/token": " + ".join(f"{size / 1e3:.1f}" for size in kv),
-        "longest context, by memory": own["longest_context"] or "the weights do not fit",
+        "longest context": context_words(own["longest_context"], own["positions"]),
     }
+
+
+def context_words(by_memory: int, positions: int) -> str:
+    """Return the longest context and what limits it.
+
+    >>> context_words(1662746, 4096)
+    "4096, the model's (memory: 1662746)"
+    """
+    if not by_memory:
+        return "the weights do not fit"
+    if by_memory < positions:
+        return f"{by_memory}, by memory"
+    return f"{positions}, the model's (memory: {by_memory})"
 
 
 def command(overrides: list[str], name: str, settings) -> str:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from ouroboros.bench.measure.sample import PLAIN
 from ouroboros.bench.report.folder_report import make_report
 from ouroboros.bench.run.store import ResultsFolder
-from ouroboros.bench.verdict.audit_report import audit_markdown, load_audit, tally, verdict
+from ouroboros.bench.verdict.audit_report import OPEN, audit_markdown, load_audit, tally, verdict
 from ouroboros.bench.verdict.run_audit import audit_run
 from ouroboros.commands.build import rebuild
 
@@ -33,6 +33,6 @@ def audit(options: argparse.Namespace) -> int:
     table = [(name, verdict(found)) for name, found in counts.items()]
     print(summary["title"], tabulate(table, ("decoder", "verdict")), sep="\n\n", end="\n\n")
     bugs = sum(found.get("BUG", 0) for found in counts.values())
-    unknown = sum(found.get("not judged", 0) for found in counts.values())
+    unknown = sum(found.get(word, 0) for found in counts.values() for word in OPEN)
     print(json.dumps({"folder": str(folder.path), "verdicts": counts, "bugs": bugs}))
     return 1 if bugs else 2 if unknown else 0

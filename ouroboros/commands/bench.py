@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from ouroboros.bench.measure.sample import PLAIN, Sample
 from ouroboros.bench.measure.scoring import corpus_scores
-from ouroboros.bench.report.folder_report import headline, make_report, tables
+from ouroboros.bench.report.folder_report import headline, make_report, tables, unpriced
 from ouroboros.bench.run.costs import recorded_costs
 from ouroboros.bench.run.interrupt import Interruption
 from ouroboros.bench.run.launch import check_timing
@@ -164,6 +164,8 @@ def show(folder: ResultsFolder, *, interrupted: bool) -> int:
     for name, row in summary["decoders"].items():
         for reason in row["errors"]:
             _say(f"{name}: {row['failed']} failed: {reason}")
+    for line in unpriced(summary):
+        _say(line)
     document = {
         "results": place(folder.path),
         "title": summary["title"],

@@ -6,7 +6,7 @@
     ouroboros train_pair polish --work WORK --minutes 10
     ouroboros train_pair draft --work WORK --minutes 20
     ouroboros train_pair export --work WORK --out ouroboros/reference
-    ouroboros train_pair tiny --work WORK --out OUT      # all of it, in under a minute
+    ouroboros train_pair tiny --work WORK --out OUT      # all of it, in some seconds
 
 Every step reads what the one before wrote in WORK and continues its own checkpoint; `STEP --help`
 lists its options. `ouroboros evaluate_pair` measures the result and writes the model card.
@@ -33,11 +33,11 @@ from ouroboros.training.outputs import light_copy, own_outputs, prompts_of
 from ouroboros.training.polish import Polish, function_prompts, polish
 from ouroboros.training.preparation import prepare
 
-BRIEF = "--minutes 0.04 --batch-tokens 512 --length 64 --long-length 128 --no-compile"
+BRIEF = "--steps 20 --batch-tokens 512 --length 64 --long-length 128 --no-compile"
 TINY = {
     "prepare": "--stdlib-files 60 --vocab 512",
     "target": f"--hidden 128 --ffn 128 --heads 1 --layers 2 {BRIEF}",
-    "polish": "--minutes 0.04 --plain-length 64 --no-compile",
+    "polish": "--steps 2 --plain-length 64 --no-compile",
     "draft": f"--groups 0,1 --ffn 192 --outputs 8 {BRIEF}",
 }
 Settings = TypeVar("Settings", Recipe, Polish)
@@ -180,8 +180,8 @@ def export(args: argparse.Namespace) -> None:
 
 
 def tiny(args: argparse.Namespace) -> None:
-    """The whole path at toy size, for the test suite: standard library only, seconds of
-    training."""
+    """The whole path at toy size, for the test suite: standard library only, a few steps of
+    training, whatever time they take."""
     work = ["--work", args.work]
     lines = [[step, *work, "--device", args.device, *TINY[step].split()] for step in TINY]
     for line in (*lines, ["export", *work, "--out", args.out]):

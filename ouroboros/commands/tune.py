@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 import torch
+from omegaconf import OmegaConf
 from scipy.stats import gmean
 from tqdm import tqdm
 
@@ -114,6 +115,13 @@ class Search:
         own = replaced(self.configs[trial.decoder], trial.settings)
         return make_decoder(own, self.draft, self.costs, what=f"decoder.{trial.decoder}")
 
+    def settings(self, trial: Trial) -> dict:
+        """Return the value of each option that is tuned, where the trial leaves it as configured
+        too; an option of which neither says anything has its class's default and is left out."""
+        own = OmegaConf.create(replaced(self.configs[trial.decoder], trial.settings))
+        found = {key: OmegaConf.select(own, key) for key in SPACES[trial.decoder]}
+        return {key: value for key, value in found.items() if value is not None}
+
 
 def tune(args: argparse.Namespace) -> int:
     """Load, try all trials of all decoders, report the best, or fit; return 0."""
@@ -139,7 +147,7 @@ def tune(args: argparse.Namespace) -> int:
     }
     trials = [t for name in args.decoders for t in draw(name, args.trials, args.seed)]
     search = Search(config["decoder"], pair.draft, costs, jobs)
-    report(args, best(trials, examples, args.first, search), costs)
+    report(args, best(trials, examples, args.first, search), search)
     return 0
 
 
@@ -162,8 +170,9 @@ def every(trial: Trial) -> list[Sample]:
     return [sample for found in trial.samples.values() for sample in found]
 
 
-def report(args: argparse.Namespace, finalists: list[Trial], costs: Costs) -> None:
+def report(args: argparse.Namespace, finalists: list[Trial], search: Search) -> None:
     """Write and print the finalists, the best first."""
+    costs = search.costs
     ranked = sorted(finalists, key=lambda trial: (trial.decoder, -trial.rate(costs)))
     rows = [
         {
@@ -172,7 +181,7 @@ def report(args: argparse.Namespace, finalists: list[Trial], costs: Costs) -> No
             **{f"speed_t{heat:g}": round(rate, 3) for heat, rate in t.rates(costs).items()},
             "failed": sum(s.error is not None for s in every(t)),
             "repetition_rate": round(mean_repetition_rate(every(t)) or 0.0, 3),
-            "settings": t.settings,
+            "settings": search.settings(t),
         }
         for t in ranked
     ]

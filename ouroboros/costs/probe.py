@@ -7,7 +7,7 @@ is recorded (`ouroboros.bench.run.store`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ouroboros.costs.calls import measure
@@ -33,7 +33,8 @@ def probe(
     round where calls are slow.
 
     A tree never costs more than a larger one: others on the machine only slow a call down. Where an
-    engine pads calls, its own sizes are timed. The models' caches are left empty.
+    engine pads calls, its own sizes are timed. The last tokens of a model's context, beside which
+    no tree of 96 nodes has room, count as those before them. The models' caches are left empty.
     """
     models = [model for model in (target, draft) if model is not None]
     pads = [isinstance(model.engine, Static) for model in models]
@@ -49,15 +50,19 @@ def probe(
         limit_s=LIMIT_S,
         clock=clock,
     )
-    surfaces = [rising(own, padded=pad) for own, pad in zip(found, pads, strict=True)]
+    held = {longest: max(longest, min(context, reach))}
+    surfaces = [rising(own, padded=pad, held=held) for own, pad in zip(found, pads, strict=True)]
     return replace(Costs.of_pair(surfaces), about={"measured": "by a probe at load"})
 
 
-def rising(surface: Surface, *, padded: bool) -> Surface:
+def rising(surface: Surface, *, padded: bool, held: Mapping[int, int]) -> Surface:
     """Return the surface with what each tree costs at most: the least of its own and all larger
-    ones' milliseconds."""
+    ones' milliseconds. `held`: up to which context what was measured at one holds."""
     rows = {
-        context: {size: min(ms for n, ms in row.items() if n >= size) for size in row}
+        held.get(int(context), context): {
+            size: min(ms for n, ms in row.items() if n >= size) for size in row
+        }
         for context, row in surface.ms.items()
     }
-    return replace(surface, ms=rows, padded=padded)
+    spread = {held.get(int(context), context): row for context, row in surface.spread_ms.items()}
+    return replace(surface, ms=rows, padded=padded, spread_ms=spread)

@@ -131,8 +131,9 @@ class Costs:
     def step_ms(self, step: StepRecord, context: int, *, decoder: str = "") -> float:
         """Return the milliseconds of one step on a sequence of `context` tokens.
 
-        Draft calls are taken as equally large. Raises `ValueError` beyond what was measured, and
-        for a step that drafted where no draft was.
+        Draft calls are taken as equally large; text that the draft takes in after a long pause, if
+        no tree measured is so large, as calls of the largest. Raises `ValueError` beyond what was
+        measured, and for a step that drafted where no draft was.
         """
         drafting = 0.0
         if step.draft_calls:
@@ -140,9 +141,20 @@ class Costs:
                 raise ValueError(
                     "the costs have no draft model: measure the pair, or give draft_ms"
                 )
-            drafting = step.draft_calls * self.draft.call_ms(draft_nodes(step), context)
+            drafting = self._drafting_ms(step, self.draft, context)
         host = self.host_ms.get(decoder, self.host_ms.get("", 0.0))
         return self.target.call_ms(step.scored, context) + drafting + host
+
+    @staticmethod
+    def _drafting_ms(step: StepRecord, draft: Surface, context: int) -> float:
+        """The milliseconds of a step's draft calls."""
+        nodes, largest = draft_nodes(step), min(max(row) for row in draft.ms.values())
+        if nodes <= largest or not step.draft_caught_up:
+            return step.draft_calls * draft.call_ms(nodes, context)
+        own = max(1, round(step.draft_scored / step.draft_calls))
+        whole, rest = divmod(step.draft_caught_up, largest)
+        read = whole * draft.call_ms(largest, context) + (rest and draft.call_ms(rest, context))
+        return step.draft_calls * draft.call_ms(own, context) + read
 
     def floor_ms(self, role: str, context: int) -> float | None:
         """Return the least milliseconds of a call of "target" or "draft": the bytes that it must

@@ -39,7 +39,7 @@ def config_facts(model: PreTrainedModel) -> Facts:
             f"{name} is configured with alibi=True: its position biases follow the order of slots, "
             "not a tree's positions; choose a model with rotary or learned positions"
         )
-    max_len = _position_limit(config)
+    max_len = position_limit(config)
     window, types = _sliding(config, name, max_len)
     embedding = model.get_input_embeddings().weight
     assert isinstance(embedding, torch.Tensor)
@@ -51,7 +51,8 @@ def tolerance(dtype: torch.dtype) -> float:
     return 2e-3 if dtype in (torch.float32, torch.float64) else 0.25
 
 
-def _position_limit(config) -> int:
+def position_limit(config) -> int:
+    """Return how many positions a text model's config allows; 2**30 where it sets no limit."""
     limits = [getattr(config, key, None) for key in ("max_position_embeddings", "n_positions")]
     limit = next((value for value in limits if value and value > 0), 1 << 30)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}

@@ -20,6 +20,7 @@ from ouroboros.choose import Choose
 from ouroboros.engine.attention import use_packed_attention
 from ouroboros.engine.cache import SlotCache
 from ouroboros.engine.eager import MOST_HELD
+from ouroboros.engine.loading import why_not_loaded
 from ouroboros.engine.selection import EngineName, select
 from ouroboros.engine.support import examine
 from ouroboros.engine.tokenizer import check_round_trip
@@ -94,10 +95,7 @@ class CachedModel:
             tokenizer = AutoTokenizer.from_pretrained(name_or_path)
             model = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, **options)
         except (OSError, ValueError, ImportError) as error:
-            reason = str(error).strip().splitlines()[0]
-            if not isinstance(error, ImportError):
-                reason += " (give a hub id you can reach, or a folder with config.json, weights "
-                reason += "and tokenizer)"
+            reason = why_not_loaded(name_or_path, error)
             raise ValueError(f"cannot load {name_or_path!r}: {reason}") from error
         check_round_trip(tokenizer, name_or_path)
         if device is not None and model.device.type != torch.device(device).type:

@@ -19,7 +19,8 @@ def check_round_trip(tokenizer, name: str) -> None:
     if lost is not None:
         raise ValueError(
             f"the tokenizer of {name!r} ({type(tokenizer).__name__}) gives {lost[1]!r} back for "
-            f"{lost[0]!r}: set tokenizer_class to PreTrainedTokenizerFast in a local copy's "
+            f"{lost[0]!r}: give the tokenizer that the model was trained with or, if this is it, "
+            "set tokenizer_class to PreTrainedTokenizerFast in a local copy's "
             "tokenizer_config.json, so that tokenizer.json is read as it stands"
         )
 

@@ -29,7 +29,9 @@ from ouroboros.lossless.shift import least_shift
 from ouroboros.trace import parting
 from ouroboros.tree import TokenTree
 
-Verdict = Literal["identical", "numeric tie", "BUG", "in law", "reference", "not judged"]
+Verdict = Literal[
+    "identical", "numeric tie", "BUG", "in law", "reference", "not judged", "not measured"
+]
 """The last three are said of a decoder that promises no equal tokens, of plain decoding where it
 was not held against float64 itself, and where memory or plain decoding's text was missing."""
 

@@ -3,6 +3,7 @@
 The target learns from next tokens; the draft from the target's distribution (a Kullback-Leibler
 loss), which is what makes the two agree. The learning rate follows *training time*, so a budget
 in minutes is kept on any machine, and a run restarted from its checkpoint ends where it would have.
+A budget in steps is for tests, whose end no load of the machine may change.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -31,7 +33,8 @@ LR_MATRICES, LR_REST = 0.02, 3e-3  # peaks of Muon and of AdamW
 
 @dataclass(frozen=True)
 class Recipe:
-    """How long and how to train. Lengths and batches in tokens, `minutes` of training proper.
+    """How long and how to train. Lengths and batches in tokens, `minutes` of training proper, or,
+    where it is not 0, a number of `steps` in their place, which no other job's load changes.
 
     `long_share` of the tokens lie in sequences of `long_length`, drawn all along. `chunk_tokens`
     go through the model at once, so that their activations stay in a core's cache. `lr` is a factor
@@ -39,6 +42,7 @@ class Recipe:
     """
 
     minutes: float = 60.0
+    steps: int = 0
     batch_tokens: int = 8192
     chunk_tokens: int = 2048
     length: int = 512
@@ -91,6 +95,21 @@ class StepClock:
         limit = self.CAP * statistics.median(recent) if len(recent) > 2 else self.FIRST_S
         recent.append(seconds)
         return min(seconds, limit)
+
+
+class Budget(Protocol):
+    """How long to train: minutes, or steps where they are not 0."""
+
+    @property
+    def minutes(self) -> float: ...
+
+    @property
+    def steps(self) -> int: ...
+
+
+def progress(recipe: Budget, *, steps: float, seconds: float) -> float:
+    """Return the share of a recipe's budget that is spent."""
+    return steps / recipe.steps if recipe.steps else seconds / (recipe.minutes * 60)
 
 
 def multiplier(progress: float, recipe: Recipe) -> float:
@@ -241,16 +260,15 @@ def _steps(trainee: Trainee, sources: Sequence[Source], out: Path) -> Iterator[f
     """Train for the recipe's budget; after each step yield the running mean of the loss."""
     recipe, state, clock = trainee.recipe, trainee.state, StepClock()
     rng = np.random.default_rng([recipe.seed, int(state["step"])])
-    budget_s, average = recipe.minutes * 60, None
-    bar = tqdm(total=round(budget_s), initial=round(state["seconds"]), unit="s", mininterval=10)
-    while state["seconds"] < budget_s:
+    average, bar = None, tqdm(total=100, unit="%", mininterval=10)
+    while (done := progress(recipe, steps=state["step"], seconds=state["seconds"])) < 1:
         started = time.monotonic()
         length = recipe.long_length if rng.random() < recipe.long_share else recipe.length
         ids = windows(sources, length, max(1, recipe.batch_tokens // length), rng)
-        loss = trainee.step(ids, multiplier(state["seconds"] / budget_s, recipe))
+        loss = trainee.step(ids, multiplier(done, recipe))
         average = loss if average is None else 0.98 * average + 0.02 * loss
         state["seconds"] += clock.count(length, time.monotonic() - started)
-        bar.n = round(min(state["seconds"], budget_s))
+        bar.n = round(100 * done)
         bar.set_postfix_str(f"loss {average:.3f} {state['tokens'] / 1e6:.2f}M tokens")
         yield average
     bar.close()

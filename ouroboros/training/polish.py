@@ -21,7 +21,7 @@ from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ouroboros.training.attention import padded_mask
-from ouroboros.training.loop import Source, StepClock, Trainee, windows
+from ouroboros.training.loop import Source, StepClock, Trainee, progress, windows
 from ouroboros.training.outputs import continue_rows, light_copy, refresh
 
 HEAD = re.compile(r'\A(.*?"""(?:.|\n)*?""")', re.S)
@@ -33,11 +33,13 @@ PROMPT_TOKENS = 192  # longer prompts are left out: padding costs time
 
 @dataclass(frozen=True)
 class Polish:
-    """How to polish: minutes of training proper; the weight of the penalty beside the next-token
-    loss; prompts to continue for two steps, by how many tokens (three quarters of the texts, those
-    that repeat most, are learned from); the share of the time without the penalty, at the end."""
+    """How to polish: minutes of training proper, or steps where they are not 0; the weight of the
+    penalty beside the next-token loss; prompts to continue for two steps, by how many tokens (three
+    quarters of the texts, those that repeat most, are learned from); the share of the time without
+    the penalty, at the end."""
 
     minutes: float = 10.0
+    steps: int = 0
     lr: float = 2e-4
     weight: float = 0.7
     prompts: int = 32
@@ -134,13 +136,13 @@ def polish(
     The trainee's own optimisers are not used, only its loss on ordinary windows. Texts are written
     for two steps at a time.
     """
-    model, budget_s = trainee.model, recipe.minutes * 60
+    model = trainee.model
     rng, clock, spent_s, step, rate = np.random.default_rng(recipe.seed), StepClock(), 0.0, 0, None
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.95))
     draws, writer = _draws(tokenizer, prompts, recipe.prompts, rng), light_copy(model)
-    bar = tqdm(total=round(budget_s), unit="s", mininterval=10)
-    while spent_s < budget_s:
-        started, settling = time.monotonic(), spent_s >= (1 - recipe.settle_share) * budget_s
+    bar = tqdm(total=100, unit="%", mininterval=10)
+    while (done := progress(recipe, steps=step, seconds=spent_s)) < 1:
+        started, settling = time.monotonic(), done >= 1 - recipe.settle_share
         texts: tuple[Written | None, ...] = (None, None)
         if not settling:
             refresh(writer, model)
@@ -148,7 +150,7 @@ def polish(
             rate = written.rate if rate is None else 0.9 * rate + 0.1 * written.rate
             texts = written.worst(3 * recipe.prompts // 8)
         for half in texts:
-            factor = min((step + 1) / WARMUP_STEPS, 1.2 * (1 - spent_s / budget_s), 1.0)
+            factor = min((step + 1) / WARMUP_STEPS, 1.2 * (1 - done), 1.0)
             for group in optimizer.param_groups:
                 group["lr"] = recipe.lr * max(0.0, factor)
             plain = windows(sources, recipe.plain_length, recipe.plain_windows, rng)
@@ -157,12 +159,12 @@ def polish(
             with (out / "polish.jsonl").open("a") as log:
                 log.write(json.dumps({"step": step, **row}) + "\n")
         spent_s += clock.count(settling, time.monotonic() - started)
-        bar.n = round(spent_s)
+        bar.n = round(100 * done)
         bar.set_postfix_str(f"step {step} {row}")
     bar.close()
     return {
         "polish_steps": step,
-        "polish_minutes": recipe.minutes,
+        "polish_minutes": spent_s / 60 if recipe.steps else recipe.minutes,
         "repeats_on_training_prompts": rate,
     }
 

@@ -51,7 +51,11 @@ def test_trials_go_by_the_costs_that_are_given(call, saved_pair, monkeypatch):
     code, out, error = call("tune", *words, pair=False)
     assert code == 0, error
     assert f"results: {results}\n" in error
-    assert "ouroboros_text" in json.loads(out.splitlines()[-1])
+    settings = json.loads(out.splitlines()[-1])["ouroboros_text"]
+    assert settings["max_nodes"] in (16, 32, 64), "as configured, or as tried"
+    assert "{}" not in out
+    kept = json.loads((saved_pair / "tuned" / "tuning.json").read_text())
+    assert all(row["settings"]["max_nodes"] for row in kept["finalists"])
     assert told and all(one == named("flat") for one in told)
 
 

@@ -83,7 +83,8 @@ def test_a_probe_covers_a_pair_within_its_limit():
     assert costs.draft.call_ms(8, 700) == pytest.approx(11.6)
     assert costs.target.call_ms(30, 1) == pytest.approx(70), "between two sizes"
     assert probe(target, clock=clock).draft is None
-    assert list(probe(target, context=8000, clock=clock).target.ms) == [1000, 4000]
+    far = probe(target, context=8000, clock=clock).target
+    assert list(far.ms) == list(far.spread_ms) == [1000, target.max_len], "to the last position"
 
 
 def test_a_tree_never_costs_more_than_a_larger_one():

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -66,6 +67,14 @@ def test_a_step_pays_for_the_nodes_of_its_draft_calls():
     costs = Costs(SURFACE, Surface.flat({1: 1.0, 5: 2.0}))
     drafted = step(1, draft_calls=2, draft_scored=6)
     assert costs.step_ms(drafted, 100) == pytest.approx(10 + 2 * 1.5)
+
+
+def test_text_that_the_draft_takes_in_after_a_pause_is_calls_of_the_largest_size():
+    costs = Costs(SURFACE, Surface.flat({1: 1.0, 5: 2.0}))
+    late = replace(step(1, draft_calls=2, draft_scored=2), draft_caught_up=13)
+    assert costs.step_ms(late, 100) == pytest.approx(10 + 2 * 1.0 + 2 * 2.0 + 1.5)
+    with pytest.raises(ValueError, match="scores 6 nodes, the costs cover 1 to 5"):
+        costs.step_ms(step(1, draft_calls=1, draft_scored=6), 100)
 
 
 def test_the_floor_is_what_must_be_read():

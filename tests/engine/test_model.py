@@ -221,6 +221,10 @@ def test_what_cannot_be_loaded_is_refused_in_one_line(tmp_path):
     with pytest.raises(ValueError, match="cannot load") as refusal:
         CachedModel.from_pretrained(str(tmp_path))
     assert "\n" not in str(refusal.value) and str(tmp_path) in str(refusal.value)
+    assert "no such folder" not in str(refusal.value)
+    for name in (str(tmp_path / "none"), "./none", "~/none"):
+        with pytest.raises(ValueError, match=f"cannot load '{name}': there is no such folder"):
+            CachedModel.from_pretrained(name)
 
 
 def test_a_failed_call_leaves_no_false_claim_about_the_cache():

@@ -47,7 +47,9 @@ def test_the_reference_tokenizer_is_loaded():
 def test_one_that_drops_spaces_is_refused_with_the_remedy(tmp_path):
     tokenizer = byte_tokenizer()
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
-    with pytest.raises(ValueError, match=r"gives .* back for .*tokenizer_class to PreTrained"):
+    with pytest.raises(
+        ValueError, match=r"gives .* back for .*: give the tok.*, set tokenizer_class to Pre"
+    ):
         loaded(saved(tmp_path, tokenizer))
 
 

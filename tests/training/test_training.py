@@ -12,7 +12,8 @@ from ouroboros.commands import train_pair as train_reference_pair
 from ouroboros.decode import RootOnly
 from ouroboros.training import corpus as reference_corpus
 from ouroboros.training import polish as reference_polish
-from ouroboros.training.loop import Recipe, multiplier
+from ouroboros.training.loop import Recipe, multiplier, progress
+from ouroboros.training.polish import Polish
 
 
 def test_one_command_trains_a_tiny_pair_that_decodes(tmp_path):
@@ -21,7 +22,7 @@ def test_one_command_trains_a_tiny_pair_that_decodes(tmp_path):
     args.step(args)
     summary = json.loads((tmp_path / "work" / "target" / "summary.json").read_text())
     assert summary["loss"] < 6.2  # ln 512 = 6.24: it has learned something
-    assert summary["polish_steps"] >= 1
+    assert summary["polish_steps"] == 2 and summary["step"] == summary["steps"] == 20
     target = CachedModel.from_pretrained(str(tmp_path / "pair" / "target"))
     draft = CachedModel.from_pretrained(str(tmp_path / "pair" / "draft"))
     prompt = target.tokenizer("def mean(values):").input_ids
@@ -84,6 +85,12 @@ def test_repeats_marks_the_token_that_completes_a_seen_ngram(tokens, marks):
 def test_a_prompt_ends_with_the_docstring():
     text = 'def f(x):\n    """Say."""\n    return """no"""\n'
     assert reference_polish.function_prompts([text, "x = 1\n"]) == ['def f(x):\n    """Say."""']
+
+
+def test_a_budget_is_minutes_or_steps():
+    spent = {"steps": 3, "seconds": 45.0}
+    assert progress(Recipe(minutes=1), **spent) == progress(Polish(minutes=1), **spent) == 0.75
+    assert progress(Recipe(minutes=1, steps=12), **spent) == 0.25
 
 
 def test_the_learning_rate_rises_stays_and_falls():

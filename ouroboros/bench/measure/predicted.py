@@ -36,6 +36,18 @@ class Priced:
         except ValueError:
             return []
 
+    def why_not(self, samples: Sequence[Sample]) -> str | None:
+        """Return why samples are not predicted; None where they are, and for another engine's, of
+        which no one expects it."""
+        if not any(step.scored for sample in samples for step in sample.steps):
+            return None
+        try:
+            for sample in samples:
+                timed(sample, self.costs)
+        except ValueError as error:
+            return str(error)
+        return None
+
 
 def timed(sample: Sample, costs: Costs) -> Sample:
     """Return a sample with the seconds that its steps take at these costs.

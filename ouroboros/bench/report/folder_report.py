@@ -102,4 +102,11 @@ def notes(summary: Mapping) -> list[str]:
         found.append(NO_GREEDY)
     for name, row in summary["decoders"].items():
         found += [f"{name}: {row['failed']} failed: {error}" for error in row["errors"]]
-    return found
+    return found + unpriced(summary)
+
+
+def unpriced(summary: Mapping) -> list[str]:
+    """Return a line for each decoder whose cost the run's costs do not tell, which says why."""
+    rows = summary["decoders"].items()
+    why = {name: row["unpriced"] for name, row in rows if row.get("unpriced")}
+    return [f"{name} has no cost/token and no prediction: {reason}" for name, reason in why.items()]

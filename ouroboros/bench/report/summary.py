@@ -159,7 +159,8 @@ def _priced_metrics(
     base, ours = (priced.timed(own) if priced else [] for own in (good.get(PLAIN, []), mine))
     cost = intervals.pooled(mine, part=cost_part(priced.costs)) if priced and ours else None
     own = {"cost_per_token": cost, "predicted_speedup": intervals.speedup(base, ours)}
-    return _plain(own | leads(mine, good.get(METHOD, []), priced, draft_cost=draft_cost))
+    own |= leads(mine, good.get(METHOD, []), priced, draft_cost=draft_cost)
+    return {**_plain(own), "unpriced": priced.why_not(mine) if priced and not ours else None}
 
 
 def _tree_metrics(

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from ouroboros import standin, vocab
 from ouroboros.bench.run.provenance import fast_dtype
+from ouroboros.engine.loading import why_not_loaded
 from ouroboros.engine.model import CachedModel, EngineName
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.tokenizer import check_round_trip
@@ -93,7 +94,7 @@ def load_tokenizer(spec: PairSpec):
     try:
         tokenizer = AutoTokenizer.from_pretrained(place(spec.target))
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = why_not_loaded(spec.target, error)
         raise ValueError(f"cannot load the tokenizer of {spec.target!r}: {reason}") from error
     check_round_trip(tokenizer, spec.target)
     return tokenizer

@@ -14,12 +14,14 @@ from ouroboros.bench.run.store import AUDIT, ResultsFolder
 from ouroboros.lossless.audit import WHOLE
 
 SHOWN = 40
+OPEN = ("not judged", "not measured")
 LEGEND = """\
 identical: the very tokens of plain decoding. numeric tie: at the first token that differs, a shift
 of the float64 logits no larger than the noise makes plain decoding choose the other token; the
 noise is by how much the run's own arithmetic moves the logits of this text, measured by
 transformers' own forward, without any drafter. BUG: any other difference, and every missing, failed
-or truncated completion. The row `greedy` holds plain decoding's text itself against float64.
+or truncated completion. not measured: all decoders refused the prompt alike, as one too long. The
+row `greedy` holds plain decoding's text itself against float64.
 Controls: plain decoding's text scored by transformers' own forward, so many tokens a call, no
 drafter: where it differs, so may any decoder that scores several tokens at once."""
 
@@ -55,8 +57,9 @@ def verdict(counts: Mapping[str, int]) -> str:
         return f"BUG in {counts['BUG']} of {total} (!)"
     if set(counts) == {"reference"}:
         return "reference"
-    if counts.get("not judged"):
-        return f"{counts['not judged']} of {total} not judged (!)"
+    for word in OPEN:
+        if counts.get(word):
+            return f"{counts[word]} of {total} {word} (!)"
     if counts.get("numeric tie"):
         ties = counts["numeric tie"]
         return f"{ties} tie{'s' * (ties > 1)} of {total}"

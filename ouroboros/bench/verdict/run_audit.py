@@ -1,7 +1,8 @@
 """The audit of a run: every completion held against plain decoding's of the same prompt.
 
 Invariant: nothing is taken for equal by leaving it out. In a finished run a missing or failed
-completion is a BUG, as is one whose end follows no rule.
+completion is a BUG, as is one whose end follows no rule. A prompt that all decoders refuse in the
+same words, plain decoding among them, is "not measured".
 """
 
 from __future__ import annotations
@@ -104,16 +105,26 @@ class _Audit:
     def _early(self, group: Mapping[str, Sample], all_there: bool) -> dict[str, Finding]:
         """Return the findings that need neither model nor plain decoding: nothing to compare, or a
         decoder that promises no equal tokens."""
-        found = {}
+        refusal, found = self._refusal(group), {}
         for name in self.job.decoders:
             sample = group.get(name)
-            if sample is not None and sample.error:
+            if sample is not None and refusal is not None:
+                found[name] = Finding("not measured", refusal)
+            elif sample is not None and sample.error:
                 found[name] = Finding("BUG", f"failed: {sample.error}")
             elif sample is None and all_there:
                 found[name] = Finding("BUG", "missing: there is no such completion")
             elif sample is not None and name in self.in_law:
                 found[name] = Finding("in law", "rejection sampling: equal in law, not in tokens")
         return found
+
+    def _refusal(self, group: Mapping[str, Sample]) -> str | None:
+        """Return why plain decoding and every other decoder refused the prompt, such as for its
+        length: the caller's error (`ValueError`), the same words from all. None for any else."""
+        errors = {sample.error for sample in group.values()}
+        reason = next(iter(errors), None)
+        alike = PLAIN in group and len(errors) == 1
+        return reason if alike and reason and reason.startswith("ValueError: ") else None
 
     def _end(self, name: str, sample: Sample, prompt_len: int) -> dict[str, Finding]:
         """Return {name: BUG} for a completion whose end follows no rule, else {}."""

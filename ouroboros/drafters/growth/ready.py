@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from functools import cache
 
 import numpy as np
 
-from ouroboros.drafters.growth import step
+from ouroboros.drafters.growth import learn, step
 from ouroboros.drafters.growth.compiled import COMPILED, WHY_NOT
 from ouroboros.drafters.growth.growth import Growth, Shape
 from ouroboros.drafters.growth.weights import Weights
@@ -18,12 +17,13 @@ log = logging.getLogger(__name__)
 
 @cache
 def make_ready() -> None:
-    """Compile, or load what was compiled, before any step; say so once where it takes time, or
-    where nothing can be compiled."""
+    """Compile, or load what was compiled, before any step; say so before it where it takes time,
+    or where nothing can be compiled. Once: later calls do nothing."""
     if not COMPILED:
         log.warning("growing trees in plain Python, some milliseconds a step: %s", WHY_NOT)
         return
-    started = time.perf_counter()
+    if not is_compiled():
+        log.warning("compiling the drafter for this machine, once; it takes some 15 s")
     grown = Growth(Weights.load(), Shape(ask_limit=1))
     grown.set_costs([1.0], [0.0])
     for text in ([1, 2, 1, 2, 1], [3]):
@@ -34,6 +34,15 @@ def make_ready() -> None:
         made = grown.proposal()
         grown.read_of([0])
         grown.learn([2] * len(made.tokens), [0])
-    if step.begin.stats.cache_misses:  # type: ignore[attr-defined]
-        taken = time.perf_counter() - started
-        log.warning("compiled the drafter for this machine in %.0f s, once", taken)
+
+
+def is_compiled() -> bool:
+    """Say whether numba's cache holds the parts of a step, of this code and for this processor."""
+    parts = (step.begin, step.scored, step.propose, step.read_of, learn.learn)
+    return all(map(_is_kept, parts))
+
+
+def _is_kept(dispatcher) -> bool:
+    processor = dispatcher.targetctx.codegen().magic_tuple()
+    kept = dispatcher._cache._cache_file._load_index()  # empty where the code has changed
+    return any(key[1] == processor for key in kept)

@@ -135,8 +135,12 @@ def test_a_run_without_times_shows_predicted_speedups_and_says_so():
 
 def test_costs_that_do_not_reach_far_enough_predict_nothing():
     small = Priced("x", Costs(Surface.flat({1: 10.0, 3: 12.0}), Surface.constant(2.0)))
-    found = summary(small)["decoders"]
+    whole = summary(small)
+    found = whole["decoders"]
     assert found["ouroboros"]["cost_per_token"] is None and found["other"]["cost_per_token"]
+    (line,) = [note for note in notes(whole) if "no prediction" in note]
+    assert line.startswith("ouroboros has no cost/token and no prediction: a call scores 5 nodes")
+    assert found["hf_greedy"]["unpriced"] is found["other"]["unpriced"] is None
 
 
 def test_a_folder_s_own_costs_are_used(tmp_path):

@@ -258,6 +258,25 @@ def test_a_picture_without_intervals_has_no_whiskers(tmp_path):
     assert figure.axes[0].get_xlim()[1] > 2.5
 
 
+def test_pictures_of_several_runs_speak_of_whiskers_only_where_some_are_drawn(tmp_path):
+    from ouroboros.bench.report.plots.speedups import comparison_dots
+    from ouroboros.bench.report.plots.sweeps import sweep_curves
+
+    summaries = [run_set([measured(tmp_path / str(n))]).summaries[0] for n in range(2)]
+
+    def footnotes():
+        dots = comparison_dots(dict(zip("ab", summaries, strict=True)))
+        figures = dots, sweep_curves("x", [1, 2], summaries)
+        return ["Whiskers" in figure.get_supxlabel() for figure in figures]
+
+    assert footnotes() == [True, True]
+    for summary in summaries:
+        for row in summary["decoders"].values():
+            for name in ("latency_speedup", "calls_interval"):
+                row[name] = row[name] and {**row[name], "low": None, "high": None}
+    assert footnotes() == [False, False]
+
+
 def test_answers_have_turns_and_leave_out_what_failed():
     def turn(example, text, **kind):
         return replace(sample(example, "greedy", [step(0, 0), step(3, 2)], **kind), text=text)

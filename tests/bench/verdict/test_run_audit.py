@@ -127,6 +127,28 @@ def test_what_is_wrong_or_missing_is_a_bug(pair, tmp_path, name):
     assert "BUG in 2 of 2 (!)" in text and "HumanEval" not in text
 
 
+def test_a_prompt_that_every_decoder_refuses_alike_is_not_measured(pair, tmp_path):
+    job = job_of(pair)
+    folder, words = run(job, tmp_path), "ValueError: the prompt has 9 tokens, the context is 8"
+
+    def failing(reason):
+        return lambda s: replace(s, new_tokens=(), error=reason) if s.example == "p0" else s
+
+    for name in job.decoders:
+        tamper(folder, name, failing(words))
+    rows = audited(job, folder)
+    for name, rest in (("greedy", "reference"), ("ouroboros", "identical")):
+        assert verdicts(rows, name) == ["not measured", rest]
+        assert verdict(tally(rows, name)) == "1 of 2 not measured (!)"
+    assert rows[0].findings["greedy"]["reason"] == words
+    tamper(folder, "ouroboros", failing("ValueError: of its own"))
+    assert verdicts(audited(job, folder), "ouroboros") == ["BUG", "identical"]
+    for name in job.decoders:
+        tamper(folder, name, failing("RuntimeError: no"))
+    for name in job.decoders:
+        assert verdicts(audited(job, folder), name)[0] == "BUG"
+
+
 def test_an_unfinished_run_is_judged_by_what_is_there(pair, tmp_path):
     job = job_of(pair)
     folder = run(job, tmp_path)

@@ -17,6 +17,7 @@ from ouroboros.bench.report.plots.style import (
     is_peer,
     new_figure,
     title,
+    whisker_words,
     whiskers,
 )
 from ouroboros.bench.report.summary import cost_text
@@ -71,7 +72,8 @@ def comparison_dots(summaries: Mapping[str, Mapping]) -> Figure | None:
         head(axes, " · ".join(["Speedup over greedy, run by run", *shared(summaries.values())]))
         axes.set_xlabel(AXIS)
         figure.legend(loc="outside upper right", ncols=min(len(names), 5), fontsize=9)
-        foot(figure, f"Whiskers: 95 % bootstrap over prompts. {machines(summaries.values())}")
+        found = [row["latency_speedup"] for rows in runs.values() for row in rows.values()]
+        foot(figure, whisker_words(found) + machines(summaries.values()))
     return figure
 
 
@@ -159,9 +161,8 @@ def _footnote(summary: Mapping, rows: Mapping[str, Mapping], what: str) -> str:
     lacking = "Incomplete run. " if summary["incomplete"] else ""
     plain = "greedy" if "greedy" in rows else next(iter(rows))
     repeats = _repetition(plain, rows[plain]["repetition_rate"])
-    known = any(row[what]["low"] is not None for row in rows.values())
-    whiskers = "Whiskers: 95 % bootstrap over prompts. " if known else ""
-    return f"{lacking}{summary['footnote']}. {whiskers}Grey: greedy{peers}.{repeats}"
+    words = whisker_words([row[what] for row in rows.values()])
+    return f"{lacking}{summary['footnote']}. {words}Grey: greedy{peers}.{repeats}"
 
 
 def _repetition(name: str, rate: float | None) -> str:

@@ -146,6 +146,12 @@ def whiskers(found: Sequence[Mapping]) -> np.ndarray:
     return np.maximum([low, high], 0)
 
 
+def whisker_words(found: Sequence[Mapping]) -> str:
+    """Return what the whiskers are, a sentence and a space; nothing where none is drawn."""
+    drawn = any(one["low"] is not None for one in found)
+    return "Whiskers: 95 % bootstrap over prompts. " if drawn else ""
+
+
 def percentages(axis: Axis) -> None:
     """Write an axis of shares as whole percentages."""
     axis.set_major_formatter(PercentFormatter(1, decimals=0))

@@ -12,7 +12,14 @@ from matplotlib.patches import Rectangle
 
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.report.plots.speedups import machines
-from ouroboros.bench.report.plots.style import decoder_marks, foot, head, new_figure, whiskers
+from ouroboros.bench.report.plots.style import (
+    decoder_marks,
+    foot,
+    head,
+    new_figure,
+    whisker_words,
+    whiskers,
+)
 from ouroboros.bench.report.summary import cost_text
 
 
@@ -73,10 +80,9 @@ def sweep_curves(setting: str, values: Sequence, summaries: Sequence[Mapping]) -
                 axes.set_ylim(bottom=0)
         handles, labels = axes.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper right", ncols=min(6, len(names)))
-        foot(
-            figure,
-            f"{_first(summaries)} Whiskers: 95 % bootstrap over prompts. {_words(summaries)}",
-        )
+        every = [m.of(s, name) for m in measures for s in summaries for name in names]
+        drawn = whisker_words([one for one in every if one])
+        foot(figure, f"{_first(summaries)} {drawn}{_words(summaries)}")
     return figure
 
 

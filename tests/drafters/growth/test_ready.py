@@ -1,0 +1,37 @@
+"""What is said of compiling: before it begins, and nothing where it was done before."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ouroboros.drafters.growth import ready
+from ouroboros.drafters.growth.compiled import COMPILED
+
+needed = pytest.mark.skipif(not COMPILED, reason="numba is not installed")
+
+
+@needed
+@pytest.mark.parametrize("cold", [True, False])
+def test_it_is_said_before_it_begins_and_only_where_it_is_needed(monkeypatch, caplog, cold):
+    said = []
+    load = ready.Weights.load
+    monkeypatch.setattr(ready, "is_compiled", lambda: not cold)
+    monkeypatch.setattr(ready.Weights, "load", lambda: said.append(caplog.text) or load())
+    ready.make_ready.__wrapped__()
+    assert ("compiling the drafter" in said[0]) == cold and caplog.text == said[0]
+
+
+@needed
+def test_a_cold_cache_is_told_from_a_warm_one(tmp_path):
+    ready.make_ready()
+    assert ready.is_compiled()
+    words = "from ouroboros.drafters.growth import ready; print(str(ready.is_compiled()).lower())"
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", words], env=environment, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) is False
