@@ -88,6 +88,7 @@ def test_settings_are_chosen_on_other_prompts(study, recording):
 
 def test_what_is_not_recorded_is_imitated_by_rates_or_refused(study, recording):
     given = [f"recording={recording}", "decoder=[greedy,lookahead]", "search=null"]
+    given += ["decoder.lookahead.window_size=3"]
     code, document, err = study(*FAST, *COSTS, *given)
     assert code == 0 and "predictions off the text imitated" in document["title"], err
     code, _, err = study(*FAST, *COSTS, *given, "rates=null")

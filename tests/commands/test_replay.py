@@ -66,6 +66,9 @@ def test_a_draft_is_imitated_and_said(run_replay, saved_pair):
     assert code == 2 and "draft.agreement=2" in err
 
 
+LOOKING = ["recording=one.jsonl", "decoder=[lookahead]"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
@@ -73,7 +76,7 @@ def test_a_draft_is_imitated_and_said(run_replay, saved_pair):
         (["recording=one.jsonl", "max_new=long"], "max_new=long: give a whole number"),
         (["recording=none.jsonl"], "cannot read the recording none.jsonl"),
         (["recording=target"], "not a results folder"),
-        (["recording=one.jsonl", "decoder=[lookahead]"], "Lookahead learns from"),
+        ([*LOOKING, "decoder.lookahead.window_size=3"], "Lookahead learns from"),
         (["recording=one.jsonl", "decoder=[hf_greedy]"], "HFGenerate is another engine"),
         (["recording=one.jsonl", "costs=none.yaml"], "costs 'none.yaml' are no file"),
     ],
