@@ -27,8 +27,9 @@ def test_the_main_job():
         "greedy",
         "speculative",
         "lookahead",
-        "ouroboros",
         "prompt_lookup",
+        "suffix_hybrid",
+        "ouroboros",
         "hf_greedy",
         "hf_assisted",
     ]

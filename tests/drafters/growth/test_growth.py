@@ -39,10 +39,10 @@ for vocab, seed, shape in ((12, None, {}), (60, 7, {"max_nodes": 24}), (3, 1, {"
             if isinstance(value, list):
                 setattr(grown.state, name, Checked(value))
     for prompt in range(3):
-        text = chain_text(260, vocab, seed=prompt)
+        text = chain_text(200, vocab, seed=prompt)
         grown.start(seed=seed, sampled=seed is not None)
-        known = (1, 2, 90)[prompt]
-        while known < 200:
+        known = (1, 2, 40)[prompt]
+        while known < (60 if "checked" in sys.argv else 140):
             known += step(grown, text, known, vocab=vocab)
             made.append(grown.proposal())
 print(json.dumps(made))
@@ -79,7 +79,7 @@ def trees(grown, *, prompts=(0,)) -> list:
         text = chain_text(300, 20, seed=seed)
         grown.start()
         known = 100
-        while known < 200:
+        while known < (60 if "checked" in sys.argv else 140):
             known += step(grown, text, known, vocab=20)
             found.append(grown.proposal())
     return found
