@@ -30,7 +30,6 @@ def test_the_main_job():
         "prompt_lookup",
         "suffix_hybrid",
         "ouroboros",
-        "hf_greedy",
         "hf_assisted",
     ]
     assert config["model"]["standin"] == {"target": "cpu-target", "draft": "cpu-draft"}
