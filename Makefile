@@ -1,5 +1,5 @@
 # make bench   install into .venv, then the main job: every decoder on the reference pair, sampled
-#              at T=0.8 with shared noise and then greedily
+#              with shared noise where the pair's text repeats itself as real models' does
 # make test    install into .venv, then the tests
 # make check   linter and type checker
 # make tune    search every decoder's settings with one budget on development text
@@ -12,8 +12,7 @@ INSTALLED := .venv/installed
 .PHONY: bench test check tune docs clean
 
 bench: $(INSTALLED)
-	$(BIN)/ouroboros bench temperature=0.8 $(ARGS)
-	$(BIN)/ouroboros bench $(ARGS)
+	$(BIN)/ouroboros bench temperature=matched $(ARGS)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
