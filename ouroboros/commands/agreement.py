@@ -28,6 +28,7 @@ from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.options import check_whole
 from ouroboros.bench.run.pair import load_pair, load_tokenizer
 from ouroboros.bench.run.prompt import prompt_ids
+from ouroboros.bench.run.provenance import provenance, without_paths
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.run.turn import eos_ids
 from ouroboros.commands.agreeing.worths import Worths, by_group
@@ -155,7 +156,8 @@ def finish(config: dict, rows: list[Worth], title: str) -> int:
     if config["results_dir"]:
         folder = ResultsFolder(config["results_dir"])
         folder.path.mkdir(parents=True, exist_ok=True)
-        folder.write_json("agreement.json", document)
+        about = without_paths({"config": config, "provenance": provenance()})
+        folder.write_json("agreement.json", {**about, **document})
         (folder.path / "agreement.md").write_text(text, encoding="utf-8")
         for costs in dict.fromkeys(row.costs for row in rows):
             own = [asdict(row) for row in rows if row.costs == costs]

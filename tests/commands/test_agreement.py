@@ -65,6 +65,9 @@ def test_a_recording_is_studied_by_group(study, recording, saved_pair):
         assert part in document["title"]
     made = {path.name for path in (saved_pair / "out").iterdir()}
     assert {"agreement.json", "agreement.md", "agreement_flat.png"} <= made
+    kept = json.loads((saved_pair / "out" / "agreement.json").read_text())
+    assert kept["rows"] == document["rows"] and kept["provenance"]["versions"]["torch"]
+    assert kept["config"]["recording"] == "turns.jsonl"
     code, _, err = study(*FAST, *given)
     assert code == 2 and "is not empty" in err
 
