@@ -67,6 +67,28 @@ class TokenTree:
             is_chain=True,
         )
 
+    @staticmethod
+    def made(
+        tokens: tuple[int, ...],
+        parents: tuple[int, ...],
+        *,
+        source: tuple[str, ...] = (),
+        probability: tuple[float, ...] = (),
+        asked: Sequence[int] | None = None,
+    ) -> TokenTree:
+        """Return the tree of nodes that are known to be right: nothing is checked, and no node is a
+        probe. The predictions after the nodes in `asked`, ascending, are wanted (None: after all).
+        """
+        return _unchecked(
+            tokens=tokens,
+            parents=parents,
+            probe=frozenset(),
+            source=source,
+            read=frozenset(),
+            probability=probability,
+            asked=tuple(range(len(tokens)) if asked is None else asked),
+        )
+
     def __len__(self) -> int:
         return len(self.tokens)
 

@@ -101,11 +101,11 @@ class Grown:
         while count:
             assert draft is not None
             nodes = growth.asked()
-            tree = TokenTree(nodes.tokens, nodes.parents)
-            tree = tree.asking(range(len(tree) - count, len(tree)))
+            size = len(nodes.tokens)
+            tree = TokenTree.made(nodes.tokens, nodes.parents, asked=range(size - count, size))
             count = growth.scored(*ranking(draft, tokens, tree, self._choose))
         made = growth.proposal()
-        self._proposed = TokenTree(
+        self._proposed = TokenTree.made(
             made.tokens, made.parents, source=made.source, probability=made.probability
         )
         return self._proposed

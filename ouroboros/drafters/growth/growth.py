@@ -90,8 +90,8 @@ class Growth:
                 "draft_nodes at least 1"
             )
         self.shape = shape
-        self.state = new_state()
-        s = self.state
+        self._states = new_state()
+        s = self.state = self._states[0]
         s.max_nodes, s.kids = shape.max_nodes, shape.kids
         s.ask_limit, s.recycle, s.judge = shape.ask_limit, int(shape.recycle), int(shape.judge)
         mixture.prepare(s)
@@ -103,7 +103,7 @@ class Growth:
         self._fed_token, self._fed_parent, self._read = s.fed_token, s.fed_parent, s.read
         self._token, self._parent = s.out_token, s.out_parent
         self._kind, self._chance = s.out_kind, s.out_chance
-        self._known = self._fed = self._proposed = 0
+        self._start = self._known = self._fed = self._proposed = 0
         self._unlearned: list[int] = []
         self.forget()
 
@@ -130,9 +130,9 @@ class Growth:
             kept = self.remembered()
             self.restore(replace(kept, text=kept.text[-LIMIT // 2 :]))
         if s.n:
-            self._lengthen(1)
+            self._lengthen(int(s.n) + 1)
             append(s, self.memory, whole([-1]))
-        s.start = s.n
+        s.start = self._start = int(s.n)
         self._known = 0
         s.sampled, s.noisy, s.seed = int(sampled), int(seed is not None), seed or 0
 
@@ -156,10 +156,10 @@ class Growth:
         if self._unlearned:
             self._learn_from_text(fresh[-1])
         self._known += len(fresh)
-        self._lengthen(len(fresh))
+        self._lengthen(self._start + self._known)
         self._widen(max(fresh))
         deepest = min(max_depth, DEEPEST)
-        count = step.begin(self.state, self.memory, whole(fresh), deepest, draft_depth)
+        count = step.begin(self._states, self.memory, whole(fresh), deepest, draft_depth)
         self._fed = count
         return count
 
@@ -176,14 +176,14 @@ class Growth:
             raise ValueError(f"{ids.shape[1]} ranks a node: at most {RANKS}")
         self._widen(int(ids.max()))
         count = step.scored(
-            self.state, self.memory, ids.shape[1], whole(ids), real(scores), real(shares)
+            self._states, self.memory, ids.shape[1], whole(ids), real(scores), real(shares)
         )
         self._fed += count
         return count
 
     def proposal(self) -> Nodes:
         """Return the part of the tree that is worth verifying."""
-        size = self._proposed = step.propose(self.state)
+        size = self._proposed = step.propose(self._states)
         return Nodes(
             tuple(listed(self._token, size)),
             tuple(listed(self._parent, size)),
@@ -193,7 +193,7 @@ class Growth:
 
     def read_of(self, path: Sequence[int]) -> list[int]:
         """Return where nodes of a path stand among those fed to the draft, as far as they do."""
-        return listed(self._read, step.read_of(self.state, whole(path)))
+        return listed(self._read, step.read_of(self._states, whole(path)))
 
     def learn(self, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Learn: `chosen[i]` is the target's token after node i of the proposal (-1: not known),
@@ -215,7 +215,7 @@ class Growth:
 
     def _learn(self, chosen: Sequence[int], path: Sequence[int]) -> None:
         self._widen(max(chosen))
-        learning.learn(self.state, self.memory, self._proposed, whole(chosen), whole(path))
+        learning.learn(self._states, self.memory, self._proposed, whole(chosen), whole(path))
 
     def remembered(self) -> Remembered:
         """Return what outlives a prompt."""
@@ -246,9 +246,9 @@ class Growth:
             newest[entry[0]] = number
         s.recycled = len(entries)
 
-    def _lengthen(self, more: int) -> None:
-        """Make room for more tokens of text."""
-        m, size, needed = self.memory, len(self.memory.text), int(self.state.n) + more
+    def _lengthen(self, needed: int) -> None:
+        """Make room for that many tokens of text."""
+        m, size = self.memory, len(self.memory.text)
         while size < needed:
             size *= 2
         if size > len(m.text):

@@ -50,9 +50,10 @@ def _hit(s, node, truth):
 
 
 @compiled
-def learn(s, m, size, chosen, path):
+def learn(states, m, size, chosen, path):
     """Learn from the first `size` nodes of `order`: `chosen[i]` is the target's token after node i
     of them, `path` the nodes kept, root first."""
+    s = states[0]
     step = 0
     for place in range(size):
         node = s.order[place]

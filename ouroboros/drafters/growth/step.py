@@ -31,12 +31,13 @@ def _ask(s):
 
 
 @compiled
-def begin(s, m, fresh, max_depth, draft_depth):
+def begin(states, m, fresh, max_depth, draft_depth):
     """Take in the sequence's next tokens and grow a tree below its last.
 
     No node stands deeper than `max_depth`; the draft can score nodes to `draft_depth` (below 0:
     none).
     """
+    s = states[0]
     append(s, m, fresh)
     s.max_depth = max_depth
     s.draft_depth = draft_depth
@@ -51,9 +52,10 @@ def begin(s, m, fresh, max_depth, draft_depth):
 
 
 @compiled
-def scored(s, m, ranks, ids, scores, shares):
+def scored(states, m, ranks, ids, scores, shares):
     """Take in the draft's ranking of what follows the nodes in `ask`, `ranks` tokens a node, and
     grow anew."""
+    s = states[0]
     s.ranks = ranks
     for i in range(s.asked):
         node = s.ask[i]
@@ -65,8 +67,9 @@ def scored(s, m, ranks, ids, scores, shares):
 
 
 @compiled
-def propose(s):
+def propose(states):
     """Lay out the part of the tree that is worth verifying; return how many nodes it has."""
+    s = states[0]
     size = verified(s)
     for place in range(size):
         node = s.order[place]
@@ -79,9 +82,10 @@ def propose(s):
 
 
 @compiled
-def read_of(s, path):
+def read_of(states, path):
     """Return how many nodes of a path of the proposal, from its root on, the draft has read; where
     they stand among those fed is in `read`."""
+    s = states[0]
     count = 0
     for place in path:
         at = s.fed_place[s.order[place]]
