@@ -44,10 +44,10 @@ def measure(
 
     Each of the `visits` goes through the contexts in turn (`on_visit` is told after each what was
     found so far) and there times every model and size of tree `repeats` times; after `limit_s`
-    seconds no further visit begins. Before, every size is called once, untimed. A context counts the tokens of the sequence,
-    the tree's root included; its tokens are taken to be cached, since a call costs the same
-    whatever its slots hold. `padded` says that the models fill trees up to these very sizes. The
-    models' caches are left empty.
+    seconds no further visit begins. Before, every size is called once, untimed. A context counts
+    the tokens of the sequence, the tree's root included; its tokens are taken to be cached, since a
+    call costs the same whatever its slots hold. `padded` says that the models fill trees up to
+    these very sizes. The models' caches are left empty.
 
     Raises `ValueError` for a context and tree that a model has no positions for.
     """
