@@ -44,7 +44,8 @@ def campaign(cfg: DictConfig) -> int:
         check_folder(root / name, facts[name], overwrite=config["overwrite"])
     keep_compiled(root / COMPILED)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the stage is told
-    found, interrupted = {}, False
+    found: dict[str, dict] = {}
+    interrupted = False
     for name in config["stages"]:
         found[name] = {"status": "stopped", "reason": "not begun"}
         if not interrupted:

@@ -40,7 +40,7 @@ def select(
         return eager, f"it lies on {len(devices)} devices"
     if name == "eager" or facts.device.type != "cuda":
         return eager, f"engine={name} on a {facts.device.type} device"
-    why = []
+    why: list[str] = []
     for compiled in (True, False):
         static = Static(model, facts, cache, compiled=compiled)
         reason = differs(static, eager)

@@ -15,11 +15,11 @@ def serving(model: CachedModel) -> dict[str, object]:
     """Return plain values: engine, whether calls are captured and layers compiled, by which
     attention, and `fallback`: why not the fast way, on a GPU that could; None where it is."""
     engine, config = model.engine, model.model.config.get_text_config()
-    static = isinstance(engine, Static)
+    static = engine if isinstance(engine, Static) else None
     found: dict[str, object] = {
         "engine": type(engine).__name__.lower(),
-        "captured": static and engine.graphs,
-        "compiled": static and engine.blocks is not None,
+        "captured": static is not None and static.graphs,
+        "compiled": static is not None and static.blocks is not None,
         "attention": config._attn_implementation,
     }
     reasons = [model.engine_reason] if model.engine_reason else []

@@ -96,7 +96,7 @@ def replays() -> Iterator[list[Span]]:
         last.record()
         spans.append((first, last))
 
-    torch.cuda.CUDAGraph.replay = noted  # type: ignore[method-assign]
+    torch.cuda.CUDAGraph.replay = noted  # type: ignore[method-assign, assignment]
     try:
         yield spans
     finally:
