@@ -195,13 +195,14 @@ def test_models_that_do_not_fit_are_left_out_and_a_headline_so_is_a_failure(tmp_
     monkeypatch.setattr(campaign_stages, "room", lambda device: Room("GPU", 78 << 30, 78 << 30))
     pairs = composed(name="campaign")["pairs"]
     jobs = {name: pairs["jobs"][name] for name in ("llama2_gsm8k", "yi_gsm8k")}
-    stage = stage_of(tmp_path / "pairs", jobs=jobs, overrides=pairs["overrides"], layers=[1, 0.9])
+    half = [*pairs["overrides"], "model.dtype=bfloat16"]
+    stage = stage_of(tmp_path / "pairs", jobs=jobs, overrides=half, layers=[1, 0.9])
     built = stage.config("yi_gsm8k")["model"]["standin"]
     assert built == {"target": "yi-34b@54", "draft": "yi-6b@29"}
     stage.attempt("llama2", lambda: stage.config("llama2_gsm8k"))
     assert not stage.failures and "141 GiB of weights" in stage.figures["llama2"]["left_out"]
     profile = {"nodes": [1], "contexts": [512]}
-    yi = {"jobs": {"yi": jobs["yi_gsm8k"]}, "overrides": pairs["overrides"], "profile": profile}
+    yi = {"jobs": {"yi": jobs["yi_gsm8k"]}, "overrides": half, "profile": profile}
     whole = stage_of(tmp_path / "headline", **yi)
     whole.failures["later"] = "x"
     headline(whole)

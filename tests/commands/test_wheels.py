@@ -19,12 +19,12 @@ from importlib.machinery import PathFinder
 
 blocked = set(sys.argv[1].split(","))
 
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in blocked:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+class Seen(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.split(".")[0] in blocked else super().find_spec(name, path, target)
 
-sys.meta_path.insert(0, Missing())
+sys.meta_path = [Seen if one is PathFinder else one for one in sys.meta_path]
 for name in sys.argv[2].split(","):
     importlib.import_module(name)
 """

@@ -78,9 +78,8 @@ def one_node(stage: Stage, name: str) -> dict:
 
 def all_passed(stage: Stage) -> Check:
     """Say whether every check of the stage so far passed, and which did not."""
-    wrong = [
-        n for n, p in stage.figures.items() if isinstance(p, Mapping) and not p.get("passed", 1)
-    ]
+    checks = ((n, part) for n, part in stage.figures.items() if isinstance(part, Mapping))
+    wrong = [name for name, part in checks if part.get("passed") is False]
     return Check("all_passed", not wrong and not stage.failures, note=", ".join(wrong))
 
 
