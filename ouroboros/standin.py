@@ -58,10 +58,22 @@ SHAPES = MappingProxyType(
 
 
 def shape(name: str) -> LlamaConfig:
-    """Return a new config of the named shape; raises ValueError for an unknown name."""
-    if name not in SHAPES:
+    """Return a new config of the named shape, "yi-34b@54" with 54 layers; raises ValueError for an
+    unknown name."""
+    whole, _, layers = name.partition("@")
+    if whole not in SHAPES or (layers and not layers.isdecimal()):
         raise ValueError(f"unknown shape {name!r}; choose one of {', '.join(SHAPES)}")
-    return LlamaConfig(**dict(SHAPES[name]))  # type: ignore[arg-type]
+    own = {"num_hidden_layers": int(layers)} if layers else {}
+    return LlamaConfig(**{**SHAPES[whole], **own})  # type: ignore[arg-type]
+
+
+def shallower(name: str, share: float) -> str:
+    """Return the name of a shape with so large a share of its layers.
+
+    >>> shallower("yi-6b", 0.9), shallower("yi-6b", 1)
+    ('yi-6b@29', 'yi-6b')
+    """
+    return name if share == 1 else f"{name}@{round(share * shape(name).num_hidden_layers)}"
 
 
 def embed(

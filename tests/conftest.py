@@ -13,6 +13,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # when Hydra sets logging up anew: that must not be the stream in which pytest captures.
 with contextlib.redirect_stderr(sys.__stderr__):
     import absl.logging  # noqa: F401
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -25,3 +26,9 @@ settings.register_profile(
 )
 settings.load_profile("repeatable")
 torch.set_num_threads(1)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")

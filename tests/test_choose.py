@@ -101,7 +101,7 @@ def test_noise_has_gumbel_moments():
     assert noise.var().item() == pytest.approx(math.pi**2 / 6, abs=0.03)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_noise_has_equal_bits_on_cpu_and_gpu():
     for position in range(50):
         assert torch.equal(

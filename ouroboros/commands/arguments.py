@@ -195,6 +195,22 @@ def host_overhead() -> argparse.ArgumentParser:
     return parser
 
 
+def wheels() -> argparse.ArgumentParser:
+    """Collect what the campaign needs on a GPU machine that has no network.
+
+        ouroboros wheels build/wheels
+        pip install --no-index --no-deps build/wheels/*.whl       there
+
+    The wheels are for Python 3.12 on Linux x86-64, in the versions that are
+    installed here, less what such a machine has. Prints each one's size, and
+    what they are together with the repository, whose checkout is the current
+    folder: more than 64 MiB is refused.
+    """
+    parser = _parser(wheels)
+    parser.add_argument("out", type=Path, metavar="OUT", help="the folder of the wheels")
+    return parser
+
+
 def _parser(of) -> argparse.ArgumentParser:
     """Return a parser that is described by a function's docstring."""
     return argparse.ArgumentParser(

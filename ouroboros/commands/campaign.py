@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 import sys
-import tarfile
 import time
 from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
@@ -26,6 +25,7 @@ from ouroboros.bench.run.options import check_whole
 from ouroboros.bench.run.provenance import identity
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands import place
+from ouroboros.commands.campaigning.archive import COMPILED, archive, keep_compiled
 from ouroboros.commands.campaigning.stages import run_stage
 from ouroboros.commands.campaigning.work import STAGES
 from ouroboros.commands.configs import plain
@@ -42,11 +42,16 @@ def campaign(cfg: DictConfig) -> int:
     facts = {name: stage_facts(name, config) for name in config["stages"]}
     for name in config["stages"]:
         check_folder(root / name, facts[name], overwrite=config["overwrite"])
-    found, interrupted = {}, False
+    keep_compiled(root / COMPILED)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the stage is told
+    found: dict[str, dict] = {}
+    interrupted = False
     for name in config["stages"]:
         found[name] = {"status": "stopped", "reason": "not begun"}
         if not interrupted:
             found[name], interrupted = stage_at(root / name, name, config, facts[name])
+        if config["archive"]:
+            found[name]["not_archived"] = archive(root, name, Path(config["archive"]))
         reason = f": {found[name]['reason']}" if found[name].get("reason") else ""
         print(f"{name}: {found[name]['status']}{reason}", file=sys.stderr, flush=True)
     document = {
@@ -56,8 +61,6 @@ def campaign(cfg: DictConfig) -> int:
         "stages": found,
     }
     ResultsFolder(root).write_json("campaign.json", document)
-    if config["archive"]:
-        pack(root)
     shown = {name: {**own, "figures": key_figures(own)} for name, own in found.items()}
     print(json.dumps({**document, "stages": shown}, ensure_ascii=False), flush=True)
     return 130 if interrupted else 0 if document["finished"] else 1
@@ -184,9 +187,3 @@ def _row(row: Mapping) -> list[float | None]:
 
 def _short(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
-
-
-def pack(root: Path) -> None:
-    """Write everything into one file beside the folder, to be taken away."""
-    with tarfile.open(f"{root}.tar.gz", "w:gz") as archive:
-        archive.add(root, arcname=root.name)

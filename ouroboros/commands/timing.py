@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from tqdm import tqdm
 
@@ -13,17 +14,35 @@ from ouroboros.costs.surface import Costs, Surface
 from ouroboros.engine.model import CachedModel
 
 
-def measured_costs(pair: Pair, options: Mapping) -> Costs:
+def measured_costs(
+    pair: Pair, options: Mapping, keep: Callable[[Costs], object] = lambda costs: None
+) -> Costs:
     """Return the surfaces of both models, their bytes and the copy bandwidth; `options` as in
-    `timed`."""
-    return with_floor(Costs.of_pair(timed(pair.models, options, "calls")), pair.models)
+    `timed`. `keep` is given what is known after each visit."""
+    blank = with_floor(Costs(Surface.constant(0.0)), pair.models)
+
+    def whole(found: Sequence[Surface]) -> Costs:
+        costs = Costs.of_pair(found)
+        return replace(blank, target=costs.target, draft=costs.draft)
+
+    return whole(timed(pair.models, options, "calls", lambda found: keep(whole(found))))
 
 
-def timed(models: Sequence[CachedModel], options: Mapping, what: str) -> list[Surface]:
+def timed(
+    models: Sequence[CachedModel],
+    options: Mapping,
+    what: str,
+    on_visit: Callable[[list[Surface]], object] = lambda found: None,
+) -> list[Surface]:
     """Return the costs of each model's calls on trees of `nodes` after `contexts` tokens, `visits`
     times, `calls` of each; `padded`: the engine fills trees up to these very sizes."""
     total = options["visits"] * len(set(options["contexts"]))
     with tqdm(total=total, desc=what, unit="visit", leave=False) as bar:
+
+        def visited(found: list[Surface]) -> None:
+            bar.update()
+            on_visit(found)
+
         return measure(
             models,
             nodes=options["nodes"],
@@ -31,7 +50,7 @@ def timed(models: Sequence[CachedModel], options: Mapping, what: str) -> list[Su
             visits=options["visits"],
             repeats=options["calls"],
             padded=options["padded"],
-            on_visit=bar.update,
+            on_visit=visited,
         )
 
 

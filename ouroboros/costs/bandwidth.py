@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,8 +12,9 @@ from ouroboros.costs.surface import Costs, Footprint
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import bytes_of, stored_bytes
 
-CACHES = 16  # a copied buffer is so many times larger than the largest cache is taken to be
-LARGEST_CACHE_BYTES = {"cpu": 32 << 20, "cuda": 64 << 20}
+CPU_BYTES = 512 << 20  # of a copied buffer: many times the largest cache
+GPU_BYTES = 4 << 30  # a copy takes milliseconds, so that its start is nothing of it
+COPIES = 8
 
 
 def with_floor(costs: Costs, models: Sequence[CachedModel]) -> Costs:
@@ -31,19 +32,32 @@ def copy_bandwidth(device: torch.device, *, buffer_bytes: int | None = None) -> 
     The fastest of several copies counts, as in STREAM (McCalpin,
     https://www.cs.virginia.edu/stream/ref.html): others on the machine only slow a copy down. On a
     CPU a store may read its line first, which is not counted, so that reading alone can be faster
-    than this. `buffer_bytes` defaults to many times the largest cache.
+    than this. A GPU's own events are the clock there. `buffer_bytes` defaults to many times the
+    largest cache, on a GPU to 4 GiB, or a quarter of what is free.
     """
-    size = buffer_bytes or CACHES * LARGEST_CACHE_BYTES.get(device.type, 64 << 20)
+    size = buffer_bytes or _buffer_bytes(device)
     source = torch.ones(size, dtype=torch.uint8, device=device)
     there = torch.empty_like(source)
-    seconds = []
-    for _ in range(8):
-        _wait(device)
-        started = time.perf_counter()
-        there.copy_(source)
-        _wait(device)
-        seconds.append(time.perf_counter() - started)
+    seconds = [elapsed_ms(lambda: there.copy_(source), device) / 1e3 for _ in range(COPIES)]
+    if device.type == "cuda":  # graphs take memory of their own
+        source, there = source.new_empty(0), there.new_empty(0)
+        torch.cuda.empty_cache()
     return 2 * size / min(seconds[1:])
+
+
+def elapsed_ms(work: Callable[[], object], device: torch.device) -> float:
+    """Return milliseconds of some work: on a GPU between two events there, else by the clock."""
+    if device.type != "cuda":
+        started = time.perf_counter()
+        work()
+        return 1e3 * (time.perf_counter() - started)
+    with torch.cuda.device(device):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        work()
+        last.record()
+        last.synchronize()
+    return first.elapsed_time(last)
 
 
 def footprint(model: CachedModel) -> Footprint:
@@ -57,6 +71,7 @@ def footprint(model: CachedModel) -> Footprint:
     return Footprint(held, bytes_of(model.model), sum(slots))
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _buffer_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return CPU_BYTES
+    return min(GPU_BYTES, torch.cuda.mem_get_info(device)[0] // 4)

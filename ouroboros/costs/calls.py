@@ -36,18 +36,18 @@ def measure(
     seed: int = 0,
     padded: bool = False,
     limit_s: float = math.inf,
-    on_visit: Callable[[], object] = lambda: None,
+    on_visit: Callable[[list[Surface]], object] = lambda found: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Surface]:
     """Time `score` and its argmax on random branching trees; return each model's medians and their
     spread.
 
-    Each of the `visits` goes through the contexts in turn (`on_visit` is told of each) and there
-    times every model and size of tree `repeats` times; after `limit_s` seconds no further visit
-    begins. Before, every size is called once, untimed. A context counts the tokens of the sequence,
-    the tree's root included; its tokens are taken to be cached, since a call costs the same
-    whatever its slots hold. `padded` says that the models fill trees up to these very sizes. The
-    models' caches are left empty.
+    Each of the `visits` goes through the contexts in turn (`on_visit` is told after each what was
+    found so far) and there times every model and size of tree `repeats` times; after `limit_s`
+    seconds no further visit begins. Before, every size is called once, untimed. A context counts
+    the tokens of the sequence, the tree's root included; its tokens are taken to be cached, since a
+    call costs the same whatever its slots hold. `padded` says that the models fill trees up to
+    these very sizes. The models' caches are left empty.
 
     Raises `ValueError` for a context and tree that a model has no positions for.
     """
@@ -71,10 +71,16 @@ def measure(
             for index, size in (pair for _ in range(repeats) for pair in _shuffled(pairs, draw)):
                 ms = _call_ms(models[index], text[:context], trees[size], clock)
                 found[index][context][size].append(ms)
-            on_visit()
+            on_visit(_surfaces(found, padded))
     for model in models:
         model.tokens = []
-    return [Surface(_table(own, np.median), padded, _table(own, _half_quartiles)) for own in found]
+    return _surfaces(found, padded)
+
+
+def _surfaces(found: Sequence[Found], padded: bool) -> list[Surface]:
+    """Medians and spread of each model, at the contexts that were visited."""
+    seen = [{context: row for context, row in own.items() if row} for own in found]
+    return [Surface(_table(own, np.median), padded, _table(own, _half_quartiles)) for own in seen]
 
 
 def random_tree(nodes: int, *, draw: random.Random) -> TokenTree:

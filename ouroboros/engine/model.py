@@ -37,7 +37,8 @@ class CachedModel:
     arrival of its result; `predict` adds the part of them spent waiting for it, `wait_s`.
 
     `engine` "static" pads calls to fixed shapes and replays them as CUDA graphs, "eager" calls the
-    model as it is; "auto" is static on a GPU where the model can be captured, else eager.
+    model as it is; "auto" is static on a GPU where the model can be captured, else eager, and
+    `engine_reason` says why.
 
     Raises `ValueError`, naming the reason, for architectures that cannot score a tree.
     """
@@ -62,7 +63,7 @@ class CachedModel:
         self.device = facts.device
         self.dtype = facts.dtype
         self.cache = SlotCache(facts.layers)
-        self.engine = select(engine, self.model, facts, self.cache)
+        self.engine, self.engine_reason = select(engine, self.model, facts, self.cache)
         self.tokens: list[int] = []
         self.calls = 0
         self.busy_s = 0.0

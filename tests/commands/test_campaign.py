@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
+import random
 import signal
 import tarfile
 import time
@@ -20,8 +22,9 @@ from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands import campaign as gpu_campaign
 from ouroboros.commands.campaigning import stages as campaign_stages
 from ouroboros.commands.campaigning import work
-from ouroboros.commands.campaigning.stages import Pairs, Stage, TooLarge, run_stage
-from ouroboros.commands.campaigning.work import STAGES, correct, gpu_tests
+from ouroboros.commands.campaigning.archive import COMPILED_BYTES, STAGE_BYTES, pack
+from ouroboros.commands.campaigning.stages import Stage, run_stage
+from ouroboros.commands.campaigning.work import STAGES, correct, gpu_tests, headline
 
 FACTS = {"rehearsal": True, "settings": "these"}
 
@@ -88,20 +91,25 @@ def test_stages_are_measured_recorded_and_skipped(run_campaign, tmp_path):
         "stages=[headline,pairs]",
         "+pairs.jobs.second=" + quoted("decoder=greedy", "task=none"),
     ]
-    code, document, err = run_campaign(*asked, "results_dir=out", "archive=true")
+    code, document, err = run_campaign(*asked, "results_dir=out", "archive=away")
     assert code == 1 and document["rehearsal"] and not document["finished"], err
     done, failed = document["stages"]["headline"], document["stages"]["pairs"]
     assert done["status"] == "done" and not done["reason"]
     figures = done["figures"]["tiny"]
-    assert set(figures["goals"]) >= {"greedy_of_floor", "ouroboros_over_assisted"}
+    assert set(figures["goals"]) >= {"ouroboros_over_greedy", "draft_of_floor"}
     assert all(passed is None for _, passed in figures["goals"].values())
     assert figures["tokens_per_s_and_speedup"]["greedy"][1] == 1
     assert failed["status"] == "failed" and list(failed["figures"]) == ["first"]
     assert failed["reason"].startswith("second: ") and "\n" not in failed["reason"]
     files = {path.name for path in (tmp_path / "out" / "headline" / "tiny").iterdir()}
     assert {"costs.json", "profile.md", "profile.json", "summary.md", "samples.jsonl"} <= files
-    with tarfile.open(tmp_path / "out.tar.gz") as archive:
-        assert "out/headline/stage.json" in archive.getnames()
+    for name in ("headline", "pairs"):
+        with tarfile.open(tmp_path / "away" / f"{name}.tar.gz") as archive:
+            assert f"out/{name}/stage.json" in archive.getnames()
+    run = json.loads((tmp_path / "out" / "headline" / "tiny" / "run.json").read_text())
+    served = run["model"]["engines"]["draft"]
+    assert (served["engine"], served["compiled"], served["fallback"]) == ("static", False, None)
+    assert (tmp_path / "out" / "headline" / "tiny" / "idle.json").exists()
     before = (tmp_path / "out" / "pairs" / "first" / "samples.jsonl").stat().st_mtime_ns
     code, document, err = run_campaign(*asked, "results_dir=out")
     assert code == 1 and document["stages"]["headline"]["skipped"]
@@ -115,8 +123,8 @@ def test_stages_are_measured_recorded_and_skipped(run_campaign, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["stages=[speed]"], "stages=[speed]: choose from correct, headline"),
-        (["stages=[]"], "choose from correct"),
+        (["stages=[speed]"], "stages=[speed]: choose from preflight, headline"),
+        (["stages=[]"], "choose from preflight"),
         (["rehearsed=false"], "needs a GPU"),
         (["stage_minutes.headline=0.1", "stages=[headline]"], "stage_minutes.headline=0.1: give"),
         (["threads=some"], "threads=some: give a whole number"),
@@ -183,18 +191,41 @@ def test_a_check_that_passed_is_not_made_again(tmp_path, monkeypatch):
     assert made_again() == ["right", "wrong"]
 
 
-def test_models_that_do_not_fit_are_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(campaign_stages, "room", lambda device: Room("GPU", 139 << 30, 140 << 30))
-    pairs, draft = Pairs(), {"speculative": {"draft": "x"}}
-    shapes = {"target": "llama-2-70b", "draft": "llama-2-7b"}
-    config = {"model": {"standin": shapes, "dtype": "bfloat16"}, "decoder": draft}
+def test_models_that_do_not_fit_are_left_out_and_a_headline_so_is_a_failure(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign_stages, "room", lambda device: Room("GPU", 78 << 30, 78 << 30))
+    pairs = composed(name="campaign")["pairs"]
+    jobs = {name: pairs["jobs"][name] for name in ("llama2_gsm8k", "yi_gsm8k")}
+    half = [*pairs["overrides"], "model.dtype=bfloat16"]
+    stage = stage_of(tmp_path / "pairs", jobs=jobs, overrides=half, layers=[1, 0.9])
+    built = stage.config("yi_gsm8k")["model"]["standin"]
+    assert built == {"target": "yi-34b@54", "draft": "yi-6b@29"}
+    stage.attempt("llama2", lambda: stage.config("llama2_gsm8k"))
+    assert not stage.failures and "141 GiB of weights" in stage.figures["llama2"]["left_out"]
+    profile = {"nodes": [1], "contexts": [512]}
+    yi = {"jobs": {"yi": jobs["yi_gsm8k"]}, "overrides": half, "profile": profile}
+    whole = stage_of(tmp_path / "headline", **yi)
+    whole.failures["later"] = "x"
+    headline(whole)
+    assert next(iter(whole.failures)) == "no headline, yi" and "75 GiB" in str(whole.failures)
+
+
+def test_a_package_that_is_missing_leaves_its_part_out(tmp_path):
     stage = stage_of(tmp_path / "stage")
-    stage.attempt("llama2", lambda: pairs.of(config))
-    assert not stage.failures and "GiB of weights" in stage.figures["llama2"]["left_out"]
-    campaign_stages.check_room({**config, "decoder": {"greedy": {}}})
-    campaign_stages.check_room({**config, "model": {"standin": None}})
-    with pytest.raises(TooLarge, match=r"141 GiB of weights \(llama-2-70b and llama-2-7b\)"):
-        campaign_stages.check_room(config)
+    stage.attempt("part", lambda: importlib.import_module("no_such_package"))
+    assert "no_such_package" in stage.figures["part"]["left_out"] and not stage.failures
+
+
+def test_a_fallback_is_refused_unless_it_may_be(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign_stages, "fallbacks", lambda pair: ["target: not captured"])
+    pair = object()
+    for allowed in (True, False):
+        stage = stage_of(tmp_path / str(allowed), fallbacks=allowed)
+        monkeypatch.setattr(stage.pairs, "of", lambda config: pair)
+        if allowed:
+            assert stage.pair({}) is pair
+        else:
+            with pytest.raises(ValueError, match="target: not captured; fallbacks=true"):
+                stage.pair({})
 
 
 def test_the_checks_of_a_device(tmp_path, monkeypatch):
@@ -208,7 +239,7 @@ def test_the_checks_of_a_device(tmp_path, monkeypatch):
     sizes = {"dtypes": ["float32"], "nodes": [1, 3], "contexts": [4], "roll_tokens": 2}
     stage = stage_of(tmp_path / "stage", attention=attention, **sizes)
     correct(stage)
-    assert stage.figures["all_passed"] and len(stage.figures) == 2 + 1 + 2 * 3 + 1
+    assert stage.figures["all_passed"]["passed"] and len(stage.figures) == 2 + 1 + 2 * 3 + 1
     assert stage.figures["roll draft float32 sampled"]["passed"]
 
 
@@ -245,3 +276,52 @@ def test_every_stage_has_its_minutes_and_every_job_composes(shapes):
             run = composed(*job, *own["overrides"])
             assert run["model"]["target"] == "reference/target"
             assert shapes == "full" or run["task"]["limit"] <= 2
+
+
+PARTS = 40
+
+
+def many_parts(stage: Stage) -> None:
+    for number in range(PARTS):
+        stage.check(str(number), lambda n=number: time.sleep(0.002) or Check(str(n), True))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_stage_killed_at_any_moment_keeps_what_ended(tmp_path, monkeypatch, seed):
+    """Killed again and again: every file stays whole, no part that was written is made twice."""
+    monkeypatch.setattr(campaign_stages, "environment", dict)
+    path, draw, written = tmp_path / "out" / "stage", random.Random(seed), 0
+    for attempt in range(PARTS):
+        own = {"target": run_stage, "args": ("stage", many_parts, {})}
+        child = multiprocessing.get_context("fork").Process(
+            **own, kwargs={"path": path, "facts": FACTS}
+        )
+        child.start()
+        child.join(None if attempt == PARTS - 1 else draw.uniform(0.02, 0.2))
+        if child.exitcode is None:
+            os.kill(child.pid, signal.SIGKILL)
+            child.join()
+        pack(tmp_path / "out", [path], tmp_path / "away.tar.gz", STAGE_BYTES)
+        file = path / "figures.json"
+        found = json.loads(file.read_text())["parts"] if file.exists() else {}
+        assert list(found) == [str(number) for number in range(len(found))]
+        assert len(found) >= written
+        written = len(found)
+        if (path / "stage.json").exists():
+            break
+    stage = json.loads((path / "stage.json").read_text())
+    assert stage["status"] == "done" and len(stage["figures"]) == PARTS
+    with tarfile.open(tmp_path / "away.tar.gz") as archive:
+        assert {"out/stage/stage.json", "out/stage/figures.json"} <= set(archive.getnames())
+
+
+def test_archives_keep_to_what_a_machine_gives_back(tmp_path):
+    assert len(STAGES) + 1 <= 8 and max(STAGE_BYTES, COMPILED_BYTES) <= 16 << 20
+    assert len(STAGES) * STAGE_BYTES + COMPILED_BYTES <= 64 << 20
+    (tmp_path / "large").write_bytes(os.urandom(5000))
+    (tmp_path / "small").write_bytes(os.urandom(500))
+    assert pack(tmp_path, [tmp_path], tmp_path.parent / "x.tar.gz", 3000) == ["large"]
+    with tarfile.open(tmp_path.parent / "x.tar.gz") as archive:
+        assert archive.getnames() == [f"{tmp_path.name}/small"]
+    assert pack(tmp_path, [tmp_path / "none"], tmp_path.parent / "y.tar.gz", 3000) == []
+    assert not (tmp_path.parent / "y.tar.gz").exists()

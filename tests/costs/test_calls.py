@@ -19,7 +19,7 @@ from ouroboros.engine.static import NODES
 def test_a_surface_has_every_size_at_every_context():
     models = tiny_pair()
     visits, fed = [], models[0].caught_up
-    told = {"on_visit": lambda: visits.append(len(models[0].tokens))}
+    told = {"on_visit": lambda found: visits.append(len(models[0].tokens))}
     nodes, contexts = [4, 1, 2], [9, 5]
     found = measure(models, nodes=nodes, contexts=contexts, visits=2, repeats=2, **told)
     for model, surface in zip(models, found, strict=True):

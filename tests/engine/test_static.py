@@ -126,7 +126,7 @@ def test_compiled_blocks_leave_the_model_as_it_was():
     assert list(model.model.layers) == plain
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_graphs_replay_what_calls_would_do():
     model = llama(dtype=torch.float32, head_dim=16, num_hidden_layers=3).cuda()
     eager, static = CachedModel(model, engine="eager"), CachedModel(model)

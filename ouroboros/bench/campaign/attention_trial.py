@@ -8,7 +8,6 @@ no Triton) the packed form of `ouroboros.engine.attention` takes its place, and 
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from ouroboros.bench.campaign.checks import Check
+from ouroboros.costs.bandwidth import elapsed_ms
 from ouroboros.costs.calls import random_tree
 from ouroboros.engine.attention import kernel_attention
 from ouroboros.engine.kernels import fits
@@ -147,17 +147,21 @@ def attention_times(
 
 
 def _ms(call: Callable[[], torch.Tensor], device: torch.device, repeats: int) -> float:
-    """Milliseconds of one of many calls handed over without a wait between them."""
+    """Milliseconds of one of many calls without a wait between them; on a GPU they are replays of
+    a graph, since a call by Python takes longer to launch than to run."""
     for _ in range(3):
         call()
-    _wait(device)
-    started = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    _wait(device)
-    return 1e3 * (time.perf_counter() - started) / repeats
-
-
-def _wait(device: torch.device) -> None:
+    again: Callable[[], object] = call
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        again = graph.replay
+        again()
+
+    def all_of_them() -> None:
+        for _ in range(repeats):
+            again()
+
+    return elapsed_ms(all_of_them, device) / repeats

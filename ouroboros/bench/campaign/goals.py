@@ -1,7 +1,8 @@
-"""What a run on a GPU is held against: five goals, each a figure and a bound.
+"""What a run on a GPU is held against: goals, each a figure and a bound.
 
 A pure function of samples and of costs that were measured apart from them. Invariant: a figure that
-cannot be known is None and its goal is not judged; no goal is judged of a rehearsal.
+cannot be known is None and its goal is not judged, nor is a figure without a bound, which stands
+beside the others; no goal is judged of a rehearsal.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ouroboros.bench.measure.sample import METHOD, PLAIN, Sample
 from ouroboros.bench.report.time_report import step_facts
 from ouroboros.costs.surface import Costs
 
-ASSISTED = "hf_assisted"
+ASSISTED, THEIRS, CHAIN = "hf_assisted", "hf_greedy", "speculative"
 Samples = Sequence[Sample]
 
 
@@ -33,21 +34,36 @@ class Goal:
     note: str = ""
 
 
-def goals(samples: Samples, costs: Costs, *, judged: bool) -> list[Goal]:
-    """Return the goals of a run of greedy, Ouroboros and transformers' assisted generation."""
+def goals(
+    samples: Samples, costs: Costs, *, judged: bool, idle: Mapping[str, float | None] | None = None
+) -> list[Goal]:
+    """Return the goals of a run of all decoders; `idle` is the GPU's idle share by decoder."""
     good: dict[str, list[Sample]] = {}
     for sample in samples:
         if not sample.error:
             good.setdefault(sample.decoder, []).append(sample)
     plain, ours = good.get(PLAIN, []), good.get(METHOD, [])
     predicted = predicted_speedup(plain, ours, costs)
-    measured = _value(plain, ours)
+    measured = _decoding(plain, ours)
     reached = measured / predicted if measured and predicted else None
-    assisted = assisted_speedups(good)
-    hardest = min(assisted, key=lambda name: assisted[name]) if assisted else None
+    leads = {name: _lead(mine, ours) for name, mine in good.items() if not name.startswith(METHOD)}
+    assisted = {name: lead for name, lead in leads.items() if name.startswith(ASSISTED)}
+    others = {name: lead for name, lead in leads.items() if name not in (PLAIN, THEIRS)}
     shares = step_facts(ours)["share"] if ours else None
     found = [
-        Goal("greedy_of_floor", floor_share(plain, costs), at_least=0.9),
+        Goal("ouroboros_over_greedy", leads.get(PLAIN), at_least=3.9),
+        Goal("ouroboros_over_hf_greedy", leads.get(THEIRS), at_least=3.9),
+        _over_fastest("ouroboros_over_assisted", assisted, at_least=1.5),
+        _over_fastest("ouroboros_over_every_other", others, at_least=1.25),
+        Goal("repetition_of_greedy", metrics.mean_repetition_rate(plain), below=0.25),
+        Goal("agreement_of_draft", agreement(good.get(CHAIN, []))),
+        Goal("greedy_of_floor", floor_share(plain, costs), at_least=0.92),
+        Goal("draft_of_floor", draft_floor_share(costs), at_least=0.85),
+        *(
+            Goal(f"gpu_idle_share_{name}", (idle or {}).get(name), below=0.05)
+            for name in (PLAIN, METHOD)
+        ),
+        Goal("ouroboros_host_share", shares and shares["host"], below=0.05),
         Goal(
             "ouroboros_of_predicted_speedup",
             reached,
@@ -56,16 +72,22 @@ def goals(samples: Samples, costs: Costs, *, judged: bool) -> list[Goal]:
             if measured and predicted
             else "",
         ),
-        Goal(
-            "ouroboros_over_assisted",
-            assisted[hardest] if hardest else None,
-            at_least=1.5,
-            note=f"over {hardest}, the fastest of {', '.join(assisted)}" if hardest else "",
-        ),
-        Goal("ouroboros_host_share", shares and shares["host"], below=0.05),
-        Goal("repetition_of_greedy", metrics.mean_repetition_rate(plain), below=0.25),
     ]
     return [_judged(goal) for goal in found] if judged else found
+
+
+def agreement(chains: Samples) -> float | None:
+    """Return how often a draft's first token is the target's, by a decoder that drafts chains."""
+    rates = metrics.acceptance_rate_per_position(metrics.steps_of(chains))
+    return rates[0] if rates else None
+
+
+def draft_floor_share(costs: Costs) -> float | None:
+    """Return the least share of its floor that the draft's smallest call reaches at any context."""
+    if costs.draft is None or costs.floor_ms("draft", 1) is None:
+        return None
+    rows = costs.draft.ms.items()
+    return min((costs.floor_ms("draft", int(c)) or 0.0) / row[min(row)] for c, row in rows)
 
 
 def floor_share(samples: Samples, costs: Costs) -> float | None:
@@ -92,20 +114,24 @@ def predicted_speedup(plain: Samples, samples: Samples, costs: Costs) -> float |
     if not plain or not samples:
         return None
     found = predict(plain, samples, costs)
-    return None if found.failed else _value(found.plain, found.samples)
+    return None if found.failed else _decoding(found.plain, found.samples)
 
 
-def assisted_speedups(good: Mapping[str, Samples]) -> dict[str, float]:
-    """Return Ouroboros' speedup over each setting of transformers' assisted generation."""
-    found = {
-        name: speedup(mine, good.get(METHOD, []))
-        for name, mine in good.items()
-        if name.startswith(ASSISTED)
-    }
-    return {name: one.value for name, one in found.items() if one is not None}
+def _over_fastest(name: str, leads: Mapping[str, float | None], *, at_least: float) -> Goal:
+    """The goal over the fastest of some decoders, which its note names."""
+    known = {decoder: lead for decoder, lead in leads.items() if lead is not None}
+    if not known:
+        return Goal(name, None, at_least)
+    hardest = min(known, key=lambda decoder: known[decoder])
+    return Goal(name, known[hardest], at_least, note=f"{hardest}, fastest of {', '.join(known)}")
 
 
-def _value(plain: Samples, samples: Samples) -> float | None:
+def _lead(others: Samples, ours: Samples) -> float | None:
+    found = speedup(others, ours)
+    return None if found is None else found.value
+
+
+def _decoding(plain: Samples, samples: Samples) -> float | None:
     found = speedup(plain, samples, part=decode_part)
     return None if found is None else found.value
 
@@ -114,5 +140,7 @@ def _judged(goal: Goal) -> Goal:
     if goal.figure is None:
         return goal
     low, high = goal.at_least, goal.below
+    if low is None and high is None:
+        return goal
     passed = (low is None or goal.figure >= low) and (high is None or goal.figure < high)
     return Goal(goal.name, goal.figure, low, high, passed, goal.note)

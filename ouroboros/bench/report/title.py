@@ -15,7 +15,8 @@ def title(run: Mapping, prompts: int) -> str:
     penalty = sampling.get("repetition_penalty", 1.0)
     heat += "" if penalty == 1.0 else f", repetition penalty {penalty:g}"
     kept = "".join(f", {role} {what}" for role, what in (model.get("quantised") or {}).items())
-    kept += "" if model.get("engine", "eager") == "eager" else f", {model['engine']} engine"
+    engine = model.get("engines", {}).get("target", {"engine": model.get("engine", "eager")})
+    kept += "" if engine["engine"] == "eager" else f", {engine['engine']} engine"
     wanted = run["task"]["prompts"]
     counted = f"{prompts}" if prompts == wanted else f"{prompts} of {wanted}"
     counted += " prompt" if wanted == 1 else " prompts"

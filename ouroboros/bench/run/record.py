@@ -16,8 +16,10 @@ from ouroboros.bench.run.turn import eos_ids
 from ouroboros.bench.tasks.sandbox import kind
 from ouroboros.bench.tasks.task import Example, Task, fingerprint
 from ouroboros.costs.surface import Costs
+from ouroboros.drafters.growth.compiled import WHY_NOT
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import quantised_by
+from ouroboros.engine.serving import serving
 
 NOT_IDENTITY = (
     *("results_dir", "overwrite", "retry_failed", "save_pools", "audit", "published"),
@@ -86,13 +88,14 @@ def run_facts(config: Mapping, job: Bench) -> dict:
                 "dtype": str(target.dtype).removeprefix("torch."),
                 "quantised": _quantised(job.models),
                 "draft_cost": draft_cost(model.get("draft_cost"), job.models, job.costs),
-                "engine": type(target.engine).__name__.lower(),
+                "engines": dict(zip(("target", "draft"), map(serving, job.models), strict=False)),
                 "device": str(target.device),
                 "max_len": target.max_len,
                 "vocab_size": target.vocab_size,
                 "tokenizer": vocab.fingerprint(target.tokenizer),
                 "eos": sorted(eos_ids(target)),
             },
+            "growth": WHY_NOT or "compiled",
             "sandbox": _sandbox(job.task),
             "decoders": list(job.decoders),
             "carried_pools": carriers(config["decoder"]),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -18,9 +19,9 @@ from pathlib import Path
 
 import torch
 
-from ouroboros import standin
-from ouroboros.bench.advice.memory import footprint_of, longest_context, room
+from ouroboros.bench.advice.memory import room
 from ouroboros.bench.campaign.checks import Check
+from ouroboros.bench.campaign.estimate import by_memory
 from ouroboros.bench.run.costs import recorded_costs
 from ouroboros.bench.run.interrupt import Interruption
 from ouroboros.bench.run.pair import Pair
@@ -34,16 +35,16 @@ from ouroboros.bench.run.provenance import (
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands.bench import run_job, settled
 from ouroboros.commands.build import any_drafts, build_pair, build_task
+from ouroboros.commands.campaigning.fitted import TooLarge, fitted
+from ouroboros.commands.campaigning.seconds import stage_seconds
 from ouroboros.commands.configs import composed
 from ouroboros.commands.timing import about, measured_costs
 from ouroboros.costs.surface import Costs
+from ouroboros.drafters.growth.compiled import WHY_NOT
+from ouroboros.engine.serving import serving
 
 INTERRUPTED = 130
-LEAST_CONTEXT = 2048  # tokens that both models' caches must have room for beside the weights
-
-
-class TooLarge(ValueError):
-    """Models that do not fit in the memory: no failure, but nothing to be measured here."""
+PARTLY = "costs.part.json"
 
 
 @dataclass
@@ -54,11 +55,10 @@ class Pairs:
     pair: Pair | None = None
 
     def of(self, config: Mapping) -> Pair:
-        """Return the config's pair. Raises `TooLarge` where it does not fit in the memory."""
+        """Return the config's pair."""
         key = json.dumps([config["model"], any_drafts(config["decoder"])], sort_keys=True)
         if key != self.key or self.pair is None:
             self.drop()
-            check_room(config)
             self.pair, self.key = build_pair(dict(config)), key
         return self.pair
 
@@ -101,7 +101,7 @@ class Stage:
             return
         try:
             self.figures[name] = part()
-        except TooLarge as error:
+        except (TooLarge, ModuleNotFoundError) as error:
             self.figures[name] = {"left_out": str(error)}
         except Exception as error:
             self.failures[name] = brief(error)
@@ -140,7 +140,7 @@ class Stage:
         task, examples = build_task(config["task"])
         if profile is not None and recorded_costs(folder) is None:
             self.costs(config, folder, profile)
-        code = run_job(config, task, examples, folder, pair_of=self.pairs.of)
+        code = run_job(config, task, examples, folder, pair_of=self.pair)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         samples = folder.load_samples()
@@ -154,15 +154,51 @@ class Stage:
             "model": {key: config["model"][key] for key in ("name", "standin", "dtype")},
             "provenance": {"machine": machine(), "versions": versions()},
         }
-        found = replace(measured_costs(self.pairs.of(config), profile), about=about(run))
         folder.path.mkdir(parents=True, exist_ok=True)
+
+        def keep(costs: Costs) -> None:
+            folder.write_json(PARTLY, asdict(costs))
+
+        found = measured_costs(self.pair(config), profile, keep)
+        found = replace(found, about=about(run))
         folder.save_costs(found)
+        (folder.path / PARTLY).unlink(missing_ok=True)
         return found
 
+    def pair(self, config: dict) -> Pair:
+        """Return a config's pair. Raises `ValueError` where a model is not served the fast way, or
+        trees grow in plain Python, on a GPU that could, unless the stage may do with it."""
+        pair = self.pairs.of(config)
+        reasons = fallbacks(pair)
+        if reasons and not self.options.get("fallbacks", True):
+            raise ValueError(
+                f"not as it should be measured: {'; '.join(reasons)}; fallbacks=true measures it "
+                "all the same"
+            )
+        return pair
+
     def config(self, name: str) -> dict:
-        """Return the settled config of one of the stage's experiments."""
+        """Return the settled config of one of the stage's experiments, for the memory here. Raises
+        `TooLarge` where there is too little."""
         overrides = [*self.options["jobs"][name], *self.options["overrides"]]
-        return settled(composed(overrides))
+        config = settled(composed(overrides))
+        dtype = config["model"]["dtype"]
+        return fitted(
+            config,
+            memory_bytes=room(self.device.type).total_bytes,
+            dtype=fast_dtype(self.device.type) if dtype == "auto" else getattr(torch, dtype),
+            profile=self.options.get("profile"),
+            shares=self.options.get("layers", (1.0,)),
+        )
+
+
+def fallbacks(pair: Pair) -> list[str]:
+    """Return why calls of a pair on a GPU, or trees, are not made the fast way, a line each."""
+    found = zip(("target", "draft"), map(serving, pair.models), strict=False)
+    reasons = [f"{role}: {own['fallback']}" for role, own in found if own["fallback"]]
+    if pair.target.device.type == "cuda" and WHY_NOT:
+        reasons.append(f"trees: {WHY_NOT}")
+    return reasons
 
 
 def run_stage(
@@ -173,9 +209,13 @@ def run_stage(
     path.mkdir(parents=True, exist_ok=True)
     started, status, reason = time.perf_counter(), "done", ""
     figures: Mapping = {}
+    expected = None
     with Interruption(lambda: None) as asked, open(path / "stage.log", "a") as log:
         stage = Stage(name, options, facts["rehearsal"], folder, asked)
         try:
+            if not facts["rehearsal"]:
+                expected = round(stage_seconds(options, by_memory(room().total_bytes)))
+                print(f"{name}: {expected} s at most, by estimate", file=sys.stderr, flush=True)
             with contextlib.redirect_stdout(log):
                 stage.take_up()
                 work(stage)
@@ -188,25 +228,8 @@ def run_stage(
             reason = "; ".join(f"{part}: {line}" for part, line in stage.failures.items())
         figures = stage.figures
     own = {"status": status, "reason": reason, "seconds": time.perf_counter() - started}
+    own["estimated_s"] = expected
     folder.write_json("stage.json", {**facts, **own, "figures": figures})
-
-
-def check_room(config: Mapping) -> None:
-    """Raise `TooLarge` where a stand-in's weights do not fit in the free memory."""
-    shapes = config["model"]["standin"]
-    if not shapes:
-        return
-    roles = ("target", "draft") if any_drafts(config["decoder"]) else ("target",)
-    name = config["model"]["dtype"]
-    dtype = fast_dtype(_device_name()) if name == "auto" else getattr(torch, name)
-    needs = {role: footprint_of(standin.shape(shapes[role]), dtype) for role in roles}
-    free = room(_device_name()).free_bytes
-    if longest_context(needs, free) < LEAST_CONTEXT:
-        wanted = sum(own.weight_bytes for own in needs.values()) / 2**30
-        raise TooLarge(
-            f"{wanted:.0f} GiB of weights ({' and '.join(shapes[role] for role in roles)}), and "
-            f"{free / 2**30:.0f} GiB are free"
-        )
 
 
 def finished(folder: ResultsFolder) -> bool:
@@ -221,7 +244,3 @@ def brief(error: BaseException) -> str:
     text = (str(error).strip() or "no message").splitlines()[0]
     kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
     return without_paths(kind + text)
-
-
-def _device_name() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,4 +1,4 @@
-"""The five stages of ouroboros campaign: what each one does, part by part."""
+"""The stages of ouroboros campaign: what each one does, part by part."""
 
 from __future__ import annotations
 
@@ -15,26 +15,72 @@ from pathlib import Path
 import torch
 
 from ouroboros.bench.campaign.attention_trial import attention_agrees, attention_times
-from ouroboros.bench.campaign.checks import engines_agree, noise_agrees, rolls_agree
+from ouroboros.bench.campaign.checks import Check, engines_agree, noise_agrees, rolls_agree
 from ouroboros.bench.campaign.goals import goals
+from ouroboros.bench.campaign.replays import idle_share, kernel_table
+from ouroboros.bench.measure.sample import METHOD, PLAIN
 from ouroboros.bench.report.folder_report import make_report
 from ouroboros.bench.report.time_report import time_facts
 from ouroboros.bench.run.costs import recorded_costs
-from ouroboros.bench.run.pair import Pair, PairSpec, load_pair
+from ouroboros.bench.run.pair import PairSpec, load_pair
+from ouroboros.bench.run.prompt import prompt_ids
+from ouroboros.bench.run.provenance import versions
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.verdict.audit_report import load_audit, tally
 from ouroboros.choose import Sampler, argmax
-from ouroboros.commands.campaigning.stages import Stage
-from ouroboros.commands.profiling import floor_shares, write_profile
-from ouroboros.commands.timing import timed
+from ouroboros.commands.build import build_decoders, build_task
+from ouroboros.commands.campaigning.seconds import ADVICE_S, TESTS_S
+from ouroboros.commands.campaigning.stages import Stage, fallbacks
+from ouroboros.commands.profiling import draws_trees, floor_shares, write_profile
+from ouroboros.commands.timing import measured_costs, timed
 from ouroboros.costs.bandwidth import copy_bandwidth
+from ouroboros.drafters.growth.compiled import WHY_NOT
 from ouroboros.engine.model import CachedModel
+from ouroboros.engine.serving import serving
 from ouroboros.lossless.plainly import recast
 
 ROOT = Path(__file__).resolve().parents[3]
 REFERENCE = ("reference", "reference/target", "reference/draft")
-GPU_TESTS = "needs a GPU"  # the reason that such a test gives where it is skipped
-TESTS_S, ADVICE_S = 100.0, 200.0
+GPU_TESTS = "mark.gpu"
+IDLE = "idle.json"
+KERNELS_AT = 512  # tokens of context
+
+
+def preflight(stage: Stage) -> None:
+    """What would spoil everything after it: versions, the kernel, a graph of each model, and how
+    near its floor one of them is."""
+    own, device = stage.options, stage.device
+    stage.attempt("versions", lambda: {**versions(), "growth": WHY_NOT or "compiled"})
+    agrees = partial(attention_agrees, device, getattr(torch, own["dtype"]), **own["attention"])
+    stage.check("attention", agrees)
+    stage.attempt("copy_gb_per_s", lambda: copy_bandwidth(device) / 1e9)
+    for name in own["jobs"]:
+        stage.check(f"{name} served", partial(served, stage, name))
+        stage.attempt(f"{name} of_floor", partial(one_node, stage, name))
+    stage.check("all_passed", partial(all_passed, stage))
+    if not stage.figures["all_passed"]["passed"]:
+        stage.failures["preflight"] = str(stage.figures["all_passed"]["note"])
+
+
+def served(stage: Stage, name: str) -> Check:
+    """Load a job's pair: is each of its models served the fast way?"""
+    pair = stage.pair(stage.config(name))
+    found = dict(zip(("target", "draft"), map(serving, pair.models), strict=False))
+    reasons = fallbacks(pair)
+    return Check(f"{name} served", not reasons, found, note="; ".join(reasons))
+
+
+def one_node(stage: Stage, name: str) -> dict:
+    """Return the share of its floor that a call of one node reaches, of each model."""
+    costs = measured_costs(stage.pair(stage.config(name)), stage.options["profile"])
+    return floor_shares(time_facts(costs, []))
+
+
+def all_passed(stage: Stage) -> Check:
+    """Say whether every check of the stage so far passed, and which did not."""
+    checks = ((n, part) for n, part in stage.figures.items() if isinstance(part, Mapping))
+    wrong = [name for name, part in checks if part.get("passed") is False]
+    return Check("all_passed", not wrong and not stage.failures, note=", ".join(wrong))
 
 
 def correct(stage: Stage) -> None:
@@ -50,8 +96,7 @@ def correct(stage: Stage) -> None:
     for name in own["dtypes"]:
         engines(stage, getattr(torch, name), name)
     stage.attempt("tests", gpu_tests)
-    passed = [part["passed"] for part in stage.figures.values() if isinstance(part, Mapping)]
-    stage.figures["all_passed"] = False not in passed and not stage.failures
+    stage.check("all_passed", partial(all_passed, stage))
 
 
 def engines(stage: Stage, dtype: torch.dtype, name: str) -> None:
@@ -94,23 +139,31 @@ def lossless(stage: Stage, name: str) -> dict:
 
 
 def gpu_tests() -> dict:
-    """Run the files of tests that hold some which are skipped without a GPU, where pytest and the
-    tests are at hand; "passed" is None where they are not."""
+    """Run the tests that need a GPU, where pytest and the tests are at hand; "passed" is None where
+    they are not."""
     files = [p for p in sorted((ROOT / "tests").rglob("test_*.py")) if GPU_TESTS in p.read_text()]
     if not files or importlib.util.find_spec("pytest") is None:
         return {"passed": None, "said": "no tests or no pytest here"}
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, *map(str, files)], capture_output=True, text=True, cwd=ROOT, timeout=TESTS_S
+        [*command, "-m", "gpu", *map(str, files)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=TESTS_S,
     )
     lines = (done.stdout.strip() or done.stderr.strip() or "nothing was said").splitlines()
     return {"passed": done.returncode == 0, "files": [p.name for p in files], "said": lines[-1]}
 
 
 def headline(stage: Stage) -> None:
-    """The published headline's shapes: every decoder, transformers' own, and the goals."""
+    """The published headline's shapes: every decoder, transformers' own, and the goals. One that is
+    left out is a failure, said first."""
     for name in stage.options["jobs"]:
         stage.attempt(name, partial(compared, stage, name, profile=stage.options["profile"]))
+        if "left_out" in stage.figures.get(name, {}):
+            reason = stage.figures[name]["left_out"]
+            stage.failures = {f"no headline, {name}": reason, **stage.failures}
 
 
 def compared(stage: Stage, name: str, *, profile: Mapping | None = None) -> dict:
@@ -120,14 +173,38 @@ def compared(stage: Stage, name: str, *, profile: Mapping | None = None) -> dict
     except KeyboardInterrupt:
         stage.figures[name] = run_figures(stage, ResultsFolder(stage.folder.path / name))
         raise
-    return run_figures(stage, folder)
+    return run_figures(stage, folder, idle(stage, name, folder) if profile else {})
 
 
-def run_figures(stage: Stage, folder: ResultsFolder) -> dict:
+def idle(stage: Stage, name: str, folder: ResultsFolder) -> dict:
+    """Return the GPU's idle share in a text by greedy and by Ouroboros; measured once, and kept."""
+    path = folder.path / IDLE
+    if path.exists():
+        return json.loads(path.read_text(encoding="utf-8"))
+    config = stage.config(name)
+    own = {n: options for n, options in config["decoder"].items() if n in (PLAIN, METHOD)}
+    pair = stage.pair(config)
+    makers = build_decoders(own, pair, recorded_costs(folder))
+    prompt = prompt_ids(pair.target.tokenizer, build_task(config["task"])[1][0])
+    heat = config["temperature"]
+    choose = Sampler(temperature=heat, seed=config["seed"]) if heat else argmax
+    found = {
+        decoder: idle_share(pair.target, make, prompt, max_new=config["max_new"], choose=choose)
+        for decoder, make in makers.items()
+        if draws_trees(make)
+    }
+    folder.write_json(IDLE, found)
+    return found
+
+
+def run_figures(stage: Stage, folder: ResultsFolder, idle: Mapping | None = None) -> dict:
     """Return the figures of a run, finished or not, and write its report and time tables."""
     summary, samples = make_report(folder), folder.load_samples()
+    model = folder.load_run()["model"]
     found: dict = {
         "title": summary["title"],
+        "shapes": model["standin"],
+        "engines": model["engines"],
         "finished": folder.load_run()["status"] == "finished",
         "samples": f"{summary['samples']} of {summary['samples_wanted']}",
         "decoders": {n: decoder_figures(row) for n, row in summary["decoders"].items()},
@@ -139,7 +216,7 @@ def run_figures(stage: Stage, folder: ResultsFolder) -> dict:
         write_profile(folder, facts)
         for name, row in facts["steps"].items():
             found["decoders"][name]["wait_share"] = row["wait_share"]
-        judged = goals(samples, costs, judged=not stage.rehearsal)
+        judged = goals(samples, costs, judged=not stage.rehearsal, idle=idle)
         found |= {"copy_gb_per_s": facts["copy_gb_per_s"], "floor_share": floor_shares(facts)}
         found["goals"] = [asdict(goal) for goal in judged]
     return found
@@ -157,8 +234,12 @@ def decoder_figures(row: Mapping) -> dict:
 
 
 def costs(stage: Stage) -> None:
-    """Calls by nodes and context, fixed shapes against eager calls, our kernel against torch."""
+    """Kernels of some calls; calls by nodes and context; fixed shapes against eager calls; our
+    attention kernel against torch."""
     own = stage.options
+    for name in own["jobs"]:
+        for role, nodes in own["kernels"]:
+            stage.attempt(f"{name} {role} {nodes}", partial(kernels, stage, name, role, nodes))
     stage.attempt("copy_gb_per_s", lambda: copy_bandwidth(stage.device) / 1e9)
     layouts = partial(attention_times, stage.device, getattr(torch, own["dtype"]))
     stage.attempt("attention", partial(layouts, **own["attention"]))
@@ -167,9 +248,14 @@ def costs(stage: Stage) -> None:
         stage.attempt(f"{name} engines", partial(engine_gain, stage, name))
 
 
+def kernels(stage: Stage, name: str, role: str, nodes: int) -> dict:
+    """Return what one call of one of the models consists of."""
+    return kernel_table(getattr(stage.pair(stage.config(name)), role), nodes, KERNELS_AT)
+
+
 def engine_gain(stage: Stage, name: str) -> dict:
     """Return milliseconds of calls of the same weights by both engines."""
-    pair: Pair = stage.pairs.of(stage.config(name))
+    pair = stage.pair(stage.config(name))
     own, found = stage.options["gain"], {}
     for role, model in zip(("target", "draft"), pair.models, strict=False):
         eager = CachedModel(model.model, tokenizer=model.tokenizer, engine="eager")
@@ -210,9 +296,11 @@ def advice(path: Path) -> dict:
 
 
 STAGES: Mapping[str, Callable[[Stage], None]] = {
-    "correct": correct,
+    "preflight": preflight,
     "headline": headline,
+    "sampled": headline,
     "costs": costs,
-    "pairs": pairs,
+    "correct": correct,
     "sweep": sweep,
+    "pairs": pairs,
 }

@@ -1,0 +1,8 @@
+"""`ouroboros wheels`, from a checkout."""
+
+import sys
+
+from ouroboros.commands.command_line import main
+
+if __name__ == "__main__":
+    raise SystemExit(main(["wheels", *sys.argv[1:]]))
