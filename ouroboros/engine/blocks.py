@@ -21,13 +21,16 @@ from torch.utils._pytree import tree_iter, tree_map
 from transformers import PreTrainedModel
 
 from ouroboros.engine.cache import SlotCache
+from ouroboros.engine.masks import Masks, spread
 from ouroboros.engine.projections import ONCE, laid_together
 
+OPTIONS = {"post_grad_custom_pre_pass": ONCE, "combo_kernels": True}
 VARYING = {1: (0,), 2: (1,), 3: (1,), 4: (2, 3)}  # of an input's axes: nodes and slots
 
 
 class Blocks:
-    """A model's decoder layers, compiled."""
+    """A model's decoder layers, compiled. `tuned` says which way a call of one node goes; None as
+    long as nobody knows which is faster."""
 
     def __init__(self, model: PreTrainedModel, *, backend: Any = "inductor") -> None:
         count = model.config.get_text_config().num_hidden_layers
@@ -35,11 +38,22 @@ class Blocks:
         self.layers = next((found for found in lists if len(found) == count), nn.ModuleList())
         self.plain = list(self.layers)
         self.compiled = [Block(layer, index, backend) for index, layer in enumerate(self.plain)]
+        self.tuned: bool | None = None
+        self.spread = torch.compile(spread, backend=backend)
         self.places = [place for layer in self.plain for place in laid_together(layer)]
+
+    def masks(self, inside: torch.Tensor, *rest) -> Masks:
+        """As `engine.masks.spread`, compiled."""
+        mark(inside, (0, 1))
+        for tensor in filter(torch.is_tensor, rest):
+            mark(tensor)
+        return self.spread(inside, *rest)
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Put the compiled layers in place for a while."""
+        for block in self.compiled:
+            block.tuned = self.tuned is not False
         self._place(self.compiled)
         for owner, name, _, part in self.places:
             setattr(owner, name, part)
@@ -61,18 +75,19 @@ class Block(nn.Module):
 
     def __init__(self, layer: nn.Module, index: int, backend: Any) -> None:
         super().__init__()
-        self.index = index
-        options = {"post_grad_custom_pre_pass": ONCE} if backend == "inductor" else None
-        tuned = options and {**options, "coordinate_descent_tuning": True}
-        self.many = torch.compile(layer, backend=backend, options=options)
-        self.single = torch.compile(layer, backend=backend, options=tuned)
+        self.index, self.tuned = index, True
+        options = OPTIONS if backend == "inductor" else None
+        single = options and {**options, "coordinate_descent_tuning": True}
+        self.any = torch.compile(layer, backend=backend, options=options)
+        self.single = torch.compile(layer, backend=backend, options=single)
 
     def forward(self, hidden: torch.Tensor, *args, **kwargs):
         """The layer's own arguments; of the cache it is given its own slots only."""
         args, kwargs = tree_map(self._own, (args, kwargs))
         for tensor in filter(torch.is_tensor, tree_iter((hidden, args, kwargs))):
             mark(tensor)
-        return (self.many if hidden.shape[1] > 1 else self.single)(hidden, *args, **kwargs)
+        layer = self.single if self.tuned and hidden.shape[1] == 1 else self.any
+        return layer(hidden, *args, **kwargs)
 
     def _own(self, value):
         if not isinstance(value, SlotCache):
@@ -83,8 +98,8 @@ class Block(nn.Module):
         return own
 
 
-def mark(tensor: torch.Tensor) -> None:
+def mark(tensor: torch.Tensor, axes: Sequence[int] | None = None) -> None:
     """Let code be compiled for any number of nodes and slots of an input from the first time on."""
-    for axis in VARYING.get(tensor.ndim, ()):
+    for axis in VARYING.get(tensor.ndim, ()) if axes is None else axes:
         if tensor.shape[axis] > 1:
             torch._dynamo.maybe_mark_dynamic(tensor, axis)

@@ -119,10 +119,10 @@ class SlotCache(Cache):
         self.reserve(capacity)
 
     @contextmanager
-    def aimed(self, slots: torch.Tensor, view: int) -> Iterator[None]:
-        """Let calls write to `slots` ([nodes] int64, on the device) and read the first `view`
+    def aimed(self, slots: torch.Tensor, view: torch.Tensor) -> Iterator[None]:
+        """Let calls write to `slots` ([nodes] int64, on the device) and read the first `len(view)`
         slots, whatever the length."""
-        self._aim = slots, slots.new_empty(view)
+        self._aim = slots, view
         try:
             yield
         finally:

@@ -17,12 +17,13 @@ import torch
 from torch import nn
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx import Graph
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class Place(NamedTuple):
-    """A projection, where it stands in a model, and the part of the whole product that equals it."""
+    """A projection, where it stands in a model, and the part of the product that equals it."""
 
     owner: nn.Module
     name: str
@@ -56,7 +57,7 @@ def laid_together(layer: nn.Module) -> list[Place]:
 
 
 def _is_plain(module: nn.Module | None) -> bool:
-    return type(module) is nn.Linear and type(module.weight.data) is torch.Tensor
+    return type(module) is nn.Linear and not is_traceable_wrapper_subclass(module.weight)
 
 
 @torch.no_grad()
