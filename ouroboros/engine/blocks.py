@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx.experimental import _config
 from torch.utils._pytree import tree_iter, tree_map
 from transformers import PreTrainedModel
 
@@ -24,7 +25,7 @@ from ouroboros.engine.cache import SlotCache
 from ouroboros.engine.masks import Masks, spread
 from ouroboros.engine.projections import ONCE, laid_together
 
-OPTIONS = {"post_grad_custom_pre_pass": ONCE, "combo_kernels": True}
+OPTIONS: dict[str, Any] = {"post_grad_custom_pre_pass": ONCE, "combo_kernels": True}
 VARYING = {1: (0,), 2: (1,), 3: (1,), 4: (2, 3)}  # of an input's axes: nodes and slots
 
 
@@ -57,8 +58,9 @@ class Blocks:
         self._place(self.compiled)
         for owner, name, _, part in self.places:
             setattr(owner, name, part)
+        apart = _config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
         try:
-            with torch.fx.experimental._config.patch(use_duck_shape=False):
+            with apart:  # two sizes that happen to be equal are two
                 yield
         finally:
             self._place(self.plain)

@@ -98,7 +98,7 @@ class Once(CustomGraphPass):
                 node.replace_all_uses_with(first)
                 graph.erase_node(node)
 
-    def uuid(self) -> str:
+    def uuid(self) -> bytes:
         return get_hash_for_files((__file__,))
 
 
