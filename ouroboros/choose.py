@@ -11,7 +11,7 @@ around it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -84,17 +84,31 @@ def _best(scores: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(rows.detach().numpy().argmax(-1))
 
 
-def _ranked(scores: torch.Tensor, shares: torch.Tensor, count: int) -> Ranked:
-    """Rank by `scores`, with probabilities from `shares` (both [rows, vocab])."""
+def _ranking(scores: torch.Tensor, shares: torch.Tensor, count: int) -> torch.Tensor:
+    """Rank by `scores`, with probabilities from `shares` (both [rows, vocab]): ids, scores and
+    shares of the best, [rows, 3, count or vocab] float64."""
     first = _best(scores)[:, None]
     ids = scores.topk(min(count, scores.shape[-1]), dim=-1).indices
     again = (ids == first).byte().argsort(dim=-1, stable=True)  # of equals topk may take another
     ids = torch.cat([first, ids.gather(-1, again)[:, :-1]], dim=-1)
     values = [ids.double(), scores.gather(-1, ids).double(), shares.gather(-1, ids).double()]
-    found = np.empty((3, len(ids), count))
-    found[:] = np.array([-1.0, -np.inf, 0.0])[:, None, None]
-    found[..., : ids.shape[-1]] = torch.stack(values).cpu().numpy()
-    return Ranked(found[0].astype(np.int64), found[1], found[2])
+    return torch.stack(values, dim=1)
+
+
+def _ranked(ranking: torch.Tensor, count: int) -> Ranked:
+    """Return a ranking on the host: the one wait, and all that comes over."""
+    found = np.empty((len(ranking), 3, count))
+    found[:] = np.array([-1.0, -np.inf, 0.0])[:, None]
+    found[..., : ranking.shape[-1]] = ranking.cpu().numpy()
+    return Ranked(found[:, 0].astype(np.int64), found[:, 1], found[:, 2])
+
+
+def _on_device(
+    key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
+) -> torch.Tensor:
+    """Return `compute(logits, *inputs)`, in the way of the engine that made the logits, if any."""
+    choosing = getattr(logits, "choosing", None)
+    return (choosing(key, compute, logits, *inputs)) if choosing else compute(logits, *inputs)
 
 
 class Argmax:
@@ -107,13 +121,16 @@ class Argmax:
         return logits
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        return _best(logits).tolist()
+        return _on_device("best", _best, logits).tolist()
 
     def ranked(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
     ) -> Ranked:
-        rows = logits if logits.dtype == torch.float64 else logits.float()
-        return _ranked(logits, rows.softmax(-1), count)
+        def ranking(logits: torch.Tensor) -> torch.Tensor:
+            rows = logits if logits.dtype == torch.float64 else logits.float()
+            return _ranking(logits, rows.softmax(-1), count)
+
+        return _ranked(_on_device(("ranking", count), ranking, logits), count)
 
 
 argmax = Argmax()
@@ -146,6 +163,7 @@ class Sampler:
         if temperature <= 0:
             raise ValueError(f"temperature {temperature} must be above 0; use argmax for greedy")
         self.seed = seed
+        self._law = temperature, top_k, top_p, min_p
         self.warpers = LogitsProcessorList()
         if temperature != 1.0:
             self.warpers.append(TemperatureLogitsWarper(temperature))
@@ -182,24 +200,31 @@ class Sampler:
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
         """Return warped logits plus noise: the scores whose argmax is the sample."""
-        return self._noisy(self.warped(logits), tokens, tree)
+        return self.warped(logits) + self._noise(logits, tokens, tree)
 
-    def _noisy(self, warped: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        """Add to each row the noise of its position."""
+    def _noise(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        """Return the noise of each row's position, shaped as the logits."""
         base, depths = len(tokens), tree.depths()
-        positions = [base + int(depths[node]) for node in tree.asked]
-        return warped + torch.stack(
-            [self.noise(p, warped.shape[-1], warped.device) for p in positions]
-        )
+        vocab, device = logits.shape[-1], logits.device
+        rows = [self.noise(base + int(depths[node]), vocab, device) for node in tree.asked]
+        return torch.stack(rows)
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        return _best(self.scores(logits, tokens, tree)).tolist()
+        def sample(logits: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+            return _best(self.warped(logits) + noise)
+
+        noise = self._noise(logits, tokens, tree)
+        return _on_device(("sample", self._law), sample, logits, noise).tolist()
 
     def ranked(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
     ) -> Ranked:
-        warped = self.warped(logits)
-        return _ranked(self._noisy(warped, tokens, tree), warped.softmax(-1), count)
+        def ranking(logits: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+            warped = self.warped(logits)
+            return _ranking(warped + noise, warped.softmax(-1), count)
+
+        key, noise = ("samples", self._law, count), self._noise(logits, tokens, tree)
+        return _ranked(_on_device(key, ranking, logits, noise), count)
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:

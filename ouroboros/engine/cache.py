@@ -31,9 +31,11 @@ class LayerShape:
 
     def empty(self, layers: int, capacity: int, width: int) -> torch.Tensor:
         """Return zeroed slots, [layers, kv_heads, capacity, width]: NaNs of unused memory would
-        pass through a mask."""
+        pass through a mask. They are tensors of one kind whoever asks: code that was compiled for
+        one kind does not fit the other."""
         size = (layers, self.kv_heads, capacity, width)
-        return torch.zeros(size, dtype=self.dtype, device=self.device)
+        with torch.inference_mode(False):
+            return torch.zeros(size, dtype=self.dtype, device=self.device)
 
 
 class SlotLayer(CacheLayerMixin):
@@ -73,19 +75,31 @@ class SlotLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length
 
 
-@torch.library.custom_op("ouroboros::write_slots", mutates_args=("keys", "values"))
-def write_slots(
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    slots: torch.Tensor,
-    key_states: torch.Tensor,
-    value_states: torch.Tensor,
-) -> None:
-    """Write one layer's states, [1, kv_heads, nodes, width], to `slots` of its keys and values,
-    [kv_heads, capacity, width], in place. An operator of its own, since a compiler copies the whole
-    layer for an indexed write to a part of its input."""
-    keys.index_copy_(1, slots, key_states[0])
-    values.index_copy_(1, slots, value_states[0])
+class AimedLayer:
+    """One layer of an aimed cache, as its model's layer sees it: what compiled code reads of it is
+    the same for all layers.
+
+    `keys` and `values` are [kv_heads, capacity, width], `slots` ([nodes] int64) is where to write,
+    and `view` [slots] says by its length how many to read.
+    """
+
+    def __init__(
+        self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, view: torch.Tensor
+    ) -> None:
+        self.keys, self.values, self.slots, self.view = keys, values, slots, view
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write keys and values, [1, kv_heads, nodes, width]; return all to be read."""
+        self.keys.index_copy_(1, self.slots, key_states[0])
+        self.values.index_copy_(1, self.slots, value_states[0])
+        read = len(self.view)
+        return self.keys[None, :, :read], self.values[None, :, :read]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Nothing may depend on it."""
+        return 0
 
 
 class SlotCache(Cache):
@@ -101,12 +115,12 @@ class SlotCache(Cache):
         self.pools: dict[LayerShape, tuple[torch.Tensor, torch.Tensor]] = {}
         self.capacity = 0
         self.length = 0
-        self._aim: tuple[torch.Tensor, int] | None = None
+        self._aim: tuple[torch.Tensor, torch.Tensor] | None = None
         self.reserve(capacity)
 
     @contextmanager
-    def aimed(self, slots: torch.Tensor, view: int) -> Iterator[None]:
-        """Let calls write to `slots` ([nodes] int64, on the device) and read the first `view`
+    def aimed(self, slots: torch.Tensor, view: torch.Tensor) -> Iterator[None]:
+        """Let calls write to `slots` ([nodes] int64, on the device) and read the first `len(view)`
         slots, whatever the length."""
         self._aim = slots, view
         try:
@@ -125,15 +139,14 @@ class SlotCache(Cache):
         """Write one layer's keys and values, [1, kv_heads, nodes, width]; return all to be read."""
         if self._aim is None:
             return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        return self.one(layer_idx).update(key_states, value_states)
+
+    def one(self, layer_idx: int) -> AimedLayer:
+        """Return one layer of the cache, which is aimed."""
+        assert self._aim is not None
         slots, view = self._aim
-        if len(self.pools) > 1:
-            keys, values, row = self.slots[layer_idx].keys, self.slots[layer_idx].values, 0
-        else:  # found by its number alone, so that compiled code is the same for all layers
-            ((keys, values),) = self.pools.values()
-            row = layer_idx
-        keys, values = keys[row], values[row]
-        write_slots(keys, values, slots.to(keys.device), key_states, value_states)
-        return keys[None, :, :view], values[None, :, :view]
+        own = self.slots[layer_idx]
+        return AimedLayer(own.keys[0], own.values[0], slots.to(own.keys.device), view)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the slots in use; 0 while aimed, where nothing may depend on it."""

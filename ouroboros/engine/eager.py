@@ -10,7 +10,7 @@ the same logits up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -51,6 +51,13 @@ class Engine(Protocol):
 
     def prepare(self, context: int) -> None:
         """Do beforehand what calls up to so many slots would do once; the cache is empty."""
+        ...
+
+    def choosing(
+        self, key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
+    ) -> torch.Tensor:
+        """Return `compute(logits, *inputs)`, of logits of the last call, row by row; recorded where
+        calls are. `key` says all that distinguishes a computation but its inputs."""
         ...
 
 
@@ -99,6 +106,12 @@ class Eager:
     def prepare(self, context: int) -> None:
         """Make room in the cache."""
         self.cache.reserve(context)
+
+    def choosing(
+        self, key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
+    ) -> torch.Tensor:
+        """See `Engine.choosing`."""
+        return compute(logits, *inputs)
 
     def _forward(self, layout: Layout) -> torch.Tensor:
         """One call of the model: logits [rows, vocab] of the layout's rows."""

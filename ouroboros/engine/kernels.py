@@ -1,10 +1,10 @@
 """Attention of a few tree nodes over a long cache, on a GPU.
 
 A call of few nodes has few query rows and many slots, so the work is spread over the slots: each
-program attends with the packed query heads of one key head over a part of the slots, and a second
-kernel joins the parts by their logarithms of sums (as flash decoding does, Dao et al. 2023,
-https://crfm.stanford.edu/2023/10/12/flashdecoding.html). Keys and values are read once, where they
-lie; the tree is an additive mask.
+program attends with the packed query heads of one key head over a part of the slots, and where
+there are several parts a second kernel joins them by their logarithms of sums (as flash decoding
+does, Dao et al. 2023, https://crfm.stanford.edu/2023/10/12/flashdecoding.html). Keys and values are
+read once, where they lie; the tree is an additive mask.
 
 Needs Triton, which comes with torch's CUDA builds. In its interpreter (TRITON_INTERPRET=1) the same
 code runs on a CPU.
@@ -93,10 +93,12 @@ def _launch(
     blocks = triton.cdiv(packed, rows)
     parts = _parts(query.device, kv_heads * blocks, slots)
     part = triton.cdiv(triton.cdiv(slots, parts), at_once) * at_once
-    sums = query.new_empty(parts, kv_heads, packed, width, dtype=torch.float32)
-    tops = query.new_empty(parts, kv_heads, packed, dtype=torch.float32)
-    totals = torch.empty_like(tops)
     out = query.new_empty(1, n, heads, width)
+    sums = tops = totals = out
+    if parts > 1:
+        sums = query.new_empty(parts, kv_heads, packed, width, dtype=torch.float32)
+        tops = query.new_empty(parts, kv_heads, packed, dtype=torch.float32)
+        totals = torch.empty_like(tops)
     _attend[(kv_heads, blocks, parts)](
         *(query, key, value, mask, sums, tops, totals, scale, n, slots, part, group, kv_heads),
         *(query.stride(1), query.stride(2), key.stride(1), key.stride(2)),
@@ -105,9 +107,12 @@ def _launch(
         ROWS=rows,
         SLOTS=at_once,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        WHOLE=parts == 1,
         num_warps=4,
         num_stages=1 if wide else 2,
     )
+    if parts == 1:
+        return out
     _join[(kv_heads * packed,)](
         *(sums, tops, totals, out, n, group, kv_heads, parts),
         WIDTH=width,
@@ -160,8 +165,10 @@ if triton is not None:
         ROWS: tl.constexpr,
         SLOTS: tl.constexpr,
         PRECISION: tl.constexpr,
+        WHOLE: tl.constexpr,
     ):
-        """One part of the slots for one block of one key head's packed rows (member x n + node)."""
+        """One part of the slots for one block of one key head's packed rows (member x n + node).
+        One that is the `WHOLE` writes its result to `sums`, laid out as [n, heads, width]."""
         head, block, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         row = block * ROWS + tl.arange(0, ROWS)
         real = row < group * n
@@ -201,10 +208,15 @@ if triton is not None:
             )
             total = total * fade + tl.sum(weights, 1)
             top = higher
-        out = (which * kv_heads + head) * group * n + row
-        tl.store(sums + out[:, None] * WIDTH + lane[None, :], weighted, mask=real[:, None])
-        tl.store(tops + out, top, mask=real)
-        tl.store(totals + out, total, mask=real)
+        if WHOLE:
+            to = (node * kv_heads * group + head * group + member)[:, None] * WIDTH
+            result = (weighted / total[:, None]).to(sums.dtype.element_ty)
+            tl.store(sums + to + lane[None, :], result, mask=real[:, None])
+        else:
+            out = (which * kv_heads + head) * group * n + row
+            tl.store(sums + out[:, None] * WIDTH + lane[None, :], weighted, mask=real[:, None])
+            tl.store(tops + out, top, mask=real)
+            tl.store(totals + out, total, mask=real)
 
     @triton.jit
     def _join(

@@ -99,15 +99,16 @@ def spread(
     positions: torch.Tensor,
     own: torch.Tensor,
     base: torch.Tensor,
-    slots: int,
+    at: torch.Tensor,
     facts: Facts,
 ) -> Masks:
-    """Return the masks of a padded forward over `slots` slots, [1, 1, nodes, slots].
+    """Return the masks of a padded forward over the slots `at` ([slots], from 0 on), [1, 1, nodes,
+    slots].
 
     `inside` [nodes, columns] and `positions` [columns] are a layout's, padded, `base` [1] its first
     slot, and `own` [nodes] the columns of the tokens that are fed.
     """
-    width, at = inside.shape[1], torch.arange(slots, device=base.device)
+    width = inside.shape[1]
     column, context = (at - base).clamp(0, width - 1), at < base
     seen, near = context | (~context & (at < base + width) & inside[:, column]), None
     if facts.sliding_window is not None:

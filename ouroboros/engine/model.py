@@ -113,7 +113,8 @@ class CachedModel:
         """Return the logits that follow the asked nodes, [len(tree.asked), width]; changes the
         cache.
 
-        They live until the next call. `tokens` is the whole sequence; its last token is the tree's
+        They live until the next call, and say by which way a choice from them is made
+        (`Engine.choosing`). `tokens` is the whole sequence; its last token is the tree's
         root. Ids that this model does not know are fed as id 0: only a draft meets them.
 
         A tree that has grown since it was scored (its first nodes are those of the last call, on
@@ -145,7 +146,9 @@ class CachedModel:
         self.scored += len(tree) - held
         self.caught_up += len(missing)
         self.busy_s += time.perf_counter() - started
-        return logits[:, : self.width]
+        rows = logits[:, : self.width]
+        rows.choosing = self.engine.choosing  # type: ignore[attr-defined]
+        return rows
 
     @torch.inference_mode()
     def accept(self, path: Sequence[int]) -> None:

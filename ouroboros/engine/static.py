@@ -3,8 +3,8 @@
 A call is padded to one of a few numbers of nodes and reads one of a few numbers of slots. All that
 changes from call to call (ids, positions, the tree, where its slots begin, the rows asked for)
 reaches the device as one copy into a fixed buffer; masks are made from it there. On a GPU each pair
-of sizes is captured once as a graph, with the decoder layers compiled, and replayed afterwards; on
-a CPU the same calls run as they are.
+of sizes is captured once as a graph, with the decoder layers compiled, and replayed afterwards, and
+so is what is chosen from the logits; on a CPU the same calls run as they are.
 
 Invariant: padding is never seen. A padded node sees itself and the context, no node sees it, and
 its slot lies after the tree's, where the next call writes.
@@ -12,9 +12,11 @@ its slot lies after the tree's, where the next call writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from functools import cache
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -53,6 +55,14 @@ def padded_slots(count: int) -> int:
     return size
 
 
+class Recorded(NamedTuple):
+    """A computation that was captured: a replay does it again, on what lies in `inputs` now."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: tuple[torch.Tensor, ...]
+    result: torch.Tensor
+
+
 class Static:
     """Fixed shapes; see the module. On a GPU `graphs` are replayed, with the layers `compiled`.
 
@@ -74,7 +84,8 @@ class Static:
         self.graphs = facts.device.type == "cuda"
         self.blocks = Blocks(model) if self.graphs and compiled else None
         self._inputs: dict[int, torch.Tensor] = {}
-        self._captured: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._captured: dict[tuple[int, int], Recorded] = {}
+        self._choices: dict[Hashable, Recorded] = {}
         self._capacity = 0
         self._memory: Any = None  # a handle of torch's, whose type it keeps to itself
         self._logits: torch.Tensor | None = None
@@ -134,9 +145,29 @@ class Static:
             self._forget_moved()
             if (nodes, slots) not in self._captured:
                 self._captured[nodes, slots] = self._capture(inputs, nodes, slots)
-            graph, logits = self._captured[nodes, slots]
+            graph, _, logits = self._captured[nodes, slots]
             graph.replay()
         return logits
+
+    def choosing(
+        self, key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
+    ) -> torch.Tensor:
+        """See `Engine.choosing`. A computation that waits for the device is made as it is."""
+        held = self._logits
+        if not self.graphs or held is None or logits.data_ptr() != held.data_ptr():
+            return compute(logits, *inputs)
+        count, width = logits.shape
+        key = key, padded_nodes(count), width
+        with self._on_device():
+            if key not in self._choices:
+                size = padded_nodes(count)
+                rows = tuple(x.new_zeros(size, *x.shape[1:]) for x in inputs)
+                self._choices[key] = self._record(lambda *x: compute(held[:size, :width], *x), rows)
+            graph, fixed, result = self._choices[key]
+            for own, given in zip(fixed, inputs, strict=True):
+                own[:count].copy_(given)
+            graph.replay()
+        return result[:count]
 
     def _forget_moved(self) -> None:
         """Drop the graphs, and the memory that they share, if the cache has grown: its old slots
@@ -157,34 +188,49 @@ class Static:
             source = source.pin_memory()
         return self._inputs[nodes].copy_(source, non_blocking=True)
 
-    def _capture(
-        self, inputs: torch.Tensor, nodes: int, slots: int
-    ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """Return the graph of one shape and its logits; the inputs are real ones, so that what the
-        trial calls write is what the replay will.
+    def _capture(self, inputs: torch.Tensor, nodes: int, slots: int) -> Recorded:
+        """Return one shape's call, recorded; the inputs are real ones, so that what the trial calls
+        write is what the replay will. The logits of all shapes lie in one buffer.
 
-        The logits of all graphs lie in one buffer. Raises `RuntimeError` for a model that waits
-        for the device, before anything is captured.
+        The first call of one node is recorded both ways that its layers are compiled, and the
+        faster one is gone from then on.
         """
-        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        with self._in_blocks():
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                found = self._forward(inputs, nodes, slots)
-                with _no_waits():
-                    self._forward(inputs, nodes, slots)
-            torch.cuda.current_stream().wait_stream(side)
-            logits = self._room(nodes, found)
-            if self._memory is None:
-                self._memory = torch.cuda.graph_pool_handle()
-            with torch.cuda.graph(graph, pool=self._memory):
-                logits.copy_(self._forward(inputs, nodes, slots))
-        return graph, logits
+
+        def call(_: torch.Tensor) -> torch.Tensor:
+            found = self._forward(inputs, nodes, slots)
+            return self._room(nodes, found).copy_(found)
+
+        if nodes > 1 or self.blocks is None or self.blocks.tuned is not None:
+            with self._in_blocks():
+                return self._record(call, (inputs,))
+        made = {}
+        for self.blocks.tuned in (False, True):
+            with self._in_blocks():
+                made[self.blocks.tuned] = self._record(call, (inputs,))
+        self.blocks.tuned = _replay_ms(made[True].graph) < _replay_ms(made[False].graph)
+        return made[self.blocks.tuned]
+
+    def _record(self, compute: Callable, inputs: tuple[torch.Tensor, ...]) -> Recorded:
+        """Return a computation, captured on the one side stream. Raises `RuntimeError` for one that
+        waits for the device, before anything is captured."""
+        side, graph = side_stream(self.facts.device), torch.cuda.CUDAGraph()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            compute(*inputs)
+            with _no_waits():
+                compute(*inputs)
+        torch.cuda.current_stream().wait_stream(side)
+        if self._memory is None:
+            self._memory = torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=self._memory, stream=side):
+            result = compute(*inputs)
+        return Recorded(graph, inputs, result)
 
     def _room(self, nodes: int, like: torch.Tensor) -> torch.Tensor:
         """Return [nodes, vocab] of the one buffer for logits."""
         if self._logits is None or len(self._logits) < nodes:
-            self._logits = like.new_empty(max(nodes, NODES[-1]), like.shape[-1])
+            self._logits = like.new_zeros(max(nodes, NODES[-1]), like.shape[-1])
+            self._choices.clear()
         return self._logits[:nodes]
 
     def _on_device(self):
@@ -197,12 +243,14 @@ class Static:
     def _forward(self, inputs: torch.Tensor, nodes: int, slots: int) -> torch.Tensor:
         """One call of the model, from device memory alone: [nodes, vocab] logits."""
         ids, rows, base, held, positions, inside = unpack(inputs, nodes)
-        own = held + torch.arange(nodes, device=base.device)
-        with self.cache.aimed(base + own, slots):
+        at = torch.arange(slots, device=base.device)
+        own = held + at[:nodes]
+        masks = spread if self.blocks is None else self.blocks.masks
+        with self.cache.aimed(base + own, at):
             out = self.model(
                 input_ids=ids[None],
                 position_ids=positions[own][None],
-                attention_mask=spread(inside, positions, own, base, slots, self.facts),
+                attention_mask=masks(inside, positions, own, base, at, self.facts),
                 past_key_values=self.cache,
                 use_cache=True,
                 logits_to_keep=rows,
@@ -242,6 +290,22 @@ def unpack(words: torch.Tensor, size: int) -> tuple[torch.Tensor, ...]:
     )
     inside = bits.view(torch.uint8)[: size * width].view(size, width) > 0
     return ids, rows, base, held, positions, inside
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream on which everything is captured: each has a workspace of cuBLAS's own."""
+    return torch.cuda.Stream(device)
+
+
+def _replay_ms(graph: torch.cuda.CUDAGraph, rounds: int = 5) -> float:
+    """Return the milliseconds of the fastest of some replays, by the device's own clock."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(rounds + 1)]
+    for mark in marks:
+        graph.replay()
+        mark.record()
+    marks[-1].synchronize()
+    return min(start.elapsed_time(end) for start, end in pairwise(marks))
 
 
 @contextmanager

@@ -7,6 +7,9 @@ which Triton 3.6's interpreter needs): TRITON_INTERPRET=1 pytest tests/engine/te
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +18,8 @@ from ouroboros.engine import kernels
 
 ON_GPU = torch.cuda.is_available()
 RUNS = kernels.triton is not None and (ON_GPU or os.environ.get("TRITON_INTERPRET") == "1")
+TRITON = kernels.triton is not None and os.environ.get("TRITON_INTERPRET") != "1"
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}  # that a program can have, by architecture
 needs_triton = pytest.mark.skipif(not RUNS, reason="needs a GPU, or Triton's interpreter")
 DEVICE = "cuda" if ON_GPU else "cpu"
 BFLOAT16 = [torch.bfloat16] if ON_GPU else []  # the interpreter does not multiply it
@@ -77,3 +82,55 @@ def test_a_launch_that_fails_is_a_reason(monkeypatch):
     monkeypatch.setattr(kernels, "tree_attention", fails)
     found = kernels.check(torch.device("cpu"), torch.float32, 32)
     assert found == "out of resource: shared memory"
+
+
+def compiled(kernel, types: dict[str, str], constants: dict, *, arch: int, stages: int = 1):
+    """The kernel as `_launch` makes it, ahead of time: all strides and pointers in multiples of 16,
+    as they lie in a cache of real models."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names
+    signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
+    aligned = [
+        n for n in names if n in types or n.startswith(("query_", "key_", "value_", "mask_"))
+    ]
+    attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned if n != "scale"}
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
+    options = {"num_warps": 4, "num_stages": stages}
+    return kernels.triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+def resources(found, folder: Path) -> tuple[int, int]:
+    """Registers of a thread, and its bytes of local memory, into which it spills."""
+    folder.joinpath("kernel.cubin").write_bytes(found.asm["cubin"])
+    tool = Path(kernels.triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    command = [tool, "--dump-resource-usage", folder / "kernel.cubin"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(re.findall(r"REG:(\d+)", said)[-1]), int(re.findall(r"LOCAL:(\d+)", said)[-1])
+
+
+@pytest.mark.skipif(not TRITON, reason="needs Triton, to compile with")
+@pytest.mark.parametrize("arch", SHARED_BYTES)
+@pytest.mark.parametrize(("rows", "whole"), [(16, False), (32, False), (64, False), (64, True)])
+def test_it_compiles_for_devices_that_are_not_here(rows, whole, arch, tmp_path):
+    """In bfloat16 for heads of 128, as the real shapes have them: two programs to a multiprocessor,
+    and nothing spilt."""
+    sums = "*bf16" if whole else "*fp32"
+    types = dict.fromkeys(("query", "key", "value", "mask"), "*bf16") | {"scale": "fp32"}
+    types |= dict.fromkeys(("sums", "tops", "totals"), sums)
+    constants = {"WIDTH": 128, "ROWS": rows, "SLOTS": 64, "PRECISION": "tf32", "WHOLE": whole}
+    found = compiled(kernels._attend, types, constants, arch=arch, stages=2)
+    registers, spilt = resources(found, tmp_path)
+    assert 2 * found.metadata.shared <= SHARED_BYTES[arch]
+    assert registers <= 255 and spilt == 0
+
+
+@pytest.mark.skipif(not TRITON, reason="needs Triton, to compile with")
+@pytest.mark.parametrize("arch", SHARED_BYTES)
+def test_the_join_of_parts_compiles_for_devices_that_are_not_here(arch, tmp_path):
+    types = dict.fromkeys(("sums", "tops", "totals"), "*fp32") | {"out": "*bf16"}
+    constants = {"WIDTH": 128, "PARTS": kernels.MOST_PARTS}
+    found = compiled(kernels._join, types, constants, arch=arch)
+    registers, spilt = resources(found, tmp_path)
+    assert found.metadata.shared <= 48 << 10 and registers <= 255 and spilt == 0

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
+from pretended_cuda import Graph, pretend
 from tiny import VOCAB, RandomDrafter, gemma3, gpt2, llama, mistral
 
 from ouroboros.baselines import Speculative
 from ouroboros.choose import Sampler, argmax
 from ouroboros.decode import RootOnly, decode, extend
+from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.engine.blocks import Blocks
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.selection import differs
 from ouroboros.engine.static import NODES, Static, padded_nodes, padded_slots
-from ouroboros.tree import TokenTree
+from ouroboros.tree import ROOT, TokenTree
 
 FAMILIES = [llama, mistral, gemma3, gpt2]
 CHOICES = [argmax, Sampler(temperature=0.8, seed=3)]
@@ -157,56 +159,93 @@ def test_a_roll_goes_on_where_the_cache_grows(engine):
     assert rolled.cache.capacity > before
 
 
-class Pretended(Static):
-    """Graphs without a GPU: what a graph was captured with is called again by its replay."""
+@pytest.fixture
+def graphed(monkeypatch):
+    """Makes a model whose calls are captured and replayed on a CPU, `torch.cuda` pretended."""
+    pretend(monkeypatch)
+    monkeypatch.setattr("ouroboros.choose._best", lambda scores: scores.argmax(-1))  # not NumPy's
 
-    def _capture(self, inputs, nodes, slots):
-        self.made = [*getattr(self, "made", []), (nodes, slots)]
+    def make(model) -> CachedModel:
+        cached = CachedModel(model, engine="static")
+        cached.engine.graphs = True  # type: ignore[attr-defined]
+        return cached
 
-        def replay() -> None:
-            logits.copy_(self._forward(inputs, nodes, slots))
-
-        logits = self._room(nodes, self._forward(inputs, nodes, slots))
-        return SimpleNamespace(replay=replay), logits
-
-
-def pretended(model) -> CachedModel:
-    cached = CachedModel(model, engine="static")
-    facts = cached.engine.facts  # type: ignore[attr-defined]
-    cached.engine = Pretended(model, facts, cached.cache)
-    cached.engine.graphs = True
-    return cached
+    return make
 
 
-def test_graphs_of_a_cache_that_grew_are_made_anew():
-    model = llama(max_position_embeddings=4096)
-    eager, cached = CachedModel(model, engine="eager"), pretended(model)
+def test_graphs_of_a_cache_that_grew_are_made_anew(graphed, monkeypatch):
+    model, made = llama(max_position_embeddings=4096), []
+    eager, cached = CachedModel(model, engine="eager"), graphed(model)
+    record = Static._capture
+    monkeypatch.setattr(Static, "_capture", lambda s, *a: made.append(a[1:]) or record(s, *a))
     for length in (3, 5, 900, 20, 1500):
         tokens = [1 + i % 11 for i in range(length)]
         tree = TokenTree((tokens[-1], 3, 4), (-1, 0, 0))
         torch.testing.assert_close(cached.score(tokens, tree), eager.score(tokens, tree))
-    made = cached.engine.made  # type: ignore[attr-defined]
     assert len(made) > len(set(made))  # some shapes twice, for the cache has grown
 
 
-def test_prepare_captures_every_shape_up_to_a_context():
-    model = llama(max_position_embeddings=2048, num_hidden_layers=1)
-    cached = pretended(model)
+def test_prepare_captures_every_shape_up_to_a_context(graphed):
+    cached = graphed(llama(max_position_embeddings=2048, num_hidden_layers=1))
     cached.prepare(700)
-    made = list(cached.engine.made)  # type: ignore[attr-defined]
+    made = dict(cached.engine._captured)
     for length in (1, 300, 690):
         for nodes in (1, 9, 60):
             tree = random_tree(random.Random(nodes), 1, nodes)
             cached.score([1] * length, tree)
-    assert cached.engine.made == made  # type: ignore[attr-defined]
+    assert cached.engine._captured == made
 
 
-def test_an_engine_that_answers_otherwise_is_found_out():
+@pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
+def test_replayed_graphs_decode_as_plain_calls_do(graphed, choose):
+    """Calls and choices both, by every path of the loop; what a graph was captured with is gone."""
+    model, draft = llama(num_hidden_layers=2), llama(seed=1)
+    plain = decode(CachedModel(model), RootOnly(), [1, 2, 3], max_new=30, choose=choose)
+    target, small = graphed(model), graphed(draft)
+    for drafter in (
+        RandomDrafter(plain.tokens, seed=0),
+        Speculative(small, gamma=3),
+        Ouroboros(small),
+    ):
+        trace = decode(target, drafter, [1, 2, 3], max_new=30, choose=choose)
+        assert trace.tokens == plain.tokens
+    assert target.engine._choices and small.engine._choices
+
+
+@pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
+def test_a_replayed_ranking_is_the_ranking(graphed, choose):
+    model, rng = llama(), random.Random(4)
+    eager, cached = CachedModel(model, engine="eager"), graphed(model)
+    for nodes in (5, 3, 5, 1, 7):
+        tree = random_tree(rng, 1, nodes)
+        found, wanted = (m.score([2, 1], tree) for m in (cached, eager))
+        pairs = zip(*(choose.ranked(x, [2, 1], tree, 4) for x in (found, wanted)), strict=True)
+        for own, right in pairs:
+            numpy.testing.assert_allclose(own, right)
+    assert len(cached.engine._choices) == 3  # of 8, 4 and 1 rows
+
+
+def test_a_choice_that_waits_for_the_device_is_not_captured(graphed):
+    cached, tree = graphed(llama()), TokenTree.chain(1, ())
+    logits = cached.score([2, 1], tree)
+    with pytest.raises(RuntimeError, match="capturing"):
+        logits.choosing("waits", lambda rows: rows * rows.max().item(), logits)
+
+
+def test_everything_is_captured_on_one_stream(graphed):
+    for seed in range(2):
+        cached = graphed(llama(seed=seed))
+        for nodes in (1, 2, 5):
+            argmax(cached.score([1] * 9, random_tree(random.Random(1), 1, nodes)), [1], ROOT)
+    assert len(Graph.streams) == 1
+
+
+def test_an_engine_that_answers_otherwise_is_found_out(graphed):
     model = llama()
     cached = CachedModel(model, engine="eager")
     eager, static = cached.engine, Static(model, cached.engine.facts, cached.cache)
     assert differs(static, eager) is None
-    stale = pretended(model).engine
+    stale = graphed(model).engine
     answers = stale.run(0, [1], TokenTree((1, 2, 3, 4), (-1, 0, 0, 1))).clone()
     stale.run = lambda *_: answers
     assert "standard deviations" in differs(stale, eager)

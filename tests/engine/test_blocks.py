@@ -1,0 +1,128 @@
+"""Compiled layers answer as the plain ones do, and are compiled few times."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from pretended_cuda import pretend
+from tiny import gemma3, gpt2, llama
+
+from ouroboros.engine.blocks import Blocks
+from ouroboros.engine.model import CachedModel
+from ouroboros.engine.projections import TOGETHER, Once, laid_together
+from ouroboros.engine.quantised import quantise
+from ouroboros.tree import TokenTree
+
+MOST_COMPILATIONS = 8  # of two models
+
+
+@pytest.fixture(autouse=True)
+def compiled_anew():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def tree_of(nodes: int, root: int) -> TokenTree:
+    draw = random.Random(nodes)
+    parents = [-1, *(draw.randrange(node) for node in range(1, nodes))]
+    return TokenTree((root, *[3 + n % 7 for n in range(1, nodes)]), tuple(parents))
+
+
+def compiled(model, backend) -> CachedModel:
+    static = CachedModel(model, engine="static")
+    static.engine.blocks = Blocks(model, backend=backend)
+    return static
+
+
+def agree(static: CachedModel, eager: CachedModel, lengths, sizes, **tolerance) -> None:
+    """Hold calls of all lengths and sizes against each other, tokens exactly."""
+    for length in lengths:
+        for nodes in sizes:
+            tokens = [1 + i % 11 for i in range(length)]
+            tree = tree_of(nodes, tokens[-1])
+            found, wanted = static.score(tokens, tree), eager.score(tokens, tree)
+            torch.testing.assert_close(found, wanted, **tolerance)
+            assert found.argmax(-1).tolist() == wanted.argmax(-1).tolist()
+
+
+def test_two_models_are_compiled_few_times(monkeypatch):
+    """Of other sizes, dtypes apart equal, through growing caches and both ways of one node."""
+    made = []
+
+    def counting(graph, inputs):
+        made.append(graph)
+        return graph.forward
+
+    for seed, layers in ((0, 3), (1, 2)):
+        model = llama(seed, max_position_embeddings=2048, num_hidden_layers=layers)
+        static = compiled(model, counting)
+        eager = CachedModel(model, engine="eager")
+        agree(static, eager, (3, 300, 900), (5, 1, 2))
+        static.engine.blocks.tuned = False
+        agree(static, eager, (3,), (1,))
+    assert len(made) <= MOST_COMPILATIONS
+
+
+@pytest.mark.parametrize("family", [gemma3, gpt2], ids=lambda f: f.__name__)
+def test_other_families_compile(family):
+    model = family()
+    agree(compiled(model, "eager"), CachedModel(model, engine="eager"), (4,), (3, 1))
+
+
+@pytest.mark.slow
+def test_inductors_code_answers_as_plain_calls_do():
+    """Its float32 parts (norms, rotations) round otherwise, in float64 too."""
+    model, eager = llama(num_hidden_layers=1), CachedModel(llama(), engine="eager")
+    static = compiled(model, "inductor")
+    agree(static, eager, (3, 9), (5, 1, 2), rtol=1e-4, atol=1e-4)
+
+
+def test_projections_of_one_input_lie_behind_one_another():
+    model = llama()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    (layer,) = model.model.layers
+    places = laid_together(layer)
+    assert [place.name for place in places] == [name for names in TOGETHER for name in names]
+    assert len({id(place.part.weight) for place in places}) == 2
+    for owner, name, plain, part in places:
+        assert getattr(owner, name) is plain
+        start = part.weight.data_ptr() + part.start * part.weight.stride(0) * 8
+        assert plain.weight.data_ptr() == start  # held once
+        hidden = torch.randn(3, plain.in_features, dtype=torch.float64)
+        torch.testing.assert_close(part(hidden), plain(hidden), rtol=1e-12, atol=1e-12)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, before[name])
+
+
+def test_quantised_projections_are_left_alone():
+    pytest.importorskip("optimum.quanto")
+    from transformers import QuantoConfig
+
+    model = quantise(llama(dtype=torch.float32), QuantoConfig(weights="int8"))
+    assert laid_together(model.model.layers[0]) == []
+
+
+def test_one_product_is_made_once():
+    graph = torch.fx.Graph()
+    x, w = graph.placeholder("x"), graph.placeholder("w")
+    products = [graph.call_function(torch.ops.aten.mm.default, (x, w)) for _ in range(3)]
+    noises = [graph.call_function(torch.ops.aten.rand_like.default, (x,)) for _ in range(2)]
+    graph.output((*products, *noises))
+    Once()(graph)
+    assert len(graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)) == 1
+    assert len(graph.find_nodes(op="call_function", target=torch.ops.aten.rand_like.default)) == 2
+
+
+@pytest.mark.parametrize("tuned", [True, False])
+def test_one_node_goes_the_faster_way(monkeypatch, tuned):
+    pretend(monkeypatch)
+    model = llama()
+    static = compiled(model, "eager")
+    static.engine.graphs = True
+    took = iter((1.0, 2.0) if tuned else (2.0, 1.0))
+    monkeypatch.setattr("ouroboros.engine.static._replay_ms", lambda graph: next(took))
+    agree(static, CachedModel(model, engine="eager"), (3,), (2, 1))
+    assert static.engine.blocks.tuned is tuned

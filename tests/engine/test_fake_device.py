@@ -1,0 +1,77 @@
+"""A whole step with Yi-34B's shapes on a device that is not there.
+
+Tensors without contents know their device, so a wait for it, or a mixture of devices, is an error.
+No GPU is needed, but a build of torch that knows one: others cannot index such tensors.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from ouroboros.choose import Sampler, argmax
+from ouroboros.engine.attention import NAME
+from ouroboros.engine.cache import LayerShape, SlotCache
+from ouroboros.engine.facts import Facts
+from ouroboros.engine.static import Static
+from ouroboros.tree import TokenTree
+
+LAYERS, VOCAB = 2, 64000
+YI_34B = LlamaConfig(
+    vocab_size=VOCAB,
+    hidden_size=7168,
+    intermediate_size=20480,
+    num_hidden_layers=LAYERS,
+    num_attention_heads=56,
+    num_key_value_heads=8,
+)
+
+
+class Asked(Exception):
+    """What a choice computes on the device, before it is waited for."""
+
+
+@pytest.fixture(scope="module")
+def engine():
+    device = torch.device("cuda", 0)
+    mode = FakeTensorMode()
+    with mode, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                YI_34B, dtype=torch.bfloat16, attn_implementation="sdpa"
+            )
+        for module in model.eval().modules():
+            for name, own in module.named_parameters(recurse=False):
+                there = torch.empty_like(own, device=device)
+                setattr(module, name, torch.nn.Parameter(there, requires_grad=False))
+            for name, own in module.named_buffers(recurse=False):
+                setattr(module, name, torch.empty_like(own, device=device))
+        model.set_attn_implementation(NAME)
+        shape = LayerShape(8, 128, 128, torch.bfloat16, device)
+        facts = Facts(4096, None, None, VOCAB, device, torch.bfloat16, [shape] * LAYERS)
+        static = Static(model, facts, SlotCache(facts.layers, 1024), compiled=False)
+        static.graphs = False
+        patch.setattr(static, "_on_device", torch.inference_mode)
+        yield static
+
+
+def asked(key, compute, logits, *inputs):
+    raise Asked(compute(logits, *inputs))
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="needs a CUDA build of torch")
+@pytest.mark.parametrize("choose", [argmax, Sampler(temperature=0.8)], ids=["T=0", "T=0.8"])
+@pytest.mark.parametrize("nodes", [1, 24])
+def test_a_step_neither_waits_nor_mixes_devices(engine, nodes, choose):
+    tree = TokenTree(tuple(range(nodes)), (-1, *[0] * (nodes - 1)))
+    logits = engine.run(700, [5, 6], tree)
+    assert logits.shape == (nodes, VOCAB) and logits.device.type == "cuda"
+    logits.choosing = asked
+    for choice, shape in ((choose, (nodes,)), (choose.ranked, (nodes, 3, 2))):
+        with pytest.raises(Asked) as found:
+            choice(logits, [0] * 703, tree)
+        (result,) = found.value.args
+        assert result.shape == shape and result.device.type == "cuda"
