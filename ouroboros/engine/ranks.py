@@ -55,8 +55,9 @@ class Alone:
 class Group:
     """The processes that torchrun started: gloo between CPUs, NCCL between GPUs."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: dist.Store) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._store = store
         self._device = torch.device("cpu")
         if dist.get_backend() == "nccl":
             self._device = torch.device("cuda", torch.cuda.current_device())
@@ -70,19 +71,32 @@ class Group:
                 "parallel=tree needs a process for each device: torchrun --nproc-per-node 2 "
                 "-m ouroboros bench parallel=tree ..."
             )
-        if not dist.is_initialized():
-            gpus = torch.cuda.is_available()
-            if gpus:
-                torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-            dist.init_process_group("nccl" if gpus else "gloo", timeout=PATIENCE)
-        return cls()
+        if cls.on_gpus():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        store, rank, size = next(dist.rendezvous("env://"))
+        store.set_timeout(PATIENCE)
+        backend = "nccl" if cls.on_gpus() else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+        return cls(store)
+
+    @staticmethod
+    def on_gpus() -> bool:
+        """Return whether each process has a GPU of its own."""
+        return torch.cuda.is_available()
+
+    def is_first(self, event: str) -> bool:
+        """Return whether no other rank has asked this of the event; True where nobody knows."""
+        try:
+            return self._store.add(f"ouroboros/{event}", 1) == 1
+        except RuntimeError:
+            return True
 
     def exchange(self, message: np.ndarray) -> list[np.ndarray]:
         """See `Ranks.exchange`."""
         own = torch.from_numpy(message).to(self._device)
-        every = torch.empty(self.size * len(message), dtype=torch.uint8, device=self._device)
-        self._done(lambda: dist.all_gather_into_tensor(every, own))
-        return list(every.cpu().numpy().reshape(self.size, -1))
+        every = [torch.empty_like(own) for _ in range(self.size)]
+        self._done(lambda: dist.all_gather(every, own))
+        return [one.cpu().numpy() for one in every]
 
     def broadcast(self, data: bytes) -> bytes:
         """See `Ranks.broadcast`."""
