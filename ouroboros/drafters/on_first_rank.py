@@ -23,20 +23,20 @@ class OnFirstRank:
 
     def __init__(self, drafter: Drafter, ranks: Ranks) -> None:
         self.drafter = drafter
-        self.ranks = ranks
+        self.group = ranks
 
     def __getattr__(self, name: str):
         return getattr(self.drafter, name)
 
     def reset(self, choose: Choose) -> None:
         """Begin a prompt."""
-        if self.ranks.rank == 0:
+        if self.group.rank == 0:
             self.drafter.reset(choose)
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Return rank 0's tree. Where it fails, all do."""
-        if self.ranks.rank:
-            packed = self.ranks.broadcast(b"")
+        if self.group.rank:
+            packed = self.group.broadcast(b"")
             if not packed:
                 raise RuntimeError("rank 0 failed to draft")
             return unpacked(packed)
@@ -44,19 +44,19 @@ class OnFirstRank:
             tree = self.drafter.propose(tokens, budget)
             packed = pack(tree)
         except Exception:
-            self.ranks.broadcast(b"")
+            self.group.broadcast(b"")
             raise
-        self.ranks.broadcast(packed)
+        self.group.broadcast(packed)
         return tree
 
     def observe_ranked(self, tree: TokenTree, ranked: Ranked, path: Sequence[int]) -> None:
         """Learn from the target's ranking, where the drafter does."""
-        if self.ranks.rank == 0:
+        if self.group.rank == 0:
             Traits.of(self.drafter).observe_ranked(tree, ranked, path)
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Learn."""
-        if self.ranks.rank == 0:
+        if self.group.rank == 0:
             self.drafter.observe(tree, chosen, path)
 
 
