@@ -83,7 +83,7 @@ class ShardedModel(CachedModel):
         self._whole = tree
         words = [len(tokens), *tree.tokens, *tree.parents, *tree.asked, *loads]
         self._question = zlib.crc32(np.array(words).tobytes())
-        part = self._parts[self.ranks.rank].of(tree)
+        part = self.part.of(tree)
         self._failed = None
         try:
             self._logits = super().score(tokens, part)
@@ -96,7 +96,7 @@ class ShardedModel(CachedModel):
         """Keep what this rank has of the path; see `CachedModel.accept`."""
         assert self._whole is not None, "score() comes first"
         having = [_having(part.nodes, path) for part in self._parts]
-        own, kept = self._parts[self.ranks.rank].nodes, having[self.ranks.rank]
+        own, kept = self.part.nodes, having[self.ranks.rank]
         super().accept([bisect_left(own, node) for node in path[:kept]])
         self._tail = [self._whole.tokens[node] for node in path[kept : max(having)]]
         self._cached = [old + new for old, new in zip(self._cached, having, strict=True)]
@@ -116,6 +116,11 @@ class ShardedModel(CachedModel):
         super().prepare(context)
         self._whole = None
 
+    @property
+    def part(self) -> Part:
+        """What this rank scored in the last call."""
+        return self._parts[self.ranks.rank]
+
     def answers(self, logits: torch.Tensor) -> bool:
         """Return whether these logits are a rank's share of the last call's."""
         return logits is self._logits
@@ -131,7 +136,7 @@ class ShardedModel(CachedModel):
         most = max(len(part.owned) for part in self._parts)
         message = np.zeros(HEADER.itemsize + most * dtype.itemsize, dtype=np.uint8)
         head = message[: HEADER.itemsize].view(HEADER)
-        own = self._parts[self.ranks.rank]
+        own = self.part
         try:
             if self._failed is not None:
                 raise self._failed
