@@ -163,8 +163,9 @@ def run_samples(
 
     The first Ctrl-C lets the sample in progress end, a second one ends at once.
     """
-    agree = partial(any_rank, ranks or Alone())
-    with Interruption(partial(os.write, 2, STOPPING)) as asked:
+    ranks = ranks or Alone()
+    agree = partial(any_rank, ranks)
+    with Interruption(partial(os.write, 2, b"" if ranks.rank else STOPPING)) as asked:
         try:
             with sample_bar(job.total, partial(asked.check, agree)) as on_sample:
                 job.run(folder, on_sample, retry_failed=retry_failed)

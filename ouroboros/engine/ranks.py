@@ -114,7 +114,7 @@ class Group:
         try:
             work()
         except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0]
+            reason = str(error).strip().splitlines()[0].split(". This is")[0]
             raise RankLost(f"another rank is gone ({reason})") from error
 
 

@@ -25,6 +25,7 @@ from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.costs.surface import Costs
 
 FILE = "scaling.json"
+WORTH = 1.02  # what is less than this over one device is no gain
 
 
 def devices(config: dict, costs: Costs | None) -> dict:
@@ -144,7 +145,7 @@ def from_how_many(decoder: str, best: Sequence[Pays]) -> str:
     alone = next((one for one in own if one.devices == 1), None)
     if alone is None:
         return f"{decoder}: the costs cover none of its widths, or devices= lacks 1"
-    wider = [one for one in own if one.nodes > alone.nodes and one.speed > 1.0]
+    wider = [one for one in own if one.nodes > alone.nodes and one.speed > WORTH]
     if not wider:
         return f"{decoder}: no wider tree pays on up to {max(one.devices for one in own)} devices"
     first = min(wider, key=lambda one: one.devices)
