@@ -65,4 +65,4 @@ def test_the_plot_has_a_point_for_each_width_and_a_line():
     axes = scaling_law(widths, {"x": law_of(widths)}, measured="Here.").axes[0]
     points, line = sorted(axes.lines, key=lambda one: -len(one.get_xdata()))
     assert len(points.get_xdata()) == 4 and line.get_ydata().tolist() == pytest.approx([1.5, 3.0])
-    assert "+0.50 a doubling" in axes.get_legend().get_texts()[0].get_text()
+    assert "+0.50 a doubling" in axes.get_title(loc="left")
