@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from ouroboros.choose import Choose, Noted, Ranked, argmax
 from ouroboros.engine.model import CachedModel
+from ouroboros.engine.sharded import gathered
 from ouroboros.trace import DecodeTrace, StepRecord
 from ouroboros.tree import TokenTree
 
@@ -256,7 +257,8 @@ def stream(
         )
     check_drafter(drafter)
     trace = DecodeTrace(list(prompt), len(prompt))
-    choose = Traits.of(drafter).rule(choose)
+    traits = Traits.of(drafter)
+    choose = gathered(choose, traits.rule(choose), (target, traits.draft))
     drafter.reset(choose)
     for record in extend(target, drafter, trace.tokens, max_new, eos=eos, choose=choose):
         trace.steps.append(record)

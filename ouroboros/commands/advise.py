@@ -26,6 +26,7 @@ from ouroboros.bench.measure.sample import PLAIN
 from ouroboros.bench.run.options import check_whole
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands.advising.check import check_runs
+from ouroboros.commands.advising.devices import devices
 from ouroboros.commands.advising.inputs import Evidence, from_folder, given_costs, run_here, shapes
 from ouroboros.commands.advising.search import Explorer
 from ouroboros.commands.build import check_decoders
@@ -49,6 +50,8 @@ def advise(cfg: DictConfig) -> int:
     task = config["task"] if any(o.startswith("task") for o in overrides) else None
     if config["check"]:
         return finish(check_runs(config, task=task))
+    if config["scaling"]:
+        return finish({"scaling": devices(config, given_costs(config))})
     memory = memory_here(config)
     if config["agreement"] is not None:
         found = {"supposed": suppose(config, given_costs(config))}

@@ -211,6 +211,29 @@ def wheels() -> argparse.ArgumentParser:
     return parser
 
 
+def shared_calls() -> argparse.ArgumentParser:
+    """What a call takes where several processes share its tree, and where one has it all.
+
+        torchrun --nproc-per-node 2 -m ouroboros shared_calls
+        torchrun --nproc-per-node 2 -m ouroboros shared_calls --standin "" --dtype float32
+
+    Three ways alternate on the same random trees: rank 0 alone, every rank the whole
+    tree at once (what they take from each other), and the tree shared. Medians in
+    milliseconds; torchrun gives each process one thread. The last line on stdout is
+    one JSON document.
+    """
+    parser = _parser(shared_calls)
+    add = parser.add_argument
+    add("--target", default="reference/target", help="a hub id or folder")
+    add("--standin", default="cpu-target", help='the shape it runs inside; "": as it is')
+    add("--dtype", default="auto")
+    add("--nodes", type=int, nargs="+", default=[8, 16, 32, 64, 128])
+    add("--context", type=int, default=256, help="tokens before the tree, its root among them")
+    add("--rounds", type=int, default=7)
+    add("--threads", type=int, default=None)
+    return parser
+
+
 def _parser(of) -> argparse.ArgumentParser:
     """Return a parser that is described by a function's docstring."""
     return argparse.ArgumentParser(

@@ -30,6 +30,14 @@ from ouroboros.bench.run.launch import check_timing
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.options import check_options
 from ouroboros.bench.run.pair import Pair
+from ouroboros.bench.run.parallel import (
+    alone,
+    any_rank,
+    exchanged,
+    folder_of,
+    joined,
+    on_own_device,
+)
 from ouroboros.bench.run.record import claim_of, run_facts
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.tasks.task import Example, Task, conversations
@@ -38,12 +46,14 @@ from ouroboros.commands import place
 from ouroboros.commands.build import build_bench, build_pair, build_task, check_decoders
 from ouroboros.commands.configs import plain
 from ouroboros.commands.refusals import SOME_FAILED
+from ouroboros.engine.ranks import Alone, RankLost, Ranks, agreed
 from ouroboros.reference_pair import FOLDER
 
 NAMED = 6  # failed samples named before a retry
 WITHOUT_PLAIN = (
     f"without {PLAIN} among decoder=[...] there is no speedup and no verdict on losslessness"
 )
+INTERRUPTED = "interrupted: finished samples are kept; the same results_dir goes on from here"
 STOPPING = b"\nstopping after this sample; Ctrl-C again: at once\n"
 
 
@@ -51,11 +61,12 @@ def bench(cfg: DictConfig) -> int:
     """Run, score, report; return the exit code (see above)."""
     config = settled(plain(cfg))
     check_device(config)
-    task, examples = build_task(config["task"])
-    if few := fewer(config["task"], len(conversations(examples))):
-        _say(few)
-    folder = ResultsFolder(results_path(config, task))
-    return run_job(config, task, examples, folder)
+    with joined(config) as ranks:
+        task, examples = build_task(config["task"])
+        if few := fewer(config["task"], len(conversations(examples))):
+            _say(few)
+        folder = ResultsFolder(results_path(config, task))
+        return run_job(config, task, examples, folder, ranks=ranks)
 
 
 def fewer(options: Mapping, found: int) -> str | None:
@@ -96,14 +107,20 @@ def run_job(
     folder: ResultsFolder,
     *,
     pair_of: Callable[[dict], Pair] = build_pair,
+    ranks: Ranks | None = None,
 ) -> int:
-    """As `bench`, for a task that was built; `pair_of` gives the models of a config."""
-    claim = claim_of(config, examples)
-    folder.check_open(claim)
-    recorded = None if config["overwrite"] else recorded_costs(folder)
-    job = build_bench(config, task, examples, pair_of(config), recorded=recorded)
-    run = folder.open_run(run_facts(config, job), claim)
-    if job.costs is not None and recorded is None:
+    """As `bench`, for a task that was built; `pair_of` gives the models of a config, and `ranks`
+    are those of this process, alone by default. Of several, rank 0 alone scores and reports."""
+    ranks = ranks or Alone()
+    first, claim = ranks.rank == 0, claim_of(config, examples)
+    agreed(ranks, lambda: folder.check_open(claim) if first else None)
+    recorded = None if config["overwrite"] or not first else recorded_costs(folder)
+    pair = agreed(ranks, lambda: pair_of(on_own_device(config, ranks)))
+    parallel = ranks if config.get("parallel") else None
+    job = build_bench(config, task, examples, pair, recorded=recorded, ranks=parallel)
+    opened = partial(folder.open_run, run_facts(config, job), claim)
+    run = agreed(ranks, lambda: opened() if first else {})
+    if first and job.costs is not None and recorded is None:
         folder.save_costs(job.costs)
     if PLAIN not in job.decoders:
         _say(WITHOUT_PLAIN)
@@ -111,7 +128,25 @@ def run_job(
     failed = [sample for sample in folder.load_samples() if sample.error]
     if config["retry_failed"] and failed:
         _say(retried(failed))
-    finished = run_samples(job, folder, retry_failed=config["retry_failed"])
+    try:
+        with folder_of(folder, ranks) as own:
+            finished = run_samples(job, own, retry_failed=config["retry_failed"], ranks=ranks)
+    except RankLost:
+        if first:
+            folder.save_run(run, status="interrupted")
+        raise
+    if not first:
+        return 0 if finished else 130
+    run["parallel"] = exchanged(job.models)
+    job = alone(job)
+    return concluded(config, task, job, folder, run, finished=finished)
+
+
+def concluded(
+    config: dict, task: Task, job: Bench, folder: ResultsFolder, run: dict, *, finished: bool
+) -> int:
+    """Score, close and judge a run, and report it; return the exit code."""
+    finished = finished and score_samples(job, folder)
     if finished and not config["save_pools"]:
         folder.drop_pools()
     run["corpus_scores"] = corpus_scores(task, job.examples, folder.load_samples())
@@ -121,24 +156,45 @@ def run_job(
     return show(folder, interrupted=not finished)
 
 
-def run_samples(job: Bench, folder: ResultsFolder, *, retry_failed: bool) -> bool:
-    """Run and score with progress bars; return False where Ctrl-C (or SIGTERM) ended it.
+def run_samples(
+    job: Bench, folder: ResultsFolder, *, retry_failed: bool, ranks: Ranks | None = None
+) -> bool:
+    """Run with a progress bar; return False where Ctrl-C (or SIGTERM) ended it, on any rank.
 
     The first Ctrl-C lets the sample in progress end, a second one ends at once.
     """
-    try:
-        with Interruption(partial(os.write, 2, STOPPING)) as asked:
-            with sample_bar(job.total, asked) as on_sample:
+    ranks = ranks or Alone()
+    agree = partial(any_rank, ranks)
+    with Interruption(partial(os.write, 2, b"" if ranks.rank else STOPPING)) as asked:
+        try:
+            with sample_bar(job.total, partial(asked.check, agree)) as on_sample:
                 job.run(folder, on_sample, retry_failed=retry_failed)
-            with tqdm(desc="scoring", unit="sample", leave=False, delay=2) as bar:
+        except KeyboardInterrupt:
+            _say(INTERRUPTED)
+            return False
+        except RankLost:
+            if not asked.asked:  # else it was interrupted as well, and was the first to end
+                raise
+            _say(INTERRUPTED)
+            return False
+    return True
 
-                def on_score() -> None:
-                    bar.update()
-                    asked.check()
 
-                job.score(folder, on_score)
+def score_samples(job: Bench, folder: ResultsFolder) -> bool:
+    """Score with a progress bar; return False where Ctrl-C (or SIGTERM) ended it."""
+    try:
+        with (
+            Interruption(partial(os.write, 2, STOPPING)) as asked,
+            tqdm(desc="scoring", unit="sample", leave=False, delay=2) as bar,
+        ):
+
+            def on_score() -> None:
+                bar.update()
+                asked.check()
+
+            job.score(folder, on_score)
     except KeyboardInterrupt:
-        _say("interrupted: finished samples are kept; the same results_dir goes on from here")
+        _say(INTERRUPTED)
         return False
     return True
 
@@ -194,8 +250,9 @@ def retried(failed: Sequence[Sample]) -> str:
 
 
 @contextmanager
-def sample_bar(total: int, asked: Interruption) -> Iterator:
-    """A progress bar on stderr that names the decoder of the last sample and counts failures."""
+def sample_bar(total: int, check: Callable[[], None]) -> Iterator:
+    """A progress bar on stderr that names the decoder of the last sample and counts failures; after
+    each one, `check` may raise."""
     failed = 0
     with tqdm(total=total, unit="sample", mininterval=0.5, dynamic_ncols=True) as bar:
 
@@ -204,7 +261,7 @@ def sample_bar(total: int, asked: Interruption) -> Iterator:
             failed += sample.error is not None
             bar.set_postfix_str(sample.decoder + (f", {failed} failed" if failed else ""), False)
             bar.update()
-            asked.check()
+            check()
 
         yield on_sample
 

@@ -19,6 +19,7 @@ from ouroboros.bench.run.costs import load_costs, recorded_costs
 from ouroboros.bench.run.file_hash import check_places
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import Pair, PairSpec, load_pair
+from ouroboros.bench.run.parallel import drafting_on_first, shared_pair
 from ouroboros.bench.run.prompt import longest, with_context
 from ouroboros.bench.run.record import run_facts
 from ouroboros.bench.run.sampling import Sampling
@@ -31,6 +32,7 @@ from ouroboros.costs.probe import probe
 from ouroboros.costs.surface import Costs
 from ouroboros.drafters import Remembered
 from ouroboros.engine.model import CachedModel
+from ouroboros.engine.ranks import Ranks, told
 
 SELECTION = ("limit", "stride", "shuffle")
 SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -74,22 +76,30 @@ def build_bench(
     pair: Pair,
     *,
     recorded: Costs | None = None,
+    ranks: Ranks | None = None,
 ) -> Bench:
     """Return what the run measures; with `context_tokens`, the examples have longer prompts.
 
     `recorded` are the costs that the run's decoders went by before, if it is taken up again.
+    `ranks` are those of a parallel run, which share the models.
     """
     examples = part_of(examples, config.get("part"))
     examples = lengthened(config, task, examples, pair.target.tokenizer)
     max_new = task.max_new if config["max_new"] is None else config["max_new"]
     reach = longest(pair.target.tokenizer, examples) + max_new
-    costs = recorded or build_costs(config, pair, reach)
+    costs = recorded or build_costs(config, pair, reach, wanted=ranks is not None)
+    if ranks is not None:
+        costs = told(ranks, costs)
+        pair = shared_pair(pair, costs, ranks, config["parallel_draft"])
+    decoders = build_decoders(config["decoder"], pair, costs)
+    if ranks is not None and config["parallel_draft"] == "first":
+        decoders = drafting_on_first(decoders, ranks)
     return Bench(
         target=pair.target,
         models=pair.models,
         task=task,
         examples=examples,
-        decoders=build_decoders(config["decoder"], pair, costs),
+        decoders=decoders,
         max_new=max_new,
         repeats=config["repeats"],
         sampling=build_sampling(config),
@@ -124,11 +134,11 @@ def rebuild(folder: ResultsFolder, overrides: list[str]) -> Bench:
     return job
 
 
-def build_costs(config: dict, pair: Pair, context: int) -> Costs | None:
-    """Return the costs given; else, where a decoder asks for some, named ones if seconds mean
-    nothing, or those of a probe of calls on up to `context` tokens."""
+def build_costs(config: dict, pair: Pair, context: int, *, wanted: bool = False) -> Costs | None:
+    """Return the costs given; else, where they are `wanted` or a decoder asks for some, named ones
+    if seconds mean nothing, or those of a probe of calls on up to `context` tokens."""
     given = load_costs(config.get("costs"))
-    if given is not None or not any(map(wants_costs, config["decoder"].values())):
+    if given is not None or not (wanted or any(map(wants_costs, config["decoder"].values()))):
         return given
     return probe(pair.target, pair.draft, context=context) if config["timing"] else named(UNTIMED)
 

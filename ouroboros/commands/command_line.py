@@ -102,6 +102,7 @@ COMMANDS = {
     "overlap": Command("overlap.overlap", parser=arguments.overlap),
     "host_overhead": Command("host_overhead.host_overhead", parser=arguments.host_overhead),
     "wheels": Command("wheels.wheels", parser=arguments.wheels),
+    "shared_calls": Command("shared_calls.shared_calls", parser=arguments.shared_calls),
     "train_pair": Command("train_pair.main"),
     "evaluate_pair": Command("evaluate_pair.main"),
 }

@@ -33,7 +33,7 @@ from ouroboros.bench.run.record import claim_of, run_facts
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.run.turn import MakeDecoder
 from ouroboros.commands import place
-from ouroboros.commands.bench import results_path, run_samples
+from ouroboros.commands.bench import results_path, run_samples, score_samples
 from ouroboros.commands.build import build_bench, build_pair, build_task, check_decoders
 from ouroboros.commands.configs import plain
 from ouroboros.commands.timing import about, measured_costs
@@ -63,6 +63,7 @@ def profile(cfg: DictConfig) -> int:
     costs = replace(costs, about=about(run))
     folder.save_costs(costs)
     finished = run_samples(job, folder, retry_failed=config["retry_failed"])
+    finished = finished and score_samples(job, folder)
     run = folder.save_run(run, status="finished" if finished else "interrupted")
     traced = traced_decoders(job, pair, options) if finished and options["trace"] else {}
     return show(folder, run, costs, traced)

@@ -83,7 +83,9 @@ class Grown:
         self._priced = 0
         self._proposed = None
         self._unread = True
-        last = getattr(choose, "choose", choose)  # behind processors
+        last = choose
+        while hasattr(last, "choose"):  # behind processors, and other ranks' choices
+            last = last.choose
         sampler = last if isinstance(last, Sampler) else None
         self.growth.start(
             seed=None if sampler is None else sampler.seed, sampled=sampler is not None

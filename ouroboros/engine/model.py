@@ -122,17 +122,7 @@ class CachedModel:
         that is asked are not fed again, so ask for the new ones, by `tree.asking(new)`.
         """
         started = time.perf_counter()
-        if tokens[-1] != tree.tokens[0]:
-            raise ValueError(
-                f"the tree's root is {tree.tokens[0]}, the sequence's last token {tokens[-1]}: "
-                "root the tree at tokens[-1]"
-            )
-        reach = len(tokens) + int(tree.depths().max())
-        if reach > self.max_len:
-            raise ValueError(
-                f"the sequence and its draft reach position {reach}, beyond the model's "
-                f"{self.max_len}: shorten the prompt or max_new"
-            )
+        self.check(tokens, tree)
         known = self._shared_prefix(tokens)
         missing = list(tokens[known:-1])
         held = 0 if missing else self._held(known, tree)
@@ -149,6 +139,20 @@ class CachedModel:
         rows = logits[:, : self.width]
         rows.choosing = self.engine.choosing  # type: ignore[attr-defined]
         return rows
+
+    def check(self, tokens: Sequence[int], tree: TokenTree) -> None:
+        """Raise `ValueError` for a tree that is not rooted at the last token, or beyond reach."""
+        if tokens[-1] != tree.tokens[0]:
+            raise ValueError(
+                f"the tree's root is {tree.tokens[0]}, the sequence's last token {tokens[-1]}: "
+                "root the tree at tokens[-1]"
+            )
+        reach = len(tokens) + int(tree.depths().max())
+        if reach > self.max_len:
+            raise ValueError(
+                f"the sequence and its draft reach position {reach}, beyond the model's "
+                f"{self.max_len}: shorten the prompt or max_new"
+            )
 
     @torch.inference_mode()
     def accept(self, path: Sequence[int]) -> None:

@@ -129,3 +129,24 @@ def test_mistakes_are_one_line(run_advise, recorded, overrides, says):
     code, _, document, err = run_advise(*overrides)
     lines = [line for line in err.splitlines() if line.startswith("error:")]
     assert code == 2 and not document and len(lines) == 1 and says in lines[0], err
+
+
+def test_the_worth_of_wider_trees_on_several_devices(call, run_advise, saved_pair):
+    names = "decoder=[greedy,lookahead]", "decoder.lookahead.window_size=3"
+    options = (*COUNTS, "record_trees=true", "audit=none", "results_dir=widths/000")
+    assert call("bench", *names, *options)[0] == 0
+    asked = "scaling=widths", "costs=epyc", "results_dir=worth", "devices=[1,2]"
+    code, out, document, err = run_advise(*asked)
+    assert code == 0, err
+    assert "predicted by epyc, with 0.05 ms for a message" in out
+    own = document["scaling"]
+    assert len(own["widths"]) == 1 and {one["devices"] for one in own["predicted"]} == {1, 2}
+    assert (saved_pair / "worth" / "scaling.png").exists()
+    again = run_advise("scaling=worth/scaling.json", "costs=epyc", "devices=[1,2]")[2]["scaling"]
+    assert again["predicted"] == own["predicted"]
+    for asked, says in (
+        (["scaling=worth/scaling.json", "costs=flat", "devices=[1,64]"], "nothing of [64] devices"),
+        (["scaling=widths"], "scaling= needs costs"),
+    ):
+        code, _, _, err = run_advise(*asked)
+        assert code == 2 and says in err

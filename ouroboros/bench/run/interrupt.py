@@ -30,9 +30,10 @@ class Interruption:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def check(self) -> None:
-        """Raise `KeyboardInterrupt` if a signal came: called where ending costs nothing."""
-        if self.asked:
+    def check(self, agree: Callable[[bool], bool] = bool) -> None:
+        """Raise `KeyboardInterrupt` if a signal came: called where ending costs nothing. `agree`
+        says of whether one came here whether one came to any process."""
+        if agree(self.asked):
             raise KeyboardInterrupt
 
     def _note(self, number: int, frame: FrameType | None) -> None:

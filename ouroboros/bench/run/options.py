@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from ouroboros.bench.run.costs import load_costs
+from ouroboros.bench.run.parallel import check_parallel
 from ouroboros.bench.run.pools import carriers
 
 WHOLE = {  # name: least value; those in NULLABLE may be null
@@ -25,7 +26,10 @@ RANGES = {  # name: least, greatest, in words
     "min_p": (0.0, 1.0, "from 0 (no cut) to 1"),
     "repetition_penalty": (1e-9, math.inf, "above 0; 1 is none"),
 }
-OTHERS = ("model", "task", "decoder", "results_dir", "audit", "published", "part", "costs")
+OTHERS = (
+    *("model", "task", "decoder", "results_dir", "audit", "published", "part", "costs"),
+    *("parallel", "parallel_draft"),
+)
 AUDITS = ("none", "differing", "all")
 SWITCHES = ("overwrite", "retry_failed", "save_pools", "timing", "record_predictions")
 MAYBE = ("record_trees",)
@@ -68,6 +72,7 @@ def check_options(config: Mapping) -> None:
             f"decoder.{rejecting[0]}.verification=rejection knows no repetition_penalty: give 1.0"
         )
     load_costs(config.get("costs"))
+    check_parallel(config)
     _check_pools(config)
 
 

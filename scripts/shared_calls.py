@@ -1,0 +1,8 @@
+"""`ouroboros shared_calls`, from a checkout."""
+
+import sys
+
+from ouroboros.commands.command_line import main
+
+if __name__ == "__main__":
+    raise SystemExit(main(["shared_calls", *sys.argv[1:]]))

@@ -1,0 +1,68 @@
+"""The scaling law and what is predicted of devices, against figures by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ouroboros.bench.advice.scaling import Width, law_of, pays, step_ms, width_of
+from ouroboros.bench.advice.scaling_plot import scaling_law
+from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.measure.trees import ProposedTree
+from ouroboros.costs.surface import Costs, Surface
+from ouroboros.trace import StepRecord
+
+NARROW = Width("x", 16.0, 2.0, 1.0, 0.0, 0.0, {1: 16.0, 2: 9.0, 4: 5.0})
+WIDE = Width("x", 64.0, 3.0, 2.0, 0.0, 0.0, {1: 64.0, 2: 33.0, 4: 17.0})
+STEEP = Costs(Surface.flat({1: 1.0, 16: 1.0, 64: 4.0}))
+
+
+def test_the_law_is_the_line_through_the_logarithms():
+    widths = [replace(NARROW, nodes=2.0**n, tokens=1 + 0.5 * n) for n in range(5)]
+    law = law_of(widths)
+    assert law is not None
+    assert (law.at_one, law.per_doubling, law.r2) == pytest.approx((1.0, 0.5, 1.0))
+    assert law_of(widths[:2]) is None
+
+
+def test_a_step_on_several_devices_is_the_largest_part_and_what_it_lacks_and_a_message():
+    assert step_ms(WIDE, STEEP, 1, 0.1) == pytest.approx(4.0)
+    assert step_ms(WIDE, STEEP, 2, 0.1) == pytest.approx(1.0 + 3.0 * 19 / 48 + 0.1)
+    assert step_ms(NARROW, STEEP, 2, 0.1) == pytest.approx(1.1)
+    drafting = replace(NARROW, draft_calls=2.0, draft_nodes=1.0)
+    with pytest.raises(ValueError, match="no draft model"):
+        step_ms(drafting, STEEP, 1, 0.0)
+    with_draft = replace(STEEP, draft=Surface.constant(0.25), host_ms={"": 0.5})
+    assert step_ms(drafting, with_draft, 1, 0.0) == pytest.approx(2.0)
+
+
+def test_a_wider_tree_pays_where_one_device_is_steep():
+    found = pays([NARROW, WIDE], STEEP, devices=[1, 2, 4], message_ms=0.05)
+    assert [one.nodes for one in found] == [16.0, 16.0, 64.0]
+    assert found[0].speed == 1.0 and found[0].speedup == pytest.approx(2.0)
+    assert found[1].speed == pytest.approx(1 / 1.05)  # a message, for nothing
+    assert found[2].speed == pytest.approx(3.0 / (1.0 + 3 * 3 / 48 + 0.05) / 2.0)
+    flat = Costs(Surface.flat({1: 1.0, 64: 1.0}))
+    assert {one.nodes for one in pays([NARROW, WIDE], flat, devices=[1, 4], message_ms=0)} == {64.0}
+
+
+def test_widths_beyond_the_costs_are_left_out():
+    short = Costs(Surface.flat({1: 1.0, 16: 1.0}))
+    assert [one.nodes for one in pays([NARROW, WIDE], short, devices=[1], message_ms=0)] == [16.0]
+
+
+def test_a_width_is_counted_and_its_trees_are_cut():
+    step = StepRecord(2, 5, 1, 2, 3, ("draft", "bonus"), 0.0, 0.0, 0.0, draft_scored=6)
+    sample = Sample("a", "x", 0, 0, 4, new_tokens=(1, 2), steps=(step,))
+    star = ProposedTree((9, 1, 2, 3, 4), (-1, 0, 0, 0, 0), (0, 1), 5)
+    found = width_of("x", [sample], [star], [1, 2, 4])
+    assert found == Width("x", 5.0, 2.0, 1.0, 3.0, 2.0, {1: 5.0, 2: 3.0, 4: 2.0})
+
+
+def test_the_plot_has_a_point_for_each_width_and_a_line():
+    widths = [replace(NARROW, nodes=2.0**n, tokens=1 + 0.5 * n) for n in range(1, 5)]
+    axes = scaling_law(widths, {"x": law_of(widths)}, measured="Here.").axes[0]
+    points, line = sorted(axes.lines, key=lambda one: -len(one.get_xdata()))
+    assert len(points.get_xdata()) == 4 and line.get_ydata().tolist() == pytest.approx([1.5, 3.0])
+    assert "+0.50 a doubling" in axes.get_title(loc="left")

@@ -1,0 +1,141 @@
+"""Processes that share a tree by gloo give the text of one; one that is killed ends the others."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+
+import pytest
+import torch
+from processes import in_processes
+from tiny import RandomDrafter, llama, noisy, prompt_of
+
+from ouroboros import Ouroboros, Sampler, argmax
+from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative
+from ouroboros.decode import decode
+from ouroboros.drafters.on_first_rank import OnFirstRank, pack, unpacked
+from ouroboros.engine.model import CachedModel
+from ouroboros.engine.ranks import Alone, Group, RankLost, agreed, told
+from ouroboros.engine.sharded import ShardedModel
+from ouroboros.testing import RandomTrees
+from ouroboros.tree import TokenTree
+
+SIZES = {"window_size": 4, "ngram_size": 4, "verification_set_size": 3}
+DRAFTERS = {
+    "greedy": lambda draft: Greedy(),
+    "lookahead": lambda draft: Lookahead(**SIZES),
+    "prompt_lookup": lambda draft: PromptLookup(max_ngram_size=2, num_tokens=4),
+    "speculative": lambda draft: Speculative(draft, gamma=4),
+    "ouroboros": lambda draft: Ouroboros(draft, max_nodes=12),
+    "ouroboros_paper": lambda draft: Ouroboros(draft, policy="paper", gamma=4, topk=2, **SIZES),
+}
+CASES = [
+    (torch.float64, argmax),
+    (torch.float32, argmax),
+    (torch.float64, Sampler(temperature=0.8, seed=3)),
+    (torch.float32, Sampler(temperature=0.8, seed=3)),
+]
+
+
+def texts(ranks, names, draft: str, cases=CASES) -> list[list[int]]:
+    """Every drafter in every case, on a short and a longer prompt."""
+    found = []
+    for dtype, choose in cases:
+        model = llama(1, dtype)
+        target, small = CachedModel(copy.deepcopy(model)), CachedModel(noisy(model))
+        if ranks is not None:
+            target = ShardedModel(target, ranks)
+            small = ShardedModel(small, ranks) if draft == "shared" else small
+        for name in names:
+            drafter = DRAFTERS[name](small)
+            if draft == "first":
+                drafter = OnFirstRank(drafter, ranks)
+            for prompt in (prompt_of(1), prompt_of(7)):
+                found.append(decode(target, drafter, prompt, max_new=8, choose=choose).tokens)
+    return found
+
+
+def test_two_processes_give_the_text_of_one(tmp_path):
+    def work():
+        ranks = Group.joined()
+        assert told(ranks, ranks.rank) == 0 and agreed(ranks, lambda: ranks.rank) == ranks.rank
+        others = [texts(ranks, DRAFTERS, draft, CASES[1:3]) for draft in ("first", "shared")]
+        return texts(ranks, DRAFTERS, "every"), others
+
+    want, some = (
+        texts(None, ["greedy"] * len(DRAFTERS), "every", cases) for cases in (CASES, CASES[1:3])
+    )
+    assert in_processes(2, work, tmp_path) == [(0, (want, [some, some]))] * 2
+
+
+def test_four_processes_give_the_text_of_one(tmp_path):
+    names = ["lookahead", "ouroboros"]
+
+    def work():
+        return texts(Group.joined(), names, "every", CASES[1:3])
+
+    want = texts(None, ["greedy"] * len(names), "every", CASES[1:3])
+    assert in_processes(4, work, tmp_path) == [(0, want)] * 4
+
+
+def test_a_rank_that_is_killed_ends_the_others(tmp_path):
+    class Deadly(Greedy):
+        steps = 0
+
+        def propose(self, tokens, budget):
+            self.steps += 1
+            if self.steps == 4 and ranks_of[0].rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().propose(tokens, budget)
+
+    ranks_of = []
+
+    def work():
+        ranks_of.append(Group.joined())
+        with pytest.raises(RankLost, match="another rank is gone"):
+            decode(ShardedModel(CachedModel(llama()), ranks_of[0]), Deadly(), [5], max_new=9)
+        return ranks_of[0].is_first("lost")
+
+    codes, said = zip(*in_processes(3, work, tmp_path), strict=True)
+    assert codes == (0, -signal.SIGKILL, 0) and sorted(said, key=str) == [False, None, True]
+
+
+def test_outside_of_torchrun_the_remedy_is_named(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(ValueError, match="torchrun --nproc-per-node 2"):
+        Group.joined()
+
+
+def test_a_told_tree_is_the_tree():
+    drafter = RandomTrees(list(range(13)), seed=3)
+    for _ in range(30):
+        tree = drafter.propose([5, 6], 9)
+        found = unpacked(pack(tree))
+        assert (found.tokens, found.parents) == (tree.tokens, tree.parents)
+        assert found.asked == tree.asked and found.probe == tree.probe
+        assert len(pack(tree)) == 9 * len(tree)
+
+
+def test_a_drafter_on_the_first_rank_is_itself_alone():
+    truth = decode(CachedModel(llama()), Greedy(), [5, 6], max_new=20).tokens
+    drafter = OnFirstRank(RandomDrafter(truth, seed=1), Alone())
+    assert decode(CachedModel(llama()), drafter, [5, 6], max_new=20).tokens == truth
+    assert drafter.trees and drafter.deepest  # its own
+
+
+def test_a_draft_that_fails_fails_on_every_rank():
+    class Other(Alone):
+        rank = 1
+
+        def broadcast(self, data: bytes) -> bytes:
+            return b""
+
+    class Failing(Greedy):
+        def propose(self, tokens, budget) -> TokenTree:
+            raise MemoryError("no memory left")
+
+    with pytest.raises(MemoryError, match="no memory left"):
+        OnFirstRank(Failing(), Alone()).propose([5], 3)
+    with pytest.raises(RuntimeError, match="rank 0 failed to draft"):
+        OnFirstRank(Failing(), Other()).propose([5], 3)
