@@ -43,9 +43,9 @@ def generate() -> argparse.ArgumentParser:
 def report() -> argparse.ArgumentParser:
     """Make reports from results folders: tables, pictures, and one HTML page.
 
-        ouroboros report results/main              one run
+        ouroboros report results/main_matched      one run
         ouroboros report results/local/sweep       a sweep: a folder of run folders
-        ouroboros report results/main results/main_t08 --out results/report
+        ouroboros report results/main_matched results/main_t08 --out results/report
 
     The report over all of them goes to --out: report.html, report.md, numbers.csv,
     tables/ and plots/. Each folder's own summary.json, summary.md and picture stay
@@ -129,6 +129,46 @@ def tune() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0)
     add("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
     add("--overrides", nargs="*", default=[], help="of conf/config.yaml, as model=hf, costs=flat")
+    return parser
+
+
+def evidence() -> argparse.ArgumentParser:
+    """Measure everything that README and docs quote, in stages: make evidence.
+
+        ouroboros evidence --list
+        ouroboros evidence "stages=[equality,audit]" data=FOLDER jobs=2
+
+    The stages stand in conf/evidence.yaml: commands of this project with their
+    results folders. One whose folder is complete at the present sources is passed
+    over, one that was stopped goes on, one of other sources is made anew, what lay
+    there is removed. Stages that count run `jobs` at once, on one thread each, then
+    those that are timed, each alone: leave the machine to them. Tasks and texts
+    whose files are not in data=FOLDER are left out, in one line each. A stage that
+    fails is one line, the others go on, and the exit code is 1; logs lie in
+    results/local/evidence. Ctrl-C keeps all samples. Then: ouroboros figures.
+    """
+    parser = _parser(evidence)
+    what = "of conf/evidence.yaml: stages, data, jobs, results_dir, extra"
+    parser.add_argument("overrides", nargs="*", metavar="NAME=VALUE", help=what)
+    parser.add_argument("--list", action="store_true", help="say what there is and what is left")
+    return parser
+
+
+def figures() -> argparse.ArgumentParser:
+    """Write the tables of README and docs from results/: make figures.
+
+        ouroboros figures
+        ouroboros figures --check
+
+    A table stands between <!-- results: KIND FOLDER ... --> and <!-- end -->. With
+    --check nothing is written: the exit code is 1 where a table is not what the
+    folders give (one line each), and a folder whose sources have changed since is a
+    warning.
+    """
+    parser = _parser(figures)
+    pages = "default: README.md and docs/**/*.md"
+    parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help=pages)
+    parser.add_argument("--check", action="store_true", help="write nothing, say what differs")
     return parser
 
 
