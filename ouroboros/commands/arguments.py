@@ -91,21 +91,23 @@ def audit() -> argparse.ArgumentParser:
 
 
 def tune() -> argparse.ArgumentParser:
-    """Tune every decoder on development text, each with the same number of trials.
+    """Tune every decoder on the same recorded texts, each with the same effort.
 
         ouroboros tune --decoders speculative ouroboros --trials 16
-        ouroboros tune --prompts mine.jsonl --overrides costs=flat
+        ouroboros tune --prompts functions.jsonl maths.jsonl --costs flat
         ouroboros tune --fit weights.json
 
-    Each decoder gets its configured settings as the first trial and random ones
-    from its space for the rest. All trials of all decoders alternate prompt by
-    prompt; after a first round on a few prompts, the best third of each decoder's
-    trials goes on to the rest. Each prompt is decoded greedily and sampled
-    (--temperatures). Calls are counted and turned into speed by the costs (of
-    this machine, or --overrides costs=epyc | flat | FILE), so that noise of the
-    clock picks no winner; the geometric mean over temperatures counts. Engines
-    that do not say what they scored go by the clock. The best settings are
-    printed and written to tuning.json and tuning.md; put them into conf/decoder.
+    Plain decoding of every prompt, greedy and sampled (--temperatures), is recorded
+    once, in float32 without a stand-in. Decoders are replayed on these texts; those
+    that ask the target more than a recording holds run live and must give the same
+    texts. Each gets its configured settings, as many random ones as --trials leaves,
+    and from the best of them a search, setting by setting, until none gains: these
+    on the first prompts of each file, the best on all. Counts become speed by the
+    costs of each machine in --costs, so that noise of the clock picks no winner;
+    the geometric mean over files and temperatures counts. The report says what the
+    configured settings lose against the best found, and what settings lose that are
+    the best by another machine's costs: tuning.json, tuning.md. The best are
+    printed; put them into conf/decoder, or conf/experiment/drafters_flat.yaml.
 
     --fit FILE fits Ouroboros' estimates to the pair instead, in a few minutes,
     and writes their weights, with what they were fitted on and how well they
@@ -121,14 +123,17 @@ def tune() -> argparse.ArgumentParser:
     noise = "fit on drafts disturbed so much, 0 is the draft itself: for drafts of other quality"
     add("--noise", type=float, nargs="+", default=[0.0], help=noise)
     add("--results", type=Path, default=Path("results/local/tuning"))
-    add("--decoders", nargs="*", default=list(SPACES))
-    add("--trials", type=int, default=24, help="for each decoder")
-    add("--first", type=int, default=4, help="prompts of the first round")
-    add("--limit", type=int, help="prompts in all; default: every one")
+    ours = [name for name in SPACES if not name.startswith("hf_")]
+    add("--decoders", nargs="*", default=ours)
+    costs = "names or files of costs, each searched by itself"
+    add("--costs", nargs="+", default=["epyc", "flat"], help=costs)
+    add("--trials", type=int, default=24, help="for each decoder, before the search")
+    add("--first", type=int, default=6, help="prompts of each file that are searched on")
+    add("--limit", type=int, help="prompts of each file; default: every one")
     add("--max-new", type=int, default=96)
     add("--seed", type=int, default=0)
     add("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
-    add("--overrides", nargs="*", default=[], help="of conf/config.yaml, as model=hf, costs=flat")
+    add("--overrides", nargs="*", default=[], help="of conf/config.yaml, as model=hf")
     return parser
 
 
