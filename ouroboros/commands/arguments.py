@@ -97,17 +97,14 @@ def tune() -> argparse.ArgumentParser:
         ouroboros tune --prompts functions.jsonl maths.jsonl --costs flat
         ouroboros tune --fit weights.json
 
-    Plain decoding of every prompt, greedy and sampled (--temperatures), is recorded
-    once, in float32 without a stand-in. Decoders are replayed on these texts; those
-    that ask the target more than a recording holds run live and must give the same
-    texts. Each gets its configured settings, as many random ones as --trials leaves,
-    and from the best of them a search, setting by setting, until none gains: these
-    on the first prompts of each file, the best on all. Counts become speed by the
-    costs of each machine in --costs, so that noise of the clock picks no winner;
-    the geometric mean over files and temperatures counts. The report says what the
-    configured settings lose against the best found, and what settings lose that are
-    the best by another machine's costs: tuning.json, tuning.md. The best are
-    printed; put them into conf/decoder, or conf/experiment/drafters_flat.yaml.
+    Plain decoding of each prompt, greedy and sampled, is recorded once, in float32.
+    Decoders are replayed on these texts; those that ask the target more run live,
+    and must give the same texts. Each tries its configured settings, random ones,
+    and from the best of them one setting after the other until none gains: on the
+    first prompts of each file, the best on all. Counts become speed by the costs of
+    each machine in --costs; the geometric mean over files and temperatures counts.
+    The report (tuning.json, tuning.md) says what the configured settings lose, and
+    those of the other machine. Put the best into conf/decoder.
 
     --fit FILE fits Ouroboros' estimates to the pair instead, in a few minutes,
     and writes their weights, with what they were fitted on and how well they

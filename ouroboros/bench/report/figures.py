@@ -188,7 +188,7 @@ def drafters(paths: Sequence[Path]) -> Found:
     ours = [one["decoders"]["ouroboros"]["predicted_speedup"] for one in found]
     means = [times(gmean([one["value"] for one in ours]))] if len(found) > 1 else []
     frame.insert(1, "over greedy (prediction)", [*map(interval, ours), *means])
-    return frame, priced(found[0])
+    return frame, priced(found[0])[len(found) > 1 :]
 
 
 def verdicts(paths: Sequence[Path]) -> Found:
