@@ -1,15 +1,17 @@
 # make bench   install into .venv, then the main job: every decoder on the reference pair, sampled
 #              with shared noise where the pair's text repeats itself as real models' does
 # make test    install into .venv, then the tests
-# make check   linter and type checker
+# make check   linter, type checker, and whether the tables are what results/ give
 # make tune    search every decoder's settings with one budget on development text
+# make evidence   all that README and docs quote, measured anew; hours, and it goes on when stopped
+# make figures    the tables of README and docs, written from results/
 # make docs    install what it needs, then build the documentation into build/site
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: bench test check tune docs clean
+.PHONY: bench test check tune evidence figures docs clean
 
 bench: $(INSTALLED)
 	$(BIN)/ouroboros bench temperature=matched $(ARGS)
@@ -21,6 +23,13 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/ouroboros figures --check
+
+evidence: $(INSTALLED)
+	$(BIN)/ouroboros evidence $(ARGS)
+
+figures: $(INSTALLED)
+	$(BIN)/ouroboros figures $(ARGS)
 
 tune: $(INSTALLED)
 	$(BIN)/ouroboros tune $(ARGS)

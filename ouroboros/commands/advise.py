@@ -31,6 +31,7 @@ from ouroboros.commands.advising.inputs import Evidence, from_folder, given_cost
 from ouroboros.commands.advising.search import Explorer
 from ouroboros.commands.build import check_decoders
 from ouroboros.commands.configs import plain
+from ouroboros.commands.refusals import check_unused
 from ouroboros.engine.facts import position_limit
 
 KEPT = ("model", "max_new", "temperature", "top_k", "top_p", "min_p", "threads", "seed")
@@ -72,8 +73,7 @@ def check(config: dict) -> None:
         raise ValueError(f"nodes={nodes}: give a list of tree sizes, as nodes=[1,8,64]")
     for size in nodes:
         check_whole("nodes", size)
-    if config["results_dir"] and list(Path(config["results_dir"]).glob("*")):
-        raise ValueError(f"results_dir={config['results_dir']} is not empty: give another one")
+    check_unused(config["results_dir"])
 
 
 def told(evidence: Evidence, config: dict, overrides: list[str]) -> dict:

@@ -34,6 +34,7 @@ from ouroboros.bench.run.turn import eos_ids
 from ouroboros.commands.agreeing.worths import Worths, by_group
 from ouroboros.commands.build import build_spec, build_task, check_decoders
 from ouroboros.commands.configs import plain
+from ouroboros.commands.refusals import check_unused
 from ouroboros.commands.tapes import given_rates, load_tapes
 
 WHISKERS = "whiskers and bands: 95 % bootstrap over prompts, paired"
@@ -73,9 +74,7 @@ def check(config: dict) -> None:
         raise ValueError("give recording=<results folder, or JSONL file>")
     if not config["agreement"] or not config["ratios"] or not config["costs"]:
         raise ValueError("agreement, ratios and costs need one value each at least")
-    results = config["results_dir"]
-    if results and list(Path(results).glob("*")):
-        raise ValueError(f"results_dir={results} is not empty: give another one")
+    check_unused(config["results_dir"])
 
 
 def measure_likeness(config: dict) -> int:

@@ -43,9 +43,9 @@ def generate() -> argparse.ArgumentParser:
 def report() -> argparse.ArgumentParser:
     """Make reports from results folders: tables, pictures, and one HTML page.
 
-        ouroboros report results/main              one run
+        ouroboros report results/main_matched      one run
         ouroboros report results/local/sweep       a sweep: a folder of run folders
-        ouroboros report results/main results/main_t08 --out results/report
+        ouroboros report results/main_matched results/main_t08 --out results/report
 
     The report over all of them goes to --out: report.html, report.md, numbers.csv,
     tables/ and plots/. Each folder's own summary.json, summary.md and picture stay
@@ -91,21 +91,20 @@ def audit() -> argparse.ArgumentParser:
 
 
 def tune() -> argparse.ArgumentParser:
-    """Tune every decoder on development text, each with the same number of trials.
+    """Tune every decoder on the same recorded texts, each with the same effort.
 
         ouroboros tune --decoders speculative ouroboros --trials 16
-        ouroboros tune --prompts mine.jsonl --overrides costs=flat
+        ouroboros tune --prompts functions.jsonl maths.jsonl --costs flat
         ouroboros tune --fit weights.json
 
-    Each decoder gets its configured settings as the first trial and random ones
-    from its space for the rest. All trials of all decoders alternate prompt by
-    prompt; after a first round on a few prompts, the best third of each decoder's
-    trials goes on to the rest. Each prompt is decoded greedily and sampled
-    (--temperatures). Calls are counted and turned into speed by the costs (of
-    this machine, or --overrides costs=epyc | flat | FILE), so that noise of the
-    clock picks no winner; the geometric mean over temperatures counts. Engines
-    that do not say what they scored go by the clock. The best settings are
-    printed and written to tuning.json and tuning.md; put them into conf/decoder.
+    Plain decoding of each prompt, greedy and sampled, is recorded once, in float32.
+    Decoders are replayed on these texts; those that ask the target more run live,
+    and must give the same texts. Each tries its configured settings, random ones,
+    and from the best of them one setting after the other until none gains: on the
+    first prompts of each file, the best on all. Counts become speed by the costs of
+    each machine in --costs; the geometric mean over files and temperatures counts.
+    The report (tuning.json, tuning.md) says what the configured settings lose, and
+    those of the other machine. Put the best into conf/decoder.
 
     --fit FILE fits Ouroboros' estimates to the pair instead, in a few minutes,
     and writes their weights, with what they were fitted on and how well they
@@ -121,14 +120,57 @@ def tune() -> argparse.ArgumentParser:
     noise = "fit on drafts disturbed so much, 0 is the draft itself: for drafts of other quality"
     add("--noise", type=float, nargs="+", default=[0.0], help=noise)
     add("--results", type=Path, default=Path("results/local/tuning"))
-    add("--decoders", nargs="*", default=list(SPACES))
-    add("--trials", type=int, default=24, help="for each decoder")
-    add("--first", type=int, default=4, help="prompts of the first round")
-    add("--limit", type=int, help="prompts in all; default: every one")
+    ours = [name for name in SPACES if not name.startswith("hf_")]
+    add("--decoders", nargs="*", default=ours)
+    costs = "names or files of costs, each searched by itself"
+    add("--costs", nargs="+", default=["epyc", "flat"], help=costs)
+    add("--trials", type=int, default=24, help="for each decoder, before the search")
+    add("--first", type=int, default=6, help="prompts of each file that are searched on")
+    add("--limit", type=int, help="prompts of each file; default: every one")
     add("--max-new", type=int, default=96)
     add("--seed", type=int, default=0)
     add("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
-    add("--overrides", nargs="*", default=[], help="of conf/config.yaml, as model=hf, costs=flat")
+    add("--overrides", nargs="*", default=[], help="of conf/config.yaml, as model=hf")
+    return parser
+
+
+def evidence() -> argparse.ArgumentParser:
+    """Measure everything that README and docs quote, in stages: make evidence.
+
+        ouroboros evidence --list
+        ouroboros evidence "stages=[equality,audit]" data=FOLDER jobs=2
+
+    The stages stand in conf/evidence.yaml: commands of this project with their
+    results folders. One whose folder is complete at the present sources is passed
+    over, one that was stopped goes on, one of other sources is made anew, what lay
+    there is removed. Stages that count run `jobs` at once, on one thread each, then
+    those that are timed, each alone: leave the machine to them. Tasks and texts
+    whose files are not in data=FOLDER are left out, in one line each. A stage that
+    fails is one line, the others go on, and the exit code is 1; logs lie in
+    results/local/evidence. Ctrl-C keeps all samples. Then: ouroboros figures.
+    """
+    parser = _parser(evidence)
+    what = "of conf/evidence.yaml: stages, data, jobs, results_dir, extra"
+    parser.add_argument("overrides", nargs="*", metavar="NAME=VALUE", help=what)
+    parser.add_argument("--list", action="store_true", help="say what there is and what is left")
+    return parser
+
+
+def figures() -> argparse.ArgumentParser:
+    """Write the tables of README and docs from results/: make figures.
+
+        ouroboros figures
+        ouroboros figures --check
+
+    A table stands between <!-- results: KIND FOLDER ... --> and <!-- end -->. With
+    --check nothing is written: the exit code is 1 where a table is not what the
+    folders give (one line each), and a folder whose sources have changed since is a
+    warning.
+    """
+    parser = _parser(figures)
+    pages = "default: README.md and docs/**/*.md"
+    parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help=pages)
+    parser.add_argument("--check", action="store_true", help="write nothing, say what differs")
     return parser
 
 

@@ -99,6 +99,8 @@ COMMANDS = {
         "save a small trained model inside a large model's shape",
         parser=arguments.standin,
     ),
+    "evidence": Command("evidence.evidence", parser=arguments.evidence),
+    "figures": Command("figures.figures", parser=arguments.figures),
     "overlap": Command("overlap.overlap", parser=arguments.overlap),
     "host_overhead": Command("host_overhead.host_overhead", parser=arguments.host_overhead),
     "wheels": Command("wheels.wheels", parser=arguments.wheels),

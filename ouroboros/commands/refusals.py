@@ -63,6 +63,14 @@ def guarded(job: Callable[[], int]) -> None:
         sys.exit(code)
 
 
+def check_unused(results_dir: str | None) -> None:
+    """Raise `ValueError` where files lie in a folder that results are to be written to; what
+    `ouroboros evidence` keeps there is none of them, nor are folders of other runs."""
+    files = Path(results_dir).glob("*") if results_dir else ()
+    if any(path.is_file() and path.name != "evidence.json" for path in files):
+        raise ValueError(f"results_dir={results_dir} is not empty: give another one")
+
+
 def one_line(error: BaseException) -> str:
     """Return an error's message without its line breaks and Hydra's list of search paths, and with
     the names there are where one of an option or a config is not among them."""

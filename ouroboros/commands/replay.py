@@ -28,6 +28,7 @@ from ouroboros.bench.run.stop import text_of
 from ouroboros.bench.run.store import SAMPLES, ResultsFolder
 from ouroboros.commands.build import any_drafts, build_decoders, build_spec, check_decoders
 from ouroboros.commands.configs import plain
+from ouroboros.commands.refusals import check_unused
 from ouroboros.commands.tapes import given_rates, imitated_draft, load_tapes, loaded_draft
 from ouroboros.costs.named import UNTIMED, named
 from ouroboros.costs.surface import Costs
@@ -163,8 +164,7 @@ def write(results_dir: str | None, document: dict, found: dict[str, list[Sample]
     if results_dir is None:
         return
     folder = ResultsFolder(results_dir)
-    if folder.path.exists() and any(folder.path.iterdir()):
-        raise ValueError(f"results_dir={results_dir} is not empty: give another one")
+    check_unused(results_dir)
     folder.path.mkdir(parents=True, exist_ok=True)
     with folder.appending(SAMPLES) as lines:
         for samples in found.values():

@@ -2,13 +2,16 @@
 
 A model qualifies if it keeps one key and value for each token and layer, and if a token's result
 depends only on the tokens that its mask shows and on the position it is given. The trial scores a
-short sequence plainly and again among decoy siblings, any sliding window narrowed for the while; a
-model that answers differently (ALiBi, an ignored mask, a window it does not keep) is refused.
+sequence plainly and again among decoy siblings, any sliding window narrowed for the while; a model
+that answers differently (ALiBi, an ignored mask, a window it does not keep) is refused. In half
+precision rounding would hide a small difference, so a model that has room for it is tried with its
+weights widened to float32 for the while.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,8 +27,10 @@ from ouroboros.engine.masks import Layout, dense
 from ouroboros.engine.quantised import check_kernels
 from ouroboros.tree import TokenTree
 
-DECOYS = 6
-TRIAL_WINDOW = 2  # so narrow that the trial's four tokens reach beyond it
+LENGTH, DECOYS = 24, 6  # tokens of the trial, and decoys at its root and half-way
+TRIAL_WINDOW = 2  # so narrow that the trial's tokens reach beyond it
+WIDENED_BYTES = 4 << 30
+"""Weights that are larger in float32 are tried as they are."""
 
 
 def examine(model: PreTrainedModel) -> Facts:
@@ -37,26 +42,24 @@ def examine(model: PreTrainedModel) -> Facts:
 
 @torch.inference_mode()
 def _trial(model: PreTrainedModel, name: str, facts: Facts) -> list[LayerShape]:
-    """Score four tokens plainly, then among decoys; return the shapes that the cache held."""
+    """Score a few tokens plainly, then among decoys; return the shapes that the cache held."""
     if facts.max_len < 4:
         raise ValueError(f"{name} has only {facts.max_len} positions; at least 4 are needed")
-    vocab = facts.vocab_size
-    chain = [token % vocab for token in (1, 2, 3, 5)]
-    decoys = [(7 + i) % vocab for i in range(DECOYS)]
-    tree = TokenTree(  # the chain's second token stands after the decoys, below the root as they do
-        (chain[0], *decoys, *chain[1:]), (-1, *[0] * DECOYS, 0, DECOYS + 1, DECOYS + 2)
-    )
+    chain, tree = _trial_tree(min(LENGTH, facts.max_len), facts.vocab_size)
     narrow = replace(facts, sliding_window=facts.sliding_window and TRIAL_WINDOW)
-    mask, positions = dense(Layout(0, [], tree), narrow), tree.depths().tolist()
-    plain_cache = DynamicCache()
+    positions, count = tree.depths().tolist(), len(chain)
     with _narrowed(model, facts.sliding_window):
-        plain = _logits(model, name, chain, range(4), None, plain_cache, facts)
-        shapes = _shapes(plain_cache, name)
-        among = _logits(model, name, tree.tokens, positions, mask, DynamicCache(), facts)
+        cache = DynamicCache()
+        _logits(model, name, chain, range(count), None, cache, facts)
+        shapes = _shapes(cache, name, count)
+        with _widened(model) as dtype:
+            mask = dense(Layout(0, [], tree), replace(narrow, dtype=dtype))
+            plain = _logits(model, name, chain, range(count), None, DynamicCache(), facts)
+            among = _logits(model, name, tree.tokens, positions, mask, DynamicCache(), facts)
     among = among[:, tree.path_to(len(tree) - 1)]
     spread = plain.std().clamp_min(1e-6)
     error = ((plain - among).abs().max() / spread).item()
-    if not error < tolerance(facts.dtype):
+    if not error < tolerance(dtype):
         raise ValueError(
             f"{name} does not follow an explicit attention mask with explicit positions (its "
             f"logits move by {error:.2g} standard deviations among masked tokens, as with ALiBi "
@@ -64,6 +67,54 @@ def _trial(model: PreTrainedModel, name: str, facts: Facts) -> list[LayerShape]:
             "scored; choose a model with rotary or learned positions"
         )
     return shapes
+
+
+def _trial_tree(length: int, vocab: int) -> tuple[list[int], TokenTree]:
+    """Return the trial's tokens, and the tree whose last path they are: after decoys at the root,
+    and after others half-way, so that slots are not positions."""
+    chain = [(1 + place * place) % vocab for place in range(length)]
+    tokens, parents, tip = [chain[0]], [-1], 0
+    for place, token in enumerate(chain[1:], start=1):
+        if place in (1, length // 2):
+            tokens += [(7 + decoy) % vocab for decoy in range(DECOYS)]
+            parents += [tip] * DECOYS
+        tokens.append(token)
+        parents.append(tip)
+        tip = len(tokens) - 1
+    return chain, TokenTree(tuple(tokens), tuple(parents))
+
+
+@contextmanager
+def _widened(model: PreTrainedModel) -> Iterator[torch.dtype]:
+    """Give the model's half-precision weights as float32 for the while, where these are plain
+    tensors (not quantised, not sharded, not elsewhere) and fit; yield the dtype it computes in."""
+    half = [w for w in (*model.parameters(), *model.buffers()) if _half(w)]
+    kept = [weight.data for weight in half]
+    plain = all(type(w.data) is torch.Tensor and not w.is_meta for w in model.parameters())
+    size = sum(4 * weight.numel() for weight in half)
+    if not (half and plain and size <= min(WIDENED_BYTES, _free_bytes(model.device) // 2)):
+        yield model.dtype
+        return
+    try:
+        for weight, own in zip(half, kept, strict=True):
+            weight.data = own.float()
+        yield torch.float32
+    finally:
+        for weight, own in zip(half, kept, strict=True):
+            weight.data = own
+
+
+def _half(weight: torch.Tensor) -> bool:
+    return weight.dtype in (torch.bfloat16, torch.float16)
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Return the memory that is free where the model is; 0 where that is not known."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type != "cpu":
+        return 0
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager
@@ -117,11 +168,11 @@ def _plain_failure(model, ids, facts: Facts) -> str | None:
     return None
 
 
-def _shapes(cache: DynamicCache, name: str) -> list[LayerShape]:
+def _shapes(cache: DynamicCache, name: str, count: int) -> list[LayerShape]:
     shapes = []
     for index, layer in enumerate(cache.layers):
         keys = getattr(layer, "keys", None)
-        if not isinstance(layer, CacheLayerMixin) or keys is None or keys.shape[-2] != 4:
+        if not isinstance(layer, CacheLayerMixin) or keys is None or keys.shape[-2] != count:
             raise ValueError(
                 f"{name} keeps a recurrent or compressed state in layer {index}: it cannot be "
                 "rolled back to an earlier token; choose an attention-only model"

@@ -7,7 +7,7 @@ from measured import sample, step
 
 import ouroboros
 from ouroboros.commands.configs import SPACES
-from ouroboros.commands.tune import speed
+from ouroboros.commands.tune import Search, speed
 from ouroboros.costs.named import named
 from ouroboros.costs.surface import Costs, Surface
 from ouroboros.drafters.growth.weights import Weights
@@ -33,6 +33,16 @@ def test_what_cannot_be_tuned_is_told_in_one_line(call, words, says):
     assert code == 2 and error.startswith(says) and error.count("\n") == 1
 
 
+def tuned(call, saved_pair, *words):
+    pair = [f"model.{role}={saved_pair / role}" for role in ("target", "draft")]
+    results = saved_pair / "tuned"
+    words += ("--limit", "2", "--first", "1", "--max-new", "6", "--results", str(results))
+    code, out, error = call("tune", *words, "--overrides", "model=hf", *pair, pair=False)
+    assert code == 0, error
+    assert f"results: {results}\n" in error and (results / "tuning.md").exists()
+    return json.loads(out.splitlines()[-1]), json.loads((results / "tuning.json").read_text())
+
+
 def test_trials_go_by_the_costs_that_are_given(call, saved_pair, monkeypatch):
     monkeypatch.setitem(SPACES, "ouroboros_text", {"max_nodes": [16, 32]})
     told = []
@@ -43,20 +53,32 @@ def test_trials_go_by_the_costs_that_are_given(call, saved_pair, monkeypatch):
             super().__init__(draft, costs=costs, **options)
 
     monkeypatch.setattr(ouroboros, "Ouroboros", Priced)
-    pair = [f"model.{role}={saved_pair / role}" for role in ("target", "draft")]
-    own = ["model=hf", *pair, "model.dtype=float32", "costs=flat"]
-    words = ["--decoders", "ouroboros_text", "--trials", "2", "--limit", "2", "--first", "1"]
-    results = str(saved_pair / "tuned")
-    words += ["--max-new", "4", "--results", results, "--overrides", *own]
-    code, out, error = call("tune", *words, pair=False)
-    assert code == 0, error
-    assert f"results: {results}\n" in error
-    settings = json.loads(out.splitlines()[-1])["ouroboros_text"]
-    assert settings["max_nodes"] in (16, 32, 64), "as configured, or as tried"
-    assert "{}" not in out
-    kept = json.loads((saved_pair / "tuned" / "tuning.json").read_text())
-    assert all(row["settings"]["max_nodes"] for row in kept["finalists"])
-    assert told and all(one == named("flat") for one in told)
+    chosen, kept = tuned(call, saved_pair, "--decoders", "ouroboros_text", "--trials", "2")
+    assert chosen["ouroboros_text"]["flat"]["max_nodes"] in (16, 32, 64), "as configured, or tried"
+    assert [row["costs"] for row in kept["report"]] == ["epyc", "flat"]
+    assert {cost.about["name"] for cost in told} == {"epyc", "flat"}
+
+
+def test_all_are_searched_on_the_same_texts_and_their_regret_is_told(call, saved_pair, monkeypatch):
+    monkeypatch.setitem(SPACES, "prompt_lookup", {"max_ngram_size": [1, 2], "num_tokens": [2, 4]})
+    monkeypatch.setitem(SPACES, "lookahead", {"window_size": [0, 2]})
+    names = ["prompt_lookup", "lookahead", "hf_prompt_lookup"]
+    monkeypatch.setitem(SPACES, "hf_prompt_lookup", {"prompt_lookup_num_tokens": [2]})
+    _, kept = tuned(call, saved_pair, "--decoders", *names, "--trials", "2")
+    assert kept["texts"] == 4 and len(kept["report"]) == 6
+    for row in kept["report"]:
+        assert row["best found"] >= row["configured"] > 0, "no worse than as configured"
+        other = "epyc" if row["costs"] == "flat" else "flat"
+        assert float(row["regret"].rstrip(" %")) >= 0 <= float(row[f"best by {other}"].rstrip(" %"))
+
+
+def test_a_search_goes_on_until_no_setting_gains(monkeypatch):
+    """From (0, 0) the best, (2, 2), is only reached by going round twice."""
+    worth = {(0, 0): 1, (1, 0): 2, (1, 1): 3, (2, 1): 4, (2, 2): 5}
+    monkeypatch.setitem(SPACES, "mine", {"a": [0, 1, 2], "b": [0, 1, 2]})
+    search = Search("flat", named("flat"), {}, None)
+    monkeypatch.setattr(search, "rate", lambda _, own, among: worth.get((own["a"], own["b"]), 0))
+    assert search.climb("mine", {"a": 0, "b": 0}, []) == {"a": 2, "b": 2}
 
 
 def test_a_setting_is_as_fast_as_its_calls_cost():
@@ -66,7 +88,8 @@ def test_a_setting_is_as_fast_as_its_calls_cost():
     assert speed(one_large, flat) == pytest.approx(3) and speed(three_small, flat) == 1
     assert speed(one_large, steep) == pytest.approx(0.5) and speed(three_small, steep) == 1
     failed = [*three_small, sample("b", "d", [step(0, 0)], error="no memory")]
-    assert speed(failed, flat) == 1 and speed([], flat) == 0
+    assert speed(failed, flat) == 0, "no setting wins by failing"
+    assert speed([], flat) == 0
 
 
 def test_estimates_are_fitted_to_a_pair_and_shown(call, saved_pair, tmp_path):

@@ -20,6 +20,7 @@ from transformers import AutoConfig, BartConfig, BartForConditionalGeneration, P
 
 from ouroboros import CachedModel, Ouroboros, decode
 from ouroboros.baselines import Greedy, Lookahead, Speculative
+from ouroboros.engine import support
 
 WINDOW = 8
 LENGTH, NEW = 21, 16
@@ -244,6 +245,32 @@ def test_the_trial_leaves_the_config_as_it_was():
     assert {k: v for k, v in after.items() if "attn" not in k} == {
         k: v for k, v in before.items() if "attn" not in k
     }
+
+
+@pytest.mark.parametrize("free", [None, 0], ids=["widened", "as it is"])
+def test_half_precision_hides_nothing_from_the_trial(monkeypatch, free):
+    """Models of bfloat16 are tried in float32 where that fits, and their weights come back."""
+    if free is not None:
+        monkeypatch.setattr(support, "_free_bytes", lambda device: free)
+    good, bad = (
+        build(config_of(name, config), dtype=torch.bfloat16)
+        for name, config in (("llama", {}), ("mpt", REFUSED["mpt"][0]))
+    )
+    before = {name: (own.data_ptr(), own.dtype) for name, own in good.named_parameters()}
+    facts = support.examine(good)
+    assert {layer.dtype for layer in facts.layers} == {torch.bfloat16}
+    assert {n: (own.data_ptr(), own.dtype) for n, own in good.named_parameters()} == before
+    with support._widened(good) as dtype:
+        assert dtype == (torch.bfloat16 if free == 0 else torch.float32)
+    with pytest.raises(ValueError, match=r"its logits move by 0\.[4-9]"):
+        support.examine(bad)
+
+
+def test_the_trials_slots_are_not_its_positions():
+    chain, tree = support._trial_tree(8, 1000)
+    path = tree.path_to(len(tree) - 1)
+    assert [tree.tokens[node] for node in path] == chain and len(tree) == 8 + 2 * support.DECOYS
+    assert list(path) == [0, 7, 8, 9, 16, 17, 18, 19]
 
 
 def test_the_table_is_long_enough():

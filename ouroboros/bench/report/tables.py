@@ -68,10 +68,17 @@ def speed_frame(summary: Mapping) -> pd.DataFrame:
     return _filled([_speed_row(name, row, scored, own) for name, row in rows.items()])
 
 
+def own_costs(summary: Mapping) -> bool:
+    """Whether a timed run's counts are shown at the costs measured in that very run: a fit, no
+    prediction."""
+    return summary["timed"] and "with the run" in (summary["costs"] or "")
+
+
 def lead_frame(summary: Mapping) -> pd.DataFrame:
     """Ouroboros' lead over each other decoder by every measure; empty where it did not run."""
     cost = cost_text([summary])
-    return _filled([_lead_row(name, row, cost) for name, row in others(summary).items()])
+    found = _filled([_lead_row(name, row, cost) for name, row in others(summary).items()])
+    return found.rename(columns={"predicted": "fit"}) if own_costs(summary) else found
 
 
 def time_frame(summary: Mapping) -> pd.DataFrame:

@@ -9,10 +9,12 @@ import platform
 import re
 import subprocess
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+import yaml
 
 PACKAGES = (
     *("ouroboros-decoding", "torch", "transformers", "tokenizers", "numpy", "accelerate"),
@@ -28,11 +30,12 @@ _ABSOLUTE = re.compile(r"(?<![\w./:])/(?:[^\s/'\":,;()]+/)+([^\s/'\":,;()]*)")
 
 
 def provenance() -> dict:
-    """Return versions, git commit, machine and UTC time as plain JSON values."""
+    """Return versions, git commit, sources, machine and UTC time as plain JSON values."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
         "git": git_state(Path(__file__).parent),
+        "sources": sources_hash(),
         "machine": machine(),
     }
 
@@ -50,8 +53,24 @@ def environment() -> dict[str, object]:
     }
 
 
+@cache
+def sources_hash() -> str:
+    """Return a hash of all that lies in the package and that counts or times depend on: the code,
+    the decoders' settings and the weights of the reference pair. A figure whose run recorded
+    another one is stale."""
+    package = ROOT / "ouroboros"
+    weights = sorted(package.glob("reference/*/*.safetensors"))
+    settings = sorted(package.glob("conf/decoder/*.yaml"))
+    return identity(
+        code_hash(),
+        [hashlib.sha256(path.read_bytes()).hexdigest() for path in weights],
+        [yaml.safe_load(path.read_text("utf-8")) for path in settings],
+    )
+
+
 def code_hash() -> str:
-    """Return a hash of the sources that samples depend on: engine, decoders, tasks, run loop."""
+    """Return a hash of the code that samples depend on: engine, decoders, costs, tasks, run
+    loop, and what builds and judges them."""
     return identity(*((str(path), (ROOT / path).read_text("utf-8")) for path in code_files()))
 
 
@@ -59,9 +78,10 @@ def code_files() -> list[Path]:
     """Return the files of `code_hash`, relative to the checkout or installation."""
     rooms = ("*", "engine/*", "drafters/*", "drafters/growth/*", "baselines/*", "bench/tasks/*")
     loop = ("loop", "turn", "conversation", "stop", "pair", "sampling", "pools", "recorder")
-    run = (f"bench/run/{name}" for name in (*loop, "prompt"))
-    files = (*rooms, *run, "bench/measure/meter")
-    patterns = (*(f"ouroboros/{name}.py" for name in files), "ouroboros/bench/tasks/examples/*")
+    run = (f"bench/run/{name}" for name in (*loop, "prompt", "costs"))
+    files = (*rooms, "costs/*", "lossless/*", *run, "bench/measure/meter", "commands/build")
+    data = ("bench/tasks/examples/*", "costs/*.yaml", "drafters/growth/*.json")
+    patterns = (f"ouroboros/{name}" for name in (*(f"{name}.py" for name in files), *data))
     return sorted(path.relative_to(ROOT) for one in patterns for path in ROOT.glob(one))
 
 
@@ -77,11 +97,15 @@ def versions() -> dict[str, str]:
 
 
 def git_state(folder: Path) -> dict | None:
-    """Return {"commit", "dirty"} of the checkout that holds `folder`, or None outside of one."""
+    """Return {"commit", "dirty"} of the checkout that holds `folder`, or None outside of one.
+
+    What runs write, results/, makes no checkout dirty.
+    """
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
-    return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain"))}
+    changed = _git(folder, "status", "--porcelain", "--", ":/", ":(top,exclude)results")
+    return {"commit": commit, "dirty": bool(changed)}
 
 
 def machine() -> dict:

@@ -1,0 +1,283 @@
+"""Tables of README and docs, made from results/: what stands between two markers of a page.
+
+    <!-- results: KIND FOLDER ... -->
+    <!-- end -->
+
+Invariant: what is written depends on the folders alone, so that a page can be held against them. A
+line under each table says on which machine, when and at which commit it was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+from scipy.stats import gmean
+
+from ouroboros.bench.report.cells import as_text, interval, number, percent, ratio, times
+from ouroboros.bench.report.compare import best_other_frame
+from ouroboros.bench.run.provenance import sources_hash
+from ouroboros.bench.run.store import RUN
+
+MARKED = re.compile(r"<!-- results: ([^\n]+?) -->\n(.*?)<!-- end -->", re.DOTALL)
+NAMES = {"hf_assisted": "transformers' assisted", "hf_greedy": "transformers' greedy"}
+TOLD_BY = (RUN, "agreement.json", "tuning.json", "evidence.json")
+"""What says in a folder how it was made, the best first."""
+
+
+def written(page: str, root: Path, place: Path) -> str:
+    """Return a page with what stands between its markers made anew from the folders below `root`;
+    `place` is the folder that its links start from. Raises `ValueError` for a marker that names
+    nothing that can be made."""
+
+    def made(found: re.Match) -> str:
+        kind, *folders = found[1].split()
+        if kind not in KINDS:
+            raise ValueError(f"<!-- results: {found[1]} -->: choose from {', '.join(KINDS)}")
+        return (
+            f"<!-- results: {found[1]} -->\n\n{table(kind, folders, root, place)}\n\n<!-- end -->"
+        )
+
+    return MARKED.sub(made, page)
+
+
+def table(kind: str, folders: Sequence[str], root: Path, place: Path) -> str:
+    """Return one table and the line under it."""
+    paths = behind(kind, folders, root)
+    if not paths:
+        stages = ",".join(dict.fromkeys(Path(folder).parts[1] for folder in folders))
+        return f'*Not measured yet on the present code: `ouroboros evidence "stages=[{stages}]"`.*'
+    frame, said = KINDS[kind](paths)
+    frame = frame.drop(columns=[name for name in frame if (frame[name] == "-").all()])
+    told = [*said, *about(paths), *(link(root / folder, place) for folder in folders)]
+    return f"{as_text(frame)}\n\n*{' · '.join(told)}*"
+
+
+def behind(kind: str, folders: Sequence[str], root: Path) -> list[Path]:
+    """Return the folders, or those below them, that hold what a kind of table is made of."""
+    file = READ.get(kind, "summary.json")
+    return [path.parent for folder in folders for path in sorted((root / folder).rglob(file))]
+
+
+def sources(page: str, root: Path) -> dict[Path, str]:
+    """Return why each folder behind a page's tables is not the present code's; {} where all
+    are."""
+    found: dict[Path, str] = {}
+    for marker in MARKED.finditer(page):
+        kind, *folders = marker[1].split()
+        found |= {path: why for path in behind(kind, folders, root) if (why := stale(path))}
+    return found
+
+
+def stale(path: Path) -> str | None:
+    """Return why a folder's figures are not those of the present sources, None where they are."""
+    made = provenance_of(path)
+    if "sources" not in made:
+        return "it does not say by which sources it was made"
+    if made["sources"] != sources_hash():
+        return "the sources that it depends on have changed since"
+    return "it was made on a checkout with changes" if (made["git"] or {}).get("dirty") else None
+
+
+def provenance_of(path: Path) -> Mapping:
+    """Return how a folder was made, as it was recorded."""
+    for name in TOLD_BY:
+        if (path / name).exists():
+            found = json.loads((path / name).read_text("utf-8"))
+            found = found.get("provenance") or found.get("about", {}).get("provenance")
+            if found:
+                return found
+    return {}
+
+
+def about(paths: Sequence[Path]) -> list[str]:
+    """Return machine, date and commit of what was measured."""
+    made = [provenance_of(path) for path in paths]
+    devices = [m["machine"]["gpus"] or [m["machine"]["cpu"]] for m in made if "machine" in m]
+    cores = {
+        f"{m['machine']['threads']} thread{'s' * (m['machine']['threads'] > 1)}"
+        for m in made
+        if "machine" in m
+    }
+    days = sorted(m["time"][:10] for m in made if "time" in m)
+    commits = {
+        m["git"]["commit"][:7] + (" with changes" * m["git"]["dirty"]) for m in made if m.get("git")
+    }
+    span = " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "no date"
+    named = sorted({name for own in devices for name in own})
+    return [*named, *sorted(cores), span, f"commit {', '.join(sorted(commits)) or 'unknown'}"]
+
+
+def link(folder: Path, place: Path) -> str:
+    """Return a link to a folder's tables, or to the folder."""
+    names = ("summary.md", "agreement.md", "tuning.md", "check.md")
+    file = next((folder / name for name in names if (folder / name).exists()), folder)
+    return f"[{folder.name}]({Path(os.path.relpath(file, place)).as_posix()})"
+
+
+def summary_of(path: Path) -> dict:
+    """Return a folder's summary.json."""
+    return json.loads((path / "summary.json").read_text("utf-8"))
+
+
+Found = tuple[pd.DataFrame, list[str]]
+
+
+def headline(paths: Sequence[Path]) -> Found:
+    """Every decoder in time; the slowest first."""
+    (path,) = paths
+    summary = summary_of(path)
+    rows = sorted(summary["decoders"].items(), key=lambda pair: pair[1]["output_throughput"] or 0)
+    frame = pd.DataFrame(
+        {
+            "decoder": named(name),
+            "tokens/s": number(row["output_throughput"], 1),
+            "speedup": interval(row["latency_speedup"]),
+            "mean of prompts": interval(row["latency_speedup_macro"]),
+            "cost/token": ratio(row.get("cost_per_token")),
+            "first token, ms": number(row["ttft_ms"], 0),
+            "Ouroboros over it": led(name, row, "latency"),
+            "to the first token": led(name, row, "ttft"),
+            "other text": other_text(row),
+        }
+        for name, row in rows
+    )
+    shares = [row["repetition_rate"] for _, row in rows if row["repetition_rate"] is not None]
+    repeats = f"{100 * min(shares):.0f} to {percent(max(shares))} of the text repeats itself"
+    runs = json.loads((path / RUN).read_text("utf-8"))["repeats"]
+    return frame, [
+        "Over greedy, prefill included, pooled and as the geometric mean",
+        summary["title"].split(" · ")[0] + (f", {runs} times" if runs > 1 else ""),
+        *summary["title"].split(" · ")[1:4],
+        repeats,
+    ]
+
+
+def counts(paths: Sequence[Path]) -> Found:
+    """Every decoder in counts, run by run."""
+    rows = []
+    for path in paths:
+        summary = summary_of(path)
+        lead = {"run": path.name} if len(paths) > 1 else {}
+        for name, row in summary["decoders"].items():
+            rows.append(
+                {
+                    **lead,
+                    "decoder": named(name),
+                    "calls/token": number(row["calls_per_token"], 3),
+                    "target calls/token": number(row.get("target_forwards_per_token"), 3),
+                    "draft calls/token": number(row.get("draft_forwards_per_token"), 3),
+                    "cost/token": ratio(row.get("cost_per_token")),
+                    "speedup (prediction)": interval(row.get("predicted_speedup")),
+                    "Ouroboros over it, by cost": led(name, row, "cost"),
+                    "repeats": percent(row["repetition_rate"]),
+                }
+            )
+    return pd.DataFrame(rows), priced(summary_of(paths[0]))
+
+
+def drafters(paths: Sequence[Path]) -> Found:
+    """Ouroboros over greedy and over the best other decoder, run by run, by costs."""
+    found = [summary_of(path) for path in paths]
+    lead = {"run": [path.name.replace("_t", ", T = ").replace("= 08", "= 0.8") for path in paths]}
+    frame = best_other_frame(lead, found)
+    ours = [one["decoders"]["ouroboros"]["predicted_speedup"] for one in found]
+    means = [times(gmean([one["value"] for one in ours]))] if len(found) > 1 else []
+    frame.insert(1, "over greedy (prediction)", [*map(interval, ours), *means])
+    return frame, priced(found[0])[len(found) > 1 :]
+
+
+def verdicts(paths: Sequence[Path]) -> Found:
+    """Texts that differ from plain decoding's, decoders across, and what the audit says of them."""
+    rows = []
+    for path in paths:
+        summary = summary_of(path)
+        cells = {named(n): told(row) for n, row in summary["decoders"].items() if n != "greedy"}
+        rows.append({"run": path.name, "prompts": str(summary["prompts"]), **cells})
+    return pd.DataFrame(rows).fillna("-"), ["texts that differ from greedy's, and the verdict"]
+
+
+def agreement(paths: Sequence[Path]) -> Found:
+    """What a draft of each agreement is worth, over all groups."""
+    (path,) = paths
+    found = json.loads((path / "agreement.json").read_text("utf-8"))
+    rows: dict[tuple, dict] = {}
+    for row in found["rows"]:
+        if row["group"] == "all":
+            key = (row["decoder"], row["agreement"])
+            heads = {"decoder": named(key[0]), "agreement": number(key[1], 2)}
+            column = f"{row['costs']}, draft call {row['ratio']:g}"
+            rows.setdefault(key, heads)[column] = interval(row["speedup"])
+    return pd.DataFrame(rows.values()).fillna("-"), ["speedup over greedy (prediction)"]
+
+
+def advice(paths: Sequence[Path]) -> Found:
+    """How far predictions are from what was measured, by kind of decoder."""
+    (path,) = paths
+    found = json.loads((path / "check.json").read_text("utf-8"))
+    rows = [
+        {"decoders": kind} | {key.replace("_", " "): plain(value) for key, value in row.items()}
+        for kind, row in found["accuracy"].items()
+    ]
+    return pd.DataFrame(rows), [f"{found['what']}: prediction against measurement"]
+
+
+def tuning(paths: Sequence[Path]) -> Found:
+    """The configured settings against the best found, and what these lose by other costs."""
+    (path,) = paths
+    found = json.loads((path / "tuning.json").read_text("utf-8"))
+    rows = [{key: plain(value) for key, value in row.items()} for row in found["report"]]
+    return pd.DataFrame(rows).fillna("-"), [f"{found['texts']} recorded texts, by replay"]
+
+
+KINDS: Mapping[str, Callable[[Sequence[Path]], Found]] = {
+    "headline": headline,
+    "counts": counts,
+    "drafters": drafters,
+    "verdicts": verdicts,
+    "agreement": agreement,
+    "advice": advice,
+    "tuning": tuning,
+}
+"""By the word after "results:" what makes the table of some folders."""
+READ = {"agreement": "agreement.json", "advice": "check.json", "tuning": "tuning.json"}
+"""By kind, the file that it reads, where that is not summary.json."""
+
+
+def named(decoder: str) -> str:
+    """Return a decoder's name as a page has it."""
+    return NAMES.get(decoder) or ("Ouroboros" if decoder == "ouroboros" else decoder).replace(
+        "_", " "
+    )
+
+
+def led(name: str, row: Mapping, measure: str) -> str:
+    """Return Ouroboros' paired lead over a decoder, nothing for itself."""
+    return "" if name == "ouroboros" else interval(row.get(f"{measure}_vs_ouroboros"))
+
+
+def other_text(row: Mapping) -> str:
+    """Return how many texts are not greedy's, and the verdict's kind; nothing where none is."""
+    return told(row) if row["unequal"] else ""
+
+
+def told(row: Mapping) -> str:
+    """Return the texts that differ, with the audit's word on them."""
+    if not row["unequal"]:
+        return "0"
+    bugs = "BUG" in (row["verdicts"] or {})
+    return f"{row['unequal']} of {row['samples']}, {'BUG' if bugs else 'ties'}"
+
+
+def priced(summary: Mapping) -> list[str]:
+    """Return by which costs a summary counts."""
+    return [summary["title"].split(" · ")[0], *([summary["costs"]] if summary.get("costs") else [])]
+
+
+def plain(value: object) -> str:
+    """Return a figure, or a name, as a cell."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,150 @@
+"""`ouroboros evidence`: what is done is passed over, what was stopped goes on."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+from composing import CONF, composed
+
+from ouroboros.commands import command_line, evidence
+
+TABLE = {
+    "results_dir": "results",
+    "stages": None,
+    "data": None,
+    "jobs": 1,
+    "extra": [],
+    "table": {
+        "one": {"what": "", "minutes": 1, "run": ["bench a=1", "overlap {out} > said.json"]},
+        "two": {
+            "what": "",
+            "minutes": 1,
+            "replaces": ["old"],
+            "cases": [{"a": {"x": 1}, "b": {"x": 2, "needs": "mine.jsonl"}}],
+            "run": ["tune --seed {x}"],
+        },
+        "last": {"what": "", "minutes": 1, "timed": True, "run": ["profile"]},
+    },
+}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Run the command on a table of its own, its commands told in `asked` and failing in `bad`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(evidence.yaml, "safe_load", once(TABLE, yaml.safe_load))
+    asked: list[str] = []
+    bad: set[str] = set()
+
+    def command(self, words, out, threads):
+        asked.append(" ".join(words))
+        return f": {words[0]} ended with 1" if words[0] in bad else ""
+
+    monkeypatch.setattr(evidence.Work, "command", command)
+
+    def called(*words):
+        asked.clear()
+        capsys.readouterr()
+        code = command_line.main(["evidence", *words])
+        return code, asked, capsys.readouterr()
+
+    called.bad = bad
+    return called
+
+
+def once(table, load):
+    """Load the stages as `table`, all else as it is."""
+
+    def safe_load(text):
+        found = load(text)
+        return table if isinstance(found, dict) and "table" in found else found
+
+    return safe_load
+
+
+def test_what_is_done_is_passed_over(run, tmp_path):
+    (tmp_path / "results" / "old").mkdir(parents=True)
+    code, asked, said = run()
+    assert code == 0 and asked == [
+        "bench a=1 results_dir=results/one",
+        "overlap results/one > said.json",
+        "tune --seed 1",
+        "profile results_dir=results/last",
+    ]
+    assert "results/two/b: left out: there is no mine.jsonl" in said.err
+    assert not (tmp_path / "results" / "old").exists()
+    state = json.loads((tmp_path / "results" / "one" / "evidence.json").read_text())
+    assert state["status"] == "done" and state["provenance"]["sources"]
+    code, asked, said = run()
+    assert code == 0 and asked == [] and said.err.count("done before") == 3
+
+
+def test_other_sources_are_made_anew(run, tmp_path, monkeypatch):
+    run("stages=[one]")
+    (tmp_path / "results" / "one" / "old.txt").write_text("")
+    monkeypatch.setattr(evidence, "sources_hash", lambda: "another")
+    assert "stale" in run("--list")[2].out
+    code, asked, _ = run("stages=[one]")
+    assert code == 0 and len(asked) == 2 and not (tmp_path / "results" / "one" / "old.txt").exists()
+
+
+def test_a_failure_is_one_line_and_the_others_go_on(run, tmp_path):
+    run.bad.add("overlap")
+    code, asked, said = run()
+    assert code == 1 and len(asked) == 4
+    assert "results/one: failed: overlap ended with 1" in said.err
+    run.bad.clear()
+    code, asked, _ = run()
+    assert code == 0 and asked == ["overlap results/one > said.json"], "from where it failed"
+
+
+def test_a_run_that_ended_unnoticed_is_not_made_again(run, tmp_path):
+    run.bad.add("bench")
+    run("stages=[one]")
+    (tmp_path / "results" / "one" / "run.json").write_text('{"status": "finished"}')
+    assert run("stages=[one]")[1] == ["overlap results/one > said.json"]
+
+
+def test_a_stop_begins_nothing_more(run, tmp_path, monkeypatch):
+    def stop(self, words, out, threads):
+        self.stopping.set()
+        return ": stopped"
+
+    monkeypatch.setattr(evidence.Work, "command", stop)
+    code, _, said = run()
+    told = json.loads(said.out)["cases"]
+    assert code == 130 and told["results/one"] == "stopped"
+    assert told["results/last"] == "not begun"
+
+
+@pytest.mark.parametrize("words", [["stages=[nope]"], ["jobs=0"], ["stage=one"]])
+def test_what_cannot_be_asked_for_is_one_line(run, words):
+    code, asked, said = run(*words)
+    assert code == 2 and asked == [] and said.err.count("\n") == 1
+
+
+def test_every_stages_commands_are_accepted(tmp_path):
+    table = yaml.safe_load((CONF / "evidence.yaml").read_text())
+    found = list(evidence.cases({**table, "data": tmp_path}))
+    assert len({case.out for case in found}) == len(found) > 50
+    heads = {"bench": "config", "profile": "profiling", "advise": "advise"}
+    kinds = set()
+    for case in found:
+        for words in case.commands:
+            assert words[0] in command_line.COMMANDS and "{" not in " ".join(words)
+            kind = (case.stage, case.out.name.partition("_")[0])
+            if words[0] in heads and kind not in kinds:
+                composed(*(w for w in words[1:] if w != "hydra.mode=RUN"), name=heads[words[0]])
+            kinds.add(kind)
+
+
+def test_a_command_is_run_and_its_document_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "out"
+    out.mkdir()
+    work = evidence.Work()
+    assert work.command(["nope"], out, None).startswith(": nope ended with 2: ")
+    words = ["evidence", "--list", "stages=[host]", ">", "said.txt"]
+    assert work.command(words, out, "1") == "" and "minutes left" in (out / "said.txt").read_text()
+    shutil.rmtree(out)
