@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol, TypeVar
@@ -18,6 +19,11 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 PATIENCE = timedelta(minutes=30)  # a rank may compile, or load a large model, for a while
+BLOCK = 256  # bytes in which each message, or its beginning, is sent
+LABEL = 5  # of them: what kind of message it is, and how long
+PARTED = (
+    "the ranks no longer take the same steps: one of them failed by itself, or drafted otherwise"
+)
 
 
 class RankLost(BaseException):
@@ -92,29 +98,58 @@ class Group:
             return True
 
     def exchange(self, message: np.ndarray) -> list[np.ndarray]:
-        """See `Ranks.exchange`."""
-        own = torch.from_numpy(message).to(self._device)
-        every = [torch.empty_like(own) for _ in range(self.size)]
-        self._done(lambda: dist.all_gather(every, own))
-        return [one.cpu().numpy() for one in every]
+        """See `Ranks.exchange`. Raises `RankLost` where the others do something else."""
+        heads = self._blocks(b"x", message)
+        if any(bytes(head[:LABEL]) != bytes(heads[0][:LABEL]) for head in heads):
+            raise RankLost(PARTED)
+        if len(message) <= BLOCK - LABEL:
+            parts = [head[LABEL : LABEL + len(message)] for head in heads]
+        else:
+            parts = self._gathered(message)
+        return [part.copy() for part in parts]
 
     def broadcast(self, data: bytes) -> bytes:
-        """See `Ranks.broadcast`."""
-        length = torch.tensor([len(data)], device=self._device)
-        self._done(lambda: dist.broadcast(length, 0))
-        body = torch.zeros(int(length), dtype=torch.uint8, device=self._device)
-        if self.rank == 0 and data:
-            body.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        if len(body):
-            self._done(lambda: dist.broadcast(body, 0))
-        return body.cpu().numpy().tobytes()
+        """See `Ranks.broadcast`. Raises `RankLost` where the others do something else."""
+        body = np.frombuffer(data if self.rank == 0 else b"", dtype=np.uint8)
+        heads = self._blocks(b"b", body)
+        if any(bytes(head[:1]) != b"b" for head in heads):
+            raise RankLost(PARTED)
+        length = int(heads[0][1:LABEL].view("<u4")[0])
+        if length <= BLOCK - LABEL:
+            return heads[0][LABEL : LABEL + length].tobytes()
+        whole = torch.zeros(length, dtype=torch.uint8, device=self._device)
+        if self.rank == 0:
+            whole.copy_(torch.from_numpy(body.copy()))
+        self._done(lambda: dist.broadcast(whole, 0))
+        return whole.cpu().numpy().tobytes()
+
+    def _blocks(self, kind: bytes, body: np.ndarray) -> list[np.ndarray]:
+        """Return every rank's first block: what it is about to do, the length of its message and
+        the message's beginning. Its size never varies, so ranks that have parted find it out."""
+        block = np.zeros(BLOCK, dtype=np.uint8)
+        block[:1] = np.frombuffer(kind, dtype=np.uint8)
+        block[1:LABEL] = np.array([len(body)], dtype="<u4").view(np.uint8)
+        fits = body[: BLOCK - LABEL]
+        block[LABEL : LABEL + len(fits)] = fits
+        return self._gathered(block)
+
+    def _gathered(self, message: np.ndarray) -> list[np.ndarray]:
+        own = torch.from_numpy(np.ascontiguousarray(message)).to(self._device)
+        every = [torch.empty_like(own) for _ in range(self.size)]
+
+        def work() -> list[np.ndarray]:
+            dist.all_gather(every, own)
+            return [one.cpu().numpy() for one in every]  # NCCL's errors show here
+
+        return self._done(work)
 
     @staticmethod
-    def _done(work: Callable[[], object]) -> None:
+    def _done(work: Callable[[], T]) -> T:
         try:
-            work()
+            return work()
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0].split(". This is")[0]
+            reason = re.sub(r"^\[[^]]*\] ", "", reason)  # where in gloo's sources
             raise RankLost(f"another rank is gone ({reason})") from error
 
 

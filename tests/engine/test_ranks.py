@@ -6,6 +6,7 @@ import copy
 import os
 import signal
 
+import numpy as np
 import pytest
 import torch
 from processes import in_processes
@@ -99,6 +100,26 @@ def test_a_rank_that_is_killed_ends_the_others(tmp_path):
 
     codes, said = zip(*in_processes(3, work, tmp_path), strict=True)
     assert codes == (0, -signal.SIGKILL, 0) and sorted(said, key=str) == [False, None, True]
+
+
+@pytest.mark.parametrize("size", [3, 300])
+def test_ranks_that_have_parted_find_it_out(size, tmp_path):
+    """Whatever each is about to do: a message of another size, or none but rank 0's word."""
+
+    def work():
+        ranks = Group.joined()
+        for others in (
+            lambda: ranks.exchange(np.zeros(size + 1, np.uint8)),
+            lambda: ranks.broadcast(b""),
+        ):
+            mine = np.zeros(size, np.uint8)
+            with pytest.raises(RankLost, match="no longer take the same steps"):
+                ranks.exchange(mine) if ranks.rank else others()
+        every = ranks.exchange(np.full(size, ranks.rank, np.uint8))
+        return [list(own) for own in every], len(ranks.broadcast(bytes(size)))
+
+    want = [[0] * size, [1] * size], size
+    assert in_processes(2, work, tmp_path) == [(0, want)] * 2
 
 
 def test_outside_of_torchrun_the_remedy_is_named(monkeypatch):
