@@ -9,7 +9,20 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from ouroboros import Ouroboros
+from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative, TokenRecycling
 from ouroboros.engine.ranks import RankLost
+
+SIZES = {"window_size": 4, "ngram_size": 4, "verification_set_size": 3}
+DRAFTERS = {
+    "greedy": lambda draft: Greedy(),
+    "lookahead": lambda draft: Lookahead(**SIZES),
+    "prompt_lookup": lambda draft: PromptLookup(max_ngram_size=2, num_tokens=4),
+    "speculative": lambda draft: Speculative(draft, gamma=4),
+    "recycling": lambda draft: TokenRecycling(nodes=12),
+    "ouroboros": lambda draft: Ouroboros(draft, max_nodes=12),
+    "ouroboros_paper": lambda draft: Ouroboros(draft, policy="paper", gamma=4, topk=2, **SIZES),
+}
 
 
 class Thread:

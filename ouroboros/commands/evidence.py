@@ -27,6 +27,7 @@ from functools import cache
 from pathlib import Path
 
 import yaml
+from omegaconf import OmegaConf
 from tabulate import tabulate
 
 from ouroboros.bench.run.options import check_whole
@@ -148,13 +149,14 @@ def evidence(args: argparse.Namespace) -> int:
 def checked(overrides: Sequence[str], table: Mapping) -> dict:
     """Return the config with what was typed. Raises `ValueError`, in one line, for what cannot
     be."""
-    typed = dict(word.partition("=")[::2] for word in overrides)
+    typed = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)))
+    assert isinstance(typed, dict)
     unknown = [key for key in typed if key not in table or key in ("table", "tasks", "heats")]
     if unknown:
         raise ValueError(
             f"there is no option {unknown[0]}; those there: results_dir, stages, data, jobs, extra"
         )
-    config = dict(table) | {key: yaml.safe_load(value) for key, value in typed.items()}
+    config = {**table, **typed}
     check_whole("jobs", config["jobs"])
     wrong = [name for name in config["stages"] or () if name not in config["table"]]
     if wrong:
@@ -221,7 +223,7 @@ class Work:
         """Run a case's commands from where it was stopped; return its status and why."""
         folder, old = ResultsFolder(case.out), case.state()
         if old.get("key") != case.key:
-            shutil.rmtree(case.out, ignore_errors=True)
+            set_aside(case.out)
             old = {}
         case.out.mkdir(parents=True, exist_ok=True)
         facts = {
@@ -240,7 +242,7 @@ class Work:
             facts["done"] += 1
         folder.write_json(STATE, {**facts, "status": "unfinished" if reason else "done"})
         for path in () if reason else case.replaces:
-            shutil.rmtree(path, ignore_errors=True)
+            set_aside(path)
         return status, reason
 
     def command(self, words: Sequence[str], out: Path, threads: str | None) -> str:
@@ -267,6 +269,16 @@ class Work:
         if document:
             ResultsFolder(out).write_text(document, said.strip().splitlines()[-1] + "\n")
         return ""
+
+
+def set_aside(path: Path) -> None:
+    """Move what lies in a folder to results/local, where the last such thing gives way to it: what
+    was measured is not lost before it is measured anew."""
+    if path.exists():
+        aside = LOGS / "before" / str(path).strip("/").replace("/", "-")
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(path, aside)
 
 
 def finished(words: Sequence[str]) -> bool:

@@ -11,9 +11,10 @@ import pytest
 import torch
 from processes import in_processes
 from tiny import RandomDrafter, llama, noisy, prompt_of
+from together import DRAFTERS
 
-from ouroboros import Ouroboros, Sampler, argmax
-from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative
+from ouroboros import Sampler, argmax
+from ouroboros.baselines import Greedy
 from ouroboros.decode import decode
 from ouroboros.drafters.on_first_rank import OnFirstRank, pack, unpacked
 from ouroboros.engine.model import CachedModel
@@ -22,15 +23,6 @@ from ouroboros.engine.sharded import ShardedModel
 from ouroboros.testing import RandomTrees
 from ouroboros.tree import TokenTree
 
-SIZES = {"window_size": 4, "ngram_size": 4, "verification_set_size": 3}
-DRAFTERS = {
-    "greedy": lambda draft: Greedy(),
-    "lookahead": lambda draft: Lookahead(**SIZES),
-    "prompt_lookup": lambda draft: PromptLookup(max_ngram_size=2, num_tokens=4),
-    "speculative": lambda draft: Speculative(draft, gamma=4),
-    "ouroboros": lambda draft: Ouroboros(draft, max_nodes=12),
-    "ouroboros_paper": lambda draft: Ouroboros(draft, policy="paper", gamma=4, topk=2, **SIZES),
-}
 CASES = [
     (torch.float64, argmax),
     (torch.float32, argmax),

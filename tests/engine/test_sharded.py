@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 from tiny import RandomDrafter, gemma3, gpt2, llama, mistral, noisy, plain, prompt_of
-from together import together
+from together import DRAFTERS, together
 
-from ouroboros import Ouroboros, Sampler, argmax
-from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative, TokenRecycling
+from ouroboros import Sampler, argmax
+from ouroboros.baselines import Greedy, Speculative
 from ouroboros.decode import decode
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.partition import cut
@@ -26,16 +26,6 @@ from ouroboros.processors import processed
 from ouroboros.tree import TokenTree
 
 CHOICES = {"T=0": argmax, "T=0.8": Sampler(temperature=0.8, seed=3)}
-SIZES = {"window_size": 4, "ngram_size": 4, "verification_set_size": 3}
-DRAFTERS = {
-    "greedy": lambda draft: Greedy(),
-    "lookahead": lambda draft: Lookahead(**SIZES),
-    "prompt_lookup": lambda draft: PromptLookup(max_ngram_size=2, num_tokens=4),
-    "speculative": lambda draft: Speculative(draft, gamma=4),
-    "recycling": lambda draft: TokenRecycling(nodes=12),
-    "ouroboros": lambda draft: Ouroboros(draft, max_nodes=12),
-    "ouroboros_paper": lambda draft: Ouroboros(draft, policy="paper", gamma=4, topk=2, **SIZES),
-}
 
 
 def always():
