@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 import yaml
 from omegaconf import OmegaConf
@@ -149,8 +150,8 @@ def evidence(args: argparse.Namespace) -> int:
 def checked(overrides: Sequence[str], table: Mapping) -> dict:
     """Return the config with what was typed. Raises `ValueError`, in one line, for what cannot
     be."""
-    typed = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)))
-    assert isinstance(typed, dict)
+    found = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)))
+    typed = cast(dict[str, Any], found)
     unknown = [key for key in typed if key not in table or key in ("table", "tasks", "heats")]
     if unknown:
         raise ValueError(

@@ -87,6 +87,8 @@ def test_other_sources_are_made_anew(run, tmp_path, monkeypatch):
     assert "stale" in run("--list")[2].out
     code, asked, _ = run("stages=[one]")
     assert code == 0 and len(asked) == 2 and not (tmp_path / "results" / "one" / "old.txt").exists()
+    aside = tmp_path / "results" / "local" / "evidence" / "before" / "results-one"
+    assert (aside / "old.txt").exists()  # nothing measured is lost
 
 
 def test_a_failure_is_one_line_and_the_others_go_on(run, tmp_path):
