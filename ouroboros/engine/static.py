@@ -12,11 +12,9 @@ its slot lies after the tree's, where the next call writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import cache
-from itertools import pairwise
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +25,7 @@ from ouroboros.engine.cache import SlotCache
 from ouroboros.engine.eager import MOST_HELD, known_ids
 from ouroboros.engine.facts import Facts
 from ouroboros.engine.masks import Layout, spread
+from ouroboros.engine.recorded import Recorded, record, replay_ms
 from ouroboros.tree import ROOT, TokenTree
 
 NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -53,14 +52,6 @@ def padded_slots(count: int) -> int:
     while size < count:
         size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
     return size
-
-
-class Recorded(NamedTuple):
-    """A computation that was captured: a replay does it again, on what lies in `inputs` now."""
-
-    graph: torch.cuda.CUDAGraph
-    inputs: tuple[torch.Tensor, ...]
-    result: torch.Tensor
 
 
 class Static:
@@ -207,24 +198,14 @@ class Static:
         for self.blocks.tuned in (False, True):
             with self._in_blocks():
                 made[self.blocks.tuned] = self._record(call, (inputs,))
-        self.blocks.tuned = _replay_ms(made[True].graph) < _replay_ms(made[False].graph)
+        self.blocks.tuned = replay_ms(made[True].graph) < replay_ms(made[False].graph)
         return made[self.blocks.tuned]
 
     def _record(self, compute: Callable, inputs: tuple[torch.Tensor, ...]) -> Recorded:
-        """Return a computation, captured on the one side stream. Raises `RuntimeError` for one that
-        waits for the device, before anything is captured."""
-        side, graph = side_stream(self.facts.device), torch.cuda.CUDAGraph()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            compute(*inputs)
-            with _no_waits():
-                compute(*inputs)
-        torch.cuda.current_stream().wait_stream(side)
+        """Return a computation, recorded in the memory that all of them share."""
         if self._memory is None:
             self._memory = torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._memory, stream=side):
-            result = compute(*inputs)
-        return Recorded(graph, inputs, result)
+        return record(compute, inputs, self.facts.device, self._memory)
 
     def _room(self, nodes: int, like: torch.Tensor) -> torch.Tensor:
         """Return [nodes, vocab] of the one buffer for logits."""
@@ -290,30 +271,3 @@ def unpack(words: torch.Tensor, size: int) -> tuple[torch.Tensor, ...]:
     )
     inside = bits.view(torch.uint8)[: size * width].view(size, width) > 0
     return ids, rows, base, held, positions, inside
-
-
-@cache
-def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream on which everything is captured: each has a workspace of cuBLAS's own."""
-    return torch.cuda.Stream(device)
-
-
-def _replay_ms(graph: torch.cuda.CUDAGraph, rounds: int = 5) -> float:
-    """Return the milliseconds of the fastest of some replays, by the device's own clock."""
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(rounds + 1)]
-    for mark in marks:
-        graph.replay()
-        mark.record()
-    marks[-1].synchronize()
-    return min(start.elapsed_time(end) for start, end in pairwise(marks))
-
-
-@contextmanager
-def _no_waits() -> Iterator[None]:
-    """Let a wait for the device be an error."""
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)

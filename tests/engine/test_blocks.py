@@ -123,6 +123,6 @@ def test_one_node_goes_the_faster_way(monkeypatch, tuned):
     static = compiled(model, "eager")
     static.engine.graphs = True
     took = iter((1.0, 2.0) if tuned else (2.0, 1.0))
-    monkeypatch.setattr("ouroboros.engine.static._replay_ms", lambda graph: next(took))
+    monkeypatch.setattr("ouroboros.engine.static.replay_ms", lambda graph: next(took))
     agree(static, CachedModel(model, engine="eager"), (3,), (2, 1))
     assert static.engine.blocks.tuned is tuned

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -16,22 +15,17 @@ import torch
 
 from ouroboros.bench.campaign.attention_trial import attention_agrees, attention_times
 from ouroboros.bench.campaign.checks import Check, engines_agree, noise_agrees, rolls_agree
-from ouroboros.bench.campaign.goals import goals
-from ouroboros.bench.campaign.replays import idle_share, kernel_table
-from ouroboros.bench.measure.sample import METHOD, PLAIN
+from ouroboros.bench.campaign.replays import kernel_table
 from ouroboros.bench.report.folder_report import make_report
 from ouroboros.bench.report.time_report import time_facts
-from ouroboros.bench.run.costs import recorded_costs
 from ouroboros.bench.run.pair import PairSpec, load_pair
-from ouroboros.bench.run.prompt import prompt_ids
 from ouroboros.bench.run.provenance import versions
-from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.verdict.audit_report import load_audit, tally
 from ouroboros.choose import Sampler, argmax
-from ouroboros.commands.build import build_decoders, build_task
+from ouroboros.commands.campaigning.runs import compared
 from ouroboros.commands.campaigning.seconds import ADVICE_S, TESTS_S
 from ouroboros.commands.campaigning.stages import Stage, fallbacks
-from ouroboros.commands.profiling import draws_trees, floor_shares, write_profile
+from ouroboros.commands.profiling import floor_shares
 from ouroboros.commands.timing import measured_costs, timed
 from ouroboros.costs.bandwidth import copy_bandwidth
 from ouroboros.drafters.growth.compiled import WHY_NOT
@@ -42,7 +36,6 @@ from ouroboros.lossless.plainly import recast
 ROOT = Path(__file__).resolve().parents[3]
 REFERENCE = ("reference", "reference/target", "reference/draft")
 GPU_TESTS = "mark.gpu"
-IDLE = "idle.json"
 KERNELS_AT = 512  # tokens of context
 
 
@@ -164,73 +157,6 @@ def headline(stage: Stage) -> None:
         if "left_out" in stage.figures.get(name, {}):
             reason = stage.figures[name]["left_out"]
             stage.failures = {f"no headline, {name}": reason, **stage.failures}
-
-
-def compared(stage: Stage, name: str, *, profile: Mapping | None = None) -> dict:
-    """Run an experiment; return its figures, and where its calls were timed, the goals."""
-    try:
-        folder = stage.job(name, profile=profile)
-    except KeyboardInterrupt:
-        stage.figures[name] = run_figures(stage, ResultsFolder(stage.folder.path / name))
-        raise
-    return run_figures(stage, folder, idle(stage, name, folder) if profile else {})
-
-
-def idle(stage: Stage, name: str, folder: ResultsFolder) -> dict:
-    """Return the GPU's idle share in a text by greedy and by Ouroboros; measured once, and kept."""
-    path = folder.path / IDLE
-    if path.exists():
-        return json.loads(path.read_text(encoding="utf-8"))
-    config = stage.config(name)
-    own = {n: options for n, options in config["decoder"].items() if n in (PLAIN, METHOD)}
-    pair = stage.pair(config)
-    makers = build_decoders(own, pair, recorded_costs(folder))
-    prompt = prompt_ids(pair.target.tokenizer, build_task(config["task"])[1][0])
-    heat = config["temperature"]
-    choose = Sampler(temperature=heat, seed=config["seed"]) if heat else argmax
-    found = {
-        decoder: idle_share(pair.target, make, prompt, max_new=config["max_new"], choose=choose)
-        for decoder, make in makers.items()
-        if draws_trees(make)
-    }
-    folder.write_json(IDLE, found)
-    return found
-
-
-def run_figures(stage: Stage, folder: ResultsFolder, idle: Mapping | None = None) -> dict:
-    """Return the figures of a run, finished or not, and write its report and time tables."""
-    summary, samples = make_report(folder), folder.load_samples()
-    model = folder.load_run()["model"]
-    found: dict = {
-        "title": summary["title"],
-        "shapes": model["standin"],
-        "engines": model["engines"],
-        "finished": folder.load_run()["status"] == "finished",
-        "samples": f"{summary['samples']} of {summary['samples_wanted']}",
-        "decoders": {n: decoder_figures(row) for n, row in summary["decoders"].items()},
-    }
-    costs = recorded_costs(folder)
-    if costs is not None and costs.footprints:  # a stage's own, not a probe's
-        titles = {"title": summary["title"], "footnote": summary["footnote"]}
-        facts = titles | time_facts(costs, samples)
-        write_profile(folder, facts)
-        for name, row in facts["steps"].items():
-            found["decoders"][name]["wait_share"] = row["wait_share"]
-        judged = goals(samples, costs, judged=not stage.rehearsal, idle=idle)
-        found |= {"copy_gb_per_s": facts["copy_gb_per_s"], "floor_share": floor_shares(facts)}
-        found["goals"] = [asdict(goal) for goal in judged]
-    return found
-
-
-def decoder_figures(row: Mapping) -> dict:
-    """Return the figures that stage.json carries of one decoder."""
-    plain = (
-        *("output_throughput", "acceptance_length", "tokens_per_target_call", "calls_per_token"),
-        *("draft_share", "verify_share", "host_share", "repetition_rate", "peak_bytes"),
-        *("energy_per_token_j", "unequal", "verdict", "failed"),
-    )
-    ratios = ("decode_speedup", "latency_speedup", "latency_speedup_macro", "latency_speedup_vs_hf")
-    return {key: row[key] for key in (*plain, *ratios)}
 
 
 def costs(stage: Stage) -> None:
