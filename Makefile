@@ -1,6 +1,6 @@
 # make bench   install into .venv, then the main job: every decoder on the reference pair, sampled
 #              with shared noise where the pair's text repeats itself as real models' does
-# make test    install into .venv, then the tests
+# make test    install what development needs as well, then the tests
 # make check   linter, type checker, and whether the tables are what results/ give
 # make tune    search every decoder's settings with one budget on development text
 # make evidence   all that README and docs quote, measured anew; hours, and it goes on when stopped
@@ -10,16 +10,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
+DEVELOPED := .venv/developed
 
 .PHONY: bench test check tune evidence figures docs clean
 
 bench: $(INSTALLED)
 	$(BIN)/ouroboros bench temperature=matched $(ARGS)
 
-test: $(INSTALLED)
+test: $(DEVELOPED)
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
-check: $(INSTALLED)
+check: $(DEVELOPED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -42,6 +43,10 @@ docs: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	touch $@
+
+$(DEVELOPED): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
