@@ -7,7 +7,10 @@ import pytest
 import yaml
 from composing import CONF, composed
 
+from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands import command_line, evidence
+from ouroboros.commands.evidencing import cases
 
 TABLE = {
     "results_dir": "results",
@@ -83,7 +86,7 @@ def test_what_is_done_is_passed_over(run, tmp_path):
 def test_other_sources_are_made_anew(run, tmp_path, monkeypatch):
     run("stages=[one]")
     (tmp_path / "results" / "one" / "old.txt").write_text("")
-    monkeypatch.setattr(evidence, "sources_hash", lambda: "another")
+    monkeypatch.setattr(cases, "sources_hash", lambda: "another")
     assert "stale" in run("--list")[2].out
     code, asked, _ = run("stages=[one]")
     assert code == 0 and len(asked) == 2 and not (tmp_path / "results" / "one" / "old.txt").exists()
@@ -106,6 +109,24 @@ def test_a_run_that_ended_unnoticed_is_not_made_again(run, tmp_path):
     run("stages=[one]")
     (tmp_path / "results" / "one" / "run.json").write_text('{"status": "finished"}')
     assert run("stages=[one]")[1] == ["overlap results/one > said.json"]
+
+
+def test_what_is_done_is_packed_and_read_as_before(run, tmp_path):
+    folder = ResultsFolder(tmp_path / "results" / "one" / "inner")
+    folder.path.mkdir(parents=True)
+    run.bad.add("bench")
+    run("stages=[one]")
+    folder.path.mkdir(exist_ok=True)
+    sample = Sample("a", "greedy", 0, 0, 4, new_tokens=(1, 2), wall_s=0.12345678)
+    with folder.appending("samples.jsonl") as lines:
+        lines.append(sample.to_dict())
+    run.bad.clear()
+    assert run("stages=[one]")[0] == 0
+    assert [path.name for path in folder.path.iterdir()] == ["samples.jsonl.gz"]
+    (read,) = folder.load_samples()
+    assert read.new_tokens == sample.new_tokens and read.wall_s == 0.123457
+    with pytest.raises(ValueError, match="gunzip"), folder.appending("samples.jsonl"):
+        pass
 
 
 def test_a_stop_begins_nothing_more(run, tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.measure.trees import ProposedTree
 from ouroboros.bench.report.summary import summarise
 from ouroboros.bench.run.costs import recorded_costs
+from ouroboros.bench.run.jsonl import there
 from ouroboros.bench.run.store import RUN, SAMPLES, ResultsFolder
 from ouroboros.bench.verdict.audit_report import Row, load_audit
 
@@ -58,7 +59,7 @@ def load(path: Path) -> Measured:
     missing = [key for key in ("task", "model", "decoders", "samples_wanted") if key not in run]
     if missing:
         raise ValueError(f"{path / RUN} lacks {', '.join(missing)}: not a run of this project")
-    if not (path / SAMPLES).exists():
+    if not there(path / SAMPLES):
         raise ValueError(f"{path} has no {SAMPLES}: only the folder that measured has it")
     samples = folder.load_samples()
     strange = {sample.decoder for sample in samples} - set(run["decoders"])

@@ -14,7 +14,8 @@
                     any time, by the report
 
 Invariant: lines are only ever appended; of two samples with one key the later one counts. When a
-folder may be gone on with is said by `ouroboros.bench.run.resume`.
+folder may be gone on with is said by `ouroboros.bench.run.resume`. Samples and trees that are kept
+may be packed, as .jsonl.gz.
 """
 
 from __future__ import annotations
