@@ -1,6 +1,6 @@
 # make bench   install into .venv, then the main job: every decoder on the reference pair, sampled
 #              with shared noise where the pair's text repeats itself as real models' does
-# make test    install what development needs as well, then the tests
+# make test    install what development needs as well, then the tests, the GPU's kernels interpreted
 # make check   linter, type checker, and whether the tables are what results/ give
 # make tune    search every decoder's settings with one budget on development text
 # make evidence   all that README and docs quote, measured anew; hours, and it goes on when stopped
@@ -19,6 +19,7 @@ bench: $(INSTALLED)
 
 test: $(DEVELOPED)
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/engine/test_kernels.py
 
 check: $(DEVELOPED)
 	$(BIN)/ruff check .
