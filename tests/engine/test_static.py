@@ -213,6 +213,19 @@ def test_replayed_graphs_decode_as_plain_calls_do(graphed, choose):
 
 
 @pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
+def test_a_draft_judges_branches_together(graphed, choose, monkeypatch):
+    """What the drafter asks is a tree: one call of the draft for all of its branches."""
+    draft, asked = graphed(llama(seed=1)), []
+    score = draft.score
+    monkeypatch.setattr(draft, "score", lambda ids, tree: asked.append(tree) or score(ids, tree))
+    drafter = Ouroboros(draft, costs="flat")
+    trace = decode(graphed(llama(seed=1)), drafter, [1, 2, 3], max_new=30, choose=choose)
+    assert len(asked) == sum(step.draft_calls for step in trace.steps)
+    assert max(len(tree) for tree in asked) > 8 and not all(tree.is_chain for tree in asked)
+    assert sum(step.draft_scored for step in trace.steps) > 2 * len(asked)
+
+
+@pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
 def test_a_replayed_ranking_is_the_ranking(graphed, choose):
     model, rng = llama(), random.Random(4)
     eager, cached = CachedModel(model, engine="eager"), graphed(model)
