@@ -8,7 +8,7 @@ bench is one of the prediction too; nothing is computed twice in two ways.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ouroboros.bench.measure.intervals import Part
 from ouroboros.bench.measure.metrics import step_s
@@ -19,20 +19,26 @@ from ouroboros.trace import StepRecord
 
 Parts = tuple[float, float, float]
 """Milliseconds in the target, in the draft and in neither."""
+Step = tuple[StepRecord, Parts, int]
+"""A step, what it takes without the prefill, and the context it was made at."""
 
 
 @dataclass(frozen=True)
 class Priced:
-    """Costs by which a report counts; `name` is in words: "the costs 'epyc'"."""
+    """Costs by which a report counts; `name` is in words: "the costs 'epyc'".
+
+    A sample's steps are priced once, however often they are asked for.
+    """
 
     name: str
     costs: Costs
+    _known: dict[Sample, Sequence[Step]] = field(default_factory=dict, repr=False, compare=False)
 
     def timed(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return samples with predicted seconds; none where the costs do not reach so far, or
         where another engine does not say what it scored."""
         try:
-            return [timed(sample, self.costs) for sample in samples]
+            return [_timed(sample, self._steps(sample), self.costs) for sample in samples]
         except ValueError:
             return []
 
@@ -43,10 +49,19 @@ class Priced:
             return None
         try:
             for sample in samples:
-                timed(sample, self.costs)
+                self._steps(sample)
         except ValueError as error:
             return str(error)
         return None
+
+    def cost_part(self) -> Part:
+        """Return `cost_part` of these costs."""
+        return lambda sample: _cost(sample, self._steps(sample), self.costs)
+
+    def _steps(self, sample: Sample) -> Sequence[Step]:
+        if sample not in self._known:
+            self._known[sample] = list(_steps(sample, self.costs))
+        return self._known[sample]
 
 
 def timed(sample: Sample, costs: Costs) -> Sample:
@@ -55,9 +70,13 @@ def timed(sample: Sample, costs: Costs) -> Sample:
     The first step holds the target's prefill, and the first that drafts by a model the draft's.
     Raises `ValueError` where a step is larger than any call that was measured.
     """
+    return _timed(sample, list(_steps(sample, costs)), costs)
+
+
+def _timed(sample: Sample, priced: Sequence[Step], costs: Costs) -> Sample:
     steps: list[StepRecord] = []
     read = False
-    for step, (verify, draft, host), context in _parts(sample, costs):
+    for step, (verify, draft, host), context in priced:
         if not steps:
             verify += costs.prefill_ms
         if step.draft_calls and not read:
@@ -70,7 +89,7 @@ def timed(sample: Sample, costs: Costs) -> Sample:
     return replace(sample, steps=tuple(steps), wall_s=sum(spent), ttft_s=ttft_s)
 
 
-def _parts(sample: Sample, costs: Costs) -> Iterator[tuple[StepRecord, Parts, int]]:
+def _steps(sample: Sample, costs: Costs) -> Iterator[Step]:
     """Yield each step, its milliseconds without the prefill, and the context it was made at."""
     context, read = sample.prompt_tokens, False
     for place, step in enumerate(sample.steps):
@@ -118,12 +137,12 @@ def cost_part(costs: Costs) -> Part:
 
     The prefill and the host's own time are left out. Raises `ValueError` as `timed` does.
     """
+    return lambda sample: _cost(sample, list(_steps(sample, costs)), costs)
 
-    def part(sample: Sample) -> tuple[float, int]:
-        spent = (
-            (verify + draft) / costs.target.call_ms(1, context)
-            for _, (verify, draft, _), context in _parts(sample, costs)
-        )
-        return sum(spent), len(sample.new_tokens)
 
-    return part
+def _cost(sample: Sample, priced: Sequence[Step], costs: Costs) -> tuple[float, int]:
+    spent = (
+        (verify + draft) / costs.target.call_ms(1, context)
+        for _, (verify, draft, _), context in priced
+    )
+    return sum(spent), len(sample.new_tokens)

@@ -11,7 +11,7 @@ from functools import partial
 
 from ouroboros.bench.measure import metrics
 from ouroboros.bench.measure.intervals import Interval, over_runs, speedup
-from ouroboros.bench.measure.predicted import Priced, cost_part
+from ouroboros.bench.measure.predicted import Priced
 from ouroboros.bench.measure.sample import Sample
 
 PARTS = {
@@ -37,7 +37,7 @@ def leads(
     found |= {"cost": None, "predicted": None}
     theirs, own = (priced.timed(samples) if priced else [] for samples in (mine, ours))
     if priced and theirs and own:
-        found["cost"] = speedup(mine, ours, part=cost_part(priced.costs))
+        found["cost"] = speedup(mine, ours, part=priced.cost_part())
         found["predicted"] = speedup(theirs, own)
     return {f"{name}_vs_ouroboros": one for name, one in found.items()}
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from ouroboros.bench.measure import intervals, metrics
 from ouroboros.bench.measure.intervals import Interval
-from ouroboros.bench.measure.predicted import Priced, cost_part
+from ouroboros.bench.measure.predicted import Priced
 from ouroboros.bench.measure.sample import METHOD, PLAIN, Sample
 from ouroboros.bench.measure.scoring import score_intervals
 from ouroboros.bench.measure.trees import ProposedTree, tree_metrics
@@ -157,7 +157,7 @@ def _priced_metrics(
 ) -> dict:
     """Costs per token, predicted speedup over greedy, and Ouroboros' lead by every measure."""
     base, ours = (priced.timed(own) if priced else [] for own in (good.get(PLAIN, []), mine))
-    cost = intervals.pooled(mine, part=cost_part(priced.costs)) if priced and ours else None
+    cost = intervals.pooled(mine, part=priced.cost_part()) if priced and ours else None
     own = {"cost_per_token": cost, "predicted_speedup": intervals.speedup(base, ours)}
     own |= leads(mine, good.get(METHOD, []), priced, draft_cost=draft_cost)
     return {**_plain(own), "unpriced": priced.why_not(mine) if priced and not ours else None}

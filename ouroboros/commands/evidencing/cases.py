@@ -57,17 +57,21 @@ class Case:
         return old["status"] if old["key"] == self.key else "stale"
 
 
-@cache
 def settings(*words: str) -> dict[str, object]:
     """Return the configs that commands may read, comments left out, by their paths."""
     named = {word.partition("=")[2] for word in words if word.startswith("experiment=")}
-    found = {}
-    for path in sorted(Path(CONF).rglob("*.yaml")):
-        inner = path.relative_to(CONF)
-        own = inner.parts[0] == "experiment" and (path.stem in named or path.stem[0] == "_")
-        if own or inner.parts[0] not in ELSEWHERE:
-            found[str(inner)] = yaml.safe_load(path.read_text("utf-8"))
-    return found
+    return {
+        str(path): content
+        for path, content in _configs().items()
+        if path.parts[0] not in ELSEWHERE
+        or (path.parts[0] == "experiment" and (path.stem in named or path.stem[0] == "_"))
+    }
+
+
+@cache
+def _configs() -> dict[Path, object]:
+    files = sorted(Path(CONF).rglob("*.yaml"))
+    return {path.relative_to(CONF): yaml.safe_load(path.read_text("utf-8")) for path in files}
 
 
 def cases(config: Mapping) -> Iterator[Case]:

@@ -163,9 +163,11 @@ def looks():
 
 
 def save_png(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG, 900 points wide at `DPI` / 100."""
+    """Write a figure as PNG, 900 points wide at `DPI` / 100; its layout, which takes half of the
+    time, is kept for what is written of it afterwards."""
     with looks():
         figure.savefig(path, dpi=DPI)
+    figure.set_layout_engine("none")
 
 
 def save(figure: Figure, stem: Path) -> None:
