@@ -50,20 +50,29 @@ def campaign(cfg: DictConfig) -> int:
         found[name] = {"status": "stopped", "reason": "not begun"}
         if not interrupted:
             found[name], interrupted = stage_at(root / name, name, config, facts[name])
+        document = save(root, found, rehearsal=config["rehearsed"])
         if config["archive"]:
             found[name]["not_archived"] = archive(root, name, Path(config["archive"]))
         reason = f": {found[name]['reason']}" if found[name].get("reason") else ""
-        print(f"{name}: {found[name]['status']}{reason}", file=sys.stderr, flush=True)
-    document = {
-        "results": place(root),
-        "rehearsal": config["rehearsed"],
-        "finished": all(own["status"] == "done" for own in found.values()),
-        "stages": found,
-    }
-    ResultsFolder(root).write_json("campaign.json", document)
+        before = " before" if found[name].get("skipped") else ""
+        print(f"{name}: {found[name]['status']}{before}{reason}", file=sys.stderr, flush=True)
     shown = {name: {**own, "figures": key_figures(own)} for name, own in found.items()}
     print(json.dumps({**document, "stages": shown}, ensure_ascii=False), flush=True)
     return 130 if interrupted else 0 if document["finished"] else 1
+
+
+def save(root: Path, found: Mapping[str, dict], *, rehearsal: bool) -> dict:
+    """Write campaign.json: the stages of this call, `found` so far, and those that lie there of
+    others; return it."""
+    stages = {name: found.get(name) or load(root / name) for name in STAGES}
+    document = {
+        "results": place(root),
+        "rehearsal": rehearsal,
+        "finished": all(own["status"] == "done" for own in found.values()),
+        "stages": {name: own for name, own in stages.items() if own},
+    }
+    ResultsFolder(root).write_json("campaign.json", document)
+    return document
 
 
 def check_campaign(config: Mapping) -> None:
@@ -107,7 +116,9 @@ def stage_at(path: Path, name: str, config: Mapping, facts: Mapping) -> tuple[di
     if old.get("status") == "done":
         return {**old, "skipped": True}, False
     path.mkdir(parents=True, exist_ok=True)
-    ResultsFolder(path).write_json("stage.json", {**facts, "status": "running"})
+    folder, spent = ResultsFolder(path), old.get("seconds", 0.0)
+    folder.write_json("stage.json", {**facts, "status": "running", "seconds": spent})
+    print(f"{name}: begins", file=sys.stderr, flush=True)
     options = {**config[name], "threads": config["threads"]}
     child = multiprocessing.get_context("spawn").Process(
         target=do, args=(name, options, path, facts), name=name
@@ -123,7 +134,10 @@ def stage_at(path: Path, name: str, config: Mapping, facts: Mapping) -> tuple[di
     found = load(path)
     if found["status"] == "running":
         found = died(child, time.monotonic() - started, facts)
-        ResultsFolder(path).write_json("stage.json", found)
+    if interrupted and found["status"] == "stopped":
+        found["reason"] = "interrupted: what is finished is kept, run it again"
+    found["seconds"] += spent
+    folder.write_json("stage.json", found)
     return found, interrupted
 
 

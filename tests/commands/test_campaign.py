@@ -111,13 +111,20 @@ def test_stages_are_measured_recorded_and_skipped(run_campaign, tmp_path):
     assert (served["engine"], served["compiled"], served["fallback"]) == ("static", False, None)
     assert (tmp_path / "out" / "headline" / "tiny" / "idle.json").exists()
     before = (tmp_path / "out" / "pairs" / "first" / "samples.jsonl").stat().st_mtime_ns
+    assert "not judged" in (tmp_path / "out" / "headline" / "tiny" / "goals.md").read_text()
+    spent = failed["seconds"]
     code, document, err = run_campaign(*asked, "results_dir=out")
     assert code == 1 and document["stages"]["headline"]["skipped"]
+    assert "headline: done before" in err and "pairs: begins" in err
+    assert document["stages"]["pairs"]["seconds"] > spent, "of both goes"
     assert (tmp_path / "out" / "pairs" / "first" / "samples.jsonl").stat().st_mtime_ns == before
     code, _, err = run_campaign("stages=[pairs]", "results_dir=out")
     assert code == 2 and "with other settings" in err and "overwrite=true" in err
     code, document, err = run_campaign("stages=[pairs]", "results_dir=out", "overwrite=true")
+    code, document, err = run_campaign("stages=[pairs]", "results_dir=out", "overwrite=true")
     assert code == 0 and document["finished"], err
+    whole = json.loads((tmp_path / "out" / "campaign.json").read_text())
+    assert set(whole["stages"]) == {"headline", "pairs"}, "also those of earlier calls"
 
 
 @pytest.mark.parametrize(
@@ -246,6 +253,11 @@ def test_the_checks_of_a_device(tmp_path, monkeypatch):
 def test_tests_that_need_a_gpu_are_looked_for(monkeypatch, tmp_path):
     monkeypatch.setattr(work, "ROOT", tmp_path)
     assert gpu_tests()["passed"] is None
+    file = tmp_path / "tests" / "test_it.py"
+    file.parent.mkdir()
+    for body, passed in (("pytest.skip()", None), ("pass", True), ("assert False", False)):
+        file.write_text(f"import pytest\n@pytest.mark.gpu\ndef test_it():\n    {body}\n")
+        assert gpu_tests()["passed"] is passed, body
 
 
 def endless() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from ouroboros.bench.campaign.goals import goals
+from tabulate import tabulate
+
+from ouroboros.bench.campaign.goals import Goal, goals
 from ouroboros.bench.campaign.replays import idle_share
 from ouroboros.bench.measure.sample import METHOD, PLAIN
 from ouroboros.bench.report.folder_report import make_report
@@ -75,7 +77,25 @@ def run_figures(stage: Stage, folder: ResultsFolder, idle: Mapping | None = None
         judged = goals(samples, costs, judged=not stage.rehearsal, idle=idle)
         found |= {"copy_gb_per_s": facts["copy_gb_per_s"], "floor_share": floor_shares(facts)}
         found["goals"] = [asdict(goal) for goal in judged]
+        folder.write_text("goals.md", goals_table(summary["title"], judged))
     return found
+
+
+def goals_table(title: str, judged: Sequence[Goal]) -> str:
+    """Return goals as Markdown: figure, bounds, and whether they are kept."""
+    words = {True: "reached", False: "missed", None: "not judged"}
+    rows = [
+        {
+            "goal": goal.name.replace("_", " "),
+            "figure": goal.figure,
+            "at least": goal.at_least,
+            "below": goal.below,
+            "": words[goal.passed],
+            "note": goal.note,
+        }
+        for goal in judged
+    ]
+    return f"{title}\n\n{tabulate(rows, headers='keys', tablefmt='github', floatfmt='.3f')}\n"
 
 
 def decoder_figures(row: Mapping) -> dict:

@@ -227,9 +227,18 @@ def run_stage(
             status = "failed"
             reason = "; ".join(f"{part}: {line}" for part, line in stage.failures.items())
         figures = stage.figures
+        reason = reason or left_out(figures)
     own = {"status": status, "reason": reason, "seconds": time.perf_counter() - started}
     own["estimated_s"] = expected
     folder.write_json("stage.json", {**facts, **own, "figures": figures})
+
+
+def left_out(figures: Mapping) -> str:
+    """Return which parts of a stage were left out and why; "" where none was."""
+    parts = {
+        n: p["left_out"] for n, p in figures.items() if isinstance(p, dict) and "left_out" in p
+    }
+    return "left out: " + "; ".join(f"{n}, {why}" for n, why in parts.items()) if parts else ""
 
 
 def finished(folder: ResultsFolder) -> bool:
