@@ -47,7 +47,7 @@ class Work:
                 except KeyboardInterrupt:
                     self.stopping.set()
                     for child in list(self.running):
-                        child.send_signal(signal.SIGINT)
+                        child.send_signal(signal.SIGTERM)
 
     def one(self, case: Case, threads: str | None) -> None:
         """Do a case unless it is done; say what became of it in one line."""
