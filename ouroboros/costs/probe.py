@@ -15,10 +15,10 @@ from ouroboros.costs.surface import Costs, Surface
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.static import NODES, Static
 
-SIZES = (1, 8, 24, 64, 96)  # nodes; what lies between is interpolated
+SIZES = (1, 2, 3, 4, 6, 8, 12, 24, 64, 96)  # nodes; between them costs are interpolated
 ONE_CONTEXT = 1024  # up to here a call's cost hardly depends on the context
 ROUNDS = 5
-LIMIT_S = 1.5
+LIMIT_S = 4.0
 
 
 def probe(
@@ -29,8 +29,8 @@ def probe(
     clock: Callable[[], float] = time.perf_counter,
 ) -> Costs:
     """Return the costs of both models' calls of up to 96 nodes and on up to `context` tokens, as
-    far as the models reach: medians of up to five rounds, alternated, in about two seconds; of one
-    round where calls are slow.
+    far as the models reach: medians of up to five rounds, alternated, in a few seconds; of one or
+    two rounds where calls are slow.
 
     A tree never costs more than a larger one: others on the machine only slow a call down. Where an
     engine pads calls, its own sizes are timed. The last tokens of a model's context, beside which

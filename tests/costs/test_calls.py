@@ -78,7 +78,7 @@ def test_a_limit_ends_the_visits_but_not_the_first():
 def test_a_probe_covers_a_pair_within_its_limit():
     (target, draft), clock, _ = clocked(lambda n, c: 40 + n, lambda n, c: 10 + n / 5)
     costs = probe(target, draft, context=700, clock=clock)
-    assert clock() < 3 and list(costs.target.ms) == [700]
+    assert clock() < 6 and list(costs.target.ms) == [700]
     assert costs.target.call_ms(64, 300) == pytest.approx(104) and costs.draft is not None
     assert costs.draft.call_ms(8, 700) == pytest.approx(11.6)
     assert costs.target.call_ms(30, 1) == pytest.approx(70), "between two sizes"
@@ -88,9 +88,10 @@ def test_a_probe_covers_a_pair_within_its_limit():
 
 
 def test_a_tree_never_costs_more_than_a_larger_one():
-    (target,), clock, _ = clocked(lambda n, c: {1: 5, 8: 60, 24: 9, 64: 70, 96: 20}[n])
+    (target,), clock, _ = clocked(lambda n, c: {8: 60, 24: 9, 64: 70, 96: 20}.get(n, 5))
     found = probe(target, context=50, clock=clock).target
-    assert found.ms[50] == pytest.approx({1: 5, 8: 9, 24: 9, 64: 20, 96: 20})
+    row = found.ms[50]
+    assert [row[n] for n in (1, 8, 12, 24, 64, 96)] == pytest.approx([5, 5, 5, 9, 20, 20])
 
 
 def test_a_probe_of_an_engine_that_pads_times_its_sizes():

@@ -8,11 +8,12 @@ ratios). Decisions depend on counts and estimates alone, never on a clock, so a 
 from __future__ import annotations
 
 from ouroboros.drafters.growth.compiled import compiled
-from ouroboros.drafters.growth.state import CALLS, KIDS, SIZES
+from ouroboros.drafters.growth.state import CALLS, KIDS, NODES, SIZES
 
 MOST_HITS = 0.75  # the index's hit rate counts as at most this
 LEAST_REACH = 0.01  # children reached more rarely than this are left out
 SHARE_OF_COST = 0.8  # and those worth less than this share of what they cost
+LEADS_ON = 2.5  # a call is worth this many times what it finds at once: it leads to further calls
 
 
 @compiled
@@ -28,18 +29,45 @@ def set_floor(s):
 
 
 @compiled
-def _gain(s, node):
-    """Return what the draft may find after a node that the index does not know, in tokens: one, and
-    those by which the index then goes on."""
+def _unknown(s, node):
+    """Return how likely none of a node's kids is the target's choice."""
     known = 0.0
-    count = s.kid_count[node]
-    if count > 0 and not s.judge:
-        return 0.0
-    for kid in range(node * KIDS, node * KIDS + count):
+    for kid in range(node * KIDS, node * KIDS + s.kid_count[node]):
         known += s.kid_p[kid]
-    found = s.finds / s.find_trials
-    hits = min(s.index_hits / s.index_trials, MOST_HITS)
-    return s.reach[node] * (1.0 - known) * found / (1.0 - hits)
+    return 1.0 - known
+
+
+@compiled
+def _expect(s, size, p, chance):
+    """Put a node that is there with a chance, and is then reached with probability p, among the
+    first `size` of `likely`; return how many they are then."""
+    if size >= NODES:
+        return size
+    at = size
+    while at > 1 and s.likely[at - 1] < p:
+        s.likely[at] = s.likely[at - 1]
+        s.there[at] = s.there[at - 1]
+        at -= 1
+    s.likely[at] = p
+    s.there[at] = chance
+    return size + 1
+
+
+@compiled
+def _worth(s, size):
+    """Return what verifying as many of the first `size` of `likely` as pay best is worth."""
+    nodes = 1.0
+    value = 0.0
+    best = -rate(s) * s.verify[1]
+    for place in range(1, size):
+        nodes += s.there[place]
+        value += s.there[place] * s.likely[place]
+        if nodes > s.max_nodes:
+            break
+        whole = min(int(nodes), SIZES - 2)
+        cost = s.verify[whole] + (nodes - whole) * (s.verify[whole + 1] - s.verify[whole])
+        best = max(best, value - rate(s) * cost)
+    return best
 
 
 @compiled
@@ -47,25 +75,38 @@ def ask(s):
     """List in `ask` the nodes that the draft shall score next, a parent before its children.
 
     They are the likeliest not scored yet, as many as pay best; return how many, 0 where no call
-    pays.
+    pays. Where the index is silent or wrong, a call may find the token, and the index then goes on
+    from it: what that adds to the tree must be worth the call, after what verifying it costs.
     """
     s.asked = 0
     if s.calls >= CALLS:
         return 0
-    value = 0.0
-    best = 0.0
+    size = s.count
+    for place in range(size):
+        s.likely[place] = s.reach[s.order[place]]
+        s.there[place] = 1.0
+    before = _worth(s, size)
+    finds = s.finds / s.find_trials
+    hits = min(s.index_hits / s.index_trials, MOST_HITS)
     count = 0
+    best = 0.0
     for place in range(s.count):
         node = s.order[place]
         depth = s.depth[node]
         if s.scored[node] or depth >= s.max_depth or depth > s.draft_depth:
             continue
-        if count >= s.ask_limit:
+        p = s.reach[node] * finds
+        if count >= s.ask_limit or p <= s.floor:
             break
         s.ask[count] = node
         count += 1
-        value += _gain(s, node)
-        worth = value - rate(s) * s.call[min(count, SIZES - 1)]
+        if s.judge or s.kid_count[node] == 0:
+            unknown = _unknown(s, node)
+            while unknown > 0.0 and p > s.floor:
+                size = _expect(s, size, p, unknown)
+                p *= hits
+        found = _worth(s, size) - before
+        worth = LEADS_ON * found - rate(s) * s.call[min(count, SIZES - 1)]
         if worth > best:
             best = worth
             s.asked = count

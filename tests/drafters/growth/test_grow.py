@@ -1,11 +1,12 @@
 """The tree against all trees, and what of it is worth its cost."""
 
+import numpy as np
 import pytest
 from growing_texts import chain_text, depths, growth, path_of, ranking, step
 
 from ouroboros.drafters.growth.grow import make, pop, push
-from ouroboros.drafters.growth.state import KIDS
-from ouroboros.drafters.growth.worth import ask, rate, verified
+from ouroboros.drafters.growth.state import KIDS, SIZES
+from ouroboros.drafters.growth.worth import LEADS_ON, MOST_HITS, ask, rate, verified
 
 
 def all_paths(grown, node=0, path=(), reach=1.0):
@@ -89,6 +90,59 @@ def test_the_draft_is_asked_while_it_pays_and_never_twice():
         scored = [n for n in range(int(s.nodes)) if s.scored[n]]
         assert sorted(int(s.fed_place[n]) for n in scored) == list(range(fed))
         assert ask(grown.state) == 0
+
+
+def best_worth(s, nodes) -> float:
+    """What verifying the best number of nodes, each (reached with, there with a chance), is worth."""
+    found = -rate(s) * float(s.verify[1])
+    value, size = 0.0, 1.0
+    for reached, there in sorted(nodes, key=lambda node: -node[0]):
+        value, size = value + reached * there, size + there
+        if size > s.max_nodes:
+            break
+        cost = np.interp(size, range(1, SIZES), s.verify[1:SIZES])
+        found = max(found, value - rate(s) * float(cost))
+    return found
+
+
+@pytest.mark.parametrize("steps", [0.0, 0.02, 0.4])
+def test_what_is_asked_pays_best_with_what_verifying_it_costs(steps):
+    text = chain_text(300, 12)
+    grown = growth(call=0.05)
+    grown.set_costs([1 + steps * (n // 3) for n in range(64)], [0.05 + 0.05 * n for n in range(64)])
+    grown.start()
+    counts = set()
+    for known in range(100, 130):
+        grown.begin(text[:known], 20, 20)
+        s = grown.state
+        count = ask(s)
+        tree = [(float(s.reach[node]), 1.0) for node in s.order[1 : s.count]]
+        finds, hits = s.finds / s.find_trials, min(s.index_hits / s.index_trials, MOST_HITS)
+        worth, hoped = [0.0], list(tree)
+        for node in s.order[: s.count]:
+            own = s.kid_p[node * KIDS : node * KIDS + s.kid_count[node]]
+            reached = float(s.reach[node] * finds)
+            if s.scored[node] or reached <= s.floor or len(worth) > s.ask_limit:
+                continue
+            while reached > s.floor and sum(own) < 1:
+                hoped.append((reached, 1 - float(sum(own))))
+                reached *= hits
+            more = LEADS_ON * (best_worth(s, hoped) - best_worth(s, tree))
+            worth.append(more - rate(s) * float(s.call[len(worth)]))
+        assert worth[count] == pytest.approx(max(worth), abs=1e-9)
+        counts.add(count)
+    assert len(counts) > 1 or (counts == {0} and steps > 0.1)
+
+
+def test_no_call_for_what_costs_too_much_to_verify():
+    text = chain_text(400, 12)
+    asked = {}
+    for steep in (0.0, 9.0):
+        grown = growth()
+        grown.set_costs([1 + steep * n for n in range(64)], [0.05])
+        grown.start()
+        asked[steep] = grown.begin(text[:200], 20, 20)
+    assert asked[0.0] > 0 and asked[9.0] == 0
 
 
 def test_sources_and_chances_of_a_proposal():
