@@ -93,7 +93,7 @@ def test_the_draft_is_asked_while_it_pays_and_never_twice():
 
 
 def best_worth(s, nodes) -> float:
-    """What verifying the best number of nodes, each (reached with, there with a chance), is worth."""
+    """What the best number of nodes is worth, each (reached with p, there with a chance)."""
     found = -rate(s) * float(s.verify[1])
     value, size = 0.0, 1.0
     for reached, there in sorted(nodes, key=lambda node: -node[0]):
