@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -88,7 +89,11 @@ def test_a_rank_that_is_killed_ends_the_others(tmp_path):
         ranks_of.append(Group.joined())
         with pytest.raises(RankLost, match="another rank is gone"):
             decode(ShardedModel(CachedModel(llama()), ranks_of[0]), Deadly(), [5], max_new=9)
-        return ranks_of[0].is_first("lost")
+        first = ranks_of[0].is_first("lost")
+        (tmp_path / f"said-{ranks_of[0].rank}").touch()
+        while len(list(tmp_path.glob("said-*"))) < 2:  # whom they ask lives in rank 0
+            time.sleep(0.01)
+        return first
 
     codes, said = zip(*in_processes(3, work, tmp_path), strict=True)
     assert codes == (0, -signal.SIGKILL, 0) and sorted(said, key=str) == [False, None, True]
