@@ -21,6 +21,7 @@ from ouroboros.engine.attention import use_packed_attention
 from ouroboros.engine.cache import SlotCache
 from ouroboros.engine.eager import MOST_HELD
 from ouroboros.engine.loading import why_not_loaded
+from ouroboros.engine.packed import pack
 from ouroboros.engine.selection import EngineName, select
 from ouroboros.engine.support import examine
 from ouroboros.engine.tokenizer import check_round_trip
@@ -101,6 +102,7 @@ class CachedModel:
         check_round_trip(tokenizer, name_or_path)
         if device is not None and model.device.type != torch.device(device).type:
             model.to(device)  # type: ignore[arg-type]
+        pack(model)
         return cls(model, tokenizer=tokenizer, max_len=max_len, engine=engine)
 
     @property

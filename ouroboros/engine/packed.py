@@ -4,8 +4,10 @@ A call of a tree is bound by reading the weights, but torch's product of 4 to 24
 2 to 4 times as long as one of a single row. oneDNN's on weights in its own order takes 1.2 to 2.2
 times as long. Up to three rows MKL is faster.
 
-Invariant: the weights stay where and what they are; a packed layer holds its own second copy, goes
-by it only while they are unchanged, and copies of the model begin without.
+Only models that this library loaded or built are packed: a write through `weight.data`, which torch
+does not count, would not be seen. Invariant: the weights stay where and what they are; a packed
+layer holds its own second copy, goes by it only while they are the same and were not written to
+otherwise, and copies of the model begin without.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class Packed:
     """A weight in oneDNN's order, and which weight it is a copy of."""
 
     def __init__(self, weight: torch.Tensor | None = None) -> None:
-        self.of = _state(weight)
+        self.source = None if weight is None else weight.detach()  # so its place is not reused
+        self.of = None if weight is None else _state(weight)
         reorder = torch.ops.mkldnn._reorder_linear_weight
         self.weight = None if weight is None else reorder(weight.detach(), FEWEST_ROWS)
 
@@ -44,9 +47,11 @@ class PackedLinear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight, own = self.weight, self.packed
         if (
-            own.weight is None
+            torch.compiler.is_compiling()
+            or own.weight is None
             or input.numel() < FEWEST_ROWS * self.in_features
             or torch.is_grad_enabled()
+            or torch.is_autocast_enabled("cpu")
             or own.of != _state(weight)
             or input.dtype != torch.float32
             or not input.is_cpu
@@ -68,8 +73,8 @@ def pack(model: nn.Module) -> int:
     if not _supported() or taken > FREE_SHARE * psutil.virtual_memory().available:
         return len(layers) - len(new)
     for layer in new:
-        layer.__class__ = PackedLinear
         layer.packed = Packed(layer.weight)  # type: ignore[assignment]
+        layer.__class__ = PackedLinear
     return len(layers)
 
 
@@ -84,15 +89,20 @@ def _can_be_packed(module: nn.Module) -> TypeGuard[nn.Linear]:
         return False
     weight: torch.Tensor = module.weight
     plain = type(weight) in (nn.Parameter, torch.Tensor) and weight.is_cpu
-    return plain and weight.dtype == torch.float32 and weight.numel() >= SMALLEST
+    return (
+        plain
+        and not weight.is_inference()
+        and weight.dtype == torch.float32
+        and weight.numel() >= SMALLEST
+    )
 
 
 def _is_packed(layer: nn.Linear) -> bool:
     return isinstance(layer, PackedLinear) and layer.packed.of == _state(layer.weight)
 
 
-def _state(weight: torch.Tensor | None) -> tuple | None:
-    """Return what changes where a weight is replaced or written to."""
-    if weight is None:
-        return None
-    return weight.data_ptr(), None if weight.is_inference() else weight._version
+def _state(weight: torch.Tensor) -> tuple:
+    """Return what changes where a weight is replaced, or written to."""
+    if weight.is_inference():
+        return ()
+    return weight.data_ptr(), weight._version, weight.shape, weight.stride()

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 from ouroboros.engine.cache import SlotCache
 from ouroboros.engine.eager import Eager, Engine
 from ouroboros.engine.facts import Facts, tolerance
-from ouroboros.engine.packed import pack
 from ouroboros.engine.static import Static
 from ouroboros.tree import TokenTree
 
@@ -40,7 +39,6 @@ def select(
     if len(devices) > 1:
         return eager, f"it lies on {len(devices)} devices"
     if name == "eager" or facts.device.type != "cuda":
-        pack(model)
         return eager, f"engine={name} on a {facts.device.type} device"
     why: list[str] = []
     for compiled in (True, False):

@@ -67,8 +67,26 @@ def test_what_is_done_to_weights_is_seen():
     assert pack(own) == 1 and same(own, plain), "packed anew"
     own.weight = plain.weight = nn.Parameter(torch.randn(80, 48))
     assert same(own, plain), "replaced"
-    own.weight.data = plain.weight.data = torch.randn(80, 48)
-    assert same(own, plain), "laid elsewhere"
+    pack(own)
+    for _ in range(20):
+        own.weight.data = plain.weight.data = torch.empty(0)
+        own.weight.data = plain.weight.data = torch.randn(80, 48)
+        assert same(own, plain), "laid elsewhere"
+    pack(own)
+    own.weight.data = plain.weight.data = own.weight.data[:40]
+    plain.bias = own.bias = None
+    assert same(own, plain), "cut"
+
+
+@torch.no_grad()
+def test_autocast_and_inference_tensors_go_the_plain_way():
+    own, plain = layers()
+    pack(own)
+    with torch.autocast("cpu", torch.bfloat16):
+        x = torch.randn(9, 48)
+        assert own(x).dtype == plain(x).dtype == torch.bfloat16
+    with torch.inference_mode():
+        assert pack(nn.Linear(48, 80)) == 0
 
 
 def test_gradients_flow():
@@ -82,7 +100,7 @@ def test_gradients_flow():
 def test_copies_begin_without():
     own, plain = layers()
     pack(own)
-    assert same(copy.deepcopy(own), plain)
+    assert same(copy.deepcopy(own), plain) and copy.deepcopy(own).packed.weight is None
     assert same(copy.deepcopy(own).double(), plain.double(), torch.float64)
     file = io.BytesIO()
     torch.save(own, file)
@@ -102,6 +120,8 @@ def test_text_is_that_of_plain_layers():
     model = llama(dtype=torch.float32)
     wanted = plain(model, [1, 5, 4], 40)
     cached = CachedModel(model)
+    assert not any(isinstance(layer, PackedLinear) for layer in model.modules()), "its owner's"
+    pack(model)
     assert sum(isinstance(layer, PackedLinear) for layer in model.modules()) > 5
     trees = RandomTrees(wanted, seed=3)
     assert list(decode(cached, trees, [1, 5, 4], max_new=40).tokens) == wanted

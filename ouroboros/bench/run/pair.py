@@ -14,6 +14,7 @@ from ouroboros import standin, vocab
 from ouroboros.bench.run.provenance import fast_dtype
 from ouroboros.engine.loading import why_not_loaded
 from ouroboros.engine.model import CachedModel, EngineName
+from ouroboros.engine.packed import pack
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.tokenizer import check_round_trip
 
@@ -127,6 +128,7 @@ def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
     model: PreTrainedModel = standin.embed(core.model, shape, device=device, dtype=dtype)
     if quantization is not None:
         model = quantise(model, quantization)
+    pack(model)
     return CachedModel(model, tokenizer=core.tokenizer, max_len=spec.max_len, engine=spec.engine)
 
 

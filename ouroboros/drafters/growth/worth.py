@@ -65,7 +65,8 @@ def _worth(s, size):
         if nodes > s.max_nodes:
             break
         whole = min(int(nodes), SIZES - 2)
-        cost = s.verify[whole] + (nodes - whole) * (s.verify[whole + 1] - s.verify[whole])
+        part = min(nodes - whole, 1.0)
+        cost = s.verify[whole] + part * (s.verify[whole + 1] - s.verify[whole])
         best = max(best, value - rate(s) * cost)
     return best
 
@@ -102,9 +103,10 @@ def ask(s):
         count += 1
         if s.judge or s.kid_count[node] == 0:
             unknown = _unknown(s, node)
-            while unknown > 0.0 and p > s.floor:
+            while unknown > 0.0 and p > s.floor and depth < s.max_depth:
                 size = _expect(s, size, p, unknown)
                 p *= hits
+                depth += 1
         found = _worth(s, size) - before
         worth = LEADS_ON * found - rate(s) * s.call[min(count, SIZES - 1)]
         if worth > best:

@@ -124,9 +124,10 @@ def test_what_is_asked_pays_best_with_what_verifying_it_costs(steps):
             reached = float(s.reach[node] * finds)
             if s.scored[node] or reached <= s.floor or len(worth) > s.ask_limit:
                 continue
-            while reached > s.floor and sum(own) < 1:
+            depth = int(s.depth[node])
+            while reached > s.floor and sum(own) < 1 and depth < s.max_depth:
                 hoped.append((reached, 1 - float(sum(own))))
-                reached *= hits
+                reached, depth = reached * hits, depth + 1
             more = LEADS_ON * (best_worth(s, hoped) - best_worth(s, tree))
             worth.append(more - rate(s) * float(s.call[len(worth)]))
         assert worth[count] == pytest.approx(max(worth), abs=1e-9)
