@@ -23,7 +23,7 @@ def small(monkeypatch):
 
 
 def layers(*, bias: bool = True, dtype: torch.dtype = torch.float32):
-    """A layer, packed, and a plain one of the same weights."""
+    """Two plain layers of the same weights."""
     torch.manual_seed(0)
     plain = nn.Linear(48, 80, bias=bias, dtype=dtype)
     return copy.deepcopy(plain), plain

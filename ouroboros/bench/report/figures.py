@@ -147,7 +147,9 @@ def headline(paths: Sequence[Path]) -> Found:
         for name, row in rows
     )
     shares = [row["repetition_rate"] for _, row in rows if row["repetition_rate"] is not None]
-    repeats = f"{100 * min(shares):.0f} to {percent(max(shares))} of the text repeats itself"
+    least, most = percent(min(shares)), percent(max(shares))
+    span = most if least == most else f"{least.removesuffix(' %')} to {most}"
+    repeats = f"{span} of the text repeats itself"
     runs = json.loads((path / RUN).read_text("utf-8"))["repeats"]
     return frame, [
         "Over greedy, prefill included, pooled and as the geometric mean",

@@ -79,7 +79,9 @@ _INTEGERS = {
     "heap": 0, "heap_kid": NODES * KIDS, "heap_tick": NODES * KIDS, "tick": 0,
 }  # fmt: skip
 _REALS = {
-    "reach": NODES, "likely": NODES, "there": NODES, "chance": NODES, "out_chance": NODES,
+    "reach": NODES, "chance": NODES, "out_chance": NODES,
+    # the tree with what a call may add, the likelier first: how likely reached, and there at all
+    "likely": NODES, "there": NODES,
     "kid_p": NODES * KIDS, "heap_p": NODES * KIDS,
     "weight": CHOICES * len(ORDERS), "total": len(ORDERS), "share": CHOICES,
     "recency": CHOICES, "features": DRAFT_FEATURES, "best_p": KIDS,

@@ -54,11 +54,21 @@ def _expect(s, size, p, chance):
 
 
 @compiled
-def _worth(s, size):
-    """Return what verifying as many of the first `size` of `likely` as pay best is worth."""
+def _lay_out(s):
+    """Put the tree's nodes into `likely`, each there for certain."""
+    for place in range(s.count):
+        s.likely[place] = s.reach[s.order[place]]
+        s.there[place] = 1.0
+
+
+@compiled
+def _best(s, size):
+    """Return how many of the first `size` of `likely` pay best to verify, and what they are worth,
+    in tokens."""
     nodes = 1.0
     value = 0.0
-    best = -rate(s) * s.verify[1]
+    most = -rate(s) * s.verify[1]
+    count = 1
     for place in range(1, size):
         nodes += s.there[place]
         value += s.there[place] * s.likely[place]
@@ -67,8 +77,11 @@ def _worth(s, size):
         whole = min(int(nodes), SIZES - 2)
         part = min(nodes - whole, 1.0)
         cost = s.verify[whole] + part * (s.verify[whole + 1] - s.verify[whole])
-        best = max(best, value - rate(s) * cost)
-    return best
+        worth = value - rate(s) * cost
+        if worth >= most:
+            most = worth
+            count = place + 1
+    return count, most
 
 
 @compiled
@@ -83,10 +96,8 @@ def ask(s):
     if s.calls >= CALLS:
         return 0
     size = s.count
-    for place in range(size):
-        s.likely[place] = s.reach[s.order[place]]
-        s.there[place] = 1.0
-    before = _worth(s, size)
+    _lay_out(s)
+    before = _best(s, size)[1]
     finds = s.finds / s.find_trials
     hits = min(s.index_hits / s.index_trials, MOST_HITS)
     count = 0
@@ -107,7 +118,7 @@ def ask(s):
                 size = _expect(s, size, p, unknown)
                 p *= hits
                 depth += 1
-        found = _worth(s, size) - before
+        found = _best(s, size)[1] - before
         worth = LEADS_ON * found - rate(s) * s.call[min(count, SIZES - 1)]
         if worth > best:
             best = worth
@@ -118,13 +129,5 @@ def ask(s):
 @compiled
 def verified(s):
     """Return how many nodes of `order` to verify: as many as pay best."""
-    value = 0.0
-    best = -rate(s) * s.verify[1]
-    size = 1
-    for place in range(1, s.count):
-        value += s.reach[s.order[place]]
-        worth = value - rate(s) * s.verify[min(place + 1, SIZES - 1)]
-        if worth >= best:
-            best = worth
-            size = place + 1
-    return size
+    _lay_out(s)
+    return _best(s, s.count)[0]
