@@ -1,6 +1,7 @@
 # make bench   install into .venv, then the main job: every decoder on the reference pair, sampled
 #              with shared noise where the pair's text repeats itself as real models' does
-# make test    install what development needs as well, then the tests, the GPU's kernels interpreted
+# make test    install what development needs as well, then the tests, the GPU's kernels interpreted;
+#              without those marked slow, which make test-all runs too
 # make check   linter, type checker, and whether the tables are what results/ give
 # make tune    search every decoder's settings with one budget on development text
 # make evidence   all that README and docs quote, measured anew; hours, and it goes on when stopped
@@ -12,13 +13,14 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 DEVELOPED := .venv/developed
 
-.PHONY: bench test check tune evidence figures docs clean
+.PHONY: bench test test-all check tune evidence figures docs clean
 
 bench: $(INSTALLED)
 	$(BIN)/ouroboros bench temperature=matched $(ARGS)
 
-test: $(DEVELOPED)
-	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+test: QUICK := -m 'not slow'
+test test-all: $(DEVELOPED)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(QUICK) $(ARGS)
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/engine/test_kernels.py
 
 check: $(DEVELOPED)

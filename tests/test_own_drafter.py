@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 
+import pytest
 from composing import ROOT
 from hydra.core.global_hydra import GlobalHydra
 
@@ -19,6 +20,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_documents_code_runs(tmp_path, monkeypatch, capsys):
     drafter, *uses = blocks("python")
     (tmp_path / "mine.py").write_text(drafter)

@@ -60,6 +60,7 @@ class Mute:
         return TokenTree.chain(tokens[-1], ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_lossless_drafters_pass(name):
     assert_lossless(LOSSLESS[name], seeds=range(2))

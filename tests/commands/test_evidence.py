@@ -147,6 +147,7 @@ def test_what_cannot_be_asked_for_is_one_line(run, words):
     assert code == 2 and asked == [] and said.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_every_stages_commands_are_accepted(tmp_path):
     table = yaml.safe_load((CONF / "evidence.yaml").read_text())
     found = list(evidence.cases({**table, "data": tmp_path}))
@@ -162,6 +163,7 @@ def test_every_stages_commands_are_accepted(tmp_path):
             kinds.add(kind)
 
 
+@pytest.mark.slow
 def test_a_command_is_run_and_its_document_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "out"

@@ -60,6 +60,7 @@ def tokens(folder) -> dict:
     return {s.key: s.new_tokens for s in ResultsFolder(folder).load_samples()}
 
 
+@pytest.mark.slow
 def test_two_processes_write_what_one_writes(job, run_bench, tmp_path):
     code, _, err = run_bench(*job(tmp_path / "one")[4:])
     assert code == 0, err

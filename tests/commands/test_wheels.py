@@ -79,6 +79,7 @@ def third_parties() -> set[str]:
 OWN = {"ouroboros", *sys.stdlib_module_names}
 
 
+@pytest.mark.slow
 def test_what_is_carried_covers_every_import(monkeypatch):
     """In a process that sees nothing else, the campaign is imported, with all its tasks."""
     lacking = blocked()

@@ -18,7 +18,13 @@ from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.model import CachedModel
 
 IDS, LENGTH, RUNS = 4, 3, 3000
-SETTINGS = [{}, {"temperature": 0.7}, {"temperature": 1.4, "top_p": 0.8}, {"top_k": 2}]
+SETTINGS = [
+    {},
+    *(
+        pytest.param(more, marks=pytest.mark.slow)
+        for more in ({"temperature": 0.7}, {"temperature": 1.4, "top_p": 0.8}, {"top_k": 2})
+    ),
+]
 
 
 def law_of(model: TableModel, prompt: list[int], settings: dict, eos=()) -> dict[tuple, float]:

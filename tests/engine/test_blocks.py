@@ -48,6 +48,7 @@ def agree(static: CachedModel, eager: CachedModel, lengths, sizes, **tolerance) 
             assert found.argmax(-1).tolist() == wanted.argmax(-1).tolist()
 
 
+@pytest.mark.slow
 def test_two_models_are_compiled_few_times(monkeypatch):
     """Of other sizes, dtypes apart equal, through growing caches and both ways of one node."""
     made = []

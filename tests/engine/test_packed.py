@@ -69,17 +69,23 @@ def test_what_is_done_to_weights_is_seen():
     assert same(own, plain), "replaced"
     pack(own)
     for _ in range(20):
-        own.weight.data = plain.weight.data = torch.empty(0)
-        own.weight.data = plain.weight.data = torch.randn(80, 48)
+        own.weight.data = torch.empty(0)
+        own.weight.data = torch.randn(80, 48)  # where the packed one's was, were it given back
+        plain.weight.data = own.weight.data
         assert same(own, plain), "laid elsewhere"
     pack(own)
     own.weight.data = plain.weight.data = own.weight.data[:40]
     plain.bias = own.bias = None
     assert same(own, plain), "cut"
+    own, plain = nn.Linear(48, 48), nn.Linear(48, 48)
+    pack(own)
+    own.weight.data = plain.weight.data = own.weight.data.t()
+    plain.bias = own.bias
+    assert same(own, plain), "turned"
 
 
 @torch.no_grad()
-def test_autocast_and_inference_tensors_go_the_plain_way():
+def test_autocast_inference_tensors_and_other_types_go_the_plain_way():
     own, plain = layers()
     pack(own)
     with torch.autocast("cpu", torch.bfloat16):
@@ -87,6 +93,8 @@ def test_autocast_and_inference_tensors_go_the_plain_way():
         assert own(x).dtype == plain(x).dtype == torch.bfloat16
     with torch.inference_mode():
         assert pack(nn.Linear(48, 80)) == 0
+    with pytest.raises(RuntimeError, match="same dtype"):
+        own(torch.randn(9, 48).double())
 
 
 def test_gradients_flow():

@@ -215,6 +215,7 @@ def test_in_half_precision_ties_are_called_ties():
     assert abs(tie.margin["float64"]) <= 2 * tie.shift + 1e-9
 
 
+@pytest.mark.slow
 def test_what_follows_a_tie_is_judged_too():
     """The text after the first difference has no plain decoding's beside it; float64 judges it."""
     model = llama(seed=3, dtype=torch.float32, num_hidden_layers=2)

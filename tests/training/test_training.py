@@ -16,6 +16,7 @@ from ouroboros.training.loop import Recipe, multiplier, progress
 from ouroboros.training.polish import Polish
 
 
+@pytest.mark.slow
 def test_one_command_trains_a_tiny_pair_that_decodes(tmp_path):
     command = ["tiny", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "pair")]
     args = train_reference_pair.parser().parse_args([*command, "--device", "cpu"])

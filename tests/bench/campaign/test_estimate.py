@@ -43,6 +43,7 @@ def test_the_headline_is_whole_on_141_gb_and_shallower_on_80():
     assert ratio["draft"] / ratio["target"] == pytest.approx(whole["draft"] / whole["target"], 0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", [H100, H200], ids=["78 GiB", "139 GiB"])
 def test_every_job_fits_in_the_memory_or_is_left_out(config, machine):
     """What is left out is Llama-2-70B on 80 GB alone; no headline is."""
@@ -70,6 +71,7 @@ def test_every_job_fits_in_the_memory_or_is_left_out(config, machine):
     assert all(job.startswith("llama2") for job in left) and (left != []) == (machine is H100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", [H100, H200], ids=["H100", "H200"])
 def test_every_stage_ends_within_its_minutes_and_a_command(config, machine):
     """The other pairs go on where they were stopped: there each run alone has to."""

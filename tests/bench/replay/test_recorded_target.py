@@ -120,7 +120,7 @@ PENALIZED = Sampling(repetition_penalty=1.3)
 @pytest.mark.parametrize(
     "sampling", [Sampling(), HOT, PENALIZED], ids=["greedy", "sampled", "penalized"]
 )
-@pytest.mark.parametrize("max_new", [1, 7, 40])
+@pytest.mark.parametrize("max_new", [1, 7, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_replay_is_the_live_run(pair, tmp_path, sampling, max_new):
     made = decoders(pair[1])
     repeats = 2 if sampling.temperature else 1
@@ -159,6 +159,7 @@ def test_ends_at_a_stop_string(pair, tmp_path, sampling):
     assert "stop" in assert_replayed(folder, prompts, made, decoder="greedy")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
 def test_drafters_that_read_rejected_nodes_replay_from_recorded_predictions(
     pair, tmp_path, sampling

@@ -139,6 +139,7 @@ def test_two_swept_settings_make_a_map(tmp_path):
     assert calls.get_title(loc="left").startswith("fast: calls per token")
 
 
+@pytest.mark.slow
 def test_a_report_on_a_sweep_a_run_and_two_bad_folders(tmp_path, capsys):
     sweep(tmp_path / "gammas")
     measured(tmp_path / "main", identity="m", model=PAIR)

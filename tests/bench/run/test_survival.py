@@ -79,6 +79,7 @@ def whole_lines(path: Path) -> bytes:
     return data[: data.rfind(b"\n") + 1]
 
 
+@pytest.mark.slow
 def test_a_run_killed_twenty_times_is_the_run_that_never_was(bench, tmp_path):
     calm = opened(tmp_path / "calm")
     started = time.perf_counter()

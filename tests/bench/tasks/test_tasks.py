@@ -65,6 +65,7 @@ def test_canonical_solutions_pass_and_others_fail():
     assert task.score(example, "    return None\n") == {"passed": 0.0}
 
 
+@pytest.mark.slow
 def test_a_program_has_the_seconds_and_the_memory_that_its_task_gives():
     task = HumanEval(execute_code=True, timeout_s=0.5, memory_mib=512)
     example = task.load()[0]

@@ -65,6 +65,7 @@ def test_compiled_and_plain_grow_the_same_trees():
     assert len(plain) > 60 and run(True) == plain
 
 
+@pytest.mark.slow
 def test_no_index_leaves_its_array():
     run(False, "checked")
 

@@ -26,6 +26,7 @@ def test_it_is_said_before_it_begins_and_only_where_it_is_needed(monkeypatch, co
     assert told == before[0]
 
 
+@pytest.mark.slow
 @needed
 def test_a_cold_cache_is_told_from_a_warm_one(tmp_path):
     ready.make_ready()
