@@ -13,7 +13,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable)
 
@@ -56,3 +56,27 @@ def compiled(function: Function) -> Function:
     # its callers is stale when any of the room's files does
     dispatcher._cache._cache_file._source_stamp = _SOURCES
     return dispatcher
+
+
+class Direct:
+    """A compiled function called without a look at its arguments' types, after the first call.
+
+    For functions that the host calls in each step: to tell the types of a record and of a dozen
+    arrays takes numba as long as the work. Invariant: a caller hands over the same types each time.
+    """
+
+    def __init__(self, dispatcher: Any) -> None:
+        self.dispatcher = dispatcher
+        self.call: Callable | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self.call is not None:
+            return self.call(*args)
+        result = self.dispatcher(*args)
+        self.call = self.dispatcher.get_overload(self.dispatcher.signatures[0])
+        return result
+
+
+def directly(function: Function) -> Function | Direct:
+    """Compile a function that the host calls, always with the same types of arguments."""
+    return Direct(compiled(function)) if COMPILED else function

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ouroboros.drafters.growth.compiled import compiled
+from ouroboros.drafters.growth.compiled import compiled, directly
 from ouroboros.drafters.growth.index import fill_path
 from ouroboros.drafters.growth.recycling import recycle
 from ouroboros.drafters.growth.state import KIDS, SIZES
@@ -49,7 +49,7 @@ def _hit(s, node, truth):
     s.find_trials = KEEP * s.find_trials + 1.0
 
 
-@compiled
+@directly
 def learn(states, m, size, chosen, path):
     """Learn from the first `size` nodes of `order`: `chosen[i]` is the target's token after node i
     of them, `path` the nodes kept, root first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -38,8 +39,8 @@ def make_ready() -> None:
 
 def is_compiled() -> bool:
     """Say whether numba's cache holds the parts of a step, of this code and for this processor."""
-    parts = (step.begin, step.scored, step.propose, step.read_of, learn.learn)
-    return all(map(_is_kept, parts))
+    parts: tuple[Any, ...] = (step.begin, step.scored, step.propose, step.read_of, learn.learn)
+    return all(_is_kept(part.dispatcher) for part in parts)
 
 
 def _is_kept(dispatcher) -> bool:

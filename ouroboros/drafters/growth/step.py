@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from ouroboros.drafters.growth.compiled import compiled
+from ouroboros.drafters.growth.compiled import compiled, directly
 from ouroboros.drafters.growth.grow import grow, make
 from ouroboros.drafters.growth.index import append
 from ouroboros.drafters.growth.kids import draft_kids
@@ -30,7 +30,7 @@ def _ask(s):
     return count
 
 
-@compiled
+@directly
 def begin(states, m, fresh, max_depth, draft_depth):
     """Take in the sequence's next tokens and grow a tree below its last.
 
@@ -51,7 +51,7 @@ def begin(states, m, fresh, max_depth, draft_depth):
     return _ask(s)
 
 
-@compiled
+@directly
 def scored(states, m, ranks, ids, scores, shares):
     """Take in the draft's ranking of what follows the nodes in `ask`, `ranks` tokens a node, and
     grow anew."""
@@ -66,7 +66,7 @@ def scored(states, m, ranks, ids, scores, shares):
     return _ask(s)
 
 
-@compiled
+@directly
 def propose(states):
     """Lay out the part of the tree that is worth verifying; return how many nodes it has."""
     s = states[0]
@@ -81,7 +81,7 @@ def propose(states):
     return size
 
 
-@compiled
+@directly
 def read_of(states, path):
     """Return how many nodes of a path of the proposal, from its root on, the draft has read; where
     they stand among those fed is in `read`."""
