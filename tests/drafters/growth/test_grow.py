@@ -201,3 +201,27 @@ def test_wrong_shapes_are_refused():
     for shape in ({"max_nodes": 0}, {"max_nodes": 10_000}, {"kids": 6}, {"ask_limit": 0}):
         with pytest.raises(ValueError):
             growth(**shape)
+
+
+@pytest.mark.parametrize(
+    ("max_depth", "draft_depth", "deepest"), [(0, 20, -1), (20, -1, -1), (2, 20, 1), (20, 1, 1)]
+)
+def test_nothing_is_asked_after_which_nothing_fits(max_depth, draft_depth, deepest):
+    grown = growth(call=0.0)
+    grown.start()
+    count, found = grown.begin(chain_text(400, 12)[:200], max_depth, draft_depth), -1
+    while count:
+        nodes = grown.asked()
+        found = max(found, *depths(nodes.parents)[-count:])
+        count = grown.scored(*ranking(nodes, count, 12))
+    assert found == deepest
+
+
+def test_what_the_index_says_already_is_asked_only_of_a_judge():
+    loop = list(range(12)) * 20
+    asked = {}
+    for judge in (True, False):
+        grown = growth(judge=judge, call=0.001)
+        grown.start()
+        asked[judge] = grown.begin(loop, 20, 20)
+    assert asked[True] > 0 and asked[False] == 0
