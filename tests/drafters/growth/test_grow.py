@@ -105,15 +105,17 @@ def best_worth(s, nodes) -> float:
     return found
 
 
-@pytest.mark.parametrize("steps", [0.0, 0.02, 0.4])
-def test_what_is_asked_pays_best_with_what_verifying_it_costs(steps):
+@pytest.mark.parametrize(
+    ("steps", "max_depth"), [(0.0, 20), (0.02, 20), (0.4, 20), (0.0, 2), (0.02, 3)]
+)
+def test_what_is_asked_pays_best_with_what_verifying_it_costs(steps, max_depth):
     text = chain_text(300, 12)
     grown = growth(call=0.05)
     grown.set_costs([1 + steps * (n // 3) for n in range(64)], [0.05 + 0.05 * n for n in range(64)])
     grown.start()
     counts = set()
-    for known in range(100, 130):
-        grown.begin(text[:known], 20, 20)
+    for known in range(100, 112):
+        grown.begin(text[:known], max_depth, 20)
         s = grown.state
         count = ask(s)
         tree = [(float(s.reach[node]), 1.0) for node in s.order[1 : s.count]]
@@ -122,10 +124,11 @@ def test_what_is_asked_pays_best_with_what_verifying_it_costs(steps):
         for node in s.order[: s.count]:
             own = s.kid_p[node * KIDS : node * KIDS + s.kid_count[node]]
             reached = float(s.reach[node] * finds)
-            if s.scored[node] or reached <= s.floor or len(worth) > s.ask_limit:
-                continue
             depth = int(s.depth[node])
-            while reached > s.floor and sum(own) < 1 and depth < s.max_depth:
+            full = depth >= max_depth or len(worth) > s.ask_limit
+            if s.scored[node] or reached <= s.floor or full:
+                continue
+            while reached > s.floor and sum(own) < 1 and depth < max_depth:
                 hoped.append((reached, 1 - float(sum(own))))
                 reached, depth = reached * hits, depth + 1
             more = LEADS_ON * (best_worth(s, hoped) - best_worth(s, tree))
