@@ -64,7 +64,8 @@ def test_what_is_done_to_weights_is_seen():
     own.weight.mul_(2)
     plain.weight.mul_(2)
     assert same(own, plain), "written to"
-    assert pack(own) == 1 and same(own, plain), "packed anew"
+    held = own.packed.weight
+    assert pack(own) == 1 and own.packed.weight is not held and same(own, plain), "packed anew"
     own.weight = plain.weight = nn.Parameter(torch.randn(80, 48))
     assert same(own, plain), "replaced"
     pack(own)
@@ -117,6 +118,10 @@ def test_copies_begin_without():
 
 
 def test_what_is_not_packed(monkeypatch):
+    class Own(nn.Linear):
+        """Somebody's own layer."""
+
+    assert pack(Own(48, 80)) == 0
     assert pack(layers(dtype=torch.bfloat16)[0]) == pack(layers(dtype=torch.float64)[0]) == 0
     monkeypatch.setattr(packed, "FREE_SHARE", 0.0)
     assert pack(layers()[0]) == 0, "no memory"
