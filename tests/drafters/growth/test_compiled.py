@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from growing_texts import chain_text, growth
+from growing_texts import step as one_step
 
-from ouroboros.drafters.growth import step
+from ouroboros.drafters.growth import learn, step
 from ouroboros.drafters.growth.compiled import COMPILED, Direct, compiled, directly
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="numba is not installed")
@@ -28,5 +30,17 @@ def test_its_errors_are_the_callers():
         direct([1, 2])
 
 
-def test_the_parts_of_a_step_are_called_directly():
-    assert all(isinstance(f, Direct) for f in (step.begin, step.scored, step.propose, step.read_of))
+def test_the_parts_of_a_step_are_ever_called_with_the_same_types(monkeypatch):
+    """Through new prompts, longer arrays, wider vocabularies and what was remembered."""
+    parts = (step.begin, step.scored, step.propose, step.read_of, learn.learn)
+    assert all(isinstance(part, Direct) for part in parts)
+    monkeypatch.setattr(Direct, "__call__", lambda self, *args: self.dispatcher(*args))
+    grown = growth(vocab=4, call=0.1)
+    for vocab, seed, known in ((3, None, 1), (60, 7, 2), (60, 7, 1500)):
+        text = chain_text(known + 200, vocab)
+        grown.start(seed=seed, sampled=seed is not None)
+        for _ in range(6):
+            known += one_step(grown, text, known, vocab=vocab)
+            grown.read_of([0])
+        grown.restore(grown.remembered())
+    assert {len(part.dispatcher.signatures) for part in parts} == {1}
