@@ -12,7 +12,7 @@ from tiny import CONTEXT, llama
 from ouroboros import CachedModel
 from ouroboros.costs.bandwidth import copy_bandwidth, footprint
 from ouroboros.costs.calls import measure, random_tree
-from ouroboros.costs.probe import probe
+from ouroboros.costs.probe import SIZES, probe
 from ouroboros.engine.static import NODES
 
 
@@ -85,6 +85,13 @@ def test_a_probe_covers_a_pair_within_its_limit():
     assert probe(target, clock=clock).draft is None
     far = probe(target, context=8000, clock=clock).target
     assert list(far.ms) == list(far.spread_ms) == [1000, target.max_len], "to the last position"
+
+
+@pytest.mark.parametrize(("ms", "rounds"), [(1, 5), (110, 3), (300, 1), (3000, 1)])
+def test_a_probe_of_slow_calls_has_fewer_rounds(ms, rounds):
+    (target,), clock, log = clocked(lambda n, c: ms)
+    probe(target, clock=clock)
+    assert len(log) == (1 + rounds) * len(SIZES), "and one of each size before, untimed"
 
 
 def test_a_tree_never_costs_more_than_a_larger_one():
