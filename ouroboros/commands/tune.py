@@ -11,7 +11,7 @@ import math
 import random
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -27,8 +27,9 @@ from ouroboros.bench.measure.predicted import cost_part
 from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.replay.same_text import Text, texts
 from ouroboros.bench.run.costs import load_costs
+from ouroboros.bench.run.jsonl import JsonLines, locked, read_lines
 from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.run.provenance import provenance
+from ouroboros.bench.run.provenance import code_hash, identity, provenance
 from ouroboros.bench.run.sampling import Sampling
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.tasks.humaneval import STOP
@@ -41,6 +42,7 @@ from ouroboros.costs.surface import Costs
 from ouroboros.engine.model import CachedModel
 
 FINALISTS = 3
+SEARCHES = "searches.jsonl"  # of the results folder: every search that was ended
 Settings = Mapping[str, object]
 
 
@@ -206,12 +208,27 @@ def searched(
     args: argparse.Namespace, searches: Sequence[Search], found: Sequence[Text]
 ) -> dict[tuple[str, str], dict]:
     """Return the best settings of each decoder by each machine's costs, of all that any search
-    ended at."""
+    ended at. A search that was ended before, on the same, is not made again."""
     few, best = found[: args.first * len(args.temperatures) * len(args.prompts)], {}
     jobs = [(name, search) for name in args.decoders for search in searches]
-    for name, search in tqdm(jobs, desc="searches", unit="search"):
-        trials = draw(name, args.trials, args.seed)
-        best[name, search.name] = search.full(name, search.best(name, trials, few, found))
+    on = [(*text.cell, text.tape.runs[0].prompt, text.tape.runs[0].new_tokens) for text in found]
+    effort = (args.trials, args.first, args.seed, args.overrides, SPACES)
+    args.results.mkdir(parents=True, exist_ok=True)
+    with locked(args.results / SEARCHES) as file:
+        ended, kept = JsonLines(file, args.results / SEARCHES), {}
+        for _, row in read_lines(args.results / SEARCHES):
+            kept[row["key"]] = row
+        for name, search in tqdm(jobs, desc="searches", unit="search"):
+            key = identity(
+                code_hash(), on, effort, name, asdict(search.costs), search.configs[name]
+            )
+            if key not in kept:
+                trials = draw(name, args.trials, args.seed)
+                own = search.full(name, search.best(name, trials, few, found))
+                kept[key] = {"key": key, "settings": own, "tried": sorted(search.tried[name])}
+                ended.append(kept[key])
+            best[name, search.name] = kept[key]["settings"]
+            search.tried.setdefault(name, set()).update(kept[key]["tried"])
 
     def rate(search: Search, name: str, own: Settings) -> float:
         return search.rate(name, own, found)
@@ -265,7 +282,6 @@ def report(
         "report": rows,
     }
     table = pd.DataFrame(rows).fillna("-").to_markdown(index=False)
-    args.results.mkdir(parents=True, exist_ok=True)
     folder = ResultsFolder(args.results)
     folder.write_json("tuning.json", facts)
     folder.write_text("tuning.md", f"{TITLE.format(**facts)}\n\n{table}\n")

@@ -72,6 +72,27 @@ def test_all_are_searched_on_the_same_texts_and_their_regret_is_told(call, saved
         assert float(row["regret"].rstrip(" %")) >= 0 <= float(row[f"best by {other}"].rstrip(" %"))
 
 
+def test_a_search_that_ended_is_not_made_again(call, saved_pair, monkeypatch):
+    monkeypatch.setitem(SPACES, "prompt_lookup", {"num_tokens": [2, 4]})
+    words = ("--decoders", "prompt_lookup", "--trials", "2")
+    first, report = tuned(call, saved_pair, *words)
+    climb, made = Search.climb, []
+
+    def counted(search, *args):
+        made.append(search.name)
+        return climb(search, *args)
+
+    monkeypatch.setattr(Search, "climb", counted)
+    lines = saved_pair / "tuned" / "searches.jsonl"
+    again, same = tuned(call, saved_pair, *words)
+    assert made == [] and again == first and same["report"] == report["report"]
+    lines.write_text(lines.read_text()[:-9])
+    tuned(call, saved_pair, *words)
+    assert made == ["flat"], "it was stopped while it wrote the last of them"
+    tuned(call, saved_pair, *words, "--costs", "flat", "--seed", "1")
+    assert made == ["flat"] * 2, "other trials"
+
+
 def test_a_search_goes_on_until_no_setting_gains(monkeypatch):
     """From (0, 0) the best, (2, 2), is only reached by going round twice."""
     worth = {(0, 0): 1, (1, 0): 2, (1, 1): 3, (2, 1): 4, (2, 2): 5}
