@@ -104,8 +104,7 @@ def tune() -> argparse.ArgumentParser:
     first prompts of each file, the best on all. Counts become speed by the costs of
     each machine in --costs; the geometric mean over files and temperatures counts.
     The report (tuning.json, tuning.md) says what the configured settings lose, and
-    those of the other machine. Put the best into conf/decoder. Stopped, it goes on
-    with the search that it was at when it is given again.
+    those of the other machine. Stopped, it goes on with the search that it was at.
 
     --fit FILE fits Ouroboros' estimates to the pair instead, in a few minutes,
     and writes their weights, with what they were fitted on and how well they
