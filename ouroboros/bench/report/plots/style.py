@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import PercentFormatter
 
+TITLE_WIDTH = 104  # characters of a line
 HARD_SPACE = "\N{NO-BREAK SPACE}"
 WIDTH_IN, DPI = 9.0, 150
 INK, MUTED, GRID = "#222222", "#555555", "#cccccc"
@@ -122,10 +123,13 @@ def head(axes: Axes, title: str) -> None:
 
 def title(figure: Figure, text: str) -> None:
     """Write what was measured above everything, from the figure's edge, in lines that end between
-    its parts."""
-    whole = text.replace(" ", HARD_SPACE).replace(f"{HARD_SPACE}·{HARD_SPACE}", f"{HARD_SPACE}· ")
+    its parts, or in one that is longer than a line."""
+    long = TITLE_WIDTH - len(" ·")
+    parts = [p if len(p) > long else p.replace(" ", HARD_SPACE) for p in text.split(" · ")]
     figure.suptitle(
-        "\n".join(textwrap.wrap(whole, 104, break_on_hyphens=False)),
+        "\n".join(
+            textwrap.wrap(f"{HARD_SPACE}· ".join(parts), TITLE_WIDTH, break_on_hyphens=False)
+        ),
         x=0.01,
         ha="left",
         fontsize=11.5,
