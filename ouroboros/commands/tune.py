@@ -7,27 +7,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import random
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import torch
-from omegaconf import OmegaConf
-from scipy.stats import gmean
 from tqdm import tqdm
 
-from ouroboros.bench.measure.intervals import pooled
-from ouroboros.bench.measure.metrics import calls_part, mean_repetition_rate
-from ouroboros.bench.measure.predicted import cost_part
+from ouroboros.bench.measure.metrics import mean_repetition_rate
 from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.replay.same_text import Text, texts
 from ouroboros.bench.run.costs import load_costs
-from ouroboros.bench.run.jsonl import JsonLines, locked, read_lines
+from ouroboros.bench.run.file_hash import contents
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.provenance import code_hash, identity, provenance
 from ouroboros.bench.run.sampling import Sampling
@@ -35,129 +29,13 @@ from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.tasks.humaneval import STOP
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.commands import CONF, place
-from ouroboros.commands.build import build_pair, check_decoders, make_decoder, wants_costs
-from ouroboros.commands.configs import SPACES, composed, replaced
+from ouroboros.commands.build import build_pair, check_decoders
+from ouroboros.commands.configs import SPACES, composed
 from ouroboros.commands.fitting import fit
-from ouroboros.costs.surface import Costs
-from ouroboros.engine.model import CachedModel
+from ouroboros.commands.tuning.ended import ended_searches
+from ouroboros.commands.tuning.search import Search, draw
 
-FINALISTS = 3
 SEARCHES = "searches.jsonl"  # of the results folder: every search that was ended
-Settings = Mapping[str, object]
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One setting of one decoder; no settings are the configured ones."""
-
-    decoder: str
-    settings: dict
-
-    @property
-    def name(self) -> str:
-        return f"{self.decoder} {json.dumps(self.settings, sort_keys=True)}"
-
-
-def draw(decoder: str, count: int, seed: int) -> list[Trial]:
-    """Return the configured settings ({}) and `count - 1` different random ones, or as many as
-    there are."""
-    rng, space = random.Random(f"{seed}-{decoder}"), SPACES[decoder]
-    count = min(count, 1 + math.prod(map(len, space.values())))
-    trials = [Trial(decoder, {})]
-    seen = {trials[0].name}
-    while len(trials) < count:
-        trial = Trial(decoder, {key: rng.choice(values) for key, values in space.items()})
-        if trial.name not in seen:
-            seen.add(trial.name)
-            trials.append(trial)
-    return trials
-
-
-def speed(samples: Sequence[Sample], costs: Costs) -> float:
-    """Return tokens per cost of the samples, 0 where one failed or there are none: a call of the
-    target on one node costs 1. Of an engine that does not say what its calls score, each call
-    costs as one of one node, which is in its favour."""
-    if not samples or any(sample.error for sample in samples):
-        return 0.0
-    try:
-        spent = pooled(samples, part=cost_part(costs))
-    except ValueError:
-        spent = pooled(samples, part=partial(calls_part, cost_ratio=ratio(costs)))
-    return 1 / spent.value if spent and spent.value else 0.0
-
-
-def ratio(costs: Costs) -> float:
-    """Return what a draft call costs in target calls, both of one node."""
-    least = min(costs.target.ms)
-    return costs.draft.call_ms(1, least) / costs.target.call_ms(1, least) if costs.draft else 0.0
-
-
-@dataclass
-class Search:
-    """One machine's search: a decoder's counts at settings, on texts that all of them share.
-
-    `configs` are the decoders as configured for these costs; `seen` keeps every sample, by all
-    that it depends on, and `tried` how many settings of each decoder were looked at.
-    """
-
-    name: str
-    costs: Costs
-    configs: Mapping[str, dict]
-    draft: CachedModel | None
-    seen: dict[tuple, Sample] = field(default_factory=dict)
-    tried: dict[str, set[str]] = field(default_factory=dict)
-
-    def full(self, decoder: str, settings: Settings) -> dict:
-        """Return the value of each option that is tuned, where the settings leave it as configured
-        too; an option of which neither says anything is left out."""
-        own = OmegaConf.create(replaced(self.configs[decoder], settings))
-        found = {key: OmegaConf.select(own, key) for key in SPACES[decoder]}
-        return {key: value for key, value in found.items() if value is not None}
-
-    def samples(self, decoder: str, settings: Settings, among: Sequence[Text]) -> list[Sample]:
-        """Return the decoder's sample on each text, from before where it was there. Raises
-        `ValueError` for settings that it does not take."""
-        config = replaced(self.configs[decoder], settings)
-        asks = self.name if wants_costs(config) else ""
-        key = json.dumps(self.full(decoder, settings), sort_keys=True)
-        self.tried.setdefault(decoder, set()).add(key)
-        new = [text for text in among if (decoder, asks, key, id(text)) not in self.seen]
-        if new:
-            made = make_decoder(config, self.draft, self.costs, what=f"decoder.{decoder}")
-        for text in new:
-            self.seen[decoder, asks, key, id(text)] = text.counts(made, decoder)
-        return [self.seen[decoder, asks, key, id(text)] for text in among]
-
-    def rate(self, decoder: str, settings: Settings, among: Sequence[Text]) -> float:
-        """Return the geometric mean of the speed over tasks and temperatures: each counts alike,
-        however slow its text is."""
-        cells: dict[tuple, list[Sample]] = {}
-        for text, one in zip(among, self.samples(decoder, settings, among), strict=True):
-            cells.setdefault(text.cell, []).append(one)
-        found = [speed(own, self.costs) for own in cells.values()]
-        return float(gmean(found)) if min(found) > 0 else 0.0
-
-    def climb(self, decoder: str, start: Settings, among: Sequence[Text]) -> dict:
-        """Return the best of a search from `start`, one setting after the other over its whole
-        range, until none gains."""
-        best, last = dict(start), None
-        while best != last:
-            last = best
-            for key, values in SPACES[decoder].items():
-                near = [best, *({**best, key: value} for value in values)]
-                best = max(near, key=lambda one: self.rate(decoder, one, among))
-        return best
-
-    def best(
-        self, decoder: str, trials: Sequence[Trial], few: Sequence[Text], all_: Sequence[Text]
-    ):
-        """Return the best settings on all texts: of the configured, and of the best that the
-        trials and a climb from the best of them gave on a few."""
-        rates = {trial.name: self.rate(decoder, trial.settings, few) for trial in trials}
-        ranked = sorted(trials, key=lambda trial: -rates[trial.name])
-        top = self.climb(decoder, self.full(decoder, ranked[0].settings), few)
-        last = [{}, top, *(trial.settings for trial in ranked[: FINALISTS - 1])]
-        return max(last, key=lambda one: self.rate(decoder, one, all_))
 
 
 def tune(args: argparse.Namespace) -> int:
@@ -186,8 +64,15 @@ def tune(args: argparse.Namespace) -> int:
         for name, own in costs.items()
         if own is not None
     ]
-    report(args, searches, found, searched(args, searches, found))
+    report(args, searches, found, searched(args, shared(args, config, found), searches, found))
     return 0
+
+
+def shared(args: argparse.Namespace, config: Mapping, found: Sequence[Text]) -> str:
+    """Return the identity of what all searches share: code, models, texts and effort."""
+    on = [(*text.cell, text.tape.runs[0].prompt, text.tape.runs[0].new_tokens) for text in found]
+    effort = (args.trials, args.first, args.seed, args.overrides, SPACES)
+    return identity(code_hash(), contents(config), on, effort)
 
 
 def configured(decoders: Mapping[str, dict], costs: str) -> dict[str, dict]:
@@ -205,38 +90,30 @@ def tuned_of(decoders: Mapping[str, dict], name: str) -> dict:
 
 
 def searched(
-    args: argparse.Namespace, searches: Sequence[Search], found: Sequence[Text]
+    args: argparse.Namespace, of: str, searches: Sequence[Search], found: Sequence[Text]
 ) -> dict[tuple[str, str], dict]:
     """Return the best settings of each decoder by each machine's costs, of all that any search
-    ended at. A search that was ended before, on the same, is not made again."""
-    few, best = found[: args.first * len(args.temperatures) * len(args.prompts)], {}
+    ended at. `of` is the identity of all that the searches share."""
+    few = found[: args.first * len(args.temperatures) * len(args.prompts)]
     jobs = [(name, search) for name in args.decoders for search in searches]
-    on = [(*text.cell, text.tape.runs[0].prompt, text.tape.runs[0].new_tokens) for text in found]
-    effort = (args.trials, args.first, args.seed, args.overrides, SPACES)
-    args.results.mkdir(parents=True, exist_ok=True)
-    with locked(args.results / SEARCHES) as file:
-        ended, kept = JsonLines(file, args.results / SEARCHES), {}
-        for _, row in read_lines(args.results / SEARCHES):
-            kept[row["key"]] = row
+
+    def made(name: str, search: Search) -> dict:
+        best = search.best(name, draw(name, args.trials, args.seed), few, found)
+        return {"settings": best, "tried": sorted(search.tried[name])}
+
+    best: dict[tuple[str, str], dict] = {}
+    with ended_searches(args.results / SEARCHES) as ended:
         for name, search in tqdm(jobs, desc="searches", unit="search"):
-            key = identity(
-                code_hash(), on, effort, name, asdict(search.costs), search.configs[name]
-            )
-            if key not in kept:
-                trials = draw(name, args.trials, args.seed)
-                own = search.full(name, search.best(name, trials, few, found))
-                kept[key] = {"key": key, "settings": own, "tried": sorted(search.tried[name])}
-                ended.append(kept[key])
-            best[name, search.name] = kept[key]["settings"]
-            search.tried.setdefault(name, set()).update(kept[key]["tried"])
+            key = identity(of, name, asdict(search.costs), search.configs[name])
+            row = ended.of(key, partial(made, name, search))
+            best[name, search.name] = row["settings"]
+            search.tried.setdefault(name, set()).update(row["tried"])
 
-    def rate(search: Search, name: str, own: Settings) -> float:
-        return search.rate(name, own, found)
+    def top(name: str, search: Search) -> dict:
+        candidates = (best[name, other.name] for other in searches)
+        return max(candidates, key=lambda own: search.rate(name, own, found))
 
-    return {
-        (name, s.name): max((best[name, o.name] for o in searches), key=partial(rate, s, name))
-        for name, s in jobs
-    }
+    return {(name, search.name): top(name, search) for name, search in jobs}
 
 
 def report(

@@ -15,9 +15,9 @@ from ouroboros.bench.run.pair import Pair, PairSpec, load_draft, load_pair
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands import build as building
 from ouroboros.commands import refusals as asking
-from ouroboros.commands import tune
 from ouroboros.commands.bench import settled
 from ouroboros.commands.configs import SPACES, class_of
+from ouroboros.commands.tuning.search import draw
 from ouroboros.drafters.growth.remembered import Remembered
 
 
@@ -54,7 +54,7 @@ def test_every_task_composes_and_has_examples_to_try(name):
 
 @pytest.mark.parametrize("name", SPACES)
 def test_tuning_ends_where_a_space_is_small(name):
-    trials = tune.draw(name, 60, 0)
+    trials = draw(name, 60, 0)
     assert len(trials) == min(60, 1 + math.prod(map(len, SPACES[name].values())))
     assert len({trial.name for trial in trials}) == len(trials) and not trials[0].settings
 

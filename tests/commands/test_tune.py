@@ -7,7 +7,7 @@ from measured import sample, step
 
 import ouroboros
 from ouroboros.commands.configs import SPACES
-from ouroboros.commands.tune import Search, speed
+from ouroboros.commands.tuning.search import Search, speed
 from ouroboros.costs.named import named
 from ouroboros.costs.surface import Costs, Surface
 from ouroboros.drafters.growth.weights import Weights
@@ -91,6 +91,10 @@ def test_a_search_that_ended_is_not_made_again(call, saved_pair, monkeypatch):
     assert made == ["flat"], "it was stopped while it wrote the last of them"
     tuned(call, saved_pair, *words, "--costs", "flat", "--seed", "1")
     assert made == ["flat"] * 2, "other trials"
+    config = saved_pair / "target" / "config.json"
+    config.write_text(config.read_text() + "\n")
+    tuned(call, saved_pair, *words, "--costs", "flat")
+    assert made == ["flat"] * 3, "another model at the same path"
 
 
 def test_a_search_goes_on_until_no_setting_gains(monkeypatch):

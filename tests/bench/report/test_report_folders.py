@@ -259,6 +259,15 @@ def test_a_picture_without_intervals_has_no_whiskers(tmp_path):
     assert figure.axes[0].get_xlim()[1] > 2.5
 
 
+def test_a_title_breaks_between_its_parts_or_at_a_space_of_one_too_long():
+    figure = style.new_figure(2)
+    style.title(figure, f"{'one ' * 14}· {'two, ' * 14}· {'three, ' * 20}end")
+    one, two, *rest = figure.get_suptitle().replace(style.HARD_SPACE, " ").split("\n")
+    assert one.rstrip(" ·") == ("one " * 14).strip() and two.startswith("two, ")
+    assert all(len(line) <= style.TITLE_WIDTH for line in (one, two, *rest))
+    assert " ".join((two, *rest)).split(" · ")[1].split() == [*(["three,"] * 20), "end"]
+
+
 def test_pictures_of_several_runs_speak_of_whiskers_only_where_some_are_drawn(tmp_path):
     from ouroboros.bench.report.plots.speedups import comparison_dots
     from ouroboros.bench.report.plots.sweeps import sweep_curves

@@ -126,14 +126,9 @@ def title(figure: Figure, text: str) -> None:
     its parts, or in one that is longer than a line."""
     long = TITLE_WIDTH - len(" ·")
     parts = [p if len(p) > long else p.replace(" ", HARD_SPACE) for p in text.split(" · ")]
-    figure.suptitle(
-        "\n".join(
-            textwrap.wrap(f"{HARD_SPACE}· ".join(parts), TITLE_WIDTH, break_on_hyphens=False)
-        ),
-        x=0.01,
-        ha="left",
-        fontsize=11.5,
-    )
+    whole = f"{HARD_SPACE}· ".join(parts)
+    lines = textwrap.wrap(whole, TITLE_WIDTH, break_on_hyphens=False)
+    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=11.5)
 
 
 def foot(figure: Figure, text: str) -> None:
