@@ -162,7 +162,7 @@ class Sampler:
     ) -> None:
         if temperature <= 0:
             raise ValueError(f"temperature {temperature} must be above 0; use argmax for greedy")
-        self.seed = seed
+        self.seed, self.temperature = seed, temperature
         self._law = temperature, top_k, top_p, min_p
         self.warpers = LogitsProcessorList()
         if temperature != 1.0:

@@ -71,6 +71,7 @@ class TokenTree:
     def made(
         tokens: tuple[int, ...],
         parents: tuple[int, ...],
+        depths: tuple[int, ...],
         *,
         source: tuple[str, ...] = (),
         probability: tuple[float, ...] = (),
@@ -87,6 +88,7 @@ class TokenTree:
             read=frozenset(),
             probability=probability,
             asked=tuple(range(len(tokens)) if asked is None else asked),
+            _levels=depths,
         )
 
     def __len__(self) -> int:
@@ -154,12 +156,13 @@ class TokenTree:
             T T T F
             T T F T
         """
-        rows: list[bytearray] = []
-        for node, parent in enumerate(self.parents):
-            row = bytearray(rows[parent]) if node else bytearray(len(self))
-            row[node] = 1
-            rows.append(row)
-        return np.frombuffer(bytearray().join(rows), dtype=bool).reshape(len(self), len(self))
+        size = len(self)
+        rows = [1]  # a bit for each node
+        for node in range(1, size):
+            rows.append(rows[self.parents[node]] | 1 << node)
+        packed = b"".join([row.to_bytes(size // 8 + 1, "little") for row in rows])
+        bits = np.frombuffer(packed, dtype=np.uint8).reshape(size, -1)
+        return np.unpackbits(bits, axis=1, count=size, bitorder="little").view(bool)
 
     def path_to(self, node: int) -> list[int]:
         """Return the nodes from the root to `node`, both included."""

@@ -129,7 +129,7 @@ def tune() -> argparse.ArgumentParser:
     add("--limit", type=int, help="prompts of each file; default: every one")
     add("--max-new", type=int, default=96)
     add("--seed", type=int, default=0)
-    add("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
+    add("--temperatures", type=float, nargs="+", default=[0.0, 0.4, 0.8])
     add("--overrides", nargs="*", default=[], help="of conf/config.yaml, as model=hf")
     return parser
 

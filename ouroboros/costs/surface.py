@@ -64,6 +64,10 @@ class Surface:
         A context below the smallest measured costs what that costs. Raises `ValueError` beyond what
         was measured.
         """
+        return float(self.calls_ms([nodes], context)[0])
+
+    def calls_ms(self, nodes: Sequence[float], context: float) -> np.ndarray:
+        """Return the milliseconds of calls of ascending sizes; see `call_ms`."""
         contexts = list(self.ms)
         if context > contexts[-1]:
             raise ValueError(
@@ -75,20 +79,21 @@ class Surface:
         high = self._at(above, nodes)
         if above == below:
             return high
-        return float(np.interp(context, [below, above], [self._at(below, nodes), high]))
+        low = self._at(below, nodes)
+        return low + (high - low) * ((context - below) / (above - below))
 
-    def _at(self, context: float, nodes: float) -> float:
+    def _at(self, context: float, nodes: Sequence[float]) -> np.ndarray:
         """The milliseconds at a measured context."""
-        row = self.ms[context]
-        sizes = list(row)
-        if not sizes[0] <= nodes <= sizes[-1] and not (self.padded and nodes < sizes[0]):
+        sizes, ms = list(self.ms[context]), np.array(list(self.ms[context].values()))
+        if nodes[-1] > sizes[-1] or (nodes[0] < sizes[0] and not self.padded):
+            outside = nodes[0] if nodes[0] < sizes[0] else nodes[-1]
             raise ValueError(
-                f"a call scores {nodes:.0f} nodes, the costs cover {sizes[0]:.0f} to "
+                f"a call scores {outside:.0f} nodes, the costs cover {sizes[0]:.0f} to "
                 f"{sizes[-1]:.0f}: measure trees of more sizes"
             )
         if self.padded:
-            return row[next(size for size in sizes if size >= nodes)]
-        return float(np.interp(nodes, sizes, list(row.values())))
+            return ms[np.searchsorted(sizes, nodes)]
+        return np.interp(nodes, sizes, ms)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,8 @@ class Grown:
             last = last.choose
         sampler = last if isinstance(last, Sampler) else None
         self.growth.start(
-            seed=None if sampler is None else sampler.seed, sampled=sampler is not None
+            seed=None if sampler is None else sampler.seed,
+            temperature=0.0 if sampler is None else sampler.temperature,
         )
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
@@ -104,11 +105,16 @@ class Grown:
             assert draft is not None
             nodes = growth.asked()
             size = len(nodes.tokens)
-            tree = TokenTree.made(nodes.tokens, nodes.parents, asked=range(size - count, size))
+            asked = range(size - count, size)
+            tree = TokenTree.made(nodes.tokens, nodes.parents, nodes.depths, asked=asked)
             count = growth.scored(*ranking(draft, tokens, tree, self._choose))
         made = growth.proposal()
         self._proposed = TokenTree.made(
-            made.tokens, made.parents, source=made.source, probability=made.probability
+            made.tokens,
+            made.parents,
+            made.depths,
+            source=made.source,
+            probability=made.probability,
         )
         return self._proposed
 
@@ -154,4 +160,4 @@ def table(surface: Surface, context: float) -> list[float]:
     longest known."""
     context = min(context, max(surface.ms))
     most = int(min(*(max(row) for row in surface.ms.values()), SIZES - 1))
-    return [surface.call_ms(nodes, context) for nodes in range(1, most + 1)]
+    return surface.calls_ms(range(1, most + 1), context).tolist()

@@ -27,10 +27,10 @@ INDEX = (
     "match is the longest",
     "only recycled",
     "log-odds of the index's hit rate",
-    "sampled",
-    "sampled x log-odds of the share",
-    "sampled x noise",
-    "sampled x log2(1 + match)",
+    "temperature",
+    "temperature x log-odds of the share",
+    "temperature x noise",
+    "temperature x log2(1 + match)",
 )
 DRAFT = (
     *INDEX,
@@ -41,11 +41,11 @@ DRAFT = (
     "not in the index",
     "log-odds of the draft's hit rate",
     "first for both",
-    "sampled x the draft's margin",
-    "sampled x log-odds of the draft's share",
+    "temperature x the draft's margin",
+    "temperature x log-odds of the draft's share",
 )
-LEAST_SHARE, LEAST_DRAFT = 0.002, 0.0005
-WIDEST = 12.0  # margins are cut here
+LEAST_SHARE, LEAST_DRAFT, LEAST_RATE = 0.002, 1e-7, 0.02
+WIDEST, WIDEST_ODDS = 12.0, 7.6  # margins and the draft's log-odds are cut here, in logits
 
 
 @compiled
@@ -53,6 +53,12 @@ def log_odds(share, least):
     """Return the log-odds of a probability, kept `least` away from 0 and 1."""
     share = min(max(share, least), 1.0 - least)
     return math.log(share / (1.0 - share))
+
+
+@compiled
+def _within(x, most):
+    """Return a number, kept between -most and most."""
+    return min(max(x, -most), most)
 
 
 @compiled
@@ -74,10 +80,16 @@ def weighed(s, weights, count):
 
 
 @compiled
+def set_odds(s):
+    """Set the features that are the same all over a step: how often each source was right."""
+    s.index_odds = log_odds(s.index_hits / s.index_trials, LEAST_RATE)
+    s.draft_odds = log_odds(s.draft_hits / s.draft_trials, LEAST_RATE)
+
+
+@compiled
 def index_features(s, c, token, key):
     """Write what the index says of a choice into `features`; c below 0: it does not know it."""
     x = s.features
-    sampled = float(s.sampled)
     x[0] = 1.0
     if c >= 0:
         x[1] = log_odds(s.share[c], LEAST_SHARE)
@@ -93,11 +105,11 @@ def index_features(s, c, token, key):
         x[4] = 0.0
         x[5] = 0.0
         x[6] = 0.0
-    x[7] = log_odds(s.index_hits / s.index_trials, 0.02)
-    x[8] = sampled
-    x[9] = sampled * x[1]
-    x[10] = gumbel_of(key, token) if s.noisy else 0.0
-    x[11] = sampled * x[2]
+    x[7] = s.index_odds
+    x[8] = s.temperature
+    x[9] = s.temperature * x[1]
+    x[10] = s.temperature * gumbel_of(key, token) if s.noisy else 0.0
+    x[11] = s.temperature * x[2]
 
 
 @compiled
@@ -120,13 +132,13 @@ def draft_features(s, c, rank, base, scores, shares):
     else:
         share = 0.5 * shares[base + last]
         margin = scores[base + last] - scores[base] if last > 0 else -WIDEST
-    margin = min(max(margin, -WIDEST), WIDEST)
-    x[k] = log_odds(share, LEAST_DRAFT)
+    margin = _within(s.unit * margin, WIDEST)
+    x[k] = _within(s.unit * log_odds(share, LEAST_DRAFT), WIDEST_ODDS)
     x[k + 1] = margin
     x[k + 2] = math.log2(1.0 + (rank if rank >= 0 else RANKS))
     x[k + 3] = 1.0 if rank < 0 else 0.0
     x[k + 4] = 1.0 if c < 0 else 0.0
-    x[k + 5] = log_odds(s.draft_hits / s.draft_trials, 0.02)
+    x[k + 5] = s.draft_odds
     x[k + 6] = 1.0 if rank == 0 and c >= 0 and s.rank_of[c] == 0 else 0.0
-    x[k + 7] = margin if s.sampled else 0.0
-    x[k + 8] = x[k] if s.sampled else 0.0
+    x[k + 7] = s.temperature * margin
+    x[k + 8] = s.temperature * x[k]

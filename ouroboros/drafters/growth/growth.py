@@ -68,11 +68,12 @@ class Shape(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """Nodes of a tree, parents first: tokens, parents (-1 for the root), and for those of a
+    """Nodes of a tree, parents first: tokens, parents (-1 for the root), depths, and for those of a
     proposal who proposed each and how likely it was thought, given its parent."""
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
+    depths: tuple[int, ...]
     source: tuple[str, ...] = ()
     probability: tuple[float, ...] = ()
 
@@ -100,9 +101,9 @@ class Growth:
         for i, weight in enumerate(weights.draft):
             s.draft_weights[i] = weight
         self._vocab = vocab
-        self._fed_token, self._fed_parent, self._read = s.fed_token, s.fed_parent, s.read
-        self._token, self._parent = s.out_token, s.out_parent
-        self._kind, self._chance = s.out_kind, s.out_chance
+        self._fed_token, self._fed_parent, self._fed_depth = s.fed_token, s.fed_parent, s.fed_depth
+        self._token, self._parent, self._depth = s.out_token, s.out_parent, s.out_depth
+        self._kind, self._chance, self._read = s.out_kind, s.out_chance, s.read
         self._start = self._known = self._fed = self._proposed = 0
         self._unlearned: list[int] = []
         self.forget()
@@ -121,9 +122,9 @@ class Growth:
         )
         learning.forget(s)
 
-    def start(self, *, seed: int | None = None, sampled: bool = False) -> None:
-        """Begin a sequence, behind those remembered. `seed` is that of the noise by which tokens
-        are drawn, where they are and it is known."""
+    def start(self, *, seed: int | None = None, temperature: float = 0.0) -> None:
+        """Begin a sequence, behind those remembered. Tokens are drawn at `temperature`, 0 being
+        greedy; `seed` is that of the noise, where it is known."""
         s = self.state
         self._unlearned = []
         if s.n > LIMIT:
@@ -134,7 +135,8 @@ class Growth:
             append(s, self.memory, whole([-1]))
         s.start = self._start = int(s.n)
         self._known = 0
-        s.sampled, s.noisy, s.seed = int(sampled), int(seed is not None), seed or 0
+        s.temperature, s.unit = temperature, temperature or 1.0
+        s.noisy, s.seed = int(seed is not None), seed or 0
 
     def set_costs(self, verify: Sequence[float], call: Sequence[float]) -> None:
         """Set what calls cost: `verify[i]` a target call of i + 1 nodes, `call[i]` a draft call.
@@ -167,7 +169,9 @@ class Growth:
         """Return the nodes that the draft is fed in this step; the last ones, as many as `begin` or
         `scored` returned, are to be scored now."""
         return Nodes(
-            tuple(listed(self._fed_token, self._fed)), tuple(listed(self._fed_parent, self._fed))
+            tuple(listed(self._fed_token, self._fed)),
+            tuple(listed(self._fed_parent, self._fed)),
+            tuple(listed(self._fed_depth, self._fed)),
         )
 
     def scored(self, ids: np.ndarray, scores: np.ndarray, shares: np.ndarray) -> int:
@@ -187,6 +191,7 @@ class Growth:
         return Nodes(
             tuple(listed(self._token, size)),
             tuple(listed(self._parent, size)),
+            tuple(listed(self._depth, size)),
             ("", *(SOURCES[kind] for kind in listed(self._kind, size)[1:])),
             tuple(listed(self._chance, size)),
         )

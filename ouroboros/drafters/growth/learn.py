@@ -13,9 +13,11 @@ TRIALS = 5.0  # and what they count for, in observations
 FINDS = 0.5  # first guess at how often the draft finds a token that the index does not know
 RATE = 2.0  # first guess at tokens per cost,
 COST = 4.0  # and what it counts for, in cost
+EXPECTED = 5.0  # what the first guess, that estimates are right, counts for, in tokens
+KEEP_TOKENS = 0.97  # what a step's tokens count for after one more step
 RATES = (
     "tokens", "cost", "index_hits", "index_trials", "draft_hits", "draft_trials", "finds",
-    "find_trials",
+    "find_trials", "accepted", "expected",
 )  # fmt: skip
 
 
@@ -25,6 +27,7 @@ def forget(s) -> None:
     s.index_hits, s.index_trials = HITS[0] * TRIALS, TRIALS
     s.draft_hits, s.draft_trials = HITS[1] * TRIALS, TRIALS
     s.finds, s.find_trials = FINDS * TRIALS, TRIALS
+    s.accepted = s.expected = EXPECTED
 
 
 @compiled
@@ -49,6 +52,16 @@ def _hit(s, node, truth):
     s.find_trials = KEEP * s.find_trials + 1.0
 
 
+@compiled
+def _compare(s, size, accepted):
+    """Compare what a tree was thought to hold with what was accepted of it, in tokens."""
+    expected = 0.0
+    for place in range(1, size):
+        expected += s.reach[s.order[place]]
+    s.expected = KEEP_TOKENS * s.expected + expected
+    s.accepted = KEEP_TOKENS * s.accepted + accepted
+
+
 @directly
 def learn(states, m, size, chosen, path):
     """Learn from the first `size` nodes of `order`: `chosen[i]` is the target's token after node i
@@ -62,5 +75,6 @@ def learn(states, m, size, chosen, path):
             _hit(s, node, chosen[place])
         elif s.recycle and chosen[place] >= 0:
             recycle(s, m, fill_path(s, node), chosen[place])
+    _compare(s, size, len(path) - 1.0)
     s.tokens += float(len(path))
     s.cost += s.verify[min(size, SIZES - 1)] + s.spent

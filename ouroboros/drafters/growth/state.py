@@ -57,7 +57,7 @@ _INTEGERS = {
     "n": 0, "start": 0, "recycled": 0, "stamp": 0,
     # the step: deepest node allowed, deepest that the draft can score, nodes, calls, nodes scored
     "max_depth": 0, "draft_depth": 0, "nodes": 0, "count": 0, "calls": 0, "asked": 0, "fed": 0,
-    "sampled": 0, "noisy": 0, "seed": 0, "ranks": 0,
+    "noisy": 0, "seed": 0, "ranks": 0,
     # what was asked for
     "max_nodes": 0, "kids": 0, "ask_limit": 0, "recycle": 0, "judge": 0,
     # by node
@@ -67,9 +67,10 @@ _INTEGERS = {
     "kid_kind": NODES * KIDS, "kind": NODES,
     "first_count": NODES, "first_token": NODES * KIDS, "index_top": NODES, "draft_top": NODES,
     # the tree, the nodes asked for, those fed to the draft and where each stands there
-    "order": NODES, "ask": NODES, "fed_token": NODES, "fed_parent": NODES, "fed_place": NODES,
+    "order": NODES, "ask": NODES, "fed_token": NODES, "fed_parent": NODES, "fed_depth": NODES,
+    "fed_place": NODES,
     # what is handed out
-    "out_token": NODES, "out_parent": NODES, "out_kind": NODES, "read": NODES,
+    "out_token": NODES, "out_parent": NODES, "out_depth": NODES, "out_kind": NODES, "read": NODES,
     # scratch of one node
     "path": DEPTHS, "bucket": LONGEST + 1, "choices": 0, "top_order": 0,
     "choice": CHOICES, "choice_match": CHOICES, "choice_kind": CHOICES, "listed": 0,
@@ -79,6 +80,8 @@ _INTEGERS = {
     "heap": 0, "heap_kid": NODES * KIDS, "heap_tick": NODES * KIDS, "tick": 0,
 }  # fmt: skip
 _REALS = {
+    # of the choice: its temperature, and the logits in one of its scores
+    "temperature": 0, "unit": 0, "index_odds": 0, "draft_odds": 0,
     "reach": NODES, "chance": NODES, "out_chance": NODES,
     # the tree with what a call may add, the likelier first: how likely reached, and there at all
     "likely": NODES, "there": NODES,
@@ -87,9 +90,11 @@ _REALS = {
     "recency": CHOICES, "features": DRAFT_FEATURES, "best_p": KIDS,
     "index_weights": INDEX_FEATURES, "draft_weights": DRAFT_FEATURES,
     "verify": SIZES, "call": SIZES, "floor": 0, "slope": 0, "spent": 0,
-    # what is learned: tokens and cost so far, hits over trials, finds over trials
+    # what is learned: tokens and cost so far, hits over trials, finds over trials, accepted tokens
+    # and how many were expected
     "tokens": 0, "cost": 0, "index_hits": 0, "index_trials": 0, "draft_hits": 0,
-    "draft_trials": 0, "finds": 0, "find_trials": 0,
+    "draft_trials": 0, "finds": 0, "find_trials": 0, "accepted": 0, "expected": 0,
+    "trust": 0,
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from ouroboros.drafters.growth.compiled import compiled, directly
+from ouroboros.drafters.growth.estimate import set_odds
 from ouroboros.drafters.growth.grow import grow, make
 from ouroboros.drafters.growth.index import append
 from ouroboros.drafters.growth.kids import draft_kids
@@ -22,6 +23,7 @@ def _ask(s):
         node = s.ask[i]
         s.fed_place[node] = s.fed
         s.fed_token[s.fed] = s.token[node]
+        s.fed_depth[s.fed] = s.depth[node]
         s.fed_parent[s.fed] = s.fed_place[s.parent[node]] if node > 0 else -1
         s.fed += 1
     if count > 0:
@@ -46,6 +48,7 @@ def begin(states, m, fresh, max_depth, draft_depth):
     s.fed = 0
     s.spent = 0.0
     set_floor(s)
+    set_odds(s)
     make(s, m, m.text[s.n - 1], -1)
     grow(s, m)
     return _ask(s)
@@ -75,6 +78,7 @@ def propose(states):
         node = s.order[place]
         s.place[node] = place
         s.out_token[place] = s.token[node]
+        s.out_depth[place] = s.depth[node]
         s.out_parent[place] = s.place[s.parent[node]] if place > 0 else -1
         s.out_kind[place] = s.kind[node] if place > 0 else 0
         s.out_chance[place] = s.chance[node] if place > 0 else 1.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ouroboros.drafters.growth.estimate import DRAFT, INDEX
 
-FORMAT = "ouroboros-estimates-1"
+FORMAT = "ouroboros-estimates-2"
 
 
 @dataclass(frozen=True)

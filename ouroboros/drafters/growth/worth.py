@@ -11,6 +11,7 @@ from ouroboros.drafters.growth.compiled import compiled
 from ouroboros.drafters.growth.state import CALLS, KIDS, NODES, SIZES
 
 MOST_HITS = 0.75  # the index's hit rate counts as at most this
+LEAST_TRUST = 0.2  # a tree counts for at least this share of what it is thought to hold
 LEAST_REACH = 0.01  # children reached more rarely than this are left out
 SHARE_OF_COST = 0.8  # and those worth less than this share of what they cost
 LEADS_ON = 2.5  # a call is worth this many times what it finds at once: it leads to further calls
@@ -24,8 +25,14 @@ def rate(s):
 
 @compiled
 def set_floor(s):
-    """Set how likely a node must be reached to be in the tree."""
-    s.floor = max(LEAST_REACH, SHARE_OF_COST * rate(s) * s.slope)
+    """Set what a step's estimates are worth, and how likely a node must be reached to be in its
+    tree.
+
+    Trees gather overestimates, and the more so on texts unlike those of the fit; so what they hold
+    counts by the share that came of what earlier ones were thought to hold.
+    """
+    s.trust = min(max(s.accepted / s.expected, LEAST_TRUST), 1.0)
+    s.floor = max(LEAST_REACH, SHARE_OF_COST * rate(s) * s.slope / s.trust)
 
 
 @compiled
@@ -71,7 +78,7 @@ def _best(s, size):
     count = 1
     for place in range(1, size):
         nodes += s.there[place]
-        value += s.there[place] * s.likely[place]
+        value += s.there[place] * s.likely[place] * s.trust
         if nodes > s.max_nodes:
             break
         whole = min(int(nodes), SIZES - 2)

@@ -38,7 +38,7 @@ def test_the_parts_of_a_step_are_ever_called_with_the_same_types(monkeypatch):
     grown = growth(vocab=4, call=0.1)
     for vocab, seed, known in ((3, None, 1), (60, 7, 2), (60, 7, 1500)):
         text = chain_text(known + 200, vocab)
-        grown.start(seed=seed, sampled=seed is not None)
+        grown.start(seed=seed, temperature=0.0 if seed is None else 0.7)
         for _ in range(6):
             known += one_step(grown, text, known, vocab=vocab)
             grown.read_of([0])

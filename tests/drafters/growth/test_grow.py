@@ -97,7 +97,7 @@ def best_worth(s, nodes) -> float:
     found = -rate(s) * float(s.verify[1])
     value, size = 0.0, 1.0
     for reached, there in sorted(nodes, key=lambda node: -node[0]):
-        value, size = value + reached * there, size + there
+        value, size = value + s.trust * reached * there, size + there
         if size > s.max_nodes:
             break
         cost = np.interp(size, range(1, SIZES), s.verify[1:SIZES])
@@ -111,7 +111,7 @@ def best_worth(s, nodes) -> float:
 def test_what_is_asked_pays_best_with_what_verifying_it_costs(steps, max_depth):
     text = chain_text(300, 12)
     grown = growth(call=0.05)
-    grown.set_costs([1 + steps * (n // 3) for n in range(64)], [0.05 + 0.05 * n for n in range(64)])
+    grown.set_costs([1 + steps * (n // 3) for n in range(64)], [0.02 + 0.02 * n for n in range(64)])
     grown.start()
     counts = set()
     for known in range(100, 112):
@@ -138,6 +138,25 @@ def test_what_is_asked_pays_best_with_what_verifying_it_costs(steps, max_depth):
         assert worth[count] == pytest.approx(max(worth), abs=1e-9)
         counts.add(count)
     assert len(counts) > 1 or (counts == {0} and steps > 0.1)
+
+
+def test_a_tree_counts_by_what_came_of_those_before():
+    text = chain_text(300, 12)
+    sizes = {}
+    for accepted in (9.0, 5.0, 2.0, 0.0):
+        grown = growth()
+        grown.start()
+        grown.state.accepted = accepted
+        grown.begin(text[:120], 20, -1)
+        sizes[accepted] = len(grown.proposal().tokens)
+    assert sizes[9.0] == sizes[5.0] > sizes[2.0] > sizes[0.0] >= 1
+    grown = growth()
+    grown.start()
+    for known in range(100, 140):
+        grown.begin(text[:known], 20, -1)
+        grown.proposal()
+        grown.learn([text[known]] + [-1] * 64, [0])
+    assert grown.state.trust < 0.5, "nothing came"
 
 
 def test_no_call_for_what_costs_too_much_to_verify():

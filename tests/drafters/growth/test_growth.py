@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from growing_texts import chain_text, growth, step
+from growing_texts import chain_text, depths, growth, ranking, step
 
 from ouroboros.drafters.growth import growth as module
 from ouroboros.drafters.growth.compiled import COMPILED
@@ -40,7 +40,7 @@ for vocab, seed, nodes, kids in ((12, None, 40, 3), (60, 7, 24, 3), (3, 1, 16, 2
                 setattr(grown.state, name, Checked(value))
     for prompt, known in enumerate((1, 2, 40)):
         text = chain_text(200, vocab, seed=prompt)
-        grown.start(seed=seed, sampled=seed is not None)
+        grown.start(seed=seed, temperature=0.0 if seed is None else 0.7)
         until = known + (10 if "checked" in sys.argv else 25)
         while known < until:
             known += step(grown, text, known, vocab=vocab)
@@ -68,6 +68,19 @@ def test_compiled_and_plain_grow_the_same_trees():
 @pytest.mark.slow
 def test_no_index_leaves_its_array():
     run(False, "checked")
+
+
+def test_depths_are_handed_out_with_the_nodes():
+    text, grown = chain_text(80, 12), growth(vocab=12, call=0.05)
+    grown.start()
+    asked = grown.begin(text[:60], 40, 40)
+    assert asked
+    while asked:
+        nodes = grown.asked()
+        assert list(nodes.depths) == depths(nodes.parents)
+        asked = grown.scored(*ranking(nodes, asked, 12))
+    made = grown.proposal()
+    assert len(made.tokens) > 1 and list(made.depths) == depths(made.parents)
 
 
 def test_a_run_repeats_itself():
