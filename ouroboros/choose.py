@@ -11,12 +11,14 @@ around it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple, Protocol
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from transformers import (
+    LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
     TemperatureLogitsWarper,
@@ -135,6 +137,25 @@ class Argmax:
 
 argmax = Argmax()
 
+
+def heat(processors: Sequence[LogitsProcessor]) -> float:
+    """Return the temperature that processors sample at together."""
+    return math.prod(p.temperature for p in processors if isinstance(p, TemperatureLogitsWarper))
+
+
+def _warpers(
+    temperature: float, top_k: int, top_p: float, min_p: float
+) -> Iterator[LogitsProcessor]:
+    if temperature != 1.0:
+        yield TemperatureLogitsWarper(temperature)
+    if top_k:
+        yield TopKLogitsWarper(top_k)
+    if top_p < 1.0:
+        yield TopPLogitsWarper(top_p)
+    if min_p > 0.0:
+        yield MinPLogitsWarper(min_p)
+
+
 KEPT_ROWS = 256  # positions whose noise a sampler keeps
 AHEAD_VALUES = {
     "cuda": 1 << 20,
@@ -146,7 +167,8 @@ class Sampler:
     """Sampling at a temperature, with noise shared by every decoder and by the draft.
 
     `seed` fixes the run of noise; derive it from run, example and sample number. The warpers are
-    transformers' own, in its order. The law of each token is the warped softmax's.
+    transformers' own, in its order: those of the settings, or `warpers` in their place, which read
+    no text. The law of each token is the warped softmax's.
     """
 
     blind = True
@@ -159,20 +181,16 @@ class Sampler:
         top_p: float = 1.0,
         min_p: float = 0.0,
         seed: int = 0,
+        warpers: Sequence[LogitsProcessor] | None = None,
     ) -> None:
         if temperature <= 0:
             raise ValueError(f"temperature {temperature} must be above 0; use argmax for greedy")
-        self.seed, self.temperature = seed, temperature
-        self._law = temperature, top_k, top_p, min_p
-        self.warpers = LogitsProcessorList()
-        if temperature != 1.0:
-            self.warpers.append(TemperatureLogitsWarper(temperature))
-        if top_k:
-            self.warpers.append(TopKLogitsWarper(top_k))
-        if top_p < 1.0:
-            self.warpers.append(TopPLogitsWarper(top_p))
-        if min_p > 0.0:
-            self.warpers.append(MinPLogitsWarper(min_p))
+        if warpers is None:
+            warpers = list(_warpers(temperature, top_k, top_p, min_p))
+        self.seed: Final = seed
+        self.warpers: Final = LogitsProcessorList(warpers)
+        self.temperature: Final = heat(warpers)
+        self._law: Final = tuple((type(w), *sorted(vars(w).items())) for w in warpers)
         self._rows: dict[int, torch.Tensor] = {}
 
     def warped(self, logits: torch.Tensor) -> torch.Tensor:

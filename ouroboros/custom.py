@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import ModelOutput
@@ -206,12 +206,9 @@ def _first_stop(tokens: list[int], start: int, criteria: Sequence, device) -> in
 
 def choice(config: GenerationConfig, seed: int | None, processors: Sequence, vocab: int) -> Choose:
     """Return the choice that config and processors ask for; transformers has put them in order."""
-    choose: Choose = argmax
-    if config.do_sample:
-        choose = Sampler(seed=seed or 0)
-        if all(type(processor).__name__ in WARPERS for processor in processors):
-            choose.warpers = LogitsProcessorList(processors)
-            return choose
+    if config.do_sample and all(type(p).__name__ in WARPERS for p in processors):
+        return Sampler(seed=seed or 0, warpers=processors)
+    choose: Choose = Sampler(seed=seed or 0) if config.do_sample else argmax
     return Processed(choose, processors, vocab=vocab) if processors else choose
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from ouroboros.choose import Choose, Ranked, Sampler
+from ouroboros.choose import Choose, Ranked, Sampler, heat
 from ouroboros.tree import TokenTree
 
 PURE = frozenset(
@@ -70,6 +70,7 @@ class Processed:
         self.choose = choose
         self.processors = LogitsProcessorList(processors)
         self.vocab = vocab
+        self.temperature = getattr(choose, "temperature", 0.0) * heat(processors)
         alone = "PrefixConstrainedLogitsProcessor"  # it tells the rows of a batch apart
         self._batched = not any(type(p).__name__ == alone for p in processors)
 

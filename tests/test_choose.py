@@ -142,8 +142,9 @@ def test_over_seeds_the_law_is_the_warped_softmax(settings, samplers):
     tree = TokenTree.chain(0, range(40))
     counts = np.zeros(11)
     for sampler in samplers:
-        sampler.warpers = Sampler(**settings).warpers
-        chosen = sampler(row.expand(41, -1), [0], tree)
+        warping = Sampler(**settings, seed=sampler.seed)
+        warping._rows = sampler._rows  # the noise, made once
+        chosen = warping(row.expand(41, -1), [0], tree)
         counts += np.bincount(chosen, minlength=11)
     law = torch.softmax(expected_scores(row, settings), -1)[0].double().numpy()
     assert (counts[law == 0] == 0).all()

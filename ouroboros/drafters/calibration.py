@@ -175,7 +175,7 @@ def calibrate(
     draft: CachedModel,
     texts: Mapping[str, Sequence[Sequence[int]]],
     *,
-    temperatures: Sequence[float] = (0.0, 0.8),
+    temperatures: Sequence[float],
     max_new: int = 96,
     eos: Sequence[int] = (),
     rounds: int = 2,

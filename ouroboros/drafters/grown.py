@@ -83,14 +83,13 @@ class Grown:
         self._priced = 0
         self._proposed = None
         self._unread = True
-        last = choose
-        while hasattr(last, "choose"):  # behind processors, and other ranks' choices
-            last = last.choose
-        sampler = last if isinstance(last, Sampler) else None
-        self.growth.start(
-            seed=None if sampler is None else sampler.seed,
-            temperature=0.0 if sampler is None else sampler.temperature,
-        )
+        while not hasattr(choose, "temperature") and hasattr(choose, "choose"):
+            choose = choose.choose  # behind other ranks' choices
+        temperature = getattr(choose, "temperature", 0.0)
+        while hasattr(choose, "choose"):  # behind processors
+            choose = choose.choose
+        seed = choose.seed if isinstance(choose, Sampler) else None
+        self.growth.start(seed=seed, temperature=temperature)
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Return the tree that pays best by the estimates, no deeper than the budget allows."""

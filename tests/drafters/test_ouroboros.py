@@ -9,19 +9,28 @@ import logging
 import pytest
 import torch
 from tiny import Recorded, llama, noisy, prompt_of
+from transformers import (
+    GenerationConfig,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+)
 
 from ouroboros.baselines import Racer, SuffixDecoding, TokenRecycling
 from ouroboros.choose import Sampler, argmax
 from ouroboros.costs.named import named
 from ouroboros.costs.surface import Costs, Surface
+from ouroboros.custom import choice
 from ouroboros.decode import decode
 from ouroboros.drafters import Remembered
 from ouroboros.drafters.calibration import calibrate, disturbed
+from ouroboros.drafters.grown import Grown
 from ouroboros.drafters.growth.weights import Weights
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.drafters.pool import PhrasePool
 from ouroboros.engine.eager import PREFILL_ALONE
 from ouroboros.engine.model import CachedModel
+from ouroboros.engine.sharded import Gathered
+from ouroboros.processors import Processed, processed
 from ouroboros.tree import TokenTree
 
 EAGER = Costs(Surface.constant(1.0), Surface.constant(0.001))
@@ -49,6 +58,32 @@ def test_trees_keep_to_size_and_budget(pair, choose):
         assert len(tree.probability) == len(tree) and all(0 < p <= 1 for p in tree.probability)
         names |= set(tree.source[1:])
     assert "draft" in names <= {"phrase", "recycled", "draft", "judged"}
+
+
+PENALTY, WARM = RepetitionPenaltyLogitsProcessor(1.1), TemperatureLogitsWarper(0.3)
+SAMPLED = GenerationConfig(do_sample=True)
+
+
+@pytest.mark.parametrize(
+    ("choose", "temperature"),
+    [
+        (argmax, 0.0),
+        (Processed(argmax, [PENALTY, WARM], vocab=13), 0.0),
+        (Sampler(temperature=0.3, seed=5), 0.3),
+        (Sampler(seed=5), 1.0),
+        (choice(SAMPLED, 5, [WARM], 13), 0.3),
+        (choice(SAMPLED, 5, [PENALTY, WARM], 13), 0.3),
+        (processed(Sampler(temperature=0.3, seed=5), [PENALTY], vocab=13), 0.3),
+        (Gathered(processed(Sampler(temperature=0.3, seed=5), [PENALTY], vocab=13), []), 0.3),
+    ],
+)
+def test_the_drafter_knows_how_tokens_are_drawn(choose, temperature):
+    """By every way to a choice: a sampler, transformers' settings, behind processors and ranks."""
+    drafter = Grown(None)
+    drafter.reset(choose)
+    s = drafter.growth.state
+    assert (float(s.temperature), float(s.unit)) == (temperature, temperature or 1.0)
+    assert (int(s.noisy), int(s.seed)) == ((1, 5) if temperature else (0, 0))
 
 
 def test_a_draft_that_is_not_worth_it_is_never_called():
@@ -176,15 +211,16 @@ def test_a_disturbed_draft_is_another_and_always_the_same(pair):
 
 def test_weights_are_fitted_on_runs_of_the_pair(pair):
     prompts = [prompt_of(8, seed) for seed in range(6)]
-    made = calibrate(*pair, {"letters": prompts}, max_new=12, rounds=1, pair="tiny")
-    again = calibrate(*pair, {"letters": prompts}, max_new=12, rounds=1, pair="tiny")
+    about = {"temperatures": (0.0, 0.8), "max_new": 12, "rounds": 1, "pair": "tiny"}
+    made = calibrate(*pair, {"letters": prompts}, **about)
+    again = calibrate(*pair, {"letters": prompts}, **about)
     assert made == again != Weights.load()
     for part in ("index", "draft"):
         found = made.about[part]
         assert found["observations"] > 20 and found["log_loss"] < found["log_loss_of_the_mean"]
         assert sum(row["observations"] for row in found["reliability"]) == found["observations"]
     assert made.about["prompts"] == {"letters": 6} and made.about["pair"] == "tiny"
-    worse = calibrate(*pair, {"letters": prompts}, max_new=12, rounds=1, noise=[0.0, 0.5])
+    worse = calibrate(*pair, {"letters": prompts}, noise=[0.0, 0.5], **about)
     assert worse.about["draft"]["observations"] > made.about["draft"]["observations"]
     with pytest.raises(ValueError, match="3 prompts are too few"):
-        calibrate(*pair, {"letters": prompts[:3]})
+        calibrate(*pair, {"letters": prompts[:3]}, **about)

@@ -9,9 +9,16 @@ import pytest
 import torch
 from pretended_cuda import Graph, pretend
 from tiny import VOCAB, RandomDrafter, gemma3, gpt2, llama, mistral
+from transformers import (
+    GenerationConfig,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from ouroboros.baselines import Speculative
 from ouroboros.choose import Sampler, argmax
+from ouroboros.custom import choice
 from ouroboros.decode import RootOnly, decode, extend
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.engine.blocks import Blocks
@@ -210,6 +217,26 @@ def test_replayed_graphs_decode_as_plain_calls_do(graphed, choose):
         trace = decode(target, drafter, [1, 2, 3], max_new=30, choose=choose)
         assert trace.tokens == plain.tokens
     assert target.engine._choices and small.engine._choices
+
+
+def test_each_way_of_sampling_has_a_captured_choice_of_its_own(graphed):
+    """As `generate` is called again with other settings, on models that it keeps."""
+    model, config = llama(), GenerationConfig(do_sample=True)
+    kept = graphed(model)
+    for warpers in (
+        [TemperatureLogitsWarper(0.2)],
+        [TemperatureLogitsWarper(5.0)],
+        [TemperatureLogitsWarper(5.0), TopKLogitsWarper(3)],
+        [TemperatureLogitsWarper(5.0), TopKLogitsWarper(2)],
+        [TopPLogitsWarper(0.5)],
+        [],
+    ):
+        found = [
+            decode(each, RootOnly(), [1, 2, 3], max_new=30, choose=choice(config, 5, warpers, 13))
+            for each in (kept, CachedModel(model, engine="eager"))
+        ]
+        assert found[0].tokens == found[1].tokens
+    assert len(kept.engine._choices) == 6
 
 
 @pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])

@@ -1,8 +1,9 @@
 """How likely a token is the target's next: two logistic models, without and with the draft's view.
 
-Invariant: an estimate depends on the text, the path and the draft's ranking alone, so it is the
-same whatever else stands in the tree. The features are named in `INDEX` and `DRAFT`; their weights
-are data (`ouroboros.drafters.growth.weights`).
+Invariant: an estimate depends on the text, the path, the draft's ranking, temperature and noise,
+and what was learned before the step; so it is the same whatever else stands in the tree. The
+features are named in `INDEX` and `DRAFT`; their weights are data
+(`ouroboros.drafters.growth.weights`).
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ DRAFT = (
     "temperature x the draft's margin",
     "temperature x log-odds of the draft's share",
 )
-LEAST_SHARE, LEAST_DRAFT, LEAST_RATE = 0.002, 1e-7, 0.02
+LEAST_SHARE, LEAST_RATE = 0.002, 0.02
+ROUNDING = 2.0**-23  # of a share near 1: shares are made in float32
 WIDEST, WIDEST_ODDS = 12.0, 7.6  # margins and the draft's log-odds are cut here, in logits
 
 
@@ -59,6 +61,14 @@ def log_odds(share, least):
 def _within(x, most):
     """Return a number, kept between -most and most."""
     return min(max(x, -most), most)
+
+
+@compiled
+def _draft_odds(s, share, rest):
+    """Return the log-odds of a token's share against the rest's, in logits."""
+    if rest <= 0.0 or share <= 0.0:
+        return WIDEST_ODDS if share > 0.0 else -WIDEST_ODDS
+    return _within(s.unit * math.log(share / rest), WIDEST_ODDS)
 
 
 @compiled
@@ -123,17 +133,21 @@ def draft_features(s, c, rank, base, scores, shares):
     last = s.ranks - 1
     while last > 0 and shares[base + last] <= 0.0:
         last -= 1
-    if rank >= 0:
+    if last == 0:  # the draft rules out all but its first
+        share, margin = (1.0, WIDEST) if rank == 0 else (0.0, -WIDEST)
+    elif rank >= 0:
         share = shares[base + rank]
-        rival = base + (1 if rank == 0 else 0)
-        margin = WIDEST
-        if last > 0 or rank > 0:
-            margin = scores[base + rank] - scores[rival]
+        margin = s.unit * (scores[base + rank] - scores[base + (1 if rank == 0 else 0)])
     else:
         share = 0.5 * shares[base + last]
-        margin = scores[base + last] - scores[base] if last > 0 else -WIDEST
-    margin = _within(s.unit * margin, WIDEST)
-    x[k] = _within(s.unit * log_odds(share, LEAST_DRAFT), WIDEST_ODDS)
+        margin = s.unit * (scores[base + last] - scores[base])
+    rest = 1.0 - share - ROUNDING
+    others = 0.0
+    for other in range(last + 1):
+        if other != rank:
+            others += shares[base + other]
+    margin = _within(margin, WIDEST)
+    x[k] = _draft_odds(s, share, max(others, rest))
     x[k + 1] = margin
     x[k + 2] = math.log2(1.0 + (rank if rank >= 0 else RANKS))
     x[k + 3] = 1.0 if rank < 0 else 0.0

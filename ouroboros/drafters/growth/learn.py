@@ -58,8 +58,9 @@ def _compare(s, size, accepted):
     expected = 0.0
     for place in range(1, size):
         expected += s.reach[s.order[place]]
-    s.expected = KEEP_TOKENS * s.expected + expected
-    s.accepted = KEEP_TOKENS * s.accepted + accepted
+    guess = (1.0 - KEEP_TOKENS) * EXPECTED  # it counts for ever: after empty trees as at first
+    s.expected = KEEP_TOKENS * s.expected + guess + expected
+    s.accepted = KEEP_TOKENS * s.accepted + guess + accepted
 
 
 @directly

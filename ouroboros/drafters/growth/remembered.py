@@ -10,7 +10,7 @@ from pathlib import Path
 from ouroboros.drafters.growth.learn import RATES
 from ouroboros.drafters.growth.state import CONTEXT
 
-FORMAT = "ouroboros-phrases-1"
+FORMAT = "ouroboros-phrases-2"
 
 
 @dataclass(frozen=True)

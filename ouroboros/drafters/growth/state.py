@@ -81,7 +81,11 @@ _INTEGERS = {
 }  # fmt: skip
 _REALS = {
     # of the choice: its temperature, and the logits in one of its scores
-    "temperature": 0, "unit": 0, "index_odds": 0, "draft_odds": 0,
+    "temperature": 0, "unit": 0,
+    # the same all over a step: how often index and draft were right, how much of what a tree is
+    # thought to hold comes of it, and how likely a node must be reached to be in the tree
+    "index_odds": 0, "draft_odds": 0, "trust": 0, "floor": 0,
+    # by node
     "reach": NODES, "chance": NODES, "out_chance": NODES,
     # the tree with what a call may add, the likelier first: how likely reached, and there at all
     "likely": NODES, "there": NODES,
@@ -89,12 +93,11 @@ _REALS = {
     "weight": CHOICES * len(ORDERS), "total": len(ORDERS), "share": CHOICES,
     "recency": CHOICES, "features": DRAFT_FEATURES, "best_p": KIDS,
     "index_weights": INDEX_FEATURES, "draft_weights": DRAFT_FEATURES,
-    "verify": SIZES, "call": SIZES, "floor": 0, "slope": 0, "spent": 0,
+    "verify": SIZES, "call": SIZES, "slope": 0, "spent": 0,
     # what is learned: tokens and cost so far, hits over trials, finds over trials, accepted tokens
     # and how many were expected
     "tokens": 0, "cost": 0, "index_hits": 0, "index_trials": 0, "draft_hits": 0,
     "draft_trials": 0, "finds": 0, "find_trials": 0, "accepted": 0, "expected": 0,
-    "trust": 0,
 }  # fmt: skip
 
 

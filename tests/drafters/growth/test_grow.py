@@ -5,8 +5,17 @@ import pytest
 from growing_texts import chain_text, depths, growth, path_of, ranking, step
 
 from ouroboros.drafters.growth.grow import make, pop, push
+from ouroboros.drafters.growth.learn import EXPECTED, KEEP_TOKENS
 from ouroboros.drafters.growth.state import KIDS, SIZES
-from ouroboros.drafters.growth.worth import LEADS_ON, MOST_HITS, ask, rate, verified
+from ouroboros.drafters.growth.worth import (
+    LEADS_ON,
+    LEAST_REACH,
+    MOST_HITS,
+    SHARE_OF_COST,
+    ask,
+    rate,
+    verified,
+)
 
 
 def all_paths(grown, node=0, path=(), reach=1.0):
@@ -113,10 +122,12 @@ def test_what_is_asked_pays_best_with_what_verifying_it_costs(steps, max_depth):
     grown = growth(call=0.05)
     grown.set_costs([1 + steps * (n // 3) for n in range(64)], [0.02 + 0.02 * n for n in range(64)])
     grown.start()
-    counts = set()
+    s, counts = grown.state, set()
     for known in range(100, 112):
+        s.accepted = s.expected * (1.0, 0.5)[known // 2 % 2]
         grown.begin(text[:known], max_depth, 20)
-        s = grown.state
+        share = SHARE_OF_COST * rate(s) * s.slope * s.expected / s.accepted
+        assert float(s.floor) == pytest.approx(max(LEAST_REACH, share))
         if known % 2:
             s.index_hits = s.index_trials
         count = ask(s)
@@ -157,6 +168,41 @@ def test_a_tree_counts_by_what_came_of_those_before():
         grown.proposal()
         grown.learn([text[known]] + [-1] * 64, [0])
     assert grown.state.trust < 0.5, "nothing came"
+
+
+def test_what_came_of_a_tree_is_compared_with_what_it_was_thought_to_hold():
+    text = chain_text(300, 12)
+    grown = growth()
+    grown.start()
+    s = grown.state
+    grown.begin(text[:120], 20, -1)
+    nodes = grown.proposal()
+    held = sum(float(s.reach[node]) for node in s.order[1 : len(nodes.tokens)])
+    assert 0 < held < len(nodes.tokens) - 1
+    grown.learn([-1] * len(nodes.tokens), [0, 1])
+    assert float(s.expected) == pytest.approx(EXPECTED + held)
+    assert float(s.accepted) == pytest.approx(EXPECTED + 1)
+    before = float(s.expected), float(s.accepted)
+    grown.begin(text[:122], 0, -1)
+    assert len(grown.proposal().tokens) == 1
+    grown.learn([-1], [0])
+    after = [KEEP_TOKENS * value + (1 - KEEP_TOKENS) * EXPECTED for value in before]
+    assert [float(s.expected), float(s.accepted)] == pytest.approx(after)
+
+
+def test_after_empty_trees_a_tree_is_tried_again():
+    """Nodes so dear that trees end with the trust in them: without them it must come back."""
+    loop = [1, 2, 3, 4, 5, 6, 7, 8] * 40
+    grown = growth()
+    grown.set_costs([1 + 0.4 * n for n in range(64)], [9.0])
+    grown.start()
+    sizes = []
+    for known in range(60, 260):
+        grown.begin(loop[:known], 20, -1)
+        sizes.append(len(grown.proposal().tokens))
+        grown.learn([0] * sizes[-1], [0])
+    gone = sizes.index(1)
+    assert sizes[0] > 1 and max(sizes[gone:]) > 1
 
 
 def test_no_call_for_what_costs_too_much_to_verify():
