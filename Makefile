@@ -30,6 +30,7 @@ check: $(DEVELOPED)
 	$(BIN)/ouroboros figures --check
 
 evidence: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[recordings]'
 	$(BIN)/ouroboros evidence $(ARGS)
 
 figures: $(INSTALLED)

@@ -101,8 +101,13 @@ def measure_likeness(config: dict) -> int:
 
 def tokenizer_of(config: dict) -> tuple:
     """Return the tokenizer that texts are split by, and what it is called."""
-    found = sentence_pieces.sentence_pieces() if config["tokenizer"] == "sentencepiece" else None
-    if found is not None:
+    if config["tokenizer"] == "sentencepiece":
+        found = sentence_pieces.sentence_pieces()
+        if found is None:
+            raise ValueError(
+                "tokenizer=sentencepiece needs two packages that are not installed: pip install "
+                "'ouroboros-decoding[recordings]', or give tokenizer=model"
+            )
         return found, sentence_pieces.NAME
     spec = build_spec(config["model"])
     return load_tokenizer(spec), f"the {spec.name} pair's tokenizer"

@@ -106,9 +106,9 @@ def tune() -> argparse.ArgumentParser:
     The report (tuning.json, tuning.md) says what the configured settings lose, and
     those of the other machine. Stopped, it goes on with the search that it was at.
 
-    --fit FILE fits Ouroboros' estimates to the pair instead, in a few minutes,
-    and writes their weights, with what they were fitted on and how well they
-    predict, and a picture of that; use them by decoder.ouroboros.weights=FILE.
+    --fit FILE fits Ouroboros' estimates to the pair instead, some minutes for ten
+    prompts, and writes their weights, with what they were fitted on and how well
+    they predict, and a picture of that; use them by decoder.ouroboros.weights=FILE.
 
     Never give it a benchmark's prompts.
     """

@@ -123,6 +123,13 @@ def test_mistakes_are_one_line(study, saved_pair, overrides, says):
     assert code == 2 and says in err
 
 
+def test_without_its_packages_a_real_tokenizer_is_refused(study, saved_pair, monkeypatch):
+    monkeypatch.setattr("ouroboros.bench.replay.sentence_pieces.find_spec", lambda name: None)
+    (saved_pair / "x.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    code, _, err = study(*FAST, *COSTS, "recording=x.jsonl", "tokenizer=sentencepiece")
+    assert code == 2 and "[recordings]" in err
+
+
 @pytest.mark.skipif(sentence_pieces() is None, reason="mistral-common is not installed")
 def test_a_real_tokenizer():
     found = sentence_pieces()

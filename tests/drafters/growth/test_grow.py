@@ -12,6 +12,7 @@ from ouroboros.drafters.growth.worth import (
     LEAST_REACH,
     MOST_HITS,
     SHARE_OF_COST,
+    _best,
     ask,
     rate,
     verified,
@@ -62,20 +63,23 @@ def test_equals_leave_the_heap_in_the_order_they_came():
     assert [pop(s) for _ in range(6)] == [1, 3, 0, 2, 5, 4]
 
 
+@pytest.mark.parametrize("trust", [1.0, 0.3])
 @pytest.mark.parametrize("slope", [0.0, 0.02, 0.2])
-def test_what_is_verified_pays_best(slope):
+def test_what_is_verified_pays_best(slope, trust):
     text = chain_text(300, 10)
     grown = growth(call=9.0)
     grown.set_costs([1 + slope * n for n in range(64)], [9.0])
     grown.start()
     grown.begin(text[:200], 20, -1)
     s = grown.state
-    size = verified(s)
+    s.trust = trust
+    size = verified(s)  # which lays the tree out
+    most = _best(s, s.count)[1]
     worth = [
-        sum(float(s.reach[s.order[i]]) for i in range(1, n)) - rate(s) * float(s.verify[n])
+        trust * sum(float(s.reach[s.order[i]]) for i in range(1, n)) - rate(s) * float(s.verify[n])
         for n in range(1, int(s.count) + 1)
     ]
-    assert worth[size - 1] == pytest.approx(max(worth))
+    assert worth[size - 1] == pytest.approx(max(worth)) == most
     if slope == 0.0:
         assert size == s.count
 
