@@ -63,6 +63,17 @@ def test_what_the_draft_rules_out_is_ruled_out_at_any_temperature(temperature):
     assert [out[name] for name in FROM_DRAFT] == [-WIDEST, -WIDEST_ODDS]
 
 
+def test_what_the_draft_does_not_rank_counts_against_its_first():
+    """A third token is as likely as the second, but two are ranked."""
+    grown = growth(vocab=12)
+    grown.start()
+    grown.begin(TEXT, 10, 10)
+    grown.state.ranks = 2
+    ranking = whole([FIRST, SECOND]), real([0.0, 0.0]), real([0.5, 0.25])
+    found = dict(consider(grown.state, grown.memory, 0, ranking))[FIRST]
+    assert found[DRAFT.index("log-odds of the draft's share")] == pytest.approx(0, abs=1e-6)
+
+
 def test_the_temperature_is_a_feature_alone_and_with_others():
     found = features(0.4, seed=7)
     key = position_key(7, len(TEXT))
