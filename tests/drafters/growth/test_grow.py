@@ -124,7 +124,7 @@ def best_worth(s, nodes) -> float:
 def test_what_is_asked_pays_best_with_what_verifying_it_costs(steps, max_depth):
     text = chain_text(300, 12)
     grown = growth(call=0.05)
-    grown.set_costs([1 + steps * (n // 3) for n in range(64)], [0.02 + 0.02 * n for n in range(64)])
+    grown.set_costs([1 + steps * (n // 3) for n in range(64)], [0.01 + 0.01 * n for n in range(64)])
     grown.start()
     s, counts = grown.state, set()
     for known in range(100, 112):
