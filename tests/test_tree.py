@@ -290,10 +290,8 @@ def test_what_is_no_tree_is_refused(arguments, reason):
 
 def test_a_tree_made_of_what_is_known_to_be_right_is_the_checked_one():
     tokens, parents, depths = (4, 1, 2, 3, 5), (-1, 0, 1, 0, 3), (0, 1, 2, 1, 2)
-    made, checked = (
-        TokenTree.made(tokens, parents, depths, asked=[1, 4]),
-        TokenTree(tokens, parents),
-    )
+    made = TokenTree.made(tokens, parents, depths, asked=[1, 4])
+    checked = TokenTree(tokens, parents)
     assert made.depths().tolist() == checked.depths().tolist() == list(depths)
     assert (made.ancestors() == checked.ancestors()).all() and made.asked == (1, 4)
     assert made.children == checked.children and not made.is_chain

@@ -34,6 +34,8 @@ from ouroboros.processors import Processed, processed
 from ouroboros.tree import TokenTree
 
 EAGER = Costs(Surface.constant(1.0), Surface.constant(0.001))
+PENALTY, WARM = RepetitionPenaltyLogitsProcessor(1.1), TemperatureLogitsWarper(0.3)
+SAMPLED = GenerationConfig(do_sample=True)
 LOOP = [3, 4, 5, 6, 7, 8] * 4
 
 
@@ -58,10 +60,6 @@ def test_trees_keep_to_size_and_budget(pair, choose):
         assert len(tree.probability) == len(tree) and all(0 < p <= 1 for p in tree.probability)
         names |= set(tree.source[1:])
     assert "draft" in names <= {"phrase", "recycled", "draft", "judged"}
-
-
-PENALTY, WARM = RepetitionPenaltyLogitsProcessor(1.1), TemperatureLogitsWarper(0.3)
-SAMPLED = GenerationConfig(do_sample=True)
 
 
 @pytest.mark.parametrize(

@@ -90,4 +90,8 @@ def test_hit_rates_are_features():
     s = grown.state
     s.index_hits, s.draft_hits = 0.25 * s.index_trials, 0.75 * s.draft_trials
     grown.begin(TEXT, 10, 10)
-    assert s.index_odds == pytest.approx(-np.log(3)) and s.draft_odds == pytest.approx(np.log(3))
+    s.ranks = 2
+    ranking = whole([FIRST, SECOND]), real(LOGITS), real(softmax(LOGITS))
+    found = dict(zip(DRAFT, dict(consider(s, grown.memory, 0, ranking))[FIRST], strict=True))
+    assert found["log-odds of the index's hit rate"] == pytest.approx(-np.log(3))
+    assert found["log-odds of the draft's hit rate"] == pytest.approx(np.log(3))
