@@ -30,8 +30,9 @@ speedup: the geometric mean over prompts of each prompt's latency speedup; vs tr
 speedup against `hf_greedy`; ouroboros over it: the decoder's time per token, prefill included, over
 that of `ouroboros`, both on the same prompts: above 1 Ouroboros is ahead, and it is called so only
 where the whole interval is; [95 % bootstrap over prompts, paired]. predicted: seconds that the
-counts take at the costs named in the title, prefill and the host's time included; fit: the same at
-the costs measured in this very run, so that agreeing with its seconds is no evidence. cost/token:
+counts take at the costs named in the title, with prefill and the host's time where these hold them
+("epyc" and "flat" hold no prefill); fit: the same at the costs measured in this very run, so that
+agreeing with its seconds is no evidence. cost/token:
 the calls of both models by these costs, in calls of the target on one node, greedy 1. calls/token
 at {cost}: (target calls + {cost} x draft calls) / new tokens, whatever they score; the ratio is the
 pair's own, by the bytes of its weights, where a run recorded it, else the published pair's 0.176,

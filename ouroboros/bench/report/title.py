@@ -20,6 +20,8 @@ def title(run: Mapping, prompts: int) -> str:
     wanted = run["task"]["prompts"]
     counted = f"{prompts}" if prompts == wanted else f"{prompts} of {wanted}"
     counted += " prompt" if wanted == 1 else " prompts"
+    length = run.get("config", {}).get("context_tokens")
+    counted += f" of {length} tokens" if length else ""
     return (
         f"{run['task']['name']}, {counted} x {run['max_new']} tokens · "
         f"{pair_name(model)} pair{shape}{rehearsal} · {model['dtype']}{kept} · "

@@ -176,6 +176,12 @@ def test_a_report_on_a_sweep_a_run_and_two_bad_folders(tmp_path, capsys):
     assert (out / "spec_bench/toy/reference-fast.jsonl").exists()
 
 
+def test_a_title_says_how_long_prompts_were_made(tmp_path):
+    run = measured(tmp_path / "long", config={"context_tokens": 2048})
+    (summary,) = run_set([run]).summaries
+    assert "toy, 2 prompts of 2048 tokens x " in summary["title"]
+
+
 def test_a_page_holds_everything_and_asks_for_nothing(tmp_path):
     greedy, fast = greedy_and_fast()
     failed = sample("<b>", "fast", [], error="ValueError: </script>", wall_s=0.0, ttft_s=None)

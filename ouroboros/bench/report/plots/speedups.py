@@ -25,7 +25,7 @@ from ouroboros.bench.report.summary import cost_text
 AXIS = "speedup over greedy on the same engine (time per token, prefill included)"
 CALLS_AXIS = "calls per token: (target + {cost} x draft calls) / new tokens; fewer is better"
 COST_AXIS = "cost per token by {costs}, in target calls of one node; less is better"
-PREDICTED_AXIS = "speedup over greedy, predicted by {costs} (prefill included)"
+PREDICTED_AXIS = "speedup over greedy, predicted by {costs}"
 
 
 def speedup_bars(summary: Mapping) -> Figure | None:
