@@ -183,14 +183,33 @@ def counts(paths: Sequence[Path]) -> Found:
 
 
 def drafters(paths: Sequence[Path]) -> Found:
-    """Ouroboros over greedy and over the best other decoder, run by run, by costs."""
+    """Ouroboros over greedy and over the best other decoder, run by run: in time where all runs
+    have it, else by costs."""
     found = [summary_of(path) for path in paths]
+    ours = [one["decoders"]["ouroboros"] for one in found]
+    if all(one["timed"] for one in found):
+        return in_time(found, ours), found[0]["title"].split(" · ")[1:4]
     lead = {"run": [path.name.replace("_t", ", T = ").replace("= 08", "= 0.8") for path in paths]}
     frame = best_other_frame(lead, found)
-    ours = [one["decoders"]["ouroboros"]["predicted_speedup"] for one in found]
-    means = [times(gmean([one["value"] for one in ours]))] if len(found) > 1 else []
-    frame.insert(1, "over greedy (prediction)", [*map(interval, ours), *means])
+    over = [row["predicted_speedup"] for row in ours]
+    means = [times(gmean([one["value"] for one in over]))] if len(found) > 1 else []
+    frame.insert(1, "over greedy (prediction)", [*map(interval, over), *means])
     return frame, priced(found[0])[len(found) > 1 :]
+
+
+def in_time(found: Sequence[Mapping], ours: Sequence[Mapping]) -> pd.DataFrame:
+    """Return one row per timed run, with the tokens that its texts have, and the mean."""
+    frame = best_other_frame({"run": [one["title"].split(" · ")[0] for one in found]}, found)
+    mean = [""] * (len(frame) - len(found))
+    columns = {
+        "tokens a text": [number(row["new_tokens"] / row["samples"], 0) for row in ours],
+        "repeats": [percent(row["repetition_rate"]) for row in ours],
+        "tokens/s": [number(row["output_throughput"], 1) for row in ours],
+        "over greedy": [interval(row["latency_speedup"]) for row in ours],
+    }
+    for place, (name, cells) in enumerate(columns.items(), start=1):
+        frame.insert(place, name, [*cells, *mean])
+    return frame
 
 
 def verdicts(paths: Sequence[Path]) -> Found:
@@ -236,6 +255,16 @@ def tuning(paths: Sequence[Path]) -> Found:
     return pd.DataFrame(rows).fillna("-"), [f"{found['texts']} recorded texts, by replay"]
 
 
+def host(paths: Sequence[Path]) -> Found:
+    """Milliseconds of a step on the host, decoders down, contexts across."""
+    (path,) = paths
+    rows: dict[str, dict] = {}
+    for row in json.loads((path / "host.json").read_text("utf-8")):
+        own = rows.setdefault(row["decoder"], {"decoder": named(row["decoder"])})
+        own[f"{row['context']} tokens"] = number(row["ms_per_step"], 2)
+    return pd.DataFrame(rows.values()), ["milliseconds of a step, the models' own time left out"]
+
+
 KINDS: Mapping[str, Callable[[Sequence[Path]], Found]] = {
     "headline": headline,
     "counts": counts,
@@ -244,9 +273,15 @@ KINDS: Mapping[str, Callable[[Sequence[Path]], Found]] = {
     "agreement": agreement,
     "advice": advice,
     "tuning": tuning,
+    "host": host,
 }
 """By the word after "results:" what makes the table of some folders."""
-READ = {"agreement": "agreement.json", "advice": "check.json", "tuning": "tuning.json"}
+READ = {
+    "agreement": "agreement.json",
+    "advice": "check.json",
+    "tuning": "tuning.json",
+    "host": "host.json",
+}
 """By kind, the file that it reads, where that is not summary.json."""
 
 

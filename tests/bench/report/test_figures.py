@@ -84,3 +84,48 @@ def test_the_projects_own_pages_are_what_its_results_give():
         assert written(text, ROOT, path.parent) == text, "ouroboros figures writes it"
         kinds = {marker[1].split()[0] for marker in figures.MARKED.finditer(text)}
         assert kinds <= set(KINDS)
+
+
+def timed_run(path, tokens_per_s, lead):
+    """Write the summary of a timed run in which Ouroboros leads speculation by `lead`."""
+    one = {"value": 1.0, "low": 1.0, "high": 1.0}
+    ahead = {"value": lead, "low": lead - 0.1, "high": lead + 0.1}
+    common = {"samples": 2, "repetition_rate": 0.1, "latency_speedup": one}
+    theirs = {"latency_vs_ouroboros": ahead, "calls_vs_ouroboros": ahead}
+    ours = {"latency_vs_ouroboros": one, "calls_vs_ouroboros": None, "new_tokens": 34}
+    rows = {
+        "speculative": {**common, **theirs, "new_tokens": 32, "output_throughput": 9.0},
+        "ouroboros": {**common, **ours, "output_throughput": tokens_per_s},
+    }
+    title = f"{path.name}, 2 prompts x 48 tokens · pair · bfloat16 · greedy (T=0) · batch size 1"
+    path.mkdir()
+    summary = {"title": title, "timed": True, "costs": None, "cost_ratio": 0.2, "decoders": rows}
+    (path / "summary.json").write_text(json.dumps(summary))
+    return path
+
+
+def test_timed_runs_are_compared_in_time(tmp_path):
+    paths = [timed_run(tmp_path / "a", 12.5, 1.5), timed_run(tmp_path / "b", 20.0, 0.8)]
+    frame, told = KINDS["drafters"](paths)
+    assert told == ["pair", "bfloat16", "greedy (T=0)"]
+    assert list(frame["run"]) == [
+        "a, 2 prompts x 48 tokens",
+        "b, 2 prompts x 48 tokens",
+        "geometric mean",
+    ]
+    assert list(frame["tokens a text"]) == ["17", "17", ""]
+    assert list(frame["tokens/s"]) == ["12.5", "20.0", ""]
+    assert list(frame["it is"])[:2] == ["ahead", "behind"]
+
+
+def test_the_hosts_time_has_a_column_per_context(tmp_path):
+    rows = [
+        {"decoder": name, "context": context, "ms_per_step": ms}
+        for name, context, ms in (("greedy", 512, 0.016), ("ouroboros", 512, 0.3))
+    ]
+    rows.append({**rows[-1], "context": 2048, "ms_per_step": 0.5})
+    (tmp_path / "host.json").write_text(json.dumps(rows))
+    frame, _ = KINDS["host"]([tmp_path])
+    assert list(frame["decoder"]) == ["greedy", "Ouroboros"]
+    assert list(frame["512 tokens"]) == ["0.02", "0.30"]
+    assert frame["2048 tokens"][1] == "0.50"
