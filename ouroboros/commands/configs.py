@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
@@ -35,7 +36,18 @@ def plain(cfg: DictConfig) -> dict:
     """Return a config, resolved, as plain values."""
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(config, dict)
-    return config
+    return chosen(config)
+
+
+def chosen(config: dict) -> dict:
+    """Return a config without the decoders that something in it sets, as an experiment does, but
+    `decoder=[...]` leaves out; each is named on stderr."""
+    decoders = config.get("decoder") or {}
+    absent = [name for name, own in decoders.items() if own and "_target_" not in own]
+    if not absent:
+        return config
+    print(f"set, but not in decoder=[...], so left out: {', '.join(absent)}", file=sys.stderr)
+    return {**config, "decoder": {n: own for n, own in decoders.items() if n not in absent}}
 
 
 def composed(overrides: Sequence[str], *, name: str = "config") -> dict:

@@ -14,6 +14,7 @@ from ouroboros.bench.report.gather import load, merge
 from ouroboros.bench.run.pair import Pair, PairSpec, load_draft, load_pair
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands import build as building
+from ouroboros.commands import configs
 from ouroboros.commands import refusals as asking
 from ouroboros.commands.bench import settled
 from ouroboros.commands.configs import SPACES, class_of
@@ -98,6 +99,16 @@ def test_every_experiment_composes(name):
         if own.get("pool"):  # a file that another run leaves
             own |= {"pool": None, "pool_state": "cold"}
     building.build_decoders(config["decoder"], Pair(*tiny_pair()))
+
+
+def test_decoders_that_an_experiment_sets_may_be_left_out(capsys):
+    config = configs.composed(["experiment=cpu_float32", "decoder=[greedy,suffix_hybrid]"])
+    assert list(config["decoder"]) == ["greedy", "suffix_hybrid"]
+    assert config["decoder"]["suffix_hybrid"]["gamma"] == 6
+    said = capsys.readouterr().err
+    assert said.endswith("left out: speculative, lookahead, prompt_lookup\n")
+    configs.composed(["experiment=cpu_float32"])
+    assert not capsys.readouterr().err
 
 
 TABLES = [name for name in names("experiment") if name.endswith("b")]
