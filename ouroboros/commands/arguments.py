@@ -6,7 +6,6 @@ import argparse
 import inspect
 from pathlib import Path
 
-from ouroboros.commands import CONF
 from ouroboros.commands.configs import SPACES
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -114,8 +113,8 @@ def tune() -> argparse.ArgumentParser:
     """
     parser = _parser(tune)
     add = parser.add_argument
-    development = str(Path(CONF, "task", "development.jsonl"))
-    add("--prompts", nargs="+", default=[development], metavar="FILE", help="JSONL with prompts")
+    prompts = "JSONL with prompts; default: functions, maths, programs and texts of our own, of "
+    add("--prompts", nargs="+", metavar="FILE", help=f"{prompts}--fit the functions")
     add("--fit", type=Path, metavar="FILE", help="where the fitted weights go")
     noise = "fit on drafts disturbed so much, 0 is the draft itself: for drafts of other quality"
     add("--noise", type=float, nargs="+", default=[0.0], help=noise)

@@ -11,6 +11,7 @@ from ouroboros.bench.report.plots.style import save
 from ouroboros.bench.report.plots.trees import fitted
 from ouroboros.bench.run.turn import eos_ids
 from ouroboros.bench.tasks.prompts import Prompts
+from ouroboros.commands import CONF
 from ouroboros.commands.build import build_pair
 from ouroboros.commands.configs import composed
 from ouroboros.drafters.calibration import calibrate
@@ -21,7 +22,8 @@ def fit(args: argparse.Namespace) -> int:
     config = composed(["decoder=[ouroboros]", *args.overrides])
     if config["threads"]:
         torch.set_num_threads(config["threads"])
-    loaded = {Path(path).stem: Prompts(path=path).load()[: args.limit] for path in args.prompts}
+    paths = args.prompts or [str(Path(CONF, "task", "development.jsonl"))]
+    loaded = {Path(path).stem: Prompts(path=path).load()[: args.limit] for path in paths}
     pair = build_pair(config)
     target, draft = pair.target, pair.draft
     if draft is None:

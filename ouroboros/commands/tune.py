@@ -42,6 +42,8 @@ def tune(args: argparse.Namespace) -> int:
     """Load, search every decoder by every machine's costs, report, or fit; return 0."""
     if args.fit:
         return fit(args)
+    own = sorted(Path(CONF, "task").glob("development*.jsonl"))
+    args.prompts = args.prompts or [str(path) for path in own]
     unknown = [name for name in args.decoders if name not in SPACES]
     if unknown:
         known = ", ".join(SPACES)

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from composing import ROOT
 from measured import sample, step
 
 import ouroboros
@@ -12,6 +13,7 @@ from ouroboros.costs.named import named
 from ouroboros.costs.surface import Costs, Surface
 from ouroboros.drafters.growth.weights import Weights
 
+DEVELOPMENT = list((ROOT / "conf" / "task").glob("development*.jsonl"))
 ROLES = ("target", "draft")
 
 
@@ -65,7 +67,8 @@ def test_all_are_searched_on_the_same_texts_and_their_regret_is_told(call, saved
     names = ["prompt_lookup", "lookahead", "hf_prompt_lookup"]
     monkeypatch.setitem(SPACES, "hf_prompt_lookup", {"prompt_lookup_num_tokens": [2]})
     _, kept = tuned(call, saved_pair, "--decoders", *names, "--trials", "2")
-    assert kept["texts"] == 6 and len(kept["report"]) == 6
+    assert kept["texts"] == 2 * 3 * len(kept["prompts"]) and len(kept["report"]) == 6
+    assert kept["prompts"] == sorted(path.name for path in DEVELOPMENT)
     for row in kept["report"]:
         assert row["best found"] >= row["configured"] > 0, "no worse than as configured"
         other = "epyc" if row["costs"] == "flat" else "flat"
