@@ -30,7 +30,7 @@ from ouroboros.commands.advising.devices import devices
 from ouroboros.commands.advising.inputs import Evidence, from_folder, given_costs, run_here, shapes
 from ouroboros.commands.advising.search import Explorer
 from ouroboros.commands.build import check_decoders
-from ouroboros.commands.configs import plain
+from ouroboros.commands.configs import chosen, plain
 from ouroboros.commands.refusals import check_unused
 from ouroboros.engine.facts import position_limit
 
@@ -39,7 +39,7 @@ KEPT = ("model", "max_new", "temperature", "top_k", "top_p", "min_p", "threads",
 
 def advise(cfg: DictConfig) -> int:
     """Print tables, reasons and commands, then one JSON document; return 0."""
-    config = plain(cfg)
+    config = chosen(plain(cfg))
     config["decoder"] = {
         PLAIN: {"_target_": "ouroboros.baselines.Greedy"},
         **(config["decoder"] or {}),

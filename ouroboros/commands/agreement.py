@@ -33,7 +33,7 @@ from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.run.turn import eos_ids
 from ouroboros.commands.agreeing.worths import Worths, by_group
 from ouroboros.commands.build import build_spec, build_task, check_decoders
-from ouroboros.commands.configs import plain
+from ouroboros.commands.configs import chosen, plain
 from ouroboros.commands.refusals import check_unused
 from ouroboros.commands.tapes import given_rates, load_tapes
 
@@ -42,7 +42,7 @@ WHISKERS = "whiskers and bands: 95 % bootstrap over prompts, paired"
 
 def agreement(cfg: DictConfig) -> int:
     """Print and write tables, plots and one JSON document; return 0."""
-    config = plain(cfg)
+    config = chosen(plain(cfg))
     check(config)
     torch.set_num_threads(config["threads"] or torch.get_num_threads())
     if config["measure"]:

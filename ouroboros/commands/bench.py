@@ -44,7 +44,7 @@ from ouroboros.bench.tasks.task import Example, Task, conversations
 from ouroboros.bench.verdict.run_audit import audit_run
 from ouroboros.commands import place
 from ouroboros.commands.build import build_bench, build_pair, build_task, check_decoders
-from ouroboros.commands.configs import plain
+from ouroboros.commands.configs import chosen, plain
 from ouroboros.commands.refusals import SOME_FAILED
 from ouroboros.engine.ranks import Alone, RankLost, Ranks, agreed
 from ouroboros.reference_pair import FOLDER
@@ -59,7 +59,7 @@ STOPPING = b"\nstopping after this sample; Ctrl-C again: at once\n"
 
 def bench(cfg: DictConfig) -> int:
     """Run, score, report; return the exit code (see above)."""
-    config = settled(plain(cfg))
+    config = settled(chosen(plain(cfg)))
     check_device(config)
     with joined(config) as ranks:
         task, examples = build_task(config["task"])

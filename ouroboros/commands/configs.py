@@ -10,6 +10,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType
 
@@ -23,6 +24,7 @@ SPACES: dict[str, dict[str, list]] = {
     path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted(Path(CONF).glob("tune/*"))
 }
 """By decoder, the values of each setting that a search may try: conf/tune."""
+DECODERS = [path.stem for path in sorted(Path(CONF).glob("decoder/*.yaml"))]
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "int": (int, "a whole number"),
     "int | None": ((int, NoneType), "a whole number, or null"),
@@ -36,24 +38,27 @@ def plain(cfg: DictConfig) -> dict:
     """Return a config, resolved, as plain values."""
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(config, dict)
-    return chosen(config)
+    return config
 
 
 def chosen(config: dict) -> dict:
-    """Return a config without the decoders that something in it sets, as an experiment does, but
-    `decoder=[...]` leaves out; each is named on stderr."""
+    """Return a command's config without the decoders that an experiment sets but `decoder=[...]`
+    leaves out; they are named on stderr. Raises `ValueError` for one that there is not."""
     decoders = config.get("decoder") or {}
     absent = [name for name, own in decoders.items() if own and "_target_" not in own]
-    if not absent:
-        return config
-    print(f"set, but not in decoder=[...], so left out: {', '.join(absent)}", file=sys.stderr)
+    for name in absent:
+        if name not in DECODERS:
+            there = ", ".join(get_close_matches(name, DECODERS) or DECODERS)
+            raise ValueError(f"decoder.{name} is set, but there is no such decoder: {there}")
+    if absent:
+        print(f"set, but not in decoder=[...], so left out: {', '.join(absent)}", file=sys.stderr)
     return {**config, "decoder": {n: own for n, own in decoders.items() if n not in absent}}
 
 
 def composed(overrides: Sequence[str], *, name: str = "config") -> dict:
     """Return a config of conf/, with overrides as on the command line."""
     with initialize_config_dir(CONF, version_base="1.3"):
-        return plain(compose(name, overrides=list(overrides)))
+        return chosen(plain(compose(name, overrides=list(overrides))))
 
 
 def replaced(options: Mapping, settings: Mapping[str, object]) -> dict:

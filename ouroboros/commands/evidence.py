@@ -54,11 +54,25 @@ def checked(overrides: Sequence[str], table: Mapping) -> dict:
         )
     config = {**table, **typed}
     check_whole("jobs", config["jobs"])
-    wrong = [name for name in config["stages"] or () if name not in config["table"]]
-    if wrong:
-        known = ", ".join(config["table"])
-        raise ValueError(f"stages=[{','.join(map(str, wrong))}]: choose from {known}")
+    for name in ("stages", "extra"):
+        if not isinstance(config[name], list | None):
+            raise ValueError(f"{name}={config[name]}: give a list, as {name}=[{config[name]}]")
+    check_stages(config["stages"], config["table"])
+    if config["data"] is not None and not Path(config["data"]).is_dir():
+        raise ValueError(f"data={config['data']}: there is no such folder")
     return config
+
+
+def check_stages(stages: Sequence[str] | None, table: Mapping) -> None:
+    """Raise `ValueError` for stages that are not in the table, are named twice, or are none."""
+    if stages is None:
+        return
+    wrong = [name for name in stages if name not in table]
+    if wrong or not stages:
+        asked = ",".join(map(str, wrong))
+        raise ValueError(f"stages=[{asked}]: choose from {', '.join(table)}")
+    if len(set(stages)) < len(stages):
+        raise ValueError(f"stages=[{','.join(stages)}]: name each once")
 
 
 def listed(found: Sequence[Case]) -> str:

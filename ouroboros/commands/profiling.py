@@ -35,7 +35,7 @@ from ouroboros.bench.run.turn import MakeDecoder
 from ouroboros.commands import place
 from ouroboros.commands.bench import results_path, run_samples, score_samples
 from ouroboros.commands.build import build_bench, build_pair, build_task, check_decoders
-from ouroboros.commands.configs import plain
+from ouroboros.commands.configs import chosen, plain
 from ouroboros.commands.timing import about, measured_costs
 from ouroboros.costs.surface import Costs
 from ouroboros.decode import Drafter
@@ -43,7 +43,7 @@ from ouroboros.decode import Drafter
 
 def profile(cfg: DictConfig) -> int:
     """Time calls, run the decoders, write the report; return the exit code, as ouroboros bench."""
-    config = plain(cfg)
+    config = chosen(plain(cfg))
     options = config.pop("profile")
     check_decoders(config.get("decoder"))
     check_options(config)

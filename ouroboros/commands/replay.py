@@ -27,7 +27,7 @@ from ouroboros.bench.run.pair import Pair, load_tokenizer
 from ouroboros.bench.run.stop import text_of
 from ouroboros.bench.run.store import SAMPLES, ResultsFolder
 from ouroboros.commands.build import any_drafts, build_decoders, build_spec, check_decoders
-from ouroboros.commands.configs import plain
+from ouroboros.commands.configs import chosen, plain
 from ouroboros.commands.refusals import check_unused
 from ouroboros.commands.tapes import given_rates, imitated_draft, load_tapes, loaded_draft
 from ouroboros.costs.named import UNTIMED, named
@@ -38,7 +38,7 @@ from ouroboros.engine.model import CachedModel
 
 def replay_all(cfg: DictConfig) -> int:
     """Replay each decoder, print the table and the document; return 0."""
-    config = plain(cfg)
+    config = chosen(plain(cfg))
     if not config["recording"]:
         raise ValueError("give recording=<results folder, or JSONL file>")
     for name in ("max_new", "limit", "threads"):

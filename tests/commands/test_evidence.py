@@ -141,10 +141,22 @@ def test_a_stop_begins_nothing_more(run, tmp_path, monkeypatch):
     assert told["results/last"] == "not begun"
 
 
-@pytest.mark.parametrize("words", [["stages=[nope]"], ["jobs=0"], ["stage=one"]])
-def test_what_cannot_be_asked_for_is_one_line(run, words):
-    code, asked, said = run(*words)
-    assert code == 2 and asked == [] and said.err.count("\n") == 1
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("stages=[nope]", "choose from one, "),
+        ("stages=one", "give a list, as stages=[one]"),
+        ("stages=[]", "choose from one, "),
+        ("stages=[one,one]", "name each once"),
+        ("extra=max_new=4", "give a list, as extra=[max_new=4]"),
+        ("data=nowhere", "there is no such folder"),
+        ("jobs=0", "jobs=0"),
+        ("stage=one", "there is no option stage"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_one_line(run, word, says):
+    code, asked, said = run(word)
+    assert code == 2 and asked == [] and said.err.count("\n") == 1 and says in said.err
 
 
 @pytest.mark.slow

@@ -24,7 +24,13 @@ from ouroboros.bench.run.provenance import sources_hash
 from ouroboros.bench.run.store import RUN
 
 MARKED = re.compile(r"<!-- results: ([^\n]+?) -->\n(.*?)<!-- end -->", re.DOTALL)
-NAMES = {"hf_assisted": "transformers' assisted", "hf_greedy": "transformers' greedy"}
+NAMES = {
+    "hf_greedy": "transformers' greedy",
+    "hf_assisted": "transformers' assisted",
+    "hf_assisted_constant": "transformers' assisted, constant",
+    "hf_assisted_defaults": "transformers' assisted, defaults",
+    "hf_prompt_lookup": "transformers' prompt lookup",
+}
 TOLD_BY = (RUN, "agreement.json", "tuning.json", "evidence.json")
 """What says in a folder how it was made, the best first."""
 
@@ -51,6 +57,8 @@ def table(kind: str, folders: Sequence[str], root: Path, place: Path) -> str:
     if not paths:
         stages = ",".join(dict.fromkeys(Path(folder).parts[1] for folder in folders))
         return f'*Not measured yet on the present code: `ouroboros evidence "stages=[{stages}]"`.*'
+    if kind in ALONE and len(paths) > 1:
+        raise ValueError(f"results: {kind} {' '.join(folders)}: give one folder, not {len(paths)}")
     frame, said = KINDS[kind](paths)
     frame = frame.drop(columns=[name for name in frame if (frame[name] == "-").all()])
     told = [*said, *about(paths), *(link(root / folder, place) for folder in folders)]
@@ -154,7 +162,7 @@ def headline(paths: Sequence[Path]) -> Found:
     return frame, [
         "Over greedy, prefill included, pooled and as the geometric mean",
         summary["title"].split(" · ")[0] + (f", {runs} times" if runs > 1 else ""),
-        *summary["title"].split(" · ")[1:4],
+        *titled(summary),
         repeats,
     ]
 
@@ -183,33 +191,41 @@ def counts(paths: Sequence[Path]) -> Found:
 
 
 def drafters(paths: Sequence[Path]) -> Found:
-    """Ouroboros over greedy and over the best other decoder, run by run: in time where all runs
-    have it, else by costs."""
+    """Ouroboros over greedy and over the best other decoder, run by run: in time, or by costs.
+    Raises `ValueError` for runs that one line under the table cannot describe."""
     found = [summary_of(path) for path in paths]
+    told = [titled(one) if one["timed"] else priced(one)[1:] for one in found]
+    if any(one != told[0] for one in told):
+        raise ValueError(f"{paths[0].parent}: runs of other settings, or costs, in one table")
+    runs = [path.name.replace("_t", ", T = ").replace("= 08", "= 0.8") for path in paths]
+    timed = found[0]["timed"]
+    titles = [one["title"].split(" · ")[0] for one in found]
+    frame = best_other_frame({"run": titles if timed else runs}, found)
+    if len({title.partition(",")[0] for title in titles}) == 1 < len(found):
+        frame = frame[: len(found)]  # one task at several lengths has no mean
+    columns = in_time(found) if timed else by_costs(found)
+    for place, (name, cells) in enumerate(columns.items(), start=1):
+        frame.insert(place, name, [*cells, ""][: len(frame)])
+    frame["best other"] = [named(name) for name in frame["best other"]]
+    return frame.rename(columns=lambda name: name.replace("ouroboros", "Ouroboros")), told[0]
+
+
+def in_time(found: Sequence[Mapping]) -> dict[str, list[str]]:
+    """Return columns of timed runs: what Ouroboros' texts are like, and its speed."""
     ours = [one["decoders"]["ouroboros"] for one in found]
-    if all(one["timed"] for one in found):
-        return in_time(found, ours), found[0]["title"].split(" · ")[1:4]
-    lead = {"run": [path.name.replace("_t", ", T = ").replace("= 08", "= 0.8") for path in paths]}
-    frame = best_other_frame(lead, found)
-    over = [row["predicted_speedup"] for row in ours]
-    means = [times(gmean([one["value"] for one in over]))] if len(found) > 1 else []
-    frame.insert(1, "over greedy (prediction)", [*map(interval, over), *means])
-    return frame, priced(found[0])[len(found) > 1 :]
-
-
-def in_time(found: Sequence[Mapping], ours: Sequence[Mapping]) -> pd.DataFrame:
-    """Return one row per timed run, with the tokens that its texts have, and the mean."""
-    frame = best_other_frame({"run": [one["title"].split(" · ")[0] for one in found]}, found)
-    mean = [""] * (len(frame) - len(found))
-    columns = {
+    return {
         "tokens a text": [number(row["new_tokens"] / row["samples"], 0) for row in ours],
         "repeats": [percent(row["repetition_rate"]) for row in ours],
         "tokens/s": [number(row["output_throughput"], 1) for row in ours],
         "over greedy": [interval(row["latency_speedup"]) for row in ours],
     }
-    for place, (name, cells) in enumerate(columns.items(), start=1):
-        frame.insert(place, name, [*cells, *mean])
-    return frame
+
+
+def by_costs(found: Sequence[Mapping]) -> dict[str, list[str]]:
+    """Return the column of runs that only count: Ouroboros over greedy, and the mean."""
+    over = [one["decoders"]["ouroboros"]["predicted_speedup"] for one in found]
+    mean = times(gmean([one["value"] for one in over]))
+    return {"over greedy (prediction)": [*map(interval, over), mean]}
 
 
 def verdicts(paths: Sequence[Path]) -> Found:
@@ -241,7 +257,8 @@ def advice(paths: Sequence[Path]) -> Found:
     (path,) = paths
     found = json.loads((path / "check.json").read_text("utf-8"))
     rows = [
-        {"decoders": kind} | {key.replace("_", " "): plain(value) for key, value in row.items()}
+        {"decoders": named(kind)}
+        | {key.replace("_", " "): plain(value) for key, value in row.items()}
         for kind, row in found["accuracy"].items()
     ]
     return pd.DataFrame(rows), [f"{found['what']}: prediction against measurement"]
@@ -251,7 +268,11 @@ def tuning(paths: Sequence[Path]) -> Found:
     """The configured settings against the best found, and what these lose by other costs."""
     (path,) = paths
     found = json.loads((path / "tuning.json").read_text("utf-8"))
-    rows = [{key: plain(value) for key, value in row.items()} for row in found["report"]]
+    rows = [
+        {key: plain(value) for key, value in row.items() if key != "settings"}
+        | {"decoder": named(row["decoder"])}
+        for row in found["report"]
+    ]
     return pd.DataFrame(rows).fillna("-"), [f"{found['texts']} recorded texts, by replay"]
 
 
@@ -276,6 +297,8 @@ KINDS: Mapping[str, Callable[[Sequence[Path]], Found]] = {
     "host": host,
 }
 """By the word after "results:" what makes the table of some folders."""
+ALONE = ("headline", "agreement", "advice", "tuning", "host")
+"""The kinds that are made of one folder."""
 READ = {
     "agreement": "agreement.json",
     "advice": "check.json",
@@ -303,11 +326,17 @@ def other_text(row: Mapping) -> str:
 
 
 def told(row: Mapping) -> str:
-    """Return the texts that differ, with the audit's word on them."""
+    """Return the texts that differ, with the audit's word on them; "-" where none was compared."""
     if not row["unequal"]:
-        return "0"
-    bugs = "BUG" in (row["verdicts"] or {})
-    return f"{row['unequal']} of {row['samples']}, {'BUG' if bugs else 'ties'}"
+        return number(row["unequal"], 0)
+    verdicts = row["verdicts"] or {}
+    word = "BUG" if "BUG" in verdicts else "ties" if verdicts else "not audited"
+    return f"{row['unequal']} of {row['samples']}, {word}"
+
+
+def titled(summary: Mapping) -> list[str]:
+    """Return pair, number format and temperature of a run."""
+    return summary["title"].split(" · ")[1:4]
 
 
 def priced(summary: Mapping) -> list[str]:
@@ -317,4 +346,6 @@ def priced(summary: Mapping) -> list[str]:
 
 def plain(value: object) -> str:
     """Return a figure, or a name, as a cell."""
+    if value is None:
+        return "-"
     return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -86,7 +86,7 @@ def test_the_projects_own_pages_are_what_its_results_give():
         assert kinds <= set(KINDS)
 
 
-def timed_run(path, tokens_per_s, lead):
+def timed_run(path, tokens_per_s, lead, *, heat="greedy (T=0)", timed=True):
     """Write the summary of a timed run in which Ouroboros leads speculation by `lead`."""
     one = {"value": 1.0, "low": 1.0, "high": 1.0}
     ahead = {"value": lead, "low": lead - 0.1, "high": lead + 0.1}
@@ -97,9 +97,9 @@ def timed_run(path, tokens_per_s, lead):
         "speculative": {**common, **theirs, "new_tokens": 32, "output_throughput": 9.0},
         "ouroboros": {**common, **ours, "output_throughput": tokens_per_s},
     }
-    title = f"{path.name}, 2 prompts x 48 tokens · pair · bfloat16 · greedy (T=0) · batch size 1"
+    title = f"{path.name}, 2 prompts x 48 tokens · pair · bfloat16 · {heat} · batch size 1"
     path.mkdir()
-    summary = {"title": title, "timed": True, "costs": None, "cost_ratio": 0.2, "decoders": rows}
+    summary = {"title": title, "timed": timed, "costs": None, "cost_ratio": 0.2, "decoders": rows}
     (path / "summary.json").write_text(json.dumps(summary))
     return path
 
@@ -116,6 +116,43 @@ def test_timed_runs_are_compared_in_time(tmp_path):
     assert list(frame["tokens a text"]) == ["17", "17", ""]
     assert list(frame["tokens/s"]) == ["12.5", "20.0", ""]
     assert list(frame["it is"])[:2] == ["ahead", "behind"]
+    assert list(frame["best other"]) == ["speculative", "speculative", ""]
+
+
+def test_one_task_at_several_lengths_has_no_mean(tmp_path):
+    paths = [timed_run(tmp_path / f"a, {length}", 12.5, 1.5) for length in (512, 2048)]
+    frame, _ = KINDS["drafters"](paths)
+    assert len(frame) == 2
+
+
+@pytest.mark.parametrize("other", [{"heat": "T=0.8"}, {"timed": False}])
+def test_runs_that_one_line_cannot_describe_are_refused(tmp_path, other):
+    paths = [timed_run(tmp_path / "a", 12.5, 1.5), timed_run(tmp_path / "b", 20.0, 0.8, **other)]
+    with pytest.raises(ValueError, match="other settings"):
+        KINDS["drafters"](paths)
+
+
+def test_a_kind_of_one_folder_is_not_given_two(root):
+    page = "<!-- results: headline results/main results/twice -->\n<!-- end -->"
+    twice = root / "results" / "twice"
+    twice.mkdir()
+    (twice / "summary.json").write_text((root / "results/main/summary.json").read_text())
+    with pytest.raises(ValueError, match=r"results: headline results/main .*: give one folder"):
+        written(page, root, root)
+
+
+@pytest.mark.parametrize(
+    ("unequal", "verdicts", "says"),
+    [
+        (None, None, "-"),
+        (0, {}, "0"),
+        (2, {}, "2 of 3, not audited"),
+        (2, {"tie": 2}, "2 of 3, ties"),
+        (2, {"tie": 1, "BUG": 1}, "2 of 3, BUG"),
+    ],
+)
+def test_no_verdict_is_told_that_nobody_gave(unequal, verdicts, says):
+    assert figures.told({"unequal": unequal, "verdicts": verdicts, "samples": 3}) == says
 
 
 def test_the_hosts_time_has_a_column_per_context(tmp_path):
