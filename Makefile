@@ -1,4 +1,4 @@
-# make bench   install into .venv, then the main job: every decoder on the reference pair, sampled
+# make bench   install into .venv, then the main job: seven decoders on the reference pair, sampled
 #              with shared noise where the pair's text repeats itself as real models' does
 # make test    install what development needs as well, then the tests, the GPU's kernels interpreted;
 #              without those marked slow, which make test-all runs too

@@ -60,7 +60,7 @@ def table(kind: str, folders: Sequence[str], root: Path, place: Path) -> str:
     if kind in ALONE and len(paths) > 1:
         raise ValueError(f"results: {kind} {' '.join(folders)}: give one folder, not {len(paths)}")
     frame, said = KINDS[kind](paths)
-    frame = frame.drop(columns=[name for name in frame if (frame[name] == "-").all()])
+    frame = frame.drop(columns=[name for name in frame if frame[name].isin(["-", ""]).all()])
     told = [*said, *about(paths), *(link(root / folder, place) for folder in folders)]
     return f"{as_text(frame)}\n\n*{' · '.join(told)}*"
 
@@ -266,14 +266,15 @@ def advice(paths: Sequence[Path]) -> Found:
 
 def tuning(paths: Sequence[Path]) -> Found:
     """The configured settings against the best found, and what these lose by other costs."""
-    (path,) = paths
-    found = json.loads((path / "tuning.json").read_text("utf-8"))
+    found = [json.loads((path / "tuning.json").read_text("utf-8")) for path in paths]
     rows = [
         {key: plain(value) for key, value in row.items() if key != "settings"}
         | {"decoder": named(row["decoder"])}
-        for row in found["report"]
+        for one in found
+        for row in one["report"]
     ]
-    return pd.DataFrame(rows).fillna("-"), [f"{found['texts']} recorded texts, by replay"]
+    texts = dict.fromkeys(f"{one['texts']} recorded texts, by replay" for one in found)
+    return pd.DataFrame(rows).fillna("-"), list(texts)
 
 
 def host(paths: Sequence[Path]) -> Found:
@@ -297,7 +298,7 @@ KINDS: Mapping[str, Callable[[Sequence[Path]], Found]] = {
     "host": host,
 }
 """By the word after "results:" what makes the table of some folders."""
-ALONE = ("headline", "agreement", "advice", "tuning", "host")
+ALONE = ("headline", "agreement", "advice", "host")
 """The kinds that are made of one folder."""
 READ = {
     "agreement": "agreement.json",

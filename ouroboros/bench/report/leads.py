@@ -50,7 +50,7 @@ def others(summary: Mapping) -> dict[str, Mapping]:
 
 def best_other(summary: Mapping, measure: str) -> tuple[str, Mapping] | None:
     """Return the decoder, no variant of Ouroboros, that Ouroboros is least ahead of, and the lead
-    (chosen on the very samples that are shown, which is in its favour); None without any."""
+    (chosen on the very samples that are shown, which is in that decoder's favour); None without any."""
     rows = {
         name: row[f"{measure}_vs_ouroboros"]
         for name, row in others(summary).items()
