@@ -141,12 +141,13 @@ def evidence() -> argparse.ArgumentParser:
 
     The stages stand in conf/evidence.yaml: commands of this project with their
     results folders. One whose folder is complete at the present sources is passed
-    over, one that was stopped goes on, one of other sources is made anew, what lay
-    there is removed. Stages that count run `jobs` at once, on one thread each, then
-    those that are timed, each alone: leave the machine to them. Tasks and texts
-    whose files are not in data=FOLDER are left out, in one line each. A stage that
-    fails is one line, the others go on, and the exit code is 1; logs lie in
-    results/local/evidence. Ctrl-C keeps all samples. Then: ouroboros figures.
+    over, one that was stopped goes on, one of other sources is made anew; what lay
+    there moves to results/local/evidence/before. Stages that count run `jobs` at
+    once, on one thread each, then those that are timed, each alone: leave the
+    machine to them. Tasks and texts whose files are not in data=FOLDER are left
+    out, in one line each. A stage that fails is one line, the others go on, and the
+    exit code is 1; logs lie in results/local/evidence. Ctrl-C keeps all samples.
+    Then: ouroboros figures.
     """
     parser = _parser(evidence)
     what = "of conf/evidence.yaml: stages, data, jobs, results_dir, extra"

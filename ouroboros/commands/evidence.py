@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -58,6 +57,11 @@ def checked(overrides: Sequence[str], table: Mapping) -> dict:
         if not isinstance(config[name], list | None):
             raise ValueError(f"{name}={config[name]}: give a list, as {name}=[{config[name]}]")
     check_stages(config["stages"], config["table"])
+    if config["extra"] and config["results_dir"] == table["results_dir"]:
+        raise ValueError(
+            f"extra=[...] makes other figures than those in {table['results_dir']}: give "
+            "results_dir=FOLDER as well"
+        )
     if config["data"] is not None and not Path(config["data"]).is_dir():
         raise ValueError(f"data={config['data']}: there is no such folder")
     return config
@@ -80,12 +84,15 @@ def listed(found: Sequence[Case]) -> str:
     rows = [
         {
             "folder": place(case.out),
-            "what lies there": f"lacks {case.lacking}" if case.lacking else case.standing(),
+            "what lies there": case.standing(),
+            "to be done": "no" if case.standing() == "done" else case.lacking or "yes",
             "minutes": case.minutes,
             "machine": "alone" if case.timed else "shared",
-            "command": shlex.join(["ouroboros", *case.commands[-1]])[:100],
+            "commands": "\n".join(" ".join(["ouroboros", *words]) for words in case.commands),
         }
         for case in found
     ]
     total = sum(c.minutes for c in found if not c.lacking and c.standing() != "done")
-    return f"{tabulate(rows, headers='keys')}\n\nabout {total:g} minutes left, one after the other"
+    widths = [*[None] * 5, 100]
+    text = tabulate(rows, headers="keys", maxcolwidths=widths)
+    return f"{text}\n\nabout {total:g} minutes left, one after the other"

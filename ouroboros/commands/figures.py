@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from ouroboros.bench.report.figures import MARKED, sources, written
-from ouroboros.commands import place
+import yaml
+
+from ouroboros.bench.report.figures import MARKED, folders, sources, stale, written
+from ouroboros.commands import CONF, place
+from ouroboros.commands.evidencing.cases import cases
 
 
 def figures(args: argparse.Namespace) -> int:
@@ -21,14 +25,34 @@ def figures(args: argparse.Namespace) -> int:
     for path in pages:
         text = path.read_text("utf-8")
         new = written(text, root, path.resolve().parent)
-        for folder, why in sources(text, root).items():
-            print(f"warning: {place(path)}: {place(folder)}: {why}", file=sys.stderr)
+        warn(path, sources(text, root) | strange(text, root))
         if args.check:
             differing += told(path, text, new)
         elif new != text:
             path.write_text(new, encoding="utf-8")
             print(f"wrote {place(path)}", file=sys.stderr)
     return int(differing > 0)
+
+
+def warn(page: Path, found: Mapping[Path, str]) -> None:
+    """Print a line for each reason why folders behind a page are not what they should be."""
+    for why in dict.fromkeys(found.values()):
+        folders = ", ".join(place(folder) for folder, own in found.items() if own == why)
+        print(f"warning: {place(page)}: {folders}: {why}", file=sys.stderr)
+
+
+def strange(page: str, root: Path) -> dict[Path, str]:
+    """Return why folders behind a page's tables, of the present sources, are not what their stage
+    of conf/evidence.yaml makes."""
+    table = yaml.safe_load(Path(CONF, "evidence.yaml").read_text("utf-8"))
+    own = {root / case.out: case for case in cases(table)}
+    found = (path for _, paths in folders(page, root) for path in paths)
+    changed = [
+        path
+        for path in found
+        if path in own and not stale(path) and own[path].standing() == "stale"
+    ]
+    return dict.fromkeys(changed, "its stage has other commands or settings now")
 
 
 def told(path: Path, text: str, new: str) -> int:

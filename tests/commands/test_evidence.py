@@ -90,8 +90,25 @@ def test_other_sources_are_made_anew(run, tmp_path, monkeypatch):
     assert "stale" in run("--list")[2].out
     code, asked, _ = run("stages=[one]")
     assert code == 0 and len(asked) == 2 and not (tmp_path / "results" / "one" / "old.txt").exists()
-    aside = tmp_path / "results" / "local" / "evidence" / "before" / "results-one"
-    assert (aside / "old.txt").exists()  # nothing measured is lost
+    aside = tmp_path / "results" / "local" / "evidence" / "before"
+    assert (aside / "results-one" / "old.txt").exists()  # nothing measured is lost
+    monkeypatch.setattr(cases, "sources_hash", lambda: "a third")
+    said = run("stages=[one]")[2].err
+    assert (aside / "results-one" / "old.txt").exists() and (aside / "results-one-1").exists()
+    assert "results/one: what lay there is in results/local/evidence/before/results-one-1" in said
+
+
+def test_what_is_done_is_done_without_the_file_that_it_was_made_of(run, tmp_path):
+    (tmp_path / "mine.jsonl").write_text("")
+    assert run(f"data={tmp_path}", "stages=[two]")[0] == 0
+    code, asked, said = run("stages=[two]")
+    assert code == 0 and asked == [] and said.err.count("done before") == 2
+
+
+def test_a_file_that_is_not_there_is_named(run, tmp_path):
+    said = run(f"data={tmp_path}", "stages=[two]")[2].err
+    assert f"left out: there is no {tmp_path}/mine.jsonl" in said
+    assert "mine.jsonl: data=FOLDER says where" in run("--list")[2].out
 
 
 def test_a_failure_is_one_line_and_the_others_go_on(run, tmp_path):
@@ -150,6 +167,7 @@ def test_a_stop_begins_nothing_more(run, tmp_path, monkeypatch):
         ("stages=[one,one]", "name each once"),
         ("extra=max_new=4", "give a list, as extra=[max_new=4]"),
         ("data=nowhere", "there is no such folder"),
+        ("extra=[max_new=4]", "give results_dir=FOLDER as well"),
         ("jobs=0", "jobs=0"),
         ("stage=one", "there is no option stage"),
     ],

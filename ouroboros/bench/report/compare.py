@@ -9,7 +9,7 @@ import pandas as pd
 from ouroboros.bench.report.cells import interval, number, ratio
 from ouroboros.bench.report.leads import MEASURES, best_other, mean_lead, said
 from ouroboros.bench.report.summary import cost_text
-from ouroboros.bench.report.tables import WORDS
+from ouroboros.bench.report.tables import WORDS, own_costs
 
 Lead = Mapping[str, Sequence]
 """The first columns: what tells the runs apart, one value per run."""
@@ -26,7 +26,7 @@ CELLS: Mapping[str, tuple[str, Callable[[Mapping], str]]] = {
     ),
     "throughput": ("Tokens per second", lambda row: number(row["output_throughput"], 1)),
     "predicted": (
-        "Speedup over greedy, predicted by {priced}",
+        "Speedup over greedy, {predicted} by {priced}",
         lambda row: interval(row["predicted_speedup"]),
     ),
     "cost": (
@@ -47,7 +47,9 @@ def comparisons(lead: Lead, summaries: Sequence[Mapping]) -> dict[str, tuple[str
     priced = ", ".join(dict.fromkeys(one["costs"] for one in summaries if one["costs"]))
     absent = set() if any(one["timed"] for one in summaries) else {"speedup", "macro", "throughput"}
     absent |= set() if priced else {"predicted", "cost"}
-    words = {"priced": priced, "cost": cost_text(summaries)}
+    fits = [own_costs(one) for one in summaries if one["costs"]]
+    word = "a fit" if all(fits) else "predicted, of timed runs a fit" if any(fits) else "predicted"
+    words = {"priced": priced, "cost": cost_text(summaries), "predicted": word}
     found = {
         name: (caption.format(**words), comparison_frame(lead, summaries, cell))
         for name, (caption, cell) in CELLS.items()
@@ -59,14 +61,14 @@ def comparisons(lead: Lead, summaries: Sequence[Mapping]) -> dict[str, tuple[str
 
 
 def best_other_frame(lead: Lead, summaries: Sequence[Mapping]) -> pd.DataFrame:
-    """Return one row per run: Ouroboros over the best other decoder, by the best measure that all
-    runs have, and the geometric mean over the runs; empty where no run has both."""
+    """Return one row per run that has both: Ouroboros over the best other decoder, by the best
+    measure that all of them have, and the geometric mean; empty where no run has both."""
+    able = [index for index, one in enumerate(summaries) if best_other(one, MEASURES[-1])]
     for measure in MEASURES:
-        found = [best_other(summary, measure) for summary in summaries]
-        have = [(index, one) for index, one in enumerate(found) if one]
-        if have and (measure == MEASURES[-1] or len(have) == len(found)):
+        have = [(i, one) for i in able if (one := best_other(summaries[i], measure))]
+        if len(have) == len(able):
             break
-    if not have:
+    if not able:
         return pd.DataFrame()
     column = f"ouroboros over it, by {WORDS[measure].format(cost=cost_text(summaries))}"
     rows = [

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -74,11 +74,15 @@ def behind(kind: str, folders: Sequence[str], root: Path) -> list[Path]:
 def sources(page: str, root: Path) -> dict[Path, str]:
     """Return why each folder behind a page's tables is not the present code's; {} where all
     are."""
-    found: dict[Path, str] = {}
+    found = (path for _, paths in folders(page, root) for path in paths)
+    return {path: why for path in found if (why := stale(path))}
+
+
+def folders(page: str, root: Path) -> Iterator[tuple[str, list[Path]]]:
+    """Yield the kind of each table of a page, and the folders that it is made of."""
     for marker in MARKED.finditer(page):
-        kind, *folders = marker[1].split()
-        found |= {path: why for path in behind(kind, folders, root) if (why := stale(path))}
-    return found
+        kind, *named = marker[1].split()
+        yield kind, behind(kind, named, root)
 
 
 def stale(path: Path) -> str | None:
@@ -163,6 +167,7 @@ def headline(paths: Sequence[Path]) -> Found:
         "Over greedy, prefill included, pooled and as the geometric mean",
         summary["title"].split(" · ")[0] + (f", {runs} times" if runs > 1 else ""),
         *titled(summary),
+        f"cost/token by {summary['costs']}, a fit",
         repeats,
     ]
 
@@ -211,13 +216,15 @@ def drafters(paths: Sequence[Path]) -> Found:
 
 
 def in_time(found: Sequence[Mapping]) -> dict[str, list[str]]:
-    """Return columns of timed runs: what Ouroboros' texts are like, and its speed."""
-    ours = [one["decoders"]["ouroboros"] for one in found]
+    """Return columns of timed runs: what greedy's texts are like, Ouroboros' speed, and how many
+    of its texts are others."""
+    plain, ours = ([one["decoders"][name] for one in found] for name in ("greedy", "ouroboros"))
     return {
-        "tokens a text": [number(row["new_tokens"] / row["samples"], 0) for row in ours],
-        "repeats": [percent(row["repetition_rate"]) for row in ours],
+        "tokens a text": [number(row["new_tokens"] / row["samples"], 0) for row in plain],
+        "repeats": [percent(row["repetition_rate"]) for row in plain],
         "tokens/s": [number(row["output_throughput"], 1) for row in ours],
         "over greedy": [interval(row["latency_speedup"]) for row in ours],
+        "other text": [told(row) for row in ours],
     }
 
 
@@ -243,13 +250,14 @@ def agreement(paths: Sequence[Path]) -> Found:
     (path,) = paths
     found = json.loads((path / "agreement.json").read_text("utf-8"))
     rows: dict[tuple, dict] = {}
-    for row in found["rows"]:
-        if row["group"] == "all":
-            key = (row["decoder"], row["agreement"])
-            heads = {"decoder": named(key[0]), "agreement": number(key[1], 2)}
-            column = f"{row['costs']}, draft call {row['ratio']:g}"
-            rows.setdefault(key, heads)[column] = interval(row["speedup"])
-    return pd.DataFrame(rows.values()).fillna("-"), ["speedup over greedy (prediction)"]
+    whole = [row for row in found["rows"] if row["group"] == "all"]
+    for row in whole:
+        key = (row["decoder"], row["agreement"])
+        heads = {"decoder": named(key[0]), "agreement": number(key[1], 2)}
+        column = f"{row['costs']}, draft call {row['ratio']:g}"
+        rows.setdefault(key, heads)[column] = interval(row["speedup"])
+    said = f"speedup over greedy (prediction), {max(row['prompts'] for row in whole)} texts"
+    return pd.DataFrame(rows.values()).fillna("-"), [said]
 
 
 def advice(paths: Sequence[Path]) -> Found:

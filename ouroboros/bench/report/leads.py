@@ -49,8 +49,8 @@ def others(summary: Mapping) -> dict[str, Mapping]:
 
 
 def best_other(summary: Mapping, measure: str) -> tuple[str, Mapping] | None:
-    """Return the decoder, no variant of Ouroboros, that Ouroboros is least ahead of, and the lead
-    (chosen on the very samples that are shown, which is in that decoder's favour); None without any."""
+    """Return the decoder, no variant of Ouroboros, that Ouroboros is least ahead of, and the lead;
+    None without any. Chosen on the very samples that are shown, which is in that one's favour."""
     rows = {
         name: row[f"{measure}_vs_ouroboros"]
         for name, row in others(summary).items()

@@ -88,17 +88,18 @@ def cases(config: Mapping) -> Iterator[Case]:
 def case_of(name: str, out: Path, values: Mapping, config: Mapping) -> Case:
     """Return the case of a stage in the folder `out`; `values` are the stage's and the case's."""
     needs, data, root = values.get("needs"), config["data"], Path(config["results_dir"])
-    known = {"out": out, "data": data, **values}
+    known = {"out": out, "data": data or "/data", **values}
     known |= {key: str(value).format(**known) for key, value in values.items() if key == "task"}
     commands = [shlex.split(line.format(**known)) for line in values["run"]]
     absent = needs and (data is None or not Path(data, needs).exists())
+    file = f"{needs}: data=FOLDER says where" if data is None else f"{data}/{needs}"
     return Case(
         name,
         out,
         [completed(words, out, config["extra"]) for words in commands],
         values["minutes"],
         values.get("timed", False),
-        needs if absent else None,
+        file if absent else None,
         [root / old for old in values.get("replaces", ())],
     )
 

@@ -5,6 +5,7 @@ Invariant: one case's failure does not stop another, and nothing that was measur
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -55,13 +56,13 @@ class Work:
         if self.stopping.is_set():
             self.told[name] = "not begun"
             return
-        if case.lacking:
-            said = self.told[name] = "left out"
-            said += f": there is no {case.lacking} (data=FOLDER says where)"
-        elif case.standing() == "done":
+        if case.standing() == "done":
             pack_lines(case.out)
             said = self.told[name] = "done"
             said += " before, at these sources"
+        elif case.lacking:
+            said = self.told[name] = "left out"
+            said += f": there is no {case.lacking}"
         else:
             self.told[name], reason = self.do(case, threads)
             said = self.told[name] + reason + f" ({(time.monotonic() - started) / 60:.1f} minutes)"
@@ -113,6 +114,8 @@ class Work:
             self.running.add(child)
             said, _ = child.communicate()
             self.running.discard(child)
+        if child.returncode < 0 and self.stopping.is_set():
+            return f": {words[0]} was ended as it began; the same command goes on"
         if child.returncode:
             lines = log.read_text(errors="replace").strip().splitlines()
             return f": {words[0]} ended with {child.returncode}: {(lines or ['nothing said'])[-1]}"
@@ -128,13 +131,16 @@ def pack_lines(folder: Path) -> None:
 
 
 def set_aside(path: Path) -> None:
-    """Move what lies in a folder to results/local, where the last such thing gives way to it: what
-    was measured is not lost before it is measured anew."""
+    """Move what lies in a folder to a new one in results/local, and say so: nothing that was
+    measured is lost."""
     if path.exists():
-        aside = LOGS / "before" / str(path).strip("/").replace("/", "-")
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.parent.mkdir(parents=True, exist_ok=True)
+        name = str(path).strip("/").replace("/", "-")
+        before = LOGS / "before"
+        names = (f"{name}-{count}" if count else name for count in itertools.count())
+        aside = next(before / one for one in names if not (before / one).exists())
+        before.mkdir(parents=True, exist_ok=True)
         shutil.move(path, aside)
+        print(f"{place(path)}: what lay there is in {aside}", file=sys.stderr, flush=True)
 
 
 def finished(words: Sequence[str]) -> bool:

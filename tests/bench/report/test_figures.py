@@ -71,6 +71,30 @@ def test_a_folder_that_says_nothing_of_its_sources_is_stale(root):
     assert "does not say" in why
 
 
+def test_a_folder_of_another_command_than_its_stages_is_a_warning(root, capsys):
+    check(capsys=capsys)
+    folder = root / "results" / "main_t0"
+    (root / "results" / "main").rename(folder)
+    (root / "README.md").write_text(PAGE.replace("results/main", "results/main_t0"))
+    (folder / "evidence.json").write_text('{"key": "of a rehearsal", "status": "done"}')
+    check(capsys=capsys)
+    code, error = check("--check", capsys=capsys)
+    assert code == 0 and error.count("\n") == 1
+    assert "results/main_t0: its stage has other commands or settings now" in error
+
+
+def test_folders_with_one_fault_are_one_line(root, capsys, monkeypatch):
+    twice = root / "results" / "twice"
+    twice.mkdir()
+    for name in ("run.json", "summary.json"):
+        (twice / name).write_text((root / "results" / "main" / name).read_text())
+    (root / "README.md").write_text(PAGE + PAGE.replace("results/main", "results/twice"))
+    check(capsys=capsys)
+    monkeypatch.setattr(figures, "sources_hash", lambda: "another")
+    error = check("--check", capsys=capsys)[1]
+    assert error.startswith("warning: README.md: results/main, results/twice: the sources that")
+
+
 def test_what_was_not_measured_is_said(root):
     page = "<!-- results: counts results/nothing/here -->\n<!-- end -->"
     assert 'ouroboros evidence "stages=[nothing]"' in written(page, root, root)
@@ -90,10 +114,11 @@ def timed_run(path, tokens_per_s, lead, *, heat="greedy (T=0)", timed=True):
     """Write the summary of a timed run in which Ouroboros leads speculation by `lead`."""
     one = {"value": 1.0, "low": 1.0, "high": 1.0}
     ahead = {"value": lead, "low": lead - 0.1, "high": lead + 0.1}
-    common = {"samples": 2, "repetition_rate": 0.1, "latency_speedup": one}
+    common = {"samples": 2, "repetition_rate": 0.1, "latency_speedup": one, "unequal": 0}
     theirs = {"latency_vs_ouroboros": ahead, "calls_vs_ouroboros": ahead}
     ours = {"latency_vs_ouroboros": one, "calls_vs_ouroboros": None, "new_tokens": 34}
     rows = {
+        "greedy": {**common, **dict.fromkeys(theirs), "new_tokens": 36, "output_throughput": 8.0},
         "speculative": {**common, **theirs, "new_tokens": 32, "output_throughput": 9.0},
         "ouroboros": {**common, **ours, "output_throughput": tokens_per_s},
     }
@@ -113,7 +138,7 @@ def test_timed_runs_are_compared_in_time(tmp_path):
         "b, 2 prompts x 48 tokens",
         "geometric mean",
     ]
-    assert list(frame["tokens a text"]) == ["17", "17", ""]
+    assert list(frame["tokens a text"]) == ["18", "18", ""], "greedy's"
     assert list(frame["tokens/s"]) == ["12.5", "20.0", ""]
     assert list(frame["it is"])[:2] == ["ahead", "behind"]
     assert list(frame["best other"]) == ["speculative", "speculative", ""]

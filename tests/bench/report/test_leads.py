@@ -163,6 +163,9 @@ def test_the_best_other_decoder_of_each_run_and_their_mean():
     assert list(frame["run"]) == ["x", "y", "geometric mean"]
     assert list(frame["best other"]) == ["other", "other", ""]
     assert compare.best_other_frame({"run": ["x"]}, [{**one, "decoders": {}}]).empty
+    bare = {**one, "decoders": {}}
+    frame = compare.best_other_frame({"run": ["x", "y"]}, [one, bare])
+    assert len(frame) == 1 and frame.columns[2].endswith("by tokens/s"), "it leads nothing there"
 
 
 def test_a_mean_over_runs_is_surer_than_one_run():

@@ -65,15 +65,16 @@ def comparison_dots(summaries: Mapping[str, Mapping]) -> Figure | None:
     if len(runs) < 2:
         return None
     names = list(dict.fromkeys(name for rows in runs.values() for name in rows))
+    shown = [summaries[label] for label in runs]
     with style.looks():
         figure = new_figure(1.7 + len(runs) * (0.25 + 0.17 * len(names)))
         axes = figure.add_subplot()
         _dots(axes, runs, names)
-        head(axes, " · ".join(["Speedup over greedy, run by run", *shared(summaries.values())]))
+        head(axes, " · ".join(["Speedup over greedy, run by run", *shared(shown)]))
         axes.set_xlabel(AXIS)
         figure.legend(loc="outside upper right", ncols=min(len(names), 5), fontsize=9)
         found = [row["latency_speedup"] for rows in runs.values() for row in rows.values()]
-        foot(figure, whisker_words(found) + machines(summaries.values()))
+        foot(figure, whisker_words(found) + machines(shown))
     return figure
 
 
