@@ -113,8 +113,8 @@ def tune() -> argparse.ArgumentParser:
     """
     parser = _parser(tune)
     add = parser.add_argument
-    prompts = "JSONL with prompts; default: functions, maths, programs and texts of our own, of "
-    add("--prompts", nargs="+", metavar="FILE", help=f"{prompts}--fit the functions")
+    prompts = "JSONL (default: conf/task/development*)"
+    add("--prompts", nargs="+", metavar="FILE", help=prompts)
     add("--fit", type=Path, metavar="FILE", help="where the fitted weights go")
     noise = "fit on drafts disturbed so much, 0 is the draft itself: for drafts of other quality"
     add("--noise", type=float, nargs="+", default=[0.0], help=noise)
