@@ -282,7 +282,9 @@ def tuning(paths: Sequence[Path]) -> Found:
         for row in one["report"]
     ]
     texts = dict.fromkeys(f"{one['texts']} recorded texts, by replay" for one in found)
-    return pd.DataFrame(rows).fillna("-"), list(texts)
+    frame = pd.DataFrame(rows).fillna("-")
+    last = "settings tried"
+    return frame[[*frame.columns.drop(last), last]], list(texts)
 
 
 def host(paths: Sequence[Path]) -> Found:
