@@ -35,10 +35,12 @@ def figures(args: argparse.Namespace) -> int:
 
 
 def warn(page: Path, found: Mapping[Path, str]) -> None:
-    """Print a line for each reason why folders behind a page are not what they should be."""
+    """Print a line for each reason why folders behind a page are not what they should be, those of
+    a stage together."""
     for why in dict.fromkeys(found.values()):
-        folders = ", ".join(place(folder) for folder, own in found.items() if own == why)
-        print(f"warning: {place(page)}: {folders}: {why}", file=sys.stderr)
+        parts = [Path(place(folder)).parts[:2] for folder, own in found.items() if own == why]
+        stages = ", ".join(Path(*part).as_posix() for part in dict.fromkeys(parts))
+        print(f"warning: {place(page)}: {stages}: {why}", file=sys.stderr)
 
 
 def strange(page: str, root: Path) -> dict[Path, str]:

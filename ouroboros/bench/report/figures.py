@@ -91,8 +91,8 @@ def stale(path: Path) -> str | None:
     if "sources" not in made:
         return "it does not say by which sources it was made"
     if made["sources"] != sources_hash():
-        return "the sources that it depends on have changed since"
-    return "it was made on a checkout with changes" if (made["git"] or {}).get("dirty") else None
+        return "made by sources that have changed since"
+    return "made on a checkout with changes" if (made["git"] or {}).get("dirty") else None
 
 
 def provenance_of(path: Path) -> Mapping:

@@ -60,7 +60,7 @@ def test_a_stale_folder_is_a_warning(root, capsys, monkeypatch):
     check(capsys=capsys)
     monkeypatch.setattr(figures, "sources_hash", lambda: "another")
     code, error = check("--check", capsys=capsys)
-    assert code == 0 and error.startswith("warning: README.md: results/main: the sources that")
+    assert code == 0 and error.startswith("warning: README.md: results/main: made by sources that")
 
 
 def test_a_folder_that_says_nothing_of_its_sources_is_stale(root):
@@ -92,7 +92,7 @@ def test_folders_with_one_fault_are_one_line(root, capsys, monkeypatch):
     check(capsys=capsys)
     monkeypatch.setattr(figures, "sources_hash", lambda: "another")
     error = check("--check", capsys=capsys)[1]
-    assert error.startswith("warning: README.md: results/main, results/twice: the sources that")
+    assert error.startswith("warning: README.md: results/main, results/twice: made by sources that")
 
 
 def test_what_was_not_measured_is_said(root):
