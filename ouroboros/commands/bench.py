@@ -21,9 +21,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from ouroboros.bench.measure.sample import PLAIN, Sample
+from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.measure.scoring import corpus_scores
 from ouroboros.bench.report.folder_report import headline, make_report, tables, unpriced
+from ouroboros.bench.run.caveats import caveats
 from ouroboros.bench.run.costs import recorded_costs
 from ouroboros.bench.run.interrupt import Interruption
 from ouroboros.bench.run.launch import check_timing
@@ -38,7 +39,6 @@ from ouroboros.bench.run.parallel import (
     joined,
     on_own_device,
 )
-from ouroboros.bench.run.provenance import machine
 from ouroboros.bench.run.record import claim_of, run_facts
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.tasks.task import Example, Task, conversations
@@ -51,13 +51,6 @@ from ouroboros.engine.ranks import Alone, RankLost, Ranks, agreed
 from ouroboros.reference_pair import FOLDER
 
 NAMED = 6  # failed samples named before a retry
-WITHOUT_PLAIN = (
-    f"without {PLAIN} among decoder=[...] there is no speedup and no verdict on losslessness"
-)
-SLOW_ROWS = (
-    "float32 on an AMD processor: calls of one to three nodes take longer than of four, so "
-    "that ratios over greedy flatter; model.dtype=bfloat16 has no such step"
-)
 INTERRUPTED = "interrupted: finished samples are kept; the same results_dir goes on from here"
 STOPPING = b"\nstopping after this sample; Ctrl-C again: at once\n"
 
@@ -127,10 +120,8 @@ def run_job(
     run = agreed(ranks, lambda: opened() if first else {})
     if first and job.costs is not None and recorded is None:
         folder.save_costs(job.costs)
-    if PLAIN not in job.decoders:
-        _say(WITHOUT_PLAIN)
-    if first and config["timing"] and slow_rows(pair):
-        _say(SLOW_ROWS)
+    for line in caveats(job, timing=config["timing"]):
+        _say(line)
     _say(f"results: {place(folder.path)}")
     failed = [sample for sample in folder.load_samples() if sample.error]
     if config["retry_failed"] and failed:
@@ -147,14 +138,6 @@ def run_job(
     run["parallel"] = exchanged(job.models)
     job = alone(job)
     return concluded(config, task, job, folder, run, finished=finished)
-
-
-def slow_rows(pair: Pair) -> bool:
-    """Whether float32 calls of one to three nodes, which go by torch's own product, cost more here
-    than calls of four: on AMD processors MKL takes each row by itself."""
-    target = pair.target
-    on_cpu = target.device.type == "cpu" and target.dtype == torch.float32
-    return on_cpu and "AMD" in str(machine()["cpu"])
 
 
 def concluded(

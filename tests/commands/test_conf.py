@@ -11,9 +11,9 @@ from hydra.utils import get_class
 
 from ouroboros import PhrasePool, argmax, standin, vocab
 from ouroboros.bench.report.gather import load, merge
+from ouroboros.bench.run import caveats
 from ouroboros.bench.run.pair import Pair, PairSpec, load_draft, load_pair
 from ouroboros.bench.run.store import ResultsFolder
-from ouroboros.commands import bench as benching
 from ouroboros.commands import build as building
 from ouroboros.commands import configs
 from ouroboros.commands import refusals as asking
@@ -116,7 +116,7 @@ def test_decoders_that_an_experiment_sets_may_be_left_out(capsys):
 
 @pytest.mark.parametrize("cpu", ["AMD EPYC", "Intel(R) Xeon(R)"])
 def test_a_timed_run_says_where_few_float32_rows_are_slow(run_bench, saved_pair, monkeypatch, cpu):
-    monkeypatch.setattr(benching, "machine", lambda: {"cpu": cpu})
+    monkeypatch.setattr(caveats, "machine", lambda: {"cpu": cpu})
     options = ["decoder=greedy", "model.dtype=float32", "task.limit=1", "max_new=2", "audit=none"]
     options.append(f"results_dir={cpu[:3]}")
     code, _, error = run_bench(*options)

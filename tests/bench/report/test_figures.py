@@ -6,7 +6,8 @@ import pytest
 from composing import ROOT
 
 from ouroboros.bench.report import figures
-from ouroboros.bench.report.figures import KINDS, sources, written
+from ouroboros.bench.report.figures import sources, written
+from ouroboros.bench.report.page_tables import KINDS, told
 from ouroboros.commands import command_line
 
 PAGE = "# Mine\n\n<!-- results: headline results/main -->\n<!-- end -->\n\nText.\n"
@@ -177,7 +178,7 @@ def test_a_kind_of_one_folder_is_not_given_two(root):
     ],
 )
 def test_no_verdict_is_told_that_nobody_gave(unequal, verdicts, says):
-    assert figures.told({"unequal": unequal, "verdicts": verdicts, "samples": 3}) == says
+    assert told({"unequal": unequal, "verdicts": verdicts, "samples": 3}) == says
 
 
 def test_the_hosts_time_has_a_column_per_context(tmp_path):
