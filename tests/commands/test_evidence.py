@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 import yaml
@@ -11,6 +12,7 @@ from ouroboros.bench.measure.sample import Sample
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.commands import command_line, evidence
 from ouroboros.commands.evidencing import cases
+from ouroboros.commands.evidencing.work import Work
 
 TABLE = {
     "results_dir": "results",
@@ -175,6 +177,34 @@ def test_a_stop_begins_nothing_more(run, tmp_path, monkeypatch):
 def test_what_cannot_be_asked_for_is_one_line(run, word, says):
     code, asked, said = run(word)
     assert code == 2 and asked == [] and said.err.count("\n") == 1 and says in said.err
+
+
+def test_a_case_is_the_same_wherever_its_file_lies(tmp_path):
+    stage = {
+        "what": "",
+        "minutes": 1,
+        "run": ["bench task.path={data}/{needs}"],
+        "needs": "a.jsonl",
+    }
+    (tmp_path / "a.jsonl").write_text("")
+    table = {**TABLE, "table": {"one": stage}}
+    (lacking,), (there,) = (list(cases.cases({**table, "data": d})) for d in (None, tmp_path))
+    assert lacking.lacking and not there.lacking and lacking.key == there.key
+
+
+def test_a_command_that_is_ended_as_it_begins_is_told_in_words(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    work = Work()
+    work.stopping.set()
+    monkeypatch.setattr(sys, "executable", write_ended(tmp_path / "python"))
+    assert "was ended as it began" in work.command(["bench"], tmp_path, None)
+
+
+def write_ended(path):
+    """Write a program that a signal ends."""
+    path.write_text("#!/bin/sh\nkill -TERM $$\n")
+    path.chmod(0o755)
+    return str(path)
 
 
 @pytest.mark.slow

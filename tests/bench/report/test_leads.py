@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from matplotlib.text import Text
 from measured import RUN, sample, step, write_run
 
 from ouroboros.bench.measure import intervals, metrics
@@ -12,7 +13,7 @@ from ouroboros.bench.report import compare
 from ouroboros.bench.report.cells import as_text, within
 from ouroboros.bench.report.folder_report import make_report, notes, to_markdown
 from ouroboros.bench.report.leads import best_other, mean_lead, said
-from ouroboros.bench.report.plots.speedups import calls_bars, speedup_bars
+from ouroboros.bench.report.plots.speedups import calls_bars, comparison_dots, speedup_bars
 from ouroboros.bench.report.summary import summarise
 from ouroboros.bench.report.tables import count_frame, lead_frame, speed_frame, tables
 from ouroboros.bench.report.title import pair_name
@@ -210,3 +211,24 @@ def test_a_run_without_greedy_says_what_is_lost():
     said_so = notes(summarise({**RUN, "decoders": ["ouroboros"]}, rows()[4:6], {}))
     assert any("No greedy here: no speedup" in note for note in said_so)
     assert not any("No greedy" in note for note in notes(summary()))
+
+
+@pytest.mark.parametrize(
+    ("names", "word"),
+    [
+        (["the costs measured with the run"] * 2, "greedy, a fit by"),
+        (["the costs 'flat'"] * 2, "greedy, predicted by"),
+        (["the costs measured with the run", "the costs 'flat'"], "of timed runs a fit by"),
+    ],
+)
+def test_what_a_runs_own_costs_give_is_called_a_fit(names, word):
+    found = [{**summary(), "costs": name} for name in names]
+    assert word in compare.comparisons({"run": ["x", "y"]}, found)["predicted"][0]
+
+
+def test_a_comparison_names_the_machines_of_what_it_shows():
+    plain = {**summary(timing=False), "device": "another"}
+    figure = comparison_dots({"a": summary(), "b": summary(), "c": plain})
+    words = [text.get_text() for text in figure.findobj(Text)]
+    assert any("Measured on" in one for one in words)
+    assert not any("another" in one for one in words)
