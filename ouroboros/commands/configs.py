@@ -10,7 +10,6 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType
 
@@ -19,12 +18,12 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from ouroboros.commands import CONF
+from ouroboros.commands.refusals import unknown_config
 
 SPACES: dict[str, dict[str, list]] = {
     path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted(Path(CONF).glob("tune/*"))
 }
 """By decoder, the values of each setting that a search may try: conf/tune."""
-DECODERS = [path.stem for path in sorted(Path(CONF).glob("decoder/*.yaml"))]
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "int": (int, "a whole number"),
     "int | None": ((int, NoneType), "a whole number, or null"),
@@ -47,9 +46,8 @@ def chosen(config: dict) -> dict:
     decoders = config.get("decoder") or {}
     absent = [name for name, own in decoders.items() if own and "_target_" not in own]
     for name in absent:
-        if name not in DECODERS:
-            there = ", ".join(get_close_matches(name, DECODERS) or DECODERS)
-            raise ValueError(f"decoder.{name} is set, but there is no such decoder: {there}")
+        if not Path(CONF, "decoder", f"{name}.yaml").exists():
+            raise ValueError(unknown_config("decoder", name))
     if absent:
         print(f"set, but not in decoder=[...], so left out: {', '.join(absent)}", file=sys.stderr)
     return {**config, "decoder": {n: own for n, own in decoders.items() if n not in absent}}
