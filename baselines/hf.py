@@ -23,9 +23,9 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from ouroboros.choose import Choose, Sampler, argmax
 from ouroboros.engine.model import CachedModel
 from ouroboros.processors import Processed
+from ouroboros.select import Sampler, TokenSelector, argmax
 from ouroboros.trace import DecodeTrace, StepRecord
 
 Stop = Callable[[list[int]], int | None]
@@ -42,7 +42,7 @@ class SharedNoise(LogitsProcessor):
         return self.sampler.warped(scores) + row
 
 
-def as_processors(choose: Choose) -> LogitsProcessorList:
+def as_processors(choose: TokenSelector) -> LogitsProcessorList:
     """Return the logits processors under which transformers' argmax is this choice."""
     if choose is argmax:
         return LogitsProcessorList()
@@ -114,7 +114,7 @@ class HFGenerate:
         *,
         max_new: int,
         eos: Collection[int] = (),
-        choose: Choose = argmax,
+        choose: TokenSelector = argmax,
         stop: Stop | None = None,
     ) -> DecodeTrace:
         """Generate under the same rules as `decode`; `stop` says how many new tokens to keep."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ouroboros.choose import Choose
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree
 
 
@@ -42,7 +42,7 @@ class PromptLookup:
         self._places: dict[tuple[int, ...], int] = {}
         self._seen = 0
 
-    def reset(self, choose: Choose) -> None:
+    def reset(self, choose: TokenSelector) -> None:
         """Forget the text before."""
         self._places = {}
         self._seen = 0

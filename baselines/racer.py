@@ -12,11 +12,12 @@ from typing import Literal
 from ouroboros.baselines import recycling
 from ouroboros.baselines.recycling import WIDTH, Successors
 from ouroboros.baselines.suffix import SOURCE, check_state
-from ouroboros.baselines.suffix_tree import Place, SuffixTree
-from ouroboros.choose import Choose, Ranked
+from ouroboros.baselines.suffix_tree import PrefixKey, SuffixTree
+
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
 from ouroboros.growing import Growing
+from ouroboros.select import Ranked, TokenSelector
 from ouroboros.tree import TokenTree
 
 
@@ -60,7 +61,7 @@ class Racer:
         self.successors = Successors()
         self._seen = 0
 
-    def reset(self, choose: Choose) -> None:
+    def reset(self, choose: TokenSelector) -> None:
         """Forget all with state "cold"; otherwise the text ends."""
         if self.state == "cold":
             self.tree.forget()
@@ -94,9 +95,9 @@ class Racer:
         """Hang what followed the matching suffixes, the most frequent first, then the nearest, then
         that of the longest match. Nodes that several suffixes propose count once."""
         tree, order = self.tree, count()
-        heap: list[tuple[int, int, int, int, Place, int]] = []
+        heap: list[tuple[int, int, int, int, PrefixKey, int]] = []
 
-        def push(place: Place, node: int, length: int) -> None:
+        def push(place: PrefixKey, node: int, length: int) -> None:
             if length < self.ngram:
                 for occurrences, below in tree.after(place):
                     depth = growing.depths[node] + 1

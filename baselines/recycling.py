@@ -9,11 +9,11 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-
 from ouroboros.baselines.suffix import check_state
-from ouroboros.choose import Choose, Ranked
+
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import Ranked, TokenSelector
 from ouroboros.tree import TokenTree
 
 WIDTH = 8
@@ -64,10 +64,10 @@ class Successors:
         was accepted."""
         order = np.argsort(-ranked.shares, axis=1, kind="stable")
         ids = np.take_along_axis(ranked.ids, order, axis=1).tolist()
-        for at, node in enumerate(tree.asked):
+        for at, node in enumerate(tree.logit_nodes):
             self.rows[tree.tokens[node]] = ids[at]
         for node in path:
-            self.rows[tree.tokens[node]] = ids[bisect_left(tree.asked, node)]
+            self.rows[tree.tokens[node]] = ids[bisect_left(tree.logit_nodes, node)]
 
     def read(self, tokens: Sequence[int]) -> None:
         """Learn from a text what followed each token, the newest first, before what was known."""
@@ -104,7 +104,7 @@ class TokenRecycling:
         self.successors = Successors()
         self._fresh = True
 
-    def reset(self, choose: Choose) -> None:
+    def reset(self, choose: TokenSelector) -> None:
         """Forget all with state "cold"."""
         if self.state == "cold":
             self.successors = Successors()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ouroboros.choose import Ranked, Sampler
+from ouroboros.select import Ranked, Sampler
 from ouroboros.tree import TokenTree
 
 
@@ -54,7 +54,7 @@ class Rejection:
         """Return the accepted or sampled token after each node of the path, -1 elsewhere."""
         laws = self.laws(logits)
         child = {(parent, tree.tokens[node]): node for node, parent in enumerate(tree.parents)}
-        chosen, node = [-1] * len(tree.asked), 0
+        chosen, node = [-1] * len(tree.logit_nodes), 0
         while True:
             token, accepted = self._follow(laws[node], self.drawn.get(node))
             chosen[node] = token

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-
 from ouroboros.baselines.rejection import Drawn, Rejection
-from ouroboros.choose import Choose, Ranked, Sampler, argmax
+
 from ouroboros.decode import RootOnly, extend
 from ouroboros.drafters.drafting import Scratch, Watched
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import Ranked, Sampler, TokenSelector, argmax
 from ouroboros.tree import TokenTree
 
 
@@ -55,9 +55,9 @@ class Speculative:
         self.candidates = candidates
         self._plain = RootOnly()
         self._scratch = Scratch()
-        self._choose: Choose = argmax
+        self._choose: TokenSelector = argmax
 
-    def rule(self, choose: Choose) -> Choose:
+    def rule(self, choose: TokenSelector) -> TokenSelector:
         """Return the choice that the loop shall use: rejection sampling where it was asked for.
 
         Raises `ValueError` under a choice that is neither argmax nor a plain `Sampler`.
@@ -68,7 +68,7 @@ class Speculative:
             raise ValueError("verification=rejection knows no logits processors; use shared")
         return Rejection(choose)
 
-    def reset(self, choose: Choose) -> None:
+    def reset(self, choose: TokenSelector) -> None:
         """Draft by the same choice (and noise) as the target."""
         self._choose = choose
         self._scratch.reset()
@@ -82,7 +82,7 @@ class Speculative:
             drafted = self.model.roll(tokens, room, self._choose)
             return TokenTree.chain(tokens[-1], drafted, source="draft")
         sequence, watch = self._scratch.at(tokens), Watched(self._choose)
-        choose: Choose = watch if self.confidence > 0 else self._choose
+        choose: TokenSelector = watch if self.confidence > 0 else self._choose
         for _ in extend(self.model, self._plain, sequence, room, choose=choose):
             if self.confidence > 0 and watch.ranks[-1].share < self.confidence:
                 break

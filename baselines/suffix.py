@@ -12,10 +12,11 @@ from itertools import count
 from typing import Literal, NamedTuple
 
 from ouroboros.baselines.speculative import Speculative
-from ouroboros.baselines.suffix_tree import END, Place, SuffixTree
-from ouroboros.choose import Choose
+from ouroboros.baselines.suffix_tree import END, PrefixKey, SuffixTree
+
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree
 
 SOURCE = "prompt"  # looked up in the text so far
@@ -75,12 +76,12 @@ class SuffixDecoding:
         self._chain = draft and Speculative(draft, gamma=gamma, confidence=confidence)
         self._text = SuffixTree(depth=depth)
         self._past = SuffixTree(depth=depth, memory=memory)
-        self._places: list[Place] = []
+        self._places: list[PrefixKey] = []
         self._accepted: list[int] = []  # by the last step
         self._prompt = 0
         self._seen = 0
 
-    def reset(self, choose: Choose) -> None:
+    def reset(self, choose: TokenSelector) -> None:
         """Forget the text before; with state "task" its output is kept, but for the last token,
         which no later step saw."""
         if self.state == "task" and self._seen:
@@ -126,7 +127,7 @@ class SuffixDecoding:
                 self._places = self._past.follow(self._places, token)
         self._seen = len(tokens)
 
-    def _best(self, tree: SuffixTree, places: Sequence[Place], room: int) -> Draft:
+    def _best(self, tree: SuffixTree, places: Sequence[PrefixKey], room: int) -> Draft:
         """Return the draft of highest score over all match lengths, the longest match of equals.
 
         A match that occurred as often as a longer one has the same continuations, and needs no
@@ -147,7 +148,7 @@ class SuffixDecoding:
         return best
 
 
-def chain(tree: SuffixTree, place: Place, limit: int, least: float) -> Draft:
+def chain(tree: SuffixTree, place: PrefixKey, limit: int, least: float) -> Draft:
     """Draft the most frequent child again and again, at most `limit` tokens, until the path's
     probability falls below `least`; past the text's own end the draft itself goes on."""
     tokens: list[int] = []
@@ -171,14 +172,14 @@ def chain(tree: SuffixTree, place: Place, limit: int, least: float) -> Draft:
     return Draft(tokens, range(-1, len(tokens) - 1), score)
 
 
-def branches(tree: SuffixTree, place: Place, limit: int, least: float) -> Draft:
+def branches(tree: SuffixTree, place: PrefixKey, limit: int, least: float) -> Draft:
     """Draft the `limit` most probable continuations, as a tree, none less probable than `least`."""
     tokens: list[int] = []
     parents: list[int] = []
     score, order = 0.0, count()
-    heap: list[tuple[float, int, Place, int]] = []
+    heap: list[tuple[float, int, PrefixKey, int]] = []
 
-    def grow(place: Place, share: float, node: int) -> None:
+    def grow(place: PrefixKey, share: float, node: int) -> None:
         total = tree.followed[place.node] if place.at < 0 else 1
         for occurrences, below in tree.after(place):
             likely = share * occurrences / total

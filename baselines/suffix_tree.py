@@ -13,14 +13,14 @@ from typing import NamedTuple
 END = -1  # stands in the text after each text that is closed
 
 
-class Place(NamedTuple):
+class PrefixKey(NamedTuple):
     """Where a string stands: at a node, or (with `at`) on the text below a leaf."""
 
     node: int
     at: int = -1  # index into the text of the token that comes next; -1: see the node's children
 
 
-ROOT = Place(0)
+ROOT = PrefixKey(0)
 
 
 class SuffixTree:
@@ -106,11 +106,11 @@ class SuffixTree:
             self.best[child] = self._leaf(child, self.text[start], start + 1)
             self.followed[child] = 1
 
-    def place(self, node: int) -> Place:
+    def place(self, node: int) -> PrefixKey:
         """Return where a node stands: below a leaf the text itself goes on."""
-        return Place(node) if self.children[node] else Place(node, self.starts[node])
+        return PrefixKey(node) if self.children[node] else PrefixKey(node, self.starts[node])
 
-    def follow(self, places: Sequence[Place], token: int) -> list[Place]:
+    def follow(self, places: Sequence[PrefixKey], token: int) -> list[PrefixKey]:
         """Return where the suffixes of another text stand after one more token: `places` are those
         of its last 1, 2, ... tokens, up to the longest that occurs here."""
         found = []
@@ -121,22 +121,22 @@ class SuffixTree:
                     break
                 found.append(self.place(child))
             elif self.text[at] == token:
-                found.append(Place(node, at + 1))
+                found.append(PrefixKey(node, at + 1))
             else:
                 break
         return found
 
-    def after(self, place: Place) -> list[tuple[int, Place]]:
+    def after(self, place: PrefixKey) -> list[tuple[int, PrefixKey]]:
         """Return the places one token on, each with its count."""
         node, at = place
         if at < 0:
             children = self.children[node].items()
             return [(self.counts[c], self.place(c)) for token, c in children if token != END]
         if at < len(self.text) and self.text[at] != END:
-            return [(1, Place(node, at + 1))]
+            return [(1, PrefixKey(node, at + 1))]
         return []
 
-    def token(self, place: Place) -> int:
+    def token(self, place: PrefixKey) -> int:
         """Return the last token of the string that stands at a place."""
         node, at = place
         return self.tokens[node] if at < 0 else self.text[at - 1]

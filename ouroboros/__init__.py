@@ -1,6 +1,5 @@
 """Ouroboros: lossless decoding acceleration on one engine, compared honestly."""
 
-from ouroboros.choose import Sampler, argmax
 from ouroboros.custom import custom_generate
 from ouroboros.decode import Drafter, decode
 from ouroboros.drafters.ouroboros import Ouroboros
@@ -8,6 +7,7 @@ from ouroboros.drafters.pool import PhrasePool
 from ouroboros.engine.model import CachedModel
 from ouroboros.generate import generate
 from ouroboros.reference_pair import ReferencePair, reference
+from ouroboros.select import Sampler, argmax
 from ouroboros.trace import DecodeTrace, StepRecord
 from ouroboros.tree import TokenTree
 

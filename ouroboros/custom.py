@@ -19,11 +19,11 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.utils import ModelOutput
 
 from ouroboros import decoders
-from ouroboros.choose import Choose, Sampler, argmax
 from ouroboros.decode import Drafter, stream
 from ouroboros.engine.model import CachedModel
-from ouroboros.kept import check_model, ready
+from ouroboros.model_wrappers import check_model, ready
 from ouroboros.processors import Processed
+from ouroboros.select import Sampler, TokenSelector, argmax
 from ouroboros.trace import DecodeTrace, cut
 from ouroboros.vocab import check_pair
 
@@ -158,7 +158,7 @@ class Generation:
         target: CachedModel,
         drafter: Drafter,
         input_ids: torch.Tensor,
-        choose: Choose,
+        choose: TokenSelector,
         criteria: Sequence,
     ) -> DecodeTrace:
         """Decode one prompt [1, length] up to its end or the first criterion that holds."""
@@ -204,11 +204,13 @@ def _first_stop(tokens: list[int], start: int, criteria: Sequence, device) -> in
     return None
 
 
-def choice(config: GenerationConfig, seed: int | None, processors: Sequence, vocab: int) -> Choose:
+def choice(
+    config: GenerationConfig, seed: int | None, processors: Sequence, vocab: int
+) -> TokenSelector:
     """Return the choice that config and processors ask for; transformers has put them in order."""
     if config.do_sample and all(type(p).__name__ in WARPERS for p in processors):
         return Sampler(seed=seed or 0, warpers=processors)
-    choose: Choose = Sampler(seed=seed or 0) if config.do_sample else argmax
+    choose: TokenSelector = Sampler(seed=seed or 0) if config.do_sample else argmax
     return Processed(choose, processors, vocab=vocab) if processors else choose
 
 

@@ -14,18 +14,18 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from ouroboros.choose import Choose, Noted, Ranked, argmax
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.sharded import gathered
+from ouroboros.engine.parallel.sharded import gathered
+from ouroboros.select import Ranked, TokenSelector, TopKRecorder, argmax
 from ouroboros.trace import DecodeTrace, StepRecord
 from ouroboros.tree import TokenTree
 
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Proposes what may come next. It may have more than these three methods: see `Traits`."""
+    """Proposes what may come next. It may have more than these three methods: see `DrafterCapabilities`."""
 
-    def reset(self, choose: Choose) -> None:
+    def reset(self, choose: TokenSelector) -> None:
         """Forget the prompt before; called once for each prompt, by the outermost loop only."""
         ...
 
@@ -40,7 +40,7 @@ class Drafter(Protocol):
 
 
 @dataclass(frozen=True)
-class Traits:
+class DrafterCapabilities:
     """What a drafter may have besides its three methods; what it lacks is as it stands here."""
 
     draft: CachedModel | None = None
@@ -49,7 +49,7 @@ class Traits:
     reads_rejected: bool = False
     """Whether it learns from predictions at nodes that were not accepted."""
 
-    rule: Callable[[Choose], Choose] = lambda choose: choose
+    rule: Callable[[TokenSelector], TokenSelector] = lambda choose: choose
     """Returns the choice that the loop shall use instead, for a drafter that is exact in law only,
     not token for token."""
 
@@ -57,11 +57,11 @@ class Traits:
     """How many of the target's best tokens after every asked node it wants to see."""
 
     observe_ranked: Callable[[TokenTree, Ranked, Sequence[int]], None] = lambda *_: None
-    """Takes them: (tree, ranked, path), row i after node `tree.asked[i]`, before `observe`; called
+    """Takes them: (tree, ranked, path), row i after node `tree.logit_nodes[i]`, before `observe`; called
     only where `ranks` is above 0."""
 
     @classmethod
-    def of(cls, drafter: object) -> Traits:
+    def of(cls, drafter: object) -> DrafterCapabilities:
         """Return what a drafter has."""
         names = (one.name for one in fields(cls))
         return cls(**{name: getattr(drafter, name) for name in names if hasattr(drafter, name)})
@@ -72,7 +72,7 @@ class RootOnly:
 
     draft: CachedModel | None = None
 
-    def reset(self, choose: Choose) -> None:
+    def reset(self, choose: TokenSelector) -> None:
         """Nothing is kept between prompts."""
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
@@ -83,7 +83,7 @@ class RootOnly:
         """Nothing to learn."""
 
 
-class Spent(NamedTuple):
+class ModelCounters(NamedTuple):
     """What a model has been used for so far; nothing where there is no model."""
 
     calls: int = 0
@@ -94,20 +94,20 @@ class Spent(NamedTuple):
     wait_s: float = 0.0
 
     @classmethod
-    def of(cls, model: CachedModel | None) -> Spent:
+    def of(cls, model: CachedModel | None) -> ModelCounters:
         """Read a model's counters."""
         if model is None:
             return cls()
         return cls(*(getattr(model, name) for name in cls._fields))
 
-    def since(self, before: Spent) -> Spent:
+    def since(self, before: ModelCounters) -> ModelCounters:
         """Return what came after `before`."""
         passed = (now - then for now, then in zip(self, before, strict=True))
-        return Spent(*passed)  # type: ignore[arg-type]
+        return ModelCounters(*passed)  # type: ignore[arg-type]
 
 
 def predict(
-    model: CachedModel, tokens: Sequence[int], tree: TokenTree, choose: Choose | Noted
+    model: CachedModel, tokens: Sequence[int], tree: TokenTree, choose: TokenSelector | TopKRecorder
 ) -> list[int]:
     """Score a tree and wait, once, for the token chosen after each node (-1 if not asked)."""
     logits = model.score(tokens, tree)
@@ -119,7 +119,7 @@ def predict(
     if len(asked) == len(tree):
         return asked
     chosen = [-1] * len(tree)
-    for node, token in zip(tree.asked, asked, strict=True):
+    for node, token in zip(tree.logit_nodes, asked, strict=True):
         chosen[node] = token
     return chosen
 
@@ -131,7 +131,7 @@ def extend(
     max_new: int,
     *,
     eos: Collection[int] = (),
-    choose: Choose = argmax,
+    choose: TokenSelector = argmax,
 ) -> Iterator[StepRecord]:
     """Append up to `max_new` tokens to `tokens` in place, yielding a record after each step.
 
@@ -139,15 +139,15 @@ def extend(
     left. The drafter is not reset: its window and pool live on.
     """
     left = min(max_new, model.max_len - len(tokens) + 1)
-    traits = Traits.of(drafter)
-    small, noted = traits.draft, Noted(choose, traits.ranks)
+    traits = DrafterCapabilities.of(drafter)
+    small, noted = traits.draft, TopKRecorder(choose, traits.ranks)
     while left > 0:
-        start, before = time.perf_counter(), Spent.of(small)
+        start, before = time.perf_counter(), ModelCounters.of(small)
         tree = proposed(drafter, tokens, left).pruned(model.max_len - len(tokens))
-        drafting = Spent.of(small).since(before)
-        before = Spent.of(model)
+        drafting = ModelCounters.of(small).since(before)
+        before = ModelCounters.of(model)
         chosen = predict(model, tokens, tree, noted if traits.ranks else choose)
-        verifying = Spent.of(model).since(before)
+        verifying = ModelCounters.of(model).since(before)
         path = tree.longest_match(chosen)
         sources = _sources(tree, path)
         fresh = [*(tree.tokens[node] for node in path[1:]), chosen[path[-1]]]
@@ -167,8 +167,8 @@ def _record(
     tree: TokenTree,
     path: Sequence[int],
     sources: tuple[str, ...],
-    drafting: Spent,
-    verifying: Spent,
+    drafting: ModelCounters,
+    verifying: ModelCounters,
     elapsed_s: float,
 ) -> StepRecord:
     """Return what a step did; `sources` has a name for each new token."""
@@ -239,7 +239,7 @@ def stream(
     *,
     max_new: int,
     eos: Collection[int] = (),
-    choose: Choose = argmax,
+    choose: TokenSelector = argmax,
 ) -> Iterator[DecodeTrace]:
     """Decode, yielding the one growing trace after each step (and once if there is none).
 
@@ -257,7 +257,7 @@ def stream(
         )
     check_drafter(drafter)
     trace = DecodeTrace(list(prompt), len(prompt))
-    traits = Traits.of(drafter)
+    traits = DrafterCapabilities.of(drafter)
     choose = gathered(choose, traits.rule(choose), (target, traits.draft))
     drafter.reset(choose)
     for record in extend(target, drafter, trace.tokens, max_new, eos=eos, choose=choose):
@@ -278,7 +278,7 @@ def decode(
     *,
     max_new: int,
     eos: Collection[int] = (),
-    choose: Choose = argmax,
+    choose: TokenSelector = argmax,
 ) -> DecodeTrace:
     """Return the trace of a whole run; arguments and errors as `stream`."""
     *_, trace = stream(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose)

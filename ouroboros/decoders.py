@@ -14,10 +14,11 @@ from pathlib import Path
 import yaml
 from transformers import GenerationConfig
 
+from ouroboros import conf
 from ouroboros.decode import Drafter
 from ouroboros.engine.model import CachedModel
 
-FOLDER = Path(__file__).parent / "conf" / "decoder"
+FOLDER = Path(conf.__file__).parent / "decoder"
 
 
 def names() -> list[str]:

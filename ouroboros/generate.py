@@ -29,7 +29,7 @@ from transformers.generation.streamers import BaseStreamer
 from ouroboros.custom import Generated, Generation, ends_of, refuse_config
 from ouroboros.decode import Drafter
 from ouroboros.engine.model import CachedModel
-from ouroboros.kept import check_model, turn
+from ouroboros.model_wrappers import check_model, turn
 
 UNSAMPLED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 NUMBERS = ("max_new_tokens", "max_length", "repetition_penalty", *UNSAMPLED)
@@ -78,7 +78,7 @@ def generate(
         raise ValueError("logits_processor must be a list of processors")
     given = {name: value for name, value in options.items() if value is not None}
     own = {name: given.pop(name) for name in list(given) if name in FIELDS}
-    wanted = Wanted(plain, generation_config, own)
+    wanted = GenerationRequest(plain, generation_config, own)
     wanted.check()
     rows = rows_of(input_ids, attention_mask, wanted)
     if streamer is not None and len(rows) > 1:
@@ -106,7 +106,7 @@ def generate(
     return Generated(sequences, tuple(traces)) if wanted("return_dict_in_generate") else sequences
 
 
-class Wanted:
+class GenerationRequest:
     """What the caller, the given generation config and the model's own ask for, in this order."""
 
     def __init__(self, model: PreTrainedModel, config: GenerationConfig | None, own: dict) -> None:
@@ -157,7 +157,9 @@ class Wanted:
         return config
 
 
-def rows_of(ids: torch.Tensor, mask: torch.Tensor | None, wanted: Wanted) -> list[torch.Tensor]:
+def rows_of(
+    ids: torch.Tensor, mask: torch.Tensor | None, wanted: GenerationRequest
+) -> list[torch.Tensor]:
     """Return the prompts, [length] each, without the padding on their left.
 
     Raises `ValueError` for anything but ids and mask of one shape [rows, length], and for padding

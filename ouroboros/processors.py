@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from ouroboros.choose import Choose, Ranked, Sampler, heat
+from ouroboros.select import Ranked, Sampler, TokenSelector, heat
 from ouroboros.tree import TokenTree
 
 PURE = frozenset(
@@ -57,7 +57,7 @@ class Processed:
     """
 
     def __init__(
-        self, choose: Choose, processors: Sequence[LogitsProcessor], *, vocab: int
+        self, choose: TokenSelector, processors: Sequence[LogitsProcessor], *, vocab: int
     ) -> None:
         for processor in processors:
             name = type(processor).__name__
@@ -77,7 +77,7 @@ class Processed:
     def processed(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
-        """Return each asked node's row after the processors, [len(tree.asked), width], in float32
+        """Return each asked node's row after the processors, [len(tree.logit_nodes), width], in float32
         as transformers processes them (float64 stays)."""
         rows, width = logits, logits.shape[-1]
         if rows.dtype != torch.float64:
@@ -87,10 +87,10 @@ class Processed:
             rows = torch.nn.functional.pad(rows, (0, self.vocab - width), value=lowest)
         depths, out = tree.depths(), torch.empty_like(rows)
         by_depth: dict[int, list[int]] = {}
-        for row, node in enumerate(tree.asked):
+        for row, node in enumerate(tree.logit_nodes):
             by_depth.setdefault(int(depths[node]), []).append(row)
         for among in by_depth.values() if self._batched else ([row] for row in range(len(rows))):
-            paths = [tree.path_to(tree.asked[row])[1:] for row in among]
+            paths = [tree.path_to(tree.logit_nodes[row])[1:] for row in among]
             texts = [[*tokens, *(tree.tokens[node] for node in path)] for path in paths]
             ids = torch.tensor(texts, device=rows.device)
             out[among] = self.processors(ids, rows[among])  # type: ignore[arg-type]
@@ -109,7 +109,9 @@ class Processed:
         return self.choose.ranked(self.processed(logits, tokens, tree), tokens, tree, count)
 
 
-def processed(choose: Choose, processors: Sequence[LogitsProcessor], *, vocab: int) -> Processed:
+def processed(
+    choose: TokenSelector, processors: Sequence[LogitsProcessor], *, vocab: int
+) -> Processed:
     """Put processors before a choice; a sampler's own warpers then stand last among them."""
     warpers: Sequence[LogitsProcessor] = ()
     if isinstance(choose, Sampler):

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ouroboros.choose import Choose, Sampler, argmax
 from ouroboros.decode import Drafter, RootOnly, check_drafter, decode, proposed
 from ouroboros.engine.model import CachedModel
-from ouroboros.trace import parting
+from ouroboros.select import Sampler, TokenSelector, argmax
+from ouroboros.trace import first_mismatch
 from ouroboros.tree import TokenTree
 
 VOCAB, CONTEXT = 13, 64
@@ -35,7 +35,7 @@ class Case:
     prompt: list[int]
     max_new: int
     eos: frozenset[int]
-    choose: Choose
+    choose: TokenSelector
 
 
 class RandomTrees:
@@ -54,7 +54,7 @@ class RandomTrees:
         self.truth, self.vocab, self.hit = truth, vocab, hit
         self.draw = random.Random(f"drafter-{seed}")
 
-    def reset(self, choose: Choose) -> None:
+    def reset(self, choose: TokenSelector) -> None:
         """Nothing is kept."""
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
@@ -161,7 +161,7 @@ def _cases(
 ) -> Iterator[Case]:
     draw = random.Random(f"cases-{seed}")
     for heat in temperatures:
-        choose: Choose = Sampler(temperature=heat, seed=seed) if heat else argmax
+        choose: TokenSelector = Sampler(temperature=heat, seed=seed) if heat else argmax
         for length in (1, 5, 12):
             prompt = [draw.randrange(VOCAB) for _ in range(length)]
             name = f"model {seed}, temperature {heat:g}, {length} prompt tokens"
@@ -192,7 +192,7 @@ class _Watched:
         """What the drafter has besides its three methods (draft, rule, ...) is its own."""
         return getattr(self.drafter, name)
 
-    def reset(self, choose: Choose) -> None:
+    def reset(self, choose: TokenSelector) -> None:
         self.drafter.reset(choose)
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
@@ -209,7 +209,7 @@ class _Watched:
 
     def told(self, case: Case, expected: list[int], found: list[int]) -> str:
         """Say where two texts part, and what was proposed there."""
-        at = parting(expected, found) or 0
+        at = first_mismatch(expected, found) or 0
         trees = [tree for start, tree in self.proposed if start <= at]
         return (
             f"{type(self.drafter).__name__} is not lossless ({case.name}): token {at} is "

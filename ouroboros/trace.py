@@ -1,6 +1,6 @@
 """What one decoding run did: counts per step and seconds per phase, nothing derived.
 
-Every metric is computed from these records, in one place (`ouroboros.bench.measure.metrics`).
+Every metric is computed from these records, in one place (`ouroboros.bench.metrics.metrics`).
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class DecodeTrace:
         return cls(data["tokens"], data["prompt_len"], steps, data["finish"])
 
 
-def parting(ours: Sequence, theirs: Sequence) -> int | None:
+def first_mismatch(ours: Sequence, theirs: Sequence) -> int | None:
     """Return the first index at which two texts differ, an end included; None if they are equal.
 
-    >>> parting([1, 2, 3], [1, 2]), parting([1], [1])
+    >>> first_mismatch([1, 2, 3], [1, 2]), first_mismatch([1], [1])
     (2, None)
     """
     for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):

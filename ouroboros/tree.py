@@ -75,10 +75,10 @@ class TokenTree:
         *,
         source: tuple[str, ...] = (),
         probability: tuple[float, ...] = (),
-        asked: Sequence[int] | None = None,
+        logit_nodes: Sequence[int] | None = None,
     ) -> TokenTree:
         """Return the tree of nodes that are known to be right: nothing is checked, and no node is a
-        probe. The predictions after the nodes in `asked`, ascending, are wanted (None: after all).
+        probe. The predictions after the nodes in `logit_nodes`, ascending, are wanted (None: after all).
         """
         return _unchecked(
             tokens=tokens,
@@ -87,7 +87,7 @@ class TokenTree:
             source=source,
             read=frozenset(),
             probability=probability,
-            asked=tuple(range(len(tokens)) if asked is None else asked),
+            logit_nodes=tuple(range(len(tokens)) if logit_nodes is None else logit_nodes),
             _levels=depths,
         )
 
@@ -173,23 +173,23 @@ class TokenTree:
         return path[::-1]
 
     @cached_property
-    def asked(self) -> tuple[int, ...]:
+    def logit_nodes(self) -> tuple[int, ...]:
         """The nodes whose prediction is wanted, ascending: all real ones, and the probes in `read`,
-        unless `asking` has said which."""
+        unless `with_logits_at` has said which."""
         if not self.probe:
             return tuple(range(len(self)))
         return tuple(sorted(set(range(len(self))) - (self.probe - self.read)))
 
-    def asking(self, nodes: Iterable[int]) -> TokenTree:
+    def with_logits_at(self, nodes: Iterable[int]) -> TokenTree:
         """Return the same tree, of which the predictions after these nodes alone are wanted.
 
-        >>> TokenTree.chain(7, [1, 2, 3]).asking([3, 2]).asked
+        >>> TokenTree.chain(7, [1, 2, 3]).with_logits_at([3, 2]).logit_nodes
         (2, 3)
         """
-        asked = tuple(sorted(set(nodes)))
-        if not asked or asked[0] < 0 or asked[-1] >= len(self):
-            raise ValueError(f"the tree has nodes 0 to {len(self) - 1}, not {list(asked)}")
-        return _unchecked(**{**self.__dict__, "asked": asked})
+        logit_nodes = tuple(sorted(set(nodes)))
+        if not logit_nodes or logit_nodes[0] < 0 or logit_nodes[-1] >= len(self):
+            raise ValueError(f"the tree has nodes 0 to {len(self) - 1}, not {list(logit_nodes)}")
+        return _unchecked(**{**self.__dict__, "logit_nodes": logit_nodes})
 
     @cached_property
     def is_chain(self) -> bool:
@@ -235,7 +235,7 @@ class TokenTree:
         """Return the accepted path, root first.
 
         `chosen[i]` is the token that the target puts after node i (any value where it was not
-        asked). A node is accepted if its parent is and its token is the one chosen there; at most
+        logit_nodes). A node is accepted if its parent is and its token is the one chosen there; at most
         one path can match when siblings differ, and where a tree repeats a sibling the deepest
         path wins. Probes never match.
         """

@@ -2,7 +2,7 @@
 
 import sys
 
-from ouroboros.commands.command_line import main
+from ouroboros.cli.command_line import main
 
 if __name__ == "__main__":
     raise SystemExit(main(["campaign", *sys.argv[1:]]))

@@ -64,10 +64,10 @@ class Moody(RootOnly):
             raise RuntimeError("not today")
 
 
-class Priced(RootOnly):
+class CostModel(RootOnly):
     """Asks what calls cost, and remembers what it was told last."""
 
     told: object = None
 
     def __init__(self, costs=None):
-        Priced.told = costs
+        CostModel.told = costs

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ouroboros.drafters.growth.growth import Growth, Nodes, Shape
-from ouroboros.drafters.growth.weights import Weights
+from ouroboros.drafters.draft_tree.growth import Growth, Nodes, Shape
+from ouroboros.drafters.draft_tree.weights import Weights
 
 RANKS = 6
 

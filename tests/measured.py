@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ouroboros.bench.measure.sample import Sample
-from ouroboros.bench.measure.trees import ProposedTree
+from ouroboros.bench.metrics.sample import Sample
+from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.report.gather import Measured, load
-from ouroboros.bench.run.resume import Claim
+from ouroboros.bench.run.resume import RunIdentity
 from ouroboros.bench.run.store import SAMPLES, SCORES, ResultsFolder
 from ouroboros.trace import StepRecord
 
@@ -77,7 +77,7 @@ def write_run(
 ) -> ResultsFolder:
     """Write a finished results folder."""
     folder = ResultsFolder(path)
-    folder.open_run(dict(run), Claim(run.get("identity", "x")))
+    folder.open_run(dict(run), RunIdentity(run.get("identity", "x")))
     folder.save_run(folder.load_run(), status="finished")
     with folder.appending(SAMPLES) as lines:
         for row in samples:

@@ -22,7 +22,7 @@ def in_parts(
     """Score a tree up to each cut in turn: the logits after every node."""
     rows, known = [], 0
     for cut in [*sorted(cuts), len(tree)]:
-        part = first(tree, cut).asking(range(known, cut))
+        part = first(tree, cut).with_logits_at(range(known, cut))
         logits = CachedModel.score(cached, tokens, part)
         assert len(logits) == cut - known
         rows.append(logits.clone())
@@ -37,4 +37,4 @@ class InParts(CachedModel):
 
     def score(self, tokens, tree):
         cuts = {n for n in range(1, len(tree)) if self.draw.random() < 0.3}
-        return in_parts(self, tokens, tree, cuts)[list(tree.asked)]
+        return in_parts(self, tokens, tree, cuts)[list(tree.logit_nodes)]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from ouroboros.drafters.growth.ready import make_ready
+from ouroboros.drafters.draft_tree.ready import warm_up_jit
 
 PATIENCE_S = 120
 
@@ -28,7 +28,7 @@ def in_processes(size: int, work: Callable, place: Path) -> list[tuple[int, obje
     """Return the exit code (negative: the signal that ended it) of each of `size` ranks, and what
     `work` returned there (None where it did not end)."""
     place.mkdir(parents=True, exist_ok=True)
-    make_ready()  # here, once
+    warm_up_jit()  # here, once
     names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
     pids = []
     for rank in range(size):

@@ -9,6 +9,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ouroboros.baselines import Speculative
 from tiny import (
     CONTEXT,
     VOCAB,
@@ -23,11 +24,10 @@ from tiny import (
     prompt_of,
 )
 
-from ouroboros.baselines import Speculative
 from ouroboros.bench.run.recorder import Recorder
-from ouroboros.choose import Sampler, argmax
-from ouroboros.decode import RootOnly, Traits, decode, extend, predict, stream
+from ouroboros.decode import DrafterCapabilities, RootOnly, decode, extend, predict, stream
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import Sampler, argmax
 from ouroboros.trace import DecodeTrace
 from ouroboros.tree import TokenTree
 
@@ -341,8 +341,8 @@ class Ranking(RandomDrafter):
     def observe(self, tree, chosen, path):
         tree_shown, ranked, path_shown = self.shown
         assert tree_shown is tree and path_shown is path
-        assert ranked.ids.shape == ranked.shares.shape == (len(tree.asked), 3)
-        assert ranked.ids[:, 0].tolist() == [chosen[node] for node in tree.asked]
+        assert ranked.ids.shape == ranked.shares.shape == (len(tree.logit_nodes), 3)
+        assert ranked.ids[:, 0].tolist() == [chosen[node] for node in tree.logit_nodes]
         super().observe(tree, chosen, path)
         del self.shown
 
@@ -358,10 +358,10 @@ def test_a_drafter_may_see_the_ranks_and_the_text_stays(pair, choose, wrapped):
 
 
 def test_a_drafter_that_says_nothing_has_the_plain_traits():
-    plain = Traits.of(object())
-    assert plain == Traits() and plain.rule(argmax) is argmax
+    plain = DrafterCapabilities.of(object())
+    assert plain == DrafterCapabilities() and plain.rule(argmax) is argmax
     drafter = Speculative(CachedModel(llama()), gamma=2, verification="rejection")
-    found, sampler = Traits.of(drafter), Sampler(seed=1)
+    found, sampler = DrafterCapabilities.of(drafter), Sampler(seed=1)
     assert found.draft is drafter.draft and found.rule(sampler) is not sampler and not found.ranks
 
 

@@ -11,7 +11,7 @@ import pytest
 from composing import CONF, ROOT, composed, names
 from hydra.errors import HydraException
 
-from ouroboros.commands.command_line import COMMANDS
+from ouroboros.cli.command_line import COMMANDS
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "hub/README.md")),
@@ -63,7 +63,7 @@ def accept(words: list[str]) -> None:
         return
     module, _, _ = COMMANDS[command].job.rpartition(".")
     parser = COMMANDS[command].parser
-    known = import_module(f"ouroboros.commands.{module}").parser if parser is None else parser
+    known = import_module(f"ouroboros.cli.{module}").parser if parser is None else parser
     for word in rest:
         name = word.partition("=")[0]
         assert not word.startswith("--") or name in known().format_help(), f"{command} {name}"

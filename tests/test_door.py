@@ -12,12 +12,12 @@ import pytest
 import torch
 from bench_models import byte_tokenizer, tiny_llama
 from composing import ROOT
+from ouroboros.baselines import Greedy, HFGenerate
 from test_generate import Collected, Contains
 from tiny import CONTEXT, llama, noisy, plain, prompt_of
 from transformers import GenerationConfig, StoppingCriteria
 
 from ouroboros import CachedModel, custom_generate, decoders, generate
-from ouroboros.baselines import Greedy, HFGenerate
 from ouroboros.custom import Generated
 from ouroboros.engine import model as engine
 from ouroboros.trace import DecodeTrace
@@ -214,8 +214,10 @@ def test_settings_of_a_named_decoder_replace_tuned_ones():
 def examined(monkeypatch) -> list:
     """The models that were examined."""
     found = []
-    real = engine.examine
-    monkeypatch.setattr(engine, "examine", lambda model: found.append(model) or real(model))
+    real = engine.check_tree_support
+    monkeypatch.setattr(
+        engine, "check_tree_support", lambda model: found.append(model) or real(model)
+    )
     return found
 
 

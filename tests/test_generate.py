@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from ouroboros.baselines import PromptLookup
 from tiny import CONTEXT, llama, noisy, plain, prompt_of
 from transformers import (
     LogitsProcessor,
@@ -18,7 +19,6 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from ouroboros import CachedModel, custom_generate, generate
-from ouroboros.baselines import PromptLookup
 
 IDS = torch.tensor([prompt_of(6)])
 

@@ -16,20 +16,26 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ouroboros"
 ROOMS = (
-    *("growing", "tree", "trace", "choose"),
+    *("growing", "tree", "trace", "select"),
     *("engine", "vocab", "decode", "processors", "standin", "costs"),
-    *("lossless", "drafters", "baselines", "kept", "decoders"),
+    *("audit", "drafters", "baselines", "model_wrappers", "decoders"),
     *("custom", "generate", "testing", "reference_pair"),
-    *("bench.tasks", "bench.measure", "bench.run", "bench.verdict", "bench.replay"),
+    *("bench.tasks", "bench.metrics", "bench.run", "bench.verdict", "bench.replay"),
     *("bench.report", "bench.advice", "bench.campaign"),
-    *("training", "commands", "__main__"),
+    *("training", "cli", "__main__"),
 )
 PURE = (
     *("growing", "tree", "trace", "costs.surface", "costs.roofline", "costs.named"),
     *("drafters.pool", "drafters.learning"),
-    *(f"drafters.growth.{one}" for one in ("compiled", "state", "index", "recycling", "mixture")),
-    *(f"drafters.growth.{one}" for one in ("noise", "estimate", "kids", "grow", "worth", "learn")),
-    *(f"drafters.growth.{one}" for one in ("step", "growth", "remembered", "weights")),
+    *(
+        f"drafters.draft_tree.{one}"
+        for one in ("compiled", "state", "index", "recycling", "mixture")
+    ),
+    *(
+        f"drafters.draft_tree.{one}"
+        for one in ("noise", "estimate", "kids", "grow", "worth", "learn")
+    ),
+    *(f"drafters.draft_tree.{one}" for one in ("step", "growth", "remembered", "weights")),
 )
 
 
@@ -107,7 +113,7 @@ def test_data_knows_no_torch(name):
 
 
 def test_the_method_never_imports_what_it_is_measured_against():
-    method = ("drafters", "engine", "lossless", "decode", "choose", "tree", "growing", "costs")
+    method = ("drafters", "engine", "audit", "decode", "select", "tree", "growing", "costs")
     for name in inner():
         if room(name) in method:
             assert not {one for one in ours(name) if room(one) == "baselines"}, name
@@ -116,7 +122,7 @@ def test_the_method_never_imports_what_it_is_measured_against():
 def test_only_commands_see_hydra():
     for name in inner():
         tops = {one.split(".")[0] for one in imports(MODULES[name])}
-        assert room(name) == "commands" or not tops & {"hydra", "omegaconf"}, name
+        assert room(name) == "cli" or not tops & {"hydra", "omegaconf"}, name
 
 
 def test_no_search_path_is_patched():
@@ -128,6 +134,4 @@ def test_no_search_path_is_patched():
 def test_scripts_are_doors():
     for path in (ROOT / "scripts").glob("*.py"):
         assert len(path.read_text().splitlines()) < 10, path
-        assert path.with_name(path.name).stem in {
-            name.removeprefix("commands.") for name in inner()
-        }
+        assert path.with_name(path.name).stem in {name.removeprefix("cli.") for name in inner()}

@@ -11,7 +11,7 @@ import pytest
 from composing import ROOT
 from hydra.core.global_hydra import GlobalHydra
 
-from ouroboros.commands import command_line
+from ouroboros.cli import command_line
 
 TEXT = (ROOT / "docs" / "own_drafter.md").read_text("utf-8")
 

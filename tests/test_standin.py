@@ -17,8 +17,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ouroboros.commands import standin as command
-from ouroboros.commands.arguments import standin as parser
+from ouroboros.cli import standin as command
+from ouroboros.cli.arguments import standin as parser
 from ouroboros.engine.quantised import bytes_of
 from ouroboros.standin import SHAPES, blank, embed, place_heads, shape
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative
 from tiny import llama, prompt_of
 
 from ouroboros import CachedModel, Ouroboros, TokenTree, decode, generate
-from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative
-from ouroboros.choose import Choose, argmax
+from ouroboros.select import TokenSelector, argmax
 from ouroboros.testing import assert_lossless, stress, tiny_model
 
 SIZES = {"gamma": 3, "window_size": 2, "ngram_size": 3, "verification_set_size": 2, "topk": 2}
@@ -51,7 +51,7 @@ class Second:
 class Lossy(Drafts):
     """Drafts and rules by another choice."""
 
-    def rule(self, choose: Choose) -> Choose:
+    def rule(self, choose: TokenSelector) -> TokenSelector:
         return Second()
 
 

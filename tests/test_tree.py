@@ -101,7 +101,7 @@ def test_lookahead_window_as_a_picture():
     assert tree.tokens == (9, 1, 2, 3, 4, 5, 6, 7, 8)
     assert picture(tree.ancestors()) == WINDOW_3_BY_3
     assert tree.probe == frozenset(range(1, 9))
-    assert tree.read == {6, 7, 8} and tree.asked == (0, 6, 7, 8)
+    assert tree.read == {6, 7, 8} and tree.logit_nodes == (0, 6, 7, 8)
 
 
 def test_ouroboros_verification_as_a_picture():
@@ -142,7 +142,7 @@ def test_lookahead_masks_follow_the_published_rule(ngram_size):
         assert (tree.ancestors() == expected).all(), (n, w, g)
         assert (tree.depths() == depths).all(), (n, w, g)
         read = set(map(where.get, window.rows[-1])) - {0}
-        assert set(tree.asked) == {0, *map(where.get, itertools.chain(*guesses))} | read
+        assert set(tree.logit_nodes) == {0, *map(where.get, itertools.chain(*guesses))} | read
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 2, 5, 12])
@@ -172,7 +172,7 @@ def test_ancestors_depths_and_paths_are_those_of_the_parents(tree):
     assert tree.is_chain == all(p == n - 1 for n, p in enumerate(tree.parents))
     real = [node for node in range(len(tree)) if node not in tree.probe]
     assert tree.draft_depth() == max(len(lineage(tree, node)) - 1 for node in real)
-    assert set(tree.asked) == set(real) | tree.read
+    assert set(tree.logit_nodes) == set(real) | tree.read
 
 
 @given(trees(), st.data())
@@ -290,8 +290,8 @@ def test_what_is_no_tree_is_refused(arguments, reason):
 
 def test_a_tree_made_of_what_is_known_to_be_right_is_the_checked_one():
     tokens, parents, depths = (4, 1, 2, 3, 5), (-1, 0, 1, 0, 3), (0, 1, 2, 1, 2)
-    made = TokenTree.made(tokens, parents, depths, asked=[1, 4])
+    made = TokenTree.made(tokens, parents, depths, logit_nodes=[1, 4])
     checked = TokenTree(tokens, parents)
     assert made.depths().tolist() == checked.depths().tolist() == list(depths)
-    assert (made.ancestors() == checked.ancestors()).all() and made.asked == (1, 4)
+    assert (made.ancestors() == checked.ancestors()).all() and made.logit_nodes == (1, 4)
     assert made.children == checked.children and not made.is_chain

@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ouroboros.choose import Choose
+from ouroboros.select import TokenSelector
 from ouroboros.testing import RandomTrees
 from ouroboros.tree import TokenTree
 
@@ -143,7 +143,7 @@ def noisy(model: PreTrainedModel, *, noise: float = 0.03, seed: int = 1) -> PreT
     return draft
 
 
-class Recorded:
+class CapturedGraph:
     """A drafter that remembers every tree, what was chosen there and which path was accepted."""
 
     def __init__(self, drafter) -> None:
@@ -151,7 +151,7 @@ class Recorded:
         self.draft = drafter.draft
         self.steps: list[tuple[list[int], int, TokenTree, list[int], list[int]]] = []
 
-    def reset(self, choose: Choose) -> None:
+    def reset(self, choose: TokenSelector) -> None:
         self.drafter.reset(choose)
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
@@ -190,7 +190,7 @@ class TableModel:
 
     def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
         before = list(tokens[:-1])
-        paths = [[tree.tokens[n] for n in tree.path_to(node)] for node in tree.asked]
+        paths = [[tree.tokens[n] for n in tree.path_to(node)] for node in tree.logit_nodes]
         self.calls += 1
         self.scored += len(tree)
         return torch.stack([self.row(before + path) for path in paths])
@@ -198,7 +198,7 @@ class TableModel:
     def accept(self, path: Sequence[int]) -> None:
         """Nothing is cached."""
 
-    def roll(self, tokens: Sequence[int], count: int, choose: Choose) -> list[int]:
+    def roll(self, tokens: Sequence[int], count: int, choose: TokenSelector) -> list[int]:
         """Plain decoding, as `CachedModel.roll`."""
         text, root = list(tokens), TokenTree((0,), (-1,))
         for _ in range(count):

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative, TokenRecycling
 
 from ouroboros import Ouroboros
-from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative, TokenRecycling
-from ouroboros.engine.ranks import RankLost
+from ouroboros.engine.parallel.ranks import RankLost
 
 SIZES = {"window_size": 4, "ngram_size": 4, "verification_set_size": 3}
 DRAFTERS = {

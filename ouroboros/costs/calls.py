@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ouroboros.choose import argmax
 from ouroboros.costs.surface import Surface
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.static import NODES, padded_nodes, padded_slots
+from ouroboros.select import argmax
 from ouroboros.tree import TokenTree
 
 IDS = 1000  # random tokens are drawn from the first so many ids

@@ -17,16 +17,16 @@ import torch
 from scipy.optimize import minimize
 from scipy.special import xlogy
 
-from ouroboros.choose import Choose, Sampler, argmax
 from ouroboros.costs.surface import Costs, Surface
 from ouroboros.decode import decode
+from ouroboros.drafters.draft_tree.estimate import DRAFT, INDEX
+from ouroboros.drafters.draft_tree.growth import Growth, Shape
+from ouroboros.drafters.draft_tree.kids import consider
+from ouroboros.drafters.draft_tree.state import real, whole
+from ouroboros.drafters.draft_tree.weights import Weights
 from ouroboros.drafters.grown import Grown
-from ouroboros.drafters.growth.estimate import DRAFT, INDEX
-from ouroboros.drafters.growth.growth import Growth, Shape
-from ouroboros.drafters.growth.kids import consider
-from ouroboros.drafters.growth.state import real, whole
-from ouroboros.drafters.growth.weights import Weights
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import Sampler, TokenSelector, argmax
 
 CURIOUS = Costs(Surface.constant(1.0), Surface.constant(0.05))
 """A draft call costs next to nothing: nearly every node that is kept was scored by the draft."""
@@ -163,7 +163,7 @@ def observe(
         for draft, temperature in product(drafts, temperatures):
             drafter = Grown(draft, costs=CURIOUS, weights=weights)
             drafter.growth = seen[number % HELD_OUT == HELD_OUT - 1]
-            choose: Choose = argmax
+            choose: TokenSelector = argmax
             if temperature > 0:
                 choose = Sampler(temperature=temperature, seed=number)
             decode(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose)

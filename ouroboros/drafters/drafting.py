@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from ouroboros.choose import Choose, Ranked
+from ouroboros.select import Ranked, TokenSelector
 from ouroboros.tree import TokenTree
 
 
@@ -47,17 +47,17 @@ class Rank(NamedTuple):
 class Watched:
     """A choice that remembers, along the path it accepts, how sure the draft was of each token."""
 
-    def __init__(self, choose: Choose) -> None:
+    def __init__(self, choose: TokenSelector) -> None:
         self.choose = choose
         self.ranks: list[Rank] = []
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         ids, _, shares = self.choose.ranked(logits, tokens, tree)
         chosen = [-1] * len(tree)
-        for node, token in zip(tree.asked, ids[:, 0].tolist(), strict=True):
+        for node, token in zip(tree.logit_nodes, ids[:, 0].tolist(), strict=True):
             chosen[node] = token
         for node in tree.longest_match(chosen):
-            row = bisect_left(tree.asked, node)  # asked nodes ascend
+            row = bisect_left(tree.logit_nodes, node)  # asked nodes ascend
             (first, second), (share, next_share) = ids[row].tolist(), shares[row].tolist()
             self.ranks.append(Rank(first, share, second, next_share))
         return ids[:, 0].tolist()

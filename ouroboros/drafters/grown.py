@@ -13,16 +13,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ouroboros.choose import Choose, Ranked, Sampler, argmax
 from ouroboros.costs.named import named
 from ouroboros.costs.surface import Costs, Surface
-from ouroboros.drafters.growth.growth import Growth, Shape
-from ouroboros.drafters.growth.ready import make_ready
-from ouroboros.drafters.growth.remembered import Remembered
-from ouroboros.drafters.growth.state import RANKS, SIZES
-from ouroboros.drafters.growth.weights import Weights
+from ouroboros.drafters.draft_tree.growth import Growth, Shape
+from ouroboros.drafters.draft_tree.ready import warm_up_jit
+from ouroboros.drafters.draft_tree.remembered import DrafterMemory
+from ouroboros.drafters.draft_tree.state import RANKS, SIZES
+from ouroboros.drafters.draft_tree.weights import Weights
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import Ranked, Sampler, TokenSelector, argmax
 from ouroboros.tree import TokenTree
 
 LEAST_CONTEXT = 128  # costs are looked up at this context, and at each doubling
@@ -47,9 +47,9 @@ class Grown:
         costs: str | Costs | None = None,
         weights: Weights | None = None,
         pool_state: str = "cold",
-        pool: Remembered | None = None,
+        pool: DrafterMemory | None = None,
     ) -> None:
-        make_ready()
+        warm_up_jit()
         self.draft = draft
         self.pool_state = pool_state
         self.growth = Growth(weights or Weights.load(), shape or Shape())
@@ -58,22 +58,22 @@ class Grown:
         self._loaded = pool if pool_state == "loaded" else None
         if pool is not None:
             self.restore(pool)
-        self._choose: Choose = argmax
+        self._choose: TokenSelector = argmax
         self._priced = 0
         self._prices: dict[int, tuple[list[float], list[float]]] = {}
         self._proposed: TokenTree | None = None
         self._unread = True
 
     @property
-    def pool(self) -> Remembered:
+    def pool(self) -> DrafterMemory:
         """What outlives a prompt."""
         return self.growth.remembered()
 
-    def restore(self, pool: Remembered) -> None:
+    def restore(self, pool: DrafterMemory) -> None:
         """Remember exactly what a pool holds."""
         self.growth.restore(pool)
 
-    def reset(self, choose: Choose) -> None:
+    def reset(self, choose: TokenSelector) -> None:
         """Begin a prompt; what is remembered is emptied, kept or restored as `pool_state` says."""
         if self.pool_state != "task":
             self.growth.forget()
@@ -105,7 +105,7 @@ class Grown:
             nodes = growth.asked()
             size = len(nodes.tokens)
             asked = range(size - count, size)
-            tree = TokenTree.made(nodes.tokens, nodes.parents, nodes.depths, asked=asked)
+            tree = TokenTree.made(nodes.tokens, nodes.parents, nodes.depths, logit_nodes=asked)
             count = growth.scored(*ranking(draft, tokens, tree, self._choose))
         made = growth.proposal()
         self._proposed = TokenTree.made(
@@ -137,7 +137,9 @@ class Grown:
         self.growth.set_costs(*self._prices[at])
 
 
-def ranking(draft: CachedModel, tokens: Sequence[int], tree: TokenTree, choose: Choose) -> Ranked:
+def ranking(
+    draft: CachedModel, tokens: Sequence[int], tree: TokenTree, choose: TokenSelector
+) -> Ranked:
     """Return the draft's likeliest tokens after the nodes that are asked for; wait once."""
     logits = draft.score(tokens, tree)
     started = time.perf_counter()

@@ -11,10 +11,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from ouroboros.choose import Choose
 from ouroboros.drafters.pool import CONTEXT, PhrasePool
 from ouroboros.engine.model import CachedModel
 from ouroboros.growing import Growing
+from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree
 
 
@@ -117,7 +117,7 @@ class Lookahead:
         self._seen = 0
         self._proposed: TokenTree | None = None
 
-    def reset(self, choose: Choose) -> None:
+    def reset(self, choose: TokenSelector) -> None:
         """Empty the window, and the pool where it is this drafter's own."""
         self.window.rows = []
         self._seen = 0

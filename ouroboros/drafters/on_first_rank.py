@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ouroboros.choose import Choose, Ranked
-from ouroboros.decode import Drafter, Traits
-from ouroboros.engine.ranks import Ranks
+from ouroboros.decode import Drafter, DrafterCapabilities
+from ouroboros.engine.parallel.ranks import Ranks
+from ouroboros.select import Ranked, TokenSelector
 from ouroboros.tree import TokenTree
 
 PROBE, READ = 1, 2
@@ -28,7 +28,7 @@ class OnFirstRank:
     def __getattr__(self, name: str):
         return getattr(self.drafter, name)
 
-    def reset(self, choose: Choose) -> None:
+    def reset(self, choose: TokenSelector) -> None:
         """Begin a prompt."""
         if self.group.rank == 0:
             self.drafter.reset(choose)
@@ -52,7 +52,7 @@ class OnFirstRank:
     def observe_ranked(self, tree: TokenTree, ranked: Ranked, path: Sequence[int]) -> None:
         """Learn from the target's ranking, where the drafter does."""
         if self.group.rank == 0:
-            Traits.of(self.drafter).observe_ranked(tree, ranked, path)
+            DrafterCapabilities.of(self.drafter).observe_ranked(tree, ranked, path)
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Learn."""

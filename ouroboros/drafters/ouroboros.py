@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from ouroboros.choose import Choose
 from ouroboros.costs.surface import Costs
+from ouroboros.drafters.draft_tree.growth import Shape
+from ouroboros.drafters.draft_tree.remembered import DrafterMemory
+from ouroboros.drafters.draft_tree.weights import Weights
 from ouroboros.drafters.grown import Grown
-from ouroboros.drafters.growth.growth import Shape
-from ouroboros.drafters.growth.remembered import Remembered
-from ouroboros.drafters.growth.weights import Weights
 from ouroboros.drafters.pool import PhrasePool
 from ouroboros.drafters.published import Published
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree
 
 PoolState = Literal["cold", "task", "loaded"]
-Pool = PhrasePool | Remembered
+Pool = PhrasePool | DrafterMemory
 log = logging.getLogger(__name__)
 
 
@@ -117,12 +117,12 @@ class Ouroboros:
     def read_pool(self, path: str | Path, *, tokenizer_id: str) -> Pool:
         """Read a pool of this policy's kind. Raises `ValueError` for what is none."""
         if isinstance(self.drafter, Grown):
-            return Remembered.load(path, tokenizer_id=tokenizer_id)
+            return DrafterMemory.load(path, tokenizer_id=tokenizer_id)
         own = self.drafter.pool
         sizes = {"phrase_len": own.phrase_len, "per_key": own.per_key}
         return PhrasePool.load(path, tokenizer_id=tokenizer_id, **sizes)
 
-    def reset(self, choose: Choose) -> None:
+    def reset(self, choose: TokenSelector) -> None:
         """Begin a prompt; the pool is emptied, kept or restored as `pool_state` says."""
         self.drafter.reset(choose)
 
@@ -138,7 +138,7 @@ class Ouroboros:
 def check_pool(policy: str, pool_state: str, pool: object) -> None:
     """Raise `ValueError` for a policy or state that there is not, and for a pool that would be
     emptied, is missing or is another policy's."""
-    kinds = {"ours": Remembered, "paper": PhrasePool}
+    kinds = {"ours": DrafterMemory, "paper": PhrasePool}
     if policy not in kinds:
         raise ValueError(f'policy {policy!r} is not "ours" or "paper"')
     if pool_state not in ("cold", "task", "loaded"):

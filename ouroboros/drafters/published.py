@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ouroboros.choose import Choose, argmax
 from ouroboros.decode import extend
 from ouroboros.drafters import learning
 from ouroboros.drafters.drafting import Scratch
@@ -22,6 +21,7 @@ from ouroboros.drafters.lookahead import Lookahead
 from ouroboros.drafters.pool import PhrasePool
 from ouroboros.engine.model import CachedModel
 from ouroboros.growing import Growing
+from ouroboros.select import TokenSelector, argmax
 from ouroboros.tree import TokenTree
 
 
@@ -75,7 +75,7 @@ class Published:
             pool_while_filling=False,
             seed=seed,
         )
-        self._choose: Choose = argmax
+        self._choose: TokenSelector = argmax
         self._chain = 0
         self._hung: list[Hung] = []
         self._scratch = Scratch()
@@ -84,7 +84,7 @@ class Published:
         """Hold exactly what a pool of the same sizes holds."""
         self.pool.restore(pool)
 
-    def reset(self, choose: Choose) -> None:
+    def reset(self, choose: TokenSelector) -> None:
         """Begin a prompt; the pool is emptied, kept or restored as `pool_state` says."""
         self._choose = choose
         self.inner.reset(choose)

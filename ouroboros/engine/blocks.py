@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from ouroboros.engine.cache import SlotCache
 from ouroboros.engine.masks import Masks, spread
-from ouroboros.engine.projections import ONCE, laid_together
+from ouroboros.engine.projections import ONCE, fuse_projections
 
 OPTIONS: dict[str, Any] = {"post_grad_custom_pre_pass": ONCE, "combo_kernels": True}
 VARYING = {1: (0,), 2: (1,), 3: (1,), 4: (2, 3)}  # of an input's axes: nodes and slots
@@ -41,7 +41,7 @@ class Blocks:
         self.compiled = [Block(layer, index, backend) for index, layer in enumerate(self.plain)]
         self.tuned: bool | None = None
         self.spread = torch.compile(spread, backend=backend)
-        self.places = [place for layer in self.plain for place in laid_together(layer)]
+        self.places = [place for layer in self.plain for place in fuse_projections(layer)]
 
     def masks(self, inside: torch.Tensor, *rest) -> Masks:
         """As `engine.masks.spread`, compiled."""

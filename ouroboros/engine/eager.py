@@ -18,8 +18,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ouroboros.engine.cache import SlotCache
-from ouroboros.engine.facts import Facts
 from ouroboros.engine.masks import Layout, Masks, dense
+from ouroboros.engine.model_info import ModelInfo
 from ouroboros.tree import TokenTree
 
 PREFILL_ALONE = 128  # a longer stretch is fed causally, without a dense mask, before the tree
@@ -35,7 +35,7 @@ class Engine(Protocol):
     def run(
         self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0
     ) -> torch.Tensor:
-        """Feed `missing` tokens and the tree after `known` slots: [len(tree.asked), vocab] logits.
+        """Feed `missing` tokens and the tree after `known` slots: [len(tree.logit_nodes), vocab] logits.
 
         Node i of the tree then lies in slot `known + len(missing) + i`. The first `held` nodes (at
         most `MOST_HELD`; nothing is missing then, and none of them is asked) lie there already.
@@ -80,7 +80,7 @@ def read_alone(prompt: Sequence[int]) -> bool:
 class Eager:
     """Tensors as large as the call; chains by the model's own causal path, without a mask."""
 
-    def __init__(self, model: PreTrainedModel, facts: Facts, cache: SlotCache) -> None:
+    def __init__(self, model: PreTrainedModel, facts: ModelInfo, cache: SlotCache) -> None:
         self.model = model
         self.facts = facts
         self.cache = cache

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ouroboros.engine.facts import Facts
+from ouroboros.engine.model_info import ModelInfo
 from ouroboros.tree import TokenTree
 
 Masks = torch.Tensor | dict[str, torch.Tensor] | None
@@ -48,7 +48,7 @@ class Layout(NamedTuple):
     def rows(self) -> list[int]:
         """The fed tokens after which logits are wanted."""
         first = len(self.missing) - self.held
-        return [first + node for node in self.tree.asked]
+        return [first + node for node in self.tree.logit_nodes]
 
     def positions(self) -> np.ndarray:
         """Return [columns] int64: the place of every missing token and node in the text."""
@@ -77,7 +77,7 @@ class Layout(NamedTuple):
         return seen
 
 
-def dense(layout: Layout, facts: Facts) -> Masks:
+def dense(layout: Layout, facts: ModelInfo) -> Masks:
     """Return the masks over all slots in use, [1, 1, fed, base + columns]; None for a chain, which
     the model masks itself."""
     if layout.tree.is_chain:
@@ -100,7 +100,7 @@ def spread(
     own: torch.Tensor,
     base: torch.Tensor,
     at: torch.Tensor,
-    facts: Facts,
+    facts: ModelInfo,
 ) -> Masks:
     """Return the masks of a padded forward over the slots `at` ([slots], from 0 on), [1, 1, nodes,
     slots].
@@ -117,7 +117,7 @@ def spread(
     return by_layer(seen, near, facts)
 
 
-def by_layer(seen: torch.Tensor, near: torch.Tensor | None, facts: Facts) -> Masks:
+def by_layer(seen: torch.Tensor, near: torch.Tensor | None, facts: ModelInfo) -> Masks:
     """Return the additive mask, or one by layer type, of what is `seen` and what is `near` enough
     for a sliding window (None: all of it), both [queries, slots] bool."""
     local = additive(seen if near is None else seen & near, facts.dtype)

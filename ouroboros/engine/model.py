@@ -16,15 +16,15 @@ from collections.abc import Sequence
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from ouroboros.choose import Choose
 from ouroboros.engine.attention import use_packed_attention
 from ouroboros.engine.cache import SlotCache
 from ouroboros.engine.eager import MOST_HELD
 from ouroboros.engine.loading import why_not_loaded
-from ouroboros.engine.packed import pack
+from ouroboros.engine.prepack import pack
 from ouroboros.engine.selection import EngineName, select
-from ouroboros.engine.support import examine
+from ouroboros.engine.support import check_tree_support
 from ouroboros.engine.tokenizer import check_round_trip
+from ouroboros.select import TokenSelector
 from ouroboros.tree import ROOT, TokenTree
 
 
@@ -55,7 +55,7 @@ class CachedModel:
         self.model = model.eval()
         self.tokenizer = tokenizer
         use_packed_attention(model)
-        facts = examine(model)
+        facts = check_tree_support(model)
         self.max_len = min(max_len or facts.max_len, facts.max_len)
         self.sliding_window = facts.sliding_window
         self.layer_types = facts.layer_types
@@ -112,7 +112,7 @@ class CachedModel:
 
     @torch.inference_mode()
     def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        """Return the logits that follow the asked nodes, [len(tree.asked), width]; changes the
+        """Return the logits that follow the asked nodes, [len(tree.logit_nodes), width]; changes the
         cache.
 
         They live until the next call, and say by which way a choice from them is made
@@ -121,7 +121,7 @@ class CachedModel:
 
         A tree that has grown since it was scored (its first nodes are those of the last call, on
         the same tokens, and nothing was accepted) goes on where it was: nodes before the first one
-        that is asked are not fed again, so ask for the new ones, by `tree.asking(new)`.
+        that is asked are not fed again, so ask for the new ones, by `tree.with_logits_at(new)`.
         """
         started = time.perf_counter()
         self.check(tokens, tree)
@@ -169,11 +169,11 @@ class CachedModel:
         self._tree = None
 
     @torch.inference_mode()
-    def roll(self, tokens: Sequence[int], count: int, choose: Choose) -> list[int]:
+    def roll(self, tokens: Sequence[int], count: int, choose: TokenSelector) -> list[int]:
         """Return the `count` tokens that plain decoding puts after `tokens`: one call each, but one
         wait for them all. Changes the cache, which then lacks the last of them.
 
-        `choose` must be blind to the text (`Choose.blind`), so that a token's choice can be fed on
+        `choose` must be blind to the text (`TokenSelector.blind`), so that a token's choice can be fed on
         the device before the host knows it.
         """
         length = len(tokens)
@@ -208,7 +208,7 @@ class CachedModel:
         last = self._tree
         if last is None or base != self._base:
             return 0
-        limit = min(len(last), tree.asked[0], MOST_HELD)
+        limit = min(len(last), tree.logit_nodes[0], MOST_HELD)
         for node in range(limit):
             if tree.tokens[node] != last.tokens[node] or tree.parents[node] != last.parents[node]:
                 return node

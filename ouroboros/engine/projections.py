@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
-class Place(NamedTuple):
+class PrefixKey(NamedTuple):
     """A projection, where it stands in a model, and the part of the product that equals it."""
 
     owner: nn.Module
@@ -45,7 +45,7 @@ class Part(nn.Module):
         return whole[..., self.start : self.end]
 
 
-def laid_together(layer: nn.Module) -> list[Place]:
+def fuse_projections(layer: nn.Module) -> list[PrefixKey]:
     """Lay the weights of a decoder layer's projections of one input behind one another."""
     return [
         place
@@ -61,7 +61,7 @@ def _is_plain(module: nn.Module | None) -> bool:
 
 
 @torch.no_grad()
-def _joined(owner: nn.Module, names: tuple[str, ...]) -> list[Place]:
+def _joined(owner: nn.Module, names: tuple[str, ...]) -> list[PrefixKey]:
     """Give the projections views of common weights; none where they do not fit together."""
     plain = [getattr(owner, name) for name in names]
     if len({(m.in_features, m.bias is None, m.weight.dtype, m.weight.device) for m in plain}) > 1:
@@ -71,7 +71,7 @@ def _joined(owner: nn.Module, names: tuple[str, ...]) -> list[Place]:
     places, start = [], 0
     for name, module in zip(names, plain, strict=True):
         end = start + module.out_features
-        places.append(Place(owner, name, module, Part(weight, bias, start, end)))
+        places.append(PrefixKey(owner, name, module, Part(weight, bias, start, end)))
         start = end
     return places
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ouroboros.engine.cache import SlotCache
 from ouroboros.engine.eager import Eager, Engine
-from ouroboros.engine.facts import Facts, tolerance
+from ouroboros.engine.model_info import ModelInfo, tolerance
 from ouroboros.engine.static import Static
 from ouroboros.tree import TokenTree
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def select(
-    name: EngineName, model: PreTrainedModel, facts: Facts, cache: SlotCache
+    name: EngineName, model: PreTrainedModel, facts: ModelInfo, cache: SlotCache
 ) -> tuple[Engine, str]:
     """Return the engine (see `CachedModel`), and why it is none that captures and compiles, where
     one was tried; else "". Raises `ValueError` for a name that is none, and for fixed shapes on
@@ -81,7 +81,7 @@ def differs(engine: Static, reference: Eager) -> str | None:
     return None
 
 
-def _comb(nodes: int, first: int, facts: Facts) -> TokenTree:
+def _comb(nodes: int, first: int, facts: ModelInfo) -> TokenTree:
     """Return a tree of so many nodes in which every second one has two children."""
     tokens = tuple((first + node) % facts.vocab_size for node in range(nodes))
     return TokenTree(tokens, (-1, *((node - 1) // 2 * 2 for node in range(1, nodes))))

@@ -22,10 +22,10 @@ from transformers import PreTrainedModel
 
 from ouroboros.engine.blocks import Blocks
 from ouroboros.engine.cache import SlotCache
+from ouroboros.engine.cuda_graphs import CapturedGraph, record, replay_ms
 from ouroboros.engine.eager import MOST_HELD, known_ids
-from ouroboros.engine.facts import Facts
 from ouroboros.engine.masks import Layout, spread
-from ouroboros.engine.recorded import Recorded, record, replay_ms
+from ouroboros.engine.model_info import ModelInfo
 from ouroboros.tree import ROOT, TokenTree
 
 NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -63,7 +63,7 @@ class Static:
     def __init__(
         self,
         model: PreTrainedModel,
-        facts: Facts,
+        facts: ModelInfo,
         cache: SlotCache,
         *,
         compiled: bool = True,
@@ -75,8 +75,8 @@ class Static:
         self.graphs = facts.device.type == "cuda"
         self.blocks = Blocks(model) if self.graphs and compiled else None
         self._inputs: dict[int, torch.Tensor] = {}
-        self._captured: dict[tuple[int, int], Recorded] = {}
-        self._choices: dict[Hashable, Recorded] = {}
+        self._captured: dict[tuple[int, int], CapturedGraph] = {}
+        self._choices: dict[Hashable, CapturedGraph] = {}
         self._capacity = 0
         self._memory: Any = None  # a handle of torch's, whose type it keeps to itself
         self._logits: torch.Tensor | None = None
@@ -118,7 +118,7 @@ class Static:
         words = pack(ids, layout, size=size)
         self.forwards += 1
         logits = self._replay(size, layout.base + layout.held, words, token)
-        return logits[: len(layout.tree.asked)]
+        return logits[: len(layout.tree.logit_nodes)]
 
     def _replay(
         self, nodes: int, first: int, words: np.ndarray, token: torch.Tensor | None = None
@@ -179,7 +179,7 @@ class Static:
             source = source.pin_memory()
         return self._inputs[nodes].copy_(source, non_blocking=True)
 
-    def _capture(self, inputs: torch.Tensor, nodes: int, slots: int) -> Recorded:
+    def _capture(self, inputs: torch.Tensor, nodes: int, slots: int) -> CapturedGraph:
         """Return one shape's call, recorded; the inputs are real ones, so that what the trial calls
         write is what the replay will. The logits of all shapes lie in one buffer.
 
@@ -201,7 +201,7 @@ class Static:
         self.blocks.tuned = replay_ms(made[True].graph) < replay_ms(made[False].graph)
         return made[self.blocks.tuned]
 
-    def _record(self, compute: Callable, inputs: tuple[torch.Tensor, ...]) -> Recorded:
+    def _record(self, compute: Callable, inputs: tuple[torch.Tensor, ...]) -> CapturedGraph:
         """Return a computation, recorded in the memory that all of them share."""
         if self._memory is None:
             self._memory = torch.cuda.graph_pool_handle()

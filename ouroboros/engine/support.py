@@ -22,8 +22,8 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from ouroboros.engine.cache import LayerShape
-from ouroboros.engine.facts import Facts, config_facts, tolerance
 from ouroboros.engine.masks import Layout, dense
+from ouroboros.engine.model_info import ModelInfo, config_facts, tolerance
 from ouroboros.engine.quantised import check_kernels
 from ouroboros.tree import TokenTree
 
@@ -33,7 +33,7 @@ WIDENED_BYTES = 4 << 30
 """Weights that are larger in float32 are tried as they are."""
 
 
-def examine(model: PreTrainedModel) -> Facts:
+def check_tree_support(model: PreTrainedModel) -> ModelInfo:
     """Return the facts of a model; raise `ValueError` with the reason if it cannot score trees."""
     facts = config_facts(model)
     check_kernels(model)
@@ -41,7 +41,7 @@ def examine(model: PreTrainedModel) -> Facts:
 
 
 @torch.inference_mode()
-def _trial(model: PreTrainedModel, name: str, facts: Facts) -> list[LayerShape]:
+def _trial(model: PreTrainedModel, name: str, facts: ModelInfo) -> list[LayerShape]:
     """Score a few tokens plainly, then among decoys; return the shapes that the cache held."""
     if facts.max_len < 4:
         raise ValueError(f"{name} has only {facts.max_len} positions; at least 4 are needed")
@@ -132,7 +132,7 @@ def _narrowed(model: PreTrainedModel, window: int | None) -> Iterator[None]:
             config.sliding_window = window
 
 
-def _logits(model, name: str, ids, positions, mask, cache, facts: Facts) -> torch.Tensor:
+def _logits(model, name: str, ids, positions, mask, cache, facts: ModelInfo) -> torch.Tensor:
     try:
         out = model(
             input_ids=torch.tensor([list(ids)], device=facts.device),
@@ -159,7 +159,7 @@ def _logits(model, name: str, ids, positions, mask, cache, facts: Facts) -> torc
     return out.logits.double()
 
 
-def _plain_failure(model, ids, facts: Facts) -> str | None:
+def _plain_failure(model, ids, facts: ModelInfo) -> str | None:
     """Return why a model fails even at a plain call of its tokens alone; None where it does not."""
     try:
         model(input_ids=torch.tensor([list(ids)], device=facts.device))

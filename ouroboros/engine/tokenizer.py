@@ -3,7 +3,7 @@ another text than the user's, without a word."""
 
 from __future__ import annotations
 
-from ouroboros.trace import parting
+from ouroboros.trace import first_mismatch
 
 PROBE = "def f(a, b):\n    if a  ==  12:\n\treturn [3, 45]\n\n\n        # x = 0.1\n"
 """Code: indentation, runs of spaces, a tab, empty lines, digits."""
@@ -38,6 +38,6 @@ def _lost(tokenizer) -> tuple[str, str] | None:
         lawful.append(normaliser.normalize_str(PROBE).replace("\u2581", " "))
     if any(found.lstrip(" ") == text.lstrip(" ") for text in lawful):
         return None
-    at = parting(PROBE, found)
+    at = first_mismatch(PROBE, found)
     assert at is not None
     return PROBE[at : at + 12], found[at : at + 12]

@@ -13,13 +13,13 @@ import torch
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
-from ouroboros.bench.measure.metrics import repetition_rate
+from ouroboros.bench.metrics.metrics import repetition_rate
 from ouroboros.bench.run.sampling import Sampling, derive_seed
 from ouroboros.bench.run.stop import StopStrings, text_of
 from ouroboros.bench.tasks.humaneval import HumanEval
-from ouroboros.choose import Choose
 from ouroboros.decode import RootOnly, predict, stream
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import TokenSelector
 from ouroboros.training.loop import loss_of
 from ouroboros.tree import TokenTree
 
@@ -124,7 +124,7 @@ def _by_range(agreed: np.ndarray, seen: np.ndarray) -> dict[str, float]:
 
 
 def complete(
-    target: CachedModel, prompt: list[int], stop: StopStrings, choose: Choose
+    target: CachedModel, prompt: list[int], stop: StopStrings, choose: TokenSelector
 ) -> list[int]:
     """Return the target's own completion, ended as the benchmark ends it."""
     eos = {target.model.generation_config.eos_token_id}
@@ -135,7 +135,9 @@ def complete(
     return trace.new_tokens
 
 
-def agreement(draft: CachedModel, prompt: list[int], new: list[int], choose: Choose) -> list[bool]:
+def agreement(
+    draft: CachedModel, prompt: list[int], new: list[int], choose: TokenSelector
+) -> list[bool]:
     """Say, for each new token, whether the draft would have chosen it after the same tokens."""
     chosen = predict(draft, prompt, TokenTree.chain(prompt[-1], new[:-1]), choose)
     return [a == b for a, b in zip(chosen, new, strict=True)]

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ouroboros.bench.measure.sample import Sample
-from ouroboros.bench.measure.timed_costs import costs_of
+from ouroboros.bench.metrics.sample import Sample
+from ouroboros.bench.metrics.timed_costs import costs_of
 from ouroboros.costs.surface import Costs, Footprint, Surface
 from ouroboros.trace import StepRecord
 

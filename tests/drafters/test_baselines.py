@@ -8,10 +8,6 @@ from collections.abc import Callable
 import pytest
 import torch
 import transformers
-from packaging.version import Version
-from tiny import CONTEXT, Recorded, cut, llama, noisy, plain, prompt_of
-
-from ouroboros import Ouroboros, PhrasePool
 from ouroboros.baselines import (
     Greedy,
     HFGenerate,
@@ -22,11 +18,15 @@ from ouroboros.baselines import (
     SuffixDecoding,
     TokenRecycling,
 )
-from ouroboros.choose import Sampler, argmax
+from packaging.version import Version
+from tiny import CONTEXT, CapturedGraph, cut, llama, noisy, plain, prompt_of
+
+from ouroboros import Ouroboros, PhrasePool
 from ouroboros.costs.surface import Costs, Surface
 from ouroboros.decode import Drafter, decode
-from ouroboros.drafters import Remembered
+from ouroboros.drafters import DrafterMemory
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import Sampler, argmax
 from ouroboros.tree import TokenTree
 
 SIZES = {"gamma": 4, "window_size": 3, "ngram_size": 4, "verification_set_size": 3}
@@ -102,7 +102,7 @@ DECODERS: dict[str, Callable[[CachedModel], Drafter]] = {
     "ouroboros eager": ouroboros(costs=EAGER, max_nodes=200),
     "ouroboros without a draft": lambda _: Ouroboros(),
     "ouroboros task": ouroboros(pool_state="task"),
-    "ouroboros loaded": ouroboros(pool_state="loaded", pool=Remembered((1, 4, 5, 4, 5, 4))),
+    "ouroboros loaded": ouroboros(pool_state="loaded", pool=DrafterMemory((1, 4, 5, 4, 5, 4))),
     "ouroboros recycle=False": ouroboros(recycle=False),
     "ouroboros chain": ouroboros(children=1, costs=EAGER),
     "ouroboros one node a call": ouroboros(draft_nodes=1, costs=EAGER),
@@ -190,7 +190,7 @@ def test_a_draft_of_shorter_context_stops_drafting_but_not_decoding(models):
 
 
 def test_speculation_proposes_gamma_tokens_within_the_budget(models):
-    recorded = Recorded(Speculative(models.draft, gamma=4))
+    recorded = CapturedGraph(Speculative(models.draft, gamma=4))
     decode(models.target, recorded, prompt_of(5), max_new=20)
     for _, budget, tree, _, _ in recorded.steps:
         assert tree.is_chain and len(tree) - 1 == min(4, budget - 1)
@@ -199,7 +199,7 @@ def test_speculation_proposes_gamma_tokens_within_the_budget(models):
 
 @torch.inference_mode()
 def test_an_unsure_draft_ends_after_its_first_unsure_token(models):
-    recorded = Recorded(Speculative(models.draft, gamma=5, confidence=0.4))
+    recorded = CapturedGraph(Speculative(models.draft, gamma=5, confidence=0.4))
     decode(models.target, recorded, prompt_of(5), max_new=30)
     lengths = set()
     for tokens, budget, tree, _, _ in recorded.steps:

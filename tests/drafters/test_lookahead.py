@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import Recorded, llama, plain, prompt_of
+from tiny import CapturedGraph, llama, plain, prompt_of
 
-from ouroboros.choose import argmax
 from ouroboros.decode import decode
 from ouroboros.drafters.lookahead import Lookahead, Window
 from ouroboros.drafters.pool import PhrasePool
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import argmax
 from ouroboros.tree import TokenTree
 
 
@@ -77,7 +77,7 @@ def hung(window: Window, tree: TokenTree) -> TokenTree:
 def guess(tree: TokenTree, node: int) -> int:
     """A prediction that depends on the node's path from the root, unless the node is not asked."""
     path = tuple(tree.tokens[n] for n in tree.path_to(node))
-    return hash(path) % 1_000_003 if node in tree.asked else -1
+    return hash(path) % 1_000_003 if node in tree.logit_nodes else -1
 
 
 def test_cells_stand_one_position_further_in_each_row_and_column():
@@ -103,7 +103,7 @@ def test_a_full_step_costs_w_plus_g_times_n_minus_1_nodes():
 def test_phrases_are_what_the_model_predicts_along_each_column(pair):
     """Every window prediction is the model's own after that column, with no cache and no tree."""
     model, cached = pair
-    recorded = Recorded(Lookahead(window_size=3, ngram_size=4, verification_set_size=2))
+    recorded = CapturedGraph(Lookahead(window_size=3, ngram_size=4, verification_set_size=2))
     decode(cached, recorded, prompt_of(8), max_new=12)
     read = 0
     for tokens, _, tree, chosen, _ in recorded.steps:
@@ -187,7 +187,7 @@ def test_an_own_pool_is_emptied_and_a_shared_one_kept():
 
 def test_the_window_starts_again_where_the_context_cut_it(pair):
     model, cached = pair
-    drafter = Recorded(Lookahead(window_size=4, ngram_size=5, verification_set_size=2))
+    drafter = CapturedGraph(Lookahead(window_size=4, ngram_size=5, verification_set_size=2))
     prompt = prompt_of(50)
     trace = decode(cached, drafter, prompt, max_new=99)
     assert trace.tokens[:64] == plain(model, prompt, 14) and trace.finish == "context"

@@ -8,29 +8,29 @@ import logging
 
 import pytest
 import torch
-from tiny import Recorded, llama, noisy, prompt_of
+from ouroboros.baselines import Racer, SuffixDecoding, TokenRecycling
+from tiny import CapturedGraph, llama, noisy, prompt_of
 from transformers import (
     GenerationConfig,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
 )
 
-from ouroboros.baselines import Racer, SuffixDecoding, TokenRecycling
-from ouroboros.choose import Sampler, argmax
 from ouroboros.costs.named import named
 from ouroboros.costs.surface import Costs, Surface
 from ouroboros.custom import choice
 from ouroboros.decode import decode
-from ouroboros.drafters import Remembered
+from ouroboros.drafters import DrafterMemory
 from ouroboros.drafters.calibration import calibrate, disturbed
+from ouroboros.drafters.draft_tree.weights import Weights
 from ouroboros.drafters.grown import Grown
-from ouroboros.drafters.growth.weights import Weights
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.drafters.pool import PhrasePool
 from ouroboros.engine.eager import PREFILL_ALONE
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.sharded import Gathered
+from ouroboros.engine.parallel.sharded import Gathered
 from ouroboros.processors import Processed, processed
+from ouroboros.select import Sampler, argmax
 from ouroboros.tree import TokenTree
 
 EAGER = Costs(Surface.constant(1.0), Surface.constant(0.001))
@@ -46,7 +46,7 @@ def pair():
 
 
 def steps_of(pair, prompt=None, max_new: int = 40, choose=argmax, **changes) -> list:
-    recorded = Recorded(Ouroboros(pair[1], **changes))
+    recorded = CapturedGraph(Ouroboros(pair[1], **changes))
     decode(pair[0], recorded, prompt or prompt_of(12, 3), max_new=max_new, choose=choose)
     return recorded.steps
 
@@ -97,7 +97,7 @@ def test_the_draft_reads_each_node_once_and_keeps_what_was_accepted(pair):
     target, draft = pair
     drafter = Ouroboros(draft, costs=EAGER)
     before = draft.scored
-    recorded = Recorded(drafter)
+    recorded = CapturedGraph(drafter)
     trace = decode(target, recorded, prompt_of(9, 5), max_new=30)
     assert draft.scored - before == sum(step.draft_scored for step in trace.steps)
     assert any(step.draft_calls > 1 for step in trace.steps)
@@ -143,7 +143,7 @@ def test_what_outlives_a_prompt(pair, tmp_path):
         steps[state] = [len(trace.steps) for trace in traces]
     assert steps["cold"][0] == steps["cold"][1] == steps["task"][0] > steps["task"][1]
     pool = drafter.pool
-    assert isinstance(pool, Remembered) and len(pool)
+    assert isinstance(pool, DrafterMemory) and len(pool)
     pool.save(tmp_path / "pool.json", tokenizer_id="t")
     again = drafter.read_pool(tmp_path / "pool.json", tokenizer_id="t")
     assert again == pool
@@ -155,11 +155,11 @@ def test_what_outlives_a_prompt(pair, tmp_path):
     for content in ("{}", "[1", '{"format": "ouroboros-phrases-1", "text": [-3]}'):
         (tmp_path / "bad.json").write_text(content)
         with pytest.raises(ValueError, match="holds no phrases of this version"):
-            Remembered.load(tmp_path / "bad.json", tokenizer_id="t")
+            DrafterMemory.load(tmp_path / "bad.json", tokenizer_id="t")
     with pytest.raises(ValueError, match="another tokenizer"):
-        Remembered.load(tmp_path / "pool.json", tokenizer_id="u")
+        DrafterMemory.load(tmp_path / "pool.json", tokenizer_id="u")
     with pytest.raises(ValueError, match="cannot read"):
-        Remembered.load(tmp_path / "none.json", tokenizer_id="t")
+        DrafterMemory.load(tmp_path / "none.json", tokenizer_id="t")
 
 
 def test_sizes_of_the_published_policy_have_no_meaning_for_ours(pair, caplog, monkeypatch):
@@ -177,10 +177,13 @@ def test_sizes_of_the_published_policy_have_no_meaning_for_ours(pair, caplog, mo
     [
         ({"policy": "upstream"}, "policy 'upstream' is not"),
         ({"pool_state": "warm"}, "'warm' is not one of cold, task, loaded"),
-        ({"pool_state": "loaded"}, "needs a pool: give pool=Remembered.load"),
+        ({"pool_state": "loaded"}, "needs a pool: give pool=DrafterMemory.load"),
         ({"pool_state": "loaded", "policy": "paper"}, "needs a pool: give pool=PhrasePool.load"),
-        ({"pool": Remembered()}, "would empty the pool"),
-        ({"pool": PhrasePool(phrase_len=3, per_key=3), "pool_state": "task"}, "give a Remembered"),
+        ({"pool": DrafterMemory()}, "would empty the pool"),
+        (
+            {"pool": PhrasePool(phrase_len=3, per_key=3), "pool_state": "task"},
+            "give a DrafterMemory",
+        ),
         ({"max_nodes": 0}, "max_nodes 0"),
         ({"children": 9}, "children from 1 to 5"),
         ({"costs": "cheap"}, "costs 'cheap' are no file, and no name among epyc, flat"),

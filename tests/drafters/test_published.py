@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 
 import pytest
-from tiny import Recorded, llama, noisy, prompt_of
+from tiny import CapturedGraph, llama, noisy, prompt_of
 
-from ouroboros.choose import argmax
 from ouroboros.decode import RootOnly, decode
 from ouroboros.drafters.learning import Hung
 from ouroboros.drafters.pool import PhrasePool
 from ouroboros.drafters.published import Published
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import argmax
 from ouroboros.tree import TokenTree
 
 SIZES = {"gamma": 4, "window_size": 3, "ngram_size": 4, "verification_set_size": 3}
@@ -33,7 +33,7 @@ def ready(draft: CachedModel, **changes) -> Published:
 
 def steps_of(pair, max_new: int = 40, prompt=None, **changes):
     target, draft = pair
-    recorded = Recorded(Published(draft, **{**SIZES, **changes}))
+    recorded = CapturedGraph(Published(draft, **{**SIZES, **changes}))
     decode(target, recorded, prompt or prompt_of(12, 3) * 2, max_new=max_new)
     return recorded.drafter, recorded.steps
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from ouroboros.baselines import Racer, TokenRecycling
 from ouroboros.baselines.recycling import PATHS, template
-from ouroboros.choose import Ranked, argmax
+
+from ouroboros.select import Ranked, argmax
 from ouroboros.tree import TokenTree
 
 

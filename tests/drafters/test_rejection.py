@@ -8,14 +8,14 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from ouroboros.baselines import Speculative
+from ouroboros.baselines.rejection import Rejection
 from scipy.stats import chisquare
 from tiny import TableModel, llama, noisy, prompt_of
 
-from ouroboros.baselines import Speculative
-from ouroboros.baselines.rejection import Rejection
-from ouroboros.choose import Sampler, argmax
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import Sampler, argmax
 
 IDS, LENGTH, RUNS = 4, 3, 3000
 SETTINGS = [

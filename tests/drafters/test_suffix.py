@@ -6,11 +6,11 @@ import random
 from collections import Counter
 
 import pytest
-
 from ouroboros.baselines import SuffixDecoding
 from ouroboros.baselines.suffix import branches, chain
 from ouroboros.baselines.suffix_tree import END, SuffixTree
-from ouroboros.choose import argmax
+
+from ouroboros.select import argmax
 
 
 def grown(texts: list[list[int]], depth: int = 6, **changes) -> SuffixTree:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 import transformers
+from ouroboros.baselines import Greedy, Lookahead, Speculative
 from parts import InParts
 from tiny import SHAPE, RandomDrafter, build, llama, noisy, plain, prompt_of
 from transformers import AutoConfig, BartConfig, BartForConditionalGeneration, PreTrainedModel
 
 from ouroboros import CachedModel, Ouroboros, decode
-from ouroboros.baselines import Greedy, Lookahead, Speculative
 from ouroboros.engine import support
 
 WINDOW = 8
@@ -257,13 +257,13 @@ def test_half_precision_hides_nothing_from_the_trial(monkeypatch, free):
         for name, config in (("llama", {}), ("mpt", REFUSED["mpt"][0]))
     )
     before = {name: (own.data_ptr(), own.dtype) for name, own in good.named_parameters()}
-    facts = support.examine(good)
+    facts = support.check_tree_support(good)
     assert {layer.dtype for layer in facts.layers} == {torch.bfloat16}
     assert {n: (own.data_ptr(), own.dtype) for n, own in good.named_parameters()} == before
     with support._widened(good) as dtype:
         assert dtype == (torch.bfloat16 if free == 0 else torch.float32)
     with pytest.raises(ValueError, match=r"its logits move by 0\.[4-9]"):
-        support.examine(bad)
+        support.check_tree_support(bad)
 
 
 def test_the_trials_slots_are_not_its_positions():

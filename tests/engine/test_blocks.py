@@ -11,7 +11,7 @@ from tiny import gemma3, gpt2, llama
 
 from ouroboros.engine.blocks import Blocks
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.projections import TOGETHER, Once, laid_together
+from ouroboros.engine.projections import TOGETHER, Once, fuse_projections
 from ouroboros.engine.quantised import quantise
 from ouroboros.tree import TokenTree
 
@@ -85,7 +85,7 @@ def test_projections_of_one_input_lie_behind_one_another():
     model = llama()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     (layer,) = model.model.layers
-    places = laid_together(layer)
+    places = fuse_projections(layer)
     assert [place.name for place in places] == [name for names in TOGETHER for name in names]
     assert len({id(place.part.weight) for place in places}) == 2
     for owner, name, plain, part in places:
@@ -103,7 +103,7 @@ def test_quantised_projections_are_left_alone():
     from transformers import QuantoConfig
 
     model = quantise(llama(dtype=torch.float32), QuantoConfig(weights="int8"))
-    assert laid_together(model.model.layers[0]) == []
+    assert fuse_projections(model.model.layers[0]) == []
 
 
 def test_one_product_is_made_once():

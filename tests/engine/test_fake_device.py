@@ -11,11 +11,11 @@ import torch
 from torch._subclasses import FakeTensorMode
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from ouroboros.choose import Sampler, argmax
 from ouroboros.engine.attention import NAME
 from ouroboros.engine.cache import LayerShape, SlotCache
-from ouroboros.engine.facts import Facts
+from ouroboros.engine.model_info import ModelInfo
 from ouroboros.engine.static import Static
+from ouroboros.select import Sampler, argmax
 from ouroboros.tree import TokenTree
 
 LAYERS, VOCAB = 2, 64000
@@ -51,7 +51,7 @@ def engine():
                 setattr(module, name, torch.empty_like(own, device=device))
         model.set_attn_implementation(NAME)
         shape = LayerShape(8, 128, 128, torch.bfloat16, device)
-        facts = Facts(4096, None, None, VOCAB, device, torch.bfloat16, [shape] * LAYERS)
+        facts = ModelInfo(4096, None, None, VOCAB, device, torch.bfloat16, [shape] * LAYERS)
         static = Static(model, facts, SlotCache(facts.layers, 1024), compiled=False)
         static.graphs = False
         patch.setattr(static, "_on_device", torch.inference_mode)

@@ -50,8 +50,8 @@ def test_each_node_scores_as_its_own_branch(family, seed):
     for _ in range(4):
         tree = random_tree(draw, tokens[-1])
         logits = cached.score(tokens, tree)
-        assert logits.shape == (len(tree.asked), VOCAB)
-        for row, node in zip(logits, tree.asked, strict=True):
+        assert logits.shape == (len(tree.logit_nodes), VOCAB)
+        for row, node in zip(logits, tree.logit_nodes, strict=True):
             branch = [tree.tokens[n] for n in tree.path_to(node)[1:]]
             torch.testing.assert_close(row, alone(model, [*tokens, *branch]))
         path = tree.path_to(draw.randrange(len(tree)))
@@ -76,8 +76,10 @@ def test_accept_keeps_the_path_and_nothing_else():
 def test_the_nodes_that_are_asked():
     cached = CachedModel(llama())
     everything = cached.score([7, 5], FORK).clone()
-    torch.testing.assert_close(cached.score([7, 5], FORK.asking([4, 0])), everything[[0, 4]])
-    torch.testing.assert_close(cached.score([7, 5], FORK.asking([5])), everything[[5]])
+    torch.testing.assert_close(
+        cached.score([7, 5], FORK.with_logits_at([4, 0])), everything[[0, 4]]
+    )
+    torch.testing.assert_close(cached.score([7, 5], FORK.with_logits_at([5])), everything[[5]])
 
 
 def test_one_call_is_one_forward_and_feeds_only_what_is_missing():

@@ -10,10 +10,10 @@ import torch
 from parts import InParts, first, in_parts
 from tiny import VOCAB, RandomDrafter, gemma3, gpt2, llama, mistral, noisy, prompt_of
 
-from ouroboros.choose import Sampler, argmax
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine import eager
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import Sampler, argmax
 from ouroboros.tree import TokenTree
 
 FAMILIES = [llama, mistral, gemma3, gpt2]
@@ -84,7 +84,7 @@ def test_what_was_not_scored_last_is_fed_again(engine):
 
     def go_on(fed: int) -> None:
         before = cached.scored
-        logits = cached.score([3, 4, 5], tree.asking([3, 4]))
+        logits = cached.score([3, 4, 5], tree.with_logits_at([3, 4]))
         torch.testing.assert_close(logits, expected[3:], **EXACT)
         assert cached.scored - before == fed
 
@@ -112,10 +112,10 @@ def test_a_shorter_sequence_and_a_cache_made_ready_hold_nothing(engine):
     tree = TokenTree((5, 1, 2), (-1, 0, 1))
     alone = cached.score([5], tree).clone()
     cached.score([5, 5], first(tree, 2))
-    torch.testing.assert_close(cached.score([5], tree.asking([2])), alone[2:], **EXACT)
+    torch.testing.assert_close(cached.score([5], tree.with_logits_at([2])), alone[2:], **EXACT)
     assert cached.scored == 3 + 2 + 3
     cached.prepare(10)
-    cached.score([5], tree.asking([2]))
+    cached.score([5], tree.with_logits_at([2]))
     assert cached.scored == 3 + 2 + 3 + 3
 
 
@@ -147,7 +147,7 @@ class Growing(RootOnly):
     def propose(self, tokens, budget) -> TokenTree:
         tree = TokenTree.chain(tokens[-1], ())
         for node in range(min(4, budget - 1)):
-            tree = tree.asking([node])
+            tree = tree.with_logits_at([node])
             logits = self.draft.score(tokens, tree)
             tree = tree.graft([self.choose(logits, tokens, tree)], at=node)
         return tree

@@ -9,20 +9,20 @@ import pytest
 import torch
 from bench_models import byte_tokenizer, tiny_llama
 from composing import composed
+from ouroboros.baselines import Speculative
 from parts import InParts
 from tiny import CONTEXT, RandomDrafter, llama, prompt_of
 from transformers import QuantoConfig, TorchAoConfig
 
 from ouroboros import CachedModel, Ouroboros, standin
-from ouroboros.baselines import Speculative
+from ouroboros.audit.audit import Auditor, Case
+from ouroboros.audit.reference_forward import recast
 from ouroboros.bench.run.pair import PairSpec, load_pair
-from ouroboros.choose import argmax
-from ouroboros.commands import build as building
+from ouroboros.cli import build as building
 from ouroboros.costs.bandwidth import footprint
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.quantised import bytes_of, quantise, quantised_by, spelt_out, stored_bytes
-from ouroboros.lossless.audit import Auditor, Case
-from ouroboros.lossless.plainly import recast
+from ouroboros.select import argmax
 
 PROMPTS = [prompt_of(length, seed) for seed, length in enumerate((5, 9, 14, 20))]
 MAX_NEW = 30

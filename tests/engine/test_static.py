@@ -7,6 +7,7 @@ import random
 import numpy
 import pytest
 import torch
+from ouroboros.baselines import Speculative
 from pretended_cuda import Graph, pretend
 from tiny import VOCAB, RandomDrafter, gemma3, gpt2, llama, mistral
 from transformers import (
@@ -16,8 +17,6 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ouroboros.baselines import Speculative
-from ouroboros.choose import Sampler, argmax
 from ouroboros.custom import choice
 from ouroboros.decode import RootOnly, decode, extend
 from ouroboros.drafters.ouroboros import Ouroboros
@@ -25,6 +24,7 @@ from ouroboros.engine.blocks import Blocks
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.selection import differs
 from ouroboros.engine.static import NODES, Static, padded_nodes, padded_slots
+from ouroboros.select import Sampler, argmax
 from ouroboros.tree import ROOT, TokenTree
 
 FAMILIES = [llama, mistral, gemma3, gpt2]
@@ -170,7 +170,7 @@ def test_a_roll_goes_on_where_the_cache_grows(engine):
 def graphed(monkeypatch):
     """Makes a model whose calls are captured and replayed on a CPU, `torch.cuda` pretended."""
     pretend(monkeypatch)
-    monkeypatch.setattr("ouroboros.choose._best", lambda scores: scores.argmax(-1))  # not NumPy's
+    monkeypatch.setattr("ouroboros.select._best", lambda scores: scores.argmax(-1))  # not NumPy's
 
     def make(model) -> CachedModel:
         cached = CachedModel(model, engine="static")

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from ouroboros import CachedModel, Ouroboros, decode, reference_pair
-from ouroboros.commands import evaluate_pair
-from ouroboros.commands import train_pair as train_reference_pair
+from ouroboros.cli import evaluate_pair
+from ouroboros.cli import train_pair as train_reference_pair
 from ouroboros.decode import RootOnly
 from ouroboros.training import corpus as reference_corpus
 from ouroboros.training import polish as reference_polish

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ouroboros.bench.measure.intervals import Interval
+from ouroboros.bench.metrics.intervals import Interval
 from ouroboros.costs.surface import Costs, Surface
 
 CONTEXT = 512  # tokens, of the calls whose cost is taken

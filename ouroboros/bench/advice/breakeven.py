@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import brentq
 
-from ouroboros.bench.measure.intervals import speedup
-from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.metrics.intervals import speedup
+from ouroboros.bench.metrics.sample import Sample
 from ouroboros.trace import StepRecord
 
 NEVER = None

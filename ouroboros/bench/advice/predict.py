@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ouroboros.bench.measure import metrics
-from ouroboros.bench.measure.intervals import Interval, speedup
-from ouroboros.bench.measure.predicted import cost_part, timed
-from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.metrics import metrics
+from ouroboros.bench.metrics.intervals import Interval, speedup
+from ouroboros.bench.metrics.predicted import cost_part, timed
+from ouroboros.bench.metrics.sample import Sample
 from ouroboros.costs.surface import Costs
 
 

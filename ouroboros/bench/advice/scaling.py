@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ouroboros.bench.measure import metrics
-from ouroboros.bench.measure.sample import PLAIN, Sample
-from ouroboros.bench.measure.trees import ProposedTree
+from ouroboros.bench.metrics import metrics
+from ouroboros.bench.metrics.sample import PLAIN, Sample
+from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.costs.surface import Costs, Surface
-from ouroboros.engine.partition import cut
+from ouroboros.engine.parallel.partition import cut
 from ouroboros.tree import TokenTree
 
 CONTEXT = 512  # tokens, of the calls whose cost is taken

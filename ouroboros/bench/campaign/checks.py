@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ouroboros.choose import Choose, gumbel
 from ouroboros.costs.calls import random_tree
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import TokenSelector, gumbel
 from ouroboros.tree import TokenTree
 
 LOGIT_TOLERANCE = 1e-3  # of float32 logits by two engines
@@ -104,7 +104,12 @@ def engines_agree(
 
 
 def rolls_agree(
-    name: str, model: CachedModel, prompts: Sequence[Sequence[int]], *, count: int, choose: Choose
+    name: str,
+    model: CachedModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    count: int,
+    choose: TokenSelector,
 ) -> Check:
     """Hold `roll` against plain decoding, a call and a wait for each token, on the same model."""
     differ = 0

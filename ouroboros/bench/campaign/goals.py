@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ouroboros.bench.advice.predict import predict
-from ouroboros.bench.measure import metrics
-from ouroboros.bench.measure.intervals import speedup
-from ouroboros.bench.measure.metrics import decode_part
-from ouroboros.bench.measure.sample import METHOD, PLAIN, Sample
+from ouroboros.bench.metrics import metrics
+from ouroboros.bench.metrics.intervals import speedup
+from ouroboros.bench.metrics.metrics import decode_part
+from ouroboros.bench.metrics.sample import METHOD, PLAIN, Sample
 from ouroboros.bench.report.time_report import step_facts
 from ouroboros.costs.surface import Costs
 

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ouroboros.choose import Choose, argmax
 from ouroboros.costs.calls import random_tree
 from ouroboros.decode import Drafter, decode
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import TokenSelector, argmax
 from ouroboros.tree import TokenTree
 
 TOP = 24  # rows of a table
@@ -63,7 +63,7 @@ def idle_share(
     prompt: Sequence[int],
     *,
     max_new: int,
-    choose: Choose = argmax,
+    choose: TokenSelector = argmax,
 ) -> float | None:
     """Return the share of a text's time, after its first tokens, in which no graph of either model
     was being replayed; None where there are no graphs."""

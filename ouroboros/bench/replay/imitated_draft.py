@@ -4,7 +4,7 @@ worth, where there is none?
 It stands where a draft's `CachedModel` stands and answers with logits, so that every decoder meets
 what it would meet in a draft: after the recorded text so far, the recorded next token is its first
 choice in a share `agreement` of all new tokens of the recordings; where it is not, it is among the
-next ones as often, and all choices are as probable, as a `Likeness` measured. Off the recorded text
+next ones as often, and all choices are as probable, as a `DraftErrorModel` measured. Off the recorded text
 the choices are tokens of the text so far.
 
 Invariant: an answer depends on seed, text, position and the tokens before it alone, so every
@@ -24,11 +24,11 @@ from typing import NamedTuple
 import torch
 from scipy.optimize import brentq
 
-from ouroboros.bench.measure.scripted import ANY, ScriptedModel
-from ouroboros.bench.replay.likeness import CHOICES, NOWHERE, Likeness, repeats
+from ouroboros.bench.metrics.scripted import ANY, ScriptedModel
+from ouroboros.bench.replay.likeness import CHOICES, NOWHERE, DraftErrorModel, repeats
 from ouroboros.bench.replay.recording import Recording
-from ouroboros.bench.run.recorder import Place, places
-from ouroboros.choose import Choose
+from ouroboros.bench.run.recorder import PrefixKey, places
+from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree
 
 CONTEXT = 4  # tokens before a place, of its key
@@ -61,7 +61,7 @@ class ImitatedDraft(ScriptedModel):
         runs: Sequence[Recording],
         *,
         vocab_size: int,
-        likeness: Likeness | None = None,
+        likeness: DraftErrorModel | None = None,
         seed: int = 0,
         max_len: int = ANY,
         tokenizer=None,
@@ -73,7 +73,7 @@ class ImitatedDraft(ScriptedModel):
         if vocab_size <= max(highest, CHOICES):
             raise ValueError(f"the recording has id {highest}, the vocabulary {vocab_size} ids")
         self.agreement, self.seed = agreement, seed
-        self.likeness = Likeness.load() if likeness is None else likeness
+        self.likeness = DraftErrorModel.load() if likeness is None else likeness
         again = [known for run in runs for known in repeats(run.tokens)[len(run.prompt) :]]
         share = sum(again) / max(1, len(again))
         self._rates = rates_at(agreement, self.likeness.odds, share)
@@ -92,10 +92,10 @@ class ImitatedDraft(ScriptedModel):
         self._held: tuple[int, tuple[int, ...]] = (0, ())
         self._again = repeats(self.text)
         self._key = f"{self.seed}-{zlib.crc32(repr(self.text).encode())}"
-        self._answers: dict[Place, Answer] = {}
+        self._answers: dict[PrefixKey, Answer] = {}
 
     def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        """Return the logits that follow the asked nodes, [len(tree.asked), width] float32."""
+        """Return the logits that follow the asked nodes, [len(tree.logit_nodes), width] float32."""
         if tokens[-1] != tree.tokens[0]:
             raise ValueError(
                 f"the tree's root is {tree.tokens[0]}, the sequence's last token {tokens[-1]}: "
@@ -105,13 +105,13 @@ class ImitatedDraft(ScriptedModel):
         self.forwards += 1
         self._count(len(tokens), tree)
         found = list(places(len(tokens), tree, self.text, off=self._off(tokens)))
-        return self._logits([found[node] for node in tree.asked])
+        return self._logits([found[node] for node in tree.logit_nodes])
 
     def accept(self, path: Sequence[int]) -> None:
         """Forget the tree last scored: an answer depends on the sequence given."""
         self._held = (0, ())
 
-    def roll(self, tokens: Sequence[int], count: int, choose: Choose) -> list[int]:
+    def roll(self, tokens: Sequence[int], count: int, choose: TokenSelector) -> list[int]:
         """Return the `count` tokens that plain decoding puts after `tokens`, one call each."""
         text = list(tokens)
         for _ in range(count):
@@ -121,7 +121,7 @@ class ImitatedDraft(ScriptedModel):
 
     def _count(self, length: int, tree: TokenTree) -> None:
         """Count the nodes of a tree; what was scored of it before, as it grew, is not fed again."""
-        known, first = self._held, tree.asked[0]
+        known, first = self._held, tree.logit_nodes[0]
         grown = known[0] == length and known[1][:first] == tree.tokens[:first]
         self.scored += len(tree) - (min(first, len(known[1])) if grown else 0)
         self._held = length, tree.tokens
@@ -135,13 +135,13 @@ class ImitatedDraft(ScriptedModel):
                 return tokens[at:]
         return ()
 
-    def _logits(self, asked: Sequence[Place]) -> torch.Tensor:
+    def _logits(self, asked: Sequence[PrefixKey]) -> torch.Tensor:
         answers = [self._answer(place) for place in asked]
         logits = torch.tensor([[one.other] for one in answers]).repeat(1, self.width)
         ids = torch.tensor([one.ids for one in answers])
         return logits.scatter_(1, ids, torch.tensor([one.logs for one in answers]))
 
-    def _answer(self, place: Place) -> Answer:
+    def _answer(self, place: PrefixKey) -> Answer:
         if place not in self._answers:
             self._answers[place] = self._drawn(*place)
         return self._answers[place]

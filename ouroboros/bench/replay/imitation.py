@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ouroboros.bench.replay.recording import Recording
-from ouroboros.bench.run.recorder import Place
+from ouroboros.bench.run.recorder import PrefixKey
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def rates_of(runs: Iterable[Recording]) -> Rates | None:
     return Rates(hits[1] / tries[1], hits[0] / tries[0]) if all(tries) else None
 
 
-def imitated(text: Sequence[int], place: Place, rates: Rates, *, seed: int = 0) -> int:
+def imitated(text: Sequence[int], place: PrefixKey, rates: Rates, *, seed: int = 0) -> int:
     """Return what a target says at a place off its text, or past its end, drawn by `rates`."""
     along, off = place
     at = along + len(off)

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ouroboros.choose import argmax
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import argmax
 from ouroboros.tree import TokenTree
 
 CHOICES = 5
@@ -29,7 +29,7 @@ SHIPPED = Path(__file__).with_name("likeness.json")
 
 
 @dataclass(frozen=True)
-class Likeness:
+class DraftErrorModel:
     """`shares[rank]`: among the misses, how often the truth is the draft's choice of that rank (2
     to 5); what lacks to 1 are truths nowhere near. `confidence[rank]`: probabilities of the five
     best choices, descending, where the truth is of that rank (`NOWHERE` too); every row stands for
@@ -47,7 +47,7 @@ class Likeness:
         path.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
 
     @classmethod
-    def load(cls, path: Path = SHIPPED) -> Likeness:
+    def load(cls, path: Path = SHIPPED) -> DraftErrorModel:
         """Read what `save` wrote. Raises `ValueError` for anything else."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
@@ -75,7 +75,7 @@ def measured(
     max_new: int,
     eos: Collection[int] = (),
     about: Mapping[str, object] | None = None,
-) -> Likeness:
+) -> DraftErrorModel:
     """Return what the draft says along the target's greedy texts, one call of each for a text.
 
     Raises `ValueError` where some rank never occurs: give more prompts.
@@ -109,7 +109,7 @@ def measured(
     shares = {rank: round(len(found[rank]) / len(misses), 4) for rank in range(2, CHOICES + 1)}
     odds = at_repeats / (1 - at_repeats) * (1 - elsewhere) / elsewhere
     confidence = {rank: _thinned(rows) for rank, rows in found.items()}
-    return Likeness(shares, confidence, round(odds, 4), facts)
+    return DraftErrorModel(shares, confidence, round(odds, 4), facts)
 
 
 def repeats(text: Sequence[int]) -> list[bool]:

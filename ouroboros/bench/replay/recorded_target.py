@@ -15,14 +15,14 @@ from typing import overload
 
 import torch
 
-from ouroboros.bench.measure.sample import Sample
-from ouroboros.bench.measure.scripted import Drafting, ScriptedModel
+from ouroboros.bench.metrics.sample import Sample
+from ouroboros.bench.metrics.scripted import Drafting, ScriptedModel
 from ouroboros.bench.replay.imitated_draft import ImitatedDraft
 from ouroboros.bench.replay.imitation import Rates, imitated
-from ouroboros.bench.replay.recording import Recording, Tape
-from ouroboros.bench.run.recorder import Place, places
-from ouroboros.choose import Choose, Ranked
-from ouroboros.decode import Drafter, Traits, stream
+from ouroboros.bench.replay.recording import RecordedRuns, Recording
+from ouroboros.bench.run.recorder import PrefixKey, places
+from ouroboros.decode import Drafter, DrafterCapabilities, stream
+from ouroboros.select import Ranked, TokenSelector
 from ouroboros.trace import DecodeTrace, cut
 from ouroboros.tree import TokenTree
 
@@ -32,7 +32,7 @@ UNKNOWN = -1
 class RecordedTarget(ScriptedModel):
     """A target that computes nothing, of a recording's context and vocabulary."""
 
-    def __init__(self, tape: Tape, *, tokenizer=None) -> None:
+    def __init__(self, tape: RecordedRuns, *, tokenizer=None) -> None:
         super().__init__(tape.max_len, vocab_size=tape.vocab_size, tokenizer=tokenizer)
 
 
@@ -47,7 +47,7 @@ class RecordedChoice:
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         found = [self._at(place) for place in places(len(tokens), tree, self.recorded)]
-        return [found[node] for node in tree.asked]
+        return [found[node] for node in tree.logit_nodes]
 
     def ranked(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
@@ -57,7 +57,7 @@ class RecordedChoice:
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
         raise NotImplementedError("a recording knows no scores")
 
-    def _at(self, place: Place) -> int:
+    def _at(self, place: PrefixKey) -> int:
         along, off = place
         if not off and along < len(self.recorded):
             return self.recorded[along]
@@ -94,21 +94,21 @@ class Predictions(Sequence[int]):
 class Replayed(Drafting):
     """The drafter under replay: it drafts by its own choice, and learns only what is known."""
 
-    def __init__(self, drafter: Drafter, choose: Choose) -> None:
+    def __init__(self, drafter: Drafter, choose: TokenSelector) -> None:
         super().__init__(drafter, choose)
         self.observe = self._observe
 
     def _observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         who = type(self.drafter).__name__
-        self.drafter.observe(tree, Predictions(chosen, tree.asked, who), path)
+        self.drafter.observe(tree, Predictions(chosen, tree.logit_nodes, who), path)
 
 
-def check_drafter(drafter: object, tape: Tape, *, rates: Rates | None = None) -> None:
+def check_drafter(drafter: object, tape: RecordedRuns, *, rates: Rates | None = None) -> None:
     """Raise `ValueError` for a decoder that this tape cannot answer: another engine, one that needs
     the target's probabilities, drafts in another dtype than was recorded, or, without `rates`,
     learns from predictions that were not."""
     _drafts_as_recorded(drafter, tape)
-    reads = Traits.of(drafter).reads_rejected
+    reads = DrafterCapabilities.of(drafter).reads_rejected
     if reads and rates is None and not any(r.predictions for r in tape.runs):
         raise ValueError(
             f"{type(drafter).__name__} learns from what the target predicts at rejected nodes, "
@@ -117,11 +117,11 @@ def check_drafter(drafter: object, tape: Tape, *, rates: Rates | None = None) ->
         )
 
 
-def _drafts_as_recorded(drafter: object, tape: Tape) -> None:
+def _drafts_as_recorded(drafter: object, tape: RecordedRuns) -> None:
     name = type(drafter).__name__
     if not hasattr(drafter, "propose"):
         raise ValueError(f"{name} is another engine, not a drafter: leave it out of decoder=[...]")
-    own, choose = Traits.of(drafter), tape.sampling.choose("", 0, vocab=1)
+    own, choose = DrafterCapabilities.of(drafter), tape.sampling.choose("", 0, vocab=1)
     if own.rule(choose) is not choose:
         raise ValueError(
             f"{name} accepts by rejection sampling, which needs the target's probabilities: replay "
@@ -163,7 +163,7 @@ def sampled(name: str, recording: Recording, trace: DecodeTrace, *, text: str = 
 
 def replay(
     drafter: Drafter,
-    tape: Tape,
+    tape: RecordedRuns,
     recording: Recording,
     *,
     max_new: int | None = None,
@@ -182,7 +182,7 @@ def replay(
         raise ValueError(
             f"{recording.example} was recorded up to {said} tokens: max_new={limit} is too much"
         )
-    draft = Traits.of(drafter).draft
+    draft = DrafterCapabilities.of(drafter).draft
     if isinstance(draft, ImitatedDraft):
         draft.follow(recording.tokens)
     elif draft is not None:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from ouroboros.bench.measure.sample import Sample
-from ouroboros.bench.measure.scripted import ANY
-from ouroboros.bench.run.recorder import Place, listed, unlisted
+from ouroboros.bench.metrics.sample import Sample
+from ouroboros.bench.metrics.scripted import ANY
+from ouroboros.bench.run.recorder import PrefixKey, listed, unlisted
 from ouroboros.bench.run.sampling import Sampling
 from ouroboros.bench.run.store import ResultsFolder
 
@@ -34,7 +34,7 @@ class Recording:
     new_tokens: tuple[int, ...]
     finish: str = "stop"
     repeat: int = 0
-    predictions: Mapping[Place, int] = field(default_factory=dict)
+    predictions: Mapping[PrefixKey, int] = field(default_factory=dict)
     group: str = ""
 
     @property
@@ -44,7 +44,7 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class Tape:
+class RecordedRuns:
     """Runs of one target under one set of settings. `max_new` None: as long as each run is.
 
     `dtype` is that of the models, by torch's name; None where it is not known.
@@ -71,7 +71,7 @@ class Tape:
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def renumbered(tape: Tape) -> Tape:
+def renumbered(tape: RecordedRuns) -> RecordedRuns:
     """Return the tape with each run's ids numbered in the order of their appearance.
 
     No decoder knows an id by its number, and rows of logits become hundreds wide instead of tens of
@@ -91,7 +91,7 @@ def renumbered(tape: Tape) -> Tape:
     return replace(tape, runs=runs, vocab_size=size + SPARE, eos=frozenset(range(len(tape.eos))))
 
 
-def read(path: Path, tokenizer) -> Tape:
+def read(path: Path, tokenizer) -> RecordedRuns:
     """Read a tape, or JSONL with the fields "prompt" and "completion" as text.
 
     "id" and "category" may be given. In place of prompt and completion there may be "turns", a list
@@ -118,7 +118,7 @@ def read(path: Path, tokenizer) -> Tape:
                 f'{path}, line {number}: give {{"prompt": text, "completion": text}}, or "turns", '
                 "a list of these"
             ) from error
-    return Tape(runs)
+    return RecordedRuns(runs)
 
 
 def _turns(name: str, group: str, turns: Sequence[dict], tokenizer) -> Iterator[Recording]:
@@ -132,7 +132,7 @@ def _turns(name: str, group: str, turns: Sequence[dict], tokenizer) -> Iterator[
         before += f"\n\n{turn['completion']}\n\n"
 
 
-def _tape(path: Path, rows: Sequence[dict]) -> Tape:
+def _tape(path: Path, rows: Sequence[dict]) -> RecordedRuns:
     head, *lines = rows
     try:
         sampling, eos = Sampling(**head["sampling"]), frozenset(head["eos"])
@@ -149,7 +149,7 @@ def _tape(path: Path, rows: Sequence[dict]) -> Tape:
             for line in lines
         ]
         limits = {name: head[name] for name in ("max_new", "max_len", "vocab_size")}
-        return Tape(runs, sampling, eos=eos, dtype=head.get("dtype"), **limits)
+        return RecordedRuns(runs, sampling, eos=eos, dtype=head.get("dtype"), **limits)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no recording of this version: record it anew") from error
 
@@ -159,7 +159,7 @@ def from_folder(
     prompt_of: Callable[[str, int], Sequence[int]],
     *,
     decoder: str | None = None,
-) -> Tape:
+) -> RecordedRuns:
     """Make a tape of one decoder's samples in a results folder (default: greedy, else the first).
 
     `prompt_of` gives the token ids of an example in a repeat. Where a run did not note its
@@ -179,7 +179,7 @@ def from_folder(
     ]
     model = run["model"]
     seen_eos = {r.new_tokens[-1] for r in runs if r.finish == "eos"}
-    return Tape(
+    return RecordedRuns(
         runs,
         Sampling(**run["sampling"]),
         run["max_new"],
@@ -191,7 +191,7 @@ def from_folder(
 
 
 def _recording(
-    sample: Sample, prompt: Sequence[int], predictions: Mapping[Place, int]
+    sample: Sample, prompt: Sequence[int], predictions: Mapping[PrefixKey, int]
 ) -> Recording:
     if len(prompt) != sample.prompt_tokens:
         raise ValueError(

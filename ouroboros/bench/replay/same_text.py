@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.replay.recorded_target import check_drafter, replay, sampled
-from ouroboros.bench.replay.recording import Recording, Tape
+from ouroboros.bench.replay.recording import RecordedRuns, Recording
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.prompt import prompt_ids
 from ouroboros.bench.run.turn import Decoder, eos_ids
 from ouroboros.bench.tasks.task import Example
-from ouroboros.decode import RootOnly, Traits
+from ouroboros.decode import DrafterCapabilities, RootOnly
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Text:
     task: str
     job: Bench
     example: Example
-    _tape: Tape | None = field(default=None, repr=False)
+    _tape: RecordedRuns | None = field(default=None, repr=False)
 
     @property
     def cell(self) -> tuple[str, float]:
@@ -35,7 +35,7 @@ class Text:
         return self.task, self.job.sampling.temperature
 
     @property
-    def tape(self) -> Tape:
+    def tape(self) -> RecordedRuns:
         """The recorded text; recorded when it is first asked for. Raises `ValueError` where plain
         decoding fails."""
         if self._tape is None:
@@ -46,7 +46,7 @@ class Text:
             run = Recording(self.example.id, prompt, plain.new_tokens, plain.finish)
             settings = (self.job.sampling, self.job.max_new, target.max_len, target.vocab_size)
             dtype = str(target.dtype).removeprefix("torch.")
-            self._tape = Tape([run], *settings, frozenset(eos_ids(target)), dtype)
+            self._tape = RecordedRuns([run], *settings, frozenset(eos_ids(target)), dtype)
         return self._tape
 
     def counts(self, decoder: Decoder, name: str) -> Sample:
@@ -63,9 +63,9 @@ class Text:
         return found
 
 
-def replayable(decoder: Decoder, tape: Tape) -> bool:
+def replayable(decoder: Decoder, tape: RecordedRuns) -> bool:
     """Whether a decoder's counts need no target."""
-    if Traits.of(decoder).reads_rejected:
+    if DrafterCapabilities.of(decoder).reads_rejected:
         return False
     try:
         check_drafter(decoder, tape)

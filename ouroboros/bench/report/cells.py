@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ouroboros.bench.measure.intervals import Interval
+from ouroboros.bench.metrics.intervals import Interval
 
 LEAST = ("tokens by source %", "decode speedup", "after the first step", "samples", "nodes/call")
 KEPT = ("decoder", "lossless")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from ouroboros.bench.measure.sample import PLAIN
+from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.report.cells import as_text
 from ouroboros.bench.report.gather import load, summary_of
 from ouroboros.bench.report.plots.speedups import calls_bars, speedup_bars

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ouroboros.bench.measure.predicted import Priced
-from ouroboros.bench.measure.sample import Sample
-from ouroboros.bench.measure.trees import ProposedTree
+from ouroboros.bench.metrics.predicted import CostModel
+from ouroboros.bench.metrics.sample import Sample
+from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.report.summary import summarise
 from ouroboros.bench.run.costs import recorded_costs
 from ouroboros.bench.run.jsonl import there
@@ -30,7 +30,7 @@ class Measured:
     samples: list[Sample]
     scores: dict[tuple[str, str, int], dict[str, float]]
     audit: list[Row] = field(default_factory=list)
-    priced: Priced | None = None
+    priced: CostModel | None = None
     trees: dict[tuple[str, str, int], list[ProposedTree]] = field(default_factory=dict)
 
     @property
@@ -85,13 +85,13 @@ def summary_of(one: Measured) -> dict:
     )
 
 
-def _priced(folder: ResultsFolder) -> Priced | None:
+def _priced(folder: ResultsFolder) -> CostModel | None:
     """The costs that were measured with a run, or by which it decided; None without any."""
     costs = recorded_costs(folder)
     if costs is None:
         return None
     named = costs.about.get("name")
-    return Priced(f"the costs {named!r}" if named else "the costs measured with the run", costs)
+    return CostModel(f"the costs {named!r}" if named else "the costs measured with the run", costs)
 
 
 def merge(found: Iterable[Measured]) -> list[Measured]:

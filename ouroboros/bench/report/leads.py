@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from ouroboros.bench.measure import metrics
-from ouroboros.bench.measure.intervals import Interval, over_runs, speedup
-from ouroboros.bench.measure.predicted import Priced
-from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.metrics import metrics
+from ouroboros.bench.metrics.intervals import Interval, over_runs, speedup
+from ouroboros.bench.metrics.predicted import CostModel
+from ouroboros.bench.metrics.sample import Sample
 
 PARTS = {
     "latency": metrics.whole_part,
@@ -26,7 +26,7 @@ MEASURES = ("latency", "predicted", "cost", "calls")
 def leads(
     mine: Sequence[Sample],
     ours: Sequence[Sample],
-    priced: Priced | None,
+    priced: CostModel | None,
     *,
     draft_cost: float = metrics.COST_RATIO,
 ) -> dict[str, Interval | None]:

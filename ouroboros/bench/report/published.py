@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ouroboros.bench.measure.sample import PLAIN
+from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.report.cells import interval, number, times
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.report.plots.style import foot, head, new_figure, whiskers

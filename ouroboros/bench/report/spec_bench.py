@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.report.gather import Measured
 
 TURN = re.compile(r"(\d+)/(\d+)")

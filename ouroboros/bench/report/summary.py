@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 
-from ouroboros.bench.measure import intervals, metrics
-from ouroboros.bench.measure.intervals import Interval
-from ouroboros.bench.measure.predicted import Priced
-from ouroboros.bench.measure.sample import METHOD, PLAIN, Sample
-from ouroboros.bench.measure.scoring import score_intervals
-from ouroboros.bench.measure.trees import ProposedTree, tree_metrics
+from ouroboros.bench.metrics import intervals, metrics
+from ouroboros.bench.metrics.intervals import Interval
+from ouroboros.bench.metrics.predicted import CostModel
+from ouroboros.bench.metrics.sample import METHOD, PLAIN, Sample
+from ouroboros.bench.metrics.scoring import score_intervals
+from ouroboros.bench.metrics.trees import ProposedTree, tree_metrics
 from ouroboros.bench.report.leads import leads
 from ouroboros.bench.report.title import device, footnote, incomplete, nature, title
 from ouroboros.bench.verdict.audit_report import Row, tally, verdict
@@ -37,7 +37,7 @@ def summarise(
     scores: Mapping[tuple[str, str, int], Mapping],
     audit: Sequence[Row] = (),
     *,
-    priced: Priced | None = None,
+    priced: CostModel | None = None,
     trees: Mapping[tuple[str, str, int], Sequence[ProposedTree]] | None = None,
 ) -> dict:
     """Return every metric of every decoder, in the order of the run's config; plain JSON values.
@@ -71,7 +71,7 @@ def summarise(
     }
 
 
-def _facts(run: Mapping, samples: Sequence[Sample], priced: Priced | None) -> dict:
+def _facts(run: Mapping, samples: Sequence[Sample], priced: CostModel | None) -> dict:
     """What was measured, where and how completely."""
     timed, cost = run.get("timing", True), run["model"].get("draft_cost")
     prompts = len({sample.example for sample in samples if not sample.error})
@@ -152,7 +152,7 @@ def _decoder_metrics(
 def _priced_metrics(
     mine: Sequence[Sample],
     good: Mapping[str, Sequence[Sample]],
-    priced: Priced | None,
+    priced: CostModel | None,
     draft_cost: float,
 ) -> dict:
     """Costs per token, predicted speedup over greedy, and Ouroboros' lead by every measure."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from ouroboros.bench.measure import metrics
+from ouroboros.bench.metrics import metrics
 from ouroboros.bench.report.cells import (
     as_text,
     interval,

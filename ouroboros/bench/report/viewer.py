@@ -1,6 +1,6 @@
 """What the page's viewer steps through: every completion, token by token and step by step.
 
-Kept small, since it is embedded in the page: a token is its text and one letter for who proposed
+WrapperCache small, since it is embedded in the page: a token is its text and one letter for who proposed
 it, a step is a list of eight numbers; a node of a tree is a place in the run's list of texts, a
 parent, a percentage and a letter.
 """
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ouroboros.bench.measure.metrics import repetition_rate
-from ouroboros.bench.measure.sample import Sample
-from ouroboros.bench.measure.trees import ProposedTree
+from ouroboros.bench.metrics.metrics import repetition_rate
+from ouroboros.bench.metrics.sample import Sample
+from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.report.gather import Measured
 from ouroboros.bench.report.plots.style import SOURCES
 from ouroboros.bench.report.token_text import Pieces, splitter

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ouroboros.bench.measure.sample import PLAIN
+from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.provenance import machine
 

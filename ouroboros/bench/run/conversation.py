@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.tasks.task import Conversation, Example, Task
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ouroboros.bench.measure.timed_costs import costs_of
+from ouroboros.bench.metrics.timed_costs import costs_of
 from ouroboros.bench.run.store import COSTS, ResultsFolder
 from ouroboros.costs.named import NAMES, named
 from ouroboros.costs.surface import Costs

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ouroboros.bench.measure.meter import Meter
-from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.metrics.meter import Meter
+from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.run.conversation import Answers
 from ouroboros.bench.run.pools import CarriedPools
 from ouroboros.bench.run.prompt import check_chat, longest, prompt_ids
@@ -24,7 +24,7 @@ from ouroboros.bench.run.recorder import Recorder
 from ouroboros.bench.run.sampling import Sampling
 from ouroboros.bench.run.stop import text_of
 from ouroboros.bench.run.store import SAMPLES, SCORES, ResultsFolder
-from ouroboros.bench.run.turn import Decoder, MakeDecoder, decoded
+from ouroboros.bench.run.turn import Decoder, DecoderFactory, decoded
 from ouroboros.bench.tasks.task import Example, Task
 from ouroboros.costs.surface import Costs
 from ouroboros.engine.model import CachedModel
@@ -53,7 +53,7 @@ class Bench:
     models: Sequence[CachedModel]
     task: Task
     examples: Sequence[Example]
-    decoders: Mapping[str, MakeDecoder]
+    decoders: Mapping[str, DecoderFactory]
     max_new: int
     repeats: int = 1
     sampling: Sampling = field(default_factory=Sampling)

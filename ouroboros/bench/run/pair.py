@@ -14,7 +14,7 @@ from ouroboros import standin, vocab
 from ouroboros.bench.run.provenance import fast_dtype
 from ouroboros.engine.loading import why_not_loaded
 from ouroboros.engine.model import CachedModel, EngineName
-from ouroboros.engine.packed import pack
+from ouroboros.engine.prepack import pack
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.tokenizer import check_round_trip
 

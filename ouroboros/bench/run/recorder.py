@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ouroboros.bench.measure.trees import ProposedTree
-from ouroboros.choose import Choose
-from ouroboros.decode import Drafter, Traits
+from ouroboros.bench.metrics.trees import ProposedTree
+from ouroboros.decode import Drafter, DrafterCapabilities
+from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree
 
-Place = tuple[int, tuple[int, ...]]
+PrefixKey = tuple[int, tuple[int, ...]]
 """(Tokens of the recorded sequence, tokens after them that are not the recorded ones)."""
 
 
 def places(
     base: int, tree: TokenTree, recorded: Sequence[int], *, off: Sequence[int] = ()
-) -> Iterator[Place]:
+) -> Iterator[PrefixKey]:
     """Yield the place of the prediction after each node of a tree whose root is token `base` - 1.
 
     `off` are the tokens, up to the root, that have left the recorded ones (none where it has not).
@@ -30,7 +30,7 @@ def places(
     >>> list(places(2, tree, [4, 5, 6, 7, 8]))
     [(2, ()), (3, ()), (4, ()), (3, (9,)), (3, (9, 1))]
     """
-    found: list[Place] = []
+    found: list[PrefixKey] = []
     for token, parent in zip(tree.tokens, tree.parents, strict=True):
         if parent < 0:
             found.append((base - len(off), tuple(off)))
@@ -46,14 +46,14 @@ class Recorder:
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
-        own = Traits.of(drafter)
+        own = DrafterCapabilities.of(drafter)
         self.draft, self.rule = own.draft, own.rule
         self.ranks, self.observe_ranked = own.ranks, own.observe_ranked
         self._prompt: tuple[int, ...] = ()
         self._steps: list[tuple[int, TokenTree, list[int], list[int]]] = []
         self._base = 0
 
-    def reset(self, choose: Choose) -> None:
+    def reset(self, choose: TokenSelector) -> None:
         """Begin a run."""
         self._prompt, self._steps = (), []
         self.drafter.reset(choose)
@@ -69,12 +69,12 @@ class Recorder:
         self._steps.append((self._base, tree, list(chosen), list(path)))
         self.drafter.observe(tree, chosen, path)
 
-    def predictions(self, new_tokens: Sequence[int]) -> dict[Place, int]:
+    def predictions(self, new_tokens: Sequence[int]) -> dict[PrefixKey, int]:
         """Return what the run's tokens do not tell: predictions off the text or past its end."""
         recorded, found = [*self._prompt, *new_tokens], {}
         for base, tree, chosen, _ in self._steps:
             by_node = list(places(base, tree, recorded))
-            for node in tree.asked:
+            for node in tree.logit_nodes:
                 along, off = by_node[node]
                 if off or along >= len(recorded):
                     found[along, off] = chosen[node]
@@ -125,11 +125,11 @@ def row_tree(row: Mapping, names: Sequence[str]) -> ProposedTree:
     )
 
 
-def listed(predictions: Mapping[Place, int]) -> list[list]:
+def listed(predictions: Mapping[PrefixKey, int]) -> list[list]:
     """Return predictions as JSON values; `unlisted` restores them."""
     return [[along, list(off), token] for (along, off), token in predictions.items()]
 
 
-def unlisted(rows: Iterable[Sequence]) -> dict[Place, int]:
+def unlisted(rows: Iterable[Sequence]) -> dict[PrefixKey, int]:
     """Rebuild predictions from `listed`'s values."""
     return {(along, tuple(off)): token for along, off, token in rows}

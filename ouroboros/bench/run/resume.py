@@ -15,7 +15,7 @@ REMEDY = "use another results_dir, or overwrite=true"
 
 
 @dataclass(frozen=True)
-class Claim:
+class RunIdentity:
     """What is to be run into a folder.
 
     `identity` is a hash of everything that the samples depend on, `known` what it is made of (see

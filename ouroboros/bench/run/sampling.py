@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from ouroboros.choose import Choose, Sampler, argmax
 from ouroboros.processors import processed
+from ouroboros.select import Sampler, TokenSelector, argmax
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Sampling:
         if self.repetition_penalty <= 0:
             raise ValueError(f"repetition_penalty {self.repetition_penalty} must be above 0")
 
-    def choose(self, example: str, sample: int, *, vocab: int) -> Choose:
+    def choose(self, example: str, sample: int, *, vocab: int) -> TokenSelector:
         """Return the chooser of one example's sample number, the same for every decoder; `vocab` is
         the target's."""
-        choose: Choose = argmax
+        choose: TokenSelector = argmax
         if self.temperature:
             choose = Sampler(
                 temperature=self.temperature,

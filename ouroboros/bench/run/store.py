@@ -26,11 +26,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ouroboros.bench.measure.sample import Sample
-from ouroboros.bench.measure.trees import ProposedTree
+from ouroboros.bench.metrics.sample import Sample
+from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.run.jsonl import JsonLines, locked, named_errors, read_lines
-from ouroboros.bench.run.recorder import Place, listed, row_tree, tree_row, unlisted
-from ouroboros.bench.run.resume import Claim, check_same
+from ouroboros.bench.run.recorder import PrefixKey, listed, row_tree, tree_row, unlisted
+from ouroboros.bench.run.resume import RunIdentity, check_same
 from ouroboros.costs.surface import Costs
 
 RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audit.jsonl"
@@ -51,10 +51,10 @@ class ResultsFolder:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
 
-    def check_open(self, claim: Claim) -> dict | None:
+    def check_open(self, claim: RunIdentity) -> dict | None:
         """Return the run.json that is to be gone on with, or None; changes nothing.
 
-        Raises `ValueError` as `Claim.check`.
+        Raises `ValueError` as `RunIdentity.check`.
         """
         old = None if claim.overwrite else self._old_run()
         if old is not None:
@@ -62,7 +62,7 @@ class ResultsFolder:
             claim.check(old, self.path, failed=failed)
         return old
 
-    def open_run(self, facts: dict, claim: Claim) -> dict:
+    def open_run(self, facts: dict, claim: RunIdentity) -> dict:
         """Begin a run, or take up the one that lies here; return its run.json.
 
         Raises as `check_open`, where another process is writing here, and where task, models or
@@ -146,12 +146,12 @@ class ResultsFolder:
         with self.appending(FAILURES) as lines:
             lines.append({"key": list(key), "traceback": traceback})
 
-    def add_predictions(self, key: SampleKey, predictions: Mapping[Place, int]) -> None:
+    def add_predictions(self, key: SampleKey, predictions: Mapping[PrefixKey, int]) -> None:
         """Append a sample's predictions, before its own line."""
         with self.appending(PREDICTIONS) as lines:
             lines.append({"key": list(key), "predictions": listed(predictions)})
 
-    def load_predictions(self) -> dict[SampleKey, dict[Place, int]]:
+    def load_predictions(self) -> dict[SampleKey, dict[PrefixKey, int]]:
         """Return the predictions on disk by sample key."""
         rows = [line for _, line in read_lines(self.path / PREDICTIONS)]
         return {tuple(row["key"]): unlisted(row["predictions"]) for row in rows}

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from ouroboros.bench.run.stop import Stop, StopStrings
-from ouroboros.choose import Choose
 from ouroboros.decode import Drafter, stream
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import TokenSelector
 from ouroboros.trace import DecodeTrace, cut
 
 
@@ -26,7 +26,7 @@ class Peer(Protocol):
         *,
         max_new: int,
         eos: Collection[int],
-        choose: Choose,
+        choose: TokenSelector,
         stop: Stop | None = None,
     ) -> DecodeTrace:
         """Return a finished run. It should end soon after `stop` says so; the rest is cut off."""
@@ -34,7 +34,7 @@ class Peer(Protocol):
 
 
 Decoder = Drafter | Peer
-MakeDecoder = Callable[[], Decoder]
+DecoderFactory = Callable[[], Decoder]
 
 
 def decoded(
@@ -43,7 +43,7 @@ def decoded(
     prompt: Sequence[int],
     *,
     max_new: int,
-    choose: Choose,
+    choose: TokenSelector,
     stop: Sequence[str],
     started: float,
 ) -> tuple[DecodeTrace, float | None]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from tabulate import tabulate
 
-from ouroboros.bench.measure.sample import PLAIN
+from ouroboros.audit.audit import WHOLE
+from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.run.jsonl import read_lines
 from ouroboros.bench.run.store import AUDIT, ResultsFolder
-from ouroboros.lossless.audit import WHOLE
 
 SHOWN = 40
 OPEN = ("not judged", "not measured")

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 import psutil
 import torch
 
-from ouroboros.bench.measure.sample import PLAIN, Sample
+from ouroboros.audit.audit import WHOLE, Auditor, Case, Control, Finding, well_ended
+from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.run.conversation import Answers
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.prompt import prompt_ids
@@ -23,9 +24,8 @@ from ouroboros.bench.run.store import AUDIT, ResultsFolder
 from ouroboros.bench.run.turn import eos_ids
 from ouroboros.bench.tasks.task import Example
 from ouroboros.bench.verdict.audit_report import Row
-from ouroboros.decode import Traits
+from ouroboros.decode import DrafterCapabilities
 from ouroboros.engine.model import CachedModel
-from ouroboros.lossless.audit import WHOLE, Auditor, Case, Control, Finding, well_ended
 
 QUICK, THOROUGH = (4, WHOLE), (1, 8, WHOLE)
 BYTES_PER_WEIGHT = 16  # copies in float64 and float32, and a third while one is made
@@ -153,7 +153,7 @@ def _row(
 def _exact_in_law(job: Bench) -> set[str]:
     """Return the decoders that choose by a rule of their own, exact in law only."""
     choose = job.sampling.choose("", 0, vocab=job.target.vocab_size)
-    rules = {name: Traits.of(make()).rule for name, make in job.decoders.items()}
+    rules = {name: DrafterCapabilities.of(make()).rule for name, make in job.decoders.items()}
     return {name for name, rule in rules.items() if rule(choose) is not choose}
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ouroboros.bench.advice.agreement import Worth, pays_from, pays_table, with_ratio
-from ouroboros.bench.measure.intervals import Interval
+from ouroboros.bench.metrics.intervals import Interval
 from ouroboros.costs.surface import Costs, Surface
 
 

@@ -6,9 +6,9 @@ import pytest
 from measured import sample, step
 
 from ouroboros.bench.advice.predict import predict
-from ouroboros.bench.measure.metrics import output_throughput, phase_shares, steps_of
-from ouroboros.bench.measure.predicted import timed
-from ouroboros.bench.measure.sample import PLAIN
+from ouroboros.bench.metrics.metrics import output_throughput, phase_shares, steps_of
+from ouroboros.bench.metrics.predicted import timed
+from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.costs.surface import Costs, Surface
 
 COSTS = Costs(

@@ -8,8 +8,8 @@ import pytest
 
 from ouroboros.bench.advice.scaling import Width, law_of, pays, step_ms, width_of
 from ouroboros.bench.advice.scaling_plot import scaling_law
-from ouroboros.bench.measure.sample import Sample
-from ouroboros.bench.measure.trees import ProposedTree
+from ouroboros.bench.metrics.sample import Sample
+from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.costs.surface import Costs, Surface
 from ouroboros.trace import StepRecord
 

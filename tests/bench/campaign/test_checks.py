@@ -12,8 +12,8 @@ from tiny import llama
 from ouroboros.bench.campaign import attention_trial
 from ouroboros.bench.campaign.attention_trial import attention_agrees, attention_times, random_call
 from ouroboros.bench.campaign.checks import engines_agree, noise_agrees, rolls_agree
-from ouroboros.choose import Sampler, argmax
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import Sampler, argmax
 
 CPU = torch.device("cpu")
 

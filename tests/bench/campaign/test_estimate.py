@@ -15,9 +15,9 @@ from ouroboros.bench.campaign.estimate import (
     footprints,
     needed_bytes,
 )
-from ouroboros.commands.build import any_drafts
-from ouroboros.commands.campaigning.fitted import TooLarge, fitted
-from ouroboros.commands.campaigning.seconds import stage_seconds
+from ouroboros.cli.build import any_drafts
+from ouroboros.cli.campaigning.fitted import TooLarge, fitted
+from ouroboros.cli.campaigning.seconds import stage_seconds
 from ouroboros.standin import shape
 
 YI = {"target": "yi-34b", "draft": "yi-6b"}

@@ -8,13 +8,13 @@ import random
 import numpy as np
 import pytest
 import torch
+from ouroboros.baselines import Speculative
 
 from ouroboros import Ouroboros, argmax
-from ouroboros.baselines import Speculative
 from ouroboros.bench.replay.imitated_draft import ImitatedDraft, rates_at
-from ouroboros.bench.replay.likeness import CHOICES, NOWHERE, Likeness, measured, repeats
+from ouroboros.bench.replay.likeness import CHOICES, NOWHERE, DraftErrorModel, measured, repeats
 from ouroboros.bench.replay.recorded_target import replay
-from ouroboros.bench.replay.recording import Recording, Tape, renumbered
+from ouroboros.bench.replay.recording import RecordedRuns, Recording, renumbered
 from ouroboros.bench.run.sampling import Sampling
 from ouroboros.tree import ROOT, TokenTree
 
@@ -35,7 +35,7 @@ def written(seed: int, length: int = 500) -> Recording:
 
 
 RUNS = [written(seed) for seed in range(12)]
-TAPE = Tape(RUNS, vocab_size=VOCAB)
+TAPE = RecordedRuns(RUNS, vocab_size=VOCAB)
 SHORT = [written(seed, 140) for seed in range(3)]
 
 
@@ -114,7 +114,7 @@ def test_a_tree_that_grows_is_counted_once():
     draft.follow(run.tokens)
     root, *rest = run.tokens[19:24]
     draft.score(run.prompt, TokenTree.chain(root, rest[:2]))
-    grown = TokenTree.chain(root, rest).asking(range(3, 5))
+    grown = TokenTree.chain(root, rest).with_logits_at(range(3, 5))
     assert draft.score(run.prompt, grown).shape == (2, VOCAB)
     assert draft.scored == 5 and draft.calls == 2
     draft.accept([0])
@@ -184,7 +184,7 @@ def test_the_title_says_what_it_is():
 
 def test_sampled_texts_and_strange_agreements_are_refused():
     with pytest.raises(ValueError, match="temperature 0"):
-        hot = Tape(RUNS, Sampling(temperature=0.8), vocab_size=VOCAB)
+        hot = RecordedRuns(RUNS, Sampling(temperature=0.8), vocab_size=VOCAB)
         replay(Speculative(drafted(0.8), gamma=2), hot, RUNS[0])
     with pytest.raises(ValueError, match=r"agreement=1\.5"):
         drafted(1.5)
@@ -220,10 +220,10 @@ def test_a_pair_is_measured_and_read_again(tmp_path):
     )
     assert 0.7 < found.odds / first.likeness.odds < 1.5
     found.save(tmp_path / "one.json")
-    assert Likeness.load(tmp_path / "one.json") == found
+    assert DraftErrorModel.load(tmp_path / "one.json") == found
     (tmp_path / "two.json").write_text("{}")
     with pytest.raises(ValueError, match=r"two\.json holds no measured"):
-        Likeness.load(tmp_path / "two.json")
+        DraftErrorModel.load(tmp_path / "two.json")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])

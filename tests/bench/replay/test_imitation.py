@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from ouroboros.baselines import Lookahead, PromptLookup, Speculative
+from ouroboros.baselines.hf import HFGenerate
 from tiny import CONTEXT, VOCAB, TableModel, prompt_of
 
 from ouroboros import Ouroboros
-from ouroboros.baselines import Lookahead, PromptLookup, Speculative
-from ouroboros.baselines.hf import HFGenerate
 from ouroboros.bench.replay.imitation import USUAL, Rates, rates_of
 from ouroboros.bench.replay.recorded_target import RecordedChoice, replay
-from ouroboros.bench.replay.recording import Recording, Tape
+from ouroboros.bench.replay.recording import RecordedRuns, Recording
 from ouroboros.bench.run.recorder import Recorder
 from ouroboros.bench.run.sampling import Sampling
 from ouroboros.decode import RootOnly, decode
@@ -30,13 +30,15 @@ def pair(seed: int = 0) -> tuple[TableModel, TableModel]:
     return target, draft
 
 
-def tape_of(target, prompts, **known) -> Tape:
+def tape_of(target, prompts, **known) -> RecordedRuns:
     """Plain decoding of some prompts."""
     runs = []
     for name, prompt in prompts.items():
         trace = decode(target, RootOnly(), prompt, max_new=MAX_NEW, eos=(2,))
         runs.append(Recording(name, tuple(prompt), tuple(trace.new_tokens), trace.finish))
-    return Tape(runs, max_new=MAX_NEW, max_len=CONTEXT, vocab_size=VOCAB, eos=frozenset([2]))
+    return RecordedRuns(
+        runs, max_new=MAX_NEW, max_len=CONTEXT, vocab_size=VOCAB, eos=frozenset([2])
+    )
 
 
 PROMPTS = {str(seed): prompt_of(8, seed) for seed in range(6)}

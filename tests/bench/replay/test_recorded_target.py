@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 from bench_models import tiny_pair
-
-from ouroboros import CachedModel, Ouroboros
 from ouroboros.baselines import (
     Greedy,
     HFGenerate,
@@ -19,12 +17,14 @@ from ouroboros.baselines import (
     SuffixDecoding,
     TokenRecycling,
 )
+
+from ouroboros import CachedModel, Ouroboros
 from ouroboros.bench.replay.recorded_target import check_drafter, replay
-from ouroboros.bench.replay.recording import Recording, Tape, from_folder, read
+from ouroboros.bench.replay.recording import RecordedRuns, Recording, from_folder, read
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.record import run_facts
 from ouroboros.bench.run.recorder import listed, places, unlisted
-from ouroboros.bench.run.resume import Claim
+from ouroboros.bench.run.resume import RunIdentity
 from ouroboros.bench.run.sampling import Sampling
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.bench.tasks.task import Example
@@ -86,7 +86,7 @@ def recorded(path, pair, made: dict, task=None, **changes) -> tuple:
     folder = ResultsFolder(path)
     model = {"name": "tiny", "target": "t", "draft": "d", "standin": None}
     facts = run_facts({"model": model, "decoder": {}, "timing": False, "published": None}, job)
-    folder.open_run(facts, Claim("a"))
+    folder.open_run(facts, RunIdentity("a"))
     job.run(folder, lambda sample: None)
     prompts = {e.id: list(job.target.tokenizer(e.prompt).input_ids) for e in job.examples}
     return folder, lambda example, repeat: prompts[example]
@@ -297,6 +297,6 @@ def test_places_know_the_recorded_path():
 
 
 def test_an_empty_recording_ends_at_once():
-    tape = Tape([Recording("e", (1, 2), ())])
+    tape = RecordedRuns([Recording("e", (1, 2), ())])
     trace = replay(Greedy(), tape, tape.runs[0])
     assert trace.new_tokens == [] and trace.steps == []

@@ -8,7 +8,7 @@ from composing import ROOT
 from ouroboros.bench.report import figures
 from ouroboros.bench.report.figures import sources, written
 from ouroboros.bench.report.page_tables import KINDS, told
-from ouroboros.commands import command_line
+from ouroboros.cli import command_line
 
 PAGE = "# Mine\n\n<!-- results: headline results/main -->\n<!-- end -->\n\nText.\n"
 

@@ -6,9 +6,9 @@ import pytest
 from matplotlib.text import Text
 from measured import RUN, sample, step, write_run
 
-from ouroboros.bench.measure import intervals, metrics
-from ouroboros.bench.measure.intervals import Interval
-from ouroboros.bench.measure.predicted import Priced, cost_part, timed
+from ouroboros.bench.metrics import intervals, metrics
+from ouroboros.bench.metrics.intervals import Interval
+from ouroboros.bench.metrics.predicted import CostModel, cost_part, timed
 from ouroboros.bench.report import compare
 from ouroboros.bench.report.cells import as_text, within
 from ouroboros.bench.report.folder_report import make_report, notes, to_markdown
@@ -22,7 +22,7 @@ from ouroboros.costs.named import named
 from ouroboros.costs.surface import Costs, Surface
 
 COSTS = Costs(Surface.flat({1: 10.0, 5: 14.0}), Surface.constant(2.0), {"": 1.0}, prefill_ms=30.0)
-TOY = Priced("the costs 'toy'", COSTS)
+TOY = CostModel("the costs 'toy'", COSTS)
 NAMES = ["greedy", "other", "ouroboros", "hf_greedy"]
 
 
@@ -135,7 +135,7 @@ def test_a_run_without_times_shows_predicted_speedups_and_says_so():
 
 
 def test_costs_that_do_not_reach_far_enough_predict_nothing():
-    small = Priced("x", Costs(Surface.flat({1: 10.0, 3: 12.0}), Surface.constant(2.0)))
+    small = CostModel("x", Costs(Surface.flat({1: 10.0, 3: 12.0}), Surface.constant(2.0)))
     whole = summary(small)
     found = whole["decoders"]
     assert found["ouroboros"]["cost_per_token"] is None and found["other"]["cost_per_token"]

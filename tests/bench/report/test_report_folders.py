@@ -21,7 +21,7 @@ from ouroboros.bench.report.tables import speed_frame
 from ouroboros.bench.report.token_text import splitter
 from ouroboros.bench.report.viewer import viewer_run
 from ouroboros.bench.run.pair import PACKAGE
-from ouroboros.commands import command_line
+from ouroboros.cli import command_line
 
 PAIR = {**RUN["model"], "target": "reference/target"}
 

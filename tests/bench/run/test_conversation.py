@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from bench_models import byte_tokenizer, tiny_pair
 
-from ouroboros.bench.measure.sample import Sample
-from ouroboros.bench.measure.scoring import corpus_scores
+from ouroboros.bench.metrics.sample import Sample
+from ouroboros.bench.metrics.scoring import corpus_scores
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.prompt import check_chat, prompt_ids, with_context
-from ouroboros.bench.run.resume import Claim
+from ouroboros.bench.run.resume import RunIdentity
 from ouroboros.bench.run.store import SAMPLES, ResultsFolder
 from ouroboros.bench.tasks.specbench import SpecBench
 from ouroboros.bench.tasks.task import Example, fingerprint, select
@@ -56,7 +56,7 @@ def target():
 
 def run(target, path, decoders) -> list[Sample]:
     folder = ResultsFolder(path)
-    folder.open_run({}, Claim("a"))
+    folder.open_run({}, RunIdentity("a"))
     seen: list[Sample] = []
     Bench(target, [target], Echo(), TURNS, decoders, 4, repeats=2).run(folder, seen.append)
     return seen

@@ -10,7 +10,7 @@ from ouroboros.bench.run import file_hash as module
 from ouroboros.bench.run.file_hash import content_hash, contents
 from ouroboros.bench.run.provenance import code_files
 from ouroboros.bench.run.record import run_identity
-from ouroboros.bench.run.resume import Claim
+from ouroboros.bench.run.resume import RunIdentity
 from ouroboros.bench.run.store import ResultsFolder
 
 
@@ -73,18 +73,22 @@ def test_a_copy_is_the_same_and_a_large_file_is_sampled_to_its_end(tmp_path, mon
 def test_what_only_the_loaded_job_tells_must_be_the_same_too(tmp_path, name, facts):
     whole = {"task": {"stop": [], "version": "1"}, "model": {"commits": ["a"]}, "max_new": 8}
     folder = ResultsFolder(tmp_path)
-    folder.open_run(whole, Claim("a"))
+    folder.open_run(whole, RunIdentity("a"))
     with pytest.raises(ValueError, match=f"length .{name}.*overwrite=true") as refusal:
-        folder.open_run({**whole, **facts}, Claim("a"))
+        folder.open_run({**whole, **facts}, RunIdentity("a"))
     assert "\n" not in str(refusal.value) and folder.load_run()["resumed"] == 0
-    assert folder.open_run(whole, Claim("a"))["resumed"] == 1
+    assert folder.open_run(whole, RunIdentity("a"))["resumed"] == 1
 
 
 def test_the_codes_hash_covers_what_makes_prompts_and_samples():
     files = set(map(str, code_files()))
     tasks = ("tasks/gsm8k.py", "tasks/source.py", "tasks/examples/gsm8k.jsonl", "tasks/template.py")
-    run = ("run/pools.py", "run/recorder.py", "run/loop.py", "measure/meter.py")
+    run = ("run/pools.py", "run/recorder.py", "run/loop.py", "metrics/meter.py")
     assert {f"ouroboros/bench/{name}" for name in (*tasks, *run)} <= files
-    engine = ("decode", "engine/model", "drafters/ouroboros", "baselines/speculative")
+    engine = (
+        "decode",
+        "engine/model",
+        "drafters/ouroboros",
+    )
     assert {f"ouroboros/{name}.py" for name in engine} <= files
     assert all(not Path(name).is_absolute() for name in files)

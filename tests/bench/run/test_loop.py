@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 from bench_models import tiny_pair
 
-from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.run import jsonl as lines_module
 from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.run.resume import Claim
+from ouroboros.bench.run.resume import RunIdentity
 from ouroboros.bench.run.sampling import Sampling, derive_seed
 from ouroboros.bench.run.store import SAMPLES, SCORES, ResultsFolder
 from ouroboros.bench.tasks.task import Example, fingerprint, select
-from ouroboros.choose import argmax
 from ouroboros.decode import RootOnly
+from ouroboros.select import argmax
 
 
 class Counting:
@@ -66,7 +66,7 @@ FACTS = {"decoders": ["greedy", "other"]}
 
 def folder_at(path) -> ResultsFolder:
     folder = ResultsFolder(path)
-    folder.open_run(FACTS, Claim("a"))
+    folder.open_run(FACTS, RunIdentity("a"))
     return folder
 
 
@@ -121,12 +121,12 @@ def test_other_settings_and_finished_runs_are_refused_unless_overwritten(tmp_pat
     (tmp_path / SAMPLES).write_text("")
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"other settings.*overwrite=true"):
-        folder.open_run(FACTS, Claim("b"))
-    assert folder.open_run(FACTS, Claim("a"))["resumed"] == 1
+        folder.open_run(FACTS, RunIdentity("b"))
+    assert folder.open_run(FACTS, RunIdentity("a"))["resumed"] == 1
     folder.save_run(folder.load_run(), status="finished")
     with pytest.raises(ValueError, match=r"finished.*overwrite=true"):
-        folder.open_run(FACTS, Claim("a"))
-    assert folder.open_run(FACTS, Claim("b", overwrite=True))["resumed"] == 0
+        folder.open_run(FACTS, RunIdentity("a"))
+    assert folder.open_run(FACTS, RunIdentity("b", overwrite=True))["resumed"] == 0
     assert not (tmp_path / SAMPLES).read_text() and (tmp_path / "notes.txt").exists()
 
 
@@ -180,7 +180,7 @@ def test_a_folder_in_use_is_not_opened_and_not_changed(target, tmp_path, overwri
     run(job(target), folder)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with folder.appending(SAMPLES), pytest.raises(ValueError, match="another run"):
-        folder.open_run(FACTS, Claim("a", overwrite=overwrite))
+        folder.open_run(FACTS, RunIdentity("a", overwrite=overwrite))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

@@ -6,8 +6,8 @@ import pytest
 from hydra.errors import HydraException
 
 from ouroboros.bench.run.options import check_options
-from ouroboros.commands import build as building
-from ouroboros.commands import refusals as asking
+from ouroboros.cli import build as building
+from ouroboros.cli import refusals as asking
 
 GOOD = {
     "max_new": None,
@@ -100,7 +100,7 @@ def test_hydras_own_refusals_become_one_line(monkeypatch, capsys):
         raise HydraException("In 'config': Could not load 'decoder/foo'.\n\nConfig search path:\nx")
 
     with pytest.raises(SystemExit) as ended:
-        asking.told_in_one_line(main)
+        asking.report_cli_errors(main)
     assert ended.value.code == 2
     told = capsys.readouterr().err
     assert told.startswith("error: there is no decoder=foo; choose among greedy, hf_assisted, ")

@@ -4,8 +4,8 @@ import random
 
 import pytest
 from bench_models import byte_tokenizer, tiny_pair
-
 from ouroboros.baselines import PromptLookup, Speculative
+
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.stop import StopStrings, text_of
 from ouroboros.bench.tasks.task import Example

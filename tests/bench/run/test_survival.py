@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 from bench_models import Moody, tiny_pair
+from ouroboros.baselines import Greedy, Speculative
 
 from ouroboros import Ouroboros
-from ouroboros.baselines import Greedy, Speculative
-from ouroboros.bench.measure.sample import Sample
+from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.run.interrupt import Interruption
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pools import pool_path
-from ouroboros.bench.run.resume import Claim
+from ouroboros.bench.run.resume import RunIdentity
 from ouroboros.bench.run.store import SAMPLES, ResultsFolder
 from ouroboros.bench.tasks.task import Example
 
@@ -53,7 +53,7 @@ def bench() -> Bench:
 
 def opened(path: Path, **changes) -> ResultsFolder:
     folder = ResultsFolder(path)
-    folder.open_run({}, Claim("a", **changes))
+    folder.open_run({}, RunIdentity("a", **changes))
     return folder
 
 
@@ -92,7 +92,7 @@ def test_a_run_killed_twenty_times_is_the_run_that_never_was(bench, tmp_path):
         folder = ResultsFolder(tmp_path / f"stormy{rounds}")
 
         def resume(folder=folder) -> None:
-            folder.open_run({}, Claim("a"))
+            folder.open_run({}, RunIdentity("a"))
             bench.run(folder, no_more)
 
         path = folder.path / SAMPLES
@@ -156,12 +156,12 @@ def test_failed_samples_are_measured_anew_only_when_asked(tmp_path, monkeypatch)
     assert [s.key for s in folder.load_samples() if s.error] == [("p0", "moody", 0)]
     with pytest.raises(ValueError, match="finished"):
         folder.save_run(folder.load_run(), status="finished")
-        folder.check_open(Claim("a"))
+        folder.check_open(RunIdentity("a"))
     lines = whole_lines(tmp_path / SAMPLES)
     monkeypatch.setattr(Moody, "bad", False)
     bench.run(folder, no_more)
     assert whole_lines(tmp_path / SAMPLES) == lines
-    folder.open_run({}, Claim("a", retry_failed=True))
+    folder.open_run({}, RunIdentity("a", retry_failed=True))
     seen = []
     bench.run(folder, seen.append, retry_failed=True)
     assert len(seen) == 6 and not any(s.error for s in folder.load_samples())
@@ -169,7 +169,7 @@ def test_failed_samples_are_measured_anew_only_when_asked(tmp_path, monkeypatch)
     assert len(whole_lines(tmp_path / SAMPLES).splitlines()) == 7
     folder.save_run(folder.load_run(), status="finished")
     with pytest.raises(ValueError, match=r"no sample failed.*results_dir"):
-        folder.check_open(Claim("a", retry_failed=True))
+        folder.check_open(RunIdentity("a", retry_failed=True))
 
 
 class Grumpy(Ouroboros):
@@ -203,10 +203,10 @@ def test_a_retried_sample_has_the_pool_that_the_run_carried(tmp_path, monkeypatc
 def test_a_resume_in_another_environment_is_refused_in_one_line(tmp_path):
     here, there = {"torch": "2.13", "threads": 2}, {"torch": "2.14", "threads": 2}
     folder = opened(tmp_path, environment=here)
-    assert folder.check_open(Claim("a", environment=here))
+    assert folder.check_open(RunIdentity("a", environment=here))
     reason = r"another environment \(torch was 2.13, is 2.14\): go on under that one, use another"
     with pytest.raises(ValueError, match=reason) as refusal:
-        folder.open_run({}, Claim("a", environment=there))
+        folder.open_run({}, RunIdentity("a", environment=there))
     assert "\n" not in str(refusal.value) and folder.load_run()["resumed"] == 0
-    folder.open_run({}, Claim("a", environment=there, overwrite=True))
+    folder.open_run({}, RunIdentity("a", environment=there, overwrite=True))
     assert folder.load_run()["environment"] == there

@@ -8,7 +8,7 @@ from bench_models import tiny_pair
 
 from ouroboros.bench.run import store
 from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.run.resume import Claim
+from ouroboros.bench.run.resume import RunIdentity
 from ouroboros.bench.run.store import TREES, ResultsFolder
 from ouroboros.bench.tasks.task import Example
 from ouroboros.decode import RootOnly
@@ -52,7 +52,7 @@ def bench() -> Bench:
 
 def ran(bench, path, **changes):
     folder = ResultsFolder(path)
-    folder.open_run({}, Claim("a"))
+    folder.open_run({}, RunIdentity("a"))
     replace(bench, **changes).run(folder, lambda sample: None)
     return folder
 

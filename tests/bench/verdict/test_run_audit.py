@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 from bench_models import tiny_pair
+from ouroboros.baselines import Greedy, Speculative
 
 from ouroboros import Ouroboros
-from ouroboros.baselines import Greedy, Speculative
 from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.run.resume import Claim
+from ouroboros.bench.run.resume import RunIdentity
 from ouroboros.bench.run.sampling import Sampling
 from ouroboros.bench.run.store import SAMPLES, ResultsFolder
 from ouroboros.bench.tasks.task import Example
@@ -25,7 +25,7 @@ from ouroboros.bench.verdict.audit_report import (
     verdict,
 )
 from ouroboros.bench.verdict.run_audit import audit_run
-from ouroboros.commands import audit as command
+from ouroboros.cli import audit as command
 
 SIZES = {"gamma": 3, "window_size": 2, "ngram_size": 3, "verification_set_size": 2}
 
@@ -61,7 +61,7 @@ def job_of(pair, **changes) -> Bench:
 def run(job: Bench, path) -> ResultsFolder:
     folder = ResultsFolder(path)
     facts = {"decoders": list(job.decoders)}
-    folder.open_run(facts, Claim("x"))
+    folder.open_run(facts, RunIdentity("x"))
     job.run(folder, lambda sample: None)
     folder.save_run(folder.load_run(), status="finished")
     return folder

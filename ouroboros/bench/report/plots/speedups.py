@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ouroboros.bench.measure.metrics import REAL_TEXT, of_real_text
+from ouroboros.bench.metrics.metrics import REAL_TEXT, of_real_text
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.report.plots.style import (
     decoder_marks,

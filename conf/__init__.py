@@ -1,0 +1,1 @@
+"""The Hydra configs of all commands; installed as `ouroboros.conf`."""

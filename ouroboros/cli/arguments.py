@@ -1,0 +1,283 @@
+"""What can be typed of commands without Hydra's syntax: a parser for each, nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from pathlib import Path
+
+from ouroboros.cli.configs import SPACES
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+def generate() -> argparse.ArgumentParser:
+    """Decode one prompt and show who proposed each token.
+
+        ouroboros generate "def mean(values):"
+        ouroboros generate "def mean(values):" --race
+        ouroboros generate "Once" --target ID --draft ID --temperature 0.8
+        ouroboros generate "def f" --decoder speculative decoder.speculative.gamma=3
+
+    The models are the reference pair inside larger shapes, as 'ouroboros bench'
+    runs it (model.standin=null: as it is), or those that are named. With --race
+    greedy decoding runs beside the decoder, live: the two take turns, the one
+    whose own clock is behind goes next, and each is shown in its own measured
+    time. Each has decoded another text before, so that no first call is timed.
+    """
+    parser = _parser(generate)
+    add = parser.add_argument
+    add("prompt", help="the text to go on from")
+    add("overrides", nargs="*", metavar="NAME=VALUE", help="of conf/config.yaml")
+    add("--target", help="hub id or folder of a causal LM")
+    add("--draft", help="hub id or folder of a smaller one of its family")
+    add("--decoder", default="ouroboros", help="a name of conf/decoder")
+    add("--max-new", type=int, default=128, help="new tokens at most (%(default)s)")
+    add("--temperature", type=float, default=0.0, help="above 0: sampling (%(default)s)")
+    add("--seed", type=int, default=0)
+    add("--race", action="store_true", help="greedy decoding beside it")
+    return parser
+
+
+def report() -> argparse.ArgumentParser:
+    """Make reports from results folders: tables, pictures, and one HTML page.
+
+        ouroboros report results/main_matched      one run
+        ouroboros report results/local/sweep       a sweep: a folder of run folders
+        ouroboros report results/main_matched results/main_t08 --out results/report
+
+    The report over all of them goes to --out: report.html, report.md, numbers.csv,
+    tables/ and plots/. Each folder's own summary.json, summary.md and picture stay
+    as they are, unless --remake is given. --costs counts every run by costs of a
+    name or of a profile's file: cost per token, predicted speedups. Parts of one
+    run that several workers measured are joined. A folder that cannot be read is
+    named on stderr and left out; the exit code is then 2. Tables here are at most
+    120 columns wide, the rest is in the report. The last line on stdout is one
+    JSON document.
+    """
+    parser = _parser(report)
+    add = parser.add_argument
+    add("folders", nargs="+", type=Path, metavar="FOLDER", help="a results folder, or one of such")
+    add("--out", type=Path, help="where the report goes (default: beside them)")
+    add("--costs", help="count by these costs: a name, or a profile's costs.json")
+    add("--remake", action="store_true", help="make each folder's own summary and picture anew")
+    add("--spec-bench", action="store_true", help="write answers in Spec-Bench's format as well")
+    add(
+        "--tokenizer",
+        metavar="FOLDER",
+        help="the runs' tokenizer, so that the page shows text (default: where run.json says)",
+    )
+    return parser
+
+
+def audit() -> argparse.ArgumentParser:
+    """Is a run lossless? Judge every completion: identical, numeric tie or BUG.
+
+        ouroboros bench experiment=audit results_dir=results/local/audit
+        ouroboros audit results/local/audit
+        ouroboros audit results/local/x task.path=mine.jsonl     its file lies here
+
+    The models are loaded again as the run's config says. Plain decoding's own text
+    (greedy's) is held against transformers' own forward, in float64 and with calls
+    of 1, 8 and all tokens; every other decoder's against plain decoding's. Writes
+    audit.jsonl and audit.md; the last line on stdout is one JSON document; the
+    exit code is 1 where there is a BUG, 2 where something could not be judged.
+    """
+    parser = _parser(audit)
+    parser.add_argument("folder", help="a results folder")
+    parser.add_argument("overrides", nargs="*", metavar="NAME=VALUE", help="of the run's config")
+    return parser
+
+
+def tune() -> argparse.ArgumentParser:
+    """Tune every decoder on the same recorded texts, each with the same effort.
+
+        ouroboros tune --decoders speculative ouroboros --trials 16
+        ouroboros tune --prompts functions.jsonl maths.jsonl --costs flat
+        ouroboros tune --fit weights.json
+
+    Plain decoding of each prompt, greedy and sampled, is recorded once, in float32.
+    Decoders are replayed on these texts; those that ask the target more run live,
+    and must give the same texts. Each tries its configured settings, random ones,
+    and from the best of them one setting after the other until none gains: on the
+    first prompts of each file, the best on all. Counts become speed by the costs of
+    each machine in --costs; the geometric mean over files and temperatures counts.
+    The report (tuning.json, tuning.md) says what the configured settings lose, and
+    those of the other machine. Stopped, it goes on with the search that it was at.
+
+    --fit FILE fits Ouroboros' estimates to the pair instead, some minutes for ten
+    prompts, and writes their weights, with what they were fitted on and how well
+    they predict, and a picture of that; use them by decoder.ouroboros.weights=FILE.
+
+    Never give it a benchmark's prompts.
+    """
+    parser = _parser(tune)
+    add = parser.add_argument
+    prompts = "JSONL (default: conf/task/development*)"
+    add("--prompts", nargs="+", metavar="FILE", help=prompts)
+    add("--fit", type=Path, metavar="FILE", help="where the fitted weights go")
+    noise = "fit on drafts disturbed so much, 0 is the draft itself: for drafts of other quality"
+    add("--noise", type=float, nargs="+", default=[0.0], help=noise)
+    add("--results", type=Path, default=Path("results/local/tuning"))
+    ours = [name for name in SPACES if not name.startswith("hf_")]
+    add("--decoders", nargs="*", default=ours)
+    costs = "names or files of costs, each searched by itself"
+    add("--costs", nargs="+", default=["epyc", "flat"], help=costs)
+    add("--trials", type=int, default=24, help="for each decoder, before the search")
+    add("--first", type=int, default=6, help="prompts of each file that are searched on")
+    add("--limit", type=int, help="prompts of each file; default: every one")
+    add("--max-new", type=int, default=96)
+    add("--seed", type=int, default=0)
+    add("--temperatures", type=float, nargs="+", default=[0.0, 0.4, 0.8])
+    add("--overrides", nargs="*", default=[], help="of conf/config.yaml, as model=hf")
+    return parser
+
+
+def evidence() -> argparse.ArgumentParser:
+    """Measure everything that README and docs quote, in stages: make evidence.
+
+        ouroboros evidence --list
+        ouroboros evidence "stages=[equality,audit]" data=FOLDER jobs=2
+
+    The stages stand in conf/evidence.yaml: commands of this project with their
+    results folders. One whose folder is complete at the present sources is passed
+    over, one that was stopped goes on, one of other sources is made anew; what lay
+    there moves to results/local/evidence/before. Stages that count run `jobs` at
+    once, on one thread each, then those that are timed, each alone: leave the
+    machine to them. Tasks and texts whose files are not in data=FOLDER are left
+    out, in one line each. A stage that fails is one line, the others go on, and the
+    exit code is 1; logs lie in results/local/evidence. Ctrl-C keeps all samples.
+    Then: ouroboros figures.
+    """
+    parser = _parser(evidence)
+    what = "of conf/evidence.yaml: stages, data, jobs, results_dir, extra"
+    parser.add_argument("overrides", nargs="*", metavar="NAME=VALUE", help=what)
+    parser.add_argument("--list", action="store_true", help="say what there is and what is left")
+    return parser
+
+
+def figures() -> argparse.ArgumentParser:
+    """Write the tables of README and docs from results/: make figures.
+
+        ouroboros figures
+        ouroboros figures --check
+
+    A table stands between <!-- results: KIND FOLDER ... --> and <!-- end -->. With
+    --check nothing is written: the exit code is 1 where a table is not what the
+    folders give (one line each), and a folder whose sources have changed since is a
+    warning.
+    """
+    parser = _parser(figures)
+    pages = "default: README.md and docs/**/*.md"
+    parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help=pages)
+    parser.add_argument("--check", action="store_true", help="write nothing, say what differs")
+    return parser
+
+
+def standin() -> argparse.ArgumentParser:
+    """Save a stand-in: a small trained model inside a large model's shape, for timing.
+
+        ouroboros standin --core reference/target --shape yi-6b --out DIR
+
+    The folder holds a plain checkpoint and the core's tokenizer. It knows what the
+    core knows: a timing taken with it is reported as a stand-in's, never under the
+    name of the model whose shape it has.
+    """
+    parser = _parser(standin)
+    add = parser.add_argument
+    core = "the small model: folder, hub id, reference/target or reference/draft"
+    add("--core", required=True, help=core)
+    add("--shape", required=True, help="the large model's, as yi-34b; a wrong name lists them")
+    add("--out", required=True, type=Path, help="a new folder")
+    add("--dtype", default="bfloat16", choices=DTYPES)
+    add("--device", default="cpu", help="where the weights are made")
+    add("--seed", default=0, type=int, help="of the unused weights")
+    return parser
+
+
+def overlap() -> argparse.ArgumentParser:
+    """How often can a draft be right? Two answers on the text of a sampled run.
+
+        ouroboros bench experiment=acceptance temperature=0.7 results_dir=DIR
+        ouroboros overlap DIR
+
+    `bound` is 1 - TV, the mean over positions of sum_i min(p_i, q_i): the share of
+    drafts that classic rejection sampling accepts (Leviathan et al. 2023). `shared`
+    is the share of positions at which draft and target draw the same token with
+    shared noise (its expectation is at most the bound: Daliri et al. 2024). Both
+    models score plain decoding's own text, so both figures are of the same
+    contexts. The last line on stdout is one JSON document.
+    """
+    parser = _parser(overlap)
+    parser.add_argument("folder", help="the results folder of a run with a draft model")
+    return parser
+
+
+def host_overhead() -> argparse.ArgumentParser:
+    """What a step costs on the host: every drafter with models that compute nothing.
+
+        ouroboros host_overhead
+        ouroboros host_overhead --decoders ouroboros --contexts 8192 --profile
+
+    The text is this project's own source in the reference tokenizer. For each
+    decoder of conf/decoder and each context: milliseconds of host work per step
+    (the least of the repeats, each a mean over the steps), and per call of either
+    model. The last line on stdout is one JSON document.
+    """
+    parser = _parser(host_overhead)
+    add = parser.add_argument
+    usual = "greedy speculative lookahead prompt_lookup ouroboros ouroboros_paper"
+    add("--decoders", nargs="+", default=usual.split())
+    add("--contexts", type=int, nargs="+", default=[512, 2048, 8192])
+    add("--tokens", type=int, default=400, help="new tokens in each repeat")
+    add("--repeats", type=int, default=5)
+    add("--agreement", type=float, default=0.85, help="of draft and target")
+    add("--profile", action="store_true", help="print where the time goes")
+    add("--overrides", nargs="*", default=[], help="decoder.speculative.gamma=5")
+    return parser
+
+
+def wheels() -> argparse.ArgumentParser:
+    """Collect what the campaign needs on a GPU machine that has no network.
+
+        ouroboros wheels build/wheels
+        pip install --no-index --no-deps build/wheels/*.whl       there
+
+    The wheels are for Python 3.12 on Linux x86-64, in the versions that are
+    installed here, less what such a machine has. Prints each one's size, and
+    what they are together with the repository, whose checkout is the current
+    folder: more than 64 MiB is refused.
+    """
+    parser = _parser(wheels)
+    parser.add_argument("out", type=Path, metavar="OUT", help="the folder of the wheels")
+    return parser
+
+
+def shared_calls() -> argparse.ArgumentParser:
+    """What a call takes where several processes share its tree, and where one has it all.
+
+        torchrun --nproc-per-node 2 -m ouroboros shared_calls
+        torchrun --nproc-per-node 2 -m ouroboros shared_calls --standin "" --dtype float32
+
+    Three ways alternate on the same random trees: rank 0 alone, every rank the whole
+    tree at once (what they take from each other), and the tree shared. Medians in
+    milliseconds; torchrun gives each process one thread. The last line on stdout is
+    one JSON document.
+    """
+    parser = _parser(shared_calls)
+    add = parser.add_argument
+    add("--target", default="reference/target", help="a hub id or folder")
+    add("--standin", default="cpu-target", help='the shape it runs inside; "": as it is')
+    add("--dtype", default="auto")
+    add("--nodes", type=int, nargs="+", default=[8, 16, 32, 64, 128])
+    add("--context", type=int, default=256, help="tokens before the tree, its root among them")
+    add("--rounds", type=int, default=7)
+    add("--threads", type=int, default=None)
+    return parser
+
+
+def _parser(of) -> argparse.ArgumentParser:
+    """Return a parser that is described by a function's docstring."""
+    return argparse.ArgumentParser(
+        description=inspect.getdoc(of), formatter_class=argparse.RawDescriptionHelpFormatter
+    )

@@ -1,0 +1,38 @@
+"""Is a run lossless? Judge every completion: `ouroboros audit`.
+
+What can be typed, and how it is judged, stands in `ouroboros.cli.arguments`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from tabulate import tabulate
+from tqdm import tqdm
+
+from ouroboros.bench.metrics.sample import PLAIN
+from ouroboros.bench.report.folder_report import make_report
+from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.bench.verdict.audit_report import OPEN, audit_markdown, load_audit, tally, verdict
+from ouroboros.bench.verdict.run_audit import audit_run
+from ouroboros.cli.build import rebuild
+
+
+def audit(options: argparse.Namespace) -> int:
+    """Judge the folder's samples, write the verdicts, print them; return the exit code."""
+    folder = ResultsFolder(options.folder)
+    job = rebuild(folder, options.overrides)
+    if PLAIN not in job.decoders:
+        raise ValueError(f"the run has no decoder {PLAIN!r} to compare with: add it to decoder=[]")
+    with tqdm(total=len(job.examples) * job.repeats, desc="audit", unit="prompt") as bar:
+        audit_run(job, folder, controls=True, on_row=bar.update)
+    summary, rows = make_report(folder), load_audit(folder)
+    folder.write_text("audit.md", audit_markdown(summary["title"], rows, list(job.decoders)))
+    counts = {name: tally(rows, name) for name in job.decoders}
+    table = [(name, verdict(found)) for name, found in counts.items()]
+    print(summary["title"], tabulate(table, ("decoder", "verdict")), sep="\n\n", end="\n\n")
+    bugs = sum(found.get("BUG", 0) for found in counts.values())
+    unknown = sum(found.get(word, 0) for found in counts.values() for word in OPEN)
+    print(json.dumps({"folder": str(folder.path), "verdicts": counts, "bugs": bugs}))
+    return 1 if bugs else 2 if unknown else 0

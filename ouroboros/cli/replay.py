@@ -1,0 +1,179 @@
+"""Run drafters against a recording on any machine, with no target, and predict their time.
+
+`ouroboros replay`; what can be typed stands in conf/hydra/help/replay.yaml.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from omegaconf import DictConfig
+from tabulate import tabulate
+from tqdm import tqdm
+
+from ouroboros.bench.metrics import metrics
+from ouroboros.bench.metrics.predicted import timed
+from ouroboros.bench.metrics.sample import PLAIN, Sample
+from ouroboros.bench.replay.imitated_draft import ImitatedDraft
+from ouroboros.bench.replay.imitation import Rates
+from ouroboros.bench.replay.recorded_target import RecordedTarget, check_drafter, replay, sampled
+from ouroboros.bench.replay.recording import RecordedRuns
+from ouroboros.bench.report.summary import cost_of
+from ouroboros.bench.run.costs import load_costs, recorded_costs
+from ouroboros.bench.run.options import check_whole
+from ouroboros.bench.run.pair import Pair, load_tokenizer
+from ouroboros.bench.run.stop import text_of
+from ouroboros.bench.run.store import SAMPLES, ResultsFolder
+from ouroboros.cli.build import any_drafts, build_decoders, build_spec, check_decoders
+from ouroboros.cli.configs import chosen, plain
+from ouroboros.cli.refusals import check_unused
+from ouroboros.cli.tapes import given_rates, imitated_draft, load_tapes, loaded_draft
+from ouroboros.costs.named import UNTIMED, named
+from ouroboros.costs.surface import Costs
+from ouroboros.decode import RootOnly
+from ouroboros.engine.model import CachedModel
+
+
+def replay_all(cfg: DictConfig) -> int:
+    """Replay each decoder, print the table and the document; return 0."""
+    config = chosen(plain(cfg))
+    if not config["recording"]:
+        raise ValueError("give recording=<results folder, or JSONL file>")
+    for name in ("max_new", "limit", "threads"):
+        check_whole(name, config[name], null=True)
+    if config["threads"]:
+        torch.set_num_threads(config["threads"])
+    check_decoders(config.get("decoder"))
+    tokenizer = load_tokenizer(build_spec(config["model"]))
+    tapes = load_tapes(
+        config["recording"],
+        config["decoder"],
+        tokenizer,
+        of=config["recorded_decoder"],
+        limit=config["limit"],
+        task=config.get("task"),
+    )
+    costs = load_costs(config["costs"])
+    tape = next(iter(tapes.values()))
+    draft = draft_of(config, tape, tokenizer)
+    target = RecordedTarget(tape, tokenizer=tokenizer)
+    told = costs or told_costs(config["recording"])
+    makers = build_decoders(config["decoder"], Pair(target, draft), told)  # type: ignore[arg-type]
+    drafters = {name: make() for name, make in makers.items()}
+    rates, limit = given_rates(config["rates"]), config["max_new"]
+    for name, drafter in drafters.items():
+        check_drafter(drafter, tapes[name], rates=rates)
+    found = {
+        name: replayed(name, drafter, tapes[name], tokenizer, max_new=limit, rates=rates)
+        for name, drafter in drafters.items()
+    }
+    ratio = cost_ratio(config)
+    rows = {name: row(found[name], tapes[name], costs, limit, ratio) for name in found}
+    title = ", ".join([f"replay of {Path(config['recording']).name}", *imitated(draft, rates)])
+    document = {"title": title, "decoders": rows}
+    write(config["results_dir"], document, found)
+    table = [{"decoder": name, **values} for name, values in rows.items()]
+    print(title)
+    print(tabulate(table, headers="keys", floatfmt=".3f", missingval="-"))
+    print(json.dumps({"recording": Path(config["recording"]).name, **document}))
+    return 0
+
+
+def told_costs(recording: str) -> Costs:
+    """Return the costs that the decoders of a recorded run went by, named ones where none did."""
+    found = recorded_costs(ResultsFolder(recording)) if Path(recording).is_dir() else None
+    return found or named(UNTIMED)
+
+
+def imitated(draft: object, rates: Rates | None) -> list[str]:
+    """Return what is not recorded but imitated, in words."""
+    found = [draft.title] if isinstance(draft, ImitatedDraft) else []
+    return found if rates is None else [*found, rates.title]
+
+
+def draft_of(config: dict, tape: RecordedRuns, tokenizer) -> CachedModel | None:
+    """Return the draft that the decoders need, loaded or imitated; None where none is needed."""
+    if not any_drafts(config["decoder"]):
+        return None
+    if config.get("draft"):
+        return imitated_draft(config["draft"], tape, tokenizer)
+    return loaded_draft(config["model"], tape, tokenizer)
+
+
+def cost_ratio(config: dict) -> float | None:
+    """Return a draft call's cost in target calls: as configured, else as the recorded run's report
+    has it; None where a recording is no run."""
+    path, given = Path(config["recording"]), config["model"].get("draft_cost")
+    if given is None and path.is_dir():
+        return cost_of(ResultsFolder(path).load_run())
+    return given
+
+
+def replayed(
+    name: str,
+    drafter,
+    tape: RecordedRuns,
+    tokenizer,
+    *,
+    max_new: int | None,
+    rates: Rates | None = None,
+) -> list[Sample]:
+    """Return a sample, without times of its own, for each recorded run."""
+    samples = []
+    for recording in tqdm(tape.runs, desc=name, unit="run", leave=False):
+        trace = replay(drafter, tape, recording, max_new=max_new, rates=rates)
+        text = text_of(tokenizer, trace.new_tokens)
+        samples.append(sampled(name, recording, trace, text=text))
+    return samples
+
+
+def row(
+    samples: list[Sample],
+    tape: RecordedRuns,
+    costs: Costs | None,
+    max_new: int | None,
+    ratio: float | None,
+) -> dict:
+    """Return counts (calls per token where a draft call's `ratio` to a target call is known, or
+    there is none), and with costs the predicted milliseconds per token and the speedup over a
+    decoder that drafts nothing."""
+    steps = metrics.steps_of(samples)
+    tokens = sum(len(sample.new_tokens) for sample in samples)
+    values = {
+        "runs": len(samples),
+        "new_tokens": tokens,
+        "target_calls": len(steps),
+        "tokens_per_target_call": metrics.tokens_per_target_call(steps),
+        "acceptance_length": metrics.acceptance_length(steps),
+        "draft_calls_per_token": metrics.draft_calls_per_token(steps),
+    }
+    if ratio is not None or not any(step.draft_calls for step in steps):
+        values["calls_per_token"] = metrics.calls_per_token(steps, ratio or 0.0)
+    if costs is not None and tokens:
+        plain = [
+            Sample(
+                *(r.example, PLAIN, r.repeat, 0, len(r.prompt)),
+                steps=tuple(replay(RootOnly(), tape, r, max_new=max_new).steps),
+            )
+            for r in tape.runs
+        ]
+        ours_s, plain_s = (sum(timed(s, costs).wall_s for s in own) for own in (samples, plain))
+        values["predicted_ms_per_token"] = 1e3 * ours_s / tokens
+        values["predicted_speedup"] = plain_s / ours_s
+    return values
+
+
+def write(results_dir: str | None, document: dict, found: dict[str, list[Sample]]) -> None:
+    """Write replay.json and samples.jsonl. Raises `ValueError` where there are such files."""
+    if results_dir is None:
+        return
+    folder = ResultsFolder(results_dir)
+    check_unused(results_dir)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with folder.appending(SAMPLES) as lines:
+        for samples in found.values():
+            for sample in samples:
+                lines.append(sample.to_dict())
+    folder.write_json("replay.json", document)

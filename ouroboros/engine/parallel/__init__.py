@@ -1,0 +1,1 @@
+"""One token tree shared by several processes: how it is cut and how ranks exchange choices."""

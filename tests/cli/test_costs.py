@@ -1,0 +1,110 @@
+"""What decoders are told that calls cost: probed once, recorded, the same when a run goes on."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from bench_models import CostModel
+
+from ouroboros.bench.run.costs import recorded_costs
+from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.cli import build
+from ouroboros.cli.build import rebuild
+from ouroboros.costs.named import named
+from ouroboros.costs.surface import Costs, Surface
+
+TINY = ["task.limit=2", "max_new=4", "threads=1", "model.dtype=float32", "audit=none"]
+PRICED = ["decoder=greedy", "+decoder.priced={_target_: bench_models.CostModel, costs: null}"]
+OWN = Costs(Surface.flat({1: 5.0, 96: 50.0}), about={"measured": "in a test"})
+
+
+@pytest.fixture
+def run_priced(run_bench, saved_pair):
+    """Run, and return the folder and what the decoder was told."""
+
+    def run(name: str, *overrides: str) -> tuple[ResultsFolder, object]:
+        CostModel.told = "nothing"
+        code, _, err = run_bench(*TINY, *PRICED, f"results_dir={name}", *overrides)
+        assert code == 0, err
+        return ResultsFolder(saved_pair / name), CostModel.told
+
+    return run
+
+
+def test_costs_are_probed_at_load_and_recorded(run_priced):
+    folder, told = run_priced("probed")
+    assert told == recorded_costs(folder) and told.about["measured"] == "by a probe at load"
+    assert told.draft is None, "no decoder drafts with a model"
+    prompt = max(sample.prompt_tokens for sample in folder.load_samples())
+    assert list(told.target.ms) == [prompt + 4]
+
+
+def test_a_resumed_run_goes_by_the_recorded_costs(run_priced, monkeypatch):
+    folder, _ = run_priced("resumed")
+    folder.save_run(folder.load_run(), status="running")
+    folder.save_costs(OWN)
+    lines = (folder.path / "samples.jsonl").read_text().splitlines(keepends=True)
+    (folder.path / "samples.jsonl").write_text(lines[0])
+    monkeypatch.setattr(build, "probe", None)
+    _, told = run_priced("resumed")
+    assert told == OWN == recorded_costs(folder) and len(folder.load_samples()) == 4
+    CostModel.told = "nothing"
+    assert rebuild(folder, []).costs == OWN == CostModel.told, "an audit goes by them too"
+    monkeypatch.undo()
+    _, told = run_priced("resumed", "overwrite=true")
+    assert told == recorded_costs(folder) != OWN
+
+
+def test_where_seconds_mean_nothing_costs_have_a_name(run_priced, monkeypatch):
+    monkeypatch.setattr(build, "probe", None)
+    folder, told = run_priced("untimed", "timing=false")
+    assert told == named("epyc") == recorded_costs(folder)
+    folder, told = run_priced("flat", "costs=flat")
+    assert told == named("flat") == recorded_costs(folder)
+    OWN.save(folder.path.parent / "own.json")
+    folder, told = run_priced("file", "costs=own.json", "timing=false")
+    assert told == replace(OWN, about={"name": "own", **OWN.about}) == recorded_costs(folder)
+    folder, told = run_priced("its_own", "decoder.priced.costs=flat")
+    assert told == "flat" and recorded_costs(folder) is None
+
+
+def test_a_file_of_costs_is_part_of_a_runs_identity(run_priced, run_bench, saved_pair):
+    OWN.save(saved_pair / "changing.json")
+    folder, _ = run_priced("identity", "costs=changing.json")
+    folder.save_run(folder.load_run(), status="running")
+    named("flat").save(saved_pair / "changing.json")
+    options = [*TINY, *PRICED, "costs=changing.json", "results_dir=identity"]
+    code, _, err = run_bench(*options)
+    assert code == 2 and "other settings" in err
+
+
+def test_a_replay_goes_by_the_recorded_costs_unless_it_is_given_others(run_priced, call):
+    folder, _ = run_priced("recorded", "timing=false", "costs=flat")
+    for options, wanted in (([], "flat"), (["costs=epyc"], "epyc")):
+        given = [*PRICED, f"recording={folder.path}", "limit=1", "model.dtype=float32", *options]
+        code, out, err = call("replay", *given)
+        assert code == 0, err
+        assert CostModel.told == named(wanted)
+        row = json.loads(out.splitlines()[-1])["decoders"]["priced"]
+        assert ("predicted_speedup" in row) == bool(options)
+
+
+def test_without_a_decoder_that_asks_nothing_is_probed(run_bench, saved_pair, monkeypatch):
+    monkeypatch.setattr(build, "probe", None)
+    assert run_bench(*TINY, "decoder=greedy", "results_dir=unasked")[0] == 0
+    assert not (saved_pair / "unasked" / "costs.json").exists()
+    assert run_bench(*TINY, "decoder=greedy", "costs=flat", "results_dir=counted")[0] == 0
+    assert recorded_costs(ResultsFolder(saved_pair / "counted")) == named("flat"), "for its report"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("nope", "costs 'nope' are no file, and no name among epyc, flat"),
+        ("3", "costs=3: give a name (epyc, flat), a file or null"),
+    ],
+)
+def test_costs_that_are_none_are_one_line(run_bench, given, says):
+    code, out, err = run_bench(*TINY, "decoder=greedy", f"costs={given}", "results_dir=x")
+    lines = [line for line in err.splitlines() if line.startswith("error:")]
+    assert code == 2 and not out and len(lines) == 1 and says in lines[0], err

@@ -1,0 +1,130 @@
+"""What `ouroboros generate` writes: the text in whole characters, and whose time it is."""
+
+import io
+import sys
+
+import pytest
+from bench_models import byte_tokenizer, tiny_pair
+from hydra.core.global_hydra import GlobalHydra
+from rich.console import Console
+
+from ouroboros import argmax, decode
+from ouroboros.cli import command_line, generate
+from ouroboros.cli.generating import runner as running
+from ouroboros.cli.generating.runner import Runner, TextStream
+from ouroboros.cli.generating.screen import coloured, columns, write
+from ouroboros.decode import RootOnly
+
+
+@pytest.fixture
+def told(saved_pair, monkeypatch, capsys):
+    """Call the command on a tiny pair; return exit code, stdout and stderr."""
+    pair = [f"--{role}={saved_pair / role}" for role in ("target", "draft")]
+
+    def call(*argv: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ouroboros"])
+        GlobalHydra.instance().clear()
+        return command_line.main(["generate", *argv, *pair]), *capsys.readouterr()
+
+    return call
+
+
+def runner_of(name: str = "greedy", max_new: int = 12) -> Runner:
+    target, _ = tiny_pair()
+    prompt = target.tokenizer("def f").input_ids
+    return Runner(name, target, RootOnly(), prompt, max_new=max_new, eos=frozenset(), choose=argmax)
+
+
+def test_a_character_is_shown_when_it_is_whole():
+    tokenizer = byte_tokenizer()
+    text = "ü🎉a"
+    added = TextStream(tokenizer.backend_tokenizer, [])
+    pieces = [added.add(token) for token in tokenizer(text, add_special_tokens=False).input_ids]
+    assert "".join(pieces) == text and "\N{REPLACEMENT CHARACTER}" not in "".join(pieces)
+    assert pieces.count("") == len(text.encode()) - len(text)
+
+
+def test_a_text_that_ends_inside_a_character_has_no_garbage():
+    tokenizer = byte_tokenizer()
+    ids = tokenizer("a🎉", add_special_tokens=False).input_ids[:-1]
+    added = TextStream(tokenizer.backend_tokenizer, [])
+    assert "".join(map(added.add, ids)) == "a"
+
+
+def test_pieces_are_the_decoders_text_and_have_its_sources():
+    one = runner_of()
+    while not one.done:
+        one.step()
+    target, _ = tiny_pair()
+    prompt = target.tokenizer("def f").input_ids
+    trace = decode(target, RootOnly(), prompt, max_new=12)
+    assert one.tokens == trace.new_tokens and one.calls == len(trace.steps)
+    assert [source for _, source in one.pieces] == ["target"] * 12
+
+
+def test_only_own_steps_are_timed(monkeypatch):
+    clock = iter(range(0, 1000))
+    monkeypatch.setattr(running.time, "perf_counter", lambda: 0.0)
+    first, second = runner_of("a", 3), runner_of("b", 3)
+    monkeypatch.setattr(running.time, "perf_counter", lambda: float(next(clock)))
+    order = []
+    for one in (first, second):
+        step = one.step
+        monkeypatch.setattr(
+            one, "step", lambda one=one, step=step: (order.append(one.name), step())
+        )
+    for _ in generate.turns([first, second]):
+        pass
+    assert order == ["a", "b"] * 4, "the one whose clock is behind goes next"
+    assert first.seconds == second.seconds > 0
+
+
+def test_a_terminal_gets_no_control_characters_of_a_model():
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system=None, width=80)
+    write(console, [("a\x1b[31mb\tc\n", "draft"), ("\x07\r", "target")])
+    assert "\x1b[31m" not in out.getvalue() and "\x07" not in out.getvalue()
+    assert str(coloured([("\x1b", "draft")])) == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_file_gets_the_text_as_it_is():
+    out = io.StringIO()
+    write(Console(file=out, width=10), [("a\tlong line of text\n", "draft"), ("b", "target")], "p")
+    assert out.getvalue() == "pa\tlong line of text\nb"
+
+
+def test_columns_fit_and_show_the_end():
+    one, two = runner_of("greedy"), runner_of("ouroboros")
+    for runner in (one, two):
+        runner.pieces = [(f"line {number}\n", "draft") for number in range(100)]
+    console = Console(file=io.StringIO(), width=60, height=12, force_terminal=False)
+    with console.capture() as shown:
+        console.print(columns([one, two], console, whole=False))
+    lines = shown.get().splitlines()
+    assert len(lines) <= 12 and max(map(len, lines)) <= 60
+    assert "line 99" in shown.get() and "line 0" not in shown.get()
+    with console.capture() as shown:
+        console.print(columns([one, two], console, whole=True))
+    assert "line 0" in shown.get() and "line 99" in shown.get()
+
+
+def test_the_command_writes_text_and_figures(told):
+    code, out, _ = told("def f", "--max-new", "8")
+    assert code == 0 and out.startswith("def f") and "\x1b" not in out
+    assert "ouroboros: 8 tokens in " in out and "tokens per target call" in out
+
+
+def test_a_race_is_of_the_same_text(told):
+    code, out, _ = told("def f", "--max-new", "8", "--race", "--temperature", "0.8", "--seed", "3")
+    assert code == 0 and "== greedy" in out and "== ouroboros" in out
+    assert "the same text, token for token" in out
+
+
+def test_overrides_reach_the_decoder(told):
+    code, _, text = told("def f", "decoder.speculative.gama=3", "--decoder", "speculative")
+    assert code == 2 and "gamma" in text and text.count("\n") == 1
+
+
+def test_another_engine_is_refused(told):
+    code, _, text = told("def f", "--decoder", "hf_greedy")
+    assert code == 2 and "hf_greedy" in text and text.count("\n") == 1

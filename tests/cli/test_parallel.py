@@ -1,0 +1,144 @@
+"""`bench parallel=tree`: the samples of one process, by several; killed, stopped and taken up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from processes import in_processes
+from tqdm import tqdm
+
+from ouroboros.bench.run.parallel import by_surface, check_parallel
+from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.cli import command_line
+from ouroboros.costs.surface import Surface
+from ouroboros.drafters.grown import Grown
+
+OWN = (
+    *("task=prompts", "task.path=prompts.txt", "max_new=8", "model.dtype=float32"),
+    *("decoder=[greedy,speculative,ouroboros]", "decoder.ouroboros.pool_state=task"),
+    *("timing=false", "audit=differing", "decoder.speculative.gamma=3"),
+)
+
+
+@pytest.fixture
+def job(saved_pair, monkeypatch):
+    """The arguments of a run of nine samples on the tiny pair, from its folder."""
+    monkeypatch.chdir(saved_pair)
+    (saved_pair / "prompts.txt").write_text("def f(a):\n---\nabcabcab\n---\nx = 1\n")
+    own = [f"model.{role}={saved_pair / role}" for role in ("target", "draft")]
+
+    def of(folder, *more: str) -> list[str]:
+        return ["bench", "model=hf", *own, *OWN, f"results_dir={folder}", *more]
+
+    return of
+
+
+def process(arguments: list[str], place: Path):
+    """Work for a process: a command; returns its exit code and what it printed."""
+
+    def work():
+        tqdm.monitor_interval = 0  # no thread that a fork would lack
+        told = place / f"told-{os.environ['RANK']}"
+        with told.open("w") as file:
+            os.dup2(file.fileno(), 2)
+            sys.argv, sys.stdout, sys.stderr = ["ouroboros"], file, file
+            try:
+                code = command_line.main(arguments) or 0
+            except SystemExit as ended:
+                code = ended.code
+        return code, told.read_text()
+
+    return work
+
+
+def tokens(folder) -> dict:
+    return {s.key: s.new_tokens for s in ResultsFolder(folder).load_samples()}
+
+
+@pytest.mark.slow
+def test_two_processes_write_what_one_writes(job, run_bench, tmp_path):
+    code, _, err = run_bench(*job(tmp_path / "one")[4:])
+    assert code == 0, err
+    parallel = job(tmp_path / "two", "parallel=tree", "parallel_draft=first")
+    (first, told), (other, quiet) = (
+        value for _, value in in_processes(2, process(parallel, tmp_path), tmp_path)
+    )
+    assert (first, other) == (0, 0) and quiet == ""
+    assert json.loads(told.splitlines()[-1])["finished"]
+    assert tokens(tmp_path / "two") == tokens(tmp_path / "one")
+    run = ResultsFolder(tmp_path / "two").load_run()
+    assert run["status"] == "finished" and run["parallel"]["ranks"] == 2
+    assert 0 < run["parallel"]["bytes_per_step"] < 300
+    audit = (tmp_path / "two" / "audit.jsonl").read_text()
+    assert len(audit.splitlines()) == 3 and "BUG" not in audit
+
+
+def test_a_killed_or_stopped_run_goes_on(job, tmp_path, monkeypatch):
+    arguments = job(tmp_path / "two", "parallel=tree", "parallel_draft=every", "audit=none")
+    propose, calls = Grown.propose, []
+
+    def ending(self, tokens, budget):
+        """The second rank is killed in its sixth draft, or told to stop there."""
+        calls.append(len(calls))
+        if len(calls) == 9 and os.environ.get("RANK") == "1":
+            os.kill(os.getpid(), how)
+        return propose(self, tokens, budget)
+
+    monkeypatch.setattr(Grown, "propose", ending)
+    how = signal.SIGKILL
+    (code, _), (killed, _) = in_processes(2, process(arguments, tmp_path), tmp_path / "killed")
+    assert (code, killed) == (1, -signal.SIGKILL)
+    kept, told = tokens(tmp_path / "two"), (tmp_path / "told-0").read_text()
+    assert len(kept) < 9 and "Traceback" not in told
+    assert "error: another rank is gone" in told.splitlines()[-1]
+    assert ResultsFolder(tmp_path / "two").load_run()["status"] == "interrupted"
+    how = signal.SIGINT
+    stopped = [
+        value for _, value in in_processes(2, process(arguments, tmp_path), tmp_path / "stopped")
+    ]
+    assert [code for code, _ in stopped] == [130, 130] and "go" in stopped[0][1]
+    more = tokens(tmp_path / "two")
+    assert kept.items() <= more.items() and len(more) < 9
+    monkeypatch.setattr(Grown, "propose", propose)
+    for code, value in in_processes(2, process(arguments, tmp_path), tmp_path / "ended"):
+        assert code == 0 and value[0] == 0
+    ended = tokens(tmp_path / "two")
+    assert len(ended) == 9 and more.items() <= ended.items()
+    assert len({(key[0], new) for key, new in ended.items()}) == 3
+
+
+def test_a_mistake_is_told_by_one_rank(job, tmp_path):
+    arguments = job(tmp_path / "none", "parallel=tree", "model.target=nowhere")
+    found = [value for _, value in in_processes(2, process(arguments, tmp_path), tmp_path)]
+    assert [code for code, _ in found] == [2, 2] and found[1][1] == ""
+    errors = [line for line in found[0][1].splitlines() if line.startswith("error:")]
+    assert len(errors) == 1 and "nowhere" in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["parallel=tree"], "torchrun --nproc-per-node 2"),
+        (["parallel=data"], "parallel=data: choose tree"),
+        (["parallel_draft=last"], "parallel_draft=last: choose one of every, first, shared"),
+        (["parallel=tree", "+model.options.tp_plan=auto"], "spreads one model over every process"),
+    ],
+)
+def test_what_cannot_be_parallel_is_refused_in_one_line(run_bench, monkeypatch, overrides, says):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    code, _, err = run_bench("max_new=4", *overrides)
+    assert code == 2 and [says in line for line in err.splitlines() if "error:" in line] == [True]
+
+
+def test_one_process_says_nothing_of_ranks():
+    check_parallel({"model": {}})
+
+
+def test_costs_go_on_beyond_what_was_measured():
+    call_ms = by_surface(Surface({64: {1: 2.0, 8: 4.0}}))
+    assert [call_ms(n, 999) for n in (1, 8, 16)] == [2.0, 4.0, 8.0]

@@ -1,0 +1,140 @@
+"""`ouroboros tune`: its trials go by the costs given; what cannot be tuned is one line."""
+
+import json
+
+import pytest
+from composing import ROOT
+from measured import sample, step
+
+import ouroboros
+from ouroboros.cli.configs import SPACES
+from ouroboros.cli.tuning.search import Search, speed
+from ouroboros.costs.named import named
+from ouroboros.costs.surface import Costs, Surface
+from ouroboros.drafters.draft_tree.weights import Weights
+
+DEVELOPMENT = list((ROOT / "conf" / "task").glob("development*.jsonl"))
+ROLES = ("target", "draft")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["--decoders", "speculative", "medusa"],
+            "error: nothing to tune of medusa: conf/tune has hf_assisted",
+        ),
+        (
+            ["--decoders", "lookahead", "--overrides", "model=hf", "model.target=no/such"],
+            "error: cannot load 'no/such'",
+        ),
+    ],
+)
+def test_what_cannot_be_tuned_is_told_in_one_line(call, words, says):
+    code, _, error = call("tune", *words, pair=False)
+    assert code == 2 and error.startswith(says) and error.count("\n") == 1
+
+
+def tuned(call, saved_pair, *words):
+    pair = [f"model.{role}={saved_pair / role}" for role in ("target", "draft")]
+    results = saved_pair / "tuned"
+    words += ("--limit", "2", "--first", "1", "--max-new", "6", "--results", str(results))
+    code, out, error = call("tune", *words, "--overrides", "model=hf", *pair, pair=False)
+    assert code == 0, error
+    assert f"results: {results}\n" in error and (results / "tuning.md").exists()
+    return json.loads(out.splitlines()[-1]), json.loads((results / "tuning.json").read_text())
+
+
+def test_trials_go_by_the_costs_that_are_given(call, saved_pair, monkeypatch):
+    monkeypatch.setitem(SPACES, "ouroboros_text", {"max_nodes": [16, 32]})
+    told = []
+
+    class CostModel(ouroboros.Ouroboros):
+        def __init__(self, draft=None, *, costs=None, **options):
+            told.append(costs)
+            super().__init__(draft, costs=costs, **options)
+
+    monkeypatch.setattr(ouroboros, "Ouroboros", CostModel)
+    chosen, kept = tuned(call, saved_pair, "--decoders", "ouroboros_text", "--trials", "2")
+    assert chosen["ouroboros_text"]["flat"]["max_nodes"] in (16, 32, 64), "as configured, or tried"
+    assert [row["costs"] for row in kept["report"]] == ["epyc", "flat"]
+    assert {cost.about["name"] for cost in told} == {"epyc", "flat"}
+
+
+def test_all_are_searched_on_the_same_texts_and_their_regret_is_told(call, saved_pair, monkeypatch):
+    monkeypatch.setitem(SPACES, "prompt_lookup", {"max_ngram_size": [1, 2], "num_tokens": [2, 4]})
+    monkeypatch.setitem(SPACES, "lookahead", {"window_size": [0, 2]})
+    names = ["prompt_lookup", "lookahead", "hf_prompt_lookup"]
+    monkeypatch.setitem(SPACES, "hf_prompt_lookup", {"prompt_lookup_num_tokens": [2]})
+    _, kept = tuned(call, saved_pair, "--decoders", *names, "--trials", "2")
+    assert kept["texts"] == 2 * 3 * len(kept["prompts"]) and len(kept["report"]) == 6
+    assert kept["prompts"] == sorted(path.name for path in DEVELOPMENT)
+    for row in kept["report"]:
+        assert row["best found"] >= row["configured"] > 0, "no worse than as configured"
+        other = "epyc" if row["costs"] == "flat" else "flat"
+        assert float(row["regret"].rstrip(" %")) >= 0 <= float(row[f"best by {other}"].rstrip(" %"))
+
+
+def test_a_search_that_ended_is_not_made_again(call, saved_pair, monkeypatch):
+    monkeypatch.setitem(SPACES, "prompt_lookup", {"num_tokens": [2, 4]})
+    words = ("--decoders", "prompt_lookup", "--trials", "2")
+    first, report = tuned(call, saved_pair, *words)
+    climb, made = Search.climb, []
+
+    def counted(search, *args):
+        made.append(search.name)
+        return climb(search, *args)
+
+    monkeypatch.setattr(Search, "climb", counted)
+    lines = saved_pair / "tuned" / "searches.jsonl"
+    again, same = tuned(call, saved_pair, *words)
+    assert made == [] and again == first and same["report"] == report["report"]
+    lines.write_text(lines.read_text()[:-9])
+    tuned(call, saved_pair, *words)
+    assert made == ["flat"], "it was stopped while it wrote the last of them"
+    tuned(call, saved_pair, *words, "--costs", "flat", "--seed", "1")
+    assert made == ["flat"] * 2, "other trials"
+    config = saved_pair / "target" / "config.json"
+    config.write_text(config.read_text() + "\n")
+    tuned(call, saved_pair, *words, "--costs", "flat")
+    assert made == ["flat"] * 3, "another model at the same path"
+
+
+def test_a_search_goes_on_until_no_setting_gains(monkeypatch):
+    """From (0, 0) the best, (2, 2), is only reached by going round twice."""
+    worth = {(0, 0): 1, (1, 0): 2, (1, 1): 3, (2, 1): 4, (2, 2): 5}
+    monkeypatch.setitem(SPACES, "mine", {"a": [0, 1, 2], "b": [0, 1, 2]})
+    search = Search("flat", named("flat"), {}, None)
+    monkeypatch.setattr(search, "rate", lambda _, own, among: worth.get((own["a"], own["b"]), 0))
+    assert search.climb("mine", {"a": 0, "b": 0}, []) == {"a": 2, "b": 2}
+
+
+def test_a_setting_is_as_fast_as_its_calls_cost():
+    one_large = [sample("a", "d", [step(3, 2)])]
+    three_small = [sample("a", "d", [step(0, 0)] * 3)]
+    flat, steep = (Costs(Surface.flat({1: 1.0, 4: cost})) for cost in (1.0, 6.0))
+    assert speed(one_large, flat) == pytest.approx(3) and speed(three_small, flat) == 1
+    assert speed(one_large, steep) == pytest.approx(0.5) and speed(three_small, steep) == 1
+    failed = [*three_small, sample("b", "d", [step(0, 0)], error="no memory")]
+    assert speed(failed, flat) == 0, "no setting wins by failing"
+    assert speed([], flat) == 0
+
+
+def test_estimates_are_fitted_to_a_pair_and_shown(call, saved_pair, tmp_path):
+    prompts = tmp_path / "mine.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"ab{i}cd ef"}) + "\n" for i in range(5)))
+    out, models = tmp_path / "new" / "w.json", [f"model.{r}={saved_pair / r}" for r in ROLES]
+    words = ["--fit", str(out), "--prompts", str(prompts), "--max-new", "12"]
+    code, said, _ = call("tune", *words, "--overrides", "model=hf", *models, pair=False)
+    assert code == 0 and "with the draft's view: log loss" in said and str(out) in said
+    assert Weights.load(out).about["prompts"] == {"mine": 5}
+    assert out.with_suffix(".png").stat().st_size > 10_000
+
+
+def test_too_few_prompts_for_a_fit_are_told(call, saved_pair, tmp_path):
+    prompts = tmp_path / "mine.jsonl"
+    prompts.write_text('{"prompt": "ab"}\n')
+    models = [f"model.{role}={saved_pair / role}" for role in ROLES]
+    words = ["--fit", str(tmp_path / "w.json"), "--prompts", str(prompts)]
+    code, _, error = call("tune", *words, "--overrides", "model=hf", *models, pair=False)
+    assert code == 2 and error.endswith("error: 1 prompts are too few: give 5 or more\n")

@@ -1,0 +1,97 @@
+"""The estimates' features: what they say of a choice must not hang on how warm it is drawn."""
+
+import numpy as np
+import pytest
+from growing_texts import chain_text, growth
+from scipy.special import softmax
+
+from ouroboros.drafters.draft_tree.estimate import DRAFT, WIDEST, WIDEST_ODDS
+from ouroboros.drafters.draft_tree.kids import consider
+from ouroboros.drafters.draft_tree.noise import gumbel_of, position_key
+from ouroboros.drafters.draft_tree.state import real, whole
+
+LOGITS = np.array([3.0, 1.5])
+TEXT = chain_text(60, 12)
+FIRST, SECOND = TEXT[-3], TEXT[-2]  # the index knows the first alone
+FROM_DRAFT = "the draft's margin", "log-odds of the draft's share"
+
+
+def features(
+    temperature: float, logits=LOGITS, *, of=FIRST, seed=None, ids=(FIRST, SECOND)
+) -> dict[str, float]:
+    """Of the token `of` after a text, where the draft ranks `ids` by those logits."""
+    grown = growth(vocab=12)
+    grown.start(temperature=temperature, seed=seed)
+    grown.begin(TEXT, 10, 10)
+    scores = np.array(logits) / (temperature or 1.0)
+    grown.state.ranks = len(scores)
+    ranking = whole(ids), real(scores), real(softmax(scores.astype(np.float32)))
+    found = dict(consider(grown.state, grown.memory, 0, ranking))
+    return dict(zip(DRAFT, found[of], strict=True))
+
+
+def test_what_the_draft_says_counts_in_logits_at_any_temperature():
+    """Scores grow as 1 / T, and with them a wrong draft's margin: that makes it no surer."""
+    cold = features(0.0)
+    assert cold["the draft's margin"] == pytest.approx(1.5)
+    for temperature in (0.3, 1.0):
+        warm = features(temperature)
+        for name in FROM_DRAFT:
+            assert warm[name] == pytest.approx(cold[name]), name
+            assert warm[f"temperature x {name}"] == pytest.approx(temperature * warm[name])
+
+
+@pytest.mark.parametrize(
+    ("gap", "of"), [(1.5, FIRST), (1.5, SECOND), (3.0, FIRST), (3.0, SECOND), (30.0, FIRST)]
+)
+def test_at_a_low_temperature_the_features_are_those_of_greedy_decoding(gap, of):
+    """However little the rest is then: at T = 0.1 a gap of 3 logits leaves it 1e-13."""
+    cold, cool = features(0.0, [gap, 0.0], of=of), features(0.1, [gap, 0.0], of=of)
+    assert {name: cool[name] for name in DRAFT if not name.startswith("temperature")} == {
+        name: pytest.approx(value) for name, value in cold.items() if "temperature" not in name
+    }
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.05, 0.4, 1.0])
+def test_what_the_draft_rules_out_is_ruled_out_at_any_temperature(temperature):
+    """As top_k = 1 does, and top_p often."""
+    one_left = [3.0, -np.inf]
+    only = features(temperature, one_left)
+    assert [only[name] for name in FROM_DRAFT] == [WIDEST, WIDEST_ODDS]
+    out = features(temperature, one_left, ids=(SECOND, FIRST))
+    assert out["not among the draft's ranks"] == 1
+    assert [out[name] for name in FROM_DRAFT] == [-WIDEST, -WIDEST_ODDS]
+
+
+def test_what_the_draft_does_not_rank_counts_against_its_first():
+    """A third token is as likely as the second, but two are ranked."""
+    grown = growth(vocab=12)
+    grown.start()
+    grown.begin(TEXT, 10, 10)
+    grown.state.ranks = 2
+    ranking = whole([FIRST, SECOND]), real([0.0, 0.0]), real([0.5, 0.25])
+    found = dict(consider(grown.state, grown.memory, 0, ranking))[FIRST]
+    assert found[DRAFT.index("log-odds of the draft's share")] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_temperature_is_a_feature_alone_and_with_others():
+    found = features(0.4, seed=7)
+    key = position_key(7, len(TEXT))
+    assert found["temperature"] == 0.4
+    assert found["temperature x noise"] == pytest.approx(0.4 * gumbel_of(key, FIRST))
+    for name in ("log-odds of the share", "log2(1 + match)"):
+        assert found[f"temperature x {name}"] == pytest.approx(0.4 * found[name])
+    assert found["log2(1 + match)"] > 0 and features(0.4)["temperature x noise"] == 0
+
+
+def test_hit_rates_are_features():
+    grown = growth(vocab=12)
+    grown.start()
+    s = grown.state
+    s.index_hits, s.draft_hits = 0.25 * s.index_trials, 0.75 * s.draft_trials
+    grown.begin(TEXT, 10, 10)
+    s.ranks = 2
+    ranking = whole([FIRST, SECOND]), real(LOGITS), real(softmax(LOGITS))
+    found = dict(zip(DRAFT, dict(consider(s, grown.memory, 0, ranking))[FIRST], strict=True))
+    assert found["log-odds of the index's hit rate"] == pytest.approx(-np.log(3))
+    assert found["log-odds of the draft's hit rate"] == pytest.approx(np.log(3))

@@ -1,0 +1,159 @@
+"""Processes that share a tree by gloo give the text of one; one that is killed ends the others."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+from ouroboros.baselines import Greedy
+from processes import in_processes
+from tiny import RandomDrafter, llama, noisy, prompt_of
+from together import DRAFTERS
+
+from ouroboros import Sampler, argmax
+from ouroboros.decode import decode
+from ouroboros.drafters.on_first_rank import OnFirstRank, pack, unpacked
+from ouroboros.engine.model import CachedModel
+from ouroboros.engine.parallel.ranks import Alone, Group, RankLost, agreed, told
+from ouroboros.engine.parallel.sharded import ShardedModel
+from ouroboros.testing import RandomTrees
+from ouroboros.tree import TokenTree
+
+CASES = [
+    (torch.float64, argmax),
+    (torch.float32, argmax),
+    (torch.float64, Sampler(temperature=0.8, seed=3)),
+    (torch.float32, Sampler(temperature=0.8, seed=3)),
+]
+
+
+def texts(ranks, names, draft: str, cases=CASES) -> list[list[int]]:
+    """Every drafter in every case, on a short and a longer prompt."""
+    found = []
+    for dtype, choose in cases:
+        model = llama(1, dtype)
+        target, small = CachedModel(copy.deepcopy(model)), CachedModel(noisy(model))
+        if ranks is not None:
+            target = ShardedModel(target, ranks)
+            small = ShardedModel(small, ranks) if draft == "shared" else small
+        for name in names:
+            drafter = DRAFTERS[name](small)
+            if draft == "first":
+                drafter = OnFirstRank(drafter, ranks)
+            for prompt in (prompt_of(1), prompt_of(7)):
+                found.append(decode(target, drafter, prompt, max_new=8, choose=choose).tokens)
+    return found
+
+
+def test_two_processes_give_the_text_of_one(tmp_path):
+    def work():
+        ranks = Group.joined()
+        assert told(ranks, ranks.rank) == 0 and agreed(ranks, lambda: ranks.rank) == ranks.rank
+        others = [texts(ranks, DRAFTERS, draft, CASES[1:3]) for draft in ("first", "shared")]
+        return texts(ranks, DRAFTERS, "every"), others
+
+    want, some = (
+        texts(None, ["greedy"] * len(DRAFTERS), "every", cases) for cases in (CASES, CASES[1:3])
+    )
+    assert in_processes(2, work, tmp_path) == [(0, (want, [some, some]))] * 2
+
+
+def test_four_processes_give_the_text_of_one(tmp_path):
+    names = ["lookahead", "ouroboros"]
+
+    def work():
+        return texts(Group.joined(), names, "every", CASES[1:3])
+
+    want = texts(None, ["greedy"] * len(names), "every", CASES[1:3])
+    assert in_processes(4, work, tmp_path) == [(0, want)] * 4
+
+
+def test_a_rank_that_is_killed_ends_the_others(tmp_path):
+    class Deadly(Greedy):
+        steps = 0
+
+        def propose(self, tokens, budget):
+            self.steps += 1
+            if self.steps == 4 and ranks_of[0].rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().propose(tokens, budget)
+
+    ranks_of = []
+
+    def work():
+        ranks_of.append(Group.joined())
+        with pytest.raises(RankLost, match="another rank is gone"):
+            decode(ShardedModel(CachedModel(llama()), ranks_of[0]), Deadly(), [5], max_new=9)
+        first = ranks_of[0].is_first("lost")
+        (tmp_path / f"said-{ranks_of[0].rank}").touch()
+        while len(list(tmp_path.glob("said-*"))) < 2:  # whom they ask lives in rank 0
+            time.sleep(0.01)
+        return first
+
+    codes, said = zip(*in_processes(3, work, tmp_path), strict=True)
+    assert codes == (0, -signal.SIGKILL, 0) and sorted(said, key=str) == [False, None, True]
+
+
+@pytest.mark.parametrize("size", [3, 300])
+def test_ranks_that_have_parted_find_it_out(size, tmp_path):
+    """Whatever each is about to do: a message of another size, or none but rank 0's word."""
+
+    def work():
+        ranks = Group.joined()
+        for others in (
+            lambda: ranks.exchange(np.zeros(size + 1, np.uint8)),
+            lambda: ranks.broadcast(b""),
+        ):
+            mine = np.zeros(size, np.uint8)
+            with pytest.raises(RankLost, match="no longer take the same steps"):
+                ranks.exchange(mine) if ranks.rank else others()
+        every = ranks.exchange(np.full(size, ranks.rank, np.uint8))
+        return [list(own) for own in every], len(ranks.broadcast(bytes(size)))
+
+    want = [[0] * size, [1] * size], size
+    assert in_processes(2, work, tmp_path) == [(0, want)] * 2
+
+
+def test_outside_of_torchrun_the_remedy_is_named(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(ValueError, match="torchrun --nproc-per-node 2"):
+        Group.joined()
+
+
+def test_a_told_tree_is_the_tree():
+    drafter = RandomTrees(list(range(13)), seed=3)
+    for _ in range(30):
+        tree = drafter.propose([5, 6], 9)
+        found = unpacked(pack(tree))
+        assert (found.tokens, found.parents) == (tree.tokens, tree.parents)
+        assert found.logit_nodes == tree.logit_nodes and found.probe == tree.probe
+        assert len(pack(tree)) == 9 * len(tree)
+
+
+def test_a_drafter_on_the_first_rank_is_itself_alone():
+    truth = decode(CachedModel(llama()), Greedy(), [5, 6], max_new=20).tokens
+    drafter = OnFirstRank(RandomDrafter(truth, seed=1), Alone())
+    assert decode(CachedModel(llama()), drafter, [5, 6], max_new=20).tokens == truth
+    assert drafter.trees and drafter.deepest  # its own
+
+
+def test_a_draft_that_fails_fails_on_every_rank():
+    class Other(Alone):
+        rank = 1
+
+        def broadcast(self, data: bytes) -> bytes:
+            return b""
+
+    class Failing(Greedy):
+        def propose(self, tokens, budget) -> TokenTree:
+            raise MemoryError("no memory left")
+
+    with pytest.raises(MemoryError, match="no memory left"):
+        OnFirstRank(Failing(), Alone()).propose([5], 3)
+    with pytest.raises(RuntimeError, match="rank 0 failed to draft"):
+        OnFirstRank(Failing(), Other()).propose([5], 3)

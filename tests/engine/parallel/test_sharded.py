@@ -1,0 +1,267 @@
+"""A tree over several ranks gives the text of one process, whatever the tree and its parts.
+
+The ranks are threads here; tests/engine/test_ranks.py has processes.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+from ouroboros.baselines import Greedy, Speculative
+from tiny import RandomDrafter, gemma3, gpt2, llama, mistral, noisy, plain, prompt_of
+from together import DRAFTERS, together
+
+from ouroboros import Sampler, argmax
+from ouroboros.decode import decode
+from ouroboros.engine.model import CachedModel
+from ouroboros.engine.parallel.partition import cut
+from ouroboros.engine.parallel.ranks import RankLost, agreed, told
+from ouroboros.engine.parallel.sharded import Gathered, ShardedModel
+from ouroboros.processors import processed
+from ouroboros.tree import TokenTree
+
+CHOICES = {"T=0": argmax, "T=0.8": Sampler(temperature=0.8, seed=3)}
+
+
+def always():
+    """Costs by which any cut pays."""
+    less = itertools.count()
+    return lambda nodes, context: next(less)
+
+
+def anyhow(seed: int):
+    """A split into random parts, closed under ancestors, that together have every node."""
+    draw = random.Random(seed)
+
+    def split(tree, loads):
+        parts = [{0} for _ in loads]
+        for node in range(len(tree)):
+            for part in draw.sample(parts, draw.randint(1, len(parts))):
+                part.update(tree.path_to(node))
+        return [tuple(sorted(part)) for part in parts]
+
+    return split
+
+
+def shared(model, ranks, **options) -> ShardedModel:
+    """A rank's own copy of a model."""
+    return ShardedModel(CachedModel(copy.deepcopy(model)), ranks, **options)
+
+
+@pytest.mark.parametrize(("ranks", "split"), [(2, None), (4, 5)])
+@pytest.mark.parametrize("family", [llama, mistral, gemma3, gpt2], ids=lambda f: f.__name__)
+def test_random_trees_and_partitions_are_lossless(family, ranks, split):
+    model = family()
+    truth = plain(model, prompt_of(5), 20)
+
+    def work(rank):
+        own = cut if split is None else anyhow(split)
+        target = shared(model, rank, call_ms=always(), split=own)
+        drafter = RandomDrafter(truth, seed=ranks, hit=0.8)
+        texts = [
+            decode(target, drafter, truth[:length], max_new=25 - length).tokens for length in (5, 9)
+        ]
+        return texts, drafter.deepest
+
+    for texts, deepest in together(ranks, work):
+        assert all(text == truth for text in texts) and deepest >= 3
+
+
+@pytest.mark.parametrize("choose", CHOICES, ids=str)
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_drafter_gives_the_text_of_one_process(name, choose):
+    """Prompts shorter than the number of ranks too; the draft on every rank, and itself shared."""
+    dtype = torch.float64 if choose == "T=0" else torch.float32
+    model, own = llama(1, dtype), CHOICES[choose]
+    small, prompts = noisy(model), [prompt_of(1), prompt_of(12)]
+    alone = CachedModel(copy.deepcopy(model))
+    want = [decode(alone, Greedy(), p, max_new=16, choose=own).tokens for p in prompts]
+    steps = None
+    for ranks, draft in ((2, True), (4, False)):
+
+        def work(rank, draft=draft):
+            made = shared(small, rank) if draft else CachedModel(copy.deepcopy(small))
+            target, drafter = shared(model, rank), DRAFTERS[name](made)
+            traces = [decode(target, drafter, p, max_new=16, choose=own) for p in prompts]
+            return [t.tokens for t in traces], sum(len(t.steps) for t in traces), target
+
+        for texts, count, target in together(ranks, work):
+            assert texts == want
+            assert target.exchanges == count == (steps or count)  # the same steps on any ranks
+            steps = count
+
+
+def test_an_end_of_sequence_inside_a_part_ends_every_rank():
+    model = llama(2)
+    truth = plain(model, prompt_of(4), 20)
+    for end in (4, 5, 6, 9):
+        eos = {truth[end]}
+
+        def work(rank, eos=eos, seed=end):
+            drafter = RandomDrafter(truth, seed=seed, hit=0.95)
+            target = shared(model, rank, call_ms=always())
+            return decode(target, drafter, truth[:4], max_new=16, eos=eos)
+
+        first = next(i for i in range(4, 20) if truth[i] in eos)
+        for trace in together(2, work):
+            assert trace.tokens == truth[: first + 1] and trace.finish == "eos"
+
+
+def test_processors_and_ranks_read_their_own_nodes():
+    """A repetition penalty looks at each node's path; ranked rows come back in the tree's order."""
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    model, tokens = llama(3), prompt_of(6)
+    choose = processed(
+        Sampler(temperature=0.8, seed=1), [RepetitionPenaltyLogitsProcessor(1.3)], vocab=13
+    )
+    tree = TokenTree((tokens[-1], 1, 2, 3, 4, 5, 6), (-1, 0, 0, 1, 1, 2, 5)).with_logits_at(
+        [0, 2, 3, 6]
+    )
+    one = CachedModel(copy.deepcopy(model))
+    want = choose.ranked(one.score(tokens, tree), tokens, tree, 5)
+
+    def work(rank):
+        target = shared(model, rank, call_ms=always())
+        return Gathered(choose, [target]).ranked(target.score(tokens, tree), tokens, tree, 5)
+
+    for found in together(3, work):
+        assert (found.ids == want.ids).all()
+        np.testing.assert_allclose(found.shares, want.shares, rtol=1e-12)
+        np.testing.assert_allclose(found.scores, want.scores, rtol=1e-12)
+
+
+def test_only_what_is_accepted_elsewhere_is_fed_again():
+    """Two long branches over two ranks: each feeds its own, and one has to catch up."""
+    model, prompt = llama(), prompt_of(6)
+    truth = plain(model, prompt, 8)
+    wrong = [(t + 1) % 13 for t in truth[6:10]]
+    tree = TokenTree.chain(prompt[-1], truth[6:10]).graft([wrong])
+
+    def work(rank):
+        target = shared(model, rank)
+        choose = Gathered(argmax, [target])
+        chosen = choose(target.score(prompt, tree), prompt, tree)
+        path = tree.longest_match(chosen)
+        scored, read = target.scored, target.caught_up
+        target.accept(path)
+        text = [*prompt, *truth[6:10], chosen[path[-1]]]
+        root = TokenTree.chain(text[-1], ())
+        again = choose(target.score(text, root), text, root)
+        return path, scored, read, target.caught_up - read, again
+
+    left, right = together(2, work)
+    assert left[0] == right[0] == [0, 1, 2, 3, 4]
+    assert {left[1], right[1]} == {5} and left[2] == right[2] == 5
+    assert sorted((left[3], right[3])) == [0, 4]
+    assert left[4] == right[4] == [truth[11]]
+
+
+def test_a_tree_is_cut_only_where_that_pays():
+    model, prompt = llama(), prompt_of(6)
+    tree = TokenTree((prompt[-1], *range(8)), (-1, *[0] * 8))
+
+    def work(rank):
+        scored = []
+        for call_ms in (lambda nodes, context: 1.0, lambda nodes, context: float(nodes)):
+            target = shared(model, rank, call_ms=call_ms)
+            Gathered(argmax, [target])(target.score(prompt, tree), prompt, tree)
+            scored.append(target.scored)
+        return scored
+
+    assert together(2, work) == [[9, 5], [9, 5]]
+
+
+def test_a_few_hundred_bytes_a_step():
+    model, prompt = llama(), prompt_of(6)
+    tree = TokenTree((prompt[-1], *[1] * 63), (-1, *[0] * 63))
+
+    def work(rank):
+        target = shared(model, rank)
+        Gathered(argmax, [target])(target.score(prompt, tree), prompt, tree)
+        return target.exchanged_bytes
+
+    assert together(2, work) == [2 * (8 + 32 * 4)] * 2
+
+
+def test_a_failed_rank_fails_the_others_and_all_go_on():
+    model, prompt = llama(), prompt_of(6)
+    want = plain(model, prompt, 10)
+
+    def work(rank):
+        target = shared(model, rank)
+        if rank.rank == 1:
+            run, calls = target.engine.run, itertools.count()
+
+            def short(*args, **options):
+                if next(calls) == 2:
+                    raise MemoryError("no memory left")
+                return run(*args, **options)
+
+            target.engine.run = short
+        with pytest.raises((MemoryError, RuntimeError)) as failed:
+            decode(target, Greedy(), prompt, max_new=10)
+        return str(failed.value), decode(target, Greedy(), prompt, max_new=10).tokens
+
+    found = together(2, work)
+    assert [text for text, _ in found] == ["rank 1 failed", "no memory left"]
+    assert all(tokens == want for _, tokens in found)
+
+
+def test_ranks_that_part_are_found_out():
+    model, prompt = llama(), prompt_of(6)
+
+    def work(rank):
+        target = shared(model, rank)
+        tree = TokenTree.chain(prompt[-1], [rank.rank])
+        Gathered(argmax, [target])(target.score(prompt, tree), prompt, tree)
+
+    with pytest.raises(RankLost, match="parallel_draft=first"):
+        together(2, work)
+
+
+def test_a_rule_of_a_drafters_own_is_refused():
+    model = llama()
+    draft = CachedModel(noisy(model))
+    drafter = Speculative(draft, gamma=3, verification="rejection")
+    with pytest.raises(ValueError, match="verification=shared"):
+        together(
+            1,
+            lambda rank: decode(
+                shared(model, rank), drafter, [5], max_new=4, choose=Sampler(temperature=1.0)
+            ),
+        )
+
+
+def test_a_model_alone_again_is_the_model():
+    model, prompt = llama(), prompt_of(7)
+
+    def work(rank):
+        target = shared(model, rank)
+        decode(target, Greedy(), prompt, max_new=5)
+        return target.alone()
+
+    for own in together(2, work):
+        assert type(own) is CachedModel
+        assert decode(own, Greedy(), prompt, max_new=9).tokens == plain(model, prompt, 9)
+
+
+def test_what_ranks_agree_on():
+    def work(rank):
+        assert told(rank, {"of": rank.rank}) == {"of": 0}
+        assert agreed(rank, lambda: rank.rank) == rank.rank
+
+        def load():
+            if rank.rank == 1:
+                raise OSError("no such file")
+
+        with pytest.raises((OSError, ValueError)) as failed:
+            agreed(rank, load)
+        return str(failed.value)
+
+    assert together(3, work) == ["rank 1: no such file", "no such file", "rank 1: no such file"]

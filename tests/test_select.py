@@ -1,0 +1,275 @@
+"""Sampling with shared noise: its law is the model's own, and its tokens are transformers' own."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+from tiny import VOCAB, llama, plain, prompt_of
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from ouroboros.decode import RootOnly, decode
+from ouroboros.engine.model import CachedModel
+from ouroboros.select import Sampler, _log, argmax, gumbel, gumbel_rows
+from ouroboros.tree import TokenTree
+
+MASK_64 = (1 << 64) - 1
+GOLDEN_STEP = 0x9E3779B97F4A7C15
+
+GOLDEN_7_3 = [-1.6644632816314697, 2.351469039916992, 1.6903109550476074, 1.723067283630371]
+GOLDEN_0_0 = [-0.08116903156042099, -0.2719792425632477, -0.26508966088294983]
+
+SETTINGS = [
+    {},
+    {"temperature": 0.7},
+    {"temperature": 1.6},
+    {"top_k": 4},
+    {"temperature": 1.3, "top_p": 0.8},
+    {"min_p": 0.15},
+    {"temperature": 0.9, "top_k": 6, "top_p": 0.9, "min_p": 0.05},
+]
+
+
+def splitmix(x: int) -> int:
+    """splitmix64's finaliser on Python's own integers."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK_64
+    return x ^ (x >> 31)
+
+
+def naive_gumbel(seed: int, position: int, token: int) -> float:
+    key = splitmix((splitmix((seed + GOLDEN_STEP) & MASK_64) + position) & MASK_64)
+    bits = splitmix((key + (token + 1) * GOLDEN_STEP) & MASK_64)
+    return -math.log(-math.log(((bits >> 12) + 0.5) / 2**52))
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 1 << 20), st.integers(1, 20))
+def test_noise_is_the_hash_of_seed_position_and_token(seed, position, vocab):
+    noise = gumbel(seed, position, vocab, "cpu")
+    expected = [naive_gumbel(seed, position, token) for token in range(vocab)]
+    assert noise.dtype == torch.float32
+    assert noise.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_golden_noise():
+    """These values must never change: a seed's samples are part of recorded results."""
+    assert gumbel(7, 3, 4, "cpu").tolist() == GOLDEN_7_3
+    assert gumbel(0, 0, 3, "cpu").tolist() == GOLDEN_0_0
+
+
+def test_noise_does_not_depend_on_the_width_of_the_vocabulary():
+    wide = gumbel(5, 9, 50_000, "cpu")
+    for width in (1, 13, 32_000):
+        assert torch.equal(gumbel(5, 9, width, "cpu"), wide[:width])
+    sampler = Sampler(seed=5)
+    assert torch.equal(sampler.noise(9, 13, torch.device("cpu")), wide[:13])
+    assert torch.equal(sampler.noise(9, 40, torch.device("cpu")), wide[:40])
+    assert torch.equal(sampler.noise(9, 20, torch.device("cpu")), wide[:20])
+
+
+@given(st.lists(st.integers(0, 1 << 20), min_size=1, max_size=5), st.integers(1, 20))
+def test_noise_of_several_positions_is_that_of_each(positions, vocab):
+    rows = gumbel_rows(11, positions, vocab, "cpu")
+    for row, position in zip(rows, positions, strict=True):
+        assert torch.equal(row, gumbel(11, position, vocab, "cpu"))
+
+
+def test_noise_differs_by_seed_position_and_token():
+    seeds = torch.stack([gumbel(seed, 4, 64, "cpu") for seed in range(64)])
+    positions = torch.stack([gumbel(4, position, 64, "cpu") for position in range(64)])
+    for noise in (seeds, positions):
+        assert len(noise.unique()) == noise.numel()
+        near = torch.corrcoef(noise) - torch.eye(len(noise))
+        assert near.abs().max() < 0.6
+
+
+def test_noise_has_gumbel_moments():
+    noise = torch.cat([gumbel(1, position, 5_000, "cpu") for position in range(40)]).double()
+    assert noise.mean().item() == pytest.approx(0.5772, abs=0.01)
+    assert noise.var().item() == pytest.approx(math.pi**2 / 6, abs=0.03)
+
+
+@pytest.mark.gpu
+def test_noise_has_equal_bits_on_cpu_and_gpu():
+    for position in range(50):
+        assert torch.equal(
+            gumbel(3, position, 64_000, "cpu"), gumbel(3, position, 64_000, "cuda").cpu()
+        )
+
+
+@given(st.floats(min_value=2.0**-1022, max_value=2.0**1000))
+def test_log_is_accurate(x):
+    ours, exact = _log(torch.tensor(x, dtype=torch.float64)).item(), math.log(x)
+    assert abs(ours - exact) <= 1e-14 * max(1.0, abs(exact))
+
+
+def test_log_is_accurate_next_to_one_where_digits_cancel():
+    """The noise of a probability near 1 is -log(-log(p)): relative accuracy counts."""
+    p = 1 - np.logspace(-15.5, -0.01, 2_000)
+    ours = _log(torch.from_numpy(p)).numpy()
+    assert np.abs(ours / np.log(p) - 1).max() < 1e-12
+
+
+def test_argmax_takes_the_first_of_equals():
+    tree = TokenTree.chain(1, [2])
+    logits = torch.tensor([[0.0, 3.0, 3.0], [-1.0, -2.0, -1.0]])
+    assert argmax(logits, [1], tree) == [1, 0]
+
+
+@pytest.fixture(scope="module")
+def samplers() -> list[Sampler]:
+    """One for each seed; tests give them warpers in turn, and they keep their noise."""
+    return [Sampler(seed=seed) for seed in range(60)]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_over_seeds_the_law_is_the_warped_softmax(settings, samplers):
+    """Chi-square over 60 seeds x 41 positions; wrong noise or warpers are far beyond the cut."""
+    generator = torch.Generator().manual_seed(2)
+    row = 1.5 * torch.randn(1, 11, generator=generator)
+    tree = TokenTree.chain(0, range(40))
+    counts = np.zeros(11)
+    for sampler in samplers:
+        warping = Sampler(**settings, seed=sampler.seed)
+        warping._rows = sampler._rows  # the noise, made once
+        chosen = warping(row.expand(41, -1), [0], tree)
+        counts += np.bincount(chosen, minlength=11)
+    law = torch.softmax(expected_scores(row, settings), -1)[0].double().numpy()
+    assert (counts[law == 0] == 0).all()
+    possible = law > 0
+    law = law[possible] / law[possible].sum()
+    assert chisquare(counts[possible], law * counts.sum()).pvalue > 1e-3
+
+
+def expected_scores(row: torch.Tensor, settings: dict) -> torch.Tensor:
+    """Temperature, top-k, top-p and min-p from their definitions."""
+    scores = row[0] / settings.get("temperature", 1.0)
+    order = scores.argsort(descending=True)
+    if settings.get("top_k"):
+        scores[order[settings["top_k"] :]] = -torch.inf
+    if "top_p" in settings:
+        before = scores[order].softmax(-1).cumsum(-1) - scores[order].softmax(-1)
+        scores[order[before >= settings["top_p"]]] = -torch.inf
+    if "min_p" in settings:
+        shares = scores.softmax(-1)
+        scores[shares < settings["min_p"] * shares.max()] = -torch.inf
+    return scores[None]
+
+
+class Noise(LogitsProcessor):
+    """The noise as a logits processor of its own, from Python's integers alone."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __call__(self, input_ids, scores):
+        at = input_ids.shape[-1]
+        noise = [naive_gumbel(self.seed, at, token) for token in range(scores.shape[-1])]
+        return scores + torch.tensor([noise], dtype=scores.dtype)
+
+
+def transformers_warpers(settings: dict) -> list:
+    made = {
+        "temperature": TemperatureLogitsWarper,
+        "top_k": TopKLogitsWarper,
+        "top_p": TopPLogitsWarper,
+        "min_p": MinPLogitsWarper,
+    }
+    return [made[name](value) for name, value in settings.items()]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_sample_is_what_transformers_draws_with_the_same_noise(settings):
+    model = llama()
+    cached = CachedModel(llama())
+    texts = set()
+    for seed in (0, 1, 99):
+        prompt = prompt_of(5, seed)
+        processors = LogitsProcessorList([*transformers_warpers(settings), Noise(seed)])
+        expected = plain(model, prompt, 25, logits_processor=processors)
+        choose = Sampler(seed=seed, **settings)
+        assert decode(cached, RootOnly(), prompt, max_new=25, choose=choose).tokens == expected
+        texts.add(tuple(expected[5:]))
+    assert len(texts) == 3
+
+
+def test_a_node_draws_what_plain_sampling_draws_at_its_position():
+    sampler, alone = Sampler(seed=3, top_k=5), Sampler(seed=3, top_k=5)
+    tree = TokenTree((4, 1, 2, 3), (-1, 0, 1, 0), frozenset([1, 2]), read=frozenset([2]))
+    assert tree.logit_nodes == (0, 2, 3)
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0))
+    chosen = sampler(logits, [9, 9, 4], tree)
+    for row, depth, token in zip(logits, (0, 2, 1), chosen, strict=True):
+        root = TokenTree((4,), (-1,))
+        assert alone(row[None], [9] * (3 + depth - 1) + [4], root) == [token]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, VOCAB + 3])
+@pytest.mark.parametrize("choose", [argmax, Sampler(seed=4, temperature=1.4, top_k=6)])
+def test_ranked_agrees_with_the_choice_and_names_the_runners_up(choose, count):
+    tree = TokenTree.chain(0, range(19))
+    logits = torch.randn(20, VOCAB, generator=torch.Generator().manual_seed(1))
+    ranks = choose.ranked(logits, [0], tree, count)
+    assert ranks.ids[:, 0].tolist() == choose(logits, [0], tree)
+    scores, shares = logits, logits.softmax(-1)
+    if choose is not argmax:
+        scores, shares = choose.scores(logits, [0], tree), choose.warped(logits).softmax(-1)
+    assert {own.shape for own in ranks} == {(20, count)}
+    for row, (score, share) in enumerate(zip(scores, shares, strict=True)):
+        best = sorted(range(VOCAB), key=lambda i: -score[i])[:count]
+        known = slice(len(best))
+        assert ranks.scores[row, known] == pytest.approx(score[best].tolist())
+        assert ranks.shares[row, known] == pytest.approx(share[best].tolist())
+        for at, token in enumerate(best):
+            assert ranks.ids[row, at] == token or not share[token]
+        assert not ranks.shares[row, len(best) :].any()
+        assert set(ranks.ids[row, len(best) :]) <= {-1}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_of_equal_logits_the_first_stays_the_choice(dtype):
+    logits = torch.zeros(3, 50, dtype=dtype)
+    logits[1, 20:] = 1
+    logits[2, [7, 30]] = 2
+    tree = TokenTree.chain(0, [1, 2])
+    for count in (1, 2, 5, 50):
+        ranks = argmax.ranked(logits, [0], tree, count)
+        assert ranks.ids[:, 0].tolist() == argmax(logits, [0], tree) == [0, 20, 7]
+        assert all(len(set(row)) == count for row in ranks.ids.tolist())
+    assert argmax.ranked(logits, [0], tree).ids[2].tolist() == [7, 30]
+
+
+def test_only_the_asked_nodes_are_ranked_and_by_their_own_noise():
+    sampler, tree = Sampler(seed=3), TokenTree((4, 1, 2, 3, 5), (-1, 0, 1, 0, 3))
+    logits = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(0))
+    whole, part = (
+        sampler.ranked(logits, [4], tree, 3),
+        sampler.ranked(logits[2:], [4], tree.with_logits_at([2, 3, 4]), 3),
+    )
+    for one, other in zip(whole, part, strict=True):
+        assert (one[2:] == other).all()
+
+
+def test_many_positions_keep_the_noise_right():
+    sampler = Sampler(seed=8)
+    for position in [*range(1030), 3]:
+        sampler.noise(position, 2, torch.device("cpu"))
+    assert torch.equal(sampler.noise(3, 2, torch.device("cpu")), gumbel(8, 3, 2, "cpu"))
+
+
+@pytest.mark.parametrize("temperature", [0, -1.0])
+def test_temperature_must_be_positive(temperature):
+    with pytest.raises(ValueError, match=r"must be above 0; use argmax"):
+        Sampler(temperature=temperature)
