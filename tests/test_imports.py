@@ -21,7 +21,7 @@ ROOMS = (
     *("audit", "drafters", "baselines", "model_wrappers", "decoders"),
     *("custom", "generate", "testing", "reference_pair"),
     *("bench.tasks", "bench.metrics", "bench.run", "bench.verdict", "bench.replay"),
-    *("bench.report", "bench.advice", "bench.campaign"),
+    *("bench.report", "tuning", "bench.campaign"),
     *("training", "cli", "__main__"),
 )
 PURE = (

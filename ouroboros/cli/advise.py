@@ -17,10 +17,6 @@ from omegaconf import DictConfig
 from tabulate import tabulate
 from tqdm import tqdm
 
-from ouroboros.bench.advice.breakeven import why_slower
-from ouroboros.bench.advice.memory import Room, config_of, footprint_of, longest_context, room
-from ouroboros.bench.advice.predict import Prediction
-from ouroboros.bench.advice.what_if import suppose
 from ouroboros.bench.metrics.intervals import Interval, speedup
 from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.run.options import check_whole
@@ -33,6 +29,10 @@ from ouroboros.cli.build import check_decoders
 from ouroboros.cli.configs import chosen, plain
 from ouroboros.cli.refusals import check_unused
 from ouroboros.engine.model_info import position_limit
+from ouroboros.tuning.breakeven import why_slower
+from ouroboros.tuning.memory import Room, config_of, footprint_of, longest_context, room
+from ouroboros.tuning.predict import Prediction
+from ouroboros.tuning.what_if import suppose
 
 KEPT = ("model", "max_new", "temperature", "top_k", "top_p", "min_p", "threads", "seed")
 

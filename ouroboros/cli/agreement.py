@@ -16,7 +16,6 @@ import torch
 from omegaconf import DictConfig
 from tabulate import tabulate
 
-from ouroboros.bench.advice.agreement import Worth, pays_table, speedup_table, with_ratio
 from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.replay import sentence_pieces
 from ouroboros.bench.replay.imitation import Rates
@@ -36,6 +35,7 @@ from ouroboros.cli.build import build_spec, build_task, check_decoders
 from ouroboros.cli.configs import chosen, plain
 from ouroboros.cli.refusals import check_unused
 from ouroboros.cli.tapes import given_rates, load_tapes
+from ouroboros.tuning.agreement import Worth, pays_table, speedup_table, with_ratio
 
 WHISKERS = "whiskers and bands: 95 % bootstrap over prompts, paired"
 

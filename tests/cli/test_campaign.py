@@ -15,7 +15,6 @@ import pytest
 from composing import composed
 from hydra.core.global_hydra import GlobalHydra
 
-from ouroboros.bench.advice.memory import Room
 from ouroboros.bench.campaign.checks import Check
 from ouroboros.bench.run.interrupt import Interruption
 from ouroboros.bench.run.store import ResultsFolder
@@ -25,6 +24,7 @@ from ouroboros.cli.campaigning import work
 from ouroboros.cli.campaigning.archive import COMPILED_BYTES, STAGE_BYTES, pack
 from ouroboros.cli.campaigning.stages import Stage, run_stage
 from ouroboros.cli.campaigning.work import STAGES, correct, gpu_tests, headline
+from ouroboros.tuning.memory import Room
 
 FACTS = {"rehearsal": True, "settings": "these"}
 

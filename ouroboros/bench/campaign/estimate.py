@@ -13,9 +13,9 @@ from functools import cache
 import torch
 
 from ouroboros import standin
-from ouroboros.bench.advice.memory import SPARE, footprint_of
 from ouroboros.costs.surface import Footprint
 from ouroboros.engine.static import NODES, padded_slots
+from ouroboros.tuning.memory import SPARE, footprint_of
 
 WORKSPACE_BYTES = 2 << 30  # graphs' pools, logits of both models, cuBLAS, the driver's own
 CACHE_COPIES = 2  # a cache that grows is copied

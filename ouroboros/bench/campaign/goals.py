@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ouroboros.bench.advice.predict import predict
 from ouroboros.bench.metrics import metrics
 from ouroboros.bench.metrics.intervals import speedup
 from ouroboros.bench.metrics.metrics import decode_part
 from ouroboros.bench.metrics.sample import METHOD, PLAIN, Sample
 from ouroboros.bench.report.time_report import step_facts
 from ouroboros.costs.surface import Costs
+from ouroboros.tuning.predict import predict
 
 ASSISTED, THEIRS, CHAIN = "hf_assisted", "hf_greedy", "speculative"
 Samples = Sequence[Sample]

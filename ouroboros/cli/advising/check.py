@@ -14,9 +14,6 @@ from pathlib import Path
 from tabulate import tabulate
 from tqdm import tqdm
 
-from ouroboros.bench.advice.accuracy import Accuracy, Point, accuracy
-from ouroboros.bench.advice.dots import predicted_dots
-from ouroboros.bench.advice.predict import cost_per_token
 from ouroboros.bench.metrics.intervals import speedup
 from ouroboros.bench.metrics.predicted import timed
 from ouroboros.bench.metrics.sample import PLAIN, Sample
@@ -29,6 +26,9 @@ from ouroboros.cli.advising.inputs import given_costs, source_of
 from ouroboros.cli.advising.search import kind_of
 from ouroboros.costs.named import UNTIMED, named
 from ouroboros.costs.surface import Costs
+from ouroboros.tuning.accuracy import Accuracy, Point, accuracy
+from ouroboros.tuning.dots import predicted_dots
+from ouroboros.tuning.predict import cost_per_token
 
 Samples = Sequence[Sample]
 Value = Callable[[Samples, Samples], float]

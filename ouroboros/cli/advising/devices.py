@@ -14,8 +14,6 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from ouroboros.bench.advice.scaling import Law, Pays, Width, law_of, pays, width_of
-from ouroboros.bench.advice.scaling_plot import scaling_law
 from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.report.gather import load, run_folders
 from ouroboros.bench.report.plots.style import save_png
@@ -23,6 +21,8 @@ from ouroboros.bench.report.title import title
 from ouroboros.bench.run.options import check_whole
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.costs.surface import Costs
+from ouroboros.tuning.scaling import Law, Pays, Width, law_of, pays, width_of
+from ouroboros.tuning.scaling_plot import scaling_law
 
 FILE = "scaling.json"
 WORTH = 1.02  # what is less than this over one device is no gain

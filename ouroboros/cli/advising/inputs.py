@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ouroboros.bench.advice.memory import config_of, footprint_of
 from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.replay.imitation import Rates, rates_of
 from ouroboros.bench.replay.recording import RecordedRuns, Recording
@@ -41,6 +40,7 @@ from ouroboros.cli.tapes import given_rates, load_tapes, loaded_draft
 from ouroboros.cli.timing import measured_costs
 from ouroboros.costs.roofline import roofline
 from ouroboros.costs.surface import Costs
+from ouroboros.tuning.memory import config_of, footprint_of
 
 CALLS = 3  # timed ones of each size at each visit
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from omegaconf import OmegaConf
 
-from ouroboros.bench.advice.predict import Prediction, predict
 from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.replay.imitation import USUAL, Rates
 from ouroboros.bench.replay.recorded_target import check_drafter, replay, sampled
@@ -18,6 +17,7 @@ from ouroboros.cli.configs import SPACES, replaced
 from ouroboros.costs.surface import Costs
 from ouroboros.decode import Drafter, RootOnly
 from ouroboros.engine.model import CachedModel
+from ouroboros.tuning.predict import Prediction, predict
 
 Settings = Mapping[str, object]
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from tqdm import tqdm
 
-from ouroboros.bench.advice.agreement import ALL, Worth
-from ouroboros.bench.advice.predict import predict
 from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.replay.imitation import Rates
 from ouroboros.bench.replay.recording import RecordedRuns, Recording
@@ -17,6 +15,8 @@ from ouroboros.cli.advising.search import Explorer, Imitated, Settings
 from ouroboros.cli.build import wants_costs
 from ouroboros.cli.tapes import imitated_draft
 from ouroboros.costs.surface import Costs
+from ouroboros.tuning.agreement import ALL, Worth
+from ouroboros.tuning.predict import predict
 
 
 @dataclass

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 
-from ouroboros.bench.advice.memory import room
 from ouroboros.bench.campaign.checks import Check
 from ouroboros.bench.campaign.estimate import by_memory
 from ouroboros.bench.run.costs import recorded_costs
@@ -42,6 +41,7 @@ from ouroboros.cli.timing import about, measured_costs
 from ouroboros.costs.surface import Costs
 from ouroboros.drafters.draft_tree.compiled import WHY_NOT
 from ouroboros.engine.serving import serving
+from ouroboros.tuning.memory import room
 
 INTERRUPTED = 130
 PARTLY = "costs.part.json"

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from ouroboros.bench.advice.scaling import Width, law_of, pays, step_ms, width_of
-from ouroboros.bench.advice.scaling_plot import scaling_law
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.costs.surface import Costs, Surface
 from ouroboros.trace import StepRecord
+from ouroboros.tuning.scaling import Width, law_of, pays, step_ms, width_of
+from ouroboros.tuning.scaling_plot import scaling_law
 
 NARROW = Width("x", 16.0, 2.0, 1.0, 0.0, 0.0, {1: 16.0, 2: 9.0, 4: 5.0})
 WIDE = Width("x", 64.0, 3.0, 2.0, 0.0, 0.0, {1: 64.0, 2: 33.0, 4: 17.0})

@@ -5,7 +5,7 @@ import random
 import pytest
 from measured import sample, step
 
-from ouroboros.bench.advice.breakeven import (
+from ouroboros.tuning.breakeven import (
     Ideal,
     Means,
     agreement_for,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ouroboros.bench.advice.accuracy import Point, accuracy
-from ouroboros.bench.advice.dots import predicted_dots
 from ouroboros.bench.report.plots.style import save_png
+from ouroboros.tuning.accuracy import Point, accuracy
+from ouroboros.tuning.dots import predicted_dots
 
 POINTS = [
     Point("a", "x_1", "speculative", 1.1, 1.0, (0.2, -0.1)),

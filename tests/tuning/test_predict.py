@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from measured import sample, step
 
-from ouroboros.bench.advice.predict import predict
 from ouroboros.bench.metrics.metrics import output_throughput, phase_shares, steps_of
 from ouroboros.bench.metrics.predicted import timed
 from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.costs.surface import Costs, Surface
+from ouroboros.tuning.predict import predict
 
 COSTS = Costs(
     Surface.flat({1: 10.0, 5: 14.0}), Surface.constant(2.0), {"": 1.0, PLAIN: 0.0}, prefill_ms=30.0

@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ouroboros.bench.advice.scaling import Law, Width
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.report.plots.style import decoder_marks, foot, head, new_figure
+from ouroboros.tuning.scaling import Law, Width
 
 
 def scaling_law(

@@ -7,8 +7,8 @@ from dataclasses import replace
 from scipy.optimize import brentq
 from tabulate import tabulate
 
-from ouroboros.bench.advice.breakeven import Ideal, best_gamma, break_even
 from ouroboros.costs.surface import Costs
+from ouroboros.tuning.breakeven import Ideal, best_gamma, break_even
 
 CONTEXT = 512  # tokens, of the calls whose cost is taken
 HIGHEST = 0.99  # agreement that is looked for

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ouroboros.bench.advice.agreement import Worth, pays_from, pays_table, with_ratio
 from ouroboros.bench.metrics.intervals import Interval
 from ouroboros.costs.surface import Costs, Surface
+from ouroboros.tuning.agreement import Worth, pays_from, pays_table, with_ratio
 
 
 def worth(decoder, agreement, speedup) -> Worth:

@@ -6,10 +6,10 @@ import torch
 from bench_models import tiny_llama
 from tiny import gemma3, gpt2
 
-from ouroboros.bench.advice.memory import SPARE, config_of, footprint_of, longest_context, room
 from ouroboros.costs.roofline import roofline
 from ouroboros.costs.surface import Footprint
 from ouroboros.standin import SHAPES
+from ouroboros.tuning.memory import SPARE, config_of, footprint_of, longest_context, room
 
 
 def test_the_published_pairs_weigh_what_they_weigh():

@@ -1,1 +1,0 @@
-"""Predictions from counts and costs: time, memory, break-even, what-if."""

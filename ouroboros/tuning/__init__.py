@@ -1,0 +1,1 @@
+"""Predict decoders from counts and costs, and search their settings: advise, tune, what-if."""
