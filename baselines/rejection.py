@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ouroboros.select import Ranked, Sampler
+from ouroboros.select import Ranked, Sampler, TokenSelector
 from ouroboros.tree import TokenTree
 
 
@@ -26,7 +26,7 @@ class Drawn:
     law: torch.Tensor
 
 
-class Rejection:
+class Rejection(TokenSelector):
     """A choice for the target that accepts drafted tokens by rejection sampling.
 
     `sampler` gives warpers and seed; its shared noise is not used. `drawn[node]` must hold what was
@@ -37,6 +37,7 @@ class Rejection:
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
+        self.temperature = sampler.temperature
         self.generator = torch.Generator().manual_seed(sampler.seed % (1 << 63))
         self.drawn: dict[int, Drawn] = {}
         self.overlap = 0.0

@@ -106,7 +106,7 @@ class Speculative:
         return tree
 
 
-class Draws:
+class Draws(TokenSelector):
     """The draft's choice under rejection sampling: candidates from its own law, noted down."""
 
     def __init__(self, rule: Rejection, count: int) -> None:

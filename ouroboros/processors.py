@@ -46,7 +46,7 @@ PURE = frozenset(
 """transformers' processors whose result depends on the text and the row alone."""
 
 
-class Processed:
+class Processed(TokenSelector):
     """A choice among processed logits: `choose` is `argmax` or a `Sampler` with no warpers of its
     own (put them last among the processors, as transformers does).
 
@@ -70,7 +70,8 @@ class Processed:
         self.choose = choose
         self.processors = LogitsProcessorList(processors)
         self.vocab = vocab
-        self.temperature = getattr(choose, "temperature", 0.0) * heat(processors)
+        self.temperature = choose.temperature * heat(processors)
+        self.noise_seed = choose.noise_seed
         alone = "PrefixConstrainedLogitsProcessor"  # it tells the rows of a batch apart
         self._batched = not any(type(p).__name__ == alone for p in processors)
 

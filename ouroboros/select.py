@@ -33,6 +33,12 @@ class TokenSelector(Protocol):
     """Chooses the token that follows each asked node of a tree. One whose `scores` depend on logits
     and positions only, not on which tokens come before, says `blind = True`."""
 
+    temperature: float = 0.0
+    """Sampling temperature; 0 for greedy decoding. Drafters read it."""
+
+    noise_seed: int | None = None
+    """Seed of the shared Gumbel noise (`gumbel`); None where the choice adds no such noise."""
+
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         """Return one token id for each row of `logits` [len(tree.logit_nodes), vocab]."""
         ...
@@ -61,7 +67,7 @@ class Ranked(NamedTuple):
     shares: np.ndarray
 
 
-class TopKRecorder:
+class TopKRecorder(TokenSelector):
     """A choice made by a ranking of the best `count` tokens, which it keeps as `last`."""
 
     last: Ranked
@@ -69,6 +75,7 @@ class TopKRecorder:
     def __init__(self, choose: TokenSelector, count: int) -> None:
         self.choose = choose
         self.count = count
+        self.temperature, self.noise_seed = choose.temperature, choose.noise_seed
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         self.last = self.choose.ranked(logits, tokens, tree, self.count)
@@ -113,7 +120,7 @@ def _on_device(
     return (choosing(key, compute, logits, *inputs)) if choosing else compute(logits, *inputs)
 
 
-class Argmax:
+class Argmax(TokenSelector):
     """Greedy decoding: the most probable token, the first of equals."""
 
     blind = True
@@ -163,7 +170,7 @@ AHEAD_VALUES = {
 }  # noise values made at once: small on a CPU's cache
 
 
-class Sampler:
+class Sampler(TokenSelector):
     """Sampling at a temperature, with noise shared by every decoder and by the draft.
 
     `seed` fixes the run of noise; derive it from run, example and sample number. The warpers are
@@ -189,7 +196,7 @@ class Sampler:
             warpers = list(_warpers(temperature, top_k, top_p, min_p))
         self.seed: Final = seed
         self.warpers: Final = LogitsProcessorList(warpers)
-        self.temperature: Final = heat(warpers)
+        self.temperature, self.noise_seed = heat(warpers), seed
         self._law: Final = tuple((type(w), *sorted(vars(w).items())) for w in warpers)
         self._rows: dict[int, torch.Tensor] = {}
 

@@ -44,11 +44,12 @@ class Rank(NamedTuple):
     second_share: float
 
 
-class Watched:
+class Watched(TokenSelector):
     """A choice that remembers, along the path it accepts, how sure the draft was of each token."""
 
     def __init__(self, choose: TokenSelector) -> None:
         self.choose = choose
+        self.temperature, self.noise_seed = choose.temperature, choose.noise_seed
         self.ranks: list[Rank] = []
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:

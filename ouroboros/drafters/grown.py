@@ -22,7 +22,7 @@ from ouroboros.drafters.draft_tree.state import RANKS, SIZES
 from ouroboros.drafters.draft_tree.weights import Weights
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import Ranked, Sampler, TokenSelector, argmax
+from ouroboros.select import Ranked, TokenSelector, argmax
 from ouroboros.tree import TokenTree
 
 LEAST_CONTEXT = 128  # costs are looked up at this context, and at each doubling
@@ -83,13 +83,7 @@ class Grown:
         self._priced = 0
         self._proposed = None
         self._unread = True
-        while not hasattr(choose, "temperature") and hasattr(choose, "choose"):
-            choose = choose.choose  # behind other ranks' choices
-        temperature = getattr(choose, "temperature", 0.0)
-        while hasattr(choose, "choose"):  # behind processors
-            choose = choose.choose
-        seed = choose.seed if isinstance(choose, Sampler) else None
-        self.growth.start(seed=seed, temperature=temperature)
+        self.growth.start(seed=choose.noise_seed, temperature=choose.temperature)
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Return the tree that pays best by the estimates, no deeper than the budget allows."""

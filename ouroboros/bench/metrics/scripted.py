@@ -50,7 +50,7 @@ class ScriptedModel:
         """Keep nothing."""
 
 
-class Script:
+class Script(TokenSelector):
     """A choice by position alone: `text[position]`, with the probability `shares[position]`.
 
     The runners-up are the tokens after the chosen one in the order of ids, each half as probable as

@@ -36,7 +36,7 @@ class RecordedTarget(ScriptedModel):
         super().__init__(tape.max_len, vocab_size=tape.vocab_size, tokenizer=tokenizer)
 
 
-class RecordedChoice:
+class RecordedChoice(TokenSelector):
     """The recorded token after each node that agrees with the recording; elsewhere what was
     recorded of the target's predictions, or one imitated by `rates`, or `UNKNOWN`."""
 

@@ -189,7 +189,7 @@ class ShardedModel(CachedModel):
         return [tuple(range(len(tree)))] * len(loads)
 
 
-class Gathered:
+class Gathered(TokenSelector):
     """A choice that also reads logits of which each rank has a share: it is made where they are,
     and told to all. Other logits it reads as `choose` does."""
 
@@ -197,6 +197,7 @@ class Gathered:
         self.choose = choose
         self.models = models
         self.blind = getattr(choose, "blind", False)
+        self.temperature, self.noise_seed = choose.temperature, choose.noise_seed
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         model = self._scored(logits)
