@@ -27,14 +27,14 @@ check: $(DEVELOPED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/ouroboros figures --check
+	$(BIN)/python scripts/reproduce/figures.py --check
 
 evidence: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[recordings]'
-	$(BIN)/ouroboros evidence $(ARGS)
+	bash scripts/reproduce/all.sh $(ARGS)
 
 figures: $(INSTALLED)
-	$(BIN)/ouroboros figures $(ARGS)
+	$(BIN)/python scripts/reproduce/figures.py $(ARGS)
 
 tune: $(INSTALLED)
 	$(BIN)/ouroboros tune $(ARGS)

@@ -7,6 +7,7 @@ import copy
 from pathlib import Path
 
 import pytest
+import save_standin as command
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -17,8 +18,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ouroboros.cli import standin as command
-from ouroboros.cli.arguments import standin as parser
 from ouroboros.engine.quantised import bytes_of
 from ouroboros.standin import SHAPES, blank, embed, place_heads, shape
 
@@ -242,16 +241,16 @@ def core_folder(tmp_path) -> Path:
 
 def arguments(core: Path, out: Path) -> argparse.Namespace:
     words = ["--core", str(core), "--out", str(out), "--shape", "yi-34b", "--dtype", "float32"]
-    return parser().parse_args(words)
+    return command.parser().parse_args(words)
 
 
 def test_script_saves_a_standin_with_its_tokenizer(script, core_folder, tmp_path):
-    script.standin(arguments(core_folder, tmp_path / "a" / "out"))
+    script.save_standin(arguments(core_folder, tmp_path / "a" / "out"))
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "a" / "out")
     assert_same_function(AutoModelForCausalLM.from_pretrained(core_folder), loaded)
     assert PreTrainedTokenizerFast.from_pretrained(tmp_path / "a" / "out")("b").input_ids == [1]
     with pytest.raises(ValueError, match="not an empty folder"):
-        script.standin(arguments(core_folder, tmp_path / "a" / "out"))
+        script.save_standin(arguments(core_folder, tmp_path / "a" / "out"))
 
 
 def test_script_refuses_a_disk_that_is_too_small(script, tmp_path, monkeypatch):
@@ -259,4 +258,4 @@ def test_script_refuses_a_disk_that_is_too_small(script, tmp_path, monkeypatch):
     usage = type("Usage", (), {"free": 60 * 10**9})
     monkeypatch.setattr(script.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(ValueError, match=r"needs 137\.6 GB .* 60\.0 GB free"):
-        script.standin(arguments(tmp_path / "none", tmp_path / "out"))
+        script.save_standin(arguments(tmp_path / "none", tmp_path / "out"))

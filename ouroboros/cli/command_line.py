@@ -89,24 +89,6 @@ COMMANDS = {
     "tune": Command(
         "tune.tune", "search every decoder's settings with one budget", parser=arguments.tune
     ),
-    "campaign": Command(
-        "campaign.campaign",
-        "measure all that is to be measured on a new GPU, in stages",
-        config="campaign",
-    ),
-    "standin": Command(
-        "standin.standin",
-        "save a small trained model inside a large model's shape",
-        parser=arguments.standin,
-    ),
-    "evidence": Command("evidence.evidence", parser=arguments.evidence),
-    "figures": Command("figures.figures", parser=arguments.figures),
-    "overlap": Command("overlap.overlap", parser=arguments.overlap),
-    "host_overhead": Command("host_overhead.host_overhead", parser=arguments.host_overhead),
-    "wheels": Command("wheels.wheels", parser=arguments.wheels),
-    "shared_calls": Command("shared_calls.shared_calls", parser=arguments.shared_calls),
-    "train_pair": Command("train_pair.main"),
-    "evaluate_pair": Command("evaluate_pair.main"),
 }
 """By what is typed."""
 

@@ -20,7 +20,6 @@ CONFIGS = {
     "profile": "profiling",
     "replay": "replay",
     "advise": "advise",
-    "campaign": "campaign",
 }
 """Commands with Hydra's syntax, and their configs."""
 LISTED = [name for name, one in command_line.COMMANDS.items() if one.summary]
@@ -64,12 +63,6 @@ def test_help_tells_the_defaults_there_are(told, name):
         if value not in ("[...]", groups.get(key)):
             told_value = OmegaConf.from_dotlist([f"x={value}"]).x
             assert OmegaConf.select(config, key) == told_value, key
-
-
-def test_what_is_for_work_on_the_project_is_a_command_but_not_listed(told):
-    assert "overlap" not in told("--help")[1].partition("COMMAND\n")[2]
-    code, text, _ = told("overlap", "--help")
-    assert not code and "ouroboros overlap" in text
 
 
 @pytest.mark.slow

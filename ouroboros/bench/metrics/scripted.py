@@ -8,16 +8,13 @@ themselves take is noted (`spent_s`), so that it can be left out.
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 
-from ouroboros.decode import Drafter, DrafterCapabilities, stream
+from ouroboros.decode import Drafter, DrafterCapabilities
 from ouroboros.engine.eager import fed_apart
-from ouroboros.select import Ranked, TokenSelector
+from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree
 
 NO_LOGITS = torch.empty(0)
@@ -50,54 +47,6 @@ class ScriptedModel:
         """Keep nothing."""
 
 
-class Script(TokenSelector):
-    """A choice by position alone: `text[position]`, with the probability `shares[position]`.
-
-    The runners-up are the tokens after the chosen one in the order of ids, each half as probable as
-    the one before; the first of them has what the choice leaves.
-    """
-
-    def __init__(self, text: Sequence[int], shares: Sequence[float] | None = None) -> None:
-        self.text = list(text)
-        self.shares = [1.0] * len(self.text) if shares is None else list(shares)
-        self.spent_s = 0.0
-
-    def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        started = time.perf_counter()
-        base, depths = len(tokens), tree.depths()
-        chosen = [self.text[base + depths[node]] for node in tree.logit_nodes]
-        self.spent_s += time.perf_counter() - started
-        return chosen
-
-    def ranked(
-        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
-    ) -> Ranked:
-        started = time.perf_counter()
-        base, depths = len(tokens), tree.depths()
-        places = [base + int(depths[node]) for node in tree.logit_nodes]
-        ids = np.array([[self.text[p] + rank for rank in range(count)] for p in places])
-        first = np.array([[self.shares[p]] for p in places])
-        shares = np.hstack([first, (1 - first) * 0.5 ** np.arange(count - 1)])[:, :count]
-        found = Ranked(ids, np.log(np.maximum(shares, 1e-30)), shares)
-        self.spent_s += time.perf_counter() - started
-        return found
-
-    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        raise NotImplementedError("a script knows no scores")
-
-
-def draft_script(text: Sequence[int], agreement: float, seed: int = 0) -> Script:
-    """Return a draft's script: it says `text`'s token in a share `agreement` of the positions,
-    and is surer of those."""
-    draw = random.Random(seed)
-    tokens, shares = [], []
-    for token in text:
-        right = draw.random() < agreement
-        tokens.append(token if right else token + 1)
-        shares.append(draw.uniform(0.6, 1.0) if right else draw.uniform(0.2, 0.8))
-    return Script(tokens, shares)
-
-
 class Drafting:
     """A drafter whose draft model chooses by a rule of its own, whatever the target's is."""
 
@@ -111,28 +60,3 @@ class Drafting:
     def reset(self, choose: TokenSelector) -> None:
         """Begin a text; the draft chooses by its own rule."""
         self.drafter.reset(self.choose)
-
-
-def host_steps(
-    drafter: Drafter, script: Script, drafting: Script, *, prompt: int, max_new: int
-) -> Iterator[tuple[float, int, int]]:
-    """Decode a script from its first `prompt` tokens on; yield, for each step after the first, the
-    host's seconds, the draft calls and the new tokens.
-
-    The first step takes in the whole prompt, once, and is left out.
-    """
-    driven = Drafting(drafter, drafting)
-    steps = stream(
-        ScriptedModel(),  # type: ignore[arg-type]
-        driven,
-        script.text[:prompt],
-        max_new=max_new,
-        choose=script,
-    )
-    started, spent = time.perf_counter(), script.spent_s + drafting.spent_s
-    for trace in steps:
-        now, found = time.perf_counter(), script.spent_s + drafting.spent_s
-        if len(trace.steps) > 1:
-            last = trace.steps[-1]
-            yield now - started - (found - spent), last.draft_calls, last.new
-        started, spent = time.perf_counter(), script.spent_s + drafting.spent_s

@@ -1,1 +1,0 @@
-"""What `campaign` consists of: its stages and their work."""

@@ -1,1 +1,0 @@
-"""How the reference pair was made: corpus, tokenizer, training, polish."""

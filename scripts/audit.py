@@ -1,8 +1,0 @@
-"""`ouroboros audit`, from a checkout."""
-
-import sys
-
-from ouroboros.cli.command_line import main
-
-if __name__ == "__main__":
-    raise SystemExit(main(["audit", *sys.argv[1:]]))

@@ -1,8 +1,0 @@
-"""`ouroboros host_overhead`, from a checkout."""
-
-import sys
-
-from ouroboros.cli.command_line import main
-
-if __name__ == "__main__":
-    raise SystemExit(main(["host_overhead", *sys.argv[1:]]))

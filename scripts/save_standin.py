@@ -1,0 +1,77 @@
+"""Save a stand-in: a small trained model inside a large model's shape, for timing.
+
+    python scripts/save_standin.py --core reference/target --shape yi-6b --out DIR
+
+The folder holds an ordinary checkpoint and the core's tokenizer. The stand-in computes what the
+core computes, at the large model's memory traffic: report a timing as a stand-in's, never under the
+name of the model whose shape it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from ouroboros.bench.run.pair import place
+from ouroboros.engine.quantised import bytes_of
+from ouroboros.standin import blank, embed, shape
+
+RESERVE_BYTES = 1 << 30  # free disk space that must remain
+CARD = """# Stand-in of shape {shape}
+
+Computes the function of `{core}` at the memory traffic of {shape}: made by
+`scripts/save_standin.py`, for timing only. It is not the model whose shape it has.
+"""
+
+
+def check_disk(config: LlamaConfig, dtype: torch.dtype, out: Path) -> None:
+    """Raise ValueError if `out` is in use, or if its disk cannot hold the checkpoint."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} is not an empty folder: name another one")
+    model = blank(config, dtype)
+    need = bytes_of(model) + model.model.embed_tokens.weight.nbytes
+    parent = next(p for p in (out, *out.absolute().parents) if p.exists())
+    free = shutil.disk_usage(parent).free
+    if need + RESERVE_BYTES > free:
+        raise ValueError(
+            f"the checkpoint needs {need / 1e9:.1f} GB and {parent} has {free / 1e9:.1f} GB free: "
+            "choose a smaller shape or build it in memory with ouroboros.standin.embed"
+        )
+
+
+def save_standin(args: argparse.Namespace) -> None:
+    """Build and save the stand-in. Raises `ValueError` if it does not fit."""
+    config, dtype = shape(args.shape), getattr(torch, args.dtype)
+    check_disk(config, dtype, args.out)
+    core = LlamaForCausalLM.from_pretrained(place(args.core), dtype=dtype)
+    model = embed(core, config, device=args.device, dtype=dtype, seed=args.seed)
+    model.save_pretrained(args.out)
+    AutoTokenizer.from_pretrained(place(args.core)).save_pretrained(args.out)
+    (args.out / "README.md").write_text(CARD.format(shape=args.shape, core=args.core))
+    print(f"{args.out}: {bytes_of(model) / 1e9:.2f} GB read per decoding step")
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    core = "the small model: folder, hub id, reference/target or reference/draft"
+    add("--core", required=True, help=core)
+    add("--shape", required=True, help="the large model's, as yi-34b; a wrong name lists them")
+    add("--out", required=True, type=Path, help="a new folder")
+    add("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    add("--device", default="cpu", help="where the weights are made")
+    add("--seed", default=0, type=int, help="of the unused weights")
+    return parser
+
+
+if __name__ == "__main__":
+    try:
+        save_standin(parser().parse_args())
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error

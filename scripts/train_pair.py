@@ -1,8 +1,0 @@
-"""`ouroboros train_pair`, from a checkout."""
-
-import sys
-
-from ouroboros.cli.command_line import main
-
-if __name__ == "__main__":
-    raise SystemExit(main(["train_pair", *sys.argv[1:]]))

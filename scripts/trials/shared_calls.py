@@ -1,0 +1,135 @@
+"""Time a call of a tree on one rank and on several, in turn.
+
+    torchrun --nproc-per-node 2 scripts/trials/shared_calls.py
+    torchrun --nproc-per-node 2 scripts/trials/shared_calls.py --standin "" --dtype float32
+
+Three ways alternate on the same random trees: rank 0 alone while the others wait; every rank the
+whole tree at once, which shows what the ranks take from each other (memory bandwidth); and the tree
+shared. Medians in milliseconds; torchrun gives each process one thread. The last line on stdout is
+one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from statistics import median
+
+import numpy as np
+import torch
+from tabulate import tabulate
+
+from ouroboros.bench.run.pair import PairSpec, load_pair
+from ouroboros.bench.run.parallel import joined, message_ms
+from ouroboros.costs.calls import IDS, random_tree
+from ouroboros.engine.model import CachedModel
+from ouroboros.engine.parallel.ranks import Ranks, told
+from ouroboros.engine.parallel.sharded import Gathered, ShardedModel
+from ouroboros.select import argmax
+from ouroboros.tree import TokenTree
+
+WAYS = ("one rank alone", "each the whole", "shared")
+
+
+def shared_calls(args: argparse.Namespace) -> None:
+    """Measure; print a table and one JSON document on rank 0."""
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    standin = {"target": args.standin} if args.standin else None
+    spec = PairSpec("reference", args.target, dtype=args.dtype, standin=standin)
+    with joined({"parallel": "tree"}) as ranks:
+        target = load_pair(spec, with_draft=False).target
+        found = measured(target, ranks, args)
+        rows = [row(nodes, own) for nodes, own in sorted(found.items())]
+        message = message_ms(ranks)
+        print(tabulate(rows, headers="keys", floatfmt=".2f"))
+        about = {"ranks": ranks.size, "threads": torch.get_num_threads(), "context": args.context}
+        print(json.dumps({**about, "message_ms": message, "calls": rows}))
+
+
+def measured(target: CachedModel, ranks: Ranks, args: argparse.Namespace) -> dict:
+    """Return {nodes: {way or figure: values}} as rank 0 sees it."""
+    draw = random.Random(0)
+    text = [draw.randrange(min(IDS, target.vocab_size)) for _ in range(args.context)]
+    trees = {nodes: random_tree(nodes, draw=draw) for nodes in sorted(args.nodes)}
+    shared = ShardedModel(target, ranks)
+    target.prepare(args.context + max(trees))
+    ways: dict[str, Callable[[TokenTree], object]] = {
+        WAYS[0]: lambda tree: whole(target, text, tree) if ranks.rank == 0 else None,
+        WAYS[1]: lambda tree: whole(target, text, tree),
+        WAYS[2]: lambda tree: parted(shared, text, tree),
+    }
+    found: dict[int, dict[str, list[float]]] = {n: defaultdict(list) for n in trees}
+    turns = [(nodes, way) for nodes in trees for way in WAYS]
+    for turn in range(args.rounds + 1):  # the first is not counted
+        for nodes, way in told(ranks, draw.sample(turns, len(turns))):
+            told(ranks, None)  # all start together
+            shared.busy_s = 0.0
+            started = time.perf_counter()
+            ways[way](trees[nodes])
+            taken = 1e3 * (time.perf_counter() - started)
+            if turn:
+                found[nodes][way].append(taken)
+            if way == WAYS[2]:
+                sizes = ranks.exchange(
+                    np.array([len(shared.part.nodes)], dtype="<i4").view(np.uint8)
+                )
+                found[nodes]["part"] = [max(int(one.view("<i4")[0]) for one in sizes)]
+                found[nodes]["call"].append(1e3 * shared.busy_s)
+    return found
+
+
+def whole(model: CachedModel, text: list[int], tree: TokenTree) -> list[int]:
+    """One call of the whole tree on cached tokens, with its choices."""
+    tree = rooted(tree, text)
+    model.tokens = text[:-1]
+    return argmax(model.score(text, tree), text, tree)
+
+
+def parted(model: ShardedModel, text: list[int], tree: TokenTree) -> list[int]:
+    """The same, shared."""
+    tree = rooted(tree, text)
+    model.tokens = text[:-1]
+    return Gathered(argmax, [model])(model.score(text, tree), text, tree)
+
+
+def rooted(tree: TokenTree, text: list[int]) -> TokenTree:
+    """Return the tree with the text's last token as its root."""
+    return TokenTree((text[-1], *tree.tokens[1:]), tree.parents)
+
+
+def row(nodes: int, found: dict[str, list[float]]) -> dict:
+    """One line of the table: medians in milliseconds, and the speed that sharing gives."""
+    alone, every, shared = (median(found[way]) for way in WAYS)
+    return {
+        "nodes": nodes,
+        "part": found["part"][0],
+        f"{WAYS[0]}, ms": alone,
+        f"{WAYS[1]}, ms": every,
+        "a rank's part, ms": median(found["call"]),
+        f"{WAYS[2]}, ms": shared,
+        "alone / shared": alone / shared,
+    }
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--target", default="reference/target", help="a hub id or folder")
+    add("--standin", default="cpu-target", help='the shape it runs inside; "": as it is')
+    add("--dtype", default="auto")
+    add("--nodes", type=int, nargs="+", default=[8, 16, 32, 64, 128])
+    add("--context", type=int, default=256, help="tokens before the tree, its root included")
+    add("--rounds", type=int, default=7)
+    add("--threads", type=int)
+    return parser
+
+
+if __name__ == "__main__":
+    shared_calls(parser().parse_args())

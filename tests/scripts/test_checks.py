@@ -1,0 +1,97 @@
+"""The checks made on a new device find what they look for."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import attention_trial
+import pytest
+import torch
+from attention_trial import attention_agrees, attention_times, random_call
+from checks import engines_agree, noise_agrees, rolls_agree
+from tiny import llama
+
+from ouroboros.engine.model import CachedModel
+from ouroboros.select import Sampler, argmax
+
+CPU = torch.device("cpu")
+
+
+def pair(**changes) -> tuple[CachedModel, CachedModel]:
+    model = llama(dtype=torch.float32, vocab_size=31, max_position_embeddings=512, **changes)
+    return CachedModel(model, engine="eager"), CachedModel(model, engine="static")
+
+
+def test_engines_of_the_same_weights_agree():
+    check = engines_agree("both", *pair(), contexts=[1, 60], nodes=[1, 3, 9, 17])
+    assert check.passed and check.figures["argmax_differs"] == 0
+    assert check.figures["rows"] == 2 * (1 + 3 + 9 + 17 + 4)
+
+
+def test_engines_of_other_weights_do_not():
+    eager, static = pair()
+    with torch.no_grad():
+        other = copy.deepcopy(static.model)
+        other.lm_head.weight[7] += 0.5
+    assert not engines_agree(
+        "both", eager, CachedModel(other, engine="static"), contexts=[1, 60], nodes=[3, 9]
+    ).passed
+
+
+def test_half_precision_is_held_against_float32():
+    model = llama(dtype=torch.bfloat16, vocab_size=31, max_position_embeddings=512)
+    eager, static = CachedModel(model, engine="eager"), CachedModel(model, engine="static")
+    exact = CachedModel(copy.deepcopy(model).float(), engine="eager")
+    check = engines_agree("both", eager, static, contexts=[1, 60], nodes=[3, 9], exact=exact)
+    assert check.passed and 0 < check.figures["eager_rms_error"] < 0.5
+    worse = copy.deepcopy(model)
+    with torch.no_grad():
+        worse.lm_head.weight[7] += 2
+    spoilt = CachedModel(worse, engine="static")
+    assert not engines_agree("x", eager, spoilt, contexts=[9], nodes=[3, 9], exact=exact).passed
+
+
+@pytest.mark.parametrize("choose", [argmax, Sampler(temperature=0.8, seed=3)], ids=["T=0", "T=.8"])
+def test_rolling_is_held_against_stepping(choose, monkeypatch):
+    _, static = pair()
+    prompts = [[1, 2], [3] * 70]
+    assert rolls_agree("static", static, prompts, count=6, choose=choose).passed
+    roll = CachedModel.roll
+    monkeypatch.setattr(CachedModel, "roll", lambda *args: [*roll(*args)[:-1], -1])
+    check = rolls_agree("static", static, prompts, count=6, choose=choose)
+    assert not check.passed and check.figures["differ"] == 2
+    assert not rolls_agree("static", static, [], count=6, choose=choose).passed
+
+
+def test_noise_is_compared_bit_for_bit(monkeypatch):
+    assert noise_agrees(CPU, vocab=64, positions=3).passed
+    calls = iter(range(99))
+    monkeypatch.setattr("checks.gumbel", lambda *_: torch.ones(2) * next(calls))
+    assert noise_agrees(CPU, vocab=64, positions=3).figures["unequal"] == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_is_held_against_float64(dtype, monkeypatch):
+    sizes = {"layouts": [[6, 2], [2, 2]], "nodes": [1, 5], "slots": [3, 40]}
+    check = attention_agrees(CPU, dtype, **sizes)
+    assert check.passed and check.figures["calls"] == 6 and not check.figures["by_kernel"]
+    right = attention_trial.kernel_attention
+    monkeypatch.setattr(
+        attention_trial, "kernel_attention", lambda *args: (right(*args)[0] * 1.05, None)
+    )
+    assert not attention_agrees(CPU, dtype, **sizes).passed
+
+
+def test_a_trial_call_hides_its_unused_slots():
+    one = random_call(4, 2, 3, 20, device=CPU, dtype=torch.float32)
+    key = one.key.clone()
+    key[:, :, -5:] = 99.0
+    assert torch.equal(replace(one, key=key).ours(), one.ours())
+
+
+def test_attention_is_timed_by_layout_nodes_and_slots():
+    sizes = {"layouts": [[4, 2]], "nodes": [1, 5], "slots": [3, 40], "repeats": 1}
+    rows = attention_times(CPU, torch.float32, **sizes)
+    assert [(row["nodes"], row["slots"]) for row in rows] == [(1, 3), (1, 40), (5, 40)]
+    assert rows[1]["read_mb"] == 2 * 2 * 40 * 128 * 4 / 1e6

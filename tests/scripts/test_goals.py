@@ -1,0 +1,95 @@
+"""The goals of a run: figures worked out by hand, and which of them are judged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from goals import draft_floor_share, floor_share, goals
+from measured import sample, step
+
+from ouroboros.costs.surface import Costs, Footprint, Surface
+
+COSTS = Costs(
+    Surface.flat({1: 0.010e3, 9: 0.010e3}),
+    Surface.constant(1.0),
+    footprints={"target": Footprint(1000, 900, 10)},
+    copy_bytes_per_s=100_000.0,
+)
+
+
+def timed(example, name, steps, *, tokens=None):
+    """A sample whose time is that of its steps."""
+    total = sum(s.draft_s + s.verify_s + s.host_s for s in steps)
+    first = steps[0].draft_s + steps[0].verify_s + steps[0].host_s
+    return sample(example, name, steps, tokens=tokens, wall_s=total, ttft_s=first)
+
+
+def run():
+    plain = [timed(p, "greedy", [step(0, 0, times=(0, 0.01, 0))] * 9) for p in "ab"]
+    ours = [
+        timed(p, "ouroboros", [step(2, 2, draft_calls=1, times=(0.001, 0.0145, 0.0005))] * 3)
+        for p in "ab"
+    ]
+    peers = [timed(p, "hf_assisted", [step(0, 2, times=(0, 0.024, 0))] * 3) for p in "ab"]
+    slower = [replace(s, decoder="hf_assisted_defaults", wall_s=9.0) for s in peers]
+    theirs = [replace(s, decoder="hf_greedy", wall_s=2 * s.wall_s) for s in plain]
+    rival = [timed(p, "speculative", [step(2, 2, times=(0, 0.018, 0))] * 3) for p in "ab"]
+    return [*plain, *ours, *peers, *slower, *theirs, *rival]
+
+
+def test_goals_by_hand():
+    idle = {"greedy": 0.02, "ouroboros": 0.07}
+    found = {goal.name: goal for goal in goals(run(), COSTS, judged=True, idle=idle)}
+    floor = found["greedy_of_floor"]
+    floors_ms = [1e3 * (900 + 10 * (5 + at)) / 100_000 for at in range(1, 9)]
+    assert floor.figure == pytest.approx(sum(floors_ms) / 80)
+    assert floor.passed and floor.at_least == 0.92
+    predicted = found["ouroboros_of_predicted_speedup"]
+    assert predicted.figure == pytest.approx((10 / (16 / 3)) / (10 / (11 / 3)))
+    assert predicted.passed is False and "measured 1.875, predicted 2.727" in predicted.note
+    assisted = found["ouroboros_over_assisted"]
+    assert assisted.figure == pytest.approx(24 / 16) and assisted.passed
+    assert assisted.note.startswith("hf_assisted, fastest of hf_assisted, hf_assisted_defaults")
+    assert found["ouroboros_over_greedy"].figure == pytest.approx(90 / 48)
+    assert found["ouroboros_over_hf_greedy"].figure == pytest.approx(180 / 48)
+    assert (
+        found["ouroboros_over_greedy"].passed is found["ouroboros_over_hf_greedy"].passed is False
+    )
+    other = found["ouroboros_over_every_other"]
+    assert other.figure == pytest.approx(18 / 16) and other.note.startswith("speculative, fastest")
+    assert other.passed is False and other.at_least == 1.25
+    agreed = found["agreement_of_draft"]
+    assert (agreed.figure, agreed.passed) == (1.0, None)
+    assert found["gpu_idle_share_greedy"].passed and not found["gpu_idle_share_ouroboros"].passed
+    assert found["ouroboros_host_share"].figure == pytest.approx(0.5 / 16)
+    assert found["repetition_of_greedy"].figure == 0 and found["repetition_of_greedy"].passed
+
+
+def test_what_cannot_be_known_is_not_judged():
+    found = goals(run()[:2], replace(COSTS, copy_bytes_per_s=None), judged=True)
+    figures = {goal.name: (goal.figure, goal.passed) for goal in found}
+    assert figures.pop("repetition_of_greedy") == (0, True)
+    assert set(figures.values()) == {(None, None)}
+    assert all(goal.passed is None for goal in goals(run(), COSTS, judged=False))
+
+
+def test_calls_larger_than_any_timed_give_no_prediction():
+    large = [timed("a", "ouroboros", [step(30, 2, draft_calls=1, times=(0, 1, 0))] * 3)]
+    found = {goal.name: goal for goal in goals([*run()[:2], *large], COSTS, judged=True)}
+    assert found["ouroboros_of_predicted_speedup"].figure is None
+
+
+def test_repetitive_text_fails():
+    plain = [timed("a", "greedy", [step(0, 0, times=(0, 1, 0))] * 20, tokens=(1,) * 20)]
+    found = {goal.name: goal for goal in goals(plain, COSTS, judged=True)}
+    assert found["repetition_of_greedy"].passed is False
+    assert floor_share([], COSTS) is None
+
+
+def test_the_drafts_share_of_its_own_floor_is_the_worst_of_its_contexts():
+    drafting = Surface({100: {1: 20.0, 8: 30.0}, 300: {1: 50.0, 8: 60.0}})
+    feet = {**COSTS.footprints, "draft": Footprint(1000, 900, 10)}
+    costs = replace(COSTS, draft=drafting, footprints=feet)
+    assert draft_floor_share(costs) == pytest.approx(min(19 / 20, 39 / 50))
+    assert draft_floor_share(COSTS) is None

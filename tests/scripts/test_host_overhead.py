@@ -1,0 +1,66 @@
+"""Models that compute nothing: the same steps on every machine, and the host's time known."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import host_overhead
+import pytest
+from host_overhead import Script, draft_script, host_steps
+from ouroboros.baselines import Lookahead, PromptLookup, Speculative
+
+from ouroboros import Ouroboros
+from ouroboros.bench.metrics.scripted import Drafting, ScriptedModel
+from ouroboros.decode import RootOnly, decode
+
+DRAW = random.Random(5)
+TEXT = [DRAW.randrange(20) for _ in range(400)]
+SIZES = {"gamma": 4, "window_size": 3, "ngram_size": 4, "verification_set_size": 3}
+
+
+def drafters() -> dict:
+    model = ScriptedModel()
+    return {
+        "plain": RootOnly(),
+        "speculative": Speculative(model, gamma=4, confidence=0.4),
+        "lookahead": Lookahead(window_size=3, ngram_size=4, verification_set_size=3),
+        "prompt_lookup": PromptLookup(max_ngram_size=2, num_tokens=4),
+        "ouroboros": Ouroboros(model),
+        "paper": Ouroboros(model, **SIZES, policy="paper"),
+    }
+
+
+@pytest.mark.parametrize("name", drafters())
+def test_every_drafter_follows_the_script_in_the_same_steps(name):
+    counts = []
+    for _ in range(2):
+        driven = Drafting(drafters()[name], draft_script(TEXT, 0.8))
+        target = ScriptedModel()
+        trace = decode(target, driven, TEXT[:50], max_new=200, choose=Script(TEXT))
+        assert trace.tokens == TEXT[:250] and target.calls == len(trace.steps)
+        counts.append([(s.scored, s.accepted, s.draft_calls) for s in trace.steps])
+    assert counts[0] == counts[1]
+
+
+def test_the_scripts_own_time_is_left_out():
+    script, drafting = Script(TEXT), draft_script(TEXT, 0.8)
+    drafter = drafters()["ouroboros"]
+    steps = list(host_steps(drafter, script, drafting, prompt=50, max_new=200))
+    assert script.spent_s > 0 and drafting.spent_s > 0
+    assert all(seconds > 0 for seconds, _, _ in steps)
+    assert sum(calls for _, calls, _ in steps) > 0 and sum(new for *_, new in steps) >= 190
+
+
+def test_a_draft_agrees_as_often_as_it_is_told():
+    said = draft_script(TEXT * 10, 0.7).text
+    agreed = sum(a == b for a, b in zip(said, TEXT * 10, strict=True)) / len(said)
+    assert agreed == pytest.approx(0.7, abs=0.03)
+
+
+def test_the_script_prints_a_table_and_one_document(capsys):
+    words = "--decoders greedy ouroboros --contexts 64 --tokens 20 --repeats 1"
+    host_overhead.host_overhead(host_overhead.parser().parse_args(words.split()))
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [(row["decoder"], row["context"]) for row in rows] == [("greedy", 64), ("ouroboros", 64)]
+    assert rows[0]["draft_calls_per_step"] == 0 < rows[1]["draft_calls_per_step"]
