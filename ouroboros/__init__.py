@@ -3,6 +3,7 @@
 from ouroboros.custom import custom_generate
 from ouroboros.decode import Drafter, decode
 from ouroboros.drafters.ouroboros import Ouroboros
+from ouroboros.drafters.ouroboros_paper import OuroborosPaper
 from ouroboros.drafters.pool import PhrasePool
 from ouroboros.engine.model import CachedModel
 from ouroboros.generate import generate
@@ -18,6 +19,7 @@ __all__ = [
     "DecodeTrace",
     "Drafter",
     "Ouroboros",
+    "OuroborosPaper",
     "PhrasePool",
     "ReferencePair",
     "Sampler",

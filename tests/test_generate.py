@@ -92,7 +92,7 @@ def test_generate_takes_wrapped_models_a_drafter_and_settings(models):
     model, target, draft = models
     expected = plain(model, IDS[0].tolist(), 20)
     wrapped, small = CachedModel(target), CachedModel(draft)
-    out = generate(wrapped, IDS, draft=small, max_new_tokens=20, gamma=3, policy="paper")
+    out = generate(wrapped, IDS, draft=small, max_new_tokens=20, gamma=3, decoder="ouroboros_paper")
     assert out[0].tolist() == expected and wrapped.calls < 20
     drafter = PromptLookup(max_ngram_size=2, num_tokens=3)
     assert generate(wrapped, IDS, decoder=drafter, max_new_tokens=20)[0].tolist() == expected
@@ -328,7 +328,7 @@ def test_a_callable_refuses_a_batch(models):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"decoder": "ouroboros", "policy": "paper"}, "give draft="),
+        ({"decoder": "ouroboros_paper"}, "needs draft="),
         ({"decoder": "speculative"}, "needs draft="),
         ({"decoder": "medusa"}, "'medusa' is not one of greedy, lookahead, ouroboros"),
         (

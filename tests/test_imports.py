@@ -25,7 +25,7 @@ ROOMS = (
 )
 PURE = (
     *("growing", "tree", "trace", "costs.surface", "costs.roofline", "costs.named"),
-    *("drafters.pool", "drafters.learning"),
+    "drafters.pool",
     *(
         f"drafters.draft_tree.{one}"
         for one in ("compiled", "state", "index", "recycling", "mixture")

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative, TokenRecycling
 
-from ouroboros import Ouroboros
+from ouroboros import Ouroboros, OuroborosPaper
 from ouroboros.engine.parallel.ranks import RankLost
 
 SIZES = {"window_size": 4, "ngram_size": 4, "verification_set_size": 3}
@@ -21,7 +21,7 @@ DRAFTERS = {
     "speculative": lambda draft: Speculative(draft, gamma=4),
     "recycling": lambda draft: TokenRecycling(nodes=12),
     "ouroboros": lambda draft: Ouroboros(draft, max_nodes=12),
-    "ouroboros_paper": lambda draft: Ouroboros(draft, policy="paper", gamma=4, topk=2, **SIZES),
+    "ouroboros_paper": lambda draft: OuroborosPaper(draft, gamma=4, topk=2, **SIZES),
 }
 
 

@@ -213,7 +213,7 @@ def make_decoder(
 def load_pool(decoder: dict, pair: Pair) -> PhrasePool | DrafterMemory:
     """Read the pool that a decoder starts with."""
     path, named = decoder["pool"], vocab.fingerprint(pair.target.tokenizer)
-    if decoder.get("policy") != "paper":
+    if not decoder["_target_"].endswith("OuroborosPaper"):
         return DrafterMemory.load(path, tokenizer_id=named)
     return PhrasePool.load(
         path,

@@ -24,7 +24,7 @@ from ouroboros.drafters.draft_tree.growth import Growth, Shape
 from ouroboros.drafters.draft_tree.kids import consider
 from ouroboros.drafters.draft_tree.state import real, whole
 from ouroboros.drafters.draft_tree.weights import Weights
-from ouroboros.drafters.grown import Grown
+from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import Sampler, TokenSelector, argmax
 
@@ -161,7 +161,7 @@ def observe(
     seen = Observed(weights), Observed(weights)
     for number, prompt in enumerate(prompts):
         for draft, temperature in product(drafts, temperatures):
-            drafter = Grown(draft, costs=CURIOUS, weights=weights)
+            drafter = Ouroboros(draft, costs=CURIOUS, weights=weights)
             drafter.growth = seen[number % HELD_OUT == HELD_OUT - 1]
             choose: TokenSelector = argmax
             if temperature > 0:

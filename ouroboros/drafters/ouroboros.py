@@ -1,154 +1,190 @@
-"""Ouroboros: one drafter from all sources (ours), or the published algorithm (paper).
+"""Ouroboros: drafting phrase by phrase, with one draft tree grown where a token is worth its cost.
 
-Both draft with phrases, lengthen drafts by phrases, make phrases of what verification says and may
-keep them between prompts (Zhao et al., EMNLP 2024, arXiv 2402.13720). `grown` and `published` are
-the two; this is the one name under which they are asked for.
+The four ideas of the paper (Zhao et al., EMNLP 2024, arXiv 2402.13720), on one tree: phrases of the
+text and recycled predictions propose nodes; the draft model scores many nodes in one call where
+that pays (phrases speed up drafting); the tree continues below the draft model's tokens (phrases
+lengthen the draft); the target's predictions at rejected nodes become phrases (verification makes
+phrases), and all of them may outlive the prompt. The published algorithm is `OuroborosPaper`.
+
+Invariant: estimates only change *which tokens are proposed*; `decode` alone decides which are kept.
 """
 
 from __future__ import annotations
 
-import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from ouroboros.costs.surface import Costs
-from ouroboros.drafters.draft_tree.growth import Shape
+from ouroboros.costs.named import named
+from ouroboros.costs.surface import Costs, Surface
+from ouroboros.drafters.draft_tree.growth import Growth, Shape
+from ouroboros.drafters.draft_tree.ready import warm_up_jit
 from ouroboros.drafters.draft_tree.remembered import DrafterMemory
+from ouroboros.drafters.draft_tree.state import RANKS, SIZES
 from ouroboros.drafters.draft_tree.weights import Weights
-from ouroboros.drafters.grown import Grown
-from ouroboros.drafters.pool import PhrasePool
-from ouroboros.drafters.published import Published
+from ouroboros.drafters.pool import check_pool
+from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import TokenSelector
+from ouroboros.select import Ranked, TokenSelector, argmax
 from ouroboros.tree import TokenTree
 
 PoolState = Literal["cold", "task", "loaded"]
-Pool = PhrasePool | DrafterMemory
-log = logging.getLogger(__name__)
+MIN_CONTEXT = 128  # costs are looked up at this context length, and at each doubling of it
 
 
 class Ouroboros:
-    """The Ouroboros drafter.
+    """The Ouroboros drafter, with a draft model or (`draft=None`) with phrases alone.
 
-    `policy` "ours" grows one tree from phrases, recycled predictions and `draft` (None: without a
-    draft model), as far as it pays by `costs`:
+    - `max_nodes`: the largest tree, root included; `children`: the most children of a node (1 grows
+      a chain); `draft_nodes`: the most nodes that one draft call scores
+    - `recycle`: turn the target's predictions at rejected nodes into phrases
+    - `judge`: let the draft model score nodes that already have phrases below them; False calls it
+      only where phrases are silent
+    - `costs`: what calls cost: a `Costs`, a name ("flat": a GPU, "epyc": a few CPU cores) or a
+      file; by default the name that suits the draft's device
+    - `weights`: the probability estimators' weights, or their file; by default the shipped ones
+    - `pool_state`: "cold" empties the phrase memory for each prompt, "task" carries it from prompt
+      to prompt, "loaded" starts each prompt from `pool`
 
-    - `max_nodes`: the tree's size at most, root included
-    - `costs`: what calls cost: a `Costs` (`probe` measures them), a name ("flat": a GPU, "epyc": a
-      few cores of a CPU) or a file; by default the name that suits the draft's device
-    - `weights`: the estimates' weights, or their file; by default the shipped ones
-    - for ablations: `recycle` False takes nothing from what was rejected, `children` 1 grows a
-      chain, `draft_nodes` 1 scores one node a draft call, `judge` False asks the draft only where
-      phrases are silent
+    The draft model is first called where that first pays; until then it has read nothing. A long
+    prompt is prefilled before anything is proposed, so the first token comes as early as in greedy
+    decoding.
 
-    `policy` "paper" is the published algorithm: `gamma`, `window_size` (W), `ngram_size` (N),
-    `verification_set_size` (G), `topk` (K) and `seed` are its sizes and have no meaning for "ours".
-
-    `pool_state`: "cold" empties the memory of phrases for each prompt, "task" carries it over the
-    run, "loaded" starts each prompt from the `pool` given.
+    Raises `ValueError` for settings out of range.
     """
 
     def __init__(
         self,
         draft: CachedModel | None = None,
         *,
-        policy: Literal["ours", "paper"] = "ours",
-        pool_state: PoolState = "cold",
-        pool: Pool | None = None,
         max_nodes: int = 64,
-        costs: str | Costs | None = None,
-        weights: str | Weights | None = None,
-        recycle: bool = True,
         children: int = 5,
         draft_nodes: int = 24,
+        recycle: bool = True,
         judge: bool = True,
-        gamma: int | None = None,
-        window_size: int | None = None,
-        ngram_size: int | None = None,
-        verification_set_size: int | None = None,
-        topk: int | None = None,
-        seed: int | None = None,
+        costs: str | Costs | None = None,
+        weights: str | Weights | None = None,
+        pool_state: PoolState = "cold",
+        pool: DrafterMemory | None = None,
+        policy: str = "ours",
     ) -> None:
-        given = {
-            "gamma": gamma,
-            "window_size": window_size,
-            "ngram_size": ngram_size,
-            "verification_set_size": verification_set_size,
-            "topk": topk,
-            "seed": seed,
-        }
-        sizes = {name: value for name, value in given.items() if value is not None}
-        check_pool(policy, pool_state, pool)
-        self.draft = draft
-        self.policy, self.pool_state = policy, pool_state
-        self.reads_rejected = recycle
-        if policy == "paper":
-            if draft is None:
-                raise ValueError('policy="paper" drafts with a model: give draft=')
-            self.drafter: Published | Grown = Published(
-                draft,
-                pool_state=pool_state,
-                pool=pool,  # type: ignore[arg-type]
-                recycle=recycle,
-                **sizes,  # type: ignore[arg-type]
+        if policy != "ours":
+            raise ValueError(
+                f"policy={policy!r} is gone: the published algorithm is ouroboros.OuroborosPaper "
+                "(decoder=ouroboros_paper)"
             )
-            return
-        if sizes:
-            log.warning('%s: no meaning for policy="ours", and ignored', ", ".join(sizes))
-        self.drafter = Grown(
-            draft,
-            shape=Shape(max_nodes, children, draft_nodes, recycle, judge),
-            costs=costs,
-            weights=weights if isinstance(weights, Weights) else Weights.load(weights),
-            pool_state=pool_state,
-            pool=pool,  # type: ignore[arg-type]
-        )
+        check_pool(pool_state, pool, DrafterMemory)
+        if not isinstance(weights, Weights):
+            weights = Weights.load(weights)
+        warm_up_jit()
+        self.draft = draft
+        self.pool_state = pool_state
+        self.growth = Growth(weights, Shape(max_nodes, children, draft_nodes, recycle, judge))
+        self.reads_rejected = recycle
+        self.costs = costs if isinstance(costs, Costs) else named(costs or default_costs(draft))
+        self._loaded = pool if pool_state == "loaded" else None
+        if pool is not None:
+            self.restore(pool)
+        self._choose: TokenSelector = argmax
+        self._cost_context = 0
+        self._cost_tables: dict[int, tuple[list[float], list[float]]] = {}
+        self._proposed: TokenTree | None = None
+        self._first_step = True
 
     @property
-    def pool(self) -> Pool:
-        """What outlives a prompt."""
-        return self.drafter.pool
+    def pool(self) -> DrafterMemory:
+        """Phrases, recycled predictions and learned rates: all that outlives a prompt."""
+        return self.growth.remembered()
 
-    def restore(self, pool: Pool) -> None:
-        """Hold exactly what a pool of this policy's kind holds."""
-        self.drafter.restore(pool)  # type: ignore[arg-type]
+    def restore(self, pool: DrafterMemory) -> None:
+        """Replace the drafter's memory by `pool`."""
+        self.growth.restore(pool)
 
-    def read_pool(self, path: str | Path, *, tokenizer_id: str) -> Pool:
-        """Read a pool of this policy's kind. Raises `ValueError` for what is none."""
-        if isinstance(self.drafter, Grown):
-            return DrafterMemory.load(path, tokenizer_id=tokenizer_id)
-        own = self.drafter.pool
-        sizes = {"phrase_len": own.phrase_len, "per_key": own.per_key}
-        return PhrasePool.load(path, tokenizer_id=tokenizer_id, **sizes)
+    def read_pool(self, path: str | Path, *, tokenizer_id: str) -> DrafterMemory:
+        """Read a saved pool of this drafter's kind. Raises `ValueError` for any other file."""
+        return DrafterMemory.load(path, tokenizer_id=tokenizer_id)
 
     def reset(self, choose: TokenSelector) -> None:
-        """Begin a prompt; the pool is emptied, kept or restored as `pool_state` says."""
-        self.drafter.reset(choose)
+        """Begin a prompt: empty, keep or restore the memory as `pool_state` says."""
+        if self.pool_state != "task":
+            self.growth.forget()
+        if self._loaded is not None:
+            self.restore(self._loaded)
+        self._choose = choose
+        self._cost_context = 0
+        self._proposed = None
+        self._first_step = True
+        self.growth.start(seed=choose.noise_seed, temperature=choose.temperature)
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
-        """Return a tree rooted at the last token; see `Grown` and `Published`."""
-        return self.drafter.propose(tokens, budget)
+        """Return the tree expected to pay best, of at most `budget` - 1 tokens in depth."""
+        first_step, self._first_step = self._first_step, False
+        if first_step and read_alone(tokens):
+            return TokenTree.chain(tokens[-1], ())
+        self._update_costs(len(tokens))
+        growth, draft = self.growth, self.draft
+        reach = draft.max_len - len(tokens) if draft is not None else -1
+        count = growth.begin(tokens, budget - 1, reach)
+        while count:
+            assert draft is not None
+            nodes = growth.asked()
+            size = len(nodes.tokens)
+            asked = range(size - count, size)
+            tree = TokenTree.made(nodes.tokens, nodes.parents, nodes.depths, logit_nodes=asked)
+            count = growth.scored(*rank_tokens(draft, tokens, tree, self._choose))
+        made = growth.proposal()
+        self._proposed = TokenTree.made(
+            made.tokens,
+            made.parents,
+            made.depths,
+            source=made.source,
+            probability=made.probability,
+        )
+        return self._proposed
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Learn from what the target said."""
-        self.drafter.observe(tree, chosen, path)
+        """Learn from the verified tree; the draft model keeps the accepted nodes that it scored."""
+        if tree is not self._proposed:
+            return
+        read = self.growth.read_of(path)
+        if read and self.draft is not None:
+            self.draft.accept(read)
+        self.growth.learn(chosen, path)
+
+    def _update_costs(self, context: int) -> None:
+        """Use the call costs at this context length, looked up at each doubling."""
+        if context <= self._cost_context:
+            return
+        at = self._cost_context = max(MIN_CONTEXT, 1 << (context - 1).bit_length())
+        if at not in self._cost_tables:
+            target, draft = self.costs.target, self.costs.draft
+            self._cost_tables[at] = cost_table(target, at), cost_table(draft or target, at)
+        self.growth.set_costs(*self._cost_tables[at])
 
 
-def check_pool(policy: str, pool_state: str, pool: object) -> None:
-    """Raise `ValueError` for a policy or state that there is not, and for a pool that would be
-    emptied, is missing or is another policy's."""
-    kinds = {"ours": DrafterMemory, "paper": PhrasePool}
-    if policy not in kinds:
-        raise ValueError(f'policy {policy!r} is not "ours" or "paper"')
-    if pool_state not in ("cold", "task", "loaded"):
-        raise ValueError(f"pool_state {pool_state!r} is not one of cold, task, loaded")
-    kind = kinds[policy].__name__
-    if pool is None:
-        if pool_state == "loaded":
-            raise ValueError(f'pool_state="loaded" needs a pool: give pool={kind}.load(...)')
-        return
-    if not isinstance(pool, kinds[policy]):
-        raise ValueError(f"pool is {pool!r}: give a {kind}, such as {kind}.load(...)")
-    if pool_state == "cold":
-        raise ValueError('a cold start would empty the pool: say pool_state="loaded" or "task"')
+def rank_tokens(
+    draft: CachedModel, tokens: Sequence[int], tree: TokenTree, choose: TokenSelector
+) -> Ranked:
+    """Return the draft model's likeliest tokens after the tree's logit nodes; one wait."""
+    logits = draft.score(tokens, tree)
+    started = time.perf_counter()
+    ranked = choose.ranked(logits, tokens, tree, RANKS)
+    waited = time.perf_counter() - started
+    draft.busy_s += waited
+    draft.wait_s += waited
+    return ranked
+
+
+def default_costs(draft: CachedModel | None) -> str:
+    """Return the name of the costs that suit the draft's device where nothing was measured."""
+    device = getattr(draft, "device", None)
+    return "flat" if device is not None and device.type != "cpu" else "epyc"
+
+
+def cost_table(surface: Surface, context: float) -> list[float]:
+    """Return the cost of calls of 1, 2, ... nodes, as far as it is known, at a context length (or
+    the longest known)."""
+    context = min(context, max(surface.ms))
+    largest = int(min(*(max(row) for row in surface.ms.values()), SIZES - 1))
+    return surface.calls_ms(range(1, largest + 1), context).tolist()

@@ -29,6 +29,20 @@ def _common_suffix(a: Sequence[int], b: Sequence[int]) -> int:
     return count
 
 
+def check_pool(pool_state: str, pool: object, kind: type) -> None:
+    """Raise `ValueError` for an unknown pool state, and for a pool that is missing, of another kind
+    or emptied by a cold start."""
+    if pool_state not in ("cold", "task", "loaded"):
+        raise ValueError(f"pool_state {pool_state!r} is not one of cold, task, loaded")
+    if pool is None and pool_state == "loaded":
+        raise ValueError(f'pool_state="loaded" needs a pool: give pool={kind.__name__}.load(...)')
+    if pool is not None and not isinstance(pool, kind):
+        name = kind.__name__
+        raise ValueError(f"pool is {pool!r}: give a {name}, such as {name}.load(...)")
+    if pool is not None and pool_state == "cold":
+        raise ValueError('a cold start would empty the pool: give pool_state="loaded" or "task"')
+
+
 class PhrasePool:
     """Phrases of up to `phrase_len` tokens by the token before them, least recent dropped.
 

@@ -11,7 +11,7 @@ from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative
 from tiny import CONTEXT, CapturedGraph, gpt2, llama, noisy, plain, prompt_of
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from ouroboros import CachedModel, Ouroboros, TokenTree
+from ouroboros import CachedModel, Ouroboros, OuroborosPaper, TokenTree
 from ouroboros.audit.audit import WHOLE, Auditor, Case, well_ended
 from ouroboros.audit.tie_distance import min_logit_perturbation
 from ouroboros.decode import decode
@@ -32,7 +32,7 @@ def decoders(draft: CachedModel) -> dict:
         "lookahead": Lookahead(**sizes),
         "prompt_lookup": PromptLookup(max_ngram_size=2, num_tokens=4),
         "ouroboros": Ouroboros(draft),
-        "ouroboros_paper": Ouroboros(draft, gamma=4, policy="paper", **sizes),
+        "ouroboros_paper": OuroborosPaper(draft, gamma=4, **sizes),
     }
 
 

@@ -139,7 +139,7 @@ def test_a_published_run_names_its_settings_and_its_figures(name):
     paper, warm = decoders["ouroboros_paper"], decoders["ouroboros_paper_warm"]
     assert paper["verification_set_size"] == paper["window_size"] and paper["topk"] == 3
     assert warm == {**paper, "pool_state": "task"} != paper
-    assert decoders["ouroboros"]["policy"] == "ours" and "gamma" not in decoders["ouroboros"]
+    assert paper["_target_"] == "ouroboros.OuroborosPaper" and "gamma" not in decoders["ouroboros"]
 
 
 def test_there_are_as_many_tables_as_published_rows():

@@ -16,7 +16,7 @@ from ouroboros.bench.run.parallel import by_surface, check_parallel
 from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.cli import command_line
 from ouroboros.costs.surface import Surface
-from ouroboros.drafters.grown import Grown
+from ouroboros.drafters.ouroboros import Ouroboros
 
 OWN = (
     *("task=prompts", "task.path=prompts.txt", "max_new=8", "model.dtype=float32"),
@@ -80,7 +80,7 @@ def test_two_processes_write_what_one_writes(job, run_bench, tmp_path):
 
 def test_a_killed_or_stopped_run_goes_on(job, tmp_path, monkeypatch):
     arguments = job(tmp_path / "two", "parallel=tree", "parallel_draft=every", "audit=none")
-    propose, calls = Grown.propose, []
+    propose, calls = Ouroboros.propose, []
 
     def ending(self, tokens, budget):
         """The second rank is killed in its sixth draft, or told to stop there."""
@@ -89,7 +89,7 @@ def test_a_killed_or_stopped_run_goes_on(job, tmp_path, monkeypatch):
             os.kill(os.getpid(), how)
         return propose(self, tokens, budget)
 
-    monkeypatch.setattr(Grown, "propose", ending)
+    monkeypatch.setattr(Ouroboros, "propose", ending)
     how = signal.SIGKILL
     (code, _), (killed, _) = in_processes(2, process(arguments, tmp_path), tmp_path / "killed")
     assert (code, killed) == (1, -signal.SIGKILL)
@@ -104,7 +104,7 @@ def test_a_killed_or_stopped_run_goes_on(job, tmp_path, monkeypatch):
     assert [code for code, _ in stopped] == [130, 130] and "go" in stopped[0][1]
     more = tokens(tmp_path / "two")
     assert kept.items() <= more.items() and len(more) < 9
-    monkeypatch.setattr(Grown, "propose", propose)
+    monkeypatch.setattr(Ouroboros, "propose", propose)
     for code, value in in_processes(2, process(arguments, tmp_path), tmp_path / "ended"):
         assert code == 0 and value[0] == 0
     ended = tokens(tmp_path / "two")

@@ -21,7 +21,7 @@ from ouroboros.baselines import (
 from packaging.version import Version
 from tiny import CONTEXT, CapturedGraph, cut, llama, noisy, plain, prompt_of
 
-from ouroboros import Ouroboros, PhrasePool
+from ouroboros import Ouroboros, OuroborosPaper, PhrasePool
 from ouroboros.costs.surface import Costs, Surface
 from ouroboros.decode import Drafter, decode
 from ouroboros.drafters import DrafterMemory
@@ -44,7 +44,7 @@ def ouroboros(**changes) -> Callable[[CachedModel], Drafter]:
 
 
 def paper(**changes) -> Callable[[CachedModel], Drafter]:
-    return lambda draft: Ouroboros(draft, **{**SIZES, "policy": "paper", **changes})
+    return lambda draft: OuroborosPaper(draft, **{**SIZES, **changes})
 
 
 def lookahead(w: int, n: int, g: int, **changes) -> Callable[[CachedModel], Drafter]:

@@ -4,7 +4,6 @@ lossless stands in test_baselines."""
 from __future__ import annotations
 
 import copy
-import logging
 
 import pytest
 import torch
@@ -23,7 +22,6 @@ from ouroboros.decode import decode
 from ouroboros.drafters import DrafterMemory
 from ouroboros.drafters.calibration import calibrate, disturbed
 from ouroboros.drafters.draft_tree.weights import Weights
-from ouroboros.drafters.grown import Grown
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.drafters.pool import PhrasePool
 from ouroboros.engine.eager import PREFILL_ALONE
@@ -77,7 +75,7 @@ def test_trees_keep_to_size_and_budget(pair, choose):
 )
 def test_the_drafter_knows_how_tokens_are_drawn(choose, temperature):
     """By every way to a choice: a sampler, transformers' settings, behind processors and ranks."""
-    drafter = Grown(None)
+    drafter = Ouroboros()
     drafter.reset(choose)
     s = drafter.growth.state
     assert (float(s.temperature), float(s.unit)) == (temperature, temperature or 1.0)
@@ -162,23 +160,12 @@ def test_what_outlives_a_prompt(pair, tmp_path):
         DrafterMemory.load(tmp_path / "none.json", tokenizer_id="t")
 
 
-def test_sizes_of_the_published_policy_have_no_meaning_for_ours(pair, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("ouroboros.drafters.ouroboros"), "disabled", False)
-    with caplog.at_level(logging.WARNING):
-        Ouroboros(pair[1], gamma=3, topk=2)
-        Ouroboros(pair[1], policy="paper", gamma=3, topk=2)
-    assert [record.getMessage() for record in caplog.records] == [
-        'gamma, topk: no meaning for policy="ours", and ignored'
-    ]
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"policy": "upstream"}, "policy 'upstream' is not"),
+        ({"policy": "paper"}, "is ouroboros.OuroborosPaper"),
         ({"pool_state": "warm"}, "'warm' is not one of cold, task, loaded"),
         ({"pool_state": "loaded"}, "needs a pool: give pool=DrafterMemory.load"),
-        ({"pool_state": "loaded", "policy": "paper"}, "needs a pool: give pool=PhrasePool.load"),
         ({"pool": DrafterMemory()}, "would empty the pool"),
         (
             {"pool": PhrasePool(phrase_len=3, per_key=3), "pool_state": "task"},
@@ -188,7 +175,6 @@ def test_sizes_of_the_published_policy_have_no_meaning_for_ours(pair, caplog, mo
         ({"children": 9}, "children from 1 to 5"),
         ({"costs": "cheap"}, "costs 'cheap' are no file, and no name among epyc, flat"),
         ({"weights": "none.json"}, "cannot read the weights"),
-        ({"draft": None, "policy": "paper"}, "give draft="),
     ],
 )
 def test_impossible_settings_are_refused(pair, changes, reason):

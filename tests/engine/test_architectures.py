@@ -19,7 +19,7 @@ from parts import InParts
 from tiny import SHAPE, RandomDrafter, build, llama, noisy, plain, prompt_of
 from transformers import AutoConfig, BartConfig, BartForConditionalGeneration, PreTrainedModel
 
-from ouroboros import CachedModel, Ouroboros, decode
+from ouroboros import CachedModel, Ouroboros, OuroborosPaper, decode
 from ouroboros.engine import support
 
 WINDOW = 8
@@ -145,7 +145,7 @@ def decoders(draft: CachedModel, truth: list[int], dtype: torch.dtype) -> Iterat
     """All of them in float64; the two with the widest trees in float32."""
     sizes = {"window_size": 3, "ngram_size": 4, "verification_set_size": 3}
     yield Ouroboros(draft)
-    yield Ouroboros(draft, gamma=4, policy="paper", **sizes)
+    yield OuroborosPaper(draft, gamma=4, **sizes)
     yield RandomDrafter(truth, seed=1, hit=0.8)
     if dtype == torch.float64:
         yield Greedy()

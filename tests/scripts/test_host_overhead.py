@@ -10,7 +10,7 @@ import pytest
 from host_overhead import Script, draft_script, host_steps
 from ouroboros.baselines import Lookahead, PromptLookup, Speculative
 
-from ouroboros import Ouroboros
+from ouroboros import Ouroboros, OuroborosPaper
 from ouroboros.bench.metrics.scripted import Drafting, ScriptedModel
 from ouroboros.decode import RootOnly, decode
 
@@ -27,7 +27,7 @@ def drafters() -> dict:
         "lookahead": Lookahead(window_size=3, ngram_size=4, verification_set_size=3),
         "prompt_lookup": PromptLookup(max_ngram_size=2, num_tokens=4),
         "ouroboros": Ouroboros(model),
-        "paper": Ouroboros(model, **SIZES, policy="paper"),
+        "paper": OuroborosPaper(model, **SIZES),
     }
 
 

@@ -46,10 +46,7 @@ class Imitated:
 
     def space(self, name: str) -> Mapping[str, Sequence]:
         """Return what `tune` searches: by the decoder's name, else by its class."""
-        config = self.decoders[name]
-        if config.get("policy") == "paper":
-            return SPACES["ouroboros_paper"]
-        return SPACES.get(kind_of(config), {})
+        return SPACES.get(kind_of(self.decoders[name]), {})
 
     def rates_for(self, name: str) -> Rates | None:
         """Return the rates of a decoder by its name, else its kind's, any other's, the usual."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from ouroboros.baselines import Speculative
 
-from ouroboros import Ouroboros, argmax
+from ouroboros import Ouroboros, OuroborosPaper, argmax
 from ouroboros.bench.replay.imitated_draft import ImitatedDraft, rates_at
 from ouroboros.bench.replay.likeness import CHOICES, NOWHERE, DraftErrorModel, measured, repeats
 from ouroboros.bench.replay.recorded_target import replay
@@ -143,7 +143,7 @@ def test_off_the_text_it_knows_no_more_than_chance():
         lambda draft: Speculative(draft, gamma=4),
         lambda draft: Speculative(draft, gamma=6, confidence=0.3),
         lambda draft: Ouroboros(draft, recycle=False),
-        lambda draft: Ouroboros(draft, policy="paper", **SIZES, recycle=False),
+        lambda draft: OuroborosPaper(draft, **SIZES, recycle=False),
     ],
 )
 def test_replays_are_lossless_and_the_same_twice(make, agreement):

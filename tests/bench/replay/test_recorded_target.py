@@ -18,7 +18,7 @@ from ouroboros.baselines import (
     TokenRecycling,
 )
 
-from ouroboros import CachedModel, Ouroboros
+from ouroboros import CachedModel, Ouroboros, OuroborosPaper
 from ouroboros.bench.replay.recorded_target import check_drafter, replay
 from ouroboros.bench.replay.recording import RecordedRuns, Recording, from_folder, read
 from ouroboros.bench.run.loop import Bench
@@ -74,7 +74,7 @@ def readers(draft: CachedModel) -> dict:
         "lookahead": lambda: Lookahead(**LOOK),
         "ouroboros": lambda: Ouroboros(draft),
         "carrying": lambda: Ouroboros(draft, pool_state="task"),
-        "paper": lambda: Ouroboros(draft, **SIZES, policy="paper"),
+        "paper": lambda: OuroborosPaper(draft, **SIZES),
     }
 
 

@@ -80,10 +80,10 @@ def test_wrong_values_are_named(path, value, says):
     [
         (
             {"gama": 3},
-            r"decoder\.x has no option 'gama': its options are draft, policy",
+            r"decoder\.x has no option 'gama': its options are draft, max_nodes",
         ),
-        ({"gamma": "x"}, r"decoder\.x\.gamma=x: give a whole number"),
-        ({"gamma": True}, r"decoder\.x\.gamma=True: give a whole number"),
+        ({"max_nodes": "x"}, r"decoder\.x\.max_nodes=x: give a whole number"),
+        ({"max_nodes": True}, r"decoder\.x\.max_nodes=True: give a whole number"),
         ({"recycle": 1}, r"decoder\.x\.recycle=1: give true or false"),
     ],
 )

@@ -8,9 +8,8 @@ import pytest
 from tiny import CapturedGraph, llama, noisy, prompt_of
 
 from ouroboros.decode import RootOnly, decode
-from ouroboros.drafters.learning import Hung
+from ouroboros.drafters.ouroboros_paper import OuroborosPaper
 from ouroboros.drafters.pool import PhrasePool
-from ouroboros.drafters.published import Published
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import argmax
 from ouroboros.tree import TokenTree
@@ -24,16 +23,16 @@ def pair():
     return CachedModel(model), CachedModel(noisy(copy.deepcopy(model)))
 
 
-def ready(draft: CachedModel, **changes) -> Published:
+def ready(draft: CachedModel, **changes) -> OuroborosPaper:
     """A drafter after its reset, its draft model's cache unrelated."""
-    drafter = Published(draft, **{**SIZES, **changes})
+    drafter = OuroborosPaper(draft, **{**SIZES, **changes})
     drafter.reset(argmax)
     return drafter
 
 
 def steps_of(pair, max_new: int = 40, prompt=None, **changes):
     target, draft = pair
-    recorded = CapturedGraph(Published(draft, **{**SIZES, **changes}))
+    recorded = CapturedGraph(OuroborosPaper(draft, **{**SIZES, **changes}))
     decode(target, recorded, prompt or prompt_of(12, 3) * 2, max_new=max_new)
     return recorded.drafter, recorded.steps
 
@@ -84,16 +83,16 @@ def test_phrases_of_the_pool_hang_below_the_drafts_end(pair):
     assert len(drafter.propose(tokens, 20)) == at + 1
 
 
-def proposed(drafter: Published, tree: TokenTree, chain: int) -> None:
+def proposed(drafter: OuroborosPaper, tree: TokenTree, chain: int) -> None:
     """As if `propose` had given this tree, its first `chain` nodes below the root the draft."""
-    drafter._chain, drafter._hung = chain, []
+    drafter._draft_end, drafter._suffixes = chain, []
     drafter.pool.clear()
     for branch in (n for n in range(len(tree)) if n > chain and n not in tree.parents):
         path = tree.path_to(branch)
         if chain in path:
             phrase = tuple(tree.tokens[n] for n in path[chain + 1 :])
             drafter.pool.add(tree.tokens[chain], phrase)
-            drafter._hung.append(Hung(chain, phrase))
+            drafter._suffixes.append(phrase)
 
 
 SUFFIXED = TokenTree.chain(0, [1, 2]).graft([(3, 4, 5), (6, 7, 8)], at=2, source="suffix")
@@ -137,7 +136,7 @@ def test_a_cold_pool_is_emptied_a_task_pool_kept_and_a_loaded_one_restored(pair)
     for state, left in (("cold", []), ("task", [1, 9]), ("loaded", [1])):
         pool = copy.deepcopy(given)
         own = {} if state == "cold" else {"pool": pool}
-        drafter = Published(pair[1], **SIZES, pool_state=state, **own)
+        drafter = OuroborosPaper(pair[1], **SIZES, pool_state=state, **own)
         drafter.pool.add(9, [9, 9, 9])
         drafter.reset(argmax)
         assert [key for key, _ in drafter.pool] == left
@@ -149,7 +148,7 @@ def test_a_loaded_pool_keeps_its_contexts_from_prompt_to_prompt(pair):
     given = PhrasePool(phrase_len=3, per_key=3)
     given.add(1, [2, 3, 4], before=[7, 8])
     given.add(1, [5, 5, 5])
-    drafter = Published(pair[1], **SIZES, pool_state="loaded", pool=given)
+    drafter = OuroborosPaper(pair[1], **SIZES, pool_state="loaded", pool=given)
     for _ in range(2):
         drafter.reset(argmax)
         assert drafter.pool.get(1, 1, before=[7, 8]) == [(2, 3, 4)]
@@ -158,14 +157,16 @@ def test_a_loaded_pool_keeps_its_contexts_from_prompt_to_prompt(pair):
 
 def test_a_pool_of_other_phrases_is_refused(pair):
     with pytest.raises(ValueError, match="phrases of 9 tokens"):
-        Published(pair[1], **SIZES, pool_state="task", pool=PhrasePool(phrase_len=9, per_key=3))
+        OuroborosPaper(
+            pair[1], **SIZES, pool_state="task", pool=PhrasePool(phrase_len=9, per_key=3)
+        )
 
 
 def test_a_warm_pool_saves_calls(pair):
     prompt = prompt_of(12, 3)
     calls = {}
     for state in ("cold", "task"):
-        recorded = Published(pair[1], **SIZES, pool_state=state)
+        recorded = OuroborosPaper(pair[1], **SIZES, pool_state=state)
         traces = [decode(pair[0], recorded, prompt, max_new=40) for _ in range(2)]
         calls[state] = [sum(1 + step.draft_calls for step in trace.steps) for trace in traces]
     assert calls["cold"][0] == calls["cold"][1] == calls["task"][0] > calls["task"][1]
@@ -189,8 +190,10 @@ def test_the_pool_stays_out_while_the_window_fills(pair):
         ({"topk": -1}, "topk -1 at least 0"),
         ({"ngram_size": 1}, "at least"),
         ({"window_size": -1}, "window_size is -1"),
+        ({"pool_state": "loaded"}, "needs a pool: give pool=PhrasePool.load"),
+        ({"draft": None}, "give draft="),
     ],
 )
 def test_impossible_settings_are_refused(pair, changes, reason):
     with pytest.raises(ValueError, match=reason):
-        Published(pair[1], **{**SIZES, **changes})
+        OuroborosPaper(**{"draft": pair[1], **SIZES, **changes})

@@ -1,0 +1,158 @@
+"""Ouroboros as published: drafting phrase by phrase (Zhao et al., EMNLP 2024, arXiv 2402.13720).
+
+The small model drafts with lookahead decoding of its own, so each of its calls yields several
+tokens (phrases speed up drafting). Phrases of the pool are appended to the draft's end, and the
+target verifies them in the same call (phrases lengthen the draft). The target's predictions along
+the way, rejected or not, become phrases again (verification makes phrases), and the pool may
+outlive the prompt.
+
+Invariant: the pool only changes *which tokens are proposed*; `decode` alone decides which are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from ouroboros.decode import extend
+from ouroboros.drafters.drafting import Scratch
+from ouroboros.drafters.lookahead import Lookahead
+from ouroboros.drafters.pool import PhrasePool, check_pool
+from ouroboros.engine.model import CachedModel
+from ouroboros.growing import Growing
+from ouroboros.select import TokenSelector, argmax
+from ouroboros.tree import TokenTree
+
+
+class OuroborosPaper:
+    """The published drafter: gamma, W = window_size, N = ngram_size, G = verification_set_size and
+    K = topk suffixes.
+
+    `window_size` 0 drafts without a Jacobi window, `topk` 0 does not lengthen the draft, `recycle`
+    False takes no phrases from verification, `seed` fills the first window. `pool_state`: "cold"
+    empties the pool for each prompt, "task" carries it from prompt to prompt, "loaded" starts each
+    prompt from `pool`.
+
+    Raises `ValueError` for settings out of range and for a pool of other sizes.
+    """
+
+    def __init__(
+        self,
+        draft: CachedModel,
+        *,
+        gamma: int = 12,
+        window_size: int = 20,
+        ngram_size: int = 7,
+        verification_set_size: int = 20,
+        topk: int = 3,
+        recycle: bool = True,
+        pool_state: Literal["cold", "task", "loaded"] = "cold",
+        pool: PhrasePool | None = None,
+        seed: int = 0,
+    ) -> None:
+        if draft is None:
+            raise ValueError("OuroborosPaper drafts with a model: give draft=")
+        if gamma < 1 or topk < 0:
+            raise ValueError(f"gamma {gamma} must be at least 1 and topk {topk} at least 0")
+        check_pool(pool_state, pool, PhrasePool)
+        self.draft: CachedModel | None = draft
+        self.model = draft
+        self.gamma, self.topk, self.recycle = gamma, topk, recycle
+        self.reads_rejected = recycle
+        self.ngram_size = ngram_size
+        self.pool_state = pool_state
+        if pool is None:
+            per_key = max(1, verification_set_size, topk)
+            pool = PhrasePool(phrase_len=ngram_size - 1, per_key=per_key, use_context=False)
+        elif pool.phrase_len != ngram_size - 1:
+            raise ValueError(
+                f"the pool holds phrases of {pool.phrase_len} tokens, ngram_size asks for "
+                f"{ngram_size - 1}"
+            )
+        self.pool = pool
+        self._loaded = pool.copy() if pool_state == "loaded" else None
+        self.drafting = Lookahead(
+            window_size=window_size,
+            ngram_size=ngram_size,
+            verification_set_size=verification_set_size,
+            pool_from_prompt=False,
+            pool=pool,
+            pool_while_filling=False,
+            seed=seed,
+        )
+        self._choose: TokenSelector = argmax
+        self._draft_end = 0
+        self._suffixes: list[tuple[int, ...]] = []
+        self._scratch = Scratch()
+
+    def restore(self, pool: PhrasePool) -> None:
+        """Replace the drafter's phrases by those of a pool of the same sizes."""
+        self.pool.restore(pool)
+
+    def read_pool(self, path: str | Path, *, tokenizer_id: str) -> PhrasePool:
+        """Read a saved pool of this drafter's sizes. Raises `ValueError` for any other file."""
+        sizes = {"phrase_len": self.pool.phrase_len, "per_key": self.pool.per_key}
+        return PhrasePool.load(path, tokenizer_id=tokenizer_id, **sizes)
+
+    def reset(self, choose: TokenSelector) -> None:
+        """Begin a prompt: empty, keep or restore the pool as `pool_state` says."""
+        self._choose = choose
+        self.drafting.reset(choose)
+        self._scratch.reset()
+        if self._loaded is not None:
+            self.pool.restore(self._loaded)
+        elif self.pool_state == "cold":
+            self.pool.clear()
+
+    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+        """Return the draft as a chain, with phrases of the pool below its end."""
+        drafted, sources = self._draft(tokens, budget - 1)
+        tree = Growing(tokens[-1])
+        tree.chain(drafted, sources)
+        self._draft_end = end = len(drafted)
+        self._suffixes = self.pool.get(tree.tokens[end], self.topk)
+        tree.graft([phrase[: budget - 1 - end] for phrase in self._suffixes], end, source="suffix")
+        return TokenTree.grown(tree)
+
+    def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
+        """Make phrases of the target's predictions (section 3.3 of the paper).
+
+        After full acceptance, replace each suffix that was verified to its end by the target's
+        predictions along it. After a rejection, add the runs of the rejected tail in which the
+        target agrees with the draft at least N - 2 times.
+        """
+        if not self.recycle:
+            return
+        end = min(self._draft_end, len(tree) - 1)
+        kept = sum(node <= end for node in path)
+        if kept > end:
+            for phrase in reversed(self._suffixes):  # the best one becomes the newest
+                node, predicted = end, [chosen[end]]
+                for token in phrase[:-1]:
+                    child = tree.children.get((node, token))
+                    if child is None:
+                        break
+                    node = child
+                    predicted.append(chosen[node])
+                if len(predicted) == len(phrase):
+                    self.pool.replace(tree.tokens[end], phrase, predicted)
+            return
+        for node in range(kept, end + 1):
+            last, limit = node, min(end, node + self.pool.phrase_len - 1)
+            while last < limit and chosen[last] == tree.tokens[last + 1]:
+                last += 1
+            if last - node >= self.ngram_size - 2:
+                self.pool.add(tree.tokens[node], [chosen[n] for n in range(node, last + 1)])
+
+    def _draft(self, tokens: Sequence[int], room: int) -> tuple[list[int], list[str]]:
+        """Draft gamma tokens (at most `room`), and more where the last draft call yields more.
+
+        Return them with their sources: "draft", or "phrase" for tokens of a verified phrase.
+        """
+        sequence, sources = self._scratch.at(tokens), []
+        for record in extend(self.model, self.drafting, sequence, room, choose=self._choose):
+            sources += ["phrase" if name == "pool" else "draft" for name in record.sources]
+            if len(sources) >= self.gamma:
+                break
+        return sequence[len(tokens) :], sources
