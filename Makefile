@@ -2,10 +2,10 @@
 #              with shared noise where the pair's text repeats itself as real models' does
 # make test    install what development needs as well, then the tests, the GPU's kernels interpreted;
 #              without those marked slow, which make test-all runs too
-# make check   linter, type checker, and whether the tables are what results/ give
+# make check   linter, type checker, and whether the pages' tables are what results/ give
 # make tune    search every decoder's settings with one budget on development text
-# make evidence   all that README and docs quote, measured anew; hours, and it goes on when stopped
-# make figures    the tables of README and docs, written from results/
+# make evidence   measure everything that README and docs quote; hours, rerun to resume
+# make figures    write the tables of README and docs from results/
 # make docs    install what it needs, then build the documentation into build/site
 
 PYTHON ?= python3
@@ -31,7 +31,7 @@ check: $(DEVELOPED)
 
 evidence: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[recordings]'
-	bash scripts/reproduce/all.sh $(ARGS)
+	bash scripts/reproduce/all.sh
 
 figures: $(INSTALLED)
 	$(BIN)/python scripts/reproduce/figures.py $(ARGS)

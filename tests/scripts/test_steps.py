@@ -1,0 +1,114 @@
+"""Scripts of measurements: finished steps are skipped, interrupted ones resume, failures are named,
+and every command that they give is accepted."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+
+import pytest
+from composing import ROOT, composed
+
+from ouroboros.cli.command_line import COMMANDS
+
+REPRODUCE = sorted((ROOT / "scripts" / "reproduce").glob("*.sh"))
+CONFIGS = {"bench": "config", "profile": "profiling", "advise": "advise"}
+SCRIPT = """
+source {steps}
+cd {folder}
+measure one bench limit=1 && step one after.json "$PYTHON" -m ouroboros overlap
+measure two bench limit=2
+finish
+"""
+PYTHON = """#!/bin/sh
+echo "$*" >> {folder}/asked
+case "$*" in *{fails}*) echo "no such thing" >&2; exit {code};; esac
+case "$*" in *results_dir=*) echo '"status": "finished"' > "${{*##*results_dir=}}/run.json";; esac
+echo '{{"made": true}}'
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a script of two runs and a step between, with a program in ouroboros' place."""
+    (tmp_path / "script.sh").write_text(
+        SCRIPT.format(steps=ROOT / "scripts" / "steps.sh", folder=tmp_path)
+    )
+
+    def run(fails: str = "nothing", code: int = 1, **variables: str) -> tuple[int, list[str], str]:
+        program = tmp_path / "python"
+        program.write_text(PYTHON.format(folder=tmp_path, fails=fails, code=code))
+        program.chmod(0o755)
+        (tmp_path / "asked").write_text("")
+        done = subprocess.run(
+            ["bash", tmp_path / "script.sh"],
+            env={**os.environ, "PYTHON": str(program), **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        asked = (tmp_path / "asked").read_text().splitlines()
+        return done.returncode, [" ".join(line.split()[3:]) for line in asked], done.stderr
+
+    return run
+
+
+def test_finished_steps_are_skipped(run, tmp_path):
+    code, asked, _ = run()
+    assert (code, asked) == (
+        0,
+        ["limit=1 results_dir=results/one", "", "limit=2 results_dir=results/two"],
+    )
+    assert (tmp_path / "results" / "one" / "after.json").read_text() == '{"made": true}\n'
+    code, asked, said = run()
+    assert (code, asked) == (0, []) and said.count("finished before") == 3
+
+
+def test_a_failure_is_named_and_the_rest_runs(run):
+    code, asked, said = run(fails="limit=1")
+    assert code == 1 and len(asked) == 2, "what needs the failed run is not begun"
+    assert "results/one: FAILED with exit code 1: no such thing" in said
+    assert said.splitlines()[-1] == "failed: results/one/"
+    code, asked, _ = run()
+    assert code == 0 and len(asked) == 2, "from where it failed"
+
+
+def test_an_interruption_ends_the_script_and_resumes(run):
+    code, asked, said = run(fails="limit=1", code=130)
+    assert (code, len(asked)) == (130, 1) and "interrupted: rerun to resume" in said
+    assert run()[0] == 0
+
+
+def test_extra_options_and_a_results_folder_are_added(run):
+    _, asked, _ = run(EXTRA="max_new=4", RESULTS="elsewhere")
+    assert asked[0] == "limit=1 results_dir=elsewhere/one max_new=4"
+
+
+def commands(script) -> list[list[str]]:
+    """The words of each `ouroboros` command that a script gives."""
+    environment = {**os.environ, "DRY": "1", "DATA": "data"}
+    done = subprocess.run(
+        ["bash", script], env=environment, capture_output=True, text=True, check=True
+    )
+    lines = (line.partition(" -m ouroboros ")[2] for line in done.stdout.splitlines())
+    return [line.split() for line in lines if line]
+
+
+def test_every_figure_of_the_pages_has_a_script():
+    names = {path.stem for path in REPRODUCE}
+    listed = (ROOT / "scripts" / "reproduce" / "all.sh").read_text().replace(";", " ").split()
+    assert names - {"all", "common"} <= set(listed)
+
+
+@pytest.mark.parametrize("script", [s for s in REPRODUCE if s.stem not in ("all", "common")])
+def test_every_scripts_commands_are_accepted(script):
+    for words in commands(script):
+        assert words[0] in COMMANDS, words
+        if words[0] in CONFIGS:
+            options = [word for word in words[1:] if word != "hydra.mode=RUN"]
+            composed(*map(unquoted, options), name=CONFIGS[words[0]])
+
+
+def unquoted(word: str) -> str:
+    return " ".join(shlex.split(word))
