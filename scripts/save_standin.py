@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from ouroboros.bench.run.pair import place
+from ouroboros.bench.run.pair import model_path
 from ouroboros.engine.quantised import bytes_of
 from ouroboros.standin import blank, embed, shape
 
@@ -47,10 +47,10 @@ def save_standin(args: argparse.Namespace) -> None:
     """Build and save the stand-in. Raises `ValueError` if it does not fit."""
     config, dtype = shape(args.shape), getattr(torch, args.dtype)
     check_disk(config, dtype, args.out)
-    core = LlamaForCausalLM.from_pretrained(place(args.core), dtype=dtype)
+    core = LlamaForCausalLM.from_pretrained(model_path(args.core), dtype=dtype)
     model = embed(core, config, device=args.device, dtype=dtype, seed=args.seed)
     model.save_pretrained(args.out)
-    AutoTokenizer.from_pretrained(place(args.core)).save_pretrained(args.out)
+    AutoTokenizer.from_pretrained(model_path(args.core)).save_pretrained(args.out)
     (args.out / "README.md").write_text(CARD.format(shape=args.shape, core=args.core))
     print(f"{args.out}: {bytes_of(model) / 1e9:.2f} GB read per decoding step")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.report.gather import Measured, load
-from ouroboros.bench.run.resume import RunIdentity
-from ouroboros.bench.run.store import SAMPLES, SCORES, ResultsFolder
+from ouroboros.bench.run.folder import SAMPLES, SCORES, ResultsFolder
+from ouroboros.bench.run.identity import RunIdentity
 from ouroboros.trace import StepRecord
 
 

@@ -19,8 +19,8 @@ from tqdm import tqdm
 
 from ouroboros.bench.metrics.intervals import Interval, speedup
 from ouroboros.bench.metrics.sample import PLAIN
-from ouroboros.bench.run.options import check_whole
-from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.bench.run.config import check_whole
+from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.cli.advising.check import check_runs
 from ouroboros.cli.advising.devices import devices
 from ouroboros.cli.advising.inputs import Evidence, from_folder, given_costs, run_here, shapes

@@ -23,13 +23,13 @@ from ouroboros.bench.replay.likeness import DraftErrorModel, measured
 from ouroboros.bench.replay.recording import RecordedRuns, renumbered
 from ouroboros.bench.report.plots.agreements import agreement_curves
 from ouroboros.bench.report.plots.style import save
+from ouroboros.bench.run.config import check_whole
 from ouroboros.bench.run.costs import load_costs
-from ouroboros.bench.run.options import check_whole
+from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.identity import provenance, without_paths
+from ouroboros.bench.run.loop import eos_ids
 from ouroboros.bench.run.pair import load_pair, load_tokenizer
-from ouroboros.bench.run.prompt import prompt_ids
-from ouroboros.bench.run.provenance import provenance, without_paths
-from ouroboros.bench.run.store import ResultsFolder
-from ouroboros.bench.run.turn import eos_ids
+from ouroboros.bench.run.prompts import prompt_ids
 from ouroboros.cli.agreeing.worths import Worths, by_group
 from ouroboros.cli.build import build_spec, build_task, check_decoders
 from ouroboros.cli.configs import chosen, plain

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.report.folder_report import make_report
-from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.verdict.audit_report import OPEN, audit_markdown, load_audit, tally, verdict
 from ouroboros.bench.verdict.run_audit import audit_run
 from ouroboros.cli.build import rebuild

@@ -24,23 +24,23 @@ from tqdm import tqdm
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.scoring import corpus_scores
 from ouroboros.bench.report.folder_report import headline, make_report, tables, unpriced
-from ouroboros.bench.run.caveats import caveats
-from ouroboros.bench.run.costs import recorded_costs
-from ouroboros.bench.run.interrupt import Interruption
+from ouroboros.bench.run.config import check_options
+from ouroboros.bench.run.costs import load_costs, recorded_costs
+from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.identity import RunIdentity
 from ouroboros.bench.run.launch import check_timing
 from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.run.options import check_options
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.parallel import (
     alone,
     any_rank,
+    check_parallel,
     exchanged,
     folder_of,
     joined,
     on_own_device,
 )
-from ouroboros.bench.run.record import claim_of, run_facts
-from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.bench.run.run import Interruption, caveats, run_facts
 from ouroboros.bench.tasks.task import Example, Task, conversations
 from ouroboros.bench.verdict.run_audit import audit_run
 from ouroboros.cli import place
@@ -83,6 +83,8 @@ def settled(config: dict) -> dict:
         config = {**config, "temperature": matched(config["model"]["target"])}
     check_decoders(config.get("decoder"))
     check_options(config)
+    check_parallel(config)
+    load_costs(config.get("costs"))
     if config["threads"]:
         torch.set_num_threads(config["threads"])
     return config
@@ -110,7 +112,7 @@ def run_job(
     """As `bench`, for a task that was built; `pair_of` gives the models of a config, and `ranks`
     are those of this process, alone by default. Of several, rank 0 alone scores and reports."""
     ranks = ranks or Alone()
-    first, claim = ranks.rank == 0, claim_of(config, examples)
+    first, claim = ranks.rank == 0, RunIdentity.of(config, examples)
     agreed(ranks, lambda: folder.check_open(claim) if first else None)
     recorded = None if config["overwrite"] or not first else recorded_costs(folder)
     pair = agreed(ranks, lambda: pair_of(on_own_device(config, ranks)))

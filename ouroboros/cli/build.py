@@ -15,16 +15,15 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from ouroboros import PhrasePool, vocab
+from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.costs import load_costs, recorded_costs
-from ouroboros.bench.run.file_hash import check_places
-from ouroboros.bench.run.loop import Bench
+from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.identity import check_files
+from ouroboros.bench.run.loop import Bench, Decoder, DecoderFactory
 from ouroboros.bench.run.pair import Pair, PairSpec, load_pair
 from ouroboros.bench.run.parallel import drafting_on_first, shared_pair
-from ouroboros.bench.run.prompt import longest, with_context
-from ouroboros.bench.run.record import run_facts
-from ouroboros.bench.run.sampling import Sampling
-from ouroboros.bench.run.store import ResultsFolder
-from ouroboros.bench.run.turn import Decoder, DecoderFactory
+from ouroboros.bench.run.prompts import longest, with_context
+from ouroboros.bench.run.run import run_facts
 from ouroboros.bench.tasks.task import Example, Task, part_of, select
 from ouroboros.cli.configs import called, check_arguments, parameters_of, plain
 from ouroboros.costs.named import UNTIMED, named
@@ -118,7 +117,7 @@ def rebuild(folder: ResultsFolder, overrides: list[str]) -> Bench:
     given = OmegaConf.from_dotlist(overrides)
     config = plain(OmegaConf.merge(OmegaConf.create(run["config"]), given))  # type: ignore[arg-type]
     config["part"] = run.get("part")
-    check_places(config, run.get("contents", {}))
+    check_files(config, run.get("contents", {}))
     task, examples = build_task(config["task"])
     recorded = recorded_costs(folder)
     job = build_bench(config, task, examples, build_pair(config), recorded=recorded)

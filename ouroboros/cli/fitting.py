@@ -9,7 +9,7 @@ import torch
 
 from ouroboros.bench.report.plots.style import save
 from ouroboros.bench.report.plots.trees import fitted
-from ouroboros.bench.run.turn import eos_ids
+from ouroboros.bench.run.loop import eos_ids
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.cli import CONF
 from ouroboros.cli.build import build_pair

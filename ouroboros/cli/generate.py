@@ -14,10 +14,9 @@ from rich.live import Live
 from transformers.utils.logging import disable_progress_bar
 
 from ouroboros.bench.metrics.sample import PLAIN
-from ouroboros.bench.run.loop import WARM_UP
+from ouroboros.bench.run.loop import WARM_UP, eos_ids
 from ouroboros.bench.run.pair import Pair
-from ouroboros.bench.run.prompt import prompt_ids
-from ouroboros.bench.run.turn import eos_ids
+from ouroboros.bench.run.prompts import prompt_ids
 from ouroboros.bench.tasks.task import Example
 from ouroboros.cli.build import (
     build_costs,

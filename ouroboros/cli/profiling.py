@@ -24,14 +24,15 @@ from ouroboros.bench.report.plots.costs import step_time, verify_cost
 from ouroboros.bench.report.plots.style import save_png
 from ouroboros.bench.report.time_report import floor_frame, step_frame, time_facts, to_markdown
 from ouroboros.bench.report.title import footnote, title
-from ouroboros.bench.run.costs import recorded_costs
-from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.run.options import check_options, check_whole
+from ouroboros.bench.run.config import check_options, check_whole
+from ouroboros.bench.run.costs import load_costs, recorded_costs
+from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.identity import RunIdentity
+from ouroboros.bench.run.loop import Bench, DecoderFactory
 from ouroboros.bench.run.pair import Pair
-from ouroboros.bench.run.prompt import prompt_ids
-from ouroboros.bench.run.record import claim_of, run_facts
-from ouroboros.bench.run.store import ResultsFolder
-from ouroboros.bench.run.turn import DecoderFactory
+from ouroboros.bench.run.parallel import check_parallel
+from ouroboros.bench.run.prompts import prompt_ids
+from ouroboros.bench.run.run import run_facts
 from ouroboros.cli import place
 from ouroboros.cli.bench import results_path, run_samples, score_samples
 from ouroboros.cli.build import build_bench, build_pair, build_task, check_decoders
@@ -47,12 +48,14 @@ def profile(cfg: DictConfig) -> int:
     options = config.pop("profile")
     check_decoders(config.get("decoder"))
     check_options(config)
+    check_parallel(config)
+    load_costs(config.get("costs"))
     check_profile(options, config)
     if config["threads"]:
         torch.set_num_threads(config["threads"])
     task, examples = build_task(config["task"])
     folder = ResultsFolder(results_path(config, task))
-    claim = claim_of(config, examples)
+    claim = RunIdentity.of(config, examples)
     old = folder.check_open(claim)
     pair = build_pair(config)
     recorded = None if old is None else recorded_costs(folder)

@@ -21,11 +21,11 @@ from ouroboros.bench.replay.imitation import Rates
 from ouroboros.bench.replay.recorded_target import RecordedTarget, check_drafter, replay, sampled
 from ouroboros.bench.replay.recording import RecordedRuns
 from ouroboros.bench.report.summary import cost_of
+from ouroboros.bench.run.config import check_whole
 from ouroboros.bench.run.costs import load_costs, recorded_costs
-from ouroboros.bench.run.options import check_whole
+from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
+from ouroboros.bench.run.loop import text_of
 from ouroboros.bench.run.pair import Pair, load_tokenizer
-from ouroboros.bench.run.stop import text_of
-from ouroboros.bench.run.store import SAMPLES, ResultsFolder
 from ouroboros.cli.build import any_drafts, build_decoders, build_spec, check_decoders
 from ouroboros.cli.configs import chosen, plain
 from ouroboros.cli.refusals import check_unused

@@ -19,7 +19,7 @@ from ouroboros.bench.report.gather import Measured, load, merge, run_folders
 from ouroboros.bench.report.run_set import RunSet
 from ouroboros.bench.report.spec_bench import write_answers
 from ouroboros.bench.run.costs import load_costs
-from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.tasks.specbench import SpecBench
 from ouroboros.cli import place
 

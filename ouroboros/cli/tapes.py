@@ -17,11 +17,10 @@ from ouroboros.bench.replay.imitation import Rates
 from ouroboros.bench.replay.likeness import DraftErrorModel
 from ouroboros.bench.replay.recorded_target import RecordedTarget
 from ouroboros.bench.replay.recording import RecordedRuns, from_folder, read
-from ouroboros.bench.run.conversation import Answers
-from ouroboros.bench.run.file_hash import check_places
+from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.identity import check_files
 from ouroboros.bench.run.pair import load_draft
-from ouroboros.bench.run.prompt import prompt_ids
-from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.bench.run.prompts import Answers, prompt_ids
 from ouroboros.cli.build import build_spec, build_task, lengthened
 from ouroboros.cli.configs import called
 from ouroboros.engine.model import CachedModel
@@ -67,7 +66,7 @@ def load_tapes(
 def prompts(options: dict, folder: ResultsFolder, tokenizer) -> Callable[[str, int], list[int]]:
     """Return what gives the token ids of an example in a repeat, as the recorded run met it."""
     run = folder.load_run()
-    check_places({"model": {}, "task": options, "decoder": {}}, run.get("contents", {}))
+    check_files({"model": {}, "task": options, "decoder": {}}, run.get("contents", {}))
     task, examples = build_task(options)
     examples = lengthened(run["config"], task, examples, tokenizer)
     answers = Answers(task, examples, run["decoders"][0], folder.load_samples())

@@ -1,7 +1,7 @@
 """A short look at what calls of a pair cost here and now, for drafters to go by.
 
 Invariant: a run must repeat, so it probes once and records what it found; a resumed run takes what
-is recorded (`ouroboros.bench.run.store`).
+is recorded (`ouroboros.bench.run.folder`).
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
 from ouroboros.bench.metrics.metrics import repetition_rate
-from ouroboros.bench.run.sampling import Sampling, derive_seed
-from ouroboros.bench.run.stop import StopStrings, text_of
+from ouroboros.bench.run.config import Sampling, derive_seed
+from ouroboros.bench.run.loop import StopStrings, text_of
 from ouroboros.bench.tasks.humaneval import HumanEval
 from ouroboros.decode import RootOnly, predict, stream
 from ouroboros.engine.model import CachedModel

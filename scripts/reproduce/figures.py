@@ -29,7 +29,7 @@ from pathlib import Path
 
 from tables import KINDS, ONE_FOLDER
 
-from ouroboros.bench.run.provenance import provenance, sources_hash
+from ouroboros.bench.run.identity import provenance, sources_hash
 
 MARKED = re.compile(r"<!-- results: ([^\n]+?) -->\n(.*?)<!-- end -->", re.DOTALL)
 BEFORE = Path("results", "local", "before")

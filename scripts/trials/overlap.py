@@ -20,9 +20,8 @@ from tqdm import tqdm
 
 from ouroboros import CachedModel, TokenTree
 from ouroboros.bench.metrics.sample import PLAIN
-from ouroboros.bench.run.conversation import Answers
-from ouroboros.bench.run.prompt import prompt_ids
-from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.prompts import Answers, prompt_ids
 from ouroboros.cli.build import rebuild
 from ouroboros.select import Sampler
 

@@ -11,9 +11,9 @@ from hydra.utils import get_class
 
 from ouroboros import PhrasePool, argmax, standin, vocab
 from ouroboros.bench.report.gather import load, merge
-from ouroboros.bench.run import caveats
+from ouroboros.bench.run import run as running
+from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.pair import Pair, PairSpec, load_draft, load_pair
-from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.cli import build as building
 from ouroboros.cli import configs
 from ouroboros.cli import refusals as asking
@@ -116,7 +116,7 @@ def test_decoders_that_an_experiment_sets_may_be_left_out(capsys):
 
 @pytest.mark.parametrize("cpu", ["AMD EPYC", "Intel(R) Xeon(R)"])
 def test_a_timed_run_says_where_few_float32_rows_are_slow(run_bench, saved_pair, monkeypatch, cpu):
-    monkeypatch.setattr(caveats, "machine", lambda: {"cpu": cpu})
+    monkeypatch.setattr(running, "machine", lambda: {"cpu": cpu})
     options = ["decoder=greedy", "model.dtype=float32", "task.limit=1", "max_new=2", "audit=none"]
     options.append(f"results_dir={cpu[:3]}")
     code, _, error = run_bench(*options)
@@ -340,7 +340,10 @@ def test_the_longest_context_fits_the_raised_position_limit():
             "no_such_module.Mine",
             "decoder.mine._target_=no_such_module.Mine: there is no such class",
         ),
-        ("ouroboros.bench.run.store.RUN", "ouroboros.bench.run.store.RUN: there is no such class"),
+        (
+            "ouroboros.bench.run.folder.RUN",
+            "ouroboros.bench.run.folder.RUN: there is no such class",
+        ),
     ],
 )
 def test_a_class_that_there_is_not_is_told_in_one_line(target, reason):

@@ -7,7 +7,7 @@ import pytest
 from bench_models import CostModel
 
 from ouroboros.bench.run.costs import recorded_costs
-from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.cli import build
 from ouroboros.cli.build import rebuild
 from ouroboros.costs.named import named

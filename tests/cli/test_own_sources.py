@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from ouroboros.bench.run.sources import source_hash
-from ouroboros.bench.run.store import FAILURES
+from ouroboros.bench.run.folder import FAILURES
+from ouroboros.bench.run.identity import source_hash
 
 DRAFTER = """
 from helper import NUMBER
@@ -86,14 +86,14 @@ def test_a_run_on_folders_asks_for_their_place(mine, saved_pair, call, run_bench
 
     monkeypatch.chdir(mine / "out")
     lost = "model.draft=<path> model.target=<path>"
-    assert f"give the place, as {lost} task.path=<path>" in told()
-    assert told(rows).endswith(f"of which it keeps the name only: give the place, as {lost}")
-    assert "give the place, as task.path=" in told(*places)
+    assert f"give the paths, as {lost} task.path=<path>" in told()
+    assert told(rows).endswith(f"keeps names only: give the paths, as {lost}")
+    assert "give the paths, as task.path=" in told(*places)
     swapped = [f"model.target={mine / 'draft'}", f"model.draft={mine / 'target'}"]
-    assert "is not what the run read" in told(rows, *swapped)
+    assert "is not the file that the run read" in told(rows, *swapped)
     assert "error" not in told(rows, *places)
     recording = [f"recording={folder}", "decoder=[greedy]"]
-    assert "give the place, as task.path=" in call("replay", *recording)[2]
+    assert "give the paths, as task.path=" in call("replay", *recording)[2]
     monkeypatch.chdir(mine / "out")
     tokenizer = ["--tokenizer", str(mine / "target")]
     for given, shown in ((tokenizer, True), ([], False)):

@@ -12,8 +12,8 @@ import pytest
 from processes import in_processes
 from tqdm import tqdm
 
+from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.parallel import by_surface, check_parallel
-from ouroboros.bench.run.store import ResultsFolder
 from ouroboros.cli import command_line
 from ouroboros.costs.surface import Surface
 from ouroboros.drafters.ouroboros import Ouroboros

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.scripted import ANY
+from ouroboros.bench.run.config import Sampling
+from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.recorder import PrefixKey, listed, unlisted
-from ouroboros.bench.run.sampling import Sampling
-from ouroboros.bench.run.store import ResultsFolder
 
 FORMAT = "ouroboros-recording-1"
 SPARE = 64  # ids that a renumbered vocabulary has beyond a text's own

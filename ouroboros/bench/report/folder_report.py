@@ -19,7 +19,7 @@ from ouroboros.bench.report.plots.speedups import calls_bars, speedup_bars
 from ouroboros.bench.report.plots.style import save_png
 from ouroboros.bench.report.summary import cost_text, headline, summarise
 from ouroboros.bench.report.tables import captioned, tables
-from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.bench.run.folder import ResultsFolder
 
 __all__ = ["headline", "legend", "make_report", "notes", "summarise", "tables", "to_markdown"]
 

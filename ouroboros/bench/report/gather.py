@@ -15,8 +15,7 @@ from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.report.summary import summarise
 from ouroboros.bench.run.costs import recorded_costs
-from ouroboros.bench.run.jsonl import there
-from ouroboros.bench.run.store import RUN, SAMPLES, ResultsFolder
+from ouroboros.bench.run.folder import RUN, SAMPLES, ResultsFolder, exists
 from ouroboros.bench.verdict.audit_report import Row, load_audit
 
 
@@ -59,7 +58,7 @@ def load(path: Path) -> Measured:
     missing = [key for key in ("task", "model", "decoders", "samples_wanted") if key not in run]
     if missing:
         raise ValueError(f"{path / RUN} lacks {', '.join(missing)}: not a run of this project")
-    if not there(path / SAMPLES):
+    if not exists(path / SAMPLES):
         raise ValueError(f"{path} has no {SAMPLES}: only the folder that measured has it")
     samples = folder.load_samples()
     strange = {sample.decoder for sample in samples} - set(run["decoders"])

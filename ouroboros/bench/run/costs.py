@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ouroboros.bench.metrics.timed_costs import costs_of
-from ouroboros.bench.run.store import COSTS, ResultsFolder
+from ouroboros.bench.run.folder import COSTS, ResultsFolder
 from ouroboros.costs.named import NAMES, named
 from ouroboros.costs.surface import Costs
 

@@ -1,33 +1,40 @@
-"""The run loop: every decoder on every prompt, alternated so that drift hits all alike.
+"""The run loop: every decoder on every prompt, alternated so that drift affects all alike.
 
-For each prompt all decoders take their turn, and the one that goes first changes from prompt to
-prompt. Invariants: nothing is cached between two samples but what a decoder itself chose to carry
-(a phrase pool); each sample is on disk before the next begins; a failure is a row, not an end; a
-later turn of a conversation follows the first decoder's answers, so that all decoders meet the same
-prompt.
+For each prompt all decoders take their turn, and the decoder that goes first changes from prompt to
+prompt. Invariants:
+
+- Nothing is cached between two samples except what a decoder carries itself (a phrase pool).
+- Each sample is on disk before the next one begins. Its failure is a row, not an end.
+- Carried pools are saved after each sample's line, so they are whole and never ahead of the
+  samples. A run that is killed between the two resumes without that sample's phrases.
+- Later turns of a conversation follow the first decoder's answers, so that all decoders get the
+  same prompt.
+- Every completion is truncated at its first stop string, a function of its tokens alone.
 """
 
 from __future__ import annotations
 
+import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Protocol, runtime_checkable
 
+from ouroboros import vocab
 from ouroboros.bench.metrics.meter import Meter
 from ouroboros.bench.metrics.sample import Sample
-from ouroboros.bench.run.conversation import Answers
-from ouroboros.bench.run.pools import CarriedPools
-from ouroboros.bench.run.prompt import check_chat, longest, prompt_ids
-from ouroboros.bench.run.provenance import without_paths
+from ouroboros.bench.run.config import Sampling
+from ouroboros.bench.run.folder import SAMPLES, SCORES, ResultsFolder
+from ouroboros.bench.run.identity import without_paths
+from ouroboros.bench.run.prompts import Answers, check_chat, longest, prompt_ids
 from ouroboros.bench.run.recorder import Recorder
-from ouroboros.bench.run.sampling import Sampling
-from ouroboros.bench.run.stop import text_of
-from ouroboros.bench.run.store import SAMPLES, SCORES, ResultsFolder
-from ouroboros.bench.run.turn import Decoder, DecoderFactory, decoded
 from ouroboros.bench.tasks.task import Example, Task
 from ouroboros.costs.surface import Costs
+from ouroboros.decode import Drafter, stream
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import TokenSelector
+from ouroboros.trace import DecodeTrace, cut
 
 WARM_UP = Example(
     "warm-up",
@@ -37,16 +44,41 @@ WARM_UP = Example(
     '    """\n    window = deque(maxlen=width)\n',
 )
 WARM_UP_TOKENS = 32
+Stop = Callable[[Sequence[int]], int | None]
+"""Takes the new tokens so far; returns how many of them to keep, or None to continue."""
+
+
+@runtime_checkable
+class Peer(Protocol):
+    """Another engine's whole generation under the same trace (transformers' `generate`)."""
+
+    def run(
+        self,
+        target: CachedModel,
+        prompt: Sequence[int],
+        *,
+        max_new: int,
+        eos: Collection[int],
+        choose: TokenSelector,
+        stop: Stop | None = None,
+    ) -> DecodeTrace:
+        """Return a finished run. It should end soon after `stop` says so; the rest is cut off."""
+        ...
+
+
+Decoder = Drafter | Peer
+DecoderFactory = Callable[[], Decoder]
 
 
 @dataclass
 class Bench:
-    """What one run measures. `models` are all the models whose caches are emptied per sample.
+    """A run with everything loaded: models, task, decoders.
 
-    `record_predictions` also writes what the target predicted at every node, for replays.
-    `record_trees` writes the trees of the first repeat: of every drafter, of none, or (None) of
-    those that say how likely each node is. `costs` are those that decoders were told, if any were.
-    Raises `ValueError` where the examples need a chat template and the tokenizer has none.
+    `models` are all models whose caches are emptied before each sample. `record_predictions` also
+    writes what the target predicted at every node, for replays. `record_trees` writes the trees of
+    the first repeat: of every drafter, of none, or (None) of drafters that give node probabilities.
+    `costs` are the costs given to the decoders, if any. Raises `ValueError` where the examples need
+    a chat template and the tokenizer has none.
     """
 
     target: CachedModel
@@ -66,12 +98,12 @@ class Bench:
 
     @property
     def total(self) -> int:
-        """Samples in a complete run."""
+        """The number of samples in a complete run."""
         return len(self.examples) * len(self.decoders) * self.repeats
 
     @cached_property
     def meter(self) -> Meter:
-        """What measures a sample."""
+        """The meter of time, memory and energy."""
         return Meter(self.models)
 
     def turns(self) -> Iterator[tuple[Example, str, int, int]]:
@@ -93,22 +125,30 @@ class Bench:
         *,
         retry_failed: bool = False,
     ) -> None:
-        """Measure what is not yet in the folder; `on_sample` sees every sample, old ones first.
+        """Measure the samples that the folder lacks; `on_sample` gets every sample, old ones first.
 
-        With `retry_failed` a failed sample counts as missing; its new line takes the old one's
-        place. Pools that decoders carry over are taken up from the folder.
+        With `retry_failed` a failed sample is measured again; its new line replaces the old one.
+        Carried pools are restored from the folder.
         """
         with folder.appending(SAMPLES) as lines:
             done = [s for s in folder.load_samples() if not (retry_failed and s.error)]
             for sample in done:
                 on_sample(sample)
-            missing = self._missing(done)
-            decoders = self._warm(missing)
-            pools = CarriedPools(folder.path, decoders, self.target.tokenizer)
-            pools.restore({sample.decoder for sample in done})
+            have = {sample.key for sample in done}
+            missing = [turn for turn in self.turns() if (turn[0].id, turn[1], turn[2]) not in have]
+            decoders = self._warm_up(dict.fromkeys(name for _, name, _, _ in missing))
+            carried = {n: d for n, d in decoders.items() if getattr(d, "pool_state", "") == "task"}
+            tokenizer_id = vocab.fingerprint(self.target.tokenizer) if carried else ""
+            for name in carried.keys() & {sample.decoder for sample in done}:
+                if (path := folder.pool_path(name)).exists():
+                    pool = carried[name].read_pool(path, tokenizer_id=tokenizer_id)
+                    carried[name].restore(pool)
             answers = Answers(self.task, self.examples, next(iter(self.decoders)), done)
             for example, name, repeat, order in missing:
-                decoder = self._watched(decoders[name], repeat)
+                decoder = decoders[name]
+                trees = self.record_trees is not False and repeat == 0
+                if (trees or self.record_predictions) and not isinstance(decoder, Peer):
+                    decoder = Recorder(decoder)
                 reasons: list[str] = []
                 sample = self.measure(decoder, example, repeat, answers, on_error=reasons.append)
                 sample = replace(sample, decoder=name, order=order)
@@ -116,27 +156,11 @@ class Bench:
                 for reason in reasons:
                     folder.add_failure(sample.key, reason)
                 if isinstance(decoder, Recorder):
-                    self._keep(folder, sample, decoder)
+                    self._save_recorded(folder, sample, decoder)
                 lines.append(sample.to_dict())
-                pools.save(name)
+                if name in carried:
+                    carried[name].pool.save(folder.pool_path(name), tokenizer_id=tokenizer_id)
                 on_sample(sample)
-
-    def score(self, folder: ResultsFolder, on_score: Callable[[], None]) -> None:
-        """Score the folder's samples after all timing; equal completions are scored once."""
-        known: dict[tuple[str, str], dict[str, float]] = {}
-        examples = {example.id: example for example in self.examples}
-        with folder.appending(SCORES) as lines:
-            done = folder.load_scores()
-            for sample in folder.load_samples():
-                if sample.error or sample.key in done:
-                    continue
-                question = (sample.example, sample.text)
-                if question not in known:
-                    known[question] = self.task.score(examples[sample.example], sample.text)
-                if known[question]:
-                    lines.append(_score_row(sample, known[question]))
-                on_score()
-        folder.drop_if_empty(SCORES)
 
     def measure(
         self,
@@ -149,7 +173,7 @@ class Bench:
         """Decode one example from empty caches; a failure becomes the sample's `error`, and its
         traceback goes to `on_error`.
 
-        `answers` are needed for the later turns of a conversation.
+        `answers` are needed for later turns of a conversation.
         """
         blank = Sample(example.id, "", repeat, 0, 0, group=example.group)
         try:
@@ -162,6 +186,24 @@ class Bench:
             if on_error is not None:
                 on_error(without_paths("".join(traceback.format_exception(error))))
             return replace(blank, error=without_paths(f"{type(error).__name__}: {reason}"))
+
+    def score(self, folder: ResultsFolder, on_score: Callable[[], None]) -> None:
+        """Score the folder's samples after all timing; equal completions are scored once."""
+        known: dict[tuple[str, str], dict[str, float]] = {}
+        examples = {example.id: example for example in self.examples}
+        with folder.appending(SCORES) as lines:
+            done = folder.load_scores()
+            for sample in folder.load_samples():
+                if sample.error or sample.key in done:
+                    continue
+                completion = (sample.example, sample.text)
+                if completion not in known:
+                    known[completion] = self.task.score(examples[sample.example], sample.text)
+                if scores := known[completion]:
+                    key = dict(zip(("example", "decoder", "repeat"), sample.key, strict=True))
+                    lines.append({**key, "scores": scores})
+                on_score()
+        folder.drop_if_empty(SCORES)
 
     def _timed(self, decoder: Decoder, prompt: list[int], blank: Sample) -> Sample:
         for model in self.models:
@@ -189,29 +231,18 @@ class Bench:
             energy_j=cost.energy_j,
         )
 
-    def _watched(self, decoder: Decoder, repeat: int) -> Decoder:
-        """Return the decoder, in a recorder where something of it is wanted and it is a drafter."""
-        wanted = self.record_predictions or (self.record_trees is not False and repeat == 0)
-        if not wanted or hasattr(decoder, "run"):
-            return decoder
-        return Recorder(decoder)  # type: ignore[arg-type]
-
-    def _keep(self, folder: ResultsFolder, sample: Sample, recorder: Recorder) -> None:
-        """Write what was noted of a sample, before its own line."""
+    def _save_recorded(self, folder: ResultsFolder, sample: Sample, recorder: Recorder) -> None:
+        """Write a sample's predictions and trees, before the sample's own line."""
         if self.record_predictions:
             folder.add_predictions(sample.key, recorder.predictions(sample.new_tokens))
+        if self.record_trees is False or sample.repeat:
+            return
         trees = recorder.trees()[: len(sample.steps)]
-        told = any(tree.probability or self.record_trees for tree in trees if len(tree.tokens) > 1)
-        if told and sample.repeat == 0 and self.record_trees is not False:
+        if any(tree.probability or self.record_trees for tree in trees if len(tree.tokens) > 1):
             folder.add_trees(sample.key, trees)
 
-    def _missing(self, done: Sequence[Sample]) -> list[tuple[Example, str, int, int]]:
-        have = {sample.key for sample in done}
-        return [turn for turn in self.turns() if (turn[0].id, turn[1], turn[2]) not in have]
-
-    def _warm(self, missing: Sequence[tuple[Example, str, int, int]]) -> dict[str, Decoder]:
-        """Return new decoders, after each was tried once, as another object, on a text of ours."""
-        names = dict.fromkeys(turn[1] for turn in missing)
+    def _warm_up(self, names: Collection[str]) -> dict[str, Decoder]:
+        """Return new decoders, after others of their kind have decoded a fixed text each."""
         if names:
             for model in self.models:
                 model.prepare(longest(self.target.tokenizer, self.examples) + self.max_new)
@@ -221,6 +252,79 @@ class Bench:
         return {name: self.decoders[name]() for name in names}
 
 
-def _score_row(sample: Sample, scores: dict[str, float]) -> dict:
-    example, decoder, repeat = sample.key
-    return {"example": example, "decoder": decoder, "repeat": repeat, "scores": scores}
+def decoded(
+    target: CachedModel,
+    decoder: Decoder,
+    prompt: Sequence[int],
+    *,
+    max_new: int,
+    choose: TokenSelector,
+    stop: Sequence[str],
+    started: float,
+) -> tuple[DecodeTrace, float | None]:
+    """Return the trace, truncated at its first stop string, and the seconds from `started` (of
+    `time.perf_counter`) to the end of the first step."""
+    eos, ends = eos_ids(target), StopStrings(target.tokenizer, stop)
+    if isinstance(decoder, Peer):
+        trace = decoder.run(target, prompt, max_new=max_new, eos=eos, choose=choose, stop=ends)
+        keep = StopStrings(target.tokenizer, stop)(trace.new_tokens)
+        first = trace.steps[0] if trace.steps else None
+        first_s = None if first is None else first.draft_s + first.verify_s + first.host_s
+        return (trace if keep is None else cut(trace, keep)), first_s
+    ttft_s: float | None = None
+    for trace in stream(target, decoder, prompt, max_new=max_new, eos=eos, choose=choose):
+        if ttft_s is None and trace.steps:
+            ttft_s = time.perf_counter() - started
+        keep = ends(trace.new_tokens)
+        if keep is not None:
+            return cut(trace, keep), ttft_s
+    return trace, ttft_s
+
+
+def eos_ids(model: CachedModel) -> frozenset[int]:
+    """Return the model's end-of-sequence ids: generation config, else tokenizer, else none."""
+    ids = getattr(getattr(model.model, "generation_config", None), "eos_token_id", None)
+    if ids is None:
+        ids = getattr(model.tokenizer, "eos_token_id", None)
+    if ids is None:
+        return frozenset()
+    return frozenset([ids] if isinstance(ids, int) else ids)
+
+
+class StopStrings:
+    """Finds the first stop string in a growing completion: call it after each step.
+
+    The result is the shortest prefix whose text contains a stop string, however many tokens a step
+    added. Only the tail is decoded: the tokens that are new since the last call, and before them as
+    many as the longest stop string has bytes, since a token is at least one byte.
+    """
+
+    def __init__(self, tokenizer, strings: Sequence[str]) -> None:
+        if "" in strings:
+            raise ValueError("a stop string is empty: it would end every completion at once")
+        self.tokenizer = tokenizer
+        self.strings = tuple(strings)
+        self._reach = max((len(s.encode()) for s in self.strings), default=0) + 4
+        self._seen = 0
+
+    def __call__(self, new_tokens: Sequence[int]) -> int | None:
+        """Return the length of the shortest prefix that contains a stop string, or None so far."""
+        if not self.strings:
+            return None
+        start = max(0, self._seen - self._reach)
+        if self._stops(new_tokens[start:]):
+            ends = range(self._seen + 1, len(new_tokens) + 1)
+            return next(end for end in ends if self._stops(new_tokens[start:end]))
+        self._seen = len(new_tokens)
+        return None
+
+    def _stops(self, tokens: Sequence[int]) -> bool:
+        text = text_of(self.tokenizer, tokens)
+        return any(string in text for string in self.strings)
+
+
+def text_of(tokenizer, tokens: Sequence[int]) -> str:
+    """Return the exact text of some tokens: no clean-up of spaces, no special tokens."""
+    return tokenizer.decode(
+        list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )

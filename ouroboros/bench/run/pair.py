@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +13,6 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from ouroboros import standin, vocab
-from ouroboros.bench.run.provenance import fast_dtype
 from ouroboros.engine.loading import why_not_loaded
 from ouroboros.engine.model import CachedModel, EngineName
 from ouroboros.engine.prepack import pack
@@ -24,7 +25,7 @@ PLACED = ("device_map", "tp_plan")  # transformers itself puts such models on a 
 
 @dataclass(frozen=True)
 class PairSpec:
-    """What `load_pair` loads.
+    """The models that `load_pair` loads.
 
     `target` and `draft` are hub ids or folders; "reference/target" and "reference/draft" are the
     pair that ships with the package. `dtype` "auto" is bfloat16 where the hardware multiplies it.
@@ -93,7 +94,7 @@ def load_tokenizer(spec: PairSpec):
     if not spec.target:
         raise ValueError("give model.target=<hub id or folder>: its tokenizer is needed")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place(spec.target))
+        tokenizer = AutoTokenizer.from_pretrained(model_path(spec.target))
     except (OSError, ValueError) as error:
         reason = why_not_loaded(spec.target, error)
         raise ValueError(f"cannot load the tokenizer of {spec.target!r}: {reason}") from error
@@ -101,7 +102,7 @@ def load_tokenizer(spec: PairSpec):
     return tokenizer
 
 
-def place(name: str) -> str:
+def model_path(name: str) -> str:
     """Return the hub id or folder that a model's name stands for."""
     return str(PACKAGE / name) if name.startswith("reference/") else name
 
@@ -112,7 +113,7 @@ def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
     device = spec.device or ("cuda" if torch.cuda.is_available() else "cpu")
     _check_device(device)
     dtype = _dtype(spec.dtype, device)
-    source = place(name)
+    source = model_path(name)
     if not spec.standin:
         return CachedModel.from_pretrained(
             source,
@@ -148,3 +149,22 @@ def _dtype(name: str, device: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"model.dtype {name!r} is unknown: use auto, bfloat16, float16 or float32")
     return dtype
+
+
+def fast_dtype(device: str) -> torch.dtype:
+    """Return bfloat16 where the device multiplies it (a GPU, AMX, AVX512-BF16), else float32."""
+    if device.startswith("cuda"):
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    fast = {"amx_bf16", "avx512_bf16", "bf16"} & cpu()[1]
+    return torch.bfloat16 if fast else torch.float32
+
+
+def cpu() -> tuple[str, frozenset[str]]:
+    """Return the CPU's model name and feature flags (none where the system does not say)."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine(), frozenset()
+    fields = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", text, re.MULTILINE))
+    flags = fields.get("flags") or fields.get("Features") or ""
+    return fields.get("model name", platform.machine()), frozenset(flags.split())

@@ -20,10 +20,9 @@ from statistics import median
 
 import numpy as np
 
-from ouroboros.bench.run.loop import Bench
+from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
+from ouroboros.bench.run.loop import Bench, Decoder, DecoderFactory
 from ouroboros.bench.run.pair import Pair
-from ouroboros.bench.run.store import SAMPLES, ResultsFolder
-from ouroboros.bench.run.turn import Decoder, DecoderFactory
 from ouroboros.costs.surface import Costs, Surface
 from ouroboros.drafters.on_first_rank import OnFirstRank
 from ouroboros.engine.model import CachedModel

@@ -10,8 +10,7 @@ from tabulate import tabulate
 
 from ouroboros.audit.audit import WHOLE
 from ouroboros.bench.metrics.sample import PLAIN
-from ouroboros.bench.run.jsonl import read_lines
-from ouroboros.bench.run.store import AUDIT, ResultsFolder
+from ouroboros.bench.run.folder import AUDIT, ResultsFolder, read_lines
 
 SHOWN = 40
 OPEN = ("not judged", "not measured")

@@ -16,12 +16,9 @@ import torch
 
 from ouroboros.audit.audit import WHOLE, Auditor, Case, Control, Finding, well_ended
 from ouroboros.bench.metrics.sample import PLAIN, Sample
-from ouroboros.bench.run.conversation import Answers
-from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.run.prompt import prompt_ids
-from ouroboros.bench.run.stop import StopStrings
-from ouroboros.bench.run.store import AUDIT, ResultsFolder
-from ouroboros.bench.run.turn import eos_ids
+from ouroboros.bench.run.folder import AUDIT, ResultsFolder
+from ouroboros.bench.run.loop import Bench, StopStrings, eos_ids
+from ouroboros.bench.run.prompts import Answers, prompt_ids
 from ouroboros.bench.tasks.task import Example
 from ouroboros.bench.verdict.audit_report import Row
 from ouroboros.decode import DrafterCapabilities

@@ -21,7 +21,7 @@ from ouroboros.bench.report.gather import Measured, load, run_folders
 from ouroboros.bench.report.plots.style import save_png
 from ouroboros.bench.report.title import title
 from ouroboros.bench.run.costs import load_costs, recorded_costs
-from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.cli.advising.inputs import given_costs, source_of
 from ouroboros.cli.advising.search import kind_of
 from ouroboros.costs.named import UNTIMED, named

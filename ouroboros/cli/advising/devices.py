@@ -18,8 +18,8 @@ from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.report.gather import load, run_folders
 from ouroboros.bench.report.plots.style import save_png
 from ouroboros.bench.report.title import title
-from ouroboros.bench.run.options import check_whole
-from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.bench.run.config import check_whole
+from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.costs.surface import Costs
 from ouroboros.tuning.scaling import Law, Pays, Width, law_of, pays, width_of
 from ouroboros.tuning.scaling_plot import scaling_law

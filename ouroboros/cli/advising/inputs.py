@@ -20,13 +20,11 @@ from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.replay.imitation import Rates, rates_of
 from ouroboros.bench.replay.recording import RecordedRuns, Recording
 from ouroboros.bench.run.costs import load_costs, recorded_costs
-from ouroboros.bench.run.loop import WARM_UP, Bench
-from ouroboros.bench.run.pair import Pair, load_tokenizer, place
-from ouroboros.bench.run.prompt import longest, prompt_ids
-from ouroboros.bench.run.provenance import fast_dtype
+from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.loop import WARM_UP, Bench, eos_ids
+from ouroboros.bench.run.pair import Pair, fast_dtype, load_tokenizer, model_path
+from ouroboros.bench.run.prompts import longest, prompt_ids
 from ouroboros.bench.run.recorder import Recorder
-from ouroboros.bench.run.store import ResultsFolder
-from ouroboros.bench.run.turn import eos_ids
 from ouroboros.cli.advising.search import Imitated
 from ouroboros.cli.build import (
     any_drafts,
@@ -149,7 +147,7 @@ def shapes(config: dict) -> list[tuple]:
     device = spec.device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = fast_dtype(device) if spec.dtype == "auto" else getattr(torch, spec.dtype)
     names = config["machine"]["shapes"] or own
-    return [(role, place(name), dtype) for role, name in names.items() if name]
+    return [(role, model_path(name), dtype) for role, name in names.items() if name]
 
 
 def _watched(job: Bench) -> tuple[dict[str, list[Sample]], dict[str, list[Recording]]]:

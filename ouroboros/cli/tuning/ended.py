@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from ouroboros.bench.run.jsonl import JsonLines, locked, read_lines
+from ouroboros.bench.run.folder import JsonLines, locked, read_lines
 
 
 class Ended:

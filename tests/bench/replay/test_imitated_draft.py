@@ -15,7 +15,7 @@ from ouroboros.bench.replay.imitated_draft import ImitatedDraft, rates_at
 from ouroboros.bench.replay.likeness import CHOICES, NOWHERE, DraftErrorModel, measured, repeats
 from ouroboros.bench.replay.recorded_target import replay
 from ouroboros.bench.replay.recording import RecordedRuns, Recording, renumbered
-from ouroboros.bench.run.sampling import Sampling
+from ouroboros.bench.run.config import Sampling
 from ouroboros.tree import ROOT, TokenTree
 
 VOCAB = 400

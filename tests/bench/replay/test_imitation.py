@@ -13,8 +13,8 @@ from ouroboros import Ouroboros
 from ouroboros.bench.replay.imitation import USUAL, Rates, rates_of
 from ouroboros.bench.replay.recorded_target import RecordedChoice, replay
 from ouroboros.bench.replay.recording import RecordedRuns, Recording
+from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.recorder import Recorder
-from ouroboros.bench.run.sampling import Sampling
 from ouroboros.decode import RootOnly, decode
 from ouroboros.tree import TokenTree
 

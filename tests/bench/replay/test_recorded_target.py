@@ -21,12 +21,12 @@ from ouroboros.baselines import (
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
 from ouroboros.bench.replay.recorded_target import check_drafter, replay
 from ouroboros.bench.replay.recording import RecordedRuns, Recording, from_folder, read
+from ouroboros.bench.run.config import Sampling
+from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.identity import RunIdentity
 from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.run.record import run_facts
 from ouroboros.bench.run.recorder import listed, places, unlisted
-from ouroboros.bench.run.resume import RunIdentity
-from ouroboros.bench.run.sampling import Sampling
-from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.bench.run.run import run_facts
 from ouroboros.bench.tasks.task import Example
 from ouroboros.tree import TokenTree
 

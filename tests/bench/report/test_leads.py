@@ -17,7 +17,7 @@ from ouroboros.bench.report.plots.speedups import calls_bars, comparison_dots, s
 from ouroboros.bench.report.summary import summarise
 from ouroboros.bench.report.tables import count_frame, lead_frame, speed_frame, tables
 from ouroboros.bench.report.title import pair_name
-from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.costs.named import named
 from ouroboros.costs.surface import Costs, Surface
 

@@ -16,14 +16,9 @@ from ouroboros.bench.report.folder_report import (
 )
 from ouroboros.bench.report.published import published_frame
 from ouroboros.bench.report.tables import group_frame, speed_frame
-from ouroboros.bench.run.provenance import (
-    fast_dtype,
-    git_state,
-    identity,
-    provenance,
-    without_paths,
-)
-from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.identity import git_state, identity, provenance, without_paths
+from ouroboros.bench.run.pair import fast_dtype
 
 
 def test_groups_have_their_own_speedups():

@@ -8,10 +8,10 @@ from bench_models import byte_tokenizer, tiny_pair
 
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.scoring import corpus_scores
+from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
+from ouroboros.bench.run.identity import RunIdentity
 from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.run.prompt import check_chat, prompt_ids, with_context
-from ouroboros.bench.run.resume import RunIdentity
-from ouroboros.bench.run.store import SAMPLES, ResultsFolder
+from ouroboros.bench.run.prompts import check_chat, prompt_ids, with_context
 from ouroboros.bench.tasks.specbench import SpecBench
 from ouroboros.bench.tasks.task import Example, fingerprint, select
 from ouroboros.decode import RootOnly

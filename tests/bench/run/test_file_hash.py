@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from ouroboros.bench.run import file_hash as module
-from ouroboros.bench.run.file_hash import content_hash, contents
-from ouroboros.bench.run.provenance import code_files
-from ouroboros.bench.run.record import run_identity
-from ouroboros.bench.run.resume import RunIdentity
-from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.bench.run import identity as module
+from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.identity import (
+    RunIdentity,
+    code_files,
+    content_hash,
+    file_hashes,
+    run_hash,
+)
 
 
 @pytest.fixture
@@ -33,18 +36,18 @@ def config(tmp_path) -> dict:
     "name", ["target/model.safetensors", "draft/tokenizer.json", "rows.jsonl", "pool.json"]
 )
 def test_other_contents_at_the_same_path_are_another_run(config, tmp_path, name):
-    before = run_identity(config, [])
+    before = run_hash(config, [])
     (tmp_path / "target" / "README.md").write_text("no part of the model")
-    assert run_identity(config, []) == before
+    assert run_hash(config, []) == before
     (tmp_path / name).write_text("other")
-    assert run_identity(config, []) != before
+    assert run_hash(config, []) != before
 
 
 def test_only_what_exists_is_hashed_and_ids_are_not(config):
     config["model"] = {"target": "some/model", "draft": None}
     config["decoder"]["ouroboros"]["pool"] = None
-    assert list(contents(config)) == ["task.path"]
-    assert set(contents({"model": {"target": "reference/target"}, "decoder": {}})) == {
+    assert list(file_hashes(config)) == ["task.path"]
+    assert set(file_hashes({"model": {"target": "reference/target"}, "decoder": {}})) == {
         "model.target"
     }
 
@@ -83,7 +86,7 @@ def test_what_only_the_loaded_job_tells_must_be_the_same_too(tmp_path, name, fac
 def test_the_codes_hash_covers_what_makes_prompts_and_samples():
     files = set(map(str, code_files()))
     tasks = ("tasks/gsm8k.py", "tasks/source.py", "tasks/examples/gsm8k.jsonl", "tasks/template.py")
-    run = ("run/pools.py", "run/recorder.py", "run/loop.py", "metrics/meter.py")
+    run = ("run/run.py", "run/recorder.py", "run/loop.py", "metrics/meter.py")
     assert {f"ouroboros/bench/{name}" for name in (*tasks, *run)} <= files
     engine = (
         "decode",

@@ -8,11 +8,11 @@ import pytest
 from bench_models import tiny_pair
 
 from ouroboros.bench.metrics.sample import Sample
-from ouroboros.bench.run import jsonl as lines_module
+from ouroboros.bench.run import folder as lines_module
+from ouroboros.bench.run.config import Sampling, derive_seed
+from ouroboros.bench.run.folder import SAMPLES, SCORES, ResultsFolder
+from ouroboros.bench.run.identity import RunIdentity
 from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.run.resume import RunIdentity
-from ouroboros.bench.run.sampling import Sampling, derive_seed
-from ouroboros.bench.run.store import SAMPLES, SCORES, ResultsFolder
 from ouroboros.bench.tasks.task import Example, fingerprint, select
 from ouroboros.decode import RootOnly
 from ouroboros.select import argmax

@@ -5,7 +5,7 @@ import copy
 import pytest
 from hydra.errors import HydraException
 
-from ouroboros.bench.run.options import check_options
+from ouroboros.bench.run.config import check_options
 from ouroboros.cli import build as building
 from ouroboros.cli import refusals as asking
 
@@ -64,7 +64,6 @@ def test_a_good_config_passes():
         ("save_pools", True, r"save_pools=true, but .* decoder\.ouroboros\.pool_state=task"),
         ("record_predictions", True, "give timing=false as well"),
         ("record_trees", "yes", "give true, false or null"),
-        ("costs", "cheap", "'cheap' are no file, and no name among epyc, flat"),
         ("decoder/ouroboros/pool_state", "loaded", r"decoder\.ouroboros\.pool=<file>"),
         ("decoder/ouroboros/pool", "p.json", r"decoder\.ouroboros\.pool_state=loaded or task"),
     ],

@@ -6,8 +6,7 @@ import pytest
 from bench_models import byte_tokenizer, tiny_pair
 from ouroboros.baselines import PromptLookup, Speculative
 
-from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.run.stop import StopStrings, text_of
+from ouroboros.bench.run.loop import Bench, StopStrings, text_of
 from ouroboros.bench.tasks.task import Example
 from ouroboros.decode import RootOnly
 from ouroboros.trace import DecodeTrace, StepRecord, cut

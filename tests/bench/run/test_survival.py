@@ -16,11 +16,10 @@ from ouroboros.baselines import Greedy, Speculative
 
 from ouroboros import Ouroboros
 from ouroboros.bench.metrics.sample import Sample
-from ouroboros.bench.run.interrupt import Interruption
+from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
+from ouroboros.bench.run.identity import RunIdentity
 from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.run.pools import pool_path
-from ouroboros.bench.run.resume import RunIdentity
-from ouroboros.bench.run.store import SAMPLES, ResultsFolder
+from ouroboros.bench.run.run import Interruption
 from ouroboros.bench.tasks.task import Example
 
 KILLS = 20
@@ -127,7 +126,7 @@ def test_a_carried_pool_is_taken_up_again(bench, tmp_path):
         try:
             bench.run(parts, stop_after_seven)
         except KeyboardInterrupt:
-            assert pool_path(parts.path, "ouroboros").exists()
+            assert parts.pool_path("ouroboros").exists()
     assert counts(parts.load_samples()) == counts(whole.load_samples())
     assert [p.name for p in whole.path.glob("pool-*")] == ["pool-ouroboros.json"]
     whole.drop_pools()
@@ -192,19 +191,19 @@ def test_a_retried_sample_has_the_pool_that_the_run_carried(tmp_path, monkeypatc
     bench.run(folder, no_more)
     assert [s.key for s in folder.load_samples() if s.error] == [("p2", "grumpy", 0)]
     folder.drop_pools()
-    assert pool_path(tmp_path, "grumpy").exists()
+    assert folder.pool_path("grumpy").exists()
     monkeypatch.setattr(Grumpy, "bad", False)
     bench.run(folder, no_more, retry_failed=True)
     assert not any(s.error for s in folder.load_samples())
     folder.drop_pools()
-    assert not pool_path(tmp_path, "grumpy").exists()
+    assert not folder.pool_path("grumpy").exists()
 
 
 def test_a_resume_in_another_environment_is_refused_in_one_line(tmp_path):
     here, there = {"torch": "2.13", "threads": 2}, {"torch": "2.14", "threads": 2}
     folder = opened(tmp_path, environment=here)
     assert folder.check_open(RunIdentity("a", environment=here))
-    reason = r"another environment \(torch was 2.13, is 2.14\): go on under that one, use another"
+    reason = r"another environment \(torch was 2.13, is 2.14\): resume it there, use another"
     with pytest.raises(ValueError, match=reason) as refusal:
         folder.open_run({}, RunIdentity("a", environment=there))
     assert "\n" not in str(refusal.value) and folder.load_run()["resumed"] == 0

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from bench_models import tiny_pair
 
-from ouroboros.bench.run import store
+from ouroboros.bench.run import folder as store
+from ouroboros.bench.run.folder import TREES, ResultsFolder
+from ouroboros.bench.run.identity import RunIdentity
 from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.run.resume import RunIdentity
-from ouroboros.bench.run.store import TREES, ResultsFolder
 from ouroboros.bench.tasks.task import Example
 from ouroboros.decode import RootOnly
 from ouroboros.tree import TokenTree

@@ -11,10 +11,10 @@ from bench_models import tiny_pair
 from ouroboros.baselines import Greedy, Speculative
 
 from ouroboros import Ouroboros
+from ouroboros.bench.run.config import Sampling
+from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
+from ouroboros.bench.run.identity import RunIdentity
 from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.run.resume import RunIdentity
-from ouroboros.bench.run.sampling import Sampling
-from ouroboros.bench.run.store import SAMPLES, ResultsFolder
 from ouroboros.bench.tasks.task import Example
 from ouroboros.bench.verdict import run_audit as verdicts_module
 from ouroboros.bench.verdict.audit_report import (

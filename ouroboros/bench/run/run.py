@@ -1,67 +1,44 @@
-"""What run.json records about a run, and the hash of what its samples depend on."""
+"""A run from its config to its results folder, and what run.json records of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from types import FrameType
+
+import torch
 
 from ouroboros import vocab
-from ouroboros.bench.run.file_hash import contents
-from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.run.pools import carriers
-from ouroboros.bench.run.provenance import environment, identity, provenance, without_paths
-from ouroboros.bench.run.resume import RunIdentity
-from ouroboros.bench.run.sources import sources
-from ouroboros.bench.run.turn import eos_ids
+from ouroboros.bench.metrics.sample import PLAIN
+from ouroboros.bench.run.config import carriers
+from ouroboros.bench.run.identity import contents, machine, provenance, settings, without_paths
+from ouroboros.bench.run.loop import Bench, eos_ids
 from ouroboros.bench.tasks.sandbox import kind
-from ouroboros.bench.tasks.task import Example, Task, fingerprint
+from ouroboros.bench.tasks.task import Task, fingerprint
 from ouroboros.costs.surface import Costs
 from ouroboros.drafters.draft_tree.compiled import WHY_NOT
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import quantised_by
 from ouroboros.engine.serving import serving
 
-NOT_IDENTITY = (
-    *("results_dir", "overwrite", "retry_failed", "save_pools", "audit", "published"),
-    *("part", "record_trees"),
+WITHOUT_PLAIN = (
+    f"without {PLAIN} among decoder=[...] there is no speedup and no verdict on losslessness"
+)
+SLOW_ROWS = (
+    "float32 on an AMD processor: calls of one to three nodes take longer than of four, so "
+    "that ratios over greedy flatter; model.dtype=bfloat16 has no such step"
 )
 
 
-def claim_of(config: Mapping, examples: Sequence[Example]) -> RunIdentity:
-    """Return what a config runs into its results folder."""
-    return RunIdentity(
-        run_identity(config, examples),
-        known(config, examples),
-        environment(),
-        overwrite=config["overwrite"],
-        retry_failed=config["retry_failed"],
-    )
-
-
-def run_identity(config: Mapping, examples: Sequence[Example]) -> str:
-    """Return a hash of all that samples depend on: the prompts, the config but its outputs, and
-    what lies behind the config's paths.
-
-    What only the loaded task and models tell is in `run_facts`, and a resumed run must have it too
-    (see `ResultsFolder.open_run`).
-    """
-    return identity(_settings(config), fingerprint(examples), behind(config))
-
-
-def known(config: Mapping, examples: Sequence[Example]) -> dict:
-    """Return what `run_identity` is made of, as run.json has it, to name what changed."""
-    return without_paths(
-        {
-            "config": _settings(config),
-            "contents": behind(config),
-            "task": {"fingerprint": fingerprint(examples)},
-        }
-    )
-
-
-def behind(config: Mapping) -> dict[str, str]:
-    """Return hashes of the files and sources that a config names, by the option."""
-    return {**contents(config), **sources(config)}
+def caveats(job: Bench, *, timing: bool) -> Iterator[str]:
+    """Yield the lines; `timing`: whether the run goes by the clock."""
+    if PLAIN not in job.decoders:
+        yield WITHOUT_PLAIN
+    on_cpu = job.target.device.type == "cpu" and job.target.dtype == torch.float32
+    if timing and on_cpu and "AMD" in str(machine()["cpu"]):
+        yield SLOW_ROWS  # MKL takes each of so few rows by itself there
 
 
 def run_facts(config: Mapping, job: Bench) -> dict:
@@ -106,8 +83,8 @@ def run_facts(config: Mapping, job: Bench) -> dict:
             "timing": config["timing"],
             "published": config.get("published"),
             "samples_wanted": job.total,
-            "config": _settings(config),
-            "contents": behind(config),
+            "config": settings(config),
+            "contents": contents(config),
             "provenance": provenance(),
         }
     )
@@ -148,5 +125,37 @@ def _quantised(models: Sequence[CachedModel]) -> dict[str, str] | None:
     return {role: what for role, what in found.items() if what} or None
 
 
-def _settings(config: Mapping) -> dict:
-    return {key: value for key, value in config.items() if key not in NOT_IDENTITY}
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption:
+    """Within it, the first signal is noted and `on_first` called; a second one raises
+    `KeyboardInterrupt` where the program stands. Outside the main thread signals stay as they are.
+    `on_first` runs inside a signal handler, perhaps in the middle of a print: it may not print.
+    """
+
+    def __init__(self, on_first: Callable[[], object]) -> None:
+        self.asked = False
+        self._on_first = on_first
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def check(self, agree: Callable[[bool], bool] = bool) -> None:
+        """Raise `KeyboardInterrupt` if a signal came: called where ending costs nothing. `agree`
+        says of whether one came here whether one came to any process."""
+        if agree(self.asked):
+            raise KeyboardInterrupt
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self._on_first()

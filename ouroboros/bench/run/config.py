@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from ouroboros.bench.run.costs import load_costs
-from ouroboros.bench.run.parallel import check_parallel
-from ouroboros.bench.run.pools import carriers
+from transformers import RepetitionPenaltyLogitsProcessor
+
+from ouroboros.processors import processed
+from ouroboros.select import Sampler, TokenSelector, argmax
 
 WHOLE = {  # name: least value; those in NULLABLE may be null
     "max_new": 1,
@@ -71,8 +74,6 @@ def check_options(config: Mapping) -> None:
         raise ValueError(
             f"decoder.{rejecting[0]}.verification=rejection knows no repetition_penalty: give 1.0"
         )
-    load_costs(config.get("costs"))
-    check_parallel(config)
     _check_pools(config)
 
 
@@ -111,3 +112,49 @@ def _at(config: Mapping, name: str):
     for part in name.split("."):
         value = value[part]  # type: ignore[index]
     return value
+
+
+def carriers(options: Mapping[str, Mapping]) -> list[str]:
+    """Return the names of the configured decoders whose pool outlives a prompt."""
+    return [name for name, own in options.items() if own.get("pool_state") == "task"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen. `temperature` 0 is greedy decoding; `seed` is the run's."""
+
+    seed: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature {self.temperature} must be 0 (greedy) or above")
+        if self.repetition_penalty <= 0:
+            raise ValueError(f"repetition_penalty {self.repetition_penalty} must be above 0")
+
+    def choose(self, example: str, sample: int, *, vocab: int) -> TokenSelector:
+        """Return the chooser of one example's sample number, the same for every decoder; `vocab` is
+        the target's."""
+        choose: TokenSelector = argmax
+        if self.temperature:
+            choose = Sampler(
+                temperature=self.temperature,
+                top_k=self.top_k,
+                top_p=self.top_p,
+                min_p=self.min_p,
+                seed=derive_seed(self.seed, example, sample),
+            )
+        if self.repetition_penalty == 1.0:
+            return choose
+        penalty = RepetitionPenaltyLogitsProcessor(self.repetition_penalty)
+        return processed(choose, [penalty], vocab=vocab)
+
+
+def derive_seed(seed: int, example: str, sample: int) -> int:
+    """Return a 62-bit seed that depends on run seed, example and sample number."""
+    digest = hashlib.sha256(f"{seed}\0{example}\0{sample}".encode()).digest()
+    return int.from_bytes(digest[:8]) >> 2

@@ -1,0 +1,281 @@
+"""A results folder: the files of one run, written as the run goes, so that a kill costs one sample.
+
+    run.json        the resolved config, versions, machine, and whether the run is finished
+    samples.jsonl   one line per (prompt, decoder, repeat), on disk before the next one starts
+    failures.jsonl  the traceback of each failed sample, if any failed
+    scores.jsonl    one line per scored sample
+    audit.jsonl     one line per prompt and repeat: the verdict on each completion
+    predictions.jsonl   the target's prediction at every node, if the run records them for replays
+    trees.jsonl     the proposed trees of decoders that give node probabilities
+    costs.json      the call costs that were measured with the run or given to its decoders
+    pool-*.json     the phrase pools that decoders carry from prompt to prompt
+    audit.md        the verdicts as text
+    summary.json, summary.md, speedup.png, calls.png    made by the report from the files above
+
+Invariants: lines are only appended, and an appended line is on disk. A torn last line is never
+read, and is dropped before the next append. Of two samples with one key the later one counts. One
+process writes at a time. `ouroboros.bench.run.identity` decides whether a run may be resumed.
+Finished .jsonl files may be packed as .jsonl.gz; they read the same and refuse appends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import gzip
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TextIO
+
+from ouroboros.bench.metrics.sample import Sample
+from ouroboros.bench.metrics.trees import ProposedTree
+from ouroboros.bench.run.identity import RunIdentity
+from ouroboros.bench.run.recorder import PrefixKey, listed, row_tree, tree_row, unlisted
+from ouroboros.costs.surface import Costs
+
+RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audit.jsonl"
+PREDICTIONS, TREES, COSTS = "predictions.jsonl", "trees.jsonl", "costs.json"
+FAILURES = "failures.jsonl"
+MADE = (
+    *(RUN, SCORES, AUDIT, PREDICTIONS, TREES, COSTS, FAILURES),
+    *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png"),
+)
+"""The files that overwriting a run removes (samples.jsonl is emptied, since it holds the lock)."""
+SampleKey = tuple[str, str, int]
+MOST_TREE_BYTES = 32 << 20
+"""Size of trees.jsonl beyond which no more trees are written."""
+
+
+class ResultsFolder:
+    """The files of one run in `path`."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    def check_open(self, claim: RunIdentity) -> dict | None:
+        """Return the run.json to resume, None for a new run; change nothing.
+
+        Raises `ValueError` where the folder holds another run or a finished one.
+        """
+        old = None if claim.overwrite else self._old_run()
+        if old is not None:
+            failed = claim.retry_failed and any(sample.error for sample in self.load_samples())
+            claim.check(old, self.path, failed=failed)
+        return old
+
+    def open_run(self, facts: dict, claim: RunIdentity) -> dict:
+        """Start the run or resume the one in this folder; return its run.json.
+
+        Raises `ValueError` as `check_open` does, where another process writes here, and where task,
+        models or length differ from those in `facts`. Overwriting removes the old run's files.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with locked(self.path / SAMPLES) as samples:
+            old = self.check_open(claim)
+            if old is not None:
+                claim.check_loaded(old, facts, self.path)
+                return self.save_run({**old, "resumed": old["resumed"] + 1}, status="running")
+            if claim.overwrite:
+                samples.truncate(0)
+                for path in [*map(self.path.joinpath, MADE), *self.path.glob("pool-*.json*")]:
+                    path.unlink(missing_ok=True)
+            own = {"identity": claim.identity, "environment": dict(claim.environment)}
+            return self.save_run({**own, **facts, "resumed": 0}, status="running")
+
+    def pool_path(self, decoder: str) -> Path:
+        """Return the file of a decoder's carried phrase pool."""
+        return self.path / f"pool-{decoder}.json"
+
+    def drop_pools(self) -> None:
+        """Remove the phrase pools, unless a sample failed: its retry starts from them."""
+        if not any(sample.error for sample in self.load_samples()):
+            for path in self.path.glob("pool-*.json*"):
+                path.unlink()
+
+    def save_run(self, facts: dict, *, status: str) -> dict:
+        """Write run.json with a status ("running", "interrupted" or "finished"); return it."""
+        facts = {**facts, "status": status}
+        self.write_json(RUN, facts)
+        return facts
+
+    def load_run(self) -> dict:
+        """Return run.json. Raises `ValueError` where there is none."""
+        facts = self._old_run()
+        if facts is None:
+            raise ValueError(f"{self.path} is not a results folder: it has no {RUN}")
+        return facts
+
+    def load_costs(self) -> Costs | None:
+        """Return the run's costs, None without any. Raises `ValueError` for a damaged file."""
+        path = self.path / COSTS
+        return Costs.load(path) if path.exists() else None
+
+    def save_costs(self, costs: Costs) -> None:
+        """Write costs.json."""
+        self.write_json(COSTS, asdict(costs))
+
+    def write_json(self, name: str, data: dict) -> None:
+        """Write a whole JSON file, or nothing at all."""
+        self.write_text(name, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a whole text file, or nothing at all."""
+        part = self.path / f"{name}.part"
+        with named_errors(self.path / name):
+            part.write_text(text, encoding="utf-8")
+            part.replace(self.path / name)
+
+    def load_samples(self) -> list[Sample]:
+        """Return the samples on disk in the order of measurement, the newest of each key."""
+        samples: dict[SampleKey, Sample] = {}
+        for number, line in read_lines(self.path / SAMPLES):
+            try:
+                sample = Sample.from_dict(line)
+            except (KeyError, TypeError) as error:
+                raise ValueError(f"{self.path / SAMPLES}, line {number}: not a sample") from error
+            samples.pop(sample.key, None)
+            samples[sample.key] = sample
+        return list(samples.values())
+
+    def load_scores(self) -> dict[SampleKey, dict[str, float]]:
+        """Return the scores on disk by sample key."""
+        rows = [line for _, line in read_lines(self.path / SCORES)]
+        return {(r["example"], r["decoder"], r["repeat"]): r["scores"] for r in rows}
+
+    def add_failure(self, key: SampleKey, traceback: str) -> None:
+        """Append the traceback of a failed sample, before the sample's line."""
+        with self.appending(FAILURES) as lines:
+            lines.append({"key": list(key), "traceback": traceback})
+
+    def add_predictions(self, key: SampleKey, predictions: Mapping[PrefixKey, int]) -> None:
+        """Append a sample's predictions, before the sample's line."""
+        with self.appending(PREDICTIONS) as lines:
+            lines.append({"key": list(key), "predictions": listed(predictions)})
+
+    def load_predictions(self) -> dict[SampleKey, dict[PrefixKey, int]]:
+        """Return the predictions on disk by sample key."""
+        rows = [line for _, line in read_lines(self.path / PREDICTIONS)]
+        return {tuple(row["key"]): unlisted(row["predictions"]) for row in rows}
+
+    def add_trees(self, key: SampleKey, trees: Sequence[ProposedTree]) -> None:
+        """Append a sample's trees, before the sample's line, unless the file is full."""
+        with self.appending(TREES) as lines:
+            if (self.path / TREES).stat().st_size < MOST_TREE_BYTES:
+                names: list[str] = []
+                rows = [tree_row(tree, names) for tree in trees]
+                lines.append({"key": list(key), "sources": names, "steps": rows})
+
+    def load_trees(self) -> dict[SampleKey, list[ProposedTree]]:
+        """Return the trees on disk by sample key, one per step; the newest of each key."""
+        return {
+            tuple(line["key"]): [row_tree(row, line["sources"]) for row in line["steps"]]
+            for _, line in read_lines(self.path / TREES)
+        }
+
+    def drop_if_empty(self, name: str) -> None:
+        """Remove a file without content."""
+        if not (self.path / name).stat().st_size:
+            (self.path / name).unlink()
+
+    @contextlib.contextmanager
+    def appending(self, name: str) -> Iterator[JsonLines]:
+        """Open a .jsonl file for this process alone, its torn last line dropped."""
+        with locked(self.path / name) as file:
+            yield JsonLines(file, self.path / name)
+
+    def _old_run(self) -> dict | None:
+        path = self.path / RUN
+        if not path.exists():
+            return None
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: use another results_dir") from error
+
+
+class JsonLines:
+    """A locked file to append to, its torn last line dropped."""
+
+    def __init__(self, file: TextIO, path: Path) -> None:
+        self._file, self._path = file, path
+        file.truncate(path.read_bytes().rfind(b"\n") + 1)
+
+    def append(self, row: dict) -> None:
+        """Append one line; it is on disk when this returns. Raises as `named_errors`."""
+        with named_errors(self._path):
+            self._file.write(json.dumps(row) + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[TextIO]:
+    """Open a file for appending by this process alone.
+
+    Raises `ValueError` where another process has it open, or where it is packed.
+    """
+    packed = _packed(path)
+    if packed.exists():
+        raise ValueError(f"{packed} is complete and packed: gunzip it to resume the run")
+    with open(path, "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(f"{path.parent}: another run is writing here") from error
+        yield file
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, dict]]:
+    """Yield (number, object) of each whole line, packed or not; nothing for a missing file.
+
+    Raises `ValueError` with the line's number for damaged JSON.
+    """
+    if not exists(path):
+        return
+    packed = _packed(path)
+    read = gzip.decompress(packed.read_bytes()) if packed.exists() else path.read_bytes()
+    text = read.decode("utf-8", errors="replace")
+    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
+        try:
+            yield number, json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: damaged JSON") from error
+
+
+def exists(path: Path) -> bool:
+    """Return whether a .jsonl file exists, packed or not."""
+    return path.exists() or _packed(path).exists()
+
+
+def pack(path: Path) -> None:
+    """Replace a .jsonl file by PATH.gz, a tenth of its size, with floats to six decimals."""
+    rows = [
+        json.dumps(json.loads(line, parse_float=lambda text: round(float(text), 6))) + "\n"
+        for line in path.read_text("utf-8").splitlines()
+    ]
+    part = path.with_name(f"{path.name}.gz.part")
+    part.write_bytes(gzip.compress("".join(rows).encode(), mtime=0))
+    part.replace(_packed(path))
+    path.unlink()
+
+
+def _packed(path: Path) -> Path:
+    return path.with_name(f"{path.name}.gz")
+
+
+@contextlib.contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Turn a full disk into an `OSError` that names the file and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(
+            f"the disk is full while writing {path}: free some space and rerun the command; "
+            "finished samples are kept"
+        ) from error

