@@ -18,9 +18,10 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import ModelOutput
 
-from ouroboros import decoders
 from ouroboros.decode import Drafter, stream
+from ouroboros.decoders import decoder_names, decoder_settings, make_decoder, needs_draft
 from ouroboros.engine.model import CachedModel
+from ouroboros.instantiate import unknown
 from ouroboros.model_wrappers import check_model, ready
 from ouroboros.processors import Processed
 from ouroboros.select import Sampler, TokenSelector, argmax
@@ -116,7 +117,13 @@ class Generation:
                 names = ", ".join(settings)
                 raise ValueError(f"{names}: give these to the decoder you made yourself")
             draft = getattr(decoder, "draft", None)
-        elif not decoders.wants_draft(decoder):
+        elif decoder not in decoder_names():
+            names = unknown(decoder, decoder_names())
+            raise ValueError(f"there is no decoder {names}, or pass a Drafter")
+        elif strange := [name for name in settings if name not in decoder_settings(decoder)]:
+            names = unknown(strange[0], decoder_settings(decoder), GenerationConfig().to_dict())
+            raise ValueError(f"generate with decoder={decoder!r} has no option {names}")
+        elif not needs_draft(decoder):
             draft = None
         self.draft = draft
         self.decoder, self.settings = decoder, settings
@@ -189,7 +196,7 @@ class Generation:
             if isinstance(made, str):
                 if draft is not None:
                     check_pair(target, draft)
-                made = decoders.make(made, draft, self.settings)
+                made = make_decoder(made, draft, **self.settings)
             kept = self._kept = target, draft, made
         return kept[2]
 

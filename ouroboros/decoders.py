@@ -1,79 +1,180 @@
-"""Decoders by name, with the settings that were tuned for them: those of conf/decoder.
+"""The one decoder factory: a name of conf/decoder, or a config, into a decoder.
 
-The library and the benchmark read the same files, so a name means one thing. transformers' own
-modes (`hf_*`) are a peer's whole loop, not drafters, and belong to the benchmark alone.
+`generate` and the benchmark both come here, so a name and a setting mean the same to both.
 """
 
 from __future__ import annotations
 
-import inspect
-from difflib import get_close_matches
-from importlib import import_module
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from inspect import Parameter
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import yaml
-from transformers import GenerationConfig
 
-from ouroboros import conf
+from ouroboros import conf, vocab
+from ouroboros.costs import Costs
 from ouroboros.decode import Drafter
+from ouroboros.drafters import DrafterMemory
+from ouroboros.drafters.pool import PhrasePool
 from ouroboros.engine.model import CachedModel
+from ouroboros.instantiate import check_arguments, instantiate, parameters_of, unknown
+from ouroboros.select import TokenSelector
+from ouroboros.trace import DecodeTrace
 
 FOLDER = Path(conf.__file__).parent / "decoder"
+OBJECTS = ("draft", "pool")
+"""Settings that a config only names (a model, a file): the objects themselves are passed in."""
 
 
-def names() -> list[str]:
-    """Return the names of the decoders that `generate` knows."""
+@runtime_checkable
+class Peer(Protocol):
+    """Another engine's generation under the same trace (transformers' own `generate`)."""
+
+    def run(
+        self,
+        target: CachedModel,
+        prompt: Sequence[int],
+        *,
+        max_new: int,
+        eos: Collection[int],
+        choose: TokenSelector,
+        stop: Callable[[Sequence[int]], int | None] | None = None,
+    ) -> DecodeTrace:
+        """Return a finished run. `stop` takes the new tokens so far and returns how many of them
+        to keep, or None to continue; what is generated beyond that is cut off."""
+        ...
+
+
+Decoder = Drafter | Peer
+DecoderFactory = Callable[[], Decoder]
+"""Makes one more decoder of the same config, with a pool of its own."""
+
+
+def decoder_names() -> list[str]:
+    """Return the names of the decoders of this engine, those that `generate` takes.
+
+    transformers' own modes (`hf_*`) are peers: the benchmark alone runs them.
+    """
     return sorted(p.stem for p in FOLDER.glob("[!_]*.yaml") if not p.stem.startswith("hf_"))
 
 
-def wants_draft(name: str) -> bool:
-    """Return whether a named decoder drafts with a model. Raises `ValueError` for a name that is
-    none."""
-    return "draft" in _configured(name)
+def decoder_config(name: str) -> dict:
+    """Return the config of a named decoder, with its defaults filled in.
 
-
-def settings_of(name: str) -> dict[str, object]:
-    """Return a decoder's tuned settings by name, null for what its class fills in."""
-    return {
-        key: value for key, value in _configured(name).items() if key not in ("_target_", "draft")
-    }
-
-
-def make(name: str, draft: CachedModel | None, settings: dict) -> Drafter:
-    """Return a new decoder; `settings` replace tuned ones.
-
-    Raises `ValueError`, naming it, for a name or a setting that there is not, and where a draft is
-    missing without which the decoder cannot be.
+    Raises `ValueError` for an unknown name.
     """
-    maker, tuned = _class(name), settings_of(name)
-    parameters = inspect.signature(maker).parameters
-    known = [key for key in parameters if key != "draft"]
-    for key in settings:
-        if key not in known:
-            what = f"its settings are {', '.join(known)}" if known else "it has no settings"
-            near = get_close_matches(key, [*known, *GenerationConfig().to_dict()], n=1)
-            what += f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"{key}: not supported by generate with decoder={name!r}; {what}")
-    own = {**tuned, **settings}
-    if wants_draft(name):
-        if draft is None and parameters["draft"].default is inspect.Parameter.empty:
-            raise ValueError(f"decoder={name!r} needs draft=, a smaller model of the same family")
-        own["draft"] = draft
-    return maker(**own)
+    path = FOLDER / f"{name}.yaml"
+    if name.startswith("_") or not path.exists():
+        raise ValueError(f"there is no decoder {unknown(name, decoder_names())}")
+    config = yaml.safe_load(path.read_text("utf-8"))
+    bases = [str(base) for base in config.pop("defaults", ()) if base != "_self_"]
+    merged: dict = {}
+    for base in bases:
+        merged |= decoder_config(base.removesuffix("@_here_"))
+    return merged | config
 
 
-def _class(name: str) -> type:
-    module, _, attribute = _configured(name)["_target_"].rpartition(".")
-    return getattr(import_module(module), attribute)
+def decoder_settings(name: str) -> list[str]:
+    """Return the settings that a named decoder takes."""
+    parameters = parameters_of(decoder_config(name), f"decoder={name!r}")
+    return [key for key in parameters if key != "draft"]
 
 
-def _configured(name: str) -> dict:
-    """Return a config as it stands, on top of the one that it is built upon."""
-    if name not in names():
-        raise ValueError(f"decoder {name!r} is not one of {', '.join(names())}, or a Drafter")
-    own = yaml.safe_load((FOLDER / f"{name}.yaml").read_text("utf-8"))
-    below = [base for base in own.pop("defaults", ()) if base != "_self_"]
-    found: dict = {}
-    for base in below:
-        found |= _configured(str(base).removesuffix("@_here_"))
-    return found | own
+def needs_draft(config: str | Mapping) -> bool:
+    """Return whether a decoder, by name or config, drafts with a model."""
+    config = decoder_config(config) if isinstance(config, str) else config
+    return config.get("draft") is not None
+
+
+def wants_costs(config: Mapping) -> bool:
+    """Return whether a decoder takes `costs` and its config leaves them open."""
+    return config.get("costs") is None and "costs" in parameters_of(config, "decoder")
+
+
+def check_decoders(configs: Mapping[str, Mapping] | None) -> None:
+    """Raise `ValueError` for no decoder at all, and for one as `check_decoder`."""
+    if not configs:
+        raise ValueError("decoder=[] leaves nothing to run: give one or more, as decoder=[greedy]")
+    for name, config in configs.items():
+        check_decoder(name, config)
+
+
+def check_decoder(name: str, config: Mapping) -> None:
+    """Raise `ValueError` for a config that no decoder can be made of, before a model is loaded."""
+    what = f"decoder.{name}"
+    check_arguments(_plain(config), what)
+    if "draft" in config and config["draft"] is None:
+        parameter = parameters_of(config, what)["draft"]
+        if parameter.default is Parameter.empty:
+            raise ValueError(
+                f"{what} drafts with a small model: give model.draft=<hub id or folder>, "
+                "or leave it out of decoder=[...]"
+            )
+
+
+def make_decoder(
+    config: str | Mapping,
+    draft: CachedModel | None = None,
+    *,
+    costs: Costs | None = None,
+    pool: PhrasePool | DrafterMemory | None = None,
+    **settings: object,
+) -> Decoder:
+    """Return a new decoder of a name in conf/decoder, or of a config with `_target_`.
+
+    `settings` replace those of the config. `draft` is used where the config drafts with a model,
+    `costs` where the decoder takes some and the config leaves them open. `pool` is copied, so that
+    several decoders may start from one.
+
+    Raises `ValueError` for an unknown name or setting, with the nearest match, for a value of the
+    wrong type, and where a draft model is needed and missing.
+    """
+    what = f"decoder={config!r}" if isinstance(config, str) else "decoder"
+    config = {**(decoder_config(config) if isinstance(config, str) else config), **settings}
+    objects: dict[str, object] = {}
+    if needs_draft(config):
+        if draft is None and parameters_of(config, what)["draft"].default is Parameter.empty:
+            raise ValueError(f"{what} needs draft=, a smaller model of the same family")
+        objects["draft"] = draft
+    if wants_costs(config):
+        config.pop("costs", None)
+        objects["costs"] = costs
+    if pool is not None:
+        objects["pool"] = pool.copy() if isinstance(pool, PhrasePool) else pool
+    elif isinstance(config.get("pool"), PhrasePool | DrafterMemory):
+        objects["pool"] = config["pool"]
+    return instantiate(_plain(config), what, **objects)
+
+
+def decoder_factories(
+    configs: Mapping[str, Mapping],
+    draft: CachedModel | None,
+    costs: Costs | None = None,
+    *,
+    tokenizer=None,
+) -> dict[str, DecoderFactory]:
+    """Return a factory for each config, each tried once; `pool` files are read once.
+
+    `tokenizer` is the target's: a saved pool must be of the same one.
+    """
+    factories: dict[str, DecoderFactory] = {}
+    for name, config in configs.items():
+        check_decoder(name, config)
+        pool = load_pool(config, draft, tokenizer) if config.get("pool") else None
+        factories[name] = partial(make_decoder, config, draft, costs=costs, pool=pool)
+        factories[name]()
+    return factories
+
+
+def load_pool(
+    config: Mapping, draft: CachedModel | None, tokenizer
+) -> PhrasePool | DrafterMemory:
+    """Read the pool file that a decoder's config names; it must be of the same tokenizer."""
+    empty = make_decoder({**config, "pool": None, "pool_state": "cold"}, draft)
+    return empty.read_pool(config["pool"], tokenizer_id=vocab.fingerprint(tokenizer))
+
+
+def _plain(config: Mapping) -> dict:
+    return {key: value for key, value in config.items() if key not in OBJECTS}

@@ -64,10 +64,10 @@ class Moody(RootOnly):
             raise RuntimeError("not today")
 
 
-class CostModel(RootOnly):
+class CostAware(RootOnly):
     """Asks what calls cost, and remembers what it was told last."""
 
     told: object = None
 
     def __init__(self, costs=None):
-        CostModel.told = costs
+        CostAware.told = costs

@@ -17,8 +17,9 @@ from test_generate import Collected, Contains
 from tiny import CONTEXT, llama, noisy, plain, prompt_of
 from transformers import GenerationConfig, StoppingCriteria
 
-from ouroboros import CachedModel, custom_generate, decoders, generate
+from ouroboros import CachedModel, custom_generate, generate
 from ouroboros.custom import Generated
+from ouroboros.decoders import decoder_config, decoder_names, make_decoder, needs_draft
 from ouroboros.engine import model as engine
 from ouroboros.trace import DecodeTrace
 
@@ -185,10 +186,10 @@ def test_a_dictionary_holds_the_sequences_and_what_it_took(models, door):
     assert sum(s.new for s in short.traces[0].steps) == 9 == short.sequences.shape[-1] - 6
 
 
-@pytest.mark.parametrize("name", decoders.names())
+@pytest.mark.parametrize("name", decoder_names())
 def test_every_decoder_is_had_by_name(models, name):
     model, target, draft = models
-    small = draft if decoders.wants_draft(name) else None
+    small = draft if needs_draft(name) else None
     out = generate(target, IDS, draft=small, decoder=name, max_new_tokens=40)
     assert out[0].tolist() == plain(model, IDS[0].tolist(), 40)
 
@@ -200,14 +201,16 @@ def test_a_decoder_that_cannot_be_without_a_draft_says_so(models, name):
 
 
 def test_settings_of_a_named_decoder_replace_tuned_ones():
-    assert decoders.settings_of("speculative")["gamma"] > 1
-    made = decoders.make("speculative", CachedModel(llama()), {"gamma": 1})
-    assert made.gamma == 1 and made.confidence == decoders.settings_of("speculative")["confidence"]
-    assert isinstance(decoders.make("greedy", None, {}), Greedy)
-    warm, cold = map(decoders.settings_of, ("ouroboros_paper_warm", "ouroboros_paper"))
+    tuned = decoder_config("speculative")
+    made = make_decoder("speculative", CachedModel(llama()), gamma=1)
+    assert made.gamma == 1 < tuned["gamma"] and made.confidence == tuned["confidence"]
+    assert isinstance(make_decoder("greedy"), Greedy)
+    warm, cold = map(decoder_config, ("ouroboros_paper_warm", "ouroboros_paper"))
     assert warm == {**cold, "pool_state": "task"}  # upon the config it is built on
-    with pytest.raises(ValueError, match=r"gama: not supported .* its settings are gamma, conf"):
-        decoders.make("speculative", None, {"gama": 2})
+    with pytest.raises(
+        ValueError, match=r"'gama' \(did you mean gamma\?\); choose from draft, gamma"
+    ):
+        make_decoder("speculative", CachedModel(llama()), gama=2)
 
 
 @pytest.fixture

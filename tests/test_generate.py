@@ -330,7 +330,7 @@ def test_a_callable_refuses_a_batch(models):
     [
         ({"decoder": "ouroboros_paper"}, "needs draft="),
         ({"decoder": "speculative"}, "needs draft="),
-        ({"decoder": "medusa"}, "'medusa' is not one of greedy, lookahead, ouroboros"),
+        ({"decoder": "medusa"}, "no decoder 'medusa'; choose from greedy, lookahead, ouroboros"),
         (
             {"decoder": PromptLookup(max_ngram_size=2, num_tokens=3), "gamma": 4},
             "gamma: give these to the decoder",

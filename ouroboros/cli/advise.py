@@ -25,9 +25,9 @@ from ouroboros.cli.advising.check import check_runs
 from ouroboros.cli.advising.devices import devices
 from ouroboros.cli.advising.inputs import Evidence, from_folder, given_costs, run_here, shapes
 from ouroboros.cli.advising.search import Explorer
-from ouroboros.cli.build import check_decoders
 from ouroboros.cli.configs import chosen, plain
 from ouroboros.cli.refusals import check_unused
+from ouroboros.decoders import check_decoders
 from ouroboros.engine.model_info import position_limit
 from ouroboros.tuning.breakeven import why_slower
 from ouroboros.tuning.memory import Room, config_of, footprint_of, longest_context, room

@@ -31,10 +31,11 @@ from ouroboros.bench.run.loop import eos_ids
 from ouroboros.bench.run.pair import load_pair, load_tokenizer
 from ouroboros.bench.run.prompts import prompt_ids
 from ouroboros.cli.agreeing.worths import Worths, by_group
-from ouroboros.cli.build import build_spec, build_task, check_decoders
+from ouroboros.cli.build import build_spec, build_task
 from ouroboros.cli.configs import chosen, plain
 from ouroboros.cli.refusals import check_unused
 from ouroboros.cli.tapes import given_rates, load_tapes
+from ouroboros.decoders import check_decoders
 from ouroboros.tuning.agreement import Worth, pays_table, speedup_table, with_ratio
 
 WHISKERS = "whiskers and bands: 95 % bootstrap over prompts, paired"

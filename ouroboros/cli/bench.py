@@ -44,9 +44,10 @@ from ouroboros.bench.run.run import Interruption, caveats, run_facts
 from ouroboros.bench.tasks.task import Example, Task, conversations
 from ouroboros.bench.verdict.run_audit import audit_run
 from ouroboros.cli import place
-from ouroboros.cli.build import build_bench, build_pair, build_task, check_decoders
+from ouroboros.cli.build import build_bench, build_pair, build_task
 from ouroboros.cli.configs import chosen, plain
 from ouroboros.cli.refusals import SOME_FAILED
+from ouroboros.decoders import check_decoders
 from ouroboros.engine.parallel.ranks import Alone, RankLost, Ranks, agreed
 from ouroboros.reference_pair import FOLDER
 

@@ -1,17 +1,10 @@
-"""Configs as plain values: composed, with settings replaced, held against the classes they name.
-
-Invariant: an option that a class does not know, or a value of another type, is one line that names
-it. No model is loaded here, and torch is not needed.
-"""
+"""Configs as plain values: composed, and with settings replaced."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import NoneType
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -24,13 +17,6 @@ SPACES: dict[str, dict[str, list]] = {
     path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted(Path(CONF).glob("tune/*"))
 }
 """By decoder, the values of each setting that a search may try: conf/tune."""
-KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
-    "int": (int, "a whole number"),
-    "int | None": ((int, NoneType), "a whole number, or null"),
-    "float": ((int, float), "a number"),
-    "bool": (bool, "true or false"),
-    "str": (str, "a name"),
-}
 
 
 def plain(cfg: DictConfig) -> dict:
@@ -65,45 +51,6 @@ def replaced(options: Mapping, settings: Mapping[str, object]) -> dict:
     for key, value in settings.items():
         OmegaConf.update(config, key, value, force_add=True)
     return plain(config)
-
-
-def check_arguments(options: Mapping, what: str) -> None:
-    """Raise `ValueError` for options that the class in `_target_` does not take, or not so."""
-    parameters = parameters_of(options, what)
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
-    for name, value in options.items():
-        if name == "_target_":
-            continue
-        if name not in parameters:
-            known = ", ".join(parameters)
-            raise ValueError(f"{what} has no option {name!r}: its options are {known}")
-        wanted, words = KINDS.get(parameters[name].annotation, (object, ""))
-        number = wanted not in (bool, object)
-        if not isinstance(value, wanted) or (number and isinstance(value, bool)):
-            raise ValueError(f"{what}.{name}={value}: give {words}")
-
-
-def parameters_of(options: Mapping, what: str) -> Mapping[str, inspect.Parameter]:
-    """Return what the class in `_target_` takes, by name."""
-    return inspect.signature(class_of(options["_target_"], what)).parameters
-
-
-def class_of(name: str, what: str) -> Callable:
-    """Return the class of that name. Raises `ValueError` where there is none, and
-    `ModuleNotFoundError` where a package that it needs is not installed."""
-    module, _, own = name.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), own)
-        if callable(found):
-            return found
-        raise AttributeError(own)
-    except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise ValueError(f"{what}._target_={name}: there is no such class") from error
-    except (AttributeError, ValueError) as error:
-        raise ValueError(f"{what}._target_={name}: there is no such class") from error
 
 
 def called(make: Callable, what: str):

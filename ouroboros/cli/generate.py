@@ -18,17 +18,12 @@ from ouroboros.bench.run.loop import WARM_UP, eos_ids
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.prompts import prompt_ids
 from ouroboros.bench.tasks.task import Example
-from ouroboros.cli.build import (
-    build_costs,
-    build_decoders,
-    build_pair,
-    build_sampling,
-    check_decoders,
-)
+from ouroboros.cli.build import build_costs, build_pair, build_sampling
 from ouroboros.cli.configs import composed
 from ouroboros.cli.generating.runner import Runner
 from ouroboros.cli.generating.screen import columns, legend, write
 from ouroboros.decode import Drafter, DrafterCapabilities, stream
+from ouroboros.decoders import check_decoders, decoder_factories
 from ouroboros.engine.model import CachedModel
 
 WARM_UP_TOKENS = 16
@@ -81,7 +76,7 @@ def prepared(config: dict, pair: Pair, text: str) -> Iterator[Runner]:
     model = pair.target
     prompt = prompt_ids(model.tokenizer, Example("prompt", text))
     costs = build_costs(config, pair, len(prompt) + config["max_new"])
-    makers = build_decoders(config["decoder"], pair, costs)
+    makers = decoder_factories(config["decoder"], pair.draft, costs, tokenizer=model.tokenizer)
     warm = prompt_ids(model.tokenizer, WARM_UP)
     choose = build_sampling(config).choose("prompt", 0, vocab=model.vocab_size)
     for index, (name, make) in enumerate(makers.items()):

@@ -18,7 +18,6 @@ import torch
 from omegaconf import DictConfig
 
 from ouroboros.bench.metrics.operators import operators
-from ouroboros.bench.metrics.timed_costs import costs_of
 from ouroboros.bench.report.cells import as_text
 from ouroboros.bench.report.plots.costs import step_time, verify_cost
 from ouroboros.bench.report.plots.style import save_png
@@ -28,18 +27,19 @@ from ouroboros.bench.run.config import check_options, check_whole
 from ouroboros.bench.run.costs import load_costs, recorded_costs
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import RunIdentity
-from ouroboros.bench.run.loop import Bench, DecoderFactory
+from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.parallel import check_parallel
 from ouroboros.bench.run.prompts import prompt_ids
 from ouroboros.bench.run.run import run_facts
 from ouroboros.cli import place
 from ouroboros.cli.bench import results_path, run_samples, score_samples
-from ouroboros.cli.build import build_bench, build_pair, build_task, check_decoders
+from ouroboros.cli.build import build_bench, build_pair, build_task
 from ouroboros.cli.configs import chosen, plain
 from ouroboros.cli.timing import about, measured_costs
-from ouroboros.costs.surface import Costs
+from ouroboros.costs import Costs
 from ouroboros.decode import Drafter
+from ouroboros.decoders import DecoderFactory, check_decoders
 
 
 def profile(cfg: DictConfig) -> int:
@@ -110,7 +110,7 @@ def show(folder: ResultsFolder, run: Mapping, costs: Costs, traced: Mapping) -> 
     samples = folder.load_samples()
     good = [sample for sample in samples if not sample.error]
     if any(step.scored for sample in good for step in sample.steps[1:]):
-        seen = costs_of(good)
+        seen = Costs.of_samples(good)
         costs = replace(costs, host_ms=seen.host_ms, prefill_ms=seen.prefill_ms)
     prompts = len({sample.example for sample in good})
     facts: dict[str, Any] = {"title": title(run, prompts), "footnote": footnote(run)}

@@ -14,7 +14,6 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from ouroboros.bench.metrics import metrics
-from ouroboros.bench.metrics.predicted import timed
 from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.replay.imitated_draft import ImitatedDraft
 from ouroboros.bench.replay.imitation import Rates
@@ -25,14 +24,14 @@ from ouroboros.bench.run.config import check_whole
 from ouroboros.bench.run.costs import load_costs, recorded_costs
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
 from ouroboros.bench.run.loop import text_of
-from ouroboros.bench.run.pair import Pair, load_tokenizer
-from ouroboros.cli.build import any_drafts, build_decoders, build_spec, check_decoders
+from ouroboros.bench.run.pair import load_tokenizer
+from ouroboros.cli.build import build_spec
 from ouroboros.cli.configs import chosen, plain
 from ouroboros.cli.refusals import check_unused
 from ouroboros.cli.tapes import given_rates, imitated_draft, load_tapes, loaded_draft
-from ouroboros.costs.named import UNTIMED, named
-from ouroboros.costs.surface import Costs
+from ouroboros.costs import UNTIMED, CostModel, Costs
 from ouroboros.decode import RootOnly
+from ouroboros.decoders import check_decoders, decoder_factories, needs_draft
 from ouroboros.engine.model import CachedModel
 
 
@@ -60,7 +59,7 @@ def replay_all(cfg: DictConfig) -> int:
     draft = draft_of(config, tape, tokenizer)
     target = RecordedTarget(tape, tokenizer=tokenizer)
     told = costs or told_costs(config["recording"])
-    makers = build_decoders(config["decoder"], Pair(target, draft), told)  # type: ignore[arg-type]
+    makers = decoder_factories(config["decoder"], draft, told, tokenizer=target.tokenizer)
     drafters = {name: make() for name, make in makers.items()}
     rates, limit = given_rates(config["rates"]), config["max_new"]
     for name, drafter in drafters.items():
@@ -84,7 +83,7 @@ def replay_all(cfg: DictConfig) -> int:
 def told_costs(recording: str) -> Costs:
     """Return the costs that the decoders of a recorded run went by, named ones where none did."""
     found = recorded_costs(ResultsFolder(recording)) if Path(recording).is_dir() else None
-    return found or named(UNTIMED)
+    return found or Costs.load(UNTIMED)
 
 
 def imitated(draft: object, rates: Rates | None) -> list[str]:
@@ -95,7 +94,7 @@ def imitated(draft: object, rates: Rates | None) -> list[str]:
 
 def draft_of(config: dict, tape: RecordedRuns, tokenizer) -> CachedModel | None:
     """Return the draft that the decoders need, loaded or imitated; None where none is needed."""
-    if not any_drafts(config["decoder"]):
+    if not any(map(needs_draft, config["decoder"].values())):
         return None
     if config.get("draft"):
         return imitated_draft(config["draft"], tape, tokenizer)
@@ -159,7 +158,9 @@ def row(
             )
             for r in tape.runs
         ]
-        ours_s, plain_s = (sum(timed(s, costs).wall_s for s in own) for own in (samples, plain))
+        ours_s, plain_s = (
+            sum(CostModel(costs).predict(s).wall_s for s in own) for own in (samples, plain)
+        )
         values["predicted_ms_per_token"] = 1e3 * ours_s / tokens
         values["predicted_speedup"] = plain_s / ours_s
     return values

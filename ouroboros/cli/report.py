@@ -12,7 +12,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ouroboros.bench.metrics.predicted import CostModel
 from ouroboros.bench.report.combined import write_report
 from ouroboros.bench.report.folder_report import headline, make_report, tables
 from ouroboros.bench.report.gather import Measured, load, merge, run_folders
@@ -22,6 +21,7 @@ from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.tasks.specbench import SpecBench
 from ouroboros.cli import place
+from ouroboros.costs import CostModel
 
 
 def report(options: argparse.Namespace) -> int:
@@ -31,7 +31,7 @@ def report(options: argparse.Namespace) -> int:
     if not loaded:
         return 2
     if costs is not None:
-        priced = CostModel(f"the costs {costs.about['name']!r}", costs)
+        priced = CostModel(costs, f"the costs {costs.about['name']!r}")
         loaded = [replace(one, priced=priced) for one in loaded]
     out = options.out or _beside(options.folders)
     measured = merge(loaded)

@@ -1,50 +1,29 @@
-"""What calls of a pair cost, timed with a progress bar, for the commands that time them in full."""
+"""What calls of a pair cost, timed in full with a progress bar."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 
 from tqdm import tqdm
 
 from ouroboros.bench.run.pair import Pair
-from ouroboros.costs.bandwidth import with_floor
-from ouroboros.costs.calls import measure
-from ouroboros.costs.surface import Costs, Surface
-from ouroboros.engine.model import CachedModel
+from ouroboros.costs import Costs
 
 
 def measured_costs(
     pair: Pair, options: Mapping, keep: Callable[[Costs], object] = lambda costs: None
 ) -> Costs:
-    """Return the surfaces of both models, their bytes and the copy bandwidth; `options` as in
-    `timed`. `keep` is given what is known after each visit."""
-    blank = with_floor(Costs(Surface.constant(0.0)), pair.models)
-
-    def whole(found: Sequence[Surface]) -> Costs:
-        costs = Costs.of_pair(found)
-        return replace(blank, target=costs.target, draft=costs.draft)
-
-    return whole(timed(pair.models, options, "calls", lambda found: keep(whole(found))))
-
-
-def timed(
-    models: Sequence[CachedModel],
-    options: Mapping,
-    what: str,
-    on_visit: Callable[[list[Surface]], object] = lambda found: None,
-) -> list[Surface]:
-    """Return the costs of each model's calls on trees of `nodes` after `contexts` tokens, `visits`
-    times, `calls` of each; `padded`: the engine fills trees up to these very sizes."""
+    """Return `Costs.measure_grid` of a pair by the options of a profile; `keep` is given the costs
+    so far after each visit."""
     total = options["visits"] * len(set(options["contexts"]))
-    with tqdm(total=total, desc=what, unit="visit", leave=False) as bar:
+    with tqdm(total=total, desc="calls", unit="visit", leave=False) as bar:
 
-        def visited(found: list[Surface]) -> None:
+        def visited(costs: Costs) -> None:
             bar.update()
-            on_visit(found)
+            keep(costs)
 
-        return measure(
-            models,
+        return Costs.measure_grid(
+            pair.models,
             nodes=options["nodes"],
             contexts=options["contexts"],
             visits=options["visits"],
@@ -55,6 +34,6 @@ def timed(
 
 
 def about(run: Mapping) -> dict:
-    """Return what the costs of a run's pair say of themselves."""
+    """Return the description of the costs of a run's pair."""
     kept = {key: run["provenance"][key] for key in ("machine", "versions")}
     return {"model": run["model"], **kept, "batch_size": 1}

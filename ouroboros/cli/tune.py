@@ -28,11 +28,12 @@ from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.tasks.humaneval import STOP
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.cli import CONF, place
-from ouroboros.cli.build import build_pair, check_decoders
+from ouroboros.cli.build import build_pair
 from ouroboros.cli.configs import SPACES, composed
 from ouroboros.cli.fitting import fit
 from ouroboros.cli.tuning.ended import ended_searches
 from ouroboros.cli.tuning.search import Search, draw
+from ouroboros.decoders import check_decoders
 
 SEARCHES = "searches.jsonl"  # of the results folder: every search that was ended
 

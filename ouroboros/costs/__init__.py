@@ -1,6 +1,14 @@
-"""What calls cost, as data: milliseconds by nodes and context.
+"""What calls cost, as data: milliseconds by nodes and context, and the times that they predict."""
 
-`surface` is the data, `named` has some by name. They are measured by `calls` (in full) and `probe`
-(at load, in a few seconds), or computed by `roofline` where nobody measured; `bandwidth` says what
-any call must read, and how fast this machine copies.
-"""
+from ouroboros.costs.costs import NAMES, UNTIMED, Costs
+from ouroboros.costs.predicted import CostModel
+from ouroboros.costs.surface import Footprint, Surface
+
+__all__ = [
+    "NAMES",
+    "UNTIMED",
+    "CostModel",
+    "Costs",
+    "Footprint",
+    "Surface",
+]

@@ -1,25 +1,17 @@
-"""What calls cost on a machine: milliseconds by nodes and context, and what bounds them.
+"""The cost of one call of a model: milliseconds by nodes and context, and bytes.
 
-With it, counts alone predict the time of a decoder on a machine that it never ran on. Invariant:
-nothing is extrapolated; a call larger than any that was measured is an error. A `Surface` is
-measured; a small table by hand, or the samples of a timed run, will do as well.
+Invariant: nothing is extrapolated; a call larger than any that was measured is an error.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import numpy as np
-import yaml
-
-from ouroboros.trace import StepRecord
 
 Table = Mapping[float, Mapping[float, float]]
-BY_HAND = ("verify_ms", "draft_ms", "host_ms", "prefill_ms", "about")
 
 
 @dataclass(frozen=True)
@@ -82,6 +74,21 @@ class Surface:
         low = self._at(below, nodes)
         return low + (high - low) * ((context - below) / (above - below))
 
+    def monotone(self, known_to: Mapping[int, int], *, padded: bool) -> Surface:
+        """Return the surface where no tree costs more than a larger one.
+
+        `known_to` renames contexts: up to which context a measured one holds.
+        """
+        rows = {
+            context: {n: min(ms for m, ms in row.items() if m >= n) for n in row}
+            for context, row in self.ms.items()
+        }
+        tables = [
+            {known_to.get(int(context), context): row for context, row in table.items()}
+            for table in (rows, self.spread_ms)
+        ]
+        return Surface(tables[0], padded, tables[1])
+
     def _at(self, context: float, nodes: Sequence[float]) -> np.ndarray:
         """The milliseconds at a measured context."""
         sizes, ms = list(self.ms[context]), np.array(list(self.ms[context].values()))
@@ -110,116 +117,6 @@ class Footprint:
         return self.read_bytes + context * self.kv_bytes_per_token
 
 
-@dataclass(frozen=True)
-class Costs:
-    """A pair of models on a machine.
-
-    `host_ms`: milliseconds per step outside of both models, by decoder; "" is for any other one.
-    `prefill_ms` comes on top of a run's first step. `footprints` has "target" and "draft".
-    `copy_bytes_per_s` counts bytes read plus bytes written. `about` says in plain values what was
-    measured: models, machine, dtype, threads.
-    """
-
-    target: Surface
-    draft: Surface | None = None
-    host_ms: Mapping[str, float] = field(default_factory=dict)
-    prefill_ms: float = 0.0
-    footprints: Mapping[str, Footprint] = field(default_factory=dict)
-    copy_bytes_per_s: float | None = None
-    about: Mapping[str, object] = field(default_factory=dict)
-
-    @classmethod
-    def of_pair(cls, surfaces: Sequence[Surface]) -> Costs:
-        """Return the costs of a target's surface and, where there is a second one, a draft's."""
-        return cls(surfaces[0], surfaces[1] if len(surfaces) > 1 else None)
-
-    def step_ms(self, step: StepRecord, context: int, *, decoder: str = "") -> float:
-        """Return the milliseconds of one step on a sequence of `context` tokens.
-
-        Draft calls are taken as equally large; text that the draft takes in after a long pause, if
-        no tree measured is so large, as calls of the largest. Raises `ValueError` beyond what was
-        measured, and for a step that drafted where no draft was.
-        """
-        drafting = 0.0
-        if step.draft_calls:
-            if self.draft is None:
-                raise ValueError(
-                    "the costs have no draft model: measure the pair, or give draft_ms"
-                )
-            drafting = self._drafting_ms(step, self.draft, context)
-        host = self.host_ms.get(decoder, self.host_ms.get("", 0.0))
-        return self.target.call_ms(step.scored, context) + drafting + host
-
-    @staticmethod
-    def _drafting_ms(step: StepRecord, draft: Surface, context: int) -> float:
-        """The milliseconds of a step's draft calls."""
-        nodes, largest = draft_nodes(step), min(max(row) for row in draft.ms.values())
-        if nodes <= largest or not step.draft_caught_up:
-            return step.draft_calls * draft.call_ms(nodes, context)
-        own = max(1, round(step.draft_scored / step.draft_calls))
-        whole, rest = divmod(step.draft_caught_up, largest)
-        read = whole * draft.call_ms(largest, context) + (rest and draft.call_ms(rest, context))
-        return step.draft_calls * draft.call_ms(own, context) + read
-
-    def floor_ms(self, role: str, context: int) -> float | None:
-        """Return the least milliseconds of a call of "target" or "draft": the bytes that it must
-        read, at the machine's copy bandwidth. None where either is not known."""
-        if role not in self.footprints or not self.copy_bytes_per_s:
-            return None
-        return 1e3 * self.footprints[role].call_bytes(context) / self.copy_bytes_per_s
-
-    def save(self, path: Path) -> None:
-        """Write JSON, which `load` reads."""
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: Path) -> Costs:
-        """Read what `save` wrote, or a small table by hand, in YAML or JSON:
-        {verify_ms: {1: 14.8, 8: 15.6, 64: 21.0}, draft_ms: 2.9, host_ms: 1, prefill_ms: 30}.
-
-        Raises `ValueError` for anything else.
-        """
-        try:
-            values = _read(path.read_text(encoding="utf-8"))
-            return cls.by_hand(values) if "verify_ms" in values else _saved(values)
-        except (OSError, yaml.YAMLError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"cannot read the costs {path}: {reason}") from error
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path} holds no costs: give verify_ms (nodes: milliseconds) and, if known, "
-                "draft_ms, host_ms, prefill_ms; or a costs.json that was measured"
-            ) from error
-
-    @classmethod
-    def by_hand(cls, values: Mapping) -> Costs:
-        """Return the costs of a small table: `verify_ms` by nodes, the same at every context, and
-        perhaps `draft_ms` (one number, or by nodes), `host_ms`, `prefill_ms`, and `about`, what
-        they are.
-
-        Raises `ValueError` for other options.
-        """
-        if set(values) - set(BY_HAND):
-            raise ValueError(f"options are {', '.join(BY_HAND)}")
-        draft, host = values.get("draft_ms"), values.get("host_ms")
-        if draft is not None:
-            by_nodes = isinstance(draft, Mapping)
-            draft = Surface.flat(draft) if by_nodes else Surface.constant(float(draft))
-        return cls(
-            Surface.flat(values["verify_ms"]),
-            draft,
-            {} if host is None else {"": float(host)},
-            float(values.get("prefill_ms", 0.0)),
-            about=values.get("about", {}),
-        )
-
-
-def draft_nodes(step: StepRecord) -> int:
-    """Return the tokens of one of the step's draft calls, on average: nodes, and what of the
-    sequence it took in besides."""
-    return max(1, round((step.draft_scored + step.draft_caught_up) / step.draft_calls))
-
-
 def _numbers(table: Mapping) -> dict[float, dict[float, float]]:
     """Return a table with numbers for keys, ascending (JSON's keys are text)."""
     rows = {
@@ -231,18 +128,3 @@ def _numbers(table: Mapping) -> dict[float, dict[float, float]]:
 def _number(key: str | float) -> float:
     value = float(key)
     return int(value) if value.is_integer() else value
-
-
-def _read(text: str):
-    """JSON or YAML; for YAML's reader a number written 1e-05, as JSON does, would be a text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return yaml.safe_load(text)
-
-
-def _saved(values: dict) -> Costs:
-    draft = values["draft"] and Surface(**values["draft"])
-    footprints = {role: Footprint(**own) for role, own in values["footprints"].items()}
-    own = {"target": Surface(**values["target"]), "draft": draft, "footprints": footprints}
-    return Costs(**{**values, **own})

@@ -17,7 +17,7 @@ import torch
 from scipy.optimize import minimize
 from scipy.special import xlogy
 
-from ouroboros.costs.surface import Costs, Surface
+from ouroboros.costs import Costs, Surface
 from ouroboros.decode import decode
 from ouroboros.drafters.draft_tree.estimate import DRAFT, INDEX
 from ouroboros.drafters.draft_tree.growth import Growth, Shape

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from ouroboros.costs.named import named
-from ouroboros.costs.surface import Costs, Surface
+from ouroboros.costs import Costs, Surface
 from ouroboros.drafters.draft_tree.growth import Growth, Shape
 from ouroboros.drafters.draft_tree.ready import warm_up_jit
 from ouroboros.drafters.draft_tree.remembered import DrafterMemory
@@ -82,7 +81,7 @@ class Ouroboros:
         self.pool_state = pool_state
         self.growth = Growth(weights, Shape(max_nodes, children, draft_nodes, recycle, judge))
         self.reads_rejected = recycle
-        self.costs = costs if isinstance(costs, Costs) else named(costs or default_costs(draft))
+        self.costs = costs if isinstance(costs, Costs) else Costs.load(costs or default_costs(draft))
         self._loaded = pool if pool_state == "loaded" else None
         if pool is not None:
             self.restore(pool)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ouroboros.bench.metrics.intervals import Interval
-from ouroboros.costs.surface import Costs, Surface
+from ouroboros.costs import Costs, Surface
 
 CONTEXT = 512  # tokens, of the calls whose cost is taken
 ALL = "all"

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from ouroboros import standin
-from ouroboros.costs.surface import Footprint
+from ouroboros.costs import Footprint
 
 SPARE = 0.05  # of the free memory stays free, for activations, logits and masks
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from ouroboros.bench.metrics import metrics
 from ouroboros.bench.metrics.intervals import Interval, speedup
-from ouroboros.bench.metrics.predicted import cost_part, timed
 from ouroboros.bench.metrics.sample import Sample
-from ouroboros.costs.surface import Costs
+from ouroboros.costs import CostModel, Costs
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,8 @@ def predict(
     """
     settings = dict(settings or {})
     try:
-        ours = [timed(sample, costs) for sample in samples]
-        base = [timed(sample, costs) for sample in plain]
+        ours = [CostModel(costs).predict(sample) for sample in samples]
+        base = [CostModel(costs).predict(sample) for sample in plain]
         cost = cost_per_token(samples, costs)
     except ValueError as error:
         return Prediction(settings, failed=str(error))
@@ -64,6 +63,6 @@ def predict(
 def cost_per_token(samples: Sequence[Sample], costs: Costs) -> float | None:
     """Return what a token costs in calls of both models, in target calls of one node: greedy
     decoding's cost 1. None without tokens. Raises `ValueError` beyond what was measured."""
-    parts = [cost_part(costs)(sample) for sample in samples]
+    parts = [CostModel(costs).cost(sample) for sample in samples]
     tokens = sum(count for _, count in parts)
     return sum(spent for spent, _ in parts) / tokens if tokens else None

@@ -15,7 +15,7 @@ import numpy as np
 from ouroboros.bench.metrics import metrics
 from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.metrics.trees import ProposedTree
-from ouroboros.costs.surface import Costs, Surface
+from ouroboros.costs import Costs, Surface
 from ouroboros.engine.parallel.partition import cut
 from ouroboros.tree import TokenTree
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from scipy.optimize import brentq
 from tabulate import tabulate
 
-from ouroboros.costs.surface import Costs
+from ouroboros.costs import Costs
 from ouroboros.tuning.breakeven import Ideal, best_gamma, break_even
 
 CONTEXT = 512  # tokens, of the calls whose cost is taken

@@ -16,8 +16,7 @@ import torch
 from checks import Check
 from torch.nn.functional import scaled_dot_product_attention
 
-from ouroboros.costs.bandwidth import elapsed_ms
-from ouroboros.costs.calls import random_tree
+from ouroboros.costs.timing import elapsed_ms, random_tree
 from ouroboros.engine.attention import kernel_attention
 from ouroboros.engine.kernels import fits
 from ouroboros.engine.masks import additive

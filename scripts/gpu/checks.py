@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ouroboros.costs.calls import random_tree
+from ouroboros.costs.timing import random_tree
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import TokenSelector, gumbel

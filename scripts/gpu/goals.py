@@ -15,7 +15,7 @@ from ouroboros.bench.metrics.intervals import speedup
 from ouroboros.bench.metrics.metrics import decode_part
 from ouroboros.bench.metrics.sample import METHOD, PLAIN, Sample
 from ouroboros.bench.report.time_report import step_facts
-from ouroboros.costs.surface import Costs
+from ouroboros.costs import Costs
 from ouroboros.tuning.predict import predict
 
 ASSISTED, THEIRS, CHAIN = "hf_assisted", "hf_greedy", "speculative"

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ouroboros.costs.calls import random_tree
+from ouroboros.costs.timing import random_tree
 from ouroboros.decode import Drafter, decode
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import TokenSelector, argmax

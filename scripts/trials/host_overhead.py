@@ -28,11 +28,11 @@ from tabulate import tabulate
 import ouroboros
 from ouroboros.bench.metrics.scripted import Drafting, ScriptedModel
 from ouroboros.bench.run.costs import load_costs
-from ouroboros.bench.run.pair import Pair, PairSpec, load_tokenizer
-from ouroboros.cli.build import build_decoders
+from ouroboros.bench.run.pair import PairSpec, load_tokenizer
 from ouroboros.cli.configs import composed
-from ouroboros.costs.named import UNTIMED
+from ouroboros.costs import UNTIMED
 from ouroboros.decode import Drafter, stream
+from ouroboros.decoders import decoder_factories
 from ouroboros.select import Ranked, TokenSelector
 from ouroboros.tree import TokenTree
 
@@ -135,7 +135,7 @@ def makers(names: list[str], overrides: list[str]) -> Mapping[str, Callable]:
     nothing."""
     config = composed([f"decoder=[{','.join(names)}]", *overrides])
     model, costs = ScriptedModel(), load_costs(config["costs"] or UNTIMED)
-    return build_decoders(config["decoder"], Pair(model, model), costs)  # type: ignore[arg-type]
+    return decoder_factories(config["decoder"], model, costs)
 
 
 def host_ms(make: Callable, job: Job) -> dict[str, float]:

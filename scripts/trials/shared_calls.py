@@ -25,7 +25,7 @@ from tabulate import tabulate
 
 from ouroboros.bench.run.pair import PairSpec, load_pair
 from ouroboros.bench.run.parallel import joined, message_ms
-from ouroboros.costs.calls import IDS, random_tree
+from ouroboros.costs.timing import IDS, random_tree
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.ranks import Ranks, told
 from ouroboros.engine.parallel.sharded import Gathered, ShardedModel

@@ -5,7 +5,7 @@ import json
 import pytest
 from composing import ROOT
 
-from ouroboros.costs.surface import Costs
+from ouroboros.costs import Costs
 
 DEVELOPMENT = f"task.path={ROOT / 'conf' / 'task' / 'development.jsonl'}"
 SHORT = [DEVELOPMENT, "task.limit=2", "max_new=8", "visits=1", "nodes=[1,2,4,8,64,256]"]
@@ -121,7 +121,7 @@ def test_an_assumed_agreement_needs_no_model(run_advise):
         (["check=target"], "not a results folder"),
         (["visits=0"], "visits"),
         (["rates=7", "runs=counts"], "rates=7: give two shares"),
-        (["runs=counts", "costs=none.yaml"], "costs 'none.yaml' are no file"),
+        (["runs=counts", "costs=none.yaml"], "costs=none.yaml is neither a file"),
         (["nodes=8"], "nodes=8: give a list"),
     ],
 )

@@ -9,10 +9,9 @@ from composing import composed
 from ouroboros.bench.replay.imitated_draft import ImitatedDraft
 from ouroboros.bench.replay.likeness import DraftErrorModel
 from ouroboros.bench.replay.sentence_pieces import NAME, sentence_pieces
-from ouroboros.bench.run.pair import Pair
 from ouroboros.cli import CONF
-from ouroboros.cli.build import build_decoders
 from ouroboros.decode import DrafterCapabilities
+from ouroboros.decoders import decoder_factories
 
 FAST = ["threads=1", "agreement=[0.6,0.9]", "ratios=[0.2]", "max_new=40"]
 COSTS = ["costs=[flat]"]
@@ -143,6 +142,6 @@ def test_on_real_text_nothing_reads_what_a_recording_does_not_hold():
     config = composed(name="real_text")
     assert config["rates"] is None and config["tokenizer"] == "sentencepiece"
     draft = ImitatedDraft(0.8, [], vocab_size=100)
-    made = build_decoders(config["decoder"], Pair(None, draft))
+    made = decoder_factories(config["decoder"], draft)
     assert {"speculative", "prompt_lookup", "ouroboros", "ouroboros_text"} <= set(made)
     assert not any(DrafterCapabilities.of(make()).reads_rejected for make in made.values())

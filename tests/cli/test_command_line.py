@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 import ouroboros
 from ouroboros.cli import command_line, place
 from ouroboros.cli.bench import fewer
-from ouroboros.cli.configs import class_of
+from ouroboros.instantiate import find_class
 
 CONFIGS = {
     "bench": "config",
@@ -123,9 +123,9 @@ def test_a_launcher_that_is_not_installed_is_named_with_its_extra(told):
 
 def test_a_class_that_there_is_not_is_one_line():
     with pytest.raises(ValueError, match=r"decoder.x._target_=ouroboros.baselines.Gredy: there is"):
-        class_of("ouroboros.baselines.Gredy", "decoder.x")
+        find_class("ouroboros.baselines.Gredy", "decoder.x")
     with pytest.raises(ValueError, match="no such class"):
-        class_of("nowhere.Greedy", "decoder.x")
+        find_class("nowhere.Greedy", "decoder.x")
 
 
 def test_a_class_whose_package_is_missing_names_it(monkeypatch):
@@ -134,7 +134,7 @@ def test_a_class_whose_package_is_missing_names_it(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "rouge_score", None)
     with pytest.raises(ModuleNotFoundError, match="rouge_score"):
-        class_of("ouroboros.bench.tasks.cnndm.CNNDM", "task")
+        find_class("ouroboros.bench.tasks.cnndm.CNNDM", "task")
 
 
 def test_the_library_alone_asks_for_nothing_of_the_bench():

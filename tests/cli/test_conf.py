@@ -18,9 +18,11 @@ from ouroboros.cli import build as building
 from ouroboros.cli import configs
 from ouroboros.cli import refusals as asking
 from ouroboros.cli.bench import settled
-from ouroboros.cli.configs import SPACES, class_of
+from ouroboros.cli.configs import SPACES
 from ouroboros.cli.tuning.search import draw
+from ouroboros.decoders import check_decoders, decoder_factories
 from ouroboros.drafters.draft_tree.remembered import DrafterMemory
+from ouroboros.instantiate import find_class
 
 
 def test_the_main_job():
@@ -66,7 +68,7 @@ def test_every_decoder_composes_alone_and_can_be_built(name):
     config = composed(f"decoder={name}")
     assert list(config["decoder"]) == [name]
     pair = Pair(*tiny_pair())
-    made = building.build_decoders(config["decoder"], pair)[name]()
+    made = decoder_factories(config["decoder"], pair.draft, tokenizer=pair.target.tokenizer)[name]()
     assert hasattr(made, "propose") or hasattr(made, "run")
     if "draft" in config["decoder"][name]:
         assert made.draft is pair.draft
@@ -81,12 +83,16 @@ def test_a_saved_pool_is_loaded(tmp_path):
     own = "decoder.ouroboros_paper"
     set_up = [f"{own}.pool_state=loaded", f"{own}.pool={path}", f"{own}.ngram_size=5"]
     config = composed("decoder=ouroboros_paper", *set_up)
-    made = building.build_decoders(config["decoder"], pair)["ouroboros_paper"]()
+    made = decoder_factories(config["decoder"], pair.draft, tokenizer=pair.target.tokenizer)[
+        "ouroboros_paper"
+    ]()
     assert [list(phrase) for phrase in made.pool.get(1, 1)] == [[2, 3, 4, 5]]
     DrafterMemory((1, 2, 3)).save(path, tokenizer_id=named)
     set_up = ["decoder.ouroboros.pool_state=loaded", f"decoder.ouroboros.pool={path}"]
     config = composed("decoder=ouroboros", *set_up)
-    made = building.build_decoders(config["decoder"], pair)["ouroboros"]()
+    made = decoder_factories(config["decoder"], pair.draft, tokenizer=pair.target.tokenizer)[
+        "ouroboros"
+    ]()
     made.reset(argmax)
     assert made.pool.text[:3] == (1, 2, 3)
 
@@ -99,7 +105,7 @@ def test_every_experiment_composes(name):
     for own in config["decoder"].values():
         if own.get("pool"):  # a file that another run leaves
             own |= {"pool": None, "pool_state": "cold"}
-    building.build_decoders(config["decoder"], Pair(*tiny_pair()))
+    decoder_factories(config["decoder"], tiny_pair()[1])
 
 
 def test_decoders_that_an_experiment_sets_may_be_left_out(capsys):
@@ -348,7 +354,7 @@ def test_the_longest_context_fits_the_raised_position_limit():
 )
 def test_a_class_that_there_is_not_is_told_in_one_line(target, reason):
     with pytest.raises(ValueError, match=reason) as caught:
-        building.check_decoders({"mine": {"_target_": target}})
+        check_decoders({"mine": {"_target_": target}})
     assert "\n" not in str(caught.value)
 
 
@@ -360,8 +366,8 @@ def test_a_recorded_runs_classes_are_found_by_their_present_names(path):
     config = ResultsFolder(path).load_run()["config"]
     for name, own in config["decoder"].items():
         assert own["_target_"].startswith("ouroboros.")
-        assert class_of(own["_target_"], name)
-    assert class_of(config["task"]["_target_"], "task")
+        assert find_class(own["_target_"], name)
+    assert find_class(config["task"]["_target_"], "task")
 
 
 def test_old_names_are_among_the_recorded():

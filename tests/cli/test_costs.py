@@ -4,17 +4,15 @@ import json
 from dataclasses import replace
 
 import pytest
-from bench_models import CostModel
+from bench_models import CostAware
 
 from ouroboros.bench.run.costs import recorded_costs
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.cli import build
 from ouroboros.cli.build import rebuild
-from ouroboros.costs.named import named
-from ouroboros.costs.surface import Costs, Surface
+from ouroboros.costs import Costs, Surface
 
 TINY = ["task.limit=2", "max_new=4", "threads=1", "model.dtype=float32", "audit=none"]
-PRICED = ["decoder=greedy", "+decoder.priced={_target_: bench_models.CostModel, costs: null}"]
+PRICED = ["decoder=greedy", "+decoder.priced={_target_: bench_models.CostAware, costs: null}"]
 OWN = Costs(Surface.flat({1: 5.0, 96: 50.0}), about={"measured": "in a test"})
 
 
@@ -23,10 +21,10 @@ def run_priced(run_bench, saved_pair):
     """Run, and return the folder and what the decoder was told."""
 
     def run(name: str, *overrides: str) -> tuple[ResultsFolder, object]:
-        CostModel.told = "nothing"
+        CostAware.told = "nothing"
         code, _, err = run_bench(*TINY, *PRICED, f"results_dir={name}", *overrides)
         assert code == 0, err
-        return ResultsFolder(saved_pair / name), CostModel.told
+        return ResultsFolder(saved_pair / name), CostAware.told
 
     return run
 
@@ -45,22 +43,22 @@ def test_a_resumed_run_goes_by_the_recorded_costs(run_priced, monkeypatch):
     folder.save_costs(OWN)
     lines = (folder.path / "samples.jsonl").read_text().splitlines(keepends=True)
     (folder.path / "samples.jsonl").write_text(lines[0])
-    monkeypatch.setattr(build, "probe", None)
+    monkeypatch.setattr(Costs, "measure", None)
     _, told = run_priced("resumed")
     assert told == OWN == recorded_costs(folder) and len(folder.load_samples()) == 4
-    CostModel.told = "nothing"
-    assert rebuild(folder, []).costs == OWN == CostModel.told, "an audit goes by them too"
+    CostAware.told = "nothing"
+    assert rebuild(folder, []).costs == OWN == CostAware.told, "an audit goes by them too"
     monkeypatch.undo()
     _, told = run_priced("resumed", "overwrite=true")
     assert told == recorded_costs(folder) != OWN
 
 
 def test_where_seconds_mean_nothing_costs_have_a_name(run_priced, monkeypatch):
-    monkeypatch.setattr(build, "probe", None)
+    monkeypatch.setattr(Costs, "measure", None)
     folder, told = run_priced("untimed", "timing=false")
-    assert told == named("epyc") == recorded_costs(folder)
+    assert told == Costs.load("epyc") == recorded_costs(folder)
     folder, told = run_priced("flat", "costs=flat")
-    assert told == named("flat") == recorded_costs(folder)
+    assert told == Costs.load("flat") == recorded_costs(folder)
     OWN.save(folder.path.parent / "own.json")
     folder, told = run_priced("file", "costs=own.json", "timing=false")
     assert told == replace(OWN, about={"name": "own", **OWN.about}) == recorded_costs(folder)
@@ -72,7 +70,7 @@ def test_a_file_of_costs_is_part_of_a_runs_identity(run_priced, run_bench, saved
     OWN.save(saved_pair / "changing.json")
     folder, _ = run_priced("identity", "costs=changing.json")
     folder.save_run(folder.load_run(), status="running")
-    named("flat").save(saved_pair / "changing.json")
+    Costs.load("flat").save(saved_pair / "changing.json")
     options = [*TINY, *PRICED, "costs=changing.json", "results_dir=identity"]
     code, _, err = run_bench(*options)
     assert code == 2 and "other settings" in err
@@ -84,23 +82,25 @@ def test_a_replay_goes_by_the_recorded_costs_unless_it_is_given_others(run_price
         given = [*PRICED, f"recording={folder.path}", "limit=1", "model.dtype=float32", *options]
         code, out, err = call("replay", *given)
         assert code == 0, err
-        assert CostModel.told == named(wanted)
+        assert CostAware.told == Costs.load(wanted)
         row = json.loads(out.splitlines()[-1])["decoders"]["priced"]
         assert ("predicted_speedup" in row) == bool(options)
 
 
 def test_without_a_decoder_that_asks_nothing_is_probed(run_bench, saved_pair, monkeypatch):
-    monkeypatch.setattr(build, "probe", None)
+    monkeypatch.setattr(Costs, "measure", None)
     assert run_bench(*TINY, "decoder=greedy", "results_dir=unasked")[0] == 0
     assert not (saved_pair / "unasked" / "costs.json").exists()
     assert run_bench(*TINY, "decoder=greedy", "costs=flat", "results_dir=counted")[0] == 0
-    assert recorded_costs(ResultsFolder(saved_pair / "counted")) == named("flat"), "for its report"
+    assert recorded_costs(ResultsFolder(saved_pair / "counted")) == Costs.load("flat"), (
+        "for its report"
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("nope", "costs 'nope' are no file, and no name among epyc, flat"),
+        ("nope", "costs=nope is neither a file nor one of epyc, flat"),
         ("3", "costs=3: give a name (epyc, flat), a file or null"),
     ],
 )

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.parallel import by_surface, check_parallel
 from ouroboros.cli import command_line
-from ouroboros.costs.surface import Surface
+from ouroboros.costs import Surface
 from ouroboros.drafters.ouroboros import Ouroboros
 
 OWN = (

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from ouroboros.cli import profiling
-from ouroboros.costs import bandwidth
-from ouroboros.costs.surface import Costs
+from ouroboros.costs import Costs, bandwidth
 
 TINY = ["task.limit=2", "max_new=6", "threads=1", "model.dtype=float32"]
 TINY += ["profile.nodes=[1,4,64]", "profile.contexts=[8,24]", "profile.visits=1", "profile.calls=1"]

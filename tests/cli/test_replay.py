@@ -78,7 +78,7 @@ LOOKING = ["recording=one.jsonl", "decoder=[lookahead]"]
         (["recording=target"], "not a results folder"),
         ([*LOOKING, "decoder.lookahead.window_size=3"], "Lookahead learns from"),
         (["recording=one.jsonl", "decoder=[hf_greedy]"], "HFGenerate is another engine"),
-        (["recording=one.jsonl", "costs=none.yaml"], "costs 'none.yaml' are no file"),
+        (["recording=one.jsonl", "costs=none.yaml"], "costs=none.yaml is neither a file"),
     ],
 )
 def test_mistakes_are_one_line(run_replay, saved_pair, overrides, says):

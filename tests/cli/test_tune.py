@@ -9,8 +9,7 @@ from measured import sample, step
 import ouroboros
 from ouroboros.cli.configs import SPACES
 from ouroboros.cli.tuning.search import Search, speed
-from ouroboros.costs.named import named
-from ouroboros.costs.surface import Costs, Surface
+from ouroboros.costs import Costs, Surface
 from ouroboros.drafters.draft_tree.weights import Weights
 
 DEVELOPMENT = list((ROOT / "conf" / "task").glob("development*.jsonl"))
@@ -49,12 +48,12 @@ def test_trials_go_by_the_costs_that_are_given(call, saved_pair, monkeypatch):
     monkeypatch.setitem(SPACES, "ouroboros_text", {"max_nodes": [16, 32]})
     told = []
 
-    class CostModel(ouroboros.Ouroboros):
+    class CostAware(ouroboros.Ouroboros):
         def __init__(self, draft=None, *, costs=None, **options):
             told.append(costs)
             super().__init__(draft, costs=costs, **options)
 
-    monkeypatch.setattr(ouroboros, "Ouroboros", CostModel)
+    monkeypatch.setattr(ouroboros, "Ouroboros", CostAware)
     chosen, kept = tuned(call, saved_pair, "--decoders", "ouroboros_text", "--trials", "2")
     assert chosen["ouroboros_text"]["flat"]["max_nodes"] in (16, 32, 64), "as configured, or tried"
     assert [row["costs"] for row in kept["report"]] == ["epyc", "flat"]
@@ -104,7 +103,7 @@ def test_a_search_goes_on_until_no_setting_gains(monkeypatch):
     """From (0, 0) the best, (2, 2), is only reached by going round twice."""
     worth = {(0, 0): 1, (1, 0): 2, (1, 1): 3, (2, 1): 4, (2, 2): 5}
     monkeypatch.setitem(SPACES, "mine", {"a": [0, 1, 2], "b": [0, 1, 2]})
-    search = Search("flat", named("flat"), {}, None)
+    search = Search("flat", Costs.load("flat"), {}, None)
     monkeypatch.setattr(search, "rate", lambda _, own, among: worth.get((own["a"], own["b"]), 0))
     assert search.climb("mine", {"a": 0, "b": 0}, []) == {"a": 2, "b": 2}
 

@@ -10,9 +10,9 @@ from bench_models import tiny_pair
 from tiny import CONTEXT, llama
 
 from ouroboros import CachedModel
-from ouroboros.costs.bandwidth import copy_bandwidth, footprint
-from ouroboros.costs.calls import measure, random_tree
-from ouroboros.costs.probe import SIZES, probe
+from ouroboros.costs import Costs
+from ouroboros.costs.costs import PROBED_NODES
+from ouroboros.costs.timing import copy_bandwidth, footprint, random_tree, time_calls
 from ouroboros.engine.static import NODES
 
 
@@ -21,7 +21,7 @@ def test_a_surface_has_every_size_at_every_context():
     visits, fed = [], models[0].caught_up
     told = {"on_visit": lambda found: visits.append(len(models[0].tokens))}
     nodes, contexts = [4, 1, 2], [9, 5]
-    found = measure(models, nodes=nodes, contexts=contexts, visits=2, repeats=2, **told)
+    found = time_calls(models, nodes=nodes, contexts=contexts, visits=2, repeats=2, **told)
     for model, surface in zip(models, found, strict=True):
         assert {c: list(row) for c, row in surface.ms.items()} == {5: [1, 2, 4], 9: [1, 2, 4]}
         assert all(ms > 0 for row in surface.ms.values() for ms in row.values())
@@ -55,7 +55,7 @@ def test_medians_of_what_the_clock_says():
     hiccups = iter([900.0, 0, 0, 0] * 99)  # once for each size and context
     (target, draft), clock, log = clocked(lambda n, c: n + c / 10, lambda n, c: 2 + next(hiccups))
     options = {"nodes": [1, 8], "contexts": [10, 30], "visits": 3, "repeats": 2}
-    found = measure([target, draft], **options, clock=clock)
+    found = time_calls([target, draft], **options, clock=clock)
     assert found[0].ms[10] == pytest.approx({1: 2, 8: 9})
     assert found[0].ms[30] == pytest.approx({1: 4, 8: 11})
     assert found[0].call_ms(1, 20) == pytest.approx(3) and found[1].call_ms(5, 9) == pytest.approx(
@@ -68,46 +68,46 @@ def test_medians_of_what_the_clock_says():
 
 def test_a_limit_ends_the_visits_but_not_the_first():
     (target,), clock, log = clocked(lambda n, c: 400.0)
-    measure([target], nodes=[1, 8], contexts=[10], visits=9, repeats=1, limit_s=2.0, clock=clock)
+    time_calls([target], nodes=[1, 8], contexts=[10], visits=9, repeats=1, limit_s=2.0, clock=clock)
     assert len(log) == 2 + 2 * 2
     del log[:]
-    measure([target], nodes=[1, 8], contexts=[10], visits=9, repeats=1, limit_s=0.1, clock=clock)
+    time_calls([target], nodes=[1, 8], contexts=[10], visits=9, repeats=1, limit_s=0.1, clock=clock)
     assert len(log) == 2 + 2
 
 
 def test_a_probe_covers_a_pair_within_its_limit():
     (target, draft), clock, _ = clocked(lambda n, c: 40 + n, lambda n, c: 10 + n / 5)
-    costs = probe(target, draft, context=700, clock=clock)
+    costs = Costs.measure(target, draft, context=700, clock=clock)
     assert clock() < 6 and list(costs.target.ms) == [700]
     assert costs.target.call_ms(64, 300) == pytest.approx(104) and costs.draft is not None
     assert costs.draft.call_ms(8, 700) == pytest.approx(11.6)
     assert costs.target.call_ms(30, 1) == pytest.approx(70), "between two sizes"
-    assert probe(target, clock=clock).draft is None
-    far = probe(target, context=8000, clock=clock).target
+    assert Costs.measure(target, clock=clock).draft is None
+    far = Costs.measure(target, context=8000, clock=clock).target
     assert list(far.ms) == list(far.spread_ms) == [1000, target.max_len], "to the last position"
 
 
 @pytest.mark.parametrize(("ms", "rounds"), [(1, 5), (110, 3), (300, 1), (3000, 1)])
 def test_a_probe_of_slow_calls_has_fewer_rounds(ms, rounds):
     (target,), clock, log = clocked(lambda n, c: ms)
-    probe(target, clock=clock)
-    assert len(log) == (1 + rounds) * len(SIZES), "and one of each size before, untimed"
+    Costs.measure(target, clock=clock)
+    assert len(log) == (1 + rounds) * len(PROBED_NODES), "and one of each size before, untimed"
 
 
 def test_a_tree_never_costs_more_than_a_larger_one():
     (target,), clock, _ = clocked(lambda n, c: {8: 60, 24: 9, 64: 70, 96: 20}.get(n, 5))
-    found = probe(target, context=50, clock=clock).target
+    found = Costs.measure(target, context=50, clock=clock).target
     row = found.ms[50]
     assert [row[n] for n in (1, 8, 12, 24, 64, 96)] == pytest.approx([5, 5, 5, 9, 20, 20])
 
 
 def test_a_probe_of_an_engine_that_pads_times_its_sizes():
     model = CachedModel(llama(), engine="static")
-    costs = probe(model, context=500)
+    costs = Costs.measure(model, context=500)
     (row,) = costs.target.ms.values()
     assert list(row) == [size for size in NODES if size <= CONTEXT] and costs.target.padded
     assert costs.target.call_ms(13, 1) == row[16] and model.tokens == []
-    assert not probe(CachedModel(llama())).target.padded
+    assert not Costs.measure(CachedModel(llama())).target.padded
 
 
 def test_trees_branch():
@@ -118,9 +118,9 @@ def test_trees_branch():
 def test_what_cannot_be_measured_is_one_line():
     model = CachedModel(llama())
     with pytest.raises(ValueError, match="64 positions: measure shorter contexts"):
-        measure([model], nodes=[1, 8], contexts=[64])
+        time_calls([model], nodes=[1, 8], contexts=[64])
     with pytest.raises(ValueError, match="each 1 or more"):
-        measure([model], nodes=[], contexts=[4])
+        time_calls([model], nodes=[], contexts=[4])
 
 
 def test_bytes_of_a_model():

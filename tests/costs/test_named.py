@@ -6,13 +6,12 @@ import statistics
 import pytest
 from composing import ROOT
 
-from ouroboros.costs.named import NAMES, named
-from ouroboros.costs.surface import Costs, Surface
+from ouroboros.costs import NAMES, Costs, Surface
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_named_set_covers_large_trees_at_every_context(name):
-    costs = named(name)
+    costs = Costs.load(name)
     for role in ("target", "draft"):
         surface = getattr(costs, role)
         assert surface.call_ms(96, 10) == surface.call_ms(96, 100_000) > 0
@@ -21,7 +20,7 @@ def test_a_named_set_covers_large_trees_at_every_context(name):
 
 def test_epyc_is_the_profile_of_the_reference_pair():
     measured = json.loads((ROOT / "results/profile/costs.json").read_text())
-    costs = named("epyc")
+    costs = Costs.load("epyc")
     for surface, role in ((costs.target, "target"), (costs.draft, "draft")):
         rows = measured[role]["ms"].values()
         for nodes in next(iter(rows)):
@@ -30,7 +29,7 @@ def test_epyc_is_the_profile_of_the_reference_pair():
 
 
 def test_flat_is_flat_up_to_64_nodes():
-    costs = named("flat")
+    costs = Costs.load("flat")
     assert costs.draft is not None
     one = costs.target.call_ms(1, 9)
     assert {costs.target.call_ms(nodes, 9) for nodes in (1, 24, 64)} == {one}
@@ -39,13 +38,13 @@ def test_flat_is_flat_up_to_64_nodes():
 
 def test_a_file_will_do_and_nothing_else(tmp_path):
     (tmp_path / "own.yaml").write_text("{verify_ms: {1: 4, 9: 12}, draft_ms: {1: 1, 9: 3}}")
-    costs = named(str(tmp_path / "own.yaml"))
+    costs = Costs.load(str(tmp_path / "own.yaml"))
     assert costs == Costs(Surface.flat({1: 4, 9: 12}), Surface.flat({1: 1, 9: 3}))
-    with pytest.raises(ValueError, match="'steep' are no file, and no name among epyc, flat"):
-        named("steep")
+    with pytest.raises(ValueError, match="costs=steep is neither a file nor one of epyc, flat"):
+        Costs.load("steep")
 
 
 def test_named_sets_survive_their_files(tmp_path):
     for name in NAMES:
-        named(name).save(tmp_path / "costs.json")
-        assert Costs.load(tmp_path / "costs.json") == named(name)
+        Costs.load(name).save(tmp_path / "costs.json")
+        assert Costs.load(tmp_path / "costs.json") == Costs.load(name)

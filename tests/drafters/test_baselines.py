@@ -22,7 +22,7 @@ from packaging.version import Version
 from tiny import CONTEXT, CapturedGraph, cut, llama, noisy, plain, prompt_of
 
 from ouroboros import Ouroboros, OuroborosPaper, PhrasePool
-from ouroboros.costs.surface import Costs, Surface
+from ouroboros.costs import Costs, Surface
 from ouroboros.decode import Drafter, decode
 from ouroboros.drafters import DrafterMemory
 from ouroboros.engine.model import CachedModel

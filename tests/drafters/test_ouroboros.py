@@ -15,8 +15,7 @@ from transformers import (
     TemperatureLogitsWarper,
 )
 
-from ouroboros.costs.named import named
-from ouroboros.costs.surface import Costs, Surface
+from ouroboros.costs import Costs, Surface
 from ouroboros.custom import choice
 from ouroboros.decode import decode
 from ouroboros.drafters import DrafterMemory
@@ -173,7 +172,7 @@ def test_what_outlives_a_prompt(pair, tmp_path):
         ),
         ({"max_nodes": 0}, "max_nodes 0"),
         ({"children": 9}, "children from 1 to 5"),
-        ({"costs": "cheap"}, "costs 'cheap' are no file, and no name among epyc, flat"),
+        ({"costs": "cheap"}, "costs=cheap is neither a file nor one of epyc, flat"),
         ({"weights": "none.json"}, "cannot read the weights"),
     ],
 )
@@ -184,7 +183,7 @@ def test_impossible_settings_are_refused(pair, changes, reason):
 
 def test_costs_by_name_and_by_file(tmp_path):
     (tmp_path / "costs.yaml").write_text("{verify_ms: {1: 10, 64: 20}, draft_ms: 2}")
-    assert named(str(tmp_path / "costs.yaml")).target.call_ms(64, 5) == 20
+    assert Costs.load(str(tmp_path / "costs.yaml")).target.call_ms(64, 5) == 20
 
 
 def test_a_disturbed_draft_is_another_and_always_the_same(pair):

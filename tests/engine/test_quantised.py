@@ -19,7 +19,7 @@ from ouroboros.audit.audit import Auditor, Case
 from ouroboros.audit.reference_forward import recast
 from ouroboros.bench.run.pair import PairSpec, load_pair
 from ouroboros.cli import build as building
-from ouroboros.costs.bandwidth import footprint
+from ouroboros.costs.timing import footprint
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.quantised import bytes_of, quantise, quantised_by, spelt_out, stored_bytes
 from ouroboros.select import argmax

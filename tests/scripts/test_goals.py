@@ -8,7 +8,7 @@ import pytest
 from goals import draft_floor_share, floor_share, goals
 from measured import sample, step
 
-from ouroboros.costs.surface import Costs, Footprint, Surface
+from ouroboros.costs import Costs, Footprint, Surface
 
 COSTS = Costs(
     Surface.flat({1: 0.010e3, 9: 0.010e3}),

@@ -3,7 +3,7 @@
 import pytest
 
 from ouroboros.bench.metrics.intervals import Interval
-from ouroboros.costs.surface import Costs, Surface
+from ouroboros.costs import Costs, Surface
 from ouroboros.tuning.agreement import Worth, pays_from, pays_table, with_ratio
 
 

@@ -6,8 +6,7 @@ import torch
 from bench_models import tiny_llama
 from tiny import gemma3, gpt2
 
-from ouroboros.costs.roofline import roofline
-from ouroboros.costs.surface import Footprint
+from ouroboros.costs import Costs, Footprint
 from ouroboros.standin import SHAPES
 from ouroboros.tuning.memory import SPARE, config_of, footprint_of, longest_context, room
 
@@ -62,15 +61,15 @@ def test_the_memory_of_this_machine():
 def test_a_call_costs_its_bytes_or_its_arithmetic():
     target = footprint_of(config_of("yi-34b"), torch.bfloat16)
     draft = footprint_of(config_of("yi-6b"), torch.bfloat16)
-    costs = roofline(target, draft, bandwidth_gb_s=4300)
+    costs = Costs.roofline(target, draft, bandwidth_gb_s=4300)
     assert costs.target.call_ms(1, 1) == pytest.approx(15.8, abs=0.1)
     assert costs.draft.call_ms(1, 1) == pytest.approx(2.7, abs=0.1)
     assert costs.target.call_ms(64, 1) == costs.target.call_ms(1, 1)
     assert costs.floor_ms("target", 1) == pytest.approx(costs.target.call_ms(1, 1))
-    limited = roofline(target, None, bandwidth_gb_s=4300, tflops=790)
+    limited = Costs.roofline(target, None, bandwidth_gb_s=4300, tflops=790)
     assert limited.target.call_ms(512, 1) == pytest.approx(
         512 * target.read_bytes / 790e12 * 1e3, rel=1e-6
     )
     assert limited.draft is None
     with pytest.raises(ValueError, match="above 0"):
-        roofline(target, None, bandwidth_gb_s=0)
+        Costs.roofline(target, None, bandwidth_gb_s=0)

@@ -6,9 +6,8 @@ import pytest
 from measured import sample, step
 
 from ouroboros.bench.metrics.metrics import output_throughput, phase_shares, steps_of
-from ouroboros.bench.metrics.predicted import timed
 from ouroboros.bench.metrics.sample import PLAIN
-from ouroboros.costs.surface import Costs, Surface
+from ouroboros.costs import CostModel, Costs, Surface
 from ouroboros.tuning.predict import predict
 
 COSTS = Costs(
@@ -21,7 +20,7 @@ def chain(drafted: int, accepted: int):
 
 
 def test_a_step_is_verification_drafting_and_host_and_the_first_holds_the_prefill():
-    found = timed(sample("a", "fast", [chain(4, 2), chain(2, 2)]), COSTS)
+    found = CostModel(COSTS).predict(sample("a", "fast", [chain(4, 2), chain(2, 2)]))
     first, second = found.steps
     assert second.verify_s == pytest.approx(0.012) and second.draft_s == pytest.approx(0.004)
     assert second.host_s == pytest.approx(0.001)
@@ -32,8 +31,10 @@ def test_a_step_is_verification_drafting_and_host_and_the_first_holds_the_prefil
 
 def test_a_branching_first_tree_after_a_long_prompt_is_a_call_of_its_own():
     branching = step(2, 1, scored=5, times=(0, 0, 0))
-    short = timed(sample("a", "lookahead", [branching]), COSTS)
-    long = timed(replace(sample("a", "lookahead", [branching]), prompt_tokens=200), COSTS)
+    short = CostModel(COSTS).predict(sample("a", "lookahead", [branching]))
+    long = CostModel(COSTS).predict(
+        replace(sample("a", "lookahead", [branching]), prompt_tokens=200)
+    )
     assert short.wall_s == pytest.approx(0.014 + 0.030 + 0.001)
     assert long.wall_s == pytest.approx(short.wall_s + 0.010)
 

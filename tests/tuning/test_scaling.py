@@ -8,7 +8,7 @@ import pytest
 
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
-from ouroboros.costs.surface import Costs, Surface
+from ouroboros.costs import Costs, Surface
 from ouroboros.trace import StepRecord
 from ouroboros.tuning.scaling import Width, law_of, pays, step_ms, width_of
 from ouroboros.tuning.scaling_plot import scaling_law

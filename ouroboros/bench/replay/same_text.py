@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.replay.recorded_target import check_drafter, replay, sampled
 from ouroboros.bench.replay.recording import RecordedRuns, Recording
-from ouroboros.bench.run.loop import Bench, Decoder, eos_ids
+from ouroboros.bench.run.loop import Bench, eos_ids
 from ouroboros.bench.run.prompts import prompt_ids
 from ouroboros.bench.tasks.task import Example
 from ouroboros.decode import DrafterCapabilities, RootOnly
+from ouroboros.decoders import Decoder
 
 
 @dataclass

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ouroboros.bench.metrics.predicted import CostModel
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.report.summary import summarise
 from ouroboros.bench.run.costs import recorded_costs
 from ouroboros.bench.run.folder import RUN, SAMPLES, ResultsFolder, exists
 from ouroboros.bench.verdict.audit_report import Row, load_audit
+from ouroboros.costs import CostModel
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _priced(folder: ResultsFolder) -> CostModel | None:
     if costs is None:
         return None
     named = costs.about.get("name")
-    return CostModel(f"the costs {named!r}" if named else "the costs measured with the run", costs)
+    return CostModel(costs, f"the costs {named!r}" if named else "the costs measured with the run")
 
 
 def merge(found: Iterable[Measured]) -> list[Measured]:

@@ -11,8 +11,8 @@ from functools import partial
 
 from ouroboros.bench.metrics import metrics
 from ouroboros.bench.metrics.intervals import Interval, over_runs, speedup
-from ouroboros.bench.metrics.predicted import CostModel
 from ouroboros.bench.metrics.sample import Sample
+from ouroboros.costs import CostModel
 
 PARTS = {
     "latency": metrics.whole_part,
@@ -35,9 +35,9 @@ def leads(
     found = {name: speedup(mine, ours, part=part) for name, part in PARTS.items()}
     found["calls"] = speedup(mine, ours, part=calls)
     found |= {"cost": None, "predicted": None}
-    theirs, own = (priced.timed(samples) if priced else [] for samples in (mine, ours))
+    theirs, own = (priced.predict_all(samples) if priced else [] for samples in (mine, ours))
     if priced and theirs and own:
-        found["cost"] = speedup(mine, ours, part=priced.cost_part())
+        found["cost"] = speedup(mine, ours, part=priced.cost)
         found["predicted"] = speedup(theirs, own)
     return {f"{name}_vs_ouroboros": one for name, one in found.items()}
 

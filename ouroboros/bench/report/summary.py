@@ -12,13 +12,13 @@ from functools import partial
 
 from ouroboros.bench.metrics import intervals, metrics
 from ouroboros.bench.metrics.intervals import Interval
-from ouroboros.bench.metrics.predicted import CostModel
 from ouroboros.bench.metrics.sample import METHOD, PLAIN, Sample
 from ouroboros.bench.metrics.scoring import score_intervals
 from ouroboros.bench.metrics.trees import ProposedTree, tree_metrics
 from ouroboros.bench.report.leads import leads
 from ouroboros.bench.report.title import device, footnote, incomplete, nature, title
 from ouroboros.bench.verdict.audit_report import Row, tally, verdict
+from ouroboros.costs import CostModel
 
 RATIOS = ("decode_speedup", "latency_speedup", "latency_speedup_macro")
 PEER = "hf_greedy"
@@ -156,8 +156,8 @@ def _priced_metrics(
     draft_cost: float,
 ) -> dict:
     """Costs per token, predicted speedup over greedy, and Ouroboros' lead by every measure."""
-    base, ours = (priced.timed(own) if priced else [] for own in (good.get(PLAIN, []), mine))
-    cost = intervals.pooled(mine, part=priced.cost_part()) if priced and ours else None
+    base, ours = (priced.predict_all(own) if priced else [] for own in (good.get(PLAIN, []), mine))
+    cost = intervals.pooled(mine, part=priced.cost) if priced and ours else None
     own = {"cost_per_token": cost, "predicted_speedup": intervals.speedup(base, ours)}
     own |= leads(mine, good.get(METHOD, []), priced, draft_cost=draft_cost)
     return {**_plain(own), "unpriced": priced.why_not(mine) if priced and not ours else None}

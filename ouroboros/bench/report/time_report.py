@@ -13,7 +13,7 @@ import pandas as pd
 from ouroboros.bench.metrics.metrics import step_s
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.report.cells import as_text, number, percent
-from ouroboros.costs.surface import Costs, Surface
+from ouroboros.costs import Costs, Surface
 
 PHASES = ("draft", "verify", "host")
 LEGEND = """\

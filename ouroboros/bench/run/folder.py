@@ -35,7 +35,7 @@ from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.run.identity import RunIdentity
 from ouroboros.bench.run.recorder import PrefixKey, listed, row_tree, tree_row, unlisted
-from ouroboros.costs.surface import Costs
+from ouroboros.costs import Costs
 
 RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audit.jsonl"
 PREDICTIONS, TREES, COSTS = "predictions.jsonl", "trees.jsonl", "costs.json"

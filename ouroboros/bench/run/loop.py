@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol, runtime_checkable
 
 from ouroboros import vocab
 from ouroboros.bench.metrics.meter import Meter
@@ -30,8 +29,9 @@ from ouroboros.bench.run.identity import without_paths
 from ouroboros.bench.run.prompts import Answers, check_chat, longest, prompt_ids
 from ouroboros.bench.run.recorder import Recorder
 from ouroboros.bench.tasks.task import Example, Task
-from ouroboros.costs.surface import Costs
-from ouroboros.decode import Drafter, stream
+from ouroboros.costs import Costs
+from ouroboros.decode import stream
+from ouroboros.decoders import Decoder, DecoderFactory, Peer
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import TokenSelector
 from ouroboros.trace import DecodeTrace, cut
@@ -46,28 +46,6 @@ WARM_UP = Example(
 WARM_UP_TOKENS = 32
 Stop = Callable[[Sequence[int]], int | None]
 """Takes the new tokens so far; returns how many of them to keep, or None to continue."""
-
-
-@runtime_checkable
-class Peer(Protocol):
-    """Another engine's whole generation under the same trace (transformers' `generate`)."""
-
-    def run(
-        self,
-        target: CachedModel,
-        prompt: Sequence[int],
-        *,
-        max_new: int,
-        eos: Collection[int],
-        choose: TokenSelector,
-        stop: Stop | None = None,
-    ) -> DecodeTrace:
-        """Return a finished run. It should end soon after `stop` says so; the rest is cut off."""
-        ...
-
-
-Decoder = Drafter | Peer
-DecoderFactory = Callable[[], Decoder]
 
 
 @dataclass

@@ -21,9 +21,10 @@ from statistics import median
 import numpy as np
 
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
-from ouroboros.bench.run.loop import Bench, Decoder, DecoderFactory
+from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import Pair
-from ouroboros.costs.surface import Costs, Surface
+from ouroboros.costs import Costs, Surface
+from ouroboros.decoders import Decoder, DecoderFactory
 from ouroboros.drafters.on_first_rank import OnFirstRank
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.ranks import Alone, Group, RankLost, Ranks, told

@@ -17,7 +17,7 @@ from ouroboros.bench.run.identity import contents, machine, provenance, settings
 from ouroboros.bench.run.loop import Bench, eos_ids
 from ouroboros.bench.tasks.sandbox import kind
 from ouroboros.bench.tasks.task import Task, fingerprint
-from ouroboros.costs.surface import Costs
+from ouroboros.costs import Costs
 from ouroboros.drafters.draft_tree.compiled import WHY_NOT
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import quantised_by
@@ -99,8 +99,7 @@ def draft_cost(
     if configured is not None or len(models) < 2:
         return configured
     if costs is not None and costs.draft is not None:
-        least = min(costs.target.ms)
-        return costs.draft.call_ms(1, least) / costs.target.call_ms(1, least)
+        return costs.draft_ratio()
     target, draft = (sum(w.nbytes for w in one.model.parameters()) for one in models[:2])
     return draft / target
 

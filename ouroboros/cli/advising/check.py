@@ -15,7 +15,6 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from ouroboros.bench.metrics.intervals import speedup
-from ouroboros.bench.metrics.predicted import timed
 from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.report.gather import Measured, load, run_folders
 from ouroboros.bench.report.plots.style import save_png
@@ -24,8 +23,7 @@ from ouroboros.bench.run.costs import load_costs, recorded_costs
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.cli.advising.inputs import given_costs, source_of
 from ouroboros.cli.advising.search import kind_of
-from ouroboros.costs.named import UNTIMED, named
-from ouroboros.costs.surface import Costs
+from ouroboros.costs import UNTIMED, CostModel, Costs
 from ouroboros.tuning.accuracy import Accuracy, Point, accuracy
 from ouroboros.tuning.dots import predicted_dots
 from ouroboros.tuning.predict import cost_per_token
@@ -69,7 +67,7 @@ def points_of(
     timing = measured.run.get("timing", True)
     if costs is None:
         found = load_costs(folder.path) if timing else recorded_costs(folder)
-        costs = found or named(UNTIMED)
+        costs = found or Costs.load(UNTIMED)
     value = _speedup if timing else partial(_tokens_per_cost, costs=costs)
     good = [sample for sample in measured.samples if not sample.error]
     base = [sample for sample in good if sample.decoder == PLAIN]
@@ -150,7 +148,7 @@ def _elsewhere(
 
 
 def _timed(samples: Samples, costs: Costs | None) -> Samples:
-    return samples if costs is None else [timed(sample, costs) for sample in samples]
+    return samples if costs is None else [CostModel(costs).predict(sample) for sample in samples]
 
 
 def _speedup(plain: Samples, samples: Samples) -> float:

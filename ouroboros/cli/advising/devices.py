@@ -20,7 +20,7 @@ from ouroboros.bench.report.plots.style import save_png
 from ouroboros.bench.report.title import title
 from ouroboros.bench.run.config import check_whole
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.costs.surface import Costs
+from ouroboros.costs import Costs
 from ouroboros.tuning.scaling import Law, Pays, Width, law_of, pays, width_of
 from ouroboros.tuning.scaling_plot import scaling_law
 

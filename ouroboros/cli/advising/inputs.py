@@ -26,18 +26,11 @@ from ouroboros.bench.run.pair import Pair, fast_dtype, load_tokenizer, model_pat
 from ouroboros.bench.run.prompts import longest, prompt_ids
 from ouroboros.bench.run.recorder import Recorder
 from ouroboros.cli.advising.search import Imitated
-from ouroboros.cli.build import (
-    any_drafts,
-    build_decoders,
-    build_pair,
-    build_sampling,
-    build_spec,
-    build_task,
-)
+from ouroboros.cli.build import build_pair, build_sampling, build_spec, build_task
 from ouroboros.cli.tapes import given_rates, load_tapes, loaded_draft
 from ouroboros.cli.timing import measured_costs
-from ouroboros.costs.roofline import roofline
-from ouroboros.costs.surface import Costs
+from ouroboros.costs import Costs
+from ouroboros.decoders import decoder_factories, needs_draft
 from ouroboros.tuning.memory import config_of, footprint_of
 
 CALLS = 3  # timed ones of each size at each visit
@@ -59,7 +52,7 @@ def run_here(config: dict) -> Evidence:
     pair = build_pair(config)
     costs = given_costs(config)
     told = costs or _measured(config, pair, longest(pair.target.tokenizer, examples))
-    makers = build_decoders(config["decoder"], pair, told)
+    makers = decoder_factories(config["decoder"], pair.draft, told, tokenizer=pair.target.tokenizer)
     sampling = build_sampling(config)
     job = Bench(
         pair.target, pair.models, task, examples, makers, config["max_new"], sampling=sampling
@@ -101,7 +94,7 @@ def source_of(config: dict, folder: ResultsFolder, *, task: dict | None) -> Imit
     tokenizer = load_tokenizer(build_spec(config["model"]))
     tapes = load_tapes(folder.path, names, tokenizer, task=task)
     tape, draft = tapes[PLAIN], None
-    if any_drafts(config["decoder"]):
+    if any(map(needs_draft, config["decoder"].values())):
         draft = loaded_draft(config["model"], tape, tokenizer)
     rates = rates_by_decoder(config) or {n: own for n in tapes if (own := rates_of(tapes[n].runs))}
     told = given_costs(config) or recorded_costs(folder)
@@ -137,7 +130,7 @@ def given_costs(config: dict) -> Costs | None:
         return load_costs(config["costs"])
     pair = {role: footprint_of(config_of(name), dtype) for role, name, dtype in shapes(config)}
     figures = {name: machine[name] for name in ("bandwidth_gb_s", "tflops", "host_ms")}
-    return roofline(pair["target"], pair.get("draft"), **figures)
+    return Costs.roofline(pair["target"], pair.get("draft"), **figures)
 
 
 def shapes(config: dict) -> list[tuple]:

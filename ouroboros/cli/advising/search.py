@@ -12,10 +12,10 @@ from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.replay.imitation import USUAL, Rates
 from ouroboros.bench.replay.recorded_target import check_drafter, replay, sampled
 from ouroboros.bench.replay.recording import RecordedRuns
-from ouroboros.cli.build import make_decoder
 from ouroboros.cli.configs import SPACES, replaced
-from ouroboros.costs.surface import Costs
+from ouroboros.costs import Costs
 from ouroboros.decode import Drafter, RootOnly
+from ouroboros.decoders import make_decoder
 from ouroboros.engine.model import CachedModel
 from ouroboros.tuning.predict import Prediction, predict
 
@@ -57,7 +57,7 @@ class Imitated:
         """Build a decoder; `check_drafter` refuses other engines' later. Raises `ValueError` for
         settings that it does not take."""
         own = replaced(self.decoders[name], settings)
-        made = make_decoder(own, self.draft, self.costs, what=f"decoder.{name}")
+        made = make_decoder(own, self.draft, costs=self.costs)
         return made  # type: ignore[return-value]
 
 

@@ -12,9 +12,9 @@ from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.replay.imitation import Rates
 from ouroboros.bench.replay.recording import RecordedRuns, Recording
 from ouroboros.cli.advising.search import Explorer, Imitated, Settings
-from ouroboros.cli.build import wants_costs
 from ouroboros.cli.tapes import imitated_draft
-from ouroboros.costs.surface import Costs
+from ouroboros.costs import Costs
+from ouroboros.decoders import wants_costs
 from ouroboros.tuning.agreement import ALL, Worth
 from ouroboros.tuning.predict import predict
 

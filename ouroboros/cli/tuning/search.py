@@ -18,12 +18,11 @@ from scipy.stats import gmean
 
 from ouroboros.bench.metrics.intervals import pooled
 from ouroboros.bench.metrics.metrics import calls_part
-from ouroboros.bench.metrics.predicted import cost_part
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.replay.same_text import Text
-from ouroboros.cli.build import make_decoder, wants_costs
 from ouroboros.cli.configs import SPACES, replaced
-from ouroboros.costs.surface import Costs
+from ouroboros.costs import CostModel, Costs
+from ouroboros.decoders import make_decoder, wants_costs
 from ouroboros.engine.model import CachedModel
 
 FINALISTS = 3
@@ -64,7 +63,7 @@ def speed(samples: Sequence[Sample], costs: Costs) -> float:
     if not samples or any(sample.error for sample in samples):
         return 0.0
     try:
-        spent = pooled(samples, part=cost_part(costs))
+        spent = pooled(samples, part=CostModel(costs).cost)
     except ValueError:
         spent = pooled(samples, part=partial(calls_part, cost_ratio=ratio(costs)))
     return 1 / spent.value if spent and spent.value else 0.0
@@ -107,7 +106,7 @@ class Search:
         self.tried.setdefault(decoder, set()).add(key)
         new = [text for text in among if (decoder, asks, key, id(text)) not in self.seen]
         if new:
-            made = make_decoder(config, self.draft, self.costs, what=f"decoder.{decoder}")
+            made = make_decoder(config, self.draft, costs=self.costs)
         for text in new:
             self.seen[decoder, asks, key, id(text)] = text.counts(made, decoder)
         return [self.seen[decoder, asks, key, id(text)] for text in among]

@@ -13,7 +13,7 @@ from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.report.folder_report import legend
 from ouroboros.bench.report.summary import summarise
 from ouroboros.bench.run.run import draft_cost
-from ouroboros.costs.surface import Costs, Surface
+from ouroboros.costs import Costs, Surface
 
 # Four steps: the prefill drafts nothing; then 4 of 4, 1 of 4 and 0 of 2 drafted tokens are kept.
 STEPS = [

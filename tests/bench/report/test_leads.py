@@ -8,7 +8,6 @@ from measured import RUN, sample, step, write_run
 
 from ouroboros.bench.metrics import intervals, metrics
 from ouroboros.bench.metrics.intervals import Interval
-from ouroboros.bench.metrics.predicted import CostModel, cost_part, timed
 from ouroboros.bench.report import compare
 from ouroboros.bench.report.cells import as_text, within
 from ouroboros.bench.report.folder_report import make_report, notes, to_markdown
@@ -18,11 +17,10 @@ from ouroboros.bench.report.summary import summarise
 from ouroboros.bench.report.tables import count_frame, lead_frame, speed_frame, tables
 from ouroboros.bench.report.title import pair_name
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.costs.named import named
-from ouroboros.costs.surface import Costs, Surface
+from ouroboros.costs import CostModel, Costs, Surface
 
 COSTS = Costs(Surface.flat({1: 10.0, 5: 14.0}), Surface.constant(2.0), {"": 1.0}, prefill_ms=30.0)
-TOY = CostModel("the costs 'toy'", COSTS)
+TOY = CostModel(COSTS, "the costs 'toy'")
 NAMES = ["greedy", "other", "ouroboros", "hf_greedy"]
 
 
@@ -70,7 +68,7 @@ def test_a_word_is_said_only_where_the_whole_interval_says_so():
 
 
 def test_cost_per_token_is_in_target_calls_of_one_node():
-    part = cost_part(COSTS)
+    part = CostModel(COSTS).cost
     assert part(rows()[0]) == (pytest.approx(6.0), 6)
     ours = next(one for one in rows() if one.decoder == "ouroboros")
     assert part(ours) == (pytest.approx(2 * (14 + 8) / 10), 6)
@@ -86,7 +84,7 @@ def test_forwards_are_counted_where_they_are_known():
     first, later = ours.steps
     counted = replace(first, target_forwards=2, draft_forwards=5, draft_caught_up=200)
     sample = replace(ours, steps=(counted, replace(later, target_forwards=1, draft_forwards=4)))
-    assert cost_part(COSTS)(sample)[0] == pytest.approx(4.4 + 1 + 0.2)
+    assert CostModel(COSTS).cost(sample)[0] == pytest.approx(4.4 + 1 + 0.2)
     assert metrics.calls_part(sample)[0] == pytest.approx(3 + 0.176 * 9)
     assert metrics.calls_part(ours)[0] == pytest.approx(2 + 0.176 * 8)
     assert metrics.forwards_per_token(sample.steps, "target") == pytest.approx(3 / 6)
@@ -100,8 +98,8 @@ def test_what_a_draft_call_catches_up_is_fed_too():
     first, later = ours.steps
     first = replace(first, draft_caught_up=999)  # the prompt, which is in the prefill
     behind = replace(later, draft_scored=4, draft_caught_up=8)
-    before = cost_part(costs)(replace(ours, steps=(first, replace(later, draft_scored=4))))[0]
-    assert cost_part(costs)(replace(ours, steps=(first, behind)))[0] == pytest.approx(
+    before = CostModel(costs).cost(replace(ours, steps=(first, replace(later, draft_scored=4))))[0]
+    assert CostModel(costs).cost(replace(ours, steps=(first, behind)))[0] == pytest.approx(
         before + 4 * (4 - 2) / 10
     )
 
@@ -112,7 +110,7 @@ def test_a_draft_that_is_first_asked_in_a_later_step_reads_the_prompt_there():
     first, later = ours.steps
     alone = replace(first, draft_calls=0, draft_scored=0)
     asked = replace(later, draft_calls=first.draft_calls, draft_caught_up=999)
-    found = timed(replace(ours, steps=(alone, asked)), costs)
+    found = CostModel(costs).predict(replace(ours, steps=(alone, asked)))
     assert found.steps[0].draft_s == 0 and found.steps[1].draft_s > 1e-3 * 6
 
 
@@ -135,7 +133,7 @@ def test_a_run_without_times_shows_predicted_speedups_and_says_so():
 
 
 def test_costs_that_do_not_reach_far_enough_predict_nothing():
-    small = CostModel("x", Costs(Surface.flat({1: 10.0, 3: 12.0}), Surface.constant(2.0)))
+    small = CostModel(Costs(Surface.flat({1: 10.0, 3: 12.0}), Surface.constant(2.0)), "x")
     whole = summary(small)
     found = whole["decoders"]
     assert found["ouroboros"]["cost_per_token"] is None and found["other"]["cost_per_token"]
@@ -151,7 +149,7 @@ def test_a_folder_s_own_costs_are_used(tmp_path):
     replace(COSTS, about={"name": "toy"}).save(tmp_path / "costs.json")
     assert make_report(ResultsFolder(tmp_path))["costs"] == "the costs 'toy'"
     assert (tmp_path / "speedup.png").exists()
-    folder.save_costs(named("flat"))
+    folder.save_costs(Costs.load("flat"))
     assert make_report(folder)["costs"] == "the costs 'flat'"
 
 

@@ -5,7 +5,7 @@ from measured import sample
 
 from ouroboros.bench.report.plots.costs import step_time, verify_cost
 from ouroboros.bench.report.time_report import floor_frame, step_frame, time_facts, to_markdown
-from ouroboros.costs.surface import Costs, Footprint, Surface
+from ouroboros.costs import Costs, Footprint, Surface
 from ouroboros.trace import StepRecord
 
 COSTS = Costs(

@@ -6,8 +6,8 @@ import pytest
 from hydra.errors import HydraException
 
 from ouroboros.bench.run.config import check_options
-from ouroboros.cli import build as building
 from ouroboros.cli import refusals as asking
+from ouroboros.decoders import check_decoders
 
 GOOD = {
     "max_new": None,
@@ -79,7 +79,7 @@ def test_wrong_values_are_named(path, value, says):
     [
         (
             {"gama": 3},
-            r"decoder\.x has no option 'gama': its options are draft, max_nodes",
+            r"decoder\.x has no option 'gama'; choose from draft, max_nodes",
         ),
         ({"max_nodes": "x"}, r"decoder\.x\.max_nodes=x: give a whole number"),
         ({"max_nodes": True}, r"decoder\.x\.max_nodes=True: give a whole number"),
@@ -88,8 +88,8 @@ def test_wrong_values_are_named(path, value, says):
 )
 def test_arguments_of_a_decoder_are_checked_before_a_model_is_loaded(options, says):
     with pytest.raises(ValueError, match=says):
-        building.check_decoders({"x": {"_target_": "ouroboros.Ouroboros", **options}})
-    building.check_decoders({"x": {"_target_": "ouroboros.baselines.hf.HFGenerate", "anything": 1}})
+        check_decoders({"x": {"_target_": "ouroboros.Ouroboros", **options}})
+    check_decoders({"x": {"_target_": "ouroboros.baselines.hf.HFGenerate", "anything": 1}})
 
 
 def test_hydras_own_refusals_become_one_line(monkeypatch, capsys):

@@ -1,0 +1,316 @@
+"""What the calls of a pair of models cost on one machine.
+
+With `Costs`, counts alone predict the time of a decoder on a machine that it never ran on. They are
+loaded (by name, from a file, from a small table), measured here and now, derived from timed runs,
+or computed from bytes and bandwidth.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from ouroboros.costs.surface import Footprint, Surface
+from ouroboros.trace import StepRecord
+
+if TYPE_CHECKING:
+    from ouroboros.engine.model import CachedModel
+
+NAMES = ("epyc", "flat")
+"""Shipped costs. "epyc": a few cores of a CPU, where a call of 64 nodes takes 2.5 times as long as
+a call of one. "flat": the shape of a GPU's, where it takes as long."""
+UNTIMED = "epyc"  # used by runs without timing
+TABLE = ("verify_ms", "draft_ms", "host_ms", "prefill_ms", "about")
+PROBED_NODES = (1, 2, 3, 4, 6, 8, 12, 24, 64, 96)  # between them costs are interpolated
+PROBED_CONTEXT = 1024  # up to here the cost of a call hardly depends on the context
+PROBE_VISITS, PROBE_S = 5, 4.0
+ROOFLINE_NODES = tuple(2**k for k in range(10))
+ROOFLINE_CONTEXTS = (1, 4096, 32768)
+Sample = Any
+"""A completion with its `steps`: `ouroboros.bench.metrics.sample.Sample`, of a room above."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """A pair of models on a machine.
+
+    `host_ms`: milliseconds per step outside of both models, by decoder; "" is for any other one.
+    `prefill_ms` comes on top of a run's first step. `footprints` has "target" and "draft".
+    `copy_bytes_per_s` counts bytes read plus bytes written. `about` describes in plain values what
+    was measured: models, machine, dtype, threads.
+    """
+
+    target: Surface
+    draft: Surface | None = None
+    host_ms: Mapping[str, float] = field(default_factory=dict)
+    prefill_ms: float = 0.0
+    footprints: Mapping[str, Footprint] = field(default_factory=dict)
+    copy_bytes_per_s: float | None = None
+    about: Mapping[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, source: str | Path | Mapping) -> Costs:
+        """Return costs of a name in `NAMES`, of a file (YAML or JSON), or of a mapping.
+
+        A file holds what `save` wrote or, as a mapping does, a small table that is the same at
+        every context: {verify_ms: {1: 14.8, 8: 15.6, 64: 21.0}, draft_ms: 2.9, host_ms: 1,
+        prefill_ms: 30}; `draft_ms` may be given by nodes too. Raises `ValueError` otherwise.
+        """
+        if not isinstance(source, str | Path | Mapping):
+            raise ValueError(f"costs={source}: give a name ({', '.join(NAMES)}), a file or null")
+        values: object = source
+        if not isinstance(source, Mapping):
+            path = Path(source)
+            if source in NAMES:
+                path = Path(__file__).with_name(f"{source}.yaml")
+            elif not path.is_file():
+                names = ", ".join(NAMES)
+                raise ValueError(f"costs={source} is neither a file nor one of {names}")
+            try:
+                text = path.read_text(encoding="utf-8")
+                try:  # YAML would read JSON's 1e-05 as text
+                    values = json.loads(text)
+                except ValueError:
+                    values = yaml.safe_load(text)
+            except (OSError, yaml.YAMLError) as error:
+                reason = " ".join(str(error).split())
+                raise ValueError(f"cannot read the costs {path}: {reason}") from error
+        try:
+            return cls._of_table(values) if "verify_ms" in values else cls._of_saved(values)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{source} holds no costs: give verify_ms (nodes: milliseconds) and, if known, "
+                "draft_ms, host_ms, prefill_ms; or a costs.json that was measured"
+            ) from error
+
+    @classmethod
+    def _of_table(cls, values: Mapping) -> Costs:
+        if unknown := set(values) - set(TABLE):
+            raise ValueError(f"{', '.join(unknown)}: choose from {', '.join(TABLE)}")
+        draft, host = values.get("draft_ms"), values.get("host_ms")
+        if draft is not None:
+            by_nodes = isinstance(draft, Mapping)
+            draft = Surface.flat(draft) if by_nodes else Surface.constant(float(draft))
+        return cls(
+            Surface.flat(values["verify_ms"]),
+            draft,
+            {} if host is None else {"": float(host)},
+            float(values.get("prefill_ms", 0.0)),
+            about=values.get("about", {}),
+        )
+
+    @classmethod
+    def _of_saved(cls, values: Mapping) -> Costs:
+        footprints = {role: Footprint(**own) for role, own in values["footprints"].items()}
+        draft = values["draft"] and Surface(**values["draft"])
+        models = {"target": Surface(**values["target"]), "draft": draft}
+        return cls(**{**values, **models, "footprints": footprints})
+
+    def save(self, path: Path) -> None:
+        """Write JSON, which `load` reads."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def measure(
+        cls,
+        target: CachedModel,
+        draft: CachedModel | None = None,
+        *,
+        context: int = PROBED_CONTEXT,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> Costs:
+        """Time calls of both models for a few seconds: up to 96 nodes, on up to `context` tokens.
+
+        The models are timed in turn, up to five times each; where calls are slow, once or twice. A
+        tree never costs more than a larger one, since other work on the machine only slows a call
+        down. For an engine that pads its calls, its own sizes are timed. The last tokens of a
+        model's context, beside which no tree of 96 nodes has room, cost as much as those before
+        them. The models' caches are left empty.
+        """
+        from ouroboros.costs import timing
+        from ouroboros.engine.static import NODES, Static
+
+        models = [target] if draft is None else [target, draft]
+        padded = [isinstance(model.engine, Static) for model in models]
+        reach = min(model.max_len for model in models)
+        largest = min(PROBED_NODES[-1], reach)
+        sizes = [n for n in (NODES if any(padded) else PROBED_NODES) if n <= largest]
+        longest = max(1, min(context, reach - sizes[-1]))
+        contexts = [longest] if longest <= PROBED_CONTEXT else [longest // 4, longest]
+        limits = {"visits": PROBE_VISITS, "repeats": 1, "limit_s": PROBE_S, "clock": clock}
+        found = timing.time_calls(models, nodes=sizes, contexts=contexts, **limits)
+        known_to = {longest: max(longest, min(context, reach))}
+        surfaces = [
+            surface.monotone(known_to, padded=pads)
+            for surface, pads in zip(found, padded, strict=True)
+        ]
+        return cls(*surfaces, about={"measured": "by a probe at load"})
+
+    @classmethod
+    def measure_grid(
+        cls,
+        models: Sequence[CachedModel],
+        *,
+        nodes: Sequence[int],
+        contexts: Sequence[int],
+        visits: int,
+        repeats: int,
+        padded: bool = False,
+        on_visit: Callable[[Costs], object] = lambda costs: None,
+    ) -> Costs:
+        """Time calls of a target and perhaps a draft on every tree size and context, as
+        `timing.time_calls`; with their bytes and the bandwidth of this machine's memory.
+
+        `on_visit` is called after each visit of a context with the costs so far.
+        """
+        from ouroboros.costs import timing
+
+        blank = cls(
+            Surface.constant(0.0),
+            footprints=dict(zip(("target", "draft"), map(timing.footprint, models), strict=False)),
+            copy_bytes_per_s=timing.copy_bandwidth(models[0].device),
+        )
+
+        def whole(found: Sequence[Surface]) -> Costs:
+            return replace(blank, **dict(zip(("target", "draft"), found, strict=False)))
+
+        return whole(
+            timing.time_calls(
+                models,
+                nodes=nodes,
+                contexts=contexts,
+                visits=visits,
+                repeats=repeats,
+                padded=padded,
+                on_visit=lambda found: on_visit(whole(found)),
+            )
+        )
+
+    @classmethod
+    def of_samples(cls, samples: Sequence[Sample]) -> Costs:
+        """Return the medians of timed samples, over all their contexts together.
+
+        First steps hold the prefill and count only for that. Draft calls cost by their nodes where
+        the steps record these, else all the same. Raises `ValueError` where no step was timed.
+        """
+        later = [(s.decoder, step) for s in samples for step in s.steps[1:] if step.scored]
+        if not later:
+            raise ValueError("these samples have no timed steps: give those of a timing run")
+        context = max(s.prompt_tokens + len(s.new_tokens) for s in samples)
+        verify = _medians((step.scored, 1e3 * step.verify_s) for _, step in later)
+        host = _medians((name, 1e3 * step.host_s) for name, step in later)
+        host[""] = median(1e3 * step.host_s for _, step in later)
+        first = [1e3 * s.steps[0].verify_s for s in samples if s.steps and s.steps[0].scored]
+        drafting = [step for _, step in later if step.draft_calls]
+        draft = None
+        if drafting and all(step.draft_scored for step in drafting):
+            ms = ((draft_nodes(s), 1e3 * s.draft_s / s.draft_calls) for s in drafting)
+            draft = Surface({context: _medians(ms)})
+        elif drafting:
+            calls = sum(step.draft_calls for step in drafting)
+            draft = Surface.constant(1e3 * sum(step.draft_s for step in drafting) / calls)
+        prefill = max(0.0, median(first) - verify[min(verify)])
+        return cls(Surface({context: verify}), draft, host, prefill)
+
+    @classmethod
+    def roofline(
+        cls,
+        target: Footprint,
+        draft: Footprint | None,
+        *,
+        bandwidth_gb_s: float,
+        tflops: float | None = None,
+        host_ms: float = 0.0,
+    ) -> Costs:
+        """Return the least costs of a pair on a machine that nobody measured.
+
+        A call reads its weights, keys and values once, at `bandwidth_gb_s` (10^9 bytes a second),
+        however few nodes it scores, until the arithmetic of many nodes takes longer: `tflops`
+        (10^12 operations a second, two for each weight of two bytes; None: never). Real calls take longer.
+        No prefill is counted. Raises `ValueError` for figures that are not above 0.
+        """
+        if bandwidth_gb_s <= 0 or (tflops is not None and tflops <= 0):
+            raise ValueError(f"bandwidth_gb_s={bandwidth_gb_s}, tflops={tflops}: give both above 0")
+
+        def surface(model: Footprint) -> Surface:
+            flops_ms = model.read_bytes / tflops / 1e9 if tflops else 0.0
+            return Surface(
+                {
+                    context: {
+                        nodes: max(
+                            model.call_bytes(context) / bandwidth_gb_s / 1e6, nodes * flops_ms
+                        )
+                        for nodes in ROOFLINE_NODES
+                    }
+                    for context in ROOFLINE_CONTEXTS
+                }
+            )
+
+        pair = {"target": target} | ({} if draft is None else {"draft": draft})
+        return cls(
+            **{role: surface(model) for role, model in pair.items()},
+            host_ms={"": host_ms},
+            footprints=pair,
+            copy_bytes_per_s=1e9 * bandwidth_gb_s,
+            about={"computed": "bytes / bandwidth"},
+        )
+
+    def draft_ratio(self, context: int | None = None) -> float | None:
+        """Return what a draft call of one node costs, in target calls of one node; None without a
+        draft. `context` is by default the smallest that was measured."""
+        if self.draft is None:
+            return None
+        context = min(self.target.ms) if context is None else context
+        return self.draft.call_ms(1, context) / self.target.call_ms(1, context)
+
+    def step_ms(
+        self, step: StepRecord, context: int, *, decoder: str = ""
+    ) -> tuple[float, float, float]:
+        """Return the milliseconds of one step on a sequence of `context` tokens: in the target, in
+        the draft, and on the host.
+
+        The draft calls of a step are taken as equally large; text that the draft reads after a long
+        pause, if no tree measured is so large, as calls of the largest. Raises `ValueError` beyond
+        what was measured, and for a step that drafted where the costs have no draft.
+        """
+        drafting = 0.0
+        if step.draft_calls:
+            if self.draft is None:
+                raise ValueError("the costs have no draft model: measure the pair or give draft_ms")
+            nodes, largest = draft_nodes(step), min(max(row) for row in self.draft.ms.values())
+            if nodes > largest and step.draft_caught_up:
+                nodes = max(1, round(step.draft_scored / step.draft_calls))
+                calls, rest = divmod(step.draft_caught_up, largest)
+                drafting += calls * self.draft.call_ms(largest, context)
+                drafting += self.draft.call_ms(rest, context) if rest else 0.0
+            drafting += step.draft_calls * self.draft.call_ms(nodes, context)
+        host = self.host_ms.get(decoder, self.host_ms.get("", 0.0))
+        return self.target.call_ms(step.scored, context), drafting, host
+
+    def floor_ms(self, role: str, context: int) -> float | None:
+        """Return the least milliseconds of a call of "target" or "draft": the bytes that it must
+        read, at the machine's copy bandwidth. None where either is unknown."""
+        if role not in self.footprints or not self.copy_bytes_per_s:
+            return None
+        return 1e3 * self.footprints[role].call_bytes(context) / self.copy_bytes_per_s
+
+
+def draft_nodes(step: StepRecord) -> int:
+    """Return the mean tokens of one of a step's draft calls: nodes, and text that it reads."""
+    return max(1, round((step.draft_scored + step.draft_caught_up) / step.draft_calls))
+
+
+def _medians(pairs: Iterable[tuple]) -> dict:
+    """Return the median value of each key, keys in order."""
+    values: dict = defaultdict(list)
+    for key, value in pairs:
+        values[key].append(value)
+    return {key: median(values[key]) for key in sorted(values)}
