@@ -6,7 +6,7 @@ which is exact token for token. Classic rejection sampling, exact in law, can be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -15,7 +15,9 @@ from ouroboros.baselines.rejection import Drawn, Rejection
 from ouroboros.decode import RootOnly, extend
 from ouroboros.drafters.drafting import Scratch, Watched
 from ouroboros.engine.model import CachedModel
+from ouroboros.engine.sequence import CachedSequence
 from ouroboros.select import Ranked, Sampler, TokenSelector, argmax
+from ouroboros.trace import StepRecord
 from ouroboros.tree import TokenTree
 
 
@@ -49,6 +51,7 @@ class Speculative:
             )
         self.draft: CachedModel | None = draft
         self.model = draft
+        self.draft_sequence: CachedSequence | None = None
         self.gamma = gamma
         self.confidence = confidence
         self.verification = verification
@@ -71,6 +74,7 @@ class Speculative:
     def reset(self, choose: TokenSelector) -> None:
         """Draft by the same choice (and noise) as the target."""
         self._choose = choose
+        self.draft_sequence = self.model.new_sequence()
         self._scratch.reset()
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
@@ -78,12 +82,12 @@ class Speculative:
         if isinstance(self._choose, Rejection):
             return self._candidates(self._choose, tokens, budget)
         room = min(self.gamma, budget - 1, self.model.max_len - len(tokens) + 1)
-        if room > 0 and not self.confidence and getattr(self._choose, "blind", False):
-            drafted = self.model.roll(tokens, room, self._choose)
+        if room > 0 and not self.confidence and self._choose.context_free:
+            drafted = self.model.roll(self.draft_sequence, tokens, room, self._choose)
             return TokenTree.chain(tokens[-1], drafted, source="draft")
         sequence, watch = self._scratch.at(tokens), Watched(self._choose)
         choose: TokenSelector = watch if self.confidence > 0 else self._choose
-        for _ in extend(self.model, self._plain, sequence, room, choose=choose):
+        for _ in self._extend(sequence, room, choose):
             if self.confidence > 0 and watch.ranks[-1].share < self.confidence:
                 break
         return TokenTree.chain(tokens[-1], sequence[len(tokens) :], source="draft")
@@ -91,11 +95,17 @@ class Speculative:
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Nothing to learn: the draft model rolls back by itself."""
 
+    def _extend(self, text: list[int], room: int, choose: TokenSelector) -> Iterator[StepRecord]:
+        """Draft token by token, appending to `text`."""
+        return extend(
+            self.model, self._plain, text, room, sequence=self.draft_sequence, choose=choose
+        )
+
     def _candidates(self, rule: Rejection, tokens: Sequence[int], budget: int) -> TokenTree:
         """Draft a chain of the first candidates, the others below it as leaves."""
         draws = Draws(rule, self.candidates)
         sequence, room = self._scratch.at(tokens), min(self.gamma, budget - 1)
-        for _ in extend(self.model, self._plain, sequence, room, choose=draws):
+        for _ in self._extend(sequence, room, draws):
             last = draws.drawn[-1]
             if float(last.law[last.candidates[0]]) < self.confidence:
                 break

@@ -16,6 +16,7 @@ from ouroboros.baselines.suffix_tree import END, PrefixKey, SuffixTree
 
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
+from ouroboros.engine.sequence import CachedSequence
 from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree
 
@@ -80,6 +81,11 @@ class SuffixDecoding:
         self._accepted: list[int] = []  # by the last step
         self._prompt = 0
         self._seen = 0
+
+    @property
+    def draft_sequence(self) -> CachedSequence | None:
+        """The sequence on which the draft model is called."""
+        return self._chain.draft_sequence if self._chain else None
 
     def reset(self, choose: TokenSelector) -> None:
         """Forget the text before; with state "task" its output is kept, but for the last token,

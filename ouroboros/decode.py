@@ -1,10 +1,10 @@
-"""The one loop: propose -> score -> choose -> match -> accept -> observe.
+"""The decoding loop: propose, score, match, accept, observe.
 
 Every decoder is this loop with another drafter, and a drafter that drafts with a small model runs
-the same loop on it (`extend`). End of sequence and length rules live here only.
+the same loop on that model (`extend`). End-of-sequence and length rules live here only.
 
-Invariant (lossless): the tokens are those that the loop gives with no draft at all, whatever the
-drafter proposes, because a token is kept only if the target chose it after the very same tokens.
+Invariant (lossless): the tokens equal those of the loop without any draft, whatever the drafter
+proposes, because a token is kept only if the target chose it after exactly the same tokens.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.parallel.sharded import gathered
+from ouroboros.engine.sequence import CachedSequence
 from ouroboros.select import Ranked, TokenSelector, TopKRecorder, argmax
 from ouroboros.trace import DecodeTrace, StepRecord
 from ouroboros.tree import TokenTree
@@ -23,52 +23,56 @@ from ouroboros.tree import TokenTree
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Proposes what may come next. It may have more than these three methods: see `DrafterCapabilities`."""
+    """Proposes draft tokens. `DrafterCapabilities` lists what it may have besides these methods."""
 
     def reset(self, choose: TokenSelector) -> None:
-        """Forget the prompt before; called once for each prompt, by the outermost loop only."""
+        """Begin a new prompt; called once for each prompt, by the outermost loop only."""
         ...
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
-        """Return a tree rooted at `tokens[-1]`. `budget`: new tokens still wanted (at least 1)."""
+        """Return a tree rooted at `tokens[-1]`; `budget` new tokens (at least 1) are still wanted."""
         ...
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Learn: `chosen[i]` is the target's token after node i (-1 if not asked), rejected nodes
-        included; `path` are the accepted nodes, root first."""
+        """Learn from a scored tree: `chosen[i]` is the target's token after node i (-1 where no
+        logits were wanted), rejected nodes included; `path` are the accepted nodes, root first."""
         ...
 
 
 @dataclass(frozen=True)
 class DrafterCapabilities:
-    """What a drafter may have besides its three methods; what it lacks is as it stands here."""
+    """What a drafter may have besides its three methods, and the defaults where it has not."""
 
     draft: CachedModel | None = None
-    """The model that it calls: the loop counts its calls and time."""
+    """The draft model."""
+
+    draft_sequence: CachedSequence | None = None
+    """The sequence on which `propose` calls the draft model, begun in `reset`: the loop reads its
+    counters."""
 
     reads_rejected: bool = False
-    """Whether it learns from predictions at nodes that were not accepted."""
+    """Whether it learns from the target's choices at nodes that were not accepted."""
 
     rule: Callable[[TokenSelector], TokenSelector] = lambda choose: choose
-    """Returns the choice that the loop shall use instead, for a drafter that is exact in law only,
-    not token for token."""
+    """Returns the selector that the loop shall use instead, for a drafter that preserves the
+    distribution, not individual tokens (rejection sampling)."""
 
     ranks: int = 0
-    """How many of the target's best tokens after every asked node it wants to see."""
+    """How many of the target's best tokens after each of the tree's `logit_nodes` it wants."""
 
     observe_ranked: Callable[[TokenTree, Ranked, Sequence[int]], None] = lambda *_: None
-    """Takes them: (tree, ranked, path), row i after node `tree.logit_nodes[i]`, before `observe`; called
-    only where `ranks` is above 0."""
+    """Takes them, before `observe`: (tree, ranked, path), row i after node `tree.logit_nodes[i]`;
+    called only where `ranks` is above 0."""
 
     @classmethod
     def of(cls, drafter: object) -> DrafterCapabilities:
-        """Return what a drafter has."""
-        names = (one.name for one in fields(cls))
+        """Return a drafter's capabilities."""
+        names = (field.name for field in fields(cls))
         return cls(**{name: getattr(drafter, name) for name in names if hasattr(drafter, name)})
 
 
 class RootOnly:
-    """Drafts nothing: plain decoding. Greedy, and the plain draft chain of speculative decoding."""
+    """Drafts nothing: standard decoding, and the draft chain of speculative decoding."""
 
     draft: CachedModel | None = None
 
@@ -83,43 +87,68 @@ class RootOnly:
         """Nothing to learn."""
 
 
-class ModelCounters(NamedTuple):
-    """What a model has been used for so far; nothing where there is no model."""
+class StepRecorder:
+    """Counts and times the steps of one loop: `start` a step, `finish` it with its outcome."""
 
-    calls: int = 0
-    forwards: int = 0
-    scored: int = 0
-    caught_up: int = 0
-    busy_s: float = 0.0
-    wait_s: float = 0.0
+    def __init__(self, target: CachedSequence, draft: CachedSequence | None) -> None:
+        self.target = target
+        self.draft = draft or CachedSequence()
 
-    @classmethod
-    def of(cls, model: CachedModel | None) -> ModelCounters:
-        """Read a model's counters."""
-        if model is None:
-            return cls()
-        return cls(*(getattr(model, name) for name in cls._fields))
+    def start(self) -> None:
+        """Begin a step."""
+        self._before = self.draft.counters, self.target.counters
+        self._started = time.perf_counter()
 
-    def since(self, before: ModelCounters) -> ModelCounters:
-        """Return what came after `before`."""
-        passed = (now - then for now, then in zip(self, before, strict=True))
-        return ModelCounters(*passed)  # type: ignore[arg-type]
+    def finish(self, tree: TokenTree, path: Sequence[int], new: int) -> StepRecord:
+        """Return the record of a step that matched `path` and added `new` tokens.
+
+        The sources of the tokens are those of their nodes, and for the target's own token after the
+        path "correction" where the draft continued otherwise, "bonus" after a draft that matched to
+        its end, "target" where there was no draft.
+        """
+        last, names = path[-1], tree.source or ("",) * len(tree)
+        own = "correction" if tree.has_children(last) else "bonus" if last else "target"
+        sources = (*(names[node] for node in path[1:]), own)[:new]
+        elapsed_s = time.perf_counter() - self._started
+        drafting = self.draft.counters.since(self._before[0])
+        verifying = self.target.counters.since(self._before[1])
+        return StepRecord(
+            drafted=tree.draft_depth(),
+            scored=len(tree),
+            accepted=min(len(path), new) - 1,
+            new=new,
+            draft_calls=drafting.calls,
+            sources=sources,
+            draft_s=drafting.busy_s,
+            verify_s=verifying.busy_s,
+            host_s=elapsed_s - drafting.busy_s - verifying.busy_s,
+            wait_s=drafting.wait_s + verifying.wait_s,
+            draft_scored=drafting.scored,
+            draft_caught_up=drafting.caught_up,
+            target_forwards=verifying.forwards,
+            draft_forwards=drafting.forwards,
+        )
 
 
 def predict(
-    model: CachedModel, tokens: Sequence[int], tree: TokenTree, choose: TokenSelector | TopKRecorder
+    model: CachedModel,
+    sequence: CachedSequence,
+    tokens: Sequence[int],
+    tree: TokenTree,
+    choose: TokenSelector | TopKRecorder,
 ) -> list[int]:
-    """Score a tree and wait, once, for the token chosen after each node (-1 if not asked)."""
-    logits = model.score(tokens, tree)
+    """Return the token chosen after each node of a tree (-1 where no logits are wanted): one call
+    of the model and one wait for its result."""
+    logits = model.score(sequence, tokens, tree)
     started = time.perf_counter()
-    asked = choose(logits, tokens, tree)
+    rows = choose(logits, tokens, tree)
     waited = time.perf_counter() - started
-    model.busy_s += waited
-    model.wait_s += waited
-    if len(asked) == len(tree):
-        return asked
+    sequence.busy_s += waited
+    sequence.wait_s += waited
+    if len(rows) == len(tree):
+        return rows
     chosen = [-1] * len(tree)
-    for node, token in zip(tree.logit_nodes, asked, strict=True):
+    for node, token in zip(tree.logit_nodes, rows, strict=True):
         chosen[node] = token
     return chosen
 
@@ -130,68 +159,48 @@ def extend(
     tokens: list[int],
     max_new: int,
     *,
+    sequence: CachedSequence | None = None,
     eos: Collection[int] = (),
     choose: TokenSelector = argmax,
 ) -> Iterator[StepRecord]:
     """Append up to `max_new` tokens to `tokens` in place, yielding a record after each step.
 
     Ends after the first end-of-sequence token, at `max_new`, or where the model has no position
-    left. The drafter is not reset: its window and pool live on.
+    left. `sequence` is the model's state of this text (None: a new one). The drafter is not reset.
     """
+    sequence = model.new_sequence() if sequence is None else sequence
+    capabilities = DrafterCapabilities.of(drafter)
+    ranking = TopKRecorder(choose, capabilities.ranks) if capabilities.ranks else None
+    recorder = StepRecorder(sequence, capabilities.draft_sequence)
     left = min(max_new, model.max_len - len(tokens) + 1)
-    traits = DrafterCapabilities.of(drafter)
-    small, noted = traits.draft, TopKRecorder(choose, traits.ranks)
     while left > 0:
-        start, before = time.perf_counter(), ModelCounters.of(small)
-        tree = proposed(drafter, tokens, left).pruned(model.max_len - len(tokens))
-        drafting = ModelCounters.of(small).since(before)
-        before = ModelCounters.of(model)
-        chosen = predict(model, tokens, tree, noted if traits.ranks else choose)
-        verifying = ModelCounters.of(model).since(before)
+        recorder.start()
+        tree = propose(drafter, tokens, left).pruned(model.max_len - len(tokens))
+        chosen = predict(model, sequence, tokens, tree, ranking or choose)
         path = tree.longest_match(chosen)
-        sources = _sources(tree, path)
-        fresh = [*(tree.tokens[node] for node in path[1:]), chosen[path[-1]]]
-        fresh = fresh[: _end(fresh, eos, left)]
-        path = path[: len(fresh)]
-        model.accept(path)
-        if traits.ranks:
-            traits.observe_ranked(tree, noted.last, path)
-        drafter.observe(tree, chosen, path)
-        tokens += fresh
-        left = 0 if fresh[-1] in eos else left - len(fresh)
-        elapsed = time.perf_counter() - start
-        yield _record(tree, path, sources[: len(fresh)], drafting, verifying, elapsed)
+        new = [*(tree.tokens[node] for node in path[1:]), chosen[path[-1]]]
+        new = new[: count_until_end(new, eos, left)]
+        kept = path[: len(new)]
+        model.accept(sequence, kept)
+        if ranking:
+            capabilities.observe_ranked(tree, ranking.last, kept)
+        drafter.observe(tree, chosen, kept)
+        tokens += new
+        left = 0 if new[-1] in eos else left - len(new)
+        yield recorder.finish(tree, path, len(new))
 
 
-def _record(
-    tree: TokenTree,
-    path: Sequence[int],
-    sources: tuple[str, ...],
-    drafting: ModelCounters,
-    verifying: ModelCounters,
-    elapsed_s: float,
-) -> StepRecord:
-    """Return what a step did; `sources` has a name for each new token."""
-    return StepRecord(
-        drafted=tree.draft_depth(),
-        scored=len(tree),
-        accepted=len(path) - 1,
-        new=len(sources),
-        draft_calls=drafting.calls,
-        sources=sources,
-        draft_s=drafting.busy_s,
-        verify_s=verifying.busy_s,
-        host_s=elapsed_s - drafting.busy_s - verifying.busy_s,
-        wait_s=drafting.wait_s + verifying.wait_s,
-        draft_scored=drafting.scored,
-        draft_caught_up=drafting.caught_up,
-        target_forwards=verifying.forwards,
-        draft_forwards=drafting.forwards,
-    )
+def count_until_end(new: Sequence[int], eos: Collection[int], left: int) -> int:
+    """Return how many of the new tokens to keep: up to the first end-of-sequence, at most `left`."""
+    if eos:
+        for index, token in enumerate(new[:left]):
+            if token in eos:
+                return index + 1
+    return left
 
 
-def proposed(drafter: Drafter, tokens: Sequence[int], left: int) -> TokenTree:
-    """Return what a drafter proposes. Raises `ValueError` for anything but a tree."""
+def propose(drafter: Drafter, tokens: Sequence[int], left: int) -> TokenTree:
+    """Return the tree that a drafter proposes. Raises `ValueError` if it proposes anything else."""
     tree = drafter.propose(tokens, left)
     if not isinstance(tree, TokenTree):
         raise ValueError(
@@ -202,7 +211,7 @@ def proposed(drafter: Drafter, tokens: Sequence[int], left: int) -> TokenTree:
 
 
 def check_drafter(drafter: Drafter) -> None:
-    """Raise `ValueError` for a drafter without one of the three methods."""
+    """Raise `ValueError` for a drafter that lacks one of the three methods."""
     lacking = [
         n for n in ("reset", "propose", "observe") if not callable(getattr(drafter, n, None))
     ]
@@ -211,25 +220,6 @@ def check_drafter(drafter: Drafter) -> None:
         raise ValueError(f"{named} is no drafter: it has no method {', '.join(lacking)}")
     if isinstance(drafter, type):
         raise ValueError(f"{drafter.__name__} is a class: give a drafter made of it")
-
-
-def _end(fresh: Sequence[int], eos: Collection[int], left: int) -> int:
-    """Return how many of the new tokens stay: up to the first end-of-sequence, at most `left`."""
-    if eos:
-        for index, token in enumerate(fresh[:left]):
-            if token in eos:
-                return index + 1
-    return left
-
-
-def _sources(tree: TokenTree, path: Sequence[int]) -> tuple[str, ...]:
-    """Return who proposed each token of an accepted path, and the one after it, the target's own:
-    a "correction" where the draft went on otherwise, a "bonus" after a draft that matched to its
-    end, "target" where there was none."""
-    names = tree.source or ("",) * len(tree)
-    last = path[-1]
-    own = "correction" if tree.has_children(last) else "bonus" if last else "target"
-    return (*(names[node] for node in path[1:]), own)
 
 
 def stream(
@@ -241,7 +231,7 @@ def stream(
     eos: Collection[int] = (),
     choose: TokenSelector = argmax,
 ) -> Iterator[DecodeTrace]:
-    """Decode, yielding the one growing trace after each step (and once if there is none).
+    """Decode, yielding the same growing trace after each step (and once if there is no step).
 
     Raises `ValueError` for an empty prompt, one longer than the context, a negative `max_new`, and
     a drafter that lacks a method or proposes anything but a tree.
@@ -257,8 +247,12 @@ def stream(
         )
     check_drafter(drafter)
     trace = DecodeTrace(list(prompt), len(prompt))
-    traits = DrafterCapabilities.of(drafter)
-    choose = gathered(choose, traits.rule(choose), (target, traits.draft))
+    capabilities = DrafterCapabilities.of(drafter)
+    rule = capabilities.rule(choose)
+    own_rule, choose = rule is not choose, rule
+    for model in (target, capabilities.draft):
+        if model is not None:
+            choose = model.adapt_selector(choose, own_rule=own_rule)
     drafter.reset(choose)
     for record in extend(target, drafter, trace.tokens, max_new, eos=eos, choose=choose):
         trace.steps.append(record)

@@ -96,7 +96,7 @@ def _examined(model: PreTrainedModel | CachedModel, role: Role) -> Iterator[Cach
         elif ours != model.config.get_text_config()._attn_implementation:
             model.set_attn_implementation(ours)
         model.eval()
-        cached.tokens = []  # its weights may have learned since
+        cached.empty()  # its weights may have learned since
         yield cached
     finally:
         if owners != _attention(model):

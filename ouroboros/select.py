@@ -30,8 +30,10 @@ from ouroboros.tree import TokenTree
 
 
 class TokenSelector(Protocol):
-    """Chooses the token that follows each asked node of a tree. One whose `scores` depend on logits
-    and positions only, not on which tokens come before, says `blind = True`."""
+    """Chooses the token after each node of a tree whose logits are wanted."""
+
+    context_free: bool = False
+    """Whether `scores` depend on logits and positions only, not on the tokens before."""
 
     temperature: float = 0.0
     """Sampling temperature; 0 for greedy decoding. Drafters read it."""
@@ -123,7 +125,7 @@ def _on_device(
 class Argmax(TokenSelector):
     """Greedy decoding: the most probable token, the first of equals."""
 
-    blind = True
+    context_free = True
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
         """Return the logits: their argmax is the choice."""
@@ -178,7 +180,7 @@ class Sampler(TokenSelector):
     no text. The law of each token is the warped softmax's.
     """
 
-    blind = True
+    context_free = True
 
     def __init__(
         self,

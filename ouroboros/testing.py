@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ouroboros.decode import Drafter, RootOnly, check_drafter, decode, proposed
+from ouroboros.decode import Drafter, RootOnly, check_drafter, decode, propose
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import Sampler, TokenSelector, argmax
 from ouroboros.trace import first_mismatch
@@ -175,7 +175,7 @@ def _cases(
 
 
 def _decoded(target: CachedModel, drafter: Drafter, case: Case) -> list[int]:
-    target.tokens = []
+    target.empty()
     return decode(
         target, drafter, case.prompt, max_new=case.max_new, eos=case.eos, choose=case.choose
     ).tokens
@@ -197,7 +197,7 @@ class _Watched:
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         shown = list(tokens)
-        tree = proposed(self.drafter, tokens, budget)
+        tree = propose(self.drafter, tokens, budget)
         assert list(tokens) == shown, (
             f"{type(self.drafter).__name__}.propose changed the tokens it was shown: copy them"
         )

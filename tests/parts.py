@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 
@@ -17,13 +18,13 @@ def first(tree: TokenTree, count: int) -> TokenTree:
 
 
 def in_parts(
-    cached: CachedModel, tokens: Sequence[int], tree: TokenTree, cuts: Iterable[int]
+    score: Callable, tokens: Sequence[int], tree: TokenTree, cuts: Iterable[int]
 ) -> torch.Tensor:
-    """Score a tree up to each cut in turn: the logits after every node."""
+    """Score a tree up to each cut in turn by `score(tokens, tree)`: the logits after every node."""
     rows, known = [], 0
     for cut in [*sorted(cuts), len(tree)]:
         part = first(tree, cut).with_logits_at(range(known, cut))
-        logits = CachedModel.score(cached, tokens, part)
+        logits = score(tokens, part)
         assert len(logits) == cut - known
         rows.append(logits.clone())
         known = cut
@@ -35,6 +36,7 @@ class InParts(CachedModel):
 
     draw = random.Random(5)
 
-    def score(self, tokens, tree):
+    def score(self, sequence, tokens, tree):
         cuts = {n for n in range(1, len(tree)) if self.draw.random() < 0.3}
-        return in_parts(self, tokens, tree, cuts)[list(tree.logit_nodes)]
+        score = partial(super().score, sequence)
+        return in_parts(score, tokens, tree, cuts)[list(tree.logit_nodes)]

@@ -93,7 +93,7 @@ def test_generate_takes_wrapped_models_a_drafter_and_settings(models):
     expected = plain(model, IDS[0].tolist(), 20)
     wrapped, small = CachedModel(target), CachedModel(draft)
     out = generate(wrapped, IDS, draft=small, max_new_tokens=20, gamma=3, decoder="ouroboros_paper")
-    assert out[0].tolist() == expected and wrapped.calls < 20
+    assert out[0].tolist() == expected and wrapped.engine.forwards < 20
     drafter = PromptLookup(max_ngram_size=2, num_tokens=3)
     assert generate(wrapped, IDS, decoder=drafter, max_new_tokens=20)[0].tolist() == expected
 
@@ -148,9 +148,9 @@ def test_custom_generate_keeps_its_pool_between_prompts(models):
     for state in ("cold", "task"):
         run = custom_generate(draft=small, pool_state=state)
         for _ in range(2):
-            before = small.calls
+            before = small.engine.forwards
             target.generate(IDS, max_new_tokens=40, custom_generate=run)
-            calls.append(small.calls - before)
+            calls.append(small.engine.forwards - before)
     assert calls[0] == calls[1] == calls[2] > calls[3]
 
 

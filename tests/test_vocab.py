@@ -6,7 +6,7 @@ import copy
 
 import pytest
 from ouroboros.baselines import Speculative
-from tiny import VOCAB, CapturedGraph, llama, plain, prompt_of
+from tiny import VOCAB, StepLog, llama, plain, prompt_of
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
@@ -44,7 +44,7 @@ def test_widths_may_differ(target_width, draft_width, choose):
     if target_width > draft_width:
         assert max(expected) >= draft_width
     for drafter in (Speculative(draft, gamma=4), Ouroboros(draft)):
-        recorded = CapturedGraph(drafter)
+        recorded = StepLog(drafter)
         assert decode(target, recorded, prompt, max_new=40, choose=choose).tokens == expected
         seen = {token for _, _, tree, _, _ in recorded.steps for token in tree.tokens}
         assert max(seen) < target_width
@@ -53,7 +53,7 @@ def test_widths_may_differ(target_width, draft_width, choose):
 def test_without_the_limit_a_wide_draft_would_propose_its_own_ids():
     """The limit keeps them out, not luck; even then the text is the target's."""
     target, draft = cached(13), cached(40, seed=1)
-    drafter = CapturedGraph(Speculative(draft, gamma=4))
+    drafter = StepLog(Speculative(draft, gamma=4))
     trace = decode(target, drafter, [5, 6], max_new=30)
     assert trace.tokens == plain(target.model, [5, 6], 30)
     assert max(token for _, _, tree, _, _ in drafter.steps for token in tree.tokens) >= 13

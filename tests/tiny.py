@@ -20,6 +20,8 @@ from transformers import (
     PreTrainedModel,
 )
 
+from ouroboros.engine.model import CachedModel
+from ouroboros.engine.sequence import CachedSequence, TreeModel
 from ouroboros.select import TokenSelector
 from ouroboros.testing import RandomTrees
 from ouroboros.tree import TokenTree
@@ -88,6 +90,32 @@ def gemma3(seed: int = 0, window: int = 8) -> PreTrainedModel:
     return build(Gemma3TextConfig(**SHAPE, sliding_window=window, layer_types=types), seed=seed)
 
 
+class Session:
+    """A model and one sequence on it: `session.score(tokens, tree)`, `session.scored`."""
+
+    def __init__(self, model: CachedModel) -> None:
+        self.on = model
+        self.sequence = model.new_sequence()
+
+    def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        return self.on.score(self.sequence, tokens, tree)
+
+    def accept(self, path: Sequence[int]) -> None:
+        self.on.accept(self.sequence, path)
+
+    def roll(self, tokens: Sequence[int], count: int, choose: TokenSelector) -> list[int]:
+        return self.on.roll(self.sequence, tokens, count, choose)
+
+    def __getattr__(self, name: str):
+        """The counters and tokens of the sequence, and what else the model has."""
+        return getattr(self.sequence if hasattr(self.sequence, name) else self.on, name)
+
+
+def session(model: PreTrainedModel, **options) -> Session:
+    """A wrapped model with a new sequence."""
+    return Session(CachedModel(model, **options))
+
+
 def prompt_of(length: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
     """Random ids other than the special ones."""
     draw = random.Random(f"prompt-{seed}-{length}")
@@ -143,13 +171,17 @@ def noisy(model: PreTrainedModel, *, noise: float = 0.03, seed: int = 1) -> PreT
     return draft
 
 
-class CapturedGraph:
+class StepLog:
     """A drafter that remembers every tree, what was chosen there and which path was accepted."""
 
     def __init__(self, drafter) -> None:
         self.drafter = drafter
         self.draft = drafter.draft
         self.steps: list[tuple[list[int], int, TokenTree, list[int], list[int]]] = []
+
+    @property
+    def draft_sequence(self) -> CachedSequence | None:
+        return getattr(self.drafter, "draft_sequence", None)
 
     def reset(self, choose: TokenSelector) -> None:
         self.drafter.reset(choose)
@@ -163,7 +195,7 @@ class CapturedGraph:
         self.drafter.observe(tree, chosen, path)
 
 
-class TableModel:
+class TableModel(TreeModel):
     """A model that is a table of its last two tokens: as a `CachedModel`, but in microseconds."""
 
     max_len = CONTEXT
@@ -172,37 +204,30 @@ class TableModel:
     def __init__(self, vocab: int, *, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.table = 1.5 * torch.randn(vocab, vocab, vocab, generator=generator)
-        self.tokens: list[int] = []
-        self.width = vocab
-        self.calls = 0
-        self.busy_s = 0.0
-        self.wait_s = 0.0
-        self.scored = 0
-        self.caught_up = 0
-
-    @property
-    def forwards(self) -> int:
-        return self.calls
+        self.width = self.vocab_size = vocab
 
     def row(self, tokens: Sequence[int]) -> torch.Tensor:
         """The logits that follow `tokens`, [width]."""
         return self.table[tokens[-2], tokens[-1], : self.width]
 
-    def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+    def score(
+        self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
+    ) -> torch.Tensor:
         before = list(tokens[:-1])
         paths = [[tree.tokens[n] for n in tree.path_to(node)] for node in tree.logit_nodes]
-        self.calls += 1
-        self.scored += len(tree)
+        sequence.calls += 1
+        sequence.forwards += 1
+        sequence.scored += len(tree)
         return torch.stack([self.row(before + path) for path in paths])
 
-    def accept(self, path: Sequence[int]) -> None:
-        """Nothing is cached."""
-
-    def roll(self, tokens: Sequence[int], count: int, choose: TokenSelector) -> list[int]:
+    def roll(
+        self, sequence: CachedSequence, tokens: Sequence[int], count: int, choose: TokenSelector
+    ) -> list[int]:
         """Plain decoding, as `CachedModel.roll`."""
         text, root = list(tokens), TokenTree((0,), (-1,))
         for _ in range(count):
             text += choose(self.row(text)[None], text, root)
-        self.calls += count
-        self.scored += count
+        sequence.calls += count
+        sequence.forwards += count
+        sequence.scored += count
         return text[len(tokens) :]

@@ -74,10 +74,10 @@ def time_calls(
 
     def call_ms(index: int, size: int, context: int) -> float:
         model, tree = models[index], trees[size]
-        model.tokens = text[: context - 1]
+        sequence = model.new_sequence(cached=text[: context - 1])
         tree = TokenTree((text[context - 1], *tree.tokens[1:]), tree.parents)
         began = clock()
-        argmax(model.score(text[:context], tree), text[:context], tree)
+        argmax(model.score(sequence, text[:context], tree), text[:context], tree)
         return 1e3 * (clock() - began)
 
     def surfaces() -> list[Surface]:
@@ -108,7 +108,7 @@ def time_calls(
                     times[index][context][size].append(call_ms(index, size, context))
             on_visit(surfaces())
     for model in models:
-        model.tokens = []
+        model.empty()
     return surfaces()
 
 

@@ -25,6 +25,7 @@ from ouroboros.drafters.draft_tree.weights import Weights
 from ouroboros.drafters.pool import check_pool
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
+from ouroboros.engine.sequence import CachedSequence
 from ouroboros.select import Ranked, TokenSelector, argmax
 from ouroboros.tree import TokenTree
 
@@ -78,6 +79,7 @@ class Ouroboros:
             weights = Weights.load(weights)
         warm_up_jit()
         self.draft = draft
+        self.draft_sequence: CachedSequence | None = None
         self.pool_state = pool_state
         self.growth = Growth(weights, Shape(max_nodes, children, draft_nodes, recycle, judge))
         self.reads_rejected = recycle
@@ -114,6 +116,7 @@ class Ouroboros:
         self._cost_context = 0
         self._proposed = None
         self._first_step = True
+        self.draft_sequence = self.draft.new_sequence() if self.draft is not None else None
         self.growth.start(seed=choose.noise_seed, temperature=choose.temperature)
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
@@ -122,16 +125,16 @@ class Ouroboros:
         if first_step and read_alone(tokens):
             return TokenTree.chain(tokens[-1], ())
         self._update_costs(len(tokens))
-        growth, draft = self.growth, self.draft
+        growth, draft, sequence = self.growth, self.draft, self.draft_sequence
         reach = draft.max_len - len(tokens) if draft is not None else -1
         count = growth.begin(tokens, budget - 1, reach)
         while count:
-            assert draft is not None
+            assert draft is not None and sequence is not None
             nodes = growth.asked()
             size = len(nodes.tokens)
             asked = range(size - count, size)
             tree = TokenTree.made(nodes.tokens, nodes.parents, nodes.depths, logit_nodes=asked)
-            count = growth.scored(*rank_tokens(draft, tokens, tree, self._choose))
+            count = growth.scored(*rank_tokens(draft, sequence, tokens, tree, self._choose))
         made = growth.proposal()
         self._proposed = TokenTree.made(
             made.tokens,
@@ -147,8 +150,8 @@ class Ouroboros:
         if tree is not self._proposed:
             return
         read = self.growth.read_of(path)
-        if read and self.draft is not None:
-            self.draft.accept(read)
+        if read and self.draft is not None and self.draft_sequence is not None:
+            self.draft.accept(self.draft_sequence, read)
         self.growth.learn(chosen, path)
 
     def _update_costs(self, context: int) -> None:
@@ -163,15 +166,19 @@ class Ouroboros:
 
 
 def rank_tokens(
-    draft: CachedModel, tokens: Sequence[int], tree: TokenTree, choose: TokenSelector
+    draft: CachedModel,
+    sequence: CachedSequence,
+    tokens: Sequence[int],
+    tree: TokenTree,
+    choose: TokenSelector,
 ) -> Ranked:
     """Return the draft model's likeliest tokens after the tree's logit nodes; one wait."""
-    logits = draft.score(tokens, tree)
+    logits = draft.score(sequence, tokens, tree)
     started = time.perf_counter()
     ranked = choose.ranked(logits, tokens, tree, RANKS)
     waited = time.perf_counter() - started
-    draft.busy_s += waited
-    draft.wait_s += waited
+    sequence.busy_s += waited
+    sequence.wait_s += waited
     return ranked
 
 

@@ -20,6 +20,7 @@ from ouroboros.drafters.drafting import Scratch
 from ouroboros.drafters.lookahead import Lookahead
 from ouroboros.drafters.pool import PhrasePool, check_pool
 from ouroboros.engine.model import CachedModel
+from ouroboros.engine.sequence import CachedSequence
 from ouroboros.growing import Growing
 from ouroboros.select import TokenSelector, argmax
 from ouroboros.tree import TokenTree
@@ -58,6 +59,7 @@ class OuroborosPaper:
         check_pool(pool_state, pool, PhrasePool)
         self.draft: CachedModel | None = draft
         self.model = draft
+        self.draft_sequence: CachedSequence | None = None
         self.gamma, self.topk, self.recycle = gamma, topk, recycle
         self.reads_rejected = recycle
         self.ngram_size = ngram_size
@@ -99,6 +101,7 @@ class OuroborosPaper:
         """Begin a prompt: empty, keep or restore the pool as `pool_state` says."""
         self._choose = choose
         self.drafting.reset(choose)
+        self.draft_sequence = self.model.new_sequence()
         self._scratch.reset()
         if self._loaded is not None:
             self.pool.restore(self._loaded)
@@ -151,7 +154,14 @@ class OuroborosPaper:
         Return them with their sources: "draft", or "phrase" for tokens of a verified phrase.
         """
         sequence, sources = self._scratch.at(tokens), []
-        for record in extend(self.model, self.drafting, sequence, room, choose=self._choose):
+        for record in extend(
+            self.model,
+            self.drafting,
+            sequence,
+            room,
+            sequence=self.draft_sequence,
+            choose=self._choose,
+        ):
             sources += ["phrase" if name == "pool" else "draft" for name in record.sources]
             if len(sources) >= self.gamma:
                 break

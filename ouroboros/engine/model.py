@@ -1,6 +1,4 @@
-"""One unmodified Hugging Face causal LM, and the tokens whose keys and values it holds.
-
-The only module with a batch dimension, an attention mask, a device or a cache.
+"""One unmodified Hugging Face causal LM with a KV cache that scores token trees of sequences.
 
 Invariant: after `accept`, the cache holds every token of the sequence but the last. Prefill,
 rollback, catch-up after a full acceptance and reuse of a shared prompt are one code path: whatever
@@ -22,20 +20,19 @@ from ouroboros.engine.eager import MOST_HELD
 from ouroboros.engine.loading import why_not_loaded
 from ouroboros.engine.prepack import pack
 from ouroboros.engine.selection import EngineName, select
+from ouroboros.engine.sequence import CachedSequence, TreeModel
 from ouroboros.engine.support import check_tree_support
 from ouroboros.engine.tokenizer import check_round_trip
 from ouroboros.select import TokenSelector
 from ouroboros.tree import ROOT, TokenTree
 
 
-class CachedModel:
+class CachedModel(TreeModel):
     """A causal LM that scores token trees.
 
-    `tokens` are exactly the tokens whose keys and values are cached, but for a tree's. `calls`
-    counts calls of `score`, `forwards` those of the model itself (a long stretch of text goes in by
-    forwards of its own), `scored` the nodes of trees that were fed and `caught_up` the tokens of
-    sequences that were, prompts included. `busy_s` are the seconds from a call's start to the
-    arrival of its result; `predict` adds the part of them spent waiting for it, `wait_s`.
+    The state of a sequence is a `CachedSequence`, made by `new_sequence` and given to each call.
+    There is one set of cache slots: a sequence that is scored takes it over from the one before,
+    and what their tokens share at the beginning is not fed again.
 
     `engine` "static" pads calls to fixed shapes and replays them as CUDA graphs, "eager" calls the
     model as it is; "auto" is static on a GPU where the model can be captured, else eager, and
@@ -65,14 +62,7 @@ class CachedModel:
         self.dtype = facts.dtype
         self.cache = SlotCache(facts.layers)
         self.engine, self.engine_reason = select(engine, self.model, facts, self.cache)
-        self.tokens: list[int] = []
-        self.calls = 0
-        self.busy_s = 0.0
-        self.wait_s = 0.0
-        self.scored = 0
-        self.caught_up = 0
-        self._tree: TokenTree | None = None
-        self._base = 0
+        self.resident: CachedSequence | None = None  # the sequence that has the slots
 
     @classmethod
     def from_pretrained(
@@ -105,45 +95,61 @@ class CachedModel:
         pack(model)
         return cls(model, tokenizer=tokenizer, max_len=max_len, engine=engine)
 
-    @property
-    def forwards(self) -> int:
-        """How often the model itself was called."""
-        return self.engine.forwards
+    def new_sequence(self, cached: Sequence[int] = ()) -> CachedSequence:
+        """Return the state of a new sequence. The tokens in `cached` are taken to lie in the slots
+        already, whatever is there: calls can then be timed without a prefill."""
+        sequence = CachedSequence()
+        if cached:
+            self.empty()
+            sequence.tokens = list(cached)
+            self.resident = sequence
+        return sequence
+
+    def empty(self) -> None:
+        """Forget what is cached, so that the next sequence is fed from its first token."""
+        if self.resident is not None:
+            self.resident.clear()
+        self.resident = None
 
     @torch.inference_mode()
-    def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        """Return the logits that follow the asked nodes, [len(tree.logit_nodes), width]; changes the
-        cache.
+    def score(
+        self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
+    ) -> torch.Tensor:
+        """Return the logits after the tree's `logit_nodes`, [len(tree.logit_nodes), width]; changes
+        the cache.
 
-        They live until the next call, and say by which way a choice from them is made
-        (`Engine.choosing`). `tokens` is the whole sequence; its last token is the tree's
-        root. Ids that this model does not know are fed as id 0: only a draft meets them.
+        They are valid until the next call, and carry the engine's way to choose from them
+        (`Engine.choosing`). `tokens` is the whole sequence; its last token is the tree's root. Ids
+        that this model does not know are fed as id 0: only a draft meets them.
 
         A tree that has grown since it was scored (its first nodes are those of the last call, on
-        the same tokens, and nothing was accepted) goes on where it was: nodes before the first one
-        that is asked are not fed again, so ask for the new ones, by `tree.with_logits_at(new)`.
+        the same tokens, and nothing was accepted) is continued: nodes before the first of its
+        `logit_nodes` are not fed again, so ask for the new ones, by `tree.with_logits_at(new)`.
         """
-        started = time.perf_counter()
+        started, forwards = time.perf_counter(), self.engine.forwards
         self.check(tokens, tree)
-        known = self._shared_prefix(tokens)
+        self._give_slots(sequence)
+        known = sequence.shared_prefix(tokens)
         missing = list(tokens[known:-1])
-        held = 0 if missing else self._held(known, tree)
-        del self.tokens[known:]  # what is cached even if the call below fails
-        self._tree = None
+        held = 0 if missing else sequence.reusable_nodes(known, tree, MOST_HELD)
+        del sequence.tokens[known:]  # what is cached even if the call below fails
+        sequence.tree = None
         self.cache.set_length(known + held)
         logits = self.engine.run(known, missing, tree, held=held)
-        self.tokens += missing
-        self._tree, self._base = tree, len(tokens) - 1
-        self.calls += 1
-        self.scored += len(tree) - held
-        self.caught_up += len(missing)
-        self.busy_s += time.perf_counter() - started
+        sequence.tokens += missing
+        sequence.tree, sequence.base = tree, len(tokens) - 1
+        sequence.calls += 1
+        sequence.forwards += self.engine.forwards - forwards
+        sequence.scored += len(tree) - held
+        sequence.caught_up += len(missing)
+        sequence.busy_s += time.perf_counter() - started
         rows = logits[:, : self.width]
         rows.choosing = self.engine.choosing  # type: ignore[attr-defined]
         return rows
 
     def check(self, tokens: Sequence[int], tree: TokenTree) -> None:
-        """Raise `ValueError` for a tree that is not rooted at the last token, or beyond reach."""
+        """Raise `ValueError` for a tree that is not rooted at the last token, or that reaches
+        beyond the context."""
         if tokens[-1] != tree.tokens[0]:
             raise ValueError(
                 f"the tree's root is {tree.tokens[0]}, the sequence's last token {tokens[-1]}: "
@@ -157,29 +163,32 @@ class CachedModel:
             )
 
     @torch.inference_mode()
-    def accept(self, path: Sequence[int]) -> None:
+    def accept(self, sequence: CachedSequence, path: Sequence[int]) -> None:
         """Keep the path (node indices, root first) of the tree last scored; forget the rest.
 
-        Keeps all nodes but the path's last token's successor: the chosen token that follows it is
-        the next root and not yet cached.
+        The token that the model chose after the path is the next root: it is not cached yet.
         """
-        assert self._tree is not None and path[0] == 0, "score() comes first; paths start at 0"
-        self.cache.keep([self._base + node for node in path], self._base)
-        self.tokens += [self._tree.tokens[node] for node in path]
-        self._tree = None
+        tree = sequence.tree
+        assert sequence is self.resident, "another sequence was scored in between"
+        assert tree is not None and path[0] == 0, "score() comes first; paths start at 0"
+        self.cache.keep([sequence.base + node for node in path], sequence.base)
+        sequence.tokens += [tree.tokens[node] for node in path]
+        sequence.tree = None
 
     @torch.inference_mode()
-    def roll(self, tokens: Sequence[int], count: int, choose: TokenSelector) -> list[int]:
+    def roll(
+        self, sequence: CachedSequence, tokens: Sequence[int], count: int, choose: TokenSelector
+    ) -> list[int]:
         """Return the `count` tokens that plain decoding puts after `tokens`: one call each, but one
-        wait for them all. Changes the cache, which then lacks the last of them.
+        wait for all of them. Changes the cache, which then lacks the last of them.
 
-        `choose` must be blind to the text (`TokenSelector.blind`), so that a token's choice can be fed on
-        the device before the host knows it.
+        `choose` must be context-free (see `TokenSelector`), so that a token's choice can be fed
+        on the device before the host knows it.
         """
         length = len(tokens)
-        logits = self.score(tokens, TokenTree.chain(tokens[-1], ()))
-        started = time.perf_counter()
-        self.accept([0])
+        logits = self.score(sequence, tokens, TokenTree.chain(tokens[-1], ()))
+        started, forwards = time.perf_counter(), self.engine.forwards
+        self.accept(sequence, [0])
         drawn = [choose.scores(logits, tokens, ROOT).argmax(-1)]
         for at in range(length, length + count - 1):
             logits = self.engine.follow(at, drawn[-1])[:, : self.width]
@@ -187,38 +196,28 @@ class CachedModel:
             drawn.append(choose.scores(logits, range(at + 1), ROOT).argmax(-1))
         handed_over = time.perf_counter()
         new = torch.cat(drawn).tolist()
-        self.tokens += new[:-1]
+        sequence.tokens += new[:-1]
         ended = time.perf_counter()
-        self.calls += count - 1
-        self.scored += count - 1
-        self.busy_s += ended - started
-        self.wait_s += ended - handed_over
+        sequence.calls += count - 1
+        sequence.forwards += self.engine.forwards - forwards
+        sequence.scored += count - 1
+        sequence.busy_s += ended - started
+        sequence.wait_s += ended - handed_over
         return new
 
     @torch.inference_mode()
     def prepare(self, context: int) -> None:
-        """Do beforehand, from an empty cache, what calls on up to `context` tokens need once."""
-        self.tokens, self._tree = [], None
+        """Empty the cache and do beforehand what calls on up to `context` tokens need once."""
+        self.empty()
         self.cache.set_length(0)
         self.engine.prepare(min(context, self.max_len))
 
-    def _held(self, base: int, tree: TokenTree) -> int:
-        """Return how many of the first nodes lie in the cache, rooted at slot `base`, and need no
-        second call."""
-        last = self._tree
-        if last is None or base != self._base:
-            return 0
-        limit = min(len(last), tree.logit_nodes[0], MOST_HELD)
-        for node in range(limit):
-            if tree.tokens[node] != last.tokens[node] or tree.parents[node] != last.parents[node]:
-                return node
-        return limit
-
-    def _shared_prefix(self, tokens: Sequence[int]) -> int:
-        """Return how many leading tokens of the sequence, its last left out, are cached already."""
-        cached, limit = self.tokens, min(len(self.tokens), len(tokens) - 1)
-        start = list(tokens[:limit])
-        if (cached if limit == len(cached) else cached[:limit]) == start:
-            return limit
-        pairs = zip(cached, start, strict=False)
-        return next(i for i, (a, b) in enumerate(pairs) if a != b)
+    def _give_slots(self, sequence: CachedSequence) -> None:
+        """Let a sequence have the cache slots."""
+        if sequence is self.resident:
+            return
+        if self.resident is None:
+            sequence.clear()
+        else:
+            sequence.take_over(self.resident)
+        self.resident = sequence

@@ -15,6 +15,7 @@ import torch
 from ouroboros.costs.timing import random_tree
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.model import CachedModel
+from ouroboros.engine.sequence import CachedSequence
 from ouroboros.select import TokenSelector, gumbel
 from ouroboros.tree import TokenTree
 
@@ -87,19 +88,21 @@ def engines_agree(
     draw, found = random.Random(seed), _Difference()
     models = [model for model in (eager, static, exact) if model is not None]
     text = [draw.randrange(min(1000, eager.vocab_size)) for _ in range(max(contexts))]
+    sequences = []
     for model in models:
-        model.tokens = []
+        model.empty()
+        sequences.append(model.new_sequence())
     for context in sorted(contexts):
         tokens = text[:context]
         for size in nodes:
             shape = random_tree(size, draw=draw)
             tree = TokenTree((tokens[-1], *shape.tokens[1:]), shape.parents)
-            _compare(found, models, tokens, tree)
+            _compare(found, models, sequences, tokens, tree)
             path = tree.path_to(draw.randrange(len(tree)))
-            for model in models:
-                model.accept(path)
+            for model, sequence in zip(models, sequences, strict=True):
+                model.accept(sequence, path)
             longer = [*tokens, *(tree.tokens[node] for node in path[1:]), text[0]]
-            _compare(found, models, longer, TokenTree((text[0],), (-1,)))
+            _compare(found, models, sequences, longer, TokenTree((text[0],), (-1,)))
     return _judged(name, found, exact is not None)
 
 
@@ -114,18 +117,23 @@ def rolls_agree(
     """Hold `roll` against plain decoding, a call and a wait for each token, on the same model."""
     differ = 0
     for prompt in prompts:
-        model.tokens = []
+        model.empty()
         plain = decode(model, RootOnly(), list(prompt), max_new=count, choose=choose).new_tokens
-        model.tokens = []
-        differ += model.roll(list(prompt), count, choose) != plain
+        model.empty()
+        differ += model.roll(model.new_sequence(), list(prompt), count, choose) != plain
     figures = {"prompts": len(prompts), "tokens": count, "differ": differ}
     return Check(name, differ == 0 and len(prompts) > 0, figures)
 
 
 def _compare(
-    found: _Difference, models: Sequence[CachedModel], tokens: list[int], tree: TokenTree
+    found: _Difference,
+    models: Sequence[CachedModel],
+    sequences: Sequence[CachedSequence],
+    tokens: list[int],
+    tree: TokenTree,
 ) -> None:
-    rows = [model.score(tokens, tree).clone() for model in models]
+    pairs = zip(models, sequences, strict=True)
+    rows = [model.score(sequence, tokens, tree).clone() for model, sequence in pairs]
     found.add(*rows)
 
 

@@ -34,9 +34,9 @@ def kernel_table(model: CachedModel, nodes: int, context: int) -> dict:
 
     def call() -> float:
         model.cache.reserve(context + nodes)
-        model.tokens = text[:-1]
+        sequence = model.new_sequence(cached=text[:-1])
         started = time.perf_counter()
-        argmax(model.score(text, tree), text, tree)
+        argmax(model.score(sequence, text, tree), text, tree)
         return 1e3 * (time.perf_counter() - started)
 
     call_ms = min(call() for _ in range(TIMES + 1))
@@ -44,7 +44,7 @@ def kernel_table(model: CachedModel, nodes: int, context: int) -> dict:
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as seen:
         for _ in range(TIMES):
             call()
-    model.tokens = []
+    model.empty()
     own = "self_device_time_total" if on_gpu else "self_cpu_time_total"
     found = [(e.key, getattr(e, own) / 1e3 / TIMES, e.count / TIMES) for e in seen.key_averages()]
     found = sorted((row for row in found if row[1] > 0), key=lambda row: -row[1])
@@ -71,7 +71,7 @@ def idle_share(
         return None
     for model in (target, getattr(make(), "draft", None)):
         if isinstance(model, CachedModel):
-            model.tokens = []
+            model.empty()
     drafter = make()
     begun = decode(target, drafter, list(prompt), max_new=8, choose=choose)
     torch.cuda.synchronize(target.device)

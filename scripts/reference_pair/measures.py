@@ -139,7 +139,7 @@ def agreement(
     draft: CachedModel, prompt: list[int], new: list[int], choose: TokenSelector
 ) -> list[bool]:
     """Say, for each new token, whether the draft would have chosen it after the same tokens."""
-    chosen = predict(draft, prompt, TokenTree.chain(prompt[-1], new[:-1]), choose)
+    chosen = predict(draft, draft.new_sequence(), prompt, TokenTree.chain(prompt[-1], new[:-1]), choose)
     return [a == b for a, b in zip(chosen, new, strict=True)]
 
 
@@ -158,7 +158,8 @@ def on_humaneval(
     for example in tqdm(list(task.load())[:limit], desc=f"T={temperature}", mininterval=10):
         prompt = target.tokenizer(example.prompt).input_ids
         choose = sampling.choose(example.id, 0, vocab=target.vocab_size)
-        target.tokens, draft.tokens = [], []
+        target.empty()
+        draft.empty()
         new = complete(target, prompt, StopStrings(target.tokenizer, task.stop), choose)
         agreed += agreement(draft, prompt, new, choose)
         rates.append(repetition_rate(new))

@@ -57,9 +57,9 @@ def overlap(path: str) -> None:
 
 def rows(model: CachedModel, prompt: list[int], new: list[int]) -> tuple[torch.Tensor, TokenTree]:
     """Return a model's logits [len(new), width] along a text, and the chain that they are of."""
-    model.tokens = []
+    model.empty()
     tree = TokenTree.chain(prompt[-1], new[:-1])
-    return model.score(prompt, tree), tree
+    return model.score(model.new_sequence(), prompt, tree), tree
 
 
 def one_hot(logits: torch.Tensor) -> torch.Tensor:

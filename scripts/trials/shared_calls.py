@@ -58,8 +58,8 @@ def measured(target: CachedModel, ranks: Ranks, args: argparse.Namespace) -> dic
     trees = {nodes: random_tree(nodes, draw=draw) for nodes in sorted(args.nodes)}
     shared = ShardedModel(target, ranks)
     target.prepare(args.context + max(trees))
-    ways: dict[str, Callable[[TokenTree], object]] = {
-        WAYS[0]: lambda tree: whole(target, text, tree) if ranks.rank == 0 else None,
+    ways: dict[str, Callable[[TokenTree], float]] = {
+        WAYS[0]: lambda tree: whole(target, text, tree) if ranks.rank == 0 else 0.0,
         WAYS[1]: lambda tree: whole(target, text, tree),
         WAYS[2]: lambda tree: parted(shared, text, tree),
     }
@@ -68,9 +68,8 @@ def measured(target: CachedModel, ranks: Ranks, args: argparse.Namespace) -> dic
     for turn in range(args.rounds + 1):  # the first is not counted
         for nodes, way in told(ranks, draw.sample(turns, len(turns))):
             told(ranks, None)  # all start together
-            shared.busy_s = 0.0
             started = time.perf_counter()
-            ways[way](trees[nodes])
+            busy_s = ways[way](trees[nodes])
             taken = 1e3 * (time.perf_counter() - started)
             if turn:
                 found[nodes][way].append(taken)
@@ -79,22 +78,24 @@ def measured(target: CachedModel, ranks: Ranks, args: argparse.Namespace) -> dic
                     np.array([len(shared.part.nodes)], dtype="<i4").view(np.uint8)
                 )
                 found[nodes]["part"] = [max(int(one.view("<i4")[0]) for one in sizes)]
-                found[nodes]["call"].append(1e3 * shared.busy_s)
+                found[nodes]["call"].append(1e3 * busy_s)
     return found
 
 
-def whole(model: CachedModel, text: list[int], tree: TokenTree) -> list[int]:
-    """One call of the whole tree on cached tokens, with its choices."""
+def whole(model: CachedModel, text: list[int], tree: TokenTree) -> float:
+    """Score the whole tree on cached tokens and choose; return the seconds of the call alone."""
     tree = rooted(tree, text)
-    model.tokens = text[:-1]
-    return argmax(model.score(text, tree), text, tree)
+    sequence = model.new_sequence(cached=text[:-1])
+    argmax(model.score(sequence, text, tree), text, tree)
+    return sequence.busy_s
 
 
-def parted(model: ShardedModel, text: list[int], tree: TokenTree) -> list[int]:
-    """The same, shared."""
+def parted(model: ShardedModel, text: list[int], tree: TokenTree) -> float:
+    """Do the same, shared by the ranks."""
     tree = rooted(tree, text)
-    model.tokens = text[:-1]
-    return Gathered(argmax, [model])(model.score(text, tree), text, tree)
+    sequence = model.new_sequence(cached=text[:-1])
+    Gathered(argmax, model)(model.score(sequence, text, tree), text, tree)
+    return sequence.busy_s
 
 
 def rooted(tree: TokenTree, text: list[int]) -> TokenTree:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative
-from tiny import CONTEXT, CapturedGraph, gpt2, llama, noisy, plain, prompt_of
+from tiny import CONTEXT, StepLog, gpt2, llama, noisy, plain, prompt_of
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper, TokenTree
@@ -84,18 +84,18 @@ class ShiftedMask(Misengined):
 class DroppedSlot(CachedModel):
     """The second of three or more kept slots is dropped, and the last stands twice."""
 
-    def accept(self, path):
-        tree = self._tree
-        super().accept([path[0], *path[2:], path[-1]] if len(path) > 2 else path)
-        self.tokens[-len(path) :] = [tree.tokens[node] for node in path]
+    def accept(self, sequence, path):
+        tree = sequence.tree
+        super().accept(sequence, [path[0], *path[2:], path[-1]] if len(path) > 2 else path)
+        sequence.tokens[-len(path) :] = [tree.tokens[node] for node in path]
 
 
 def early_bonus(monkeypatch):
     """The token after an accepted draft is the prediction one node too early."""
     predict = DECODE.predict
 
-    def wrong(model, tokens, tree, choose):
-        chosen = predict(model, tokens, tree, choose)
+    def wrong(model, sequence, tokens, tree, choose):
+        chosen = predict(model, sequence, tokens, tree, choose)
         path = tree.longest_match(chosen)
         if len(path) > 2:
             chosen[path[-1]] = chosen[path[-2]]
@@ -106,15 +106,15 @@ def early_bonus(monkeypatch):
 
 def late_end(monkeypatch):
     """An end inside a draft is kept, and the token after it."""
-    end = DECODE._end
+    end = DECODE.count_until_end
     monkeypatch.setattr(
-        DECODE, "_end", lambda fresh, eos, left: min(end(fresh, eos, left) + 1, left)
+        DECODE, "count_until_end", lambda fresh, eos, left: min(end(fresh, eos, left) + 1, left)
     )
 
 
 def missed_end(monkeypatch):
     """Only an end at the end of a draft is seen, none inside it."""
-    monkeypatch.setattr(DECODE, "_end", lambda fresh, eos, left: left)
+    monkeypatch.setattr(DECODE, "count_until_end", lambda fresh, eos, left: left)
 
 
 BUGS = {
@@ -315,7 +315,7 @@ def test_rejecting_rules_other_than_argmax(model):
 def test_the_planted_engines_are_used(model):
     """The drafts of these tests are often right and often wrong, so that every path is taken."""
     draft = CachedModel(noisy(model, noise=0.05))
-    recorded = CapturedGraph(decoders(draft)["ouroboros"])
+    recorded = StepLog(decoders(draft)["ouroboros"])
     for prompt in PROMPTS:
         decode(CachedModel(model), recorded, prompt, max_new=MAX_NEW)
     accepted = {len(path) - 1 for *_, path in recorded.steps}

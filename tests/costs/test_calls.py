@@ -13,21 +13,26 @@ from ouroboros import CachedModel
 from ouroboros.costs import Costs
 from ouroboros.costs.costs import PROBED_NODES
 from ouroboros.costs.timing import copy_bandwidth, footprint, random_tree, time_calls
+from ouroboros.engine.sequence import CachedSequence
 from ouroboros.engine.static import NODES
 
 
 def test_a_surface_has_every_size_at_every_context():
     models = tiny_pair()
-    visits, fed = [], models[0].caught_up
-    told = {"on_visit": lambda found: visits.append(len(models[0].tokens))}
+    visits, sequences = [], []
+    for model in models:
+        new = model.new_sequence
+        model.new_sequence = lambda new=new, **o: sequences.append(new(**o)) or sequences[-1]
+    told = {"on_visit": lambda found: visits.append(len(sequences[-1].tokens))}
     nodes, contexts = [4, 1, 2], [9, 5]
     found = time_calls(models, nodes=nodes, contexts=contexts, visits=2, repeats=2, **told)
     for model, surface in zip(models, found, strict=True):
         assert {c: list(row) for c, row in surface.ms.items()} == {5: [1, 2, 4], 9: [1, 2, 4]}
         assert all(ms > 0 for row in surface.ms.values() for ms in row.values())
         assert surface.spread_ms.keys() == surface.ms.keys()
-        assert model.tokens == [] and model.calls == 2 * 2 * 2 * 3 + 3
-    assert visits == [4, 8, 4, 8] and models[0].caught_up == fed, "no prompt is fed"
+    assert len(sequences) == len(models) * (2 * 2 * 2 * 3 + 3)
+    assert visits == [4, 8, 4, 8]
+    assert not any(own.tokens or own.caught_up for own in sequences), "no prompt is fed"
 
 
 class Clocked:
@@ -36,11 +41,17 @@ class Clocked:
     vocab_size, max_len, engine = 50, 4096, None
 
     def __init__(self, clock: list[float], ms, log: list) -> None:
-        self.clock, self.ms, self.log, self.tokens = clock, ms, log, []
+        self.clock, self.ms, self.log = clock, ms, log
         self.cache = SimpleNamespace(reserve=lambda slots: None, clear=lambda: None)
 
-    def score(self, tokens, tree):
-        assert self.tokens == tokens[:-1]
+    def new_sequence(self, cached):
+        return CachedSequence(cached)
+
+    def empty(self):
+        pass
+
+    def score(self, sequence, tokens, tree):
+        assert sequence.tokens == tokens[:-1]
         self.clock[0] += 1e-3 * self.ms(len(tree), len(tokens))
         self.log.append((self, len(tokens), len(tree)))
         return torch.zeros(len(tree), self.vocab_size)
@@ -106,7 +117,7 @@ def test_a_probe_of_an_engine_that_pads_times_its_sizes():
     costs = Costs.measure(model, context=500)
     (row,) = costs.target.ms.values()
     assert list(row) == [size for size in NODES if size <= CONTEXT] and costs.target.padded
-    assert costs.target.call_ms(13, 1) == row[16] and model.tokens == []
+    assert costs.target.call_ms(13, 1) == row[16]
     assert not Costs.measure(CachedModel(llama())).target.padded
 
 

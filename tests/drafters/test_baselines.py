@@ -19,7 +19,7 @@ from ouroboros.baselines import (
     TokenRecycling,
 )
 from packaging.version import Version
-from tiny import CONTEXT, CapturedGraph, cut, llama, noisy, plain, prompt_of
+from tiny import CONTEXT, StepLog, cut, llama, noisy, plain, prompt_of
 
 from ouroboros import Ouroboros, OuroborosPaper, PhrasePool
 from ouroboros.costs import Costs, Surface
@@ -190,7 +190,7 @@ def test_a_draft_of_shorter_context_stops_drafting_but_not_decoding(models):
 
 
 def test_speculation_proposes_gamma_tokens_within_the_budget(models):
-    recorded = CapturedGraph(Speculative(models.draft, gamma=4))
+    recorded = StepLog(Speculative(models.draft, gamma=4))
     decode(models.target, recorded, prompt_of(5), max_new=20)
     for _, budget, tree, _, _ in recorded.steps:
         assert tree.is_chain and len(tree) - 1 == min(4, budget - 1)
@@ -199,7 +199,7 @@ def test_speculation_proposes_gamma_tokens_within_the_budget(models):
 
 @torch.inference_mode()
 def test_an_unsure_draft_ends_after_its_first_unsure_token(models):
-    recorded = CapturedGraph(Speculative(models.draft, gamma=5, confidence=0.4))
+    recorded = StepLog(Speculative(models.draft, gamma=5, confidence=0.4))
     decode(models.target, recorded, prompt_of(5), max_new=30)
     lengths = set()
     for tokens, budget, tree, _, _ in recorded.steps:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import CapturedGraph, llama, plain, prompt_of
+from tiny import StepLog, llama, plain, prompt_of
 
 from ouroboros.decode import decode
 from ouroboros.drafters.lookahead import Lookahead, Window
@@ -103,7 +103,7 @@ def test_a_full_step_costs_w_plus_g_times_n_minus_1_nodes():
 def test_phrases_are_what_the_model_predicts_along_each_column(pair):
     """Every window prediction is the model's own after that column, with no cache and no tree."""
     model, cached = pair
-    recorded = CapturedGraph(Lookahead(window_size=3, ngram_size=4, verification_set_size=2))
+    recorded = StepLog(Lookahead(window_size=3, ngram_size=4, verification_set_size=2))
     decode(cached, recorded, prompt_of(8), max_new=12)
     read = 0
     for tokens, _, tree, chosen, _ in recorded.steps:
@@ -187,7 +187,7 @@ def test_an_own_pool_is_emptied_and_a_shared_one_kept():
 
 def test_the_window_starts_again_where_the_context_cut_it(pair):
     model, cached = pair
-    drafter = CapturedGraph(Lookahead(window_size=4, ngram_size=5, verification_set_size=2))
+    drafter = StepLog(Lookahead(window_size=4, ngram_size=5, verification_set_size=2))
     prompt = prompt_of(50)
     trace = decode(cached, drafter, prompt, max_new=99)
     assert trace.tokens[:64] == plain(model, prompt, 14) and trace.finish == "context"

@@ -8,7 +8,7 @@ import copy
 import pytest
 import torch
 from ouroboros.baselines import Racer, SuffixDecoding, TokenRecycling
-from tiny import CapturedGraph, llama, noisy, prompt_of
+from tiny import StepLog, llama, noisy, prompt_of
 from transformers import (
     GenerationConfig,
     RepetitionPenaltyLogitsProcessor,
@@ -43,7 +43,7 @@ def pair():
 
 
 def steps_of(pair, prompt=None, max_new: int = 40, choose=argmax, **changes) -> list:
-    recorded = CapturedGraph(Ouroboros(pair[1], **changes))
+    recorded = StepLog(Ouroboros(pair[1], **changes))
     decode(pair[0], recorded, prompt or prompt_of(12, 3), max_new=max_new, choose=choose)
     return recorded.steps
 
@@ -69,7 +69,7 @@ def test_trees_keep_to_size_and_budget(pair, choose):
         (choice(SAMPLED, 5, [WARM], 13), 0.3),
         (choice(SAMPLED, 5, [PENALTY, WARM], 13), 0.3),
         (processed(Sampler(temperature=0.3, seed=5), [PENALTY], vocab=13), 0.3),
-        (Gathered(processed(Sampler(temperature=0.3, seed=5), [PENALTY], vocab=13), []), 0.3),
+        (Gathered(processed(Sampler(temperature=0.3, seed=5), [PENALTY], vocab=13), None), 0.3),
     ],
 )
 def test_the_drafter_knows_how_tokens_are_drawn(choose, temperature):
@@ -86,20 +86,22 @@ def test_a_draft_that_is_not_worth_it_is_never_called():
     drafter = Ouroboros(draft, costs=Costs(Surface.constant(1.0), Surface.constant(50.0)))
     drafter.reset(argmax)
     tree = drafter.propose(LOOP, 20)
-    assert draft.calls == 0 and len(tree) > 4 and set(tree.source[1:]) <= {"phrase"}
+    assert (
+        drafter.draft_sequence.calls == 0 and len(tree) > 4 and set(tree.source[1:]) <= {"phrase"}
+    )
     assert tree.tokens[1:5] == (3, 4, 5, 6)
 
 
 def test_the_draft_reads_each_node_once_and_keeps_what_was_accepted(pair):
     target, draft = pair
     drafter = Ouroboros(draft, costs=EAGER)
-    before = draft.scored
-    recorded = CapturedGraph(drafter)
+    recorded = StepLog(drafter)
     trace = decode(target, recorded, prompt_of(9, 5), max_new=30)
-    assert draft.scored - before == sum(step.draft_scored for step in trace.steps)
+    assert drafter.draft_sequence.scored == sum(step.draft_scored for step in trace.steps)
     assert any(step.draft_calls > 1 for step in trace.steps)
     text = trace.tokens
-    assert draft.tokens == text[: len(draft.tokens)]
+    own = drafter.draft_sequence.tokens
+    assert own == text[: len(own)]
 
 
 @pytest.mark.parametrize("length, alone", [(PREFILL_ALONE + 1, False), (PREFILL_ALONE + 2, True)])
@@ -190,7 +192,9 @@ def test_a_disturbed_draft_is_another_and_always_the_same(pair):
     draft = pair[1]
     one, two = disturbed(draft, 0.3), disturbed(draft, 0.3)
     chain = TokenTree.chain(3, (4, 5))
-    found, again, own = (model.score([3], chain).clone() for model in (one, two, draft))
+    found, again, own = (
+        model.score(model.new_sequence(), [3], chain).clone() for model in (one, two, draft)
+    )
     assert torch.equal(found, again) and not torch.allclose(found, own)
     assert disturbed(draft, 0.0) is draft
 

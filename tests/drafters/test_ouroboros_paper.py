@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from tiny import CapturedGraph, llama, noisy, prompt_of
+from tiny import StepLog, llama, noisy, prompt_of
 
 from ouroboros.decode import RootOnly, decode
 from ouroboros.drafters.ouroboros_paper import OuroborosPaper
@@ -32,7 +32,7 @@ def ready(draft: CachedModel, **changes) -> OuroborosPaper:
 
 def steps_of(pair, max_new: int = 40, prompt=None, **changes):
     target, draft = pair
-    recorded = CapturedGraph(OuroborosPaper(draft, **{**SIZES, **changes}))
+    recorded = StepLog(OuroborosPaper(draft, **{**SIZES, **changes}))
     decode(target, recorded, prompt or prompt_of(12, 3) * 2, max_new=max_new)
     return recorded.drafter, recorded.steps
 

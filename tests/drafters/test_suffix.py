@@ -10,6 +10,7 @@ from ouroboros.baselines import SuffixDecoding
 from ouroboros.baselines.suffix import branches, chain
 from ouroboros.baselines.suffix_tree import END, SuffixTree
 
+from ouroboros.engine.sequence import TreeModel
 from ouroboros.select import argmax
 
 
@@ -160,12 +161,12 @@ def test_past_outputs_are_kept_with_state_task_only(branching):
         assert drafter.propose([9, 3, 7], 9).tokens[1:] == ()  # a prompt is not kept
 
 
-class Model:
+class Model(TreeModel):
     """A draft model that always says 0."""
 
     max_len = 1000
 
-    def roll(self, tokens, count, choose):
+    def roll(self, sequence, tokens, count, choose):
         return [0] * count
 
 

@@ -7,7 +7,20 @@ import random
 
 import pytest
 import torch
-from tiny import CONTEXT, SHAPE, VOCAB, build, gemma3, gpt2, llama, mistral, plain, prompt_of
+from tiny import (
+    CONTEXT,
+    SHAPE,
+    VOCAB,
+    Session,
+    build,
+    gemma3,
+    gpt2,
+    llama,
+    mistral,
+    plain,
+    prompt_of,
+    session,
+)
 from transformers import DynamicCache, LlamaConfig, Phi3Config
 
 from ouroboros.decode import RootOnly, decode
@@ -44,7 +57,8 @@ def random_tree(draw: random.Random, root: int, size: int = 8) -> TokenTree:
 @pytest.mark.parametrize("seed", range(6))
 def test_each_node_scores_as_its_own_branch(family, seed):
     """The cache of the test before is rolled back as far as the prompts differ."""
-    model, cached = family
+    model, wrapped = family
+    cached = Session(wrapped)
     draw = random.Random(seed)
     tokens = prompt_of(draw.choice([1, 3, 20, 40]), draw.randrange(2))
     for _ in range(4):
@@ -62,11 +76,11 @@ def test_each_node_scores_as_its_own_branch(family, seed):
 
 
 def test_accept_keeps_the_path_and_nothing_else():
-    cached = CachedModel(llama())
+    cached = session(llama())
     cached.score([7, 5], FORK)
     cached.accept([0, 1, 5])
     assert cached.tokens == [7, 5, 1, 6]
-    straight = CachedModel(llama())
+    straight = session(llama())
     straight.score([7, 5, 1, 6, 9], TokenTree((9,), (-1,)))
     for layer, other in zip(cached.cache.layers, straight.cache.layers, strict=True):
         torch.testing.assert_close(layer.keys[:, :, :4], other.keys[:, :, :4])
@@ -74,7 +88,7 @@ def test_accept_keeps_the_path_and_nothing_else():
 
 
 def test_the_nodes_that_are_asked():
-    cached = CachedModel(llama())
+    cached = session(llama())
     everything = cached.score([7, 5], FORK).clone()
     torch.testing.assert_close(
         cached.score([7, 5], FORK.with_logits_at([4, 0])), everything[[0, 4]]
@@ -84,7 +98,7 @@ def test_the_nodes_that_are_asked():
 
 def test_one_call_is_one_forward_and_feeds_only_what_is_missing():
     model = llama()
-    cached = CachedModel(model)
+    cached = session(model)
     widths = []
     model.register_forward_pre_hook(
         lambda _, __, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
@@ -108,7 +122,7 @@ def test_a_long_prompt_before_a_branching_tree(build_model, missing):
     """Beyond PREFILL_ALONE the prompt goes first, in a causal pass of its own."""
     model = build_model()
     model.config.max_position_embeddings = 512
-    cached = CachedModel(copy.deepcopy(model))
+    cached = session(copy.deepcopy(model))
     tokens = [*prompt_of(missing), 5]
     logits = cached.score(tokens, FORK)
     for node in range(len(FORK)):
@@ -123,8 +137,8 @@ def test_a_long_prompt_before_a_branching_tree(build_model, missing):
 def test_the_cache_grows_by_doubling_and_forgets_nothing():
     model = llama()
     model.config.max_position_embeddings = 2048
-    cached = CachedModel(copy.deepcopy(model))
-    cached.cache = cached.engine.cache = SlotCache(list(cached.cache.groups), capacity=4)
+    cached = session(copy.deepcopy(model))
+    cached.on.cache = cached.engine.cache = SlotCache(list(cached.cache.groups), capacity=4)
     tokens, seen = [5], {cached.cache.capacity}
     for _ in range(12):
         logits = cached.score(tokens, FORK)
@@ -165,10 +179,10 @@ def test_grouped_queries_are_packed_and_others_left_alone():
     assert single.config._attn_implementation == "sdpa"
     eager = llama()
     eager.set_attn_implementation("eager")
-    cached = CachedModel(eager)
+    cached = session(eager)
     assert eager.config._attn_implementation == "eager"
     logits = cached.score([7, 5], FORK)  # eager attention takes its softmax in float32
-    packed = CachedModel(grouped).score([7, 5], FORK)
+    packed = session(grouped).score([7, 5], FORK)
     torch.testing.assert_close(logits, packed, rtol=1e-4, atol=1e-4)
 
 
@@ -179,7 +193,7 @@ def test_max_len_may_be_lowered_but_not_raised():
 
 
 def test_scores_beyond_the_context_or_from_another_root_are_refused():
-    cached = CachedModel(llama(), max_len=4)
+    cached = session(llama(), max_len=4)
     with pytest.raises(ValueError, match="reach position 5, beyond the model's 4"):
         cached.score([1, 2, 5], FORK)
     with pytest.raises(ValueError, match=r"root is .* root the tree at tokens"):
@@ -243,6 +257,39 @@ def test_a_failed_call_leaves_no_false_claim_about_the_cache():
         decode(cached, RootOnly(), second, max_new=8)
     hook.remove()
     assert decode(cached, RootOnly(), first, max_new=8).tokens == wanted
+
+
+def test_a_sequence_takes_the_slots_over_and_reuses_a_shared_prefix():
+    """Two sequences on one model in turn: each is right, and only what differs is fed again."""
+    model = llama()
+    cached = CachedModel(copy.deepcopy(model))
+    first, second = cached.new_sequence(), cached.new_sequence()
+    for tokens, sequence, fed in (
+        ([1, 2, 3, 4, 5], first, 4),
+        ([1, 2, 3, 9, 5], second, 1),
+        ([1, 2, 3, 4, 5], first, 1),
+        ([1, 2, 3, 4, 5], first, 0),
+    ):
+        before = sequence.caught_up
+        logits = cached.score(sequence, tokens, FORK)
+        torch.testing.assert_close(logits[0], alone(model, tokens))
+        assert sequence.caught_up - before == fed
+        assert (
+            sequence.tokens == tokens[:-1]
+            and (first if sequence is second else second).tokens == []
+        )
+    with pytest.raises(AssertionError, match="another sequence"):
+        cached.accept(second, [0])
+    cached.empty()
+    assert first.tokens == [] and first.counters.calls == 3
+    assert cached.new_sequence().counters.calls == 0
+
+
+def test_tokens_taken_to_be_cached_are_not_fed():
+    cached = CachedModel(llama())
+    sequence = cached.new_sequence(cached=[1, 2, 3])
+    cached.score(sequence, [1, 2, 3, 5], FORK)
+    assert sequence.caught_up == 0 and sequence.scored == len(FORK)
 
 
 def test_a_drafter_needs_its_three_methods_only():

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 from parts import InParts, first, in_parts
-from tiny import VOCAB, RandomDrafter, gemma3, gpt2, llama, mistral, noisy, prompt_of
+from tiny import VOCAB, RandomDrafter, gemma3, gpt2, llama, mistral, noisy, prompt_of, session
 
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine import eager
@@ -32,14 +32,14 @@ def random_tree(draw: random.Random, root: int, nodes: int) -> TokenTree:
 def test_parts_equal_the_whole(family, engine):
     """Random trees and cuts, paths kept from any part, prompts that grow and are cut back."""
     model, draw, tokens = family(), random.Random(1), prompt_of(9)
-    whole, parts = CachedModel(model, engine="eager"), CachedModel(model, engine=engine)
+    whole, parts = session(model, engine="eager"), session(model, engine=engine)
     for _ in range(30):
         room = whole.max_len - len(tokens)
         tree = random_tree(draw, tokens[-1], draw.randint(1, 20)).pruned(room)
         cuts = draw.sample(range(1, len(tree)), min(len(tree) - 1, draw.randint(0, 4)))
         expected = whole.score(tokens, tree)
         before = parts.scored
-        torch.testing.assert_close(in_parts(parts, tokens, tree, cuts), expected, **EXACT)
+        torch.testing.assert_close(in_parts(parts.score, tokens, tree, cuts), expected, **EXACT)
         assert parts.scored == before + len(tree)
         if draw.random() < 0.8:
             path = tree.path_to(draw.randrange(len(tree)))
@@ -67,11 +67,11 @@ def test_any_drafter_is_lossless_on_a_target_that_scores_in_parts(family, engine
 def test_after_a_prompt_of_any_length(engine, missing):
     """The cache grows between two parts; those already in it are not lost."""
     model = llama(max_position_embeddings=2048, num_hidden_layers=2)
-    whole, parts = CachedModel(model, engine="eager"), CachedModel(model, engine=engine)
+    whole, parts = session(model, engine="eager"), session(model, engine=engine)
     tokens, tree = [1 + i % 11 for i in range(missing)], random_tree(random.Random(3), 0, 300)
     tree = TokenTree((tokens[-1], *tree.tokens[1:]), tree.parents)
     expected = whole.score(tokens, tree)
-    found = in_parts(parts, tokens, tree, [1, 5, 6, 40, 200, 280])
+    found = in_parts(parts.score, tokens, tree, [1, 5, 6, 40, 200, 280])
     torch.testing.assert_close(found, expected, **EXACT)
 
 
@@ -79,8 +79,8 @@ def test_after_a_prompt_of_any_length(engine, missing):
 def test_what_was_not_scored_last_is_fed_again(engine):
     """Another sequence, other first nodes, an accepted path, a roll, a cache made ready."""
     model, tree = llama(), TokenTree((5, 1, 2, 3, 4), (-1, 0, 1, 0, 3))
-    expected = CachedModel(model).score([3, 4, 5], tree).clone()
-    cached = CachedModel(model, engine=engine)
+    expected = session(model).score([3, 4, 5], tree).clone()
+    cached = session(model, engine=engine)
 
     def go_on(fed: int) -> None:
         before = cached.scored
@@ -108,7 +108,7 @@ def test_what_was_not_scored_last_is_fed_again(engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_shorter_sequence_and_a_cache_made_ready_hold_nothing(engine):
-    cached = CachedModel(llama(), engine=engine)
+    cached = session(llama(), engine=engine)
     tree = TokenTree((5, 1, 2), (-1, 0, 1))
     alone = cached.score([5], tree).clone()
     cached.score([5, 5], first(tree, 2))
@@ -124,31 +124,32 @@ def test_only_new_nodes_are_fed_and_everything_is_counted():
     model.register_forward_pre_hook(
         lambda _, __, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
-    cached = CachedModel(model)
+    cached = session(model)
     tokens, tree = [1 + i % 11 for i in range(200)], random_tree(random.Random(1), 0, 9)
     tree = TokenTree((tokens[-1], *tree.tokens[1:]), tree.parents)
     del widths[:]
-    in_parts(cached, tokens, tree, [3, 8])
+    in_parts(cached.score, tokens, tree, [3, 8])
     assert widths == [199, 3, 5, 1]
     assert (cached.calls, cached.forwards, cached.scored, cached.caught_up) == (3, 4, 9, 199)
     cached.score(tokens, tree)
     assert widths[4:] == [9], "who asks for the root has the tree scored anew"
 
 
-class Growing(RootOnly):
+class NodeByNode(RootOnly):
     """A drafter that asks its model for a chain, node by node, in parts of one tree."""
 
     def __init__(self, draft: CachedModel) -> None:
         self.draft = draft
 
     def reset(self, choose) -> None:
-        self.choose, self.learned = choose, []
+        self.choose = choose
+        self.draft_sequence = self.draft.new_sequence()
 
     def propose(self, tokens, budget) -> TokenTree:
         tree = TokenTree.chain(tokens[-1], ())
         for node in range(min(4, budget - 1)):
             tree = tree.with_logits_at([node])
-            logits = self.draft.score(tokens, tree)
+            logits = self.draft.score(self.draft_sequence, tokens, tree)
             tree = tree.graft([self.choose(logits, tokens, tree)], at=node)
         return tree
 
@@ -157,7 +158,7 @@ class Growing(RootOnly):
 def test_a_step_tells_what_its_draft_was_fed(choose):
     model = llama(num_hidden_layers=2)
     draft = CachedModel(noisy(copy.deepcopy(model)))
-    trace = decode(CachedModel(model), Growing(draft), [1, 2, 3], max_new=20, choose=choose)
+    trace = decode(CachedModel(model), NodeByNode(draft), [1, 2, 3], max_new=20, choose=choose)
     plain = decode(CachedModel(model), RootOnly(), [1, 2, 3], max_new=20, choose=choose)
     assert trace.tokens == plain.tokens and len(trace.steps) < 12
     at = 0

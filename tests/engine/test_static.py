@@ -9,7 +9,7 @@ import pytest
 import torch
 from ouroboros.baselines import Speculative
 from pretended_cuda import Graph, pretend
-from tiny import VOCAB, RandomDrafter, gemma3, gpt2, llama, mistral
+from tiny import VOCAB, RandomDrafter, Session, gemma3, gpt2, llama, mistral, session
 from transformers import (
     GenerationConfig,
     TemperatureLogitsWarper,
@@ -41,7 +41,7 @@ def random_tree(rng: random.Random, root: int, nodes: int) -> TokenTree:
 def test_every_call_equals_the_eager_one(family):
     """Random trees of every padding, grown, cut back and begun anew."""
     model, rng, tokens = family(), random.Random(1), [1]
-    eager, static = CachedModel(model, engine="eager"), CachedModel(model, engine="static")
+    eager, static = session(model, engine="eager"), session(model, engine="static")
     for _ in range(40):
         tree = random_tree(rng, tokens[-1], rng.randint(1, 20)).pruned(eager.max_len - len(tokens))
         expected, found = eager.score(tokens, tree), static.score(tokens, tree)
@@ -59,7 +59,7 @@ def test_prompts_of_any_length_go_in_by_calls_of_the_largest_size(missing):
     model = llama(max_position_embeddings=2048, num_hidden_layers=2)
     tokens = [rng % VOCAB for rng in range(missing + 1)]
     tree = TokenTree((tokens[-1], 3, 5, 3), (-1, 0, 0, 2))
-    eager, static = CachedModel(model, engine="eager"), CachedModel(model, engine="static")
+    eager, static = session(model, engine="eager"), session(model, engine="static")
     torch.testing.assert_close(static.score(tokens, tree), eager.score(tokens, tree))
     assert static.calls == 1
 
@@ -81,9 +81,11 @@ def test_any_drafter_is_lossless(choose, seed):
 def test_a_roll_is_plain_decoding_with_one_wait(family, engine, choose):
     model, tokens = family(), [1, 2, 3]
     plain = [*tokens]
-    stepwise = CachedModel(model, engine="eager")
-    steps = list(extend(stepwise, RootOnly(), plain, 9, choose=choose))
-    rolled = CachedModel(model, engine=engine)
+    stepwise = session(model, engine="eager")
+    steps = list(
+        extend(stepwise.on, RootOnly(), plain, 9, sequence=stepwise.sequence, choose=choose)
+    )
+    rolled = session(model, engine=engine)
     assert rolled.roll(tokens, 9, choose) == plain[3:]
     assert rolled.tokens == stepwise.tokens == plain[:-1]
     assert rolled.cache.length == len(plain) - 1
@@ -103,18 +105,18 @@ def test_speculation_with_rolled_drafts_counts_as_before(engine, choose, monkeyp
         return trace.tokens, [(s.drafted, s.accepted, s.draft_calls) for s in trace.steps]
 
     rolled = run()
-    monkeypatch.setattr(type(choose), "blind", False)
+    monkeypatch.setattr(type(choose), "context_free", False)
     assert run() == rolled
 
 
 def test_a_growing_cache_keeps_what_it_holds():
     model = llama(max_position_embeddings=4096)
-    static = CachedModel(model, engine="static")
+    static = session(model, engine="static")
     tokens = [1] * 600
     static.score(tokens, TokenTree((1,), (-1,)))
     static.accept([0])
     longer = [*tokens, *[2] * 1500]
-    expected = CachedModel(model, engine="eager").score(longer, TokenTree((2,), (-1,)))
+    expected = session(model, engine="eager").score(longer, TokenTree((2,), (-1,)))
     torch.testing.assert_close(static.score(longer, TokenTree((2,), (-1,))), expected)
 
 
@@ -127,7 +129,7 @@ def test_paddings_cover_every_size_with_little_waste():
 def test_compiled_blocks_leave_the_model_as_it_was():
     model = llama(num_hidden_layers=3)
     plain = list(model.model.layers)
-    eager, static = CachedModel(model, engine="eager"), CachedModel(model, engine="static")
+    eager, static = session(model, engine="eager"), session(model, engine="static")
     assert isinstance(static.engine, Static)
     static.engine.blocks = Blocks(model, backend="eager")
     tree = TokenTree((2, 3, 4), (-1, 0, 0))
@@ -138,7 +140,7 @@ def test_compiled_blocks_leave_the_model_as_it_was():
 @pytest.mark.gpu
 def test_graphs_replay_what_calls_would_do():
     model = llama(dtype=torch.float32, head_dim=16, num_hidden_layers=3).cuda()
-    eager, static = CachedModel(model, engine="eager"), CachedModel(model)
+    eager, static = session(model, engine="eager"), session(model)
     assert isinstance(static.engine, Static) and static.engine.graphs
     static.prepare(40)
     rng, tokens = random.Random(2), [1]
@@ -160,7 +162,7 @@ def test_a_roll_goes_on_where_the_cache_grows(engine):
     model, tokens = llama(max_position_embeddings=2048), [1 + i % 11 for i in range(505)]
     plain = [*tokens]
     list(extend(CachedModel(model, engine="eager"), RootOnly(), plain, 20))
-    rolled = CachedModel(model, engine=engine)
+    rolled = session(model, engine=engine)
     before = rolled.cache.capacity
     assert rolled.roll(tokens, 20, argmax) == plain[505:]
     assert rolled.cache.capacity > before
@@ -182,7 +184,7 @@ def graphed(monkeypatch):
 
 def test_graphs_of_a_cache_that_grew_are_made_anew(graphed, monkeypatch):
     model, made = llama(max_position_embeddings=4096), []
-    eager, cached = CachedModel(model, engine="eager"), graphed(model)
+    eager, cached = session(model, engine="eager"), Session(graphed(model))
     record = Static._capture
     monkeypatch.setattr(Static, "_capture", lambda s, *a: made.append(a[1:]) or record(s, *a))
     for length in (3, 5, 900, 20, 1500):
@@ -193,7 +195,7 @@ def test_graphs_of_a_cache_that_grew_are_made_anew(graphed, monkeypatch):
 
 
 def test_prepare_captures_every_shape_up_to_a_context(graphed):
-    cached = graphed(llama(max_position_embeddings=2048, num_hidden_layers=1))
+    cached = Session(graphed(llama(max_position_embeddings=2048, num_hidden_layers=1)))
     cached.prepare(700)
     made = dict(cached.engine._captured)
     for length in (1, 300, 690):
@@ -244,7 +246,7 @@ def test_a_draft_judges_branches_together(graphed, choose, monkeypatch):
     """What the drafter asks is a tree: one call of the draft for all of its branches."""
     draft, asked = graphed(llama(seed=1)), []
     score = draft.score
-    monkeypatch.setattr(draft, "score", lambda ids, tree: asked.append(tree) or score(ids, tree))
+    monkeypatch.setattr(draft, "score", lambda *a: asked.append(a[-1]) or score(*a))
     drafter = Ouroboros(draft, costs="flat")
     trace = decode(graphed(llama(seed=1)), drafter, [1, 2, 3], max_new=30, choose=choose)
     assert len(asked) == sum(step.draft_calls for step in trace.steps)
@@ -255,7 +257,7 @@ def test_a_draft_judges_branches_together(graphed, choose, monkeypatch):
 @pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
 def test_a_replayed_ranking_is_the_ranking(graphed, choose):
     model, rng = llama(), random.Random(4)
-    eager, cached = CachedModel(model, engine="eager"), graphed(model)
+    eager, cached = session(model, engine="eager"), Session(graphed(model))
     for nodes in (5, 3, 5, 1, 7):
         tree = random_tree(rng, 1, nodes)
         found, wanted = (m.score([2, 1], tree) for m in (cached, eager))
@@ -266,7 +268,7 @@ def test_a_replayed_ranking_is_the_ranking(graphed, choose):
 
 
 def test_a_choice_that_waits_for_the_device_is_not_captured(graphed):
-    cached, tree = graphed(llama()), TokenTree.chain(1, ())
+    cached, tree = Session(graphed(llama())), TokenTree.chain(1, ())
     logits = cached.score([2, 1], tree)
     with pytest.raises(RuntimeError, match="capturing"):
         logits.choosing("waits", lambda rows: rows * rows.max().item(), logits)
@@ -274,7 +276,7 @@ def test_a_choice_that_waits_for_the_device_is_not_captured(graphed):
 
 def test_everything_is_captured_on_one_stream(graphed):
     for seed in range(2):
-        cached = graphed(llama(seed=seed))
+        cached = Session(graphed(llama(seed=seed)))
         for nodes in (1, 2, 5):
             argmax(cached.score([1] * 9, random_tree(random.Random(1), 1, nodes)), [1], ROOT)
     assert len(Graph.streams) == 1

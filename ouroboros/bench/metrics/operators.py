@@ -70,7 +70,7 @@ def _python(models, make, prompt, steps: int, top: int) -> list[dict]:
 def _steps(models, make, prompt, steps: int) -> Iterator:
     """Return the steps after the first, which has run already."""
     for model in models:
-        model.tokens = []
+        model.empty()
     whole = stream(models[0], make(), prompt, max_new=1 << 30)
     next(whole)
     return (trace for _, trace in zip(range(steps), whole, strict=False))

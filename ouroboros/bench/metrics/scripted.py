@@ -14,6 +14,7 @@ import torch
 
 from ouroboros.decode import Drafter, DrafterCapabilities
 from ouroboros.engine.eager import fed_apart
+from ouroboros.engine.sequence import CachedSequence, TreeModel
 from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree
 
@@ -21,30 +22,26 @@ NO_LOGITS = torch.empty(0)
 ANY = 1 << 30  # a context or a vocabulary of unknown size
 
 
-class ScriptedModel:
+class ScriptedModel(TreeModel):
     """Stands where a `CachedModel` stands: it counts calls and forwards, as eager calls make them,
     and asks of a tree what a model must (depths, and ancestors where it branches)."""
 
     def __init__(self, max_len: int = ANY, *, vocab_size: int = ANY, tokenizer=None) -> None:
         self.max_len, self.vocab_size, self.tokenizer = max_len, vocab_size, tokenizer
-        self.tokens: list[int] = []
-        self.calls = self.forwards = self.scored = self.caught_up = 0
-        self.busy_s = self.wait_s = 0.0
 
-    def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+    def score(
+        self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
+    ) -> torch.Tensor:
         """Return no logits: the choice is in a script."""
-        missing = 0 if self.calls else len(tokens) - 1
-        self.calls += 1
-        self.forwards += 2 if fed_apart(missing, tree) else 1
-        self.caught_up += missing
-        self.scored += len(tree)
+        missing = 0 if sequence.calls else len(tokens) - 1
+        sequence.calls += 1
+        sequence.forwards += 2 if fed_apart(missing, tree) else 1
+        sequence.caught_up += missing
+        sequence.scored += len(tree)
         tree.depths()
         if not tree.is_chain:
             tree.ancestors()
         return NO_LOGITS
-
-    def accept(self, path: Sequence[int]) -> None:
-        """Keep nothing."""
 
 
 class Drafting:
@@ -56,6 +53,11 @@ class Drafting:
         self.draft, self.ranks, self.observe_ranked = own.draft, own.ranks, own.observe_ranked
         self.propose = drafter.propose
         self.observe = drafter.observe
+
+    @property
+    def draft_sequence(self) -> CachedSequence | None:
+        """The drafter's own."""
+        return getattr(self.drafter, "draft_sequence", None)
 
     def reset(self, choose: TokenSelector) -> None:
         """Begin a text; the draft chooses by its own rule."""

@@ -28,7 +28,7 @@ from ouroboros.bench.metrics.scripted import ANY, ScriptedModel
 from ouroboros.bench.replay.likeness import CHOICES, NOWHERE, DraftErrorModel, repeats
 from ouroboros.bench.replay.recording import Recording
 from ouroboros.bench.run.recorder import PrefixKey, places
-from ouroboros.select import TokenSelector
+from ouroboros.engine.sequence import CachedSequence
 from ouroboros.tree import TokenTree
 
 CONTEXT = 4  # tokens before a place, of its key
@@ -88,43 +88,28 @@ class ImitatedDraft(ScriptedModel):
     def follow(self, text: Sequence[int]) -> None:
         """Begin with another recorded text (prompt and continuation)."""
         self.text = tuple(text)
-        self.tokens = []
-        self._held: tuple[int, tuple[int, ...]] = (0, ())
         self._again = repeats(self.text)
         self._key = f"{self.seed}-{zlib.crc32(repr(self.text).encode())}"
         self._answers: dict[PrefixKey, Answer] = {}
 
-    def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+    def score(
+        self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
+    ) -> torch.Tensor:
         """Return the logits that follow the asked nodes, [len(tree.logit_nodes), width] float32."""
         if tokens[-1] != tree.tokens[0]:
             raise ValueError(
                 f"the tree's root is {tree.tokens[0]}, the sequence's last token {tokens[-1]}: "
                 "root the tree at tokens[-1]"
             )
-        self.calls += 1
-        self.forwards += 1
-        self._count(len(tokens), tree)
+        first = tree.logit_nodes[0]
+        last = sequence.tree if sequence.base == len(tokens) - 1 else None
+        grown = last is not None and last.tokens[:first] == tree.tokens[:first]
+        sequence.calls += 1
+        sequence.forwards += 1
+        sequence.scored += len(tree) - (min(first, len(last)) if last and grown else 0)
+        sequence.tree, sequence.base = tree, len(tokens) - 1
         found = list(places(len(tokens), tree, self.text, off=self._off(tokens)))
         return self._logits([found[node] for node in tree.logit_nodes])
-
-    def accept(self, path: Sequence[int]) -> None:
-        """Forget the tree last scored: an answer depends on the sequence given."""
-        self._held = (0, ())
-
-    def roll(self, tokens: Sequence[int], count: int, choose: TokenSelector) -> list[int]:
-        """Return the `count` tokens that plain decoding puts after `tokens`, one call each."""
-        text = list(tokens)
-        for _ in range(count):
-            root = TokenTree.chain(text[-1], ())
-            text += choose(self.score(text, root), text, root)
-        return text[len(tokens) :]
-
-    def _count(self, length: int, tree: TokenTree) -> None:
-        """Count the nodes of a tree; what was scored of it before, as it grew, is not fed again."""
-        known, first = self._held, tree.logit_nodes[0]
-        grown = known[0] == length and known[1][:first] == tree.tokens[:first]
-        self.scored += len(tree) - (min(first, len(known[1])) if grown else 0)
-        self._held = length, tree.tokens
 
     def _off(self, tokens: Sequence[int]) -> Sequence[int]:
         """Return the tokens of a sequence from where it leaves the text on."""

@@ -83,7 +83,8 @@ def measured(
     found: dict[int, list[list[float]]] = {rank: [] for rank in range(CHOICES + 1)}
     agreed: dict[bool, list[bool]] = {True: [], False: []}
     for prompt in prompts:
-        target.tokens, draft.tokens = [], []
+        target.empty()
+        draft.empty()
         text = decode(target, RootOnly(), prompt, max_new=max_new, eos=eos).new_tokens
         again = repeats([*prompt, *text])[len(prompt) :]
         for (rank, row), known in zip(_along(draft, list(prompt), text), again, strict=True):
@@ -132,7 +133,7 @@ def _along(
     """Yield, for each token of a text, its rank among the draft's choices, and how probable these
     are."""
     tree = TokenTree.chain(prompt[-1], text[:-1])
-    logits = draft.score(prompt, tree)
+    logits = draft.score(draft.new_sequence(), prompt, tree)
     shares = logits.double().softmax(-1)
     top = shares.topk(CHOICES, dim=-1)
     ids = torch.cat([torch.tensor(argmax(logits, prompt, tree))[:, None], top.indices[:, 1:]], -1)

@@ -186,7 +186,7 @@ def replay(
     if isinstance(draft, ImitatedDraft):
         draft.follow(recording.tokens)
     elif draft is not None:
-        draft.tokens = []
+        draft.empty()
     choose = tape.sampling.choose(recording.example, recording.repeat, vocab=tape.vocab_size)
     played = Replayed(drafter, choose)
     target = RecordedTarget(tape)

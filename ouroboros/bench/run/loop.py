@@ -185,7 +185,7 @@ class Bench:
 
     def _timed(self, decoder: Decoder, prompt: list[int], blank: Sample) -> Sample:
         for model in self.models:
-            model.tokens = []
+            model.empty()
         choose = self.sampling.choose(blank.example, blank.repeat, vocab=self.target.vocab_size)
         trace, ttft_s = decoded(
             self.target,

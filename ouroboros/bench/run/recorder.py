@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.decode import Drafter, DrafterCapabilities
+from ouroboros.engine.sequence import CachedSequence
 from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree
 
@@ -52,6 +53,11 @@ class Recorder:
         self._prompt: tuple[int, ...] = ()
         self._steps: list[tuple[int, TokenTree, list[int], list[int]]] = []
         self._base = 0
+
+    @property
+    def draft_sequence(self) -> CachedSequence | None:
+        """The drafter's own."""
+        return getattr(self.drafter, "draft_sequence", None)
 
     def reset(self, choose: TokenSelector) -> None:
         """Begin a run."""

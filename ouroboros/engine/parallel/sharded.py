@@ -15,6 +15,7 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ import torch
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.partition import Nodes, Part, Split, cut, owners
 from ouroboros.engine.parallel.ranks import RankLost, Ranks
+from ouroboros.engine.sequence import CachedSequence, TreeModel
 from ouroboros.select import Ranked, TokenSelector
 from ouroboros.tree import TokenTree
 
@@ -29,6 +31,33 @@ CallMs = Callable[[int, int], float]
 """What a call costs, by the tokens that it feeds and those before them."""
 HEADER = np.dtype([("question", "<u4"), ("failed", "<u4")])
 CHOICE = np.dtype("<i4")
+
+
+@dataclass(eq=False)
+class ShardedSequence(CachedSequence):
+    """A sequence on several ranks. `cached[r]` counts the tokens that rank r has cached; `tail` are
+    those after this rank's own that another one has. Of the tree last scored as a `whole`, each
+    rank scored one of the `parts`."""
+
+    ranks: int = 1
+    cached: list[int] = field(default_factory=list)
+    tail: list[int] = field(default_factory=list)
+    whole: TokenTree | None = None
+    parts: list[Part] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cached = [len(self.tokens)] * self.ranks
+
+    def clear(self) -> None:
+        """See `CachedSequence.clear`."""
+        super().clear()
+        self.cached, self.tail, self.whole = [0] * self.ranks, [], None
+
+    def take_over(self, other: CachedSequence) -> None:
+        """See `CachedSequence.take_over`."""
+        assert isinstance(other, ShardedSequence)
+        self.cached, self.tail, self.whole = other.cached, other.tail, None
+        super().take_over(other)
 
 
 class ShardedModel(CachedModel):
@@ -57,11 +86,7 @@ class ShardedModel(CachedModel):
         self.exchanged_bytes = 0
         self._call_ms = call_ms or (lambda nodes, context: nodes)
         self._split = split
-        self._known: list[int] = []
-        self.tokens = self._known
-        self._tail: list[int] = []
-        self._cached = [0] * ranks.size
-        self._whole: TokenTree | None = None
+        self.resident: ShardedSequence | None = None
         self._parts: list[Part] = []
         self._question = 0
         self._logits: torch.Tensor | None = None
@@ -69,52 +94,65 @@ class ShardedModel(CachedModel):
 
     def alone(self) -> CachedModel:
         """Return the model as it was, for this rank by itself, its cache empty."""
-        self.own.tokens = []
-        self.own._tree = None
+        self.own.empty()
         return self.own
 
+    def new_sequence(self, cached: Sequence[int] = ()) -> ShardedSequence:
+        """See `CachedModel.new_sequence`; `cached` tokens are taken to lie on every rank."""
+        sequence = ShardedSequence(list(cached), ranks=self.ranks.size)
+        if cached:
+            self.empty()
+            self.resident = sequence
+        return sequence
+
     @torch.inference_mode()
-    def score(self, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+    def score(
+        self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
+    ) -> torch.Tensor:
         """Score this rank's part; return the logits that follow its own nodes. See
         `CachedModel.score`. What fails here is raised by the choice, on every rank."""
+        assert isinstance(sequence, ShardedSequence)
         self.check(tokens, tree)
-        loads = self._loads(tokens)
+        self._give_slots(sequence)
+        loads = _loads(sequence, tokens)
         self._parts = owners(tree, self._nodes(tree, loads, len(tokens)))
-        self._whole = tree
+        sequence.whole, sequence.parts = tree, self._parts
         words = [len(tokens), *tree.tokens, *tree.parents, *tree.logit_nodes, *loads]
         self._question = zlib.crc32(np.array(words).tobytes())
         part = self.part.of(tree)
         self._failed = None
         try:
-            self._logits = super().score(tokens, part)
+            self._logits = super().score(sequence, tokens, part)
         except Exception as error:
             self._failed, self._logits = error, torch.empty(0, self.width)
-        self._cached, self._tail = [len(tokens) - 1] * self.ranks.size, []
+        sequence.cached, sequence.tail = [len(tokens) - 1] * self.ranks.size, []
         return self._logits
 
-    def accept(self, path: Sequence[int]) -> None:
+    def accept(self, sequence: CachedSequence, path: Sequence[int]) -> None:
         """Keep what this rank has of the path; see `CachedModel.accept`."""
-        assert self._whole is not None, "score() comes first"
-        having = [_having(part.nodes, path) for part in self._parts]
-        own, kept = self.part.nodes, having[self.ranks.rank]
-        super().accept([bisect_left(own, node) for node in path[:kept]])
-        self._tail = [self._whole.tokens[node] for node in path[kept : max(having)]]
-        self._cached = [old + new for old, new in zip(self._cached, having, strict=True)]
-        self._whole = None
+        assert isinstance(sequence, ShardedSequence) and sequence.whole is not None
+        having = [_having(part.nodes, path) for part in sequence.parts]
+        own, kept = sequence.parts[self.ranks.rank].nodes, having[self.ranks.rank]
+        super().accept(sequence, [bisect_left(own, node) for node in path[:kept]])
+        sequence.tail = [sequence.whole.tokens[node] for node in path[kept : max(having)]]
+        sequence.cached = [old + new for old, new in zip(sequence.cached, having, strict=True)]
+        sequence.whole = None
 
-    def roll(self, tokens: Sequence[int], count: int, choose: TokenSelector) -> list[int]:
-        """As `CachedModel.roll`, but all ranks agree on each token."""
-        text = list(tokens)
-        for _ in range(count):
-            root = TokenTree.chain(text[-1], ())
-            text += choose(self.score(text, root), text, root)
-            self.accept([0])
-        return text[len(tokens) :]
+    def roll(
+        self, sequence: CachedSequence, tokens: Sequence[int], count: int, choose: TokenSelector
+    ) -> list[int]:
+        """Decode token by token, since all ranks agree on each; see `TreeModel.roll`."""
+        return TreeModel.roll(self, sequence, tokens, count, choose)
 
-    def prepare(self, context: int) -> None:
-        """See `CachedModel.prepare`."""
-        super().prepare(context)
-        self._whole = None
+    def adapt_selector(self, choose: TokenSelector, *, own_rule: bool) -> TokenSelector:
+        """Return a selector that gathers the ranks' choices. Raises `ValueError` for a drafter's
+        own rule: it may follow one path through the whole tree's logits."""
+        if own_rule:
+            raise ValueError(
+                "a drafter with a rule of its own (verification=rejection) reads the whole tree's "
+                "logits, which parallel=tree leaves on several devices: use verification=shared"
+            )
+        return Gathered(choose, self)
 
     @property
     def part(self) -> Part:
@@ -163,21 +201,8 @@ class ShardedModel(CachedModel):
             )
         failed = [rank for rank, head in enumerate(heads) if head["failed"]]
         if failed:
-            self.tokens = []  # what the ranks have in their caches may differ by now
+            self.empty()  # the ranks' caches may differ by now
             raise self._failed or RuntimeError(f"rank {failed[0]} failed")
-
-    def _loads(self, tokens: Sequence[int]) -> list[int]:
-        """Return how many tokens of the sequence each rank has to feed before its part."""
-        if self.tokens is not self._known:  # given anew from outside, on every rank alike
-            self._cached, self._tail = [len(self.tokens)] * self.ranks.size, []
-            self._known = self.tokens
-        shared = self._shared_prefix(tokens)
-        if shared == len(self.tokens):
-            for token, other in zip(self._tail, tokens[shared:-1], strict=False):
-                if token != other:
-                    break
-                shared += 1
-        return [len(tokens) - 1 - min(cached, shared) for cached in self._cached]
 
     def _nodes(self, tree: TokenTree, loads: Sequence[int], context: int) -> list[Nodes]:
         """Return each rank's nodes: its branches, or all where cutting saves nothing."""
@@ -190,28 +215,26 @@ class ShardedModel(CachedModel):
 
 
 class Gathered(TokenSelector):
-    """A choice that also reads logits of which each rank has a share: it is made where they are,
-    and told to all. Other logits it reads as `choose` does."""
+    """A selector that also reads a sharded model's logits, of which each rank has a part: each
+    chooses where it has them, and tells all. Other logits are read as `choose` does."""
 
-    def __init__(self, choose: TokenSelector, models: Sequence[ShardedModel]) -> None:
+    def __init__(self, choose: TokenSelector, model: ShardedModel) -> None:
         self.choose = choose
-        self.models = models
-        self.blind = getattr(choose, "blind", False)
+        self.model = model
+        self.context_free = choose.context_free
         self.temperature, self.noise_seed = choose.temperature, choose.noise_seed
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        model = self._scored(logits)
-        if model is None:
+        if not self.model.answers(logits):
             return self.choose(logits, tokens, tree)
-        return model.gather(
+        return self.model.gather(
             lambda part: np.array(self.choose(logits, tokens, part)), CHOICE, tree
         ).tolist()
 
     def ranked(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
     ) -> Ranked:
-        model = self._scored(logits)
-        if model is None:
+        if not self.model.answers(logits):
             return self.choose.ranked(logits, tokens, tree, count)
         kinds = (("ids", CHOICE), ("scores", "<f8"), ("shares", "<f8"))
         dtype = np.dtype([(name, kind, (count,)) for name, kind in kinds])
@@ -223,33 +246,22 @@ class Gathered(TokenSelector):
                 table[name] = values
             return table
 
-        found = model.gather(rows, dtype, tree)
+        found = self.model.gather(rows, dtype, tree)
         return Ranked(found["ids"].astype(np.int64), found["scores"], found["shares"])
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
         return self.choose.scores(logits, tokens, tree)
 
-    def _scored(self, logits: torch.Tensor) -> ShardedModel | None:
-        return next((model for model in self.models if model.answers(logits)), None)
 
-
-def gathered(
-    plain: TokenSelector, rule: TokenSelector, models: Sequence[CachedModel | None]
-) -> TokenSelector:
-    """Return the loop's choice `rule`, made to read the logits of those models that are sharded.
-
-    Raises `ValueError` for a rule of a drafter's own instead of the `plain` choice: it may follow
-    one path through the whole tree's logits.
-    """
-    shared = [model for model in models if isinstance(model, ShardedModel)]
-    if not shared:
-        return rule
-    if rule is not plain:
-        raise ValueError(
-            "a drafter with a rule of its own (verification=rejection) reads the whole tree's "
-            "logits, which parallel=tree leaves on several devices: use verification=shared"
-        )
-    return Gathered(rule, shared)
+def _loads(sequence: ShardedSequence, tokens: Sequence[int]) -> list[int]:
+    """Return how many tokens of the sequence each rank has to feed before its part."""
+    shared = sequence.shared_prefix(tokens)
+    if shared == len(sequence.tokens):
+        for token, other in zip(sequence.tail, tokens[shared:-1], strict=False):
+            if token != other:
+                break
+            shared += 1
+    return [len(tokens) - 1 - min(cached, shared) for cached in sequence.cached]
 
 
 def _having(nodes: Nodes, path: Sequence[int]) -> int:

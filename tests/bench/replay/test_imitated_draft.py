@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 from ouroboros.baselines import Speculative
+from tiny import Session
 
 from ouroboros import Ouroboros, OuroborosPaper, argmax
+from ouroboros.bench.metrics.scripted import ScriptedModel
 from ouroboros.bench.replay.imitated_draft import ImitatedDraft, rates_at
 from ouroboros.bench.replay.likeness import CHOICES, NOWHERE, DraftErrorModel, measured, repeats
 from ouroboros.bench.replay.recorded_target import replay
@@ -46,7 +48,9 @@ def drafted(agreement: float, **options) -> ImitatedDraft:
 def along(draft: ImitatedDraft, run: Recording) -> torch.Tensor:
     """What the draft says before each new token, [tokens, vocab]."""
     draft.follow(run.tokens)
-    return draft.score(run.prompt, TokenTree.chain(run.prompt[-1], run.new_tokens[:-1])).clone()
+    return draft.score(
+        draft.new_sequence(), run.prompt, TokenTree.chain(run.prompt[-1], run.new_tokens[:-1])
+    ).clone()
 
 
 def ranks(draft: ImitatedDraft) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -96,8 +100,8 @@ def test_the_same_answers_in_every_order():
     whole, again = along(draft, run), along(drafted(0.7), run)
     assert torch.equal(whole, again)
     assert not torch.equal(whole, along(drafted(0.7, seed=1), run))
-    other = drafted(0.7)
-    other.follow(run.tokens)
+    other = Session(drafted(0.7))
+    other.on.follow(run.tokens)
     for at in reversed(range(40)):
         text = run.tokens[: len(run.prompt) + at]
         assert torch.equal(other.score(text, TokenTree.chain(text[-1], ()))[0], whole[at])
@@ -110,8 +114,8 @@ def test_the_same_answers_in_every_order():
 
 
 def test_a_tree_that_grows_is_counted_once():
-    draft, run = drafted(0.7), RUNS[0]
-    draft.follow(run.tokens)
+    draft, run = Session(drafted(0.7)), RUNS[0]
+    draft.on.follow(run.tokens)
     root, *rest = run.tokens[19:24]
     draft.score(run.prompt, TokenTree.chain(root, rest[:2]))
     grown = TokenTree.chain(root, rest).with_logits_at(range(3, 5))
@@ -129,7 +133,7 @@ def test_off_the_text_it_knows_no_more_than_chance():
         for at in range(len(run.prompt), len(run.tokens) - 2):
             wrong = 3 + (run.tokens[at] - 2) % (VOCAB - 3)
             tree = TokenTree.chain(run.tokens[at - 1], [wrong])
-            logits = draft.score(run.tokens[:at], tree)
+            logits = draft.score(draft.new_sequence(), run.tokens[:at], tree)
             assert int(logits[0].argmax()) == run.tokens[at] != wrong
             hits += int(logits[1].argmax()) == run.tokens[at + 1]
             asked += 1
@@ -196,21 +200,15 @@ def test_a_pair_is_measured_and_read_again(tmp_path):
     """A second imitation, measured as if it were a model, errs as the first."""
     first = drafted(0.7)
 
-    class Target:
+    class Target(ScriptedModel):
         """Says the recorded text."""
 
-        max_len, vocab_size, tokens = 1 << 30, VOCAB, []
-        calls = forwards = scored = caught_up = busy_s = wait_s = 0
-
-        def score(self, tokens, tree):
+        def score(self, sequence, tokens, tree):
             run = next(r for r in RUNS if r.prompt == tuple(tokens[: len(r.prompt)]))
             first.follow(run.tokens)
             return torch.nn.functional.one_hot(
                 torch.tensor([run.tokens[len(tokens)]]), VOCAB
             ).float()
-
-        def accept(self, path):
-            pass
 
     prompts = [run.prompt for run in RUNS]
     found = measured(Target(), first, prompts, max_new=480, about={"pair": "x"})

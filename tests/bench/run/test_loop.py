@@ -202,7 +202,7 @@ def test_caches_are_empty_before_each_sample(target, tmp_path):
 
     class Watching(RootOnly):
         def reset(self, choose):
-            fed.append(list(target.tokens))
+            fed.append(target.resident)
 
     run(job(target, decoders={"greedy": Watching, "other": Watching}), folder_at(tmp_path))
     assert fed and not any(fed)

@@ -124,11 +124,13 @@ def test_processors_and_ranks_read_their_own_nodes():
         [0, 2, 3, 6]
     )
     one = CachedModel(copy.deepcopy(model))
-    want = choose.ranked(one.score(tokens, tree), tokens, tree, 5)
+    want = choose.ranked(one.score(one.new_sequence(), tokens, tree), tokens, tree, 5)
 
     def work(rank):
         target = shared(model, rank, call_ms=always())
-        return Gathered(choose, [target]).ranked(target.score(tokens, tree), tokens, tree, 5)
+        return Gathered(choose, target).ranked(
+            target.score(target.new_sequence(), tokens, tree), tokens, tree, 5
+        )
 
     for found in together(3, work):
         assert (found.ids == want.ids).all()
@@ -145,15 +147,16 @@ def test_only_what_is_accepted_elsewhere_is_fed_again():
 
     def work(rank):
         target = shared(model, rank)
-        choose = Gathered(argmax, [target])
-        chosen = choose(target.score(prompt, tree), prompt, tree)
+        choose = Gathered(argmax, target)
+        sequence = target.new_sequence()
+        chosen = choose(target.score(sequence, prompt, tree), prompt, tree)
         path = tree.longest_match(chosen)
-        scored, read = target.scored, target.caught_up
-        target.accept(path)
+        scored, read = sequence.scored, sequence.caught_up
+        target.accept(sequence, path)
         text = [*prompt, *truth[6:10], chosen[path[-1]]]
         root = TokenTree.chain(text[-1], ())
-        again = choose(target.score(text, root), text, root)
-        return path, scored, read, target.caught_up - read, again
+        again = choose(target.score(sequence, text, root), text, root)
+        return path, scored, read, sequence.caught_up - read, again
 
     left, right = together(2, work)
     assert left[0] == right[0] == [0, 1, 2, 3, 4]
@@ -170,8 +173,9 @@ def test_a_tree_is_cut_only_where_that_pays():
         scored = []
         for call_ms in (lambda nodes, context: 1.0, lambda nodes, context: float(nodes)):
             target = shared(model, rank, call_ms=call_ms)
-            Gathered(argmax, [target])(target.score(prompt, tree), prompt, tree)
-            scored.append(target.scored)
+            sequence = target.new_sequence()
+            Gathered(argmax, target)(target.score(sequence, prompt, tree), prompt, tree)
+            scored.append(sequence.scored)
         return scored
 
     assert together(2, work) == [[9, 5], [9, 5]]
@@ -183,7 +187,7 @@ def test_a_few_hundred_bytes_a_step():
 
     def work(rank):
         target = shared(model, rank)
-        Gathered(argmax, [target])(target.score(prompt, tree), prompt, tree)
+        Gathered(argmax, target)(target.score(target.new_sequence(), prompt, tree), prompt, tree)
         return target.exchanged_bytes
 
     assert together(2, work) == [2 * (8 + 32 * 4)] * 2
@@ -219,7 +223,7 @@ def test_ranks_that_part_are_found_out():
     def work(rank):
         target = shared(model, rank)
         tree = TokenTree.chain(prompt[-1], [rank.rank])
-        Gathered(argmax, [target])(target.score(prompt, tree), prompt, tree)
+        Gathered(argmax, target)(target.score(target.new_sequence(), prompt, tree), prompt, tree)
 
     with pytest.raises(RankLost, match="parallel_draft=first"):
         together(2, work)

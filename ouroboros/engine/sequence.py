@@ -1,0 +1,139 @@
+"""The state of one sequence on one model: its cached tokens, the tree last scored, its counters.
+
+A model scores and accepts trees of a sequence that it is given; everything that differs from one
+sequence to the next lives here. Today a model has one set of cache slots, which its sequences take
+over from each other; with a set of slots for each sequence they can be scored together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+
+from ouroboros.select import TokenSelector
+from ouroboros.tree import TokenTree
+
+
+class ModelCounters(NamedTuple):
+    """What a sequence has cost its model so far.
+
+    `calls` counts calls of `score`, `forwards` those of the model itself (a long stretch of text is
+    fed by forwards of its own), `scored` the tree nodes that were fed and `caught_up` the tokens of
+    the sequence that were, the prompt included. `busy_s` are the seconds from a call's start to the
+    arrival of its result, and `wait_s` the part of them spent waiting for it.
+    """
+
+    calls: int = 0
+    forwards: int = 0
+    scored: int = 0
+    caught_up: int = 0
+    busy_s: float = 0.0
+    wait_s: float = 0.0
+
+    def since(self, before: ModelCounters) -> ModelCounters:
+        """Return what was counted after `before`."""
+        return ModelCounters(*(now - then for now, then in zip(self, before, strict=True)))  # type: ignore[arg-type]
+
+
+@dataclass(eq=False)
+class CachedSequence:
+    """One sequence on one model; made by `model.new_sequence()`, changed by the model alone.
+
+    `tokens` are those whose keys and values lie in slots 0, 1, ...; the nodes of `tree`, the tree
+    last scored (None once a path of it was accepted), lie from slot `base` on. The counters are
+    those of `ModelCounters`.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    tree: TokenTree | None = None
+    base: int = 0
+    calls: int = 0
+    forwards: int = 0
+    scored: int = 0
+    caught_up: int = 0
+    busy_s: float = 0.0
+    wait_s: float = 0.0
+
+    @property
+    def counters(self) -> ModelCounters:
+        """The counters as they are now."""
+        return ModelCounters(
+            self.calls, self.forwards, self.scored, self.caught_up, self.busy_s, self.wait_s
+        )
+
+    def clear(self) -> None:
+        """Forget everything that is cached; the counters stay."""
+        self.tokens, self.tree = [], None
+
+    def take_over(self, other: CachedSequence) -> None:
+        """Take the cache slots, and the tokens in them, from another sequence of the same model."""
+        self.tokens, self.tree = other.tokens, None
+        other.clear()
+
+    def shared_prefix(self, tokens: Sequence[int]) -> int:
+        """Return how many leading tokens of `tokens`, its last left out, are cached."""
+        cached, limit = self.tokens, min(len(self.tokens), len(tokens) - 1)
+        start = list(tokens[:limit])
+        if (cached if limit == len(cached) else cached[:limit]) == start:
+            return limit
+        pairs = zip(cached, start, strict=False)
+        return next(i for i, (a, b) in enumerate(pairs) if a != b)
+
+    def reusable_nodes(self, base: int, tree: TokenTree, most: int) -> int:
+        """Return how many of the first nodes of a tree rooted at slot `base` need not be fed again:
+        up to `most` that the last tree began with too, before the first one whose logits are
+        wanted."""
+        last = self.tree
+        if last is None or base != self.base:
+            return 0
+        limit = min(len(last), tree.logit_nodes[0], most)
+        for node in range(limit):
+            if tree.tokens[node] != last.tokens[node] or tree.parents[node] != last.parents[node]:
+                return node
+        return limit
+
+
+class TreeModel(Protocol):
+    """A model that scores token trees: `CachedModel`, or one that imitates it in replays and tests.
+
+    Subclasses define `score`; the rest may stay as it is here where nothing is cached.
+    """
+
+    max_len: int
+    vocab_size: int
+
+    def new_sequence(self) -> CachedSequence:
+        """Return the state of a sequence of which nothing was scored yet."""
+        return CachedSequence()
+
+    def empty(self) -> None:
+        """Forget what is cached, so that the next sequence is fed from its first token."""
+
+    def score(
+        self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
+    ) -> torch.Tensor:
+        """Return the logits after the tree's `logit_nodes`, [len(tree.logit_nodes), width]."""
+        ...
+
+    def accept(self, sequence: CachedSequence, path: Sequence[int]) -> None:
+        """Keep the path (node indices, root first) of the tree last scored; forget the rest."""
+        sequence.tree = None
+
+    def roll(
+        self, sequence: CachedSequence, tokens: Sequence[int], count: int, choose: TokenSelector
+    ) -> list[int]:
+        """Return the `count` tokens that plain decoding puts after `tokens`, one call each."""
+        text = list(tokens)
+        for _ in range(count):
+            root = TokenTree.chain(text[-1], ())
+            text += choose(self.score(sequence, text, root), text, root)
+            self.accept(sequence, [0])
+        return text[len(tokens) :]
+
+    def adapt_selector(self, choose: TokenSelector, *, own_rule: bool) -> TokenSelector:
+        """Return `choose`, able to read this model's logits. `own_rule` says that it is a drafter's
+        own rule, which may read the logits of the whole tree."""
+        return choose
