@@ -1,20 +1,46 @@
-"""Ouroboros: lossless decoding acceleration on one engine, compared honestly."""
+"""Ouroboros: lossless decoding acceleration on one engine, compared honestly.
 
-from ouroboros.custom import custom_generate
-from ouroboros.decode import Drafter, decode
-from ouroboros.drafters.ouroboros import Ouroboros
-from ouroboros.drafters.ouroboros_paper import OuroborosPaper
-from ouroboros.drafters.pool import PhrasePool
-from ouroboros.engine.model import CachedModel
-from ouroboros.generate import generate
-from ouroboros.reference_pair import ReferencePair, reference
-from ouroboros.select import Sampler, argmax
-from ouroboros.trace import DecodeTrace, StepRecord
-from ouroboros.tree import TokenTree
+Names are imported when they are first used, so that `ouroboros --help` need not wait for torch.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ouroboros.custom import custom_generate
+    from ouroboros.decode import Drafter, decode
+    from ouroboros.drafters.ouroboros import Ouroboros
+    from ouroboros.drafters.ouroboros_paper import OuroborosPaper
+    from ouroboros.drafters.pool import PhrasePool
+    from ouroboros.engine.model import CachedModel
+    from ouroboros.generate import generate
+    from ouroboros.reference_pair import ReferencePair, reference
+    from ouroboros.select import Sampler, argmax
+    from ouroboros.trace import DecodeTrace, StepRecord
+    from ouroboros.tree import TokenTree
 
 __version__ = "0.2.0"
 
-__all__ = [
+_MODULES = {
+    "CachedModel": "engine.model",
+    "DecodeTrace": "trace",
+    "Drafter": "decode",
+    "Ouroboros": "drafters.ouroboros",
+    "OuroborosPaper": "drafters.ouroboros_paper",
+    "PhrasePool": "drafters.pool",
+    "ReferencePair": "reference_pair",
+    "Sampler": "select",
+    "StepRecord": "trace",
+    "TokenTree": "tree",
+    "argmax": "select",
+    "custom_generate": "custom",
+    "decode": "decode",
+    "generate": "generate",
+    "reference": "reference_pair",
+}
+__all__ = [  # noqa: PLE0604
     "CachedModel",
     "DecodeTrace",
     "Drafter",
@@ -31,3 +57,28 @@ __all__ = [
     "generate",
     "reference",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name on first use (PEP 562)."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'ouroboros' has no attribute {name!r}")
+    value = getattr(import_module(f"ouroboros.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})
+
+
+class _Package(ModuleType):
+    """Keeps `ouroboros.decode` and `ouroboros.generate` the functions when Python binds the modules
+    of the same names."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _MODULES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

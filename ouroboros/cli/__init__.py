@@ -1,4 +1,4 @@
-"""The commands: one file each, and what they share. The only room that sees a Hydra config."""
+"""The commands: one file each; they parse, call the library, and print."""
 
 import os
 from pathlib import Path

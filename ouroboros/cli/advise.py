@@ -7,7 +7,6 @@ context) the time of settings that were not run is predicted.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -26,7 +25,8 @@ from ouroboros.cli.advising.devices import devices
 from ouroboros.cli.advising.inputs import Evidence, from_folder, given_costs, run_here, shapes
 from ouroboros.cli.advising.search import Explorer
 from ouroboros.cli.configs import chosen, plain
-from ouroboros.cli.refusals import check_unused
+from ouroboros.cli.errors import check_unused
+from ouroboros.cli.output import print_document
 from ouroboros.decoders import check_decoders
 from ouroboros.engine.model_info import position_limit
 from ouroboros.tuning.breakeven import why_slower
@@ -37,7 +37,7 @@ from ouroboros.tuning.what_if import suppose
 KEPT = ("model", "max_new", "temperature", "top_k", "top_p", "min_p", "threads", "seed")
 
 
-def advise(cfg: DictConfig) -> int:
+def advise(cfg: DictConfig, as_json: bool = False) -> int:
     """Print tables, reasons and commands, then one JSON document; return 0."""
     config = chosen(plain(cfg))
     config["decoder"] = {
@@ -237,5 +237,5 @@ def as_words(settings) -> str:
 
 def finish(document: dict) -> int:
     """Print the JSON document, the last line; return the exit code."""
-    print(json.dumps(document, ensure_ascii=False), flush=True)
+    print_document(document)
     return 0

@@ -8,7 +8,6 @@ made of.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -33,7 +32,8 @@ from ouroboros.bench.run.prompts import prompt_ids
 from ouroboros.cli.agreeing.worths import Worths, by_group
 from ouroboros.cli.build import build_spec, build_task
 from ouroboros.cli.configs import chosen, plain
-from ouroboros.cli.refusals import check_unused
+from ouroboros.cli.errors import check_unused
+from ouroboros.cli.output import print_document
 from ouroboros.cli.tapes import given_rates, load_tapes
 from ouroboros.decoders import check_decoders
 from ouroboros.tuning.agreement import Worth, pays_table, speedup_table, with_ratio
@@ -41,7 +41,7 @@ from ouroboros.tuning.agreement import Worth, pays_table, speedup_table, with_ra
 WHISKERS = "whiskers and bands: 95 % bootstrap over prompts, paired"
 
 
-def agreement(cfg: DictConfig) -> int:
+def agreement(cfg: DictConfig, as_json: bool = False) -> int:
     """Print and write tables, plots and one JSON document; return 0."""
     config = chosen(plain(cfg))
     check(config)
@@ -96,7 +96,7 @@ def measure_likeness(config: dict) -> int:
         about=about,
     )
     found.save(Path(config["measure"]))
-    print(json.dumps({"shares": found.shares, "odds": found.odds, **found.about}))
+    print_document({"shares": found.shares, "odds": found.odds, **found.about})
     return 0
 
 
@@ -169,5 +169,5 @@ def finish(config: dict, rows: list[Worth], title: str) -> int:
             figure = agreement_curves(own, about=f"costs {costs} · {title} · {WHISKERS}")
             save(figure, folder.path / f"agreement_{costs}")
     print(text)
-    print(json.dumps(document))
+    print_document(document)
     return 0

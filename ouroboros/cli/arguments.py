@@ -1,4 +1,4 @@
-"""What can be typed of commands without Hydra's syntax: a parser for each, nothing else."""
+"""The parsers of the commands without Hydra's syntax; nothing else, so that help is quick."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import inspect
 from pathlib import Path
 
-from ouroboros.cli.configs import SPACES
+from ouroboros.cli import CONF
 
 
 def generate() -> argparse.ArgumentParser:
@@ -50,8 +50,7 @@ def report() -> argparse.ArgumentParser:
     name or of a profile's file: cost per token, predicted speedups. Parts of one
     run that several workers measured are joined. A folder that cannot be read is
     named on stderr and left out; the exit code is then 2. Tables here are at most
-    120 columns wide, the rest is in the report. The last line on stdout is one
-    JSON document.
+    120 columns wide, the rest is in the report.
     """
     parser = _parser(report)
     add = parser.add_argument
@@ -78,8 +77,8 @@ def audit() -> argparse.ArgumentParser:
     The models are loaded again as the run's config says. Plain decoding's own text
     (greedy's) is held against transformers' own forward, in float64 and with calls
     of 1, 8 and all tokens; every other decoder's against plain decoding's. Writes
-    audit.jsonl and audit.md; the last line on stdout is one JSON document; the
-    exit code is 1 where there is a BUG, 2 where something could not be judged.
+    audit.jsonl and audit.md; the exit code is 1 where there is a BUG, 2 where
+    something could not be judged.
     """
     parser = _parser(audit)
     parser.add_argument("folder", help="a results folder")
@@ -117,7 +116,8 @@ def tune() -> argparse.ArgumentParser:
     noise = "fit on drafts disturbed so much, 0 is the draft itself: for drafts of other quality"
     add("--noise", type=float, nargs="+", default=[0.0], help=noise)
     add("--results", type=Path, default=Path("results/local/tuning"))
-    ours = [name for name in SPACES if not name.startswith("hf_")]
+    spaces = sorted(path.stem for path in Path(CONF, "tune").glob("*.yaml"))
+    ours = [name for name in spaces if not name.startswith("hf_")]
     add("--decoders", nargs="*", default=ours)
     costs = "names or files of costs, each searched by itself"
     add("--costs", nargs="+", default=["epyc", "flat"], help=costs)
@@ -133,6 +133,9 @@ def tune() -> argparse.ArgumentParser:
 
 def _parser(of) -> argparse.ArgumentParser:
     """Return a parser that is described by a function's docstring."""
-    return argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=inspect.getdoc(of), formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    if of is not generate:
+        parser.add_argument("--json", action="store_true", help="print one JSON document last")
+    return parser

@@ -6,7 +6,6 @@ What can be typed, and how it is judged, stands in `ouroboros.cli.arguments`.
 from __future__ import annotations
 
 import argparse
-import json
 
 from tabulate import tabulate
 from tqdm import tqdm
@@ -17,6 +16,7 @@ from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.verdict.audit_report import OPEN, audit_markdown, load_audit, tally, verdict
 from ouroboros.bench.verdict.run_audit import audit_run
 from ouroboros.cli.build import rebuild
+from ouroboros.cli.output import print_document
 
 
 def audit(options: argparse.Namespace) -> int:
@@ -34,5 +34,6 @@ def audit(options: argparse.Namespace) -> int:
     print(summary["title"], tabulate(table, ("decoder", "verdict")), sep="\n\n", end="\n\n")
     bugs = sum(found.get("BUG", 0) for found in counts.values())
     unknown = sum(found.get(word, 0) for found in counts.values() for word in OPEN)
-    print(json.dumps({"folder": str(folder.path), "verdicts": counts, "bugs": bugs}))
+    document = {"folder": str(folder.path), "verdicts": counts, "bugs": bugs}
+    print_document(document, options.json)
     return 1 if bugs else 2 if unknown else 0

@@ -46,7 +46,8 @@ from ouroboros.bench.verdict.run_audit import audit_run
 from ouroboros.cli import place
 from ouroboros.cli.build import build_bench, build_pair, build_task
 from ouroboros.cli.configs import chosen, plain
-from ouroboros.cli.refusals import SOME_FAILED
+from ouroboros.cli.errors import SOME_FAILED
+from ouroboros.cli.output import print_document
 from ouroboros.decoders import check_decoders
 from ouroboros.engine.parallel.ranks import Alone, RankLost, Ranks, agreed
 from ouroboros.reference_pair import FOLDER
@@ -56,7 +57,7 @@ INTERRUPTED = "interrupted: finished samples are kept; the same results_dir goes
 STOPPING = b"\nstopping after this sample; Ctrl-C again: at once\n"
 
 
-def bench(cfg: DictConfig) -> int:
+def bench(cfg: DictConfig, as_json: bool = False) -> int:
     """Run, score, report; return the exit code (see above)."""
     config = settled(chosen(plain(cfg)))
     check_device(config)
@@ -230,7 +231,7 @@ def show(folder: ResultsFolder, *, interrupted: bool) -> int:
         "samples": summary["samples"],
         "decoders": headline(summary),
     }
-    print(json.dumps(document, ensure_ascii=False), flush=True)
+    print_document(document)
     return 130 if interrupted else ended(summary)
 
 

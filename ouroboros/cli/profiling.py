@@ -8,7 +8,6 @@ samples.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -36,13 +35,14 @@ from ouroboros.cli import place
 from ouroboros.cli.bench import results_path, run_samples, score_samples
 from ouroboros.cli.build import build_bench, build_pair, build_task
 from ouroboros.cli.configs import chosen, plain
+from ouroboros.cli.output import print_document
 from ouroboros.cli.timing import about, measured_costs
 from ouroboros.costs import Costs
 from ouroboros.decode import Drafter
 from ouroboros.decoders import DecoderFactory, check_decoders
 
 
-def profile(cfg: DictConfig) -> int:
+def profile(cfg: DictConfig, as_json: bool = False) -> int:
     """Time calls, run the decoders, write the report; return the exit code, as ouroboros bench."""
     config = chosen(plain(cfg))
     options = config.pop("profile")
@@ -122,7 +122,7 @@ def show(folder: ResultsFolder, run: Mapping, costs: Costs, traced: Mapping) -> 
     for name, row in facts["steps"].items():
         for reason in row["errors"]:
             print(f"{name} failed: {reason}", file=sys.stderr)
-    print(json.dumps(document(folder, run, facts), ensure_ascii=False), flush=True)
+    print_document(document(folder, run, facts))
     if run["status"] != "finished":
         return 130
     return 0 if good else 1

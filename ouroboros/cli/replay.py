@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
@@ -27,7 +26,8 @@ from ouroboros.bench.run.loop import text_of
 from ouroboros.bench.run.pair import load_tokenizer
 from ouroboros.cli.build import build_spec
 from ouroboros.cli.configs import chosen, plain
-from ouroboros.cli.refusals import check_unused
+from ouroboros.cli.errors import check_unused
+from ouroboros.cli.output import print_document
 from ouroboros.cli.tapes import given_rates, imitated_draft, load_tapes, loaded_draft
 from ouroboros.costs import UNTIMED, CostModel, Costs
 from ouroboros.decode import RootOnly
@@ -35,7 +35,7 @@ from ouroboros.decoders import check_decoders, decoder_factories, needs_draft
 from ouroboros.engine.model import CachedModel
 
 
-def replay_all(cfg: DictConfig) -> int:
+def replay_all(cfg: DictConfig, as_json: bool = False) -> int:
     """Replay each decoder, print the table and the document; return 0."""
     config = chosen(plain(cfg))
     if not config["recording"]:
@@ -76,7 +76,7 @@ def replay_all(cfg: DictConfig) -> int:
     table = [{"decoder": name, **values} for name, values in rows.items()]
     print(title)
     print(tabulate(table, headers="keys", floatfmt=".3f", missingval="-"))
-    print(json.dumps({"recording": Path(config["recording"]).name, **document}))
+    print_document({"recording": Path(config["recording"]).name, **document}, as_json)
     return 0
 
 

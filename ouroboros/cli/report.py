@@ -6,7 +6,6 @@ What can be typed, and what is written, stands in `ouroboros.cli.arguments`.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import replace
@@ -21,6 +20,7 @@ from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.tasks.specbench import SpecBench
 from ouroboros.cli import place
+from ouroboros.cli.output import print_document
 from ouroboros.costs import CostModel
 
 
@@ -40,7 +40,7 @@ def report(options: argparse.Namespace) -> int:
         for label, one in zip(shown.labels, measured, strict=True):
             warn_of_other_tasks(label, one.run["task"]["name"])
             write_answers(one, out / "spec_bench" / label.replace("/", "-"))
-    show(shown, out)
+    show(shown, out, options.json)
     return 2 if bad else 0
 
 
@@ -69,7 +69,7 @@ def gather(folders: list[Path], *, remake: bool = False) -> tuple[list[Measured]
     return list(found.values()), bad
 
 
-def show(runs: RunSet, out: Path) -> None:
+def show(runs: RunSet, out: Path, as_json: bool) -> None:
     """Print each run's tables and, as the last line, one JSON document."""
     for label, summary in zip(runs.labels, runs.summaries, strict=True):
         head = f"{label}: {summary['title']}" if len(runs.labels) > 1 else summary["title"]
@@ -77,7 +77,7 @@ def show(runs: RunSet, out: Path) -> None:
     print(f"report: {place(out / 'report.html')}", file=sys.stderr)
     pairs = zip(runs.labels, runs.summaries, strict=True)
     document = {label: headline(summary) for label, summary in pairs}
-    print(json.dumps(document, ensure_ascii=False))
+    print_document(document, as_json)
 
 
 def warn_of_other_tasks(label: str, task: str) -> None:

@@ -6,7 +6,6 @@ What can be typed, and how it is done, stands in `ouroboros.cli.arguments`.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -31,6 +30,7 @@ from ouroboros.cli import CONF, place
 from ouroboros.cli.build import build_pair
 from ouroboros.cli.configs import SPACES, composed
 from ouroboros.cli.fitting import fit
+from ouroboros.cli.output import print_document
 from ouroboros.cli.tuning.ended import ended_searches
 from ouroboros.cli.tuning.search import Search, draw
 from ouroboros.decoders import check_decoders
@@ -167,7 +167,7 @@ def report(
     print(f"results: {place(args.results)}", file=sys.stderr)
     print(table)
     chosen = {name: {s.name: best[name, s.name] for s in searches} for name in args.decoders}
-    print(json.dumps(chosen))
+    print_document(chosen, args.json)
 
 
 TITLE = """\

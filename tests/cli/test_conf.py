@@ -16,7 +16,7 @@ from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.pair import Pair, PairSpec, load_draft, load_pair
 from ouroboros.cli import build as building
 from ouroboros.cli import configs
-from ouroboros.cli import refusals as asking
+from ouroboros.cli import errors as asking
 from ouroboros.cli.bench import settled
 from ouroboros.cli.configs import SPACES
 from ouroboros.cli.tuning.search import draw
@@ -116,7 +116,7 @@ def test_decoders_that_an_experiment_sets_may_be_left_out(capsys):
     assert said.endswith("left out: speculative, lookahead, prompt_lookup\n")
     configs.composed(["experiment=cpu_float32"])
     assert not capsys.readouterr().err
-    with pytest.raises(ValueError, match="there is no decoder=lookahed; choose among"):
+    with pytest.raises(ValueError, match="there is no decoder 'lookahed' .did you mean lookahead"):
         configs.composed(["decoder=[greedy]", "++decoder.lookahed.window_size=3"])
 
 
@@ -287,10 +287,10 @@ def test_parts_of_one_run_are_joined_by_the_report(run_bench, saved_pair):
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("decoder=[greedy,nope]", "there is no decoder=nope; choose among greedy, hf_assisted, "),
-        ("task=nope", "there is no task=nope; choose among cnndm, gsm8k, "),
-        ("task.limt=3", "no option task.limt (did you mean limit?); those there: execute_code, "),
-        ("nope=1", "there is no option nope; those there: audit, "),
+        ("decoder=[greedy,nope]", "there is no decoder 'nope'; choose from greedy, hf_assisted, "),
+        ("task=nope", "there is no task 'nope'; choose from cnndm, gsm8k, "),
+        ("task.limt=3", "task has no option 'limt' (did you mean limit?); choose from execute_code, "),
+        ("nope=1", "the config has no option 'nope'; choose from audit, "),
     ],
 )
 def test_a_mistyped_name_is_told_with_those_there_are(override, says):
