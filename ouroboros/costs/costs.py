@@ -271,11 +271,8 @@ class Costs:
         context = min(self.target.ms) if context is None else context
         return self.draft.call_ms(1, context) / self.target.call_ms(1, context)
 
-    def step_ms(
-        self, step: StepRecord, context: int, *, decoder: str = ""
-    ) -> tuple[float, float, float]:
-        """Return the milliseconds of one step on a sequence of `context` tokens: in the target, in
-        the draft, and on the host.
+    def step_ms(self, step: StepRecord, context: int, *, decoder: str = "") -> float:
+        """Return the milliseconds of one step on a sequence of `context` tokens.
 
         The draft calls of a step are taken as equally large; text that the draft reads after a long
         pause, if no tree measured is so large, as calls of the largest. Raises `ValueError` beyond
@@ -289,11 +286,14 @@ class Costs:
             if nodes > largest and step.draft_caught_up:
                 nodes = max(1, round(step.draft_scored / step.draft_calls))
                 calls, rest = divmod(step.draft_caught_up, largest)
-                drafting += calls * self.draft.call_ms(largest, context)
+                drafting = calls * self.draft.call_ms(largest, context)
                 drafting += self.draft.call_ms(rest, context) if rest else 0.0
-            drafting += step.draft_calls * self.draft.call_ms(nodes, context)
-        host = self.host_ms.get(decoder, self.host_ms.get("", 0.0))
-        return self.target.call_ms(step.scored, context), drafting, host
+            drafting = step.draft_calls * self.draft.call_ms(nodes, context) + drafting
+        return self.target.call_ms(step.scored, context) + drafting + self.host_of(decoder)
+
+    def host_of(self, decoder: str) -> float:
+        """Return the milliseconds that a decoder's step takes outside of both models."""
+        return self.host_ms.get(decoder, self.host_ms.get("", 0.0))
 
     def floor_ms(self, role: str, context: int) -> float | None:
         """Return the least milliseconds of a call of "target" or "draft": the bytes that it must

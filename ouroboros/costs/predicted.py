@@ -50,7 +50,8 @@ class CostModel:
             # The first draft call reads the prompt: that is its prefill.
             counted = step if draft_has_read else replace(step, draft_caught_up=0)
             draft_has_read = draft_has_read or step.draft_calls > 0
-            verify, drafting, host = costs.step_ms(counted, context, decoder=sample.decoder)
+            verify, host = costs.target.call_ms(step.scored, context), costs.host_of(sample.decoder)
+            drafting = costs.step_ms(counted, context, decoder=sample.decoder) - verify - host
             # Forwards beyond one a call: long text before a branching tree is one of its own. Older
             # records do not count them; there it is certain of the target's first call alone.
             branching = step.scored > step.drafted + 1 and context > LONG_TEXT
@@ -79,13 +80,20 @@ class CostModel:
             if not records:
                 verify += self.costs.prefill_ms
             if step.record.draft_calls and not draft_has_read:
-                drafting += self.costs.prefill_ms * (self.costs.draft_ratio(step.context) or 0.0)
+                drafting += self._draft_prefill_ms(step.context)
                 draft_has_read = True
             seconds = {"draft_s": drafting, "verify_s": verify, "host_s": step.host_ms}
-            records.append(replace(step.record, **{name: ms / 1e3 for name, ms in seconds.items()}))
+            records.append(replace(step.record, **{name: 1e-3 * ms for name, ms in seconds.items()}))
         spent = [record.draft_s + record.verify_s + record.host_s for record in records]
         ttft_s = spent[0] if spent else None
         return replace(sample, steps=tuple(records), wall_s=sum(spent), ttft_s=ttft_s)
+
+    def _draft_prefill_ms(self, context: int) -> float:
+        """The target's prefill at the ratio of the models' calls."""
+        if self.costs.draft is None:
+            return 0.0
+        draft, target = (s.call_ms(1, context) for s in (self.costs.draft, self.costs.target))
+        return self.costs.prefill_ms * draft / target
 
     def cost(self, sample: Sample) -> tuple[float, int]:
         """Return what a sample's calls of both models cost, in target calls of one node at the same
