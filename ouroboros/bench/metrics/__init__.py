@@ -1,1 +1,3 @@
-"""Formulas and clocks: metrics of samples, intervals, seconds, memory, joules."""
+"""Metrics of samples, each one registry entry; seconds, memory and joules of one sample."""
+
+from ouroboros.bench.metrics.metrics import METRICS as METRICS

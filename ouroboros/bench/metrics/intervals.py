@@ -1,8 +1,7 @@
-"""How sure a number is: speedups and scores with their 95 % intervals over prompts.
+"""Values with 95 % intervals over prompts: speedups, amounts per token, scores.
 
-Prompts are what was drawn from a larger world, so prompts are what is resampled: a prompt keeps all
-its repeats, and its pair of baseline and decoder, together. Seeds are fixed: the same samples give
-the same interval.
+Prompts are the sampling unit: a resampled prompt keeps all its repeats, and its pair of baseline
+and decoder, together. Seeds are fixed, so the same samples give the same interval.
 """
 
 from __future__ import annotations
@@ -11,15 +10,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import bootstrap, gmean
+from scipy.stats import binomtest, bootstrap, gmean
 
-from ouroboros.bench.metrics.metrics import whole_part
 from ouroboros.bench.metrics.sample import Sample
 
 RESAMPLES = 2000
+COST_RATIO = 0.176
+"""A draft call in target calls where a run does not record its pair's: bytes of Yi-6B's weights
+over Yi-34B's, the published pair."""
 Part = Callable[[Sample], tuple[float, int]]
-"""(Amount, tokens) of a sample: `metrics.whole_part` or `decode_part` (seconds), `calls_part`,
-`predicted.cost_part`."""
+"""(Amount, tokens) of a sample: `whole_part`, `decode_part`, `ttft_part` (seconds), `calls_part`,
+or `CostModel.cost_part`."""
 
 
 @dataclass(frozen=True)
@@ -31,33 +32,62 @@ class Interval:
     high: float | None = None
 
     def text(self, digits: int = 2, unit: str = "") -> str:
-        """Return the value with its interval.
+        """Return the value with its interval; an interval of no width is left out.
 
         >>> Interval(2.667, 1.96, 3.4).text(unit="x")
         '2.67x [1.96, 3.40]'
         """
-        ends = "" if self.low is None else f" [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+        ends = f" [{self.low:.{digits}f}, {self.high:.{digits}f}]" if self.low != self.high else ""
         return f"{self.value:.{digits}f}{unit}{ends}"
+
+    @property
+    def significance(self) -> str:
+        """Return "ahead" or "behind" of 1 where the whole interval is, else "inconclusive"."""
+        if self.low is None or self.high is None or self.low <= 1 <= self.high:
+            return "inconclusive"
+        return "ahead" if self.low > 1 else "behind"
+
+
+def whole_part(sample: Sample) -> tuple[float, int]:
+    """(Seconds, tokens) of a whole sample, prefill included."""
+    return sample.wall_s, len(sample.new_tokens)
+
+
+def decode_part(sample: Sample) -> tuple[float, int]:
+    """(Seconds, tokens) after the first step."""
+    if sample.ttft_s is None or not sample.steps:
+        return 0.0, 0
+    return sample.wall_s - sample.ttft_s, len(sample.new_tokens) - sample.steps[0].new
+
+
+def ttft_part(sample: Sample) -> tuple[float, int]:
+    """(Seconds to the end of the first step, 1): a ratio of these is one of mean TTFTs."""
+    return sample.ttft_s or 0.0, 1
+
+
+def calls_part(sample: Sample, cost_ratio: float = COST_RATIO) -> tuple[float, int]:
+    """(Target calls + cost_ratio x draft calls, tokens); a call of several forward passes counts
+    as that many where the steps record them."""
+    target = sum(step.target_forwards or 1 for step in sample.steps)
+    draft = sum(step.draft_forwards or step.draft_calls for step in sample.steps)
+    return target + cost_ratio * draft, len(sample.new_tokens)
 
 
 def speedup(
     baseline: Sequence[Sample], samples: Sequence[Sample], *, part: Part = whole_part
 ) -> Interval | None:
-    """Pooled: seconds per token of the baseline / seconds per token of the decoder.
+    """Return the baseline's amount per token / the decoder's, sums over prompts divided once.
 
-    Only what both finished counts: a prompt with those of its repeats that both have. Paired
-    percentile bootstrap.
-    `part`: `whole_part` gives latency_speedup, `decode_part` gives decode_speedup.
+    Only prompts and repeats that both finished count. The interval is a paired percentile
+    bootstrap over prompts.
     """
     table = _paired(baseline, samples, part)
     return None if table is None else _bootstrapped(tuple(table), _ratio)
 
 
-def macro_speedup(
-    baseline: Sequence[Sample], samples: Sequence[Sample], *, part: Part = whole_part
-) -> Interval | None:
-    """Geometric mean over prompts of each prompt's own speedup: short and long ones weigh alike."""
-    table = _paired(baseline, samples, part)
+def macro_speedup(baseline: Sequence[Sample], samples: Sequence[Sample]) -> Interval | None:
+    """Return the geometric mean over prompts of each prompt's speedup: prompts weigh alike."""
+    table = _paired(baseline, samples, whole_part)
     if table is None:
         return None
     base_s, base_n, ours_s, ours_n = table
@@ -65,23 +95,26 @@ def macro_speedup(
 
 
 def pooled(samples: Sequence[Sample], *, part: Part) -> Interval | None:
-    """What `part` gives, per token: sums over prompts divided once, prompts resampled."""
+    """Return `part`'s amount per token, sums over prompts divided once, prompts resampled."""
     sums = _sums((sample.example, part(sample)) for sample in samples)
     if sums is None or not sums[1].any():
         return None
     return _bootstrapped(tuple(sums[:, sums[1] > 0]), _per_token)
 
 
-def mean_of(values: Sequence[float]) -> Interval:
-    """Return the mean of one value a prompt, prompts resampled."""
-    return _bootstrapped((np.array(values),), np.mean)
+def mean_of(values: Sequence[float], *, shares: bool = False) -> Interval:
+    """Return the mean of one value a prompt. `shares`: of zeros and ones, with Wilson's interval;
+    else prompts are resampled."""
+    if not shares:
+        return _bootstrapped((np.array(values),), np.mean)
+    found = binomtest(int(sum(values)), len(values)).proportion_ci(method="wilson")
+    return Interval(int(sum(values)) / len(values), float(found.low), float(found.high))
 
 
 def over_runs(found: Sequence[Interval]) -> Interval:
-    """Geometric mean of ratios that were measured in several runs, the runs taken as independent.
+    """Return the geometric mean of ratios from several independent runs.
 
-    The interval follows from the runs' own by the variances of their logarithms; None where a run
-    has none.
+    Its interval follows from the variances of the runs' logarithms; None where a run has none.
     """
     logs = np.log([one.value for one in found])
     value = float(np.exp(logs.mean()))
@@ -93,9 +126,9 @@ def over_runs(found: Sequence[Interval]) -> Interval:
 
 
 def _paired(baseline: Iterable[Sample], samples: Iterable[Sample], part: Part) -> np.ndarray | None:
-    """[4, prompts]: seconds and tokens of the baseline, then of the decoder; None if no prompt.
+    """[4, prompts]: amount and tokens of the baseline, then of the decoder; None if no prompt.
 
-    Sums over the repeats in which both have seconds and tokens.
+    Sums over the repeats in which both have an amount and tokens.
     """
     base = {(s.example, s.repeat): part(s) for s in baseline}
     ours = {(s.example, s.repeat): part(s) for s in samples}
@@ -121,7 +154,7 @@ def _bootstrapped(data: tuple[np.ndarray, ...], statistic) -> Interval:
 
 
 def _sums(parts: Iterable[tuple[str, Sequence[float]]]) -> np.ndarray | None:
-    """[parts, prompts]: the sums over each prompt's own rows; None without any."""
+    """[parts, prompts]: the sums over each prompt's rows; None without any."""
     rows: dict[str, list[Sequence[float]]] = {}
     for example, row in parts:
         rows.setdefault(example, []).append(row)
@@ -134,6 +167,4 @@ def _per_token(amounts, tokens, axis: int = -1):
 
 
 def _ratio(base_s, base_n, ours_s, ours_n, axis: int = -1):
-    """Seconds per token against seconds per token, from sums over prompts."""
-    base = np.sum(base_s, axis=axis) / np.sum(base_n, axis=axis)
-    return base / (np.sum(ours_s, axis=axis) / np.sum(ours_n, axis=axis))
+    return _per_token(base_s, base_n, axis) / _per_token(ours_s, ours_n, axis)

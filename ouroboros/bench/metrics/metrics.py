@@ -1,219 +1,188 @@
-"""Every metric, each one function over samples and each defined in its docstring.
+"""Every metric, one entry each. To add one, add an entry here; nothing else lists metrics.
 
-Words: a *step* is one turn of the loop, which is one target call; *accepted* leaves the bonus token
-out and *new* includes it. "Pooled" means that sums are divided once, so that long completions weigh
-more; "macro" means that prompts weigh alike. A metric with nothing to count is None. How sure a
-number is: `ouroboros.bench.metrics.intervals`.
+Words: a *step* is one turn of the loop, which is one target call; *accepted* excludes the bonus
+token and *new* includes it. See `registry` for an entry's fields and what a formula's parameters
+are, `intervals` for the 95 % intervals.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
-from ouroboros.bench.metrics.sample import Sample
+from ouroboros.bench.metrics.intervals import (
+    COST_RATIO,
+    Interval,
+    Part,
+    calls_part,
+    decode_part,
+    macro_speedup,
+    mean_of,
+    pooled,
+    speedup,
+    ttft_part,
+    whole_part,
+)
+from ouroboros.bench.metrics.registry import Metric, Registry
+from ouroboros.bench.metrics.sample import Sample, steps_of
+from ouroboros.bench.tasks.task import YES_OR_NO, CorpusScored, Example, Task
 from ouroboros.trace import StepRecord
 
-COST_RATIO = 0.176
-"""A draft call in target calls where a run does not record its pair's: bytes of Yi-6B's weights
-over Yi-34B's, the published pair."""
-
+Samples = Sequence[Sample]
 REAL_TEXT = (0.09, 0.15)
 """Repetition rates of real models' greedy answers: Llama-2-70B on MT-Bench 9 %, Vicuna-7B on
 Spec-Bench 13 %, a 33B code model on HumanEval 14 %. Text that repeats itself more flatters every
 decoder that drafts from the text."""
 
 
-def steps_of(samples: Iterable[Sample]) -> list[StepRecord]:
-    """Return all steps of all samples."""
-    return [step for sample in samples for step in sample.steps]
+def over_steps(top: str, bottom: str = "", *, where: str = "", times: float = 1) -> Callable:
+    """Return the formula `times` x sum of a step's `top` / sum of its `bottom`.
 
-
-def acceptance_length(steps: Sequence[StepRecord]) -> float | None:
-    """Tokens per step that had a draft: 1 + accepted / such steps (bonus included; as vLLM)."""
-    drafted = [step for step in steps if step.drafted]
-    return 1 + sum(s.accepted for s in drafted) / len(drafted) if drafted else None
-
-
-def tokens_per_target_call(steps: Sequence[StepRecord]) -> float | None:
-    """New tokens / target calls; the prefill is part of the first call."""
-    return _share(sum(s.new for s in steps), len(steps))
-
-
-def draft_calls_per_token(steps: Sequence[StepRecord]) -> float | None:
-    """Draft model calls / new tokens."""
-    return _share(sum(s.draft_calls for s in steps), sum(s.new for s in steps))
-
-
-def nodes_per_token(steps: Sequence[StepRecord]) -> float | None:
-    """Nodes that the target computed / new tokens, the prompt excluded (None: another engine)."""
-    return _share(sum(s.scored for s in steps), sum(s.new for s in steps if s.scored))
-
-
-def draft_nodes_per_token(steps: Sequence[StepRecord]) -> float | None:
-    """Nodes that the draft computed / new tokens; None where the steps do not say."""
-    if sum(s.draft_calls for s in steps) and not any(s.draft_scored for s in steps):
-        return None
-    return _share(sum(s.draft_scored for s in steps), sum(s.new for s in steps))
-
-
-def forwards_per_token(steps: Sequence[StepRecord], role: str) -> float | None:
-    """Forwards of the "target" or the "draft" / new tokens; None where the records do not say."""
-    if not all(s.target_forwards for s in steps):
-        return None
-    return _share(sum(getattr(s, f"{role}_forwards") for s in steps), sum(s.new for s in steps))
-
-
-def calls_per_token(steps: Sequence[StepRecord], cost_ratio: float = COST_RATIO) -> float | None:
-    """(Target calls + cost_ratio x draft calls) / new tokens: cost free of any machine, and of how
-    many nodes a call scores. A call that was several forwards counts as so many.
-
-    Greedy decoding is 1, lower is better.
+    Only steps with a non-zero `where` count; without `bottom`, divide by the number of steps.
     """
-    return _share(_weighed_calls(steps, cost_ratio), sum(s.new for s in steps))
+
+    def formula(samples: Samples) -> float | None:
+        steps = [s for s in steps_of(samples) if not where or getattr(s, where)]
+        whole = sum(getattr(s, bottom) for s in steps) if bottom else len(steps)
+        return times * sum(getattr(s, top) for s in steps) / whole if whole else None
+
+    return formula
 
 
-def draft_acceptance_rate(steps: Sequence[StepRecord]) -> float | None:
-    """Accepted / drafted tokens, where a step's drafted is the depth of its deepest branch."""
-    return _share(sum(s.accepted for s in steps), sum(s.drafted for s in steps))
+def over_samples(part: Callable[[Sample], tuple[float, float]], *, times: float = 1) -> Callable:
+    """Return the formula `times` x sum of a sample's first part / sum of its second."""
+
+    def formula(samples: Samples) -> float | None:
+        parts = [part(sample) for sample in samples]
+        whole = sum(bottom for _, bottom in parts)
+        return times * sum(top for top, _ in parts) / whole if whole else None
+
+    return formula
 
 
-def acceptance_rate_per_position(steps: Sequence[StepRecord]) -> list[float]:
-    """At index k - 1: of the steps that drafted k tokens or more, the share that accepted k.
+def mean(value: Callable[[Sample], float | None], *, times: float = 1) -> Callable:
+    """Return the formula `times` x the mean of a sample's value, where it is known."""
 
-    Equals vLLM's metric of that name where all drafts are equally long.
-    """
-    kept = Counter(k for s in steps for k in range(1, min(s.accepted, s.drafted) + 1))
-    tried = tries_per_position(steps)
-    return [kept[k] / tries for k, tries in enumerate(tried, start=1)]
+    def formula(samples: Samples) -> float | None:
+        known = [found for sample in samples if (found := value(sample)) is not None]
+        return times * float(np.mean(known)) if known else None
 
-
-def tries_per_position(steps: Sequence[StepRecord]) -> list[int]:
-    """At index k - 1: the steps that drafted k tokens or more, the denominators of the rates."""
-    tried = Counter(k for s in steps for k in range(1, s.drafted + 1))
-    return [tried[k] for k in sorted(tried)]
+    return formula
 
 
-def acceptance_histogram(steps: Sequence[StepRecord]) -> dict[int, int]:
-    """Steps by the number of draft tokens they accepted: the master record of the rates above."""
-    return dict(sorted(Counter(s.accepted for s in steps).items()))
+def over_greedy(part: Part = whole_part) -> Callable:
+    """Return the formula of the speedup over greedy, paired by prompt."""
+    return lambda samples, greedy: speedup(greedy, samples, part=part)
 
 
-def scored_per_step(steps: Sequence[StepRecord]) -> float | None:
-    """Nodes that the target computed per call, root and probes included, prompt excluded."""
-    return _share(sum(s.scored for s in steps), sum(s.scored > 0 for s in steps))
-
-
-def tokens_by_source(steps: Sequence[StepRecord]) -> dict[str, int]:
-    """New tokens by who proposed them; corrections and bonus tokens are the target's."""
-    return dict(Counter(source or "unknown" for s in steps for source in s.sources).most_common())
+def over_ouroboros(part: Part = whole_part) -> Callable:
+    """Return the formula of the decoder's amount per token / Ouroboros': above 1, Ouroboros
+    leads."""
+    return lambda samples, ouroboros: speedup(samples, ouroboros, part=part)
 
 
 def phase_shares(steps: Sequence[StepRecord]) -> dict[str, float | None]:
-    """Shares of the time in steps spent in the draft model, the target and the host (Python).
+    """Return the shares of the time in steps spent in the draft, in the target and on the host.
 
-    None for another engine, which does not tell them apart (nothing is known to be scored there).
+    None for another engine, which does not tell them apart (its steps have no scored nodes).
     """
     steps = [step for step in steps if step.scored]
-    totals = {
-        "draft": sum(s.draft_s for s in steps),
-        "verify": sum(s.verify_s for s in steps),
-        "host": sum(s.host_s for s in steps),
-    }
-    return {name: _share(seconds, sum(totals.values())) for name, seconds in totals.items()}
+    phases = {"draft": "draft_s", "verify": "verify_s", "host": "host_s"}
+    totals = {name: sum(getattr(s, field) for s in steps) for name, field in phases.items()}
+    whole = sum(totals.values())
+    return {name: seconds / whole if whole else None for name, seconds in totals.items()}
 
 
-def host_ms_per_step(steps: Sequence[StepRecord]) -> float | None:
-    """Milliseconds per step outside both models: trees, pool (None for another engine)."""
-    steps = [step for step in steps if step.scored]
-    return _share(1e3 * sum(s.host_s for s in steps), len(steps))
+def phase_share(phase: str) -> Callable:
+    """Return the formula of one phase's share of the time in steps."""
+    return lambda samples: phase_shares(steps_of(samples))[phase]
 
 
-def ttft_ms(samples: Sequence[Sample]) -> float | None:
-    """Mean milliseconds from the call to the end of the first step, prefill included."""
-    mean_s = _mean([s.ttft_s for s in samples if s.ttft_s is not None])
-    return None if mean_s is None else 1e3 * mean_s
+def calls_per_token(samples: Samples, draft_cost: float = COST_RATIO) -> Interval | None:
+    """Return (target calls + draft_cost x draft calls) / new tokens; a call of several forward
+    passes counts as that many where the steps record them."""
+    found = pooled(samples, part=partial(calls_part, cost_ratio=draft_cost))
+    if found is None:
+        return None
+    steps = steps_of(samples)  # summed as integers first: exact, whatever the order of prompts
+    target = sum(s.target_forwards or 1 for s in steps)
+    calls = target + draft_cost * sum(s.draft_forwards or s.draft_calls for s in steps)
+    return Interval(calls / sum(s.new for s in steps), found.low, found.high)
 
 
-def tpot_ms(samples: Sequence[Sample]) -> float | None:
-    """Milliseconds per output token without the first step, pooled.
-
-    (Latency - TTFT) / (tokens - tokens of the first step): greedy's first step is its first token,
-    the field's definition; a decoder that gets several tokens in it is not credited with them.
-    """
-    pairs = [decode_part(s) for s in samples]
-    return _share(1e3 * sum(p[0] for p in pairs), sum(p[1] for p in pairs))
+def cost_over_ouroboros(samples: Samples, ouroboros: Samples, costs) -> Interval | None:
+    """Return the decoder's cost per token / Ouroboros'; None beyond what was measured."""
+    known = costs.timed(samples) and costs.timed(ouroboros)
+    return speedup(samples, ouroboros, part=costs.cost_part()) if known else None
 
 
-def e2e_latency_s(samples: Sequence[Sample]) -> float | None:
-    """Mean seconds from the call to the last token of a completion, prefill included."""
-    return _mean([s.wall_s for s in samples])
+def forwards_per_token(field: str) -> Callable:
+    """Return the formula of a model's forward passes / new tokens; None unless steps record
+    them."""
+
+    def formula(samples: Samples) -> float | None:
+        recorded = all(step.target_forwards for step in steps_of(samples))
+        return over_steps(field, "new")(samples) if recorded else None
+
+    return formula
 
 
-def output_throughput(samples: Sequence[Sample]) -> float | None:
-    """New tokens / seconds from call to last token, pooled over prompts (prefill included)."""
-    return _share(sum(len(s.new_tokens) for s in samples), sum(s.wall_s for s in samples))
+def draft_nodes_per_token(samples: Samples) -> float | None:
+    """Return the nodes that the draft scored / new tokens; None where steps do not record them."""
+    steps = steps_of(samples)
+    if any(s.draft_calls for s in steps) and not any(s.draft_scored for s in steps):
+        return None
+    return over_steps("draft_scored", "new")(samples)
 
 
-def macro_throughput(samples: Sequence[Sample]) -> float | None:
-    """Mean over prompts of new tokens / seconds."""
-    rates = (_share(len(s.new_tokens), s.wall_s) for s in samples)
-    return _mean([rate for rate in rates if rate is not None])
+def acceptance_length(samples: Samples) -> float | None:
+    """Return 1 + accepted tokens / steps that had a draft."""
+    accepted = over_steps("accepted", where="drafted")(samples)
+    return None if accepted is None else 1 + accepted
 
 
-def energy_per_token_j(samples: Sequence[Sample]) -> float | None:
-    """Joules per new token, prefill included, pooled over the samples whose energy is known."""
-    known = [s for s in samples if s.energy_j is not None]
-    return _share(sum(s.energy_j or 0.0 for s in known), sum(len(s.new_tokens) for s in known))
+def acceptance_rate_per_position(samples: Samples) -> list[float]:
+    """Return at index k - 1: of the steps that drafted k tokens or more, the share that accepted
+    k."""
+    steps = steps_of(samples)
+    kept = Counter(k for s in steps for k in range(1, min(s.accepted, s.drafted) + 1))
+    return [kept[k] / tries for k, tries in enumerate(tries_per_position(samples), start=1)]
 
 
-def step_s(step: StepRecord) -> float:
-    """Seconds of a step: in both models and on the host."""
-    return step.draft_s + step.verify_s + step.host_s
+def tries_per_position(samples: Samples) -> list[int]:
+    """Return at index k - 1: how many steps drafted k tokens or more."""
+    tried = Counter(k for s in steps_of(samples) for k in range(1, s.drafted + 1))
+    return [tried[k] for k in sorted(tried)]
 
 
-def whole_part(sample: Sample) -> tuple[float, int]:
-    """(Seconds, tokens) of a whole sample, prefill included: the measure of latency_speedup."""
-    return sample.wall_s, len(sample.new_tokens)
+def tokens_by_source(samples: Samples) -> dict[str, int]:
+    """Return the number of new tokens by who proposed them, the most first."""
+    sources = (source or "unknown" for s in steps_of(samples) for source in s.sources)
+    return dict(Counter(sources).most_common())
 
 
-def decode_part(sample: Sample) -> tuple[float, int]:
-    """(Seconds, tokens) after the first step: the measure of tpot_ms and decode_speedup."""
-    if sample.ttft_s is None or not sample.steps:
-        return 0.0, 0
-    return sample.wall_s - sample.ttft_s, len(sample.new_tokens) - sample.steps[0].new
+def unequal(samples: Samples, greedy: Samples) -> int | None:
+    """Return how many samples differ from greedy's in tokens or length; None without a pair."""
+    expected = {(s.example, s.repeat): s.new_tokens for s in greedy}
+    pairs = [(expected[key], s) for s in samples if (key := (s.example, s.repeat)) in expected]
+    return sum(tokens != s.new_tokens for tokens, s in pairs) if pairs else None
 
 
-def ttft_part(sample: Sample) -> tuple[float, int]:
-    """(Seconds to the end of the first step, 1): a ratio of these is one of mean TTFTs."""
-    return sample.ttft_s or 0.0, 1
+def repetition(tokens: Sequence[int], n: int = 4) -> float | None:
+    """Return the share of a completion's n-grams that occurred before in it.
 
-
-def calls_part(sample: Sample, cost_ratio: float = COST_RATIO) -> tuple[float, int]:
-    """(Calls, tokens) of a sample, calls as in calls_per_token: what no machine changes."""
-    return _weighed_calls(sample.steps, cost_ratio), len(sample.new_tokens)
-
-
-def repetition_rate(tokens: Sequence[int], n: int = 4) -> float | None:
-    """Share of a completion's n-grams that occurred before in it.
-
-    >>> repetition_rate([1, 2, 3, 4, 1, 2, 3, 4])
+    >>> repetition([1, 2, 3, 4, 1, 2, 3, 4])
     0.2
     """
     grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
     return (len(grams) - len(set(grams))) / len(grams) if grams else None
 
 
-def mean_repetition_rate(samples: Sequence[Sample]) -> float | None:
-    """Mean repetition rate over completions (those under 4 tokens have none)."""
-    rates = (repetition_rate(s.new_tokens) for s in samples)
-    return _mean([rate for rate in rates if rate is not None])
-
-
 def of_real_text(rate: float) -> str:
-    """Return where a repetition rate lies: "below", "within" or "above" that of real models' text.
+    """Compare a repetition rate with that of real models' text.
 
     >>> [of_real_text(rate) for rate in (0.02, 0.11, 0.39)]
     ['below', 'within', 'above']
@@ -222,21 +191,266 @@ def of_real_text(rate: float) -> str:
     return "below" if rate < low else "above" if rate > high else "within"
 
 
-def unequal(baseline: Sequence[Sample], samples: Sequence[Sample]) -> int | None:
-    """Samples whose tokens or length differ from the baseline's for the same prompt and repeat."""
-    expected = {(s.example, s.repeat): s.new_tokens for s in baseline}
-    pairs = [(expected[key], s) for s in samples if (key := (s.example, s.repeat)) in expected]
-    return sum(tokens != s.new_tokens for tokens, s in pairs) if pairs else None
+def calibrated(key: str) -> Callable:
+    """Return the formula that takes a figure of the trees' calibration."""
+    return lambda trees: (trees["calibration"] or {}).get(key)
 
 
-def _weighed_calls(steps: Sequence[StepRecord], cost_ratio: float) -> float:
-    target = sum(s.target_forwards or 1 for s in steps)
-    return target + cost_ratio * sum(s.draft_forwards or s.draft_calls for s in steps)
+RATIO: dict = {"unit": "x", "suffix": "x", "better": "higher", "interval": True}
+SHARE: dict = {"unit": "%", "digits": 0, "scale": 100.0, "suffix": " %"}
+TIME: dict = {"timed": True, "better": "lower"}
+COUNT: dict = {"better": "lower", "tables": "counts"}
+LEAD: dict = {**RATIO, "pooled": "sum / sum, paired"}
+
+# fmt: off
+METRICS = Registry(
+    Metric("samples", "samples", lambda samples: len(samples),
+           "Completions that were measured; failed ones are counted apart and never averaged.",
+           pooled="count", digits=0, by_group=True, tables="speed"),
+    Metric("failed", "failed", lambda failed: len(failed),
+           "Completions that failed.",
+           pooled="count", better="lower", digits=0, tables="headline"),
+    Metric("new_tokens", "new tokens", lambda samples: sum(len(s.new_tokens) for s in samples),
+           "Generated tokens of all completions.",
+           pooled="sum", digits=0),
+
+    # Speed
+    Metric("output_throughput", "tokens/s", over_samples(lambda s: (len(s.new_tokens), s.wall_s)),
+           "New tokens / seconds from the call to the last token, prefill included.",
+           unit="tokens/s", better="higher", digits=1, timed=True, by_group=True,
+           tables="default speed narrow headline comparison"),
+    Metric("macro_throughput", "mean tokens/s",
+           mean(lambda s: len(s.new_tokens) / s.wall_s if s.wall_s else None),
+           "Mean over prompts of new tokens / seconds.",
+           unit="tokens/s", pooled="mean over prompts", better="higher", digits=1, timed=True),
+    Metric("latency_speedup", "speedup", over_greedy(),
+           "Greedy's seconds per token / the decoder's, same engine and prompts, with prefill.",
+           timed=True, by_group=True,
+           tables="default speed narrow headline comparison groups", **LEAD),
+    Metric("predicted_speedup", "predicted speedup",
+           lambda samples, greedy, costs: speedup(costs.timed(greedy), costs.timed(samples)),
+           "Speedup over greedy with the seconds that the counts take at the run's costs; at costs "
+           "measured in the same run it is a fit, not evidence.",
+           tables="default speed narrow headline comparison", instead_of="latency_speedup", **LEAD),
+    Metric("latency_speedup_macro", "macro speedup",
+           lambda samples, greedy: macro_speedup(greedy, samples),
+           "Geometric mean over prompts of each prompt's speedup over greedy.",
+           timed=True, tables="speed comparison", **{**RATIO, "pooled": "geometric mean"}),
+    Metric("decode_speedup", "decode speedup", over_greedy(decode_part),
+           "Speedup over greedy in time per token after the first step (without the prefill).",
+           timed=True, tables="speed headline", **LEAD),
+
+    # Every decoder against Ouroboros
+    Metric("latency_vs_ouroboros", "vs Ouroboros", over_ouroboros(),
+           "The decoder's seconds per token / Ouroboros', same prompts: above 1 Ouroboros is "
+           "faster.",
+           timed=True, tables="default lead headline", **LEAD),
+    Metric("predicted_vs_ouroboros", "predicted vs Ouroboros",
+           lambda samples, ouroboros, costs: speedup(costs.timed(samples), costs.timed(ouroboros)),
+           "The decoder's predicted seconds per token / Ouroboros', same prompts.",
+           tables="default lead", instead_of="latency_vs_ouroboros", **LEAD),
+    Metric("cost_vs_ouroboros", "cost vs Ouroboros", cost_over_ouroboros,
+           "The decoder's cost per token / Ouroboros', same prompts.",
+           tables="lead", **LEAD),
+    Metric("calls_vs_ouroboros", "calls vs Ouroboros",
+           lambda samples, ouroboros, draft_cost: speedup(
+               samples, ouroboros, part=partial(calls_part, cost_ratio=draft_cost)),
+           "The decoder's calls per token / Ouroboros', same prompts.",
+           tables="default lead", instead_of="latency_vs_ouroboros predicted_vs_ouroboros", **LEAD),
+    Metric("decode_vs_ouroboros", "decode vs Ouroboros", over_ouroboros(decode_part),
+           "The decoder's seconds per token after the first step / Ouroboros', same prompts.",
+           timed=True, tables="lead", **LEAD),
+    Metric("ttft_vs_ouroboros", "TTFT vs Ouroboros", over_ouroboros(ttft_part),
+           "The decoder's mean TTFT / Ouroboros', same prompts.",
+           timed=True, tables="lead headline", **LEAD),
+
+    # Time and memory
+    Metric("ttft_ms", "TTFT (ms)", mean(lambda s: s.ttft_s, times=1e3),
+           "Time to first token: from the call to the end of the first step, prefill included.",
+           unit="ms", pooled="mean over prompts", digits=0, tables="default time", **TIME),
+    Metric("tpot_ms", "TPOT (ms)", over_samples(decode_part, times=1e3),
+           "Time per token after the first step: (latency - TTFT) / (tokens - the first step's).",
+           unit="ms", tables="time", **TIME),
+    Metric("e2e_latency_s", "E2E (s)", mean(lambda s: s.wall_s),
+           "Seconds from the call to the last token of a completion, prefill included.",
+           unit="s", pooled="mean over prompts", tables="time", **TIME),
+    Metric("latency_speedup_vs_hf", "vs transformers",
+           lambda samples, hf_greedy: speedup(hf_greedy, samples),
+           "Speedup over transformers' own greedy decoding, prefill included.",
+           timed=True, tables="time headline", **LEAD),
+    Metric("latency_speedup_macro_vs_hf", "macro vs transformers",
+           lambda samples, hf_greedy: macro_speedup(hf_greedy, samples),
+           "Geometric mean over prompts of the speedup over transformers' greedy decoding.",
+           timed=True, **{**RATIO, "pooled": "geometric mean"}),
+    Metric("decode_speedup_vs_hf", "decode vs transformers",
+           lambda samples, hf_greedy: speedup(hf_greedy, samples, part=decode_part),
+           "Speedup over transformers' greedy decoding in time per token after the first step.",
+           timed=True, **LEAD),
+    Metric("draft_share", "draft time", phase_share("draft"),
+           "Share of the time in steps spent in the draft model.",
+           timed=True, tables="time", **SHARE),
+    Metric("verify_share", "verify time", phase_share("verify"),
+           "Share of the time in steps spent in the target model.",
+           timed=True, tables="time", **SHARE),
+    Metric("host_share", "host time", phase_share("host"),
+           "Share of the time in steps spent outside both models, in Python.",
+           timed=True, tables="time", **SHARE),
+    Metric("host_ms_per_step", "host ms/step", over_steps("host_s", where="scored", times=1e3),
+           "Milliseconds per step outside both models (unavailable for another engine).",
+           unit="ms", tables="time", **TIME),
+    Metric("peak_bytes", "peak GiB",
+           lambda samples: max((s.peak_bytes for s in samples if s.peak_bytes), default=None),
+           "Largest peak of device memory of any completion, summed over the GPUs in use.",
+           unit="bytes", pooled="maximum", better="lower", digits=1, scale=2**-30, tables="time"),
+    Metric("energy_per_token_j", "J/token",
+           over_samples(lambda s: (s.energy_j or 0, len(s.new_tokens) * (s.energy_j is not None))),
+           "Joules per new token, prefill included, over completions whose energy is known.",
+           unit="J/token", tables="time", **TIME),
+
+    # Calls and acceptance
+    Metric("accepted_per_step", "accepted/step", over_steps("accepted", where="drafted"),
+           "Accepted draft tokens per step that had a draft; the bonus token does not count.",
+           unit="tokens/step", better="higher", tables="default"),
+    Metric("acceptance_length", "acceptance length", acceptance_length,
+           "New tokens per step that had a draft: 1 + accepted/step, the bonus included (as vLLM).",
+           unit="tokens/step", better="higher", by_group=True, tables="counts headline"),
+    Metric("tokens_per_target_call", "tokens/call", over_steps("new"),
+           "New tokens / target calls; the prefill is part of the first call.",
+           unit="tokens/call", better="higher", tables="counts narrow"),
+    Metric("cost_per_token", "cost/token",
+           lambda samples, costs: (
+               pooled(samples, part=costs.cost_part()) if costs.timed(samples) else None),
+           "Time of both models' calls per new token at the run's costs, in target calls of one "
+           "node: greedy is 1.",
+           better="lower", digits=3, interval=True, tables="counts headline comparison"),
+    Metric("calls_per_token", "calls/token", calls_per_token,
+           "(Target calls + draft cost x draft calls) / new tokens, whatever a call scores: greedy "
+           "is 1 on every machine.",
+           better="lower", digits=3, interval=True, instead_of="output_throughput",
+           tables="default counts headline comparison"),
+    Metric("draft_calls_per_token", "draft calls/token", over_steps("draft_calls", "new"),
+           "Draft calls / new tokens.", **COUNT),
+    Metric("target_forwards_per_token", "target forwards/token",
+           forwards_per_token("target_forwards"),
+           "Forward passes of the target / new tokens; unavailable where steps do not record them.",
+           digits=3, **COUNT),
+    Metric("draft_forwards_per_token", "draft forwards/token", forwards_per_token("draft_forwards"),
+           "Forward passes of the draft / new tokens; unavailable where steps do not record them.",
+           digits=3, **COUNT),
+    Metric("nodes_per_token", "nodes/token", over_steps("scored", "new", where="scored"),
+           "Nodes that the target scored, the prompt excluded / new tokens.", **COUNT),
+    Metric("draft_nodes_per_token", "draft nodes/token", draft_nodes_per_token,
+           "Nodes that the draft scored / new tokens; unavailable where steps do not record them.",
+           **COUNT),
+    Metric("scored_per_step", "nodes/call", over_steps("scored", where="scored"),
+           "Nodes that the target scored per call, root and probes included, the prompt excluded.",
+           unit="nodes/call", digits=1, tables="counts"),
+    Metric("draft_acceptance_rate", "draft accepted", over_steps("accepted", "drafted"),
+           "Accepted / drafted tokens, where a step's drafted is the depth of its deepest branch.",
+           better="higher", tables="counts", **SHARE),
+    Metric("acceptance_rate_per_position", "acceptance by position", acceptance_rate_per_position,
+           "Of the steps that drafted k tokens or more, the share that accepted k (as vLLM, where "
+           "all drafts are equally long).",
+           pooled="per position", scalar=False),
+    Metric("tries_per_position", "tries by position", tries_per_position,
+           "Steps that drafted k tokens or more: the denominators of acceptance by position.",
+           pooled="per position", scalar=False),
+    Metric("acceptance_histogram", "accepted histogram",
+           lambda samples: dict(sorted(Counter(s.accepted for s in steps_of(samples)).items())),
+           "Steps by the number of draft tokens that they accepted.",
+           pooled="histogram", scalar=False),
+    Metric("tokens_by_source", "tokens by source", tokens_by_source,
+           "New tokens by who proposed them; corrections and bonus tokens are the target's.",
+           pooled="sum", scalar=False, tables="counts"),
+
+    # Is it lossless, and what the text is like
+    Metric("repetition_rate", "repetition", mean(lambda s: repetition(s.new_tokens)),
+           "Share of a completion's 4-grams that occurred before in it; large models' own answers "
+           "have 9 to 15 %, and more flatters every decoder that drafts from the text.",
+           pooled="mean over prompts", tables="speed headline", **SHARE),
+    Metric("unequal", "unequal", unequal,
+           "Completions whose tokens differ from greedy's for the same prompt and repeat.",
+           pooled="count", better="lower", digits=0, tables="speed headline"),
+    Metric("verdict", "verdict", lambda audit: audit,
+           "The audit of unequal completions: identical, ties (rounding explains them), BUG, or in "
+           "law (rejection sampling keeps the distribution only); greedy is the reference.",
+           pooled="count", scalar=False, tables="default speed headline"),
+
+    # Proposed trees, where they were recorded
+    Metric("trees", "trees", lambda trees: trees,
+           "Counts of the proposed trees by size, depth and source, and their calibration.",
+           pooled="per step", scalar=False),
+    Metric("tree_steps", "tree steps", lambda trees: trees["steps"],
+           "Steps whose proposed tree was recorded.",
+           pooled="count", digits=0, tables="trees"),
+    Metric("tree_nodes", "nodes", lambda trees: trees["nodes"],
+           "Nodes of a proposed tree, the root excluded.",
+           unit="nodes", pooled="mean over trees", digits=1, tables="trees"),
+    Metric("tree_depth", "depth", lambda trees: trees["depth"],
+           "Depth of a proposed tree's deepest node.",
+           unit="nodes", pooled="mean over trees", digits=1, tables="trees"),
+    Metric("tree_leaves", "leaves", lambda trees: trees["leaves"],
+           "Leaves of a proposed tree.",
+           unit="nodes", pooled="mean over trees", digits=1, tables="trees"),
+    Metric("estimated_acceptance", "estimated", calibrated("thought"),
+           "Estimated acceptance of the nodes whose parent was accepted.",
+           pooled="mean over nodes", tables="trees", **SHARE),
+    Metric("actual_acceptance", "accepted", calibrated("came"),
+           "Share of the nodes whose parent was accepted that were accepted too.",
+           pooled="mean over nodes", tables="trees", **SHARE),
+    Metric("tree_log_loss", "log loss", calibrated("log_loss"),
+           "Log loss (natural logarithms) of the estimated acceptance.",
+           pooled="mean over nodes", better="lower", digits=3, tables="trees"),
+    Metric("constant_log_loss", "constant's loss", calibrated("log_loss_of_the_mean"),
+           "Log loss of estimating the mean acceptance for every node: what log loss has to beat.",
+           pooled="mean over nodes", better="lower", digits=3, tables="trees"),
+    Metric("tree_brier", "Brier", calibrated("brier"),
+           "Brier score (mean squared error) of the estimated acceptance.",
+           pooled="mean over nodes", better="lower", digits=3, tables="trees"),
+)
+# fmt: on
 
 
-def _share(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+def score_metric(name: str) -> Metric:
+    """Return the metric of a task's score: "score.pass@1", with the heading "pass@1"."""
+    return Metric(
+        *(f"score.{name}", name, lambda: None, f"The task's score {name}."),
+        **{"pooled": "mean over prompts", "better": "higher", "digits": 3, "interval": True},
+        tables="default speed",
+    )
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None
+def score_intervals(
+    samples: Samples, scores: Mapping[tuple[str, str, int], Mapping[str, float]]
+) -> dict[str, Interval]:
+    """Return means over prompts of a task's scores; "passed" becomes pass@1.
+
+    The interval is Wilson's for scores in `YES_OR_NO` of prompts without repeats; else prompts are
+    resampled.
+    """
+    by_prompt: dict[str, dict[str, list[float]]] = {}
+    for sample in samples:
+        for name, value in scores.get(sample.key, {}).items():
+            by_prompt.setdefault(name, {}).setdefault(sample.example, []).append(value)
+    found = {}
+    for name, prompts in by_prompt.items():
+        means = [float(np.mean(values)) for values in prompts.values()]
+        once = all(len(values) == 1 for values in prompts.values())
+        interval = mean_of(means, shares=once and name in YES_OR_NO)
+        found["pass@1" if name == "passed" else name] = interval
+    return found
+
+
+def corpus_scores(
+    task: Task, examples: Sequence[Example], samples: Iterable[Sample]
+) -> dict[str, dict[str, float]]:
+    """Return the task's scores of all completions together, such as corpus BLEU, by decoder; {}
+    where the task has none."""
+    if not isinstance(task, CorpusScored):
+        return {}
+    known = {example.id: example for example in examples}
+    pairs: dict[str, list[tuple[Example, str]]] = {}
+    for sample in samples:
+        if not sample.error:
+            pairs.setdefault(sample.decoder, []).append((known[sample.example], sample.text))
+    return {name: task.corpus_scores(found) for name, found in pairs.items()}

@@ -1,41 +1,40 @@
 """Which measurements lie in some folders: runs, sweeps, and runs that several workers shared.
 
-Invariant: samples meet only where their runs have one identity and no sample twice; a second
+Invariant: samples are merged only where their runs have one identity and no sample twice; a second
 measurement of the same prompts stays a second measurement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ouroboros.bench.metrics.predicted import CostModel
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
-from ouroboros.bench.report.summary import summarise
 from ouroboros.bench.run.costs import recorded_costs
 from ouroboros.bench.run.folder import RUN, SAMPLES, ResultsFolder, exists
 from ouroboros.bench.verdict.audit_report import Row, load_audit
-from ouroboros.costs import CostModel
+
+Key = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One measurement: run.json, samples and scores, of one folder or of merged parts. `priced`:
-    by which costs its counts are reported."""
+    """One measurement: run.json, samples and scores of one folder or of merged parts.
+
+    `priced` holds the costs by which its counts become seconds, `trees` the recorded trees of a
+    sample's steps.
+    """
 
     folders: tuple[Path, ...]
     run: dict
     samples: list[Sample]
-    scores: dict[tuple[str, str, int], dict[str, float]]
+    scores: dict[Key, dict[str, float]] = field(default_factory=dict)
     audit: list[Row] = field(default_factory=list)
     priced: CostModel | None = None
-    trees: dict[tuple[str, str, int], list[ProposedTree]] = field(default_factory=dict)
-
-    @property
-    def keys(self) -> set[tuple[str, str, int]]:
-        """The keys of all samples."""
-        return {sample.key for sample in self.samples}
+    trees: dict[Key, list[ProposedTree]] = field(default_factory=dict)
 
 
 def run_folders(path: Path) -> list[Path]:
@@ -61,44 +60,26 @@ def load(path: Path) -> Measured:
     if not exists(path / SAMPLES):
         raise ValueError(f"{path} has no {SAMPLES}: only the folder that measured has it")
     samples = folder.load_samples()
-    strange = {sample.decoder for sample in samples} - set(run["decoders"])
-    if strange:
-        raise ValueError(
-            f"{path}: {SAMPLES} has decoders that {RUN} lacks: {', '.join(sorted(strange))}"
-        )
-    return Measured(
-        (path,),
-        run,
-        samples,
-        folder.load_scores(),
-        load_audit(folder),
-        _priced(folder),
-        folder.load_trees(),
-    )
-
-
-def summary_of(one: Measured) -> dict:
-    """Return the summary of a measurement."""
-    return summarise(
-        one.run, one.samples, one.scores, one.audit, priced=one.priced, trees=one.trees
-    )
-
-
-def _priced(folder: ResultsFolder) -> CostModel | None:
-    """The costs that were measured with a run, or by which it decided; None without any."""
+    unknown = {sample.decoder for sample in samples} - set(run["decoders"])
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        raise ValueError(f"{path}: {SAMPLES} has decoders that {RUN} lacks: {names}")
     costs = recorded_costs(folder)
-    if costs is None:
-        return None
-    named = costs.about.get("name")
-    return CostModel(costs, f"the costs {named!r}" if named else "the costs measured with the run")
+    name = costs.about.get("name") if costs else None
+    words = f"the costs {name!r}" if name else "the costs measured with the run"
+    priced = CostModel(words, costs) if costs else None
+    audit, trees = load_audit(folder), folder.load_trees()
+    return Measured((path,), run, samples, folder.load_scores(), audit, priced, trees)
 
 
 def merge(found: Iterable[Measured]) -> list[Measured]:
     """Join the parts of one run (same identity, no sample in common), in the order given."""
     merged: list[Measured] = []
     for part in found:
+        identity, keys = part.run.get("identity"), {sample.key for sample in part.samples}
         for index, whole in enumerate(merged):
-            if _is_part(whole, part):
+            same = identity is not None and identity == whole.run.get("identity")
+            if same and not any(sample.key in keys for sample in whole.samples):
                 merged[index] = _joined(whole, part)
                 break
         else:
@@ -106,30 +87,26 @@ def merge(found: Iterable[Measured]) -> list[Measured]:
     return merged
 
 
-def _is_part(whole: Measured, part: Measured) -> bool:
-    identity = part.run.get("identity")
-    same = identity is not None and identity == whole.run.get("identity")
-    return same and not whole.keys & part.keys
-
-
 def _joined(whole: Measured, part: Measured) -> Measured:
+    run, other = whole.run, part.run
     samples = [*whole.samples, *part.samples]
-    run = whole.run
-    machines = run.get("machines") or [run["provenance"]["machine"]]
+    prompts = len({sample.example for sample in samples})
     facts = {
         "parts": run.get("parts", 1) + 1,
-        "machines": [*machines, part.run["provenance"]["machine"]],
-        "status": _status([run["status"], part.run["status"]]),
-        "resumed": run["resumed"] + part.run["resumed"],
-        "samples_wanted": _wanted(run["samples_wanted"], part.run["samples_wanted"], len(samples)),
+        "machines": [
+            *(run.get("machines") or [run["provenance"]["machine"]]),
+            other["provenance"]["machine"],
+        ],
+        "status": other["status"] if run["status"] == "finished" else run["status"],
+        "resumed": run["resumed"] + other["resumed"],
+        "samples_wanted": _wanted(run["samples_wanted"], other["samples_wanted"], len(samples)),
     }
-    prompts = _wanted(
-        run["task"]["prompts"], part.run["task"]["prompts"], len({s.example for s in samples})
-    )
+    task = run["task"]
+    task = {**task, "prompts": _wanted(task["prompts"], other["task"]["prompts"], prompts)}
     return replace(
         whole,
         folders=(*whole.folders, *part.folders),
-        run={**run, **facts, "task": {**run["task"], "prompts": prompts}},
+        run={**run, **facts, "task": task},
         samples=samples,
         scores={**whole.scores, **part.scores},
         audit=[*whole.audit, *part.audit],
@@ -140,7 +117,3 @@ def _joined(whole: Measured, part: Measured) -> Measured:
 def _wanted(one: int, other: int, have: int) -> int:
     """How many were wanted in all: a part's run.json may state the whole's number or its own."""
     return max(one, other) if have <= max(one, other) else one + other
-
-
-def _status(statuses: Sequence[str]) -> str:
-    return next((status for status in statuses if status != "finished"), "finished")

@@ -1,261 +1,304 @@
-"""Tables of summaries: one frame of cells per question.
+"""Tables of summaries: selections of columns of one DataFrame, and the one way to format a cell.
 
-A cell is text as a reader sees it ("3.04x [2.15, 3.86]", "-" where nothing is known); the same
-numbers in full, one row per run and decoder, are `compare.numbers_frame`'s. A measure that no
-decoder has is left out.
+A cell is text as a reader sees it ("3.04x [2.15, 3.86]", "-" where nothing is known); the numbers
+in full are in `RunSet.numbers`. Which metric is a column of which table is said in its registry
+entry. A column that no decoder fills is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import pandas as pd
+from rich import box
+from rich.table import Table
 
-from ouroboros.bench.metrics import metrics
-from ouroboros.bench.report.cells import (
-    as_text,
-    interval,
-    number,
-    percent,
-    ratio,
-    within,
-)
-from ouroboros.bench.report.leads import MEASURES, others, said
-from ouroboros.bench.report.published import published_caption, published_frame
-from ouroboros.bench.report.summary import cost_text
+from ouroboros.bench.metrics.intervals import COST_RATIO, Interval, over_runs
+from ouroboros.bench.metrics.metrics import METRICS
+from ouroboros.bench.metrics.registry import Metric
+from ouroboros.bench.metrics.sample import METHOD, PLAIN
+from ouroboros.bench.report.facts import RunFacts
+from ouroboros.bench.report.summary import Summary, interval_of
 
-WORDS = {
-    "latency": "tokens/s",
-    "predicted": "prediction",
-    "cost": "cost/token",
-    "calls": "calls/token at {cost}",
+CAPTIONS = {
+    "default": "Results",
+    "speed": "Speed",
+    "lead": "Each decoder against Ouroboros, paired by prompt: above 1 Ouroboros is ahead",
+    "time": "Time and memory",
+    "counts": "Calls and acceptance",
+    "trees": "Proposed trees, and estimated against actual acceptance of their nodes",
 }
+"""The tables of one run, in order, by the name under which metrics ask to be a column."""
+NOTES = """\
+[low, high]: 95 % intervals over prompts, paired where two decoders are compared (bootstrap; for \
+yes-or-no scores Wilson's). Warm-up is excluded; decoders alternate prompt by prompt."""
+LATEX = str.maketrans(
+    {c: f"\\{c}" for c in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+)
 
 
-def tables(summary: Mapping, style: str = "github", *, width: int | None = None) -> list[str]:
-    """Return a run's tables of speed, leads, time and acceptance, as text.
+def cell(metric: Metric, row: Mapping) -> str:
+    """Return a metric of a frame's row as text, with its interval; "-" where it is unavailable."""
+    value = row.get(metric.name)
+    if isinstance(value, Mapping):
+        total = sum(value.values())
+        return ", ".join(f"{name} {100 * count / total:.0f} %" for name, count in value.items())
+    if isinstance(value, str):
+        return value
+    found = None if value is None else interval_of(row, metric.name)
+    if found is None:
+        return "-"
+    ends = (end and end * metric.scale for end in (found.low, found.high))
+    return Interval(found.value * metric.scale, *ends).text(metric.digits, metric.suffix)
 
-    `width`: no line is longer; what does not fit is left out (`summary.md` has it all).
-    """
-    found = (f for name, _, f in captioned(summary) if name in ("speed", "lead", "time", "counts"))
-    return [as_text(frame if width is None else within(frame, width), style) for frame in found]
+
+def columns(summary: Summary, table: str) -> list[Metric]:
+    """Return the metrics that a table of a run shows: those that some decoder has."""
+    frame = summary.frame
+    known = {n for n in summary.metrics if n in frame and (frame[n].map(_filled)).any()}
+    shown = [m for n, m in summary.metrics.items() if n in known and table in m.tables.split()]
+    if table not in ("default", "narrow"):
+        return shown
+    return [m for m in shown if not known & set(m.instead_of.split())]
 
 
-def captioned(summary: Mapping) -> list[tuple[str, str, pd.DataFrame]]:
-    """Return (name, caption, frame) of every table of a run that has something to show."""
-    priced = f" (cost/token by {summary['costs']})" if summary["costs"] else ""
-    lead = "Ouroboros over each other decoder, paired by prompt: above 1 it is ahead"
-    shapes = "Proposed trees, a step on average; estimates of nodes whose parent was accepted"
+def run_table(summary: Summary, table: str) -> pd.DataFrame:
+    """Return one table of a run: greedy first, then the fastest first; empty without any column."""
+    shown = columns(summary, table)
+    if not shown:
+        return pd.DataFrame()
+    frame = summary.frame.loc[_by_speed(summary)]
+    if table == "lead":
+        frame = frame.drop(index=METHOD, errors="ignore")
     found = [
-        ("speed", "Speed", speed_frame(summary)),
-        ("lead", lead, lead_frame(summary)),
-        ("time", "Time and memory", time_frame(summary)),
-        ("counts", f"Calls and acceptance{priced}", count_frame(summary)),
-        ("groups", "Latency speedup by group of prompts", group_frame(summary)),
-        ("trees", shapes, tree_frame(summary)),
-        ("sources", "Nodes of the trees by source", source_frame(summary)),
+        {"decoder": name} | {m.heading: cell(m, row) for m in shown}
+        for name, row in frame.iterrows()
+        if any(_filled(row[m.name]) for m in shown)
     ]
-    if summary["published"]:
-        found.append(("published", published_caption(summary), published_frame(summary)))
+    if table == "lead":
+        for line in found:
+            lead = interval_of(frame.loc[line["decoder"]], shown[0].name)
+            line["Ouroboros is"] = lead.significance if lead else "-"
+    return pd.DataFrame(found)
+
+
+def run_tables(summary: Summary) -> list[tuple[str, str, pd.DataFrame]]:
+    """Return (name, caption, frame) of every table of a run that has something to show."""
+    costs = f" (cost/token by {summary.facts.costs})" if summary.facts.costs else ""
+    found = [
+        (name, caption + costs * (name == "counts"), run_table(summary, name))
+        for name, caption in CAPTIONS.items()
+    ]
+    for metric in METRICS.shown_in("groups") if len(summary.groups) else []:
+        parts = {
+            str(group): part.droplevel("group")
+            for group, part in summary.groups.groupby(level="group", sort=False)
+        }
+        rows = [
+            {"group": group, "samples": str(part["samples"].max())} for group, part in parts.items()
+        ]
+        caption = f"{metric.heading} by group of prompts"
+        found.append(("groups", caption, _across(metric, rows, parts.values())))
+    found.append(("sources", "Nodes of the proposed trees by source", _source_table(summary)))
+    if summary.facts.published:
+        found.append(("published", published_caption(summary.facts), published_table(summary)))
     return [one for one in found if one[2].shape[1] > 1]
 
 
-def speed_frame(summary: Mapping) -> pd.DataFrame:
-    """Speed, speedups, Ouroboros' lead, repetition, equality and scores of each decoder."""
-    rows = summary["decoders"]
-    scored = sorted({name for row in rows.values() for name in row["scores"]})
-    own = "latency" if summary["timed"] else "predicted"
-    return _filled([_speed_row(name, row, scored, own) for name, row in rows.items()])
+def terminal_table(summary: Summary) -> Table:
+    """Return the table that commands print: at most seven columns and the task's scores."""
+    frame = run_table(summary, "default")
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    for place, name in enumerate(frame.columns):
+        shown.add_column(name, justify="right" if place else "left", no_wrap=not place)
+    for row in frame.itertuples(index=False):
+        shown.add_row(*row)
+    return shown
 
 
-def own_costs(summary: Mapping) -> bool:
-    """Whether a timed run's counts are shown at the costs measured in that very run: a fit, no
-    prediction."""
-    return summary["timed"] and "with the run" in (summary["costs"] or "")
+def legend(summaries: Sequence[Summary]) -> dict[str, str]:
+    """Return the definition of every metric that the tables of some runs show, by its heading."""
+    found = {m.heading: m.definition for one in summaries for t in CAPTIONS for m in columns(one, t)}
+    costs = {f"{COST_RATIO if (c := one.facts.draft_cost) is None else c:.3g}" for one in summaries}
+    cost = costs.pop() if len(costs) == 1 else "the pair's own"
+    if "calls/token" in found:
+        found["calls/token"] = found["calls/token"].replace("draft cost", f"draft cost ({cost})")
+    return found
 
 
-def lead_frame(summary: Mapping) -> pd.DataFrame:
-    """Ouroboros' lead over each other decoder by every measure; empty where it did not run."""
-    cost = cost_text([summary])
-    found = _filled([_lead_row(name, row, cost) for name, row in others(summary).items()])
-    return found.rename(columns={"predicted": "fit"}) if own_costs(summary) else found
+def comparisons(
+    lead: Mapping[str, Sequence], summaries: Sequence[Summary]
+) -> dict[str, tuple[str, pd.DataFrame]]:
+    """Return caption and table of each comparison of runs, by name: decoders across, a row per run.
 
-
-def time_frame(summary: Mapping) -> pd.DataFrame:
-    """Times per token and completion, their phases, memory and energy of each decoder."""
-    return _filled([_time_row(name, row) for name, row in summary["decoders"].items()])
-
-
-def count_frame(summary: Mapping) -> pd.DataFrame:
-    """Calls, acceptance and sources of each decoder: what the machine changes only through the
-    costs by which they are counted."""
-    cost = cost_text([summary])
-    return _filled([_count_row(name, row, cost) for name, row in summary["decoders"].items()])
-
-
-def tree_frame(summary: Mapping) -> pd.DataFrame:
-    """Size, shape and calibration of the trees of each decoder that they were kept of."""
-    return _filled([_tree_row(n, row) for n, row in summary["decoders"].items() if row["trees"]])
-
-
-def source_frame(summary: Mapping) -> pd.DataFrame:
-    """For each source of a decoder's nodes, how many there were, were judged and were right."""
-    return _filled(
-        [
-            {
-                "decoder": name,
-                "source": source,
-                "nodes": str(own["proposed"]),
-                "parent accepted": str(own["judged"]),
-                "of these accepted": percent(
-                    own["right"] / own["judged"] if own["judged"] else None
-                ),
-                "as estimated": percent(own["thought"]),
-            }
-            for name, row in summary["decoders"].items()
-            for source, own in (row["trees"] or {"sources": {}})["sources"].items()
-        ]
+    `lead` holds the first columns, which tell the runs apart: one value per run.
+    """
+    costs = ", ".join(
+        dict.fromkeys(
+            f"{one.facts.costs}{' (a fit)' * one.facts.fitted}"
+            for one in summaries
+            if one.facts.costs
+        )
     )
+    rows = [
+        {key: str(values[index]) for key, values in lead.items()}
+        | {"prompts": f"{one.facts.prompts}{' (incomplete)' * one.facts.incomplete}"}
+        for index, one in enumerate(summaries)
+    ]
+    found = {}
+    for metric in METRICS.shown_in("comparison"):
+        if any(one.frame[metric.name].map(_filled).any() for one in summaries):
+            by = f" By {costs}." if "costs" in metric.needs else ""
+            caption = f"{metric.heading}: {metric.definition}{by}"
+            table = _across(metric, rows, [one.frame for one in summaries])
+            found[metric.name] = (caption, table)
+    best = best_others(lead, summaries)
+    caption = "The fastest other decoder of each run against Ouroboros: above 1 Ouroboros is ahead"
+    return found | ({"lead": (caption, best)} if len(best) else {})
 
 
-def narrow_frame(summary: Mapping) -> pd.DataFrame:
-    """Tokens per second, speedup and tokens per target call of each decoder: for one column."""
-    own = "latency" if summary["timed"] else "predicted"
-    return _filled(
-        [
-            {
-                "decoder": name,
-                "tokens/s": number(row["output_throughput"], 1),
-                "speedup": interval(row[f"{own}_speedup"]),
-                "tokens/call": number(row["tokens_per_target_call"], 2),
-            }
-            for name, row in summary["decoders"].items()
-        ]
-    )
+def best_other(summary: Summary, metric: str) -> tuple[str, Interval] | None:
+    """Return the decoder, no variant of Ouroboros, that comes closest to Ouroboros or beats it by
+    most, and Ouroboros' lead; None without any.
+
+    It is chosen on the samples that are shown, which is in its favour.
+    """
+    leads = {str(name): interval_of(row, metric) for name, row in summary.frame.iterrows()}
+    known = {n: one for n, one in leads.items() if one and not n.startswith(METHOD)}
+    return min(known.items(), key=lambda pair: pair[1].value, default=None)
 
 
-def group_frame(summary: Mapping) -> pd.DataFrame:
-    """Latency speedup of each decoder in each group of prompts; empty where there are no groups."""
-    rows = summary["decoders"]
-    names = dict.fromkeys(group for row in rows.values() for group in row["groups"])
+def best_others(lead: Mapping[str, Sequence], summaries: Sequence[Summary]) -> pd.DataFrame:
+    """Return one row per run that has both: the best other decoder against Ouroboros by the best
+    measure that all these runs have, then the geometric mean; empty where no run has both."""
+    measures = METRICS.shown_in("lead")
+    found = [{m.name: best_other(one, m.name) for m in measures} for one in summaries]
+    able = [index for index, one in enumerate(found) if any(one.values())]
+    if not able:
+        return pd.DataFrame()
+    metric = next(m for m in measures if all(found[index][m.name] for index in able))
+    pairs = {index: found[index][metric.name] for index in able}
+    rows = [
+        {key: str(values[index]) for key, values in lead.items()} | _lead_cells(metric, *pair)
+        for index, pair in pairs.items()
+        if pair
+    ]
+    if len(rows) > 1:
+        mean = over_runs([pair[1] for pair in pairs.values() if pair])
+        title = dict.fromkeys(lead, "") | {next(iter(lead)): "geometric mean"}
+        rows.append(title | _lead_cells(metric, "", mean))
+    return pd.DataFrame(rows)
+
+
+def published_table(summary: Summary) -> pd.DataFrame:
+    """Return published tokens/s and speedups beside the measured ones; empty where none are."""
+    theirs, frame = (summary.facts.published or {}).get("tokens_per_s", {}), summary.frame
     found = []
-    for group in names:
-        mine = {name: row["groups"][group] for name, row in rows.items() if group in row["groups"]}
-        cells = {name: interval(row["latency_speedup"]) for name, row in mine.items()}
-        prompts = max(row["samples"] for row in mine.values())
-        found.append({"group": group, "samples": str(prompts), **cells})
-    return _framed(found)
+    for name in dict.fromkeys([*theirs, *frame.index]) if theirs else ():
+        row: Mapping = frame.loc[name] if name in frame.index else {}
+        speedup = published_speedup(theirs, name)
+        measured = interval_of(row, "latency_speedup") if len(row) else None
+        both = measured and speedup
+        found.append(
+            {
+                "decoder": name,
+                "published tokens/s": f"{theirs[name]:.1f}" if name in theirs else "-",
+                "published speedup": f"{speedup:.2f}x" if speedup else "-",
+                "measured tokens/s": cell(METRICS["output_throughput"], row),
+                "measured speedup": cell(METRICS["latency_speedup"], row),
+                "measured / published": f"{measured.value / speedup:.2f}" if both else "-",
+            }
+        )
+    return pd.DataFrame(found)
 
 
-def _speed_row(name: str, row: Mapping, scored: Sequence[str], own: str) -> dict[str, str]:
-    words = "" if own == "latency" else "predicted "
-    cells = {
-        "decoder": name,
-        "samples": str(row["samples"]) + (f" ({row['failed']} failed)" if row["failed"] else ""),
-        "tokens/s": number(row["output_throughput"], 1),
-        f"{words or 'latency '}speedup": interval(row[f"{own}_speedup"]),
-        "decode speedup": interval(row["decode_speedup"]),
-        f"ouroboros over it{words and ', predicted'}": interval(row[f"{own}_vs_ouroboros"]),
-        "TTFT ms": number(row["ttft_ms"], 1),
-        "repetition": _repetition(row["repetition_rate"]),
-        "unequal": _unequal(row),
-        "lossless": row.get("verdict") or "-",
-    }
-    return cells | {score: _score(row, score) for score in scored}
+def published_caption(facts: RunFacts) -> str:
+    """Return one line: where the published numbers come from, and what was measured here."""
+    source = (facts.published or {}).get("source", "source not given")
+    hardware = (facts.published or {}).get("hardware", "hardware not given")
+    nature = "" if facts.nature == "model" else f" (a {facts.nature})"
+    return (
+        f"Published: {source}, on {hardware}. Measured{nature}: on {facts.device}. Speedups are "
+        "over greedy."
+    )
 
 
-def _lead_row(name: str, row: Mapping, cost: str) -> dict[str, str]:
-    measure = next(m for m in MEASURES if row[f"{m}_vs_ouroboros"])
-    return {
-        "ouroboros over": name,
-        "tokens/s": interval(row["latency_vs_ouroboros"]),
-        "after the first step": interval(row["decode_vs_ouroboros"]),
-        "TTFT": interval(row["ttft_vs_ouroboros"]),
-        "predicted": interval(row["predicted_vs_ouroboros"]),
-        "cost/token": interval(row["cost_vs_ouroboros"]),
-        WORDS["calls"].format(cost=cost): interval(row["calls_vs_ouroboros"]),
-        f"it is, by {WORDS[measure].format(cost=cost)}": said(row[f"{measure}_vs_ouroboros"]),
-    }
+def published_speedup(tokens_per_s: Mapping[str, float], name: str) -> float | None:
+    """Return tokens/s of a decoder / tokens/s of greedy, None where either is unknown."""
+    ours, base = tokens_per_s.get(name), tokens_per_s.get(PLAIN)
+    return ours / base if ours and base else None
 
 
-def _time_row(name: str, row: Mapping) -> dict[str, str]:
-    peak = row["peak_bytes"]
-    return {
-        "decoder": name,
-        "macro speedup": interval(row["latency_speedup_macro"]),
-        "vs transformers": interval(row["latency_speedup_vs_hf"]),
-        "TPOT ms": number(row["tpot_ms"], 2),
-        "E2E s": number(row["e2e_latency_s"], 2),
-        "draft/verify/host %": _shares([row[f"{p}_share"] for p in ("draft", "verify", "host")]),
-        "host ms/step": number(row["host_ms_per_step"], 2),
-        "peak GiB": number(peak and peak / 2**30, 1),
-        "J/token": number(row["energy_per_token_j"], 2),
-    }
+def as_text(frame: pd.DataFrame, style: str = "github") -> str:
+    """Return a frame as text (`style`: one of tabulate's), the first column to the left."""
+    align = ["left", *["right"] * (frame.shape[1] - 1)] if len(frame) else None
+    return frame.to_markdown(index=False, tablefmt=style, disable_numparse=True, colalign=align)
 
 
-def _count_row(name: str, row: Mapping, cost: str) -> dict[str, str]:
-    total = sum(row["tokens_by_source"].values())
-    shares = {name: 100 * n / total for name, n in row["tokens_by_source"].items()}
-    return {
-        "decoder": name,
-        "accept len": number(row["acceptance_length"], 2),
-        "tokens/target call": number(row["tokens_per_target_call"], 2),
-        "cost/token": ratio(row["cost_per_token"]),
-        WORDS["calls"].format(cost=cost): ratio(row["calls_interval"]),
-        "draft calls/token": number(row["draft_calls_per_token"], 2),
-        "target forwards/token": number(row["target_forwards_per_token"], 3),
-        "draft forwards/token": number(row["draft_forwards_per_token"], 3),
-        "nodes/token": number(row["nodes_per_token"], 2),
-        "draft nodes/token": number(row["draft_nodes_per_token"], 2),
-        "nodes/call": number(row["scored_per_step"], 1),
-        "draft accepted": percent(row["draft_acceptance_rate"]),
-        "tokens by source %": ", ".join(f"{name} {share:.0f}" for name, share in shares.items()),
-    }
+def as_latex(frame: pd.DataFrame, caption: str, label: str) -> str:
+    """Return a frame as a LaTeX table with booktabs rules, everything escaped; \\ref{tab:<label>}
+    names it."""
+    return frame.to_latex(
+        index=False,
+        escape=True,
+        caption=caption.translate(LATEX),
+        label=f"tab:{label}",
+        column_format="l" + "r" * (frame.shape[1] - 1),
+    )
 
 
-def _tree_row(name: str, row: Mapping) -> dict[str, str]:
-    trees, sure = row["trees"], row["trees"]["calibration"] or {}
-    return {
-        "decoder": name,
-        "samples with trees": f"{trees['samples']} of {row['samples']}",
-        "steps": str(trees["steps"]),
-        "nodes": number(trees["nodes"], 1),
-        "depth": number(trees["depth"], 1),
-        "leaves": number(trees["leaves"], 1),
-        "estimated": percent(sure.get("thought")),
-        "accepted": percent(sure.get("came")),
-        "log loss": number(sure.get("log_loss"), 3),
-        "of the mean": number(sure.get("log_loss_of_the_mean"), 3),
-        "Brier": number(sure.get("brier"), 3),
-    }
+def write_table(frame: pd.DataFrame, stem: Path, *, caption: str) -> None:
+    """Write `stem`.md, .csv and .tex; the LaTeX one needs \\usepackage{booktabs}."""
+    stem.with_suffix(".md").write_text(f"{caption}\n\n{as_text(frame)}\n", encoding="utf-8")
+    stem.with_suffix(".tex").write_text(as_latex(frame, caption, stem.name), encoding="utf-8")
+    frame.to_csv(stem.with_suffix(".csv"), index=False)
 
 
-def _framed(rows: Sequence[Mapping[str, str]]) -> pd.DataFrame:
-    return pd.DataFrame(rows).fillna("-")
+def _across(metric: Metric, rows: Sequence[Mapping], frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """One metric: `rows` (the first cells), each continued by its frame's decoders across."""
+    cells = (
+        {str(name): cell(metric, row) for name, row in frame.iterrows()} for frame in frames
+    )
+    return pd.DataFrame([{**row, **own} for row, own in zip(rows, cells, strict=True)]).fillna("-")
 
 
-def _filled(rows: Sequence[Mapping[str, str]]) -> pd.DataFrame:
-    """Leave out the columns that no row fills; whether texts are equal is always said."""
-    frame = _framed(rows)
-    empty = [name for name in frame if name != "unequal" and (frame[name] == "-").all()]
-    return frame.drop(columns=empty)
+def _source_table(summary: Summary) -> pd.DataFrame:
+    """For each source of a decoder's nodes: how many, how many had an accepted parent, and how many
+    of these were accepted."""
+    found = []
+    for decoder, trees in summary.frame["trees"].items():
+        for source, own in (trees["sources"] if isinstance(trees, Mapping) else {}).items():
+            share = own["right"] / own["judged"] if own["judged"] else None
+            found.append(
+                {
+                    "decoder": decoder,
+                    "source": source,
+                    "nodes": str(own["proposed"]),
+                    "parent accepted": str(own["judged"]),
+                    "accepted": "-" if share is None else f"{100 * share:.0f} %",
+                    "estimated": "-" if own["thought"] is None else f"{100 * own['thought']:.0f} %",
+                }
+            )
+    return pd.DataFrame(found)
 
 
-def _shares(shares: Sequence[float | None]) -> str:
-    known = [share for share in shares if share is not None]
-    return "/".join(f"{100 * share:.0f}" for share in known) if known else "-"
+def _lead_cells(metric: Metric, decoder: str, lead: Interval) -> dict[str, str]:
+    text = lead.text(metric.digits, metric.suffix)
+    return {"best other": decoder, metric.heading: text, "Ouroboros is": lead.significance}
 
 
-def _repetition(rate: float | None) -> str:
-    return percent(rate) + ("" if rate is None else f", {metrics.of_real_text(rate)}")
+def _by_speed(summary: Summary) -> list[str]:
+    """The decoders, greedy first, then by the first metric of the default table."""
+    order = list(summary.frame.index)
+    ranked = [m for m in columns(summary, "default") if m.better and m.scalar]
+    if ranked:
+        sign = -1 if ranked[0].better == "higher" else 1
+        values = (sign * summary.frame[ranked[0].name]).fillna(float("inf"))
+        order.sort(key=lambda name: values[name])
+    return sorted(order, key=lambda name: name != PLAIN)
 
 
-def _unequal(row: Mapping) -> str:
-    if row["unequal"] is None:
-        return "-"
-    return f"{row['unequal']} of {row['samples']}" if row["unequal"] else "0"
-
-
-def _score(row: Mapping, name: str) -> str:
-    found = row["score_intervals"].get(name)
-    return ratio(found) if found else number(row["scores"].get(name), 3)
+def _filled(value: object) -> bool:
+    return bool(value) if isinstance(value, Mapping | list) else not pd.isna(value)

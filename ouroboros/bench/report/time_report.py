@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from ouroboros.bench.metrics.metrics import step_s
-from ouroboros.bench.metrics.sample import Sample
+from ouroboros.bench.metrics.sample import Sample, step_s
 from ouroboros.bench.report.cells import as_text, number, percent
 from ouroboros.costs import Costs, Surface
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ouroboros.bench.metrics.metrics import repetition_rate
+from ouroboros.bench.metrics.metrics import repetition
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.report.gather import Measured
@@ -120,7 +120,7 @@ def _completion(sample: Sample, split: Pieces) -> dict:
             ]
             for step in sample.steps
         ],
-        "repetition": repetition_rate(sample.new_tokens),
+        "repetition": repetition(sample.new_tokens),
         "finish": sample.finish,
         "error": sample.error,
     }

@@ -1,0 +1,96 @@
+"""What a metric is: one entry, which every table, file, plot and the glossary read.
+
+The names of a formula's parameters say what it needs; `measure` passes, for one decoder:
+
+    samples     its completions            failed      its failed samples
+    greedy      greedy's completions       draft_cost  a draft call in target calls
+    ouroboros   Ouroboros' completions     costs       a `CostModel`
+    hf_greedy   transformers' greedy       trees       `tree_metrics` of its proposed trees
+                                           audit       the audit's verdict
+
+A formula returns a number, an `Interval`, or (`scalar=False`) a text, list or mapping; None where
+there is nothing to count.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric: `name` in files, `heading` (at most three words) in tables, its definition.
+
+    `pooled` says how prompts are combined, `better` is "higher", "lower" or "". Cells show
+    `scale` x value with `digits` decimals and then `suffix`. `interval`: the value has a 95 %
+    interval. `timed`: unavailable where jobs shared the device. `by_group`: also computed for each
+    group of prompts. `tables` names the tables that show it: columns of a run's tables "default"
+    (the terminal's), "speed", "lead", "time", "counts", "trees", "narrow" (LaTeX) and of the
+    "headline" JSON; one table across decoders for "comparison" (of runs) and "groups".
+    `instead_of`: a column of "default" and "narrow" only where none of these is available.
+    """
+
+    name: str
+    heading: str
+    formula: Callable
+    definition: str
+    unit: str = ""
+    pooled: str = "sum / sum"
+    better: str = ""
+    digits: int = 2
+    scale: float = 1.0
+    suffix: str = ""
+    interval: bool = False
+    timed: bool = False
+    by_group: bool = False
+    scalar: bool = True
+    tables: str = ""
+    instead_of: str = ""
+
+    @property
+    def columns(self) -> list[str]:
+        """The metric's columns in a table of numbers: its value and the ends of its interval."""
+        return [self.name, *([f"{self.name}.low", f"{self.name}.high"] if self.interval else [])]
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What the formula needs: the names of its parameters."""
+        return tuple(inspect.signature(self.formula).parameters)
+
+    def __call__(self, *args, **given):
+        """Return the formula's value."""
+        return self.formula(*args, **given)
+
+    def of(self, given: Mapping[str, object]) -> object:
+        """Return the value for what is given by name; None where something it needs is missing."""
+        if any(given.get(name) is None for name in self.needs):
+            return None
+        return self.formula(**{name: given[name] for name in self.needs})
+
+
+class Registry(dict[str, Metric]):
+    """Metrics by name, in the order in which tables show them."""
+
+    def __init__(self, *entries: Metric) -> None:
+        super().__init__({one.name: one for one in entries})
+        assert len(self) == len(entries), "a metric is registered twice"
+
+    def shown_in(self, table: str) -> list[Metric]:
+        """Return the metrics that a table shows."""
+        return [one for one in self.values() if table in one.tables.split()]
+
+    def measure(self, given: Mapping[str, object], *, timed=True, groups=False) -> dict:
+        """Return every metric by name for what is `given`; timed ones are None unless `timed`.
+        `groups`: only those computed for groups of prompts."""
+        entries = [one for one in self.values() if one.by_group or not groups]
+        return {m.name: m.of(given) if timed or not m.timed else None for m in entries}
+
+    def glossary(self) -> pd.DataFrame:
+        """Return name, heading, unit, pooling, direction and definition of every metric."""
+        columns = ["name", "heading", "unit", "pooled", "better", "definition"]
+        rows = [[getattr(one, column) for column in columns] for one in self.values()]
+        return pd.DataFrame(rows, columns=columns)

@@ -1,0 +1,92 @@
+"""The files of a report: one run's own summary, and the report over any set of runs.
+
+A pure function of samples: made at any time, on any machine, it gives the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ouroboros.bench.report.gather import Measured, load
+from ouroboros.bench.report.page import render
+from ouroboros.bench.report.plots.speedups import calls_bars, speedup_bars
+from ouroboros.bench.report.plots.style import save, save_png
+from ouroboros.bench.report.run_set import RunSet, run_set
+from ouroboros.bench.report.sections import Section, sections
+from ouroboros.bench.report.summary import Summary, summarise
+from ouroboros.bench.report.tables import NOTES, as_latex, as_text, legend, run_tables, write_table
+from ouroboros.bench.run.store import ResultsFolder
+
+
+def make_report(folder: ResultsFolder) -> Summary:
+    """Write a run's summary.json, summary.md and speedup.png (and calls.png where nothing was
+    timed) into its folder; return the summary.
+
+    Raises `ValueError` where the folder holds no run.
+    """
+    summary = summarise(load(folder.path))
+    folder.write_json("summary.json", summary.to_dict())
+    folder.write_text("summary.md", to_markdown(summary))
+    calls = None if summary.facts.timed else calls_bars(summary)
+    for name, figure in (("speedup.png", speedup_bars(summary)), ("calls.png", calls)):
+        (folder.path / name).unlink(missing_ok=True)
+        if figure is not None:
+            save_png(figure, folder.path / name)
+    return summary
+
+
+def to_markdown(summary: Summary) -> str:
+    """Return summary.md: title, all tables, failures and the definitions of their columns."""
+    parts = [f"# {summary.facts.title}", summary.facts.footnote, *summary.notes]
+    for _, caption, frame in run_tables(summary):
+        parts += [f"**{caption}**", as_text(frame)]
+    return "\n\n".join([*parts, _legend([summary])]) + "\n"
+
+
+def write_report(
+    measured: Sequence[Measured], out: Path, *, tokenizer: str | None = None
+) -> RunSet:
+    """Write the report into `out`, made if need be; return the runs that it shows.
+
+        report.html   everything, in one file that needs nothing else
+        report.md     the same tables and plots as Markdown
+        numbers.csv   every number in full, one row per run and decoder
+        tables/       each table as .md, .csv and .tex (booktabs); *narrow.tex for one column
+        plots/        each plot as .png and .svg
+
+    `tokenizer`: the runs' tokenizer, for runs whose models are elsewhere now.
+    """
+    found = run_set(measured)
+    parts = sections(found)
+    for folder in (out / "tables", out / "plots"):
+        folder.mkdir(parents=True, exist_ok=True)
+    for part in parts:
+        for table in part.tables:
+            caption = f"{part.title}. {table.caption}"
+            write_table(table.frame, out / "tables" / table.name, caption=caption)
+        for table in part.narrow:
+            text = as_latex(table.frame, table.caption, table.name)
+            (out / "tables" / f"{table.name}.tex").write_text(text, encoding="utf-8")
+        for picture in part.pictures:
+            save(picture.figure, out / "plots" / picture.name)
+    found.numbers().to_csv(out / "numbers.csv", index=False)
+    (out / "report.md").write_text(_markdown(parts, found.summaries), encoding="utf-8")
+    page = render(found, parts, tokenizer=tokenizer)
+    (out / "report.html").write_text(page, encoding="utf-8")
+    return found
+
+
+def _markdown(parts: Sequence[Section], summaries: Sequence[Summary]) -> str:
+    lines = []
+    for level, part in enumerate(parts):
+        lines += [f"{'##' if level else '#'} {part.title}", *part.notes]
+        for table in part.tables:
+            lines += [f"**{table.caption}**", as_text(table.frame)]
+        lines += [f"![{one.caption}](plots/{one.name}.png)" for one in part.pictures]
+    return "\n\n".join([*lines, _legend(summaries)]) + "\n"
+
+
+def _legend(summaries: Sequence[Summary]) -> str:
+    lines = [f"- {heading}: {definition}" for heading, definition in legend(summaries).items()]
+    return "\n".join([*lines, "", NOTES])
