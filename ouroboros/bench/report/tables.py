@@ -120,7 +120,9 @@ def terminal_table(summary: Summary) -> Table:
 
 def legend(summaries: Sequence[Summary]) -> dict[str, str]:
     """Return the definition of every metric that the tables of some runs show, by its heading."""
-    found = {m.heading: m.definition for one in summaries for t in CAPTIONS for m in columns(one, t)}
+    found = {
+        m.heading: m.definition for one in summaries for t in CAPTIONS for m in columns(one, t)
+    }
     costs = {f"{COST_RATIO if (c := one.facts.draft_cost) is None else c:.3g}" for one in summaries}
     cost = costs.pop() if len(costs) == 1 else "the pair's own"
     if "calls/token" in found:
@@ -256,11 +258,11 @@ def write_table(frame: pd.DataFrame, stem: Path, *, caption: str) -> None:
     frame.to_csv(stem.with_suffix(".csv"), index=False)
 
 
-def _across(metric: Metric, rows: Sequence[Mapping], frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
+def _across(
+    metric: Metric, rows: Sequence[Mapping], frames: Iterable[pd.DataFrame]
+) -> pd.DataFrame:
     """One metric: `rows` (the first cells), each continued by its frame's decoders across."""
-    cells = (
-        {str(name): cell(metric, row) for name, row in frame.iterrows()} for frame in frames
-    )
+    cells = ({str(name): cell(metric, row) for name, row in frame.iterrows()} for frame in frames)
     return pd.DataFrame([{**row, **own} for row, own in zip(rows, cells, strict=True)]).fillna("-")
 
 
