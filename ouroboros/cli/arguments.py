@@ -44,13 +44,14 @@ def report() -> argparse.ArgumentParser:
         ouroboros report results/local/sweep       a sweep: a folder of run folders
         ouroboros report results/main_matched results/main_t08 --out results/report
 
-    The report over all of them goes to --out: report.html, report.md, numbers.csv,
-    tables/ and plots/. Each folder's own summary.json, summary.md and picture stay
-    as they are, unless --remake is given. --costs counts every run by costs of a
-    name or of a profile's file: cost per token, predicted speedups. Parts of one
-    run that several workers measured are joined. A folder that cannot be read is
-    named on stderr and left out; the exit code is then 2. Tables here are at most
-    120 columns wide, the rest is in the report.
+    The report over all of them goes to --out: report.html, report.md, summary.json,
+    numbers.csv, tables/ and plots/. Each folder's own summary.json, summary.md and
+    plot stay as they are, unless --remake is given. --costs counts every run by
+    costs of a name or of a profile's file: cost per token, predicted speedups.
+    Parts of one run that several workers measured are joined. A folder that cannot
+    be read is named on stderr and left out; the exit code is then 2. The terminal
+    shows one table per run, --wide all of them. With --json, or where stdout is not
+    a terminal, the last line on stdout is one JSON document.
     """
     parser = _parser(report)
     add = parser.add_argument
@@ -64,6 +65,8 @@ def report() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="the runs' tokenizer, so that the page shows text (default: where run.json says)",
     )
+    add("--json", action="store_true", help="print one JSON document as the last line")
+    add("--wide", action="store_true", help="print every table of every run")
     return parser
 
 

@@ -11,7 +11,7 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from ouroboros.bench.metrics.sample import PLAIN
-from ouroboros.bench.report.folder_report import make_report
+from ouroboros.bench.report.write import make_report
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.verdict.audit_report import OPEN, audit_markdown, load_audit, tally, verdict
 from ouroboros.bench.verdict.run_audit import audit_run
@@ -28,10 +28,10 @@ def audit(options: argparse.Namespace) -> int:
     with tqdm(total=len(job.examples) * job.repeats, desc="audit", unit="prompt") as bar:
         audit_run(job, folder, controls=True, on_row=bar.update)
     summary, rows = make_report(folder), load_audit(folder)
-    folder.write_text("audit.md", audit_markdown(summary["title"], rows, list(job.decoders)))
+    folder.write_text("audit.md", audit_markdown(summary.facts.title, rows, list(job.decoders)))
     counts = {name: tally(rows, name) for name in job.decoders}
     table = [(name, verdict(found)) for name, found in counts.items()]
-    print(summary["title"], tabulate(table, ("decoder", "verdict")), sep="\n\n", end="\n\n")
+    print(summary.facts.title, tabulate(table, ("decoder", "verdict")), sep="\n\n", end="\n\n")
     bugs = sum(found.get("BUG", 0) for found in counts.values())
     unknown = sum(found.get(word, 0) for found in counts.values() for word in OPEN)
     document = {"folder": str(folder.path), "verdicts": counts, "bugs": bugs}

@@ -21,9 +21,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from tqdm import tqdm
 
+from ouroboros.bench.metrics.metrics import corpus_scores
 from ouroboros.bench.metrics.sample import Sample
-from ouroboros.bench.metrics.scoring import corpus_scores
-from ouroboros.bench.report.folder_report import headline, make_report, tables, unpriced
+from ouroboros.bench.report.summary import Summary
+from ouroboros.bench.report.write import make_report
 from ouroboros.bench.run.config import check_options
 from ouroboros.bench.run.costs import load_costs, recorded_costs
 from ouroboros.bench.run.folder import ResultsFolder
@@ -49,6 +50,7 @@ from ouroboros.cli.configs import chosen, plain
 from ouroboros.cli.errors import SOME_FAILED
 from ouroboros.cli.output import print_document
 from ouroboros.decoders import check_decoders
+from ouroboros.cli.report import print_summary
 from ouroboros.engine.parallel.ranks import Alone, RankLost, Ranks, agreed
 from ouroboros.reference_pair import FOLDER
 
@@ -218,30 +220,28 @@ def judge(job: Bench, folder: ResultsFolder, *, controls: bool) -> None:
 def show(folder: ResultsFolder, *, interrupted: bool) -> int:
     """Write the report, print its tables and, as the last line, one JSON document."""
     summary = make_report(folder)
-    print(summary["title"], summary["footnote"], *tables(summary, "simple", width=120), sep="\n\n")
-    for name, row in summary["decoders"].items():
-        for reason in row["errors"]:
-            _say(f"{name}: {row['failed']} failed: {reason}")
-    for line in unpriced(summary):
+    print_summary(summary)
+    for line in summary.problems:
         _say(line)
+    _say(f"summary: {place(folder.path / 'summary.json')}")
     document = {
         "results": place(folder.path),
-        "title": summary["title"],
+        "title": summary.facts.title,
         "finished": not interrupted,
-        "samples": summary["samples"],
-        "decoders": headline(summary),
+        "samples": summary.facts.samples,
+        "decoders": summary.headline(),
     }
     print_document(document)
     return 130 if interrupted else ended(summary)
 
 
-def ended(summary: Mapping) -> int:
+def ended(summary: Summary) -> int:
     """Return the exit code of a finished run; where samples failed, say so on stderr."""
-    failed = sum(row["failed"] for row in summary["decoders"].values())
+    failed, samples = int(summary.frame["failed"].sum()), summary.facts.samples
     if not failed:
         return 0
-    _say(f"{failed} of {summary['samples']} samples failed: retry_failed=true measures them anew")
-    return 1 if failed == summary["samples"] else SOME_FAILED
+    _say(f"{failed} of {samples} samples failed; retry_failed=true measures them again")
+    return 1 if failed == samples else SOME_FAILED
 
 
 def retried(failed: Sequence[Sample]) -> str:

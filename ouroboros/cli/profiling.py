@@ -17,11 +17,11 @@ import torch
 from omegaconf import DictConfig
 
 from ouroboros.bench.metrics.operators import operators
-from ouroboros.bench.report.cells import as_text
+from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.plots.costs import step_time, verify_cost
 from ouroboros.bench.report.plots.style import save_png
+from ouroboros.bench.report.tables import as_text
 from ouroboros.bench.report.time_report import floor_frame, step_frame, time_facts, to_markdown
-from ouroboros.bench.report.title import footnote, title
 from ouroboros.bench.run.config import check_options, check_whole
 from ouroboros.bench.run.costs import load_costs, recorded_costs
 from ouroboros.bench.run.folder import ResultsFolder
@@ -112,8 +112,8 @@ def show(folder: ResultsFolder, run: Mapping, costs: Costs, traced: Mapping) -> 
     if any(step.scored for sample in good for step in sample.steps[1:]):
         seen = Costs.of_samples(good)
         costs = replace(costs, host_ms=seen.host_ms, prefill_ms=seen.prefill_ms)
-    prompts = len({sample.example for sample in good})
-    facts: dict[str, Any] = {"title": title(run, prompts), "footnote": footnote(run)}
+    what = RunFacts.of(run, good)
+    facts: dict[str, Any] = {"title": what.title, "footnote": what.footnote}
     facts |= time_facts(costs, samples) | {"operators": traced}
     folder.save_costs(costs)
     write_profile(folder, facts)

@@ -12,13 +12,13 @@ from omegaconf import DictConfig
 from tabulate import tabulate
 from tqdm import tqdm
 
-from ouroboros.bench.metrics import metrics
-from ouroboros.bench.metrics.sample import PLAIN, Sample
+from ouroboros.bench.metrics.intervals import COST_RATIO
+from ouroboros.bench.metrics.metrics import METRICS
+from ouroboros.bench.metrics.sample import PLAIN, Sample, steps_of
 from ouroboros.bench.replay.imitated_draft import ImitatedDraft
 from ouroboros.bench.replay.imitation import Rates
 from ouroboros.bench.replay.recorded_target import RecordedTarget, check_drafter, replay, sampled
 from ouroboros.bench.replay.recording import RecordedRuns
-from ouroboros.bench.report.summary import cost_of
 from ouroboros.bench.run.config import check_whole
 from ouroboros.bench.run.costs import load_costs, recorded_costs
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
@@ -106,7 +106,8 @@ def cost_ratio(config: dict) -> float | None:
     has it; None where a recording is no run."""
     path, given = Path(config["recording"]), config["model"].get("draft_cost")
     if given is None and path.is_dir():
-        return cost_of(ResultsFolder(path).load_run())
+        cost = ResultsFolder(path).load_run()["model"].get("draft_cost")
+        return COST_RATIO if cost is None else cost
     return given
 
 
@@ -138,18 +139,19 @@ def row(
     """Return counts (calls per token where a draft call's `ratio` to a target call is known, or
     there is none), and with costs the predicted milliseconds per token and the speedup over a
     decoder that drafts nothing."""
-    steps = metrics.steps_of(samples)
+    steps = steps_of(samples)
     tokens = sum(len(sample.new_tokens) for sample in samples)
     values = {
         "runs": len(samples),
         "new_tokens": tokens,
         "target_calls": len(steps),
-        "tokens_per_target_call": metrics.tokens_per_target_call(steps),
-        "acceptance_length": metrics.acceptance_length(steps),
-        "draft_calls_per_token": metrics.draft_calls_per_token(steps),
+        "tokens_per_target_call": METRICS["tokens_per_target_call"](samples),
+        "acceptance_length": METRICS["acceptance_length"](samples),
+        "draft_calls_per_token": METRICS["draft_calls_per_token"](samples),
     }
     if ratio is not None or not any(step.draft_calls for step in steps):
-        values["calls_per_token"] = metrics.calls_per_token(steps, ratio or 0.0)
+        found = METRICS["calls_per_token"](samples, ratio or 0.0)
+        values["calls_per_token"] = found and found.value
     if costs is not None and tokens:
         plain = [
             Sample(

@@ -1,7 +1,4 @@
-"""Make reports from results folders: `ouroboros report`.
-
-What can be typed, and what is written, stands in `ouroboros.cli.arguments`.
-"""
+"""Make reports from results folders: `ouroboros report`; `ouroboros.cli.arguments` has its help."""
 
 from __future__ import annotations
 
@@ -11,11 +8,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ouroboros.bench.report.combined import write_report
-from ouroboros.bench.report.folder_report import headline, make_report, tables
+from rich.console import Console
+
 from ouroboros.bench.report.gather import Measured, load, merge, run_folders
-from ouroboros.bench.report.run_set import RunSet
 from ouroboros.bench.report.spec_bench import write_answers
+from ouroboros.bench.report.summary import Summary
+from ouroboros.bench.report.tables import as_text, run_tables, terminal_table
+from ouroboros.bench.report.write import make_report, write_report
 from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.tasks.specbench import SpecBench
@@ -23,40 +22,51 @@ from ouroboros.cli import place
 from ouroboros.cli.output import print_document
 from ouroboros.costs import CostModel
 
+PIPE_WIDTH = 120
+"""Columns of a table where stdout is not a terminal."""
+
 
 def report(options: argparse.Namespace) -> int:
     """Report on the folders; return the exit code."""
     costs = load_costs(options.costs)
-    loaded, bad = gather(options.folders, remake=options.remake)
+    loaded, failures = gather(options.folders, remake=options.remake)
+    for failure in failures:
+        _say(f"error: {failure}")
     if not loaded:
         return 2
     if costs is not None:
         priced = CostModel(costs, f"the costs {costs.about['name']!r}")
         loaded = [replace(one, priced=priced) for one in loaded]
-    out = options.out or _beside(options.folders)
-    measured = merge(loaded)
-    shown = write_report(measured, out, tokenizer=options.tokenizer)
-    if options.spec_bench:
-        for label, one in zip(shown.labels, measured, strict=True):
-            warn_of_other_tasks(label, one.run["task"]["name"])
+    shared = [folder.resolve().parent for folder in options.folders]
+    beside = options.folders[0] if len(options.folders) == 1 else Path(os.path.commonpath(shared))
+    out = options.out or beside / "report"
+    runs = write_report(merge(loaded), out, tokenizer=options.tokenizer)
+    for label, one, summary in zip(runs.labels, runs.measured, runs.summaries, strict=True):
+        if options.spec_bench:
+            if summary.facts.task != SpecBench.name:
+                _say(
+                    f"warning: {label} is a run of {summary.facts.task}: its prompts are numbered "
+                    "anew, and Spec-Bench's scripts will not know their categories"
+                )
             write_answers(one, out / "spec_bench" / label.replace("/", "-"))
-    show(shown, out, options.json)
-    return 2 if bad else 0
+        print_summary(summary, label=label if len(runs.labels) > 1 else "", wide=options.wide)
+    _say(f"report: {place(out / 'report.html')}")
+    _say(f"summary: {place(out / 'summary.json')}")
+    pairs = zip(runs.labels, runs.summaries, strict=True)
+    print_document({label: summary.headline() for label, summary in pairs}, options.json)
+    return 2 if failures else 0
 
 
-def gather(folders: list[Path], *, remake: bool = False) -> tuple[list[Measured], int]:
-    """Read every run below the folders, and where it is to be remade make its own report; return
-    the runs and the failures.
-
-    A run named twice counts once.
-    """
+def gather(folders: list[Path], *, remake: bool = False) -> tuple[list[Measured], list[str]]:
+    """Read every run below the folders, each once; return the runs, and a line for each folder that
+    cannot be read. `remake` writes each folder's own report anew."""
     found: dict[Path, Measured] = {}
-    bad = 0
+    failures: list[str] = []
     for folder in folders:
         try:
             paths = run_folders(folder)
         except ValueError as error:
-            bad += _failed(error)
+            failures.append(str(error))
             continue
         for path in paths:
             try:
@@ -64,41 +74,25 @@ def gather(folders: list[Path], *, remake: bool = False) -> tuple[list[Measured]
                 if remake:
                     make_report(ResultsFolder(path))
                 found.setdefault(path.resolve(), one)
-            except (ValueError, KeyError, OSError) as error:
-                bad += _failed(error, path)
-    return list(found.values()), bad
+            except KeyError as error:
+                failures.append(f"{path}: run.json or a sample lacks {error}")
+            except (ValueError, OSError) as error:
+                failures.append(str(error))
+    return list(found.values()), failures
 
 
-def show(runs: RunSet, out: Path, as_json: bool) -> None:
-    """Print each run's tables and, as the last line, one JSON document."""
-    for label, summary in zip(runs.labels, runs.summaries, strict=True):
-        head = f"{label}: {summary['title']}" if len(runs.labels) > 1 else summary["title"]
-        print(head, *tables(summary, "simple", width=120), sep="\n\n", end="\n\n")
-    print(f"report: {place(out / 'report.html')}", file=sys.stderr)
-    pairs = zip(runs.labels, runs.summaries, strict=True)
-    document = {label: headline(summary) for label, summary in pairs}
-    print_document(document, as_json)
+def print_summary(summary: Summary, *, label: str = "", wide: bool = False) -> None:
+    """Print a run's title and its table of results; `wide`: all of its tables."""
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    title = f"{label}: {summary.facts.title}" if label else summary.facts.title
+    print(title, end="\n\n")
+    if not wide:
+        console.print(terminal_table(summary))
+        print()
+        return
+    for _, caption, frame in run_tables(summary):
+        print(caption, as_text(frame, "simple"), sep="\n\n", end="\n\n")
 
 
-def warn_of_other_tasks(label: str, task: str) -> None:
-    """Say where answers in Spec-Bench's format are not answers to its questions."""
-    if task != SpecBench.name:
-        print(
-            f"warning: {label} is a run of {task}: its prompts are numbered anew, and Spec-Bench's "
-            "scripts will not know their categories",
-            file=sys.stderr,
-        )
-
-
-def _failed(error: Exception, path: Path | None = None) -> int:
-    missing = isinstance(error, KeyError)
-    text = f"{path}: run.json or a sample lacks {error}" if missing else str(error)
-    print(f"error: {text}", file=sys.stderr)
-    return 1
-
-
-def _beside(folders: list[Path]) -> Path:
-    """The folder `report` in the only folder, or in what several have in common."""
-    if len(folders) == 1:
-        return folders[0] / "report"
-    return Path(os.path.commonpath([folder.resolve().parent for folder in folders])) / "report"
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from ouroboros.bench.metrics.metrics import mean_repetition_rate
+from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.replay.same_text import Text, texts
 from ouroboros.bench.run.config import Sampling
@@ -155,7 +155,7 @@ def report(
         "temperatures": args.temperatures,
         "max_new": args.max_new,
         "trials_each": args.trials,
-        "repetition_rate": mean_repetition_rate(texts_as_samples(plain)),
+        "repetition_rate": METRICS["repetition_rate"](texts_as_samples(plain)),
         "costs": {search.name: dict(search.costs.about) for search in searches},
         "provenance": provenance(),
         "report": rows,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ouroboros.bench.metrics import metrics
 from ouroboros.bench.metrics.intervals import Interval, speedup
-from ouroboros.bench.metrics.sample import Sample
 from ouroboros.costs import CostModel, Costs
+from ouroboros.bench.metrics.metrics import METRICS, phase_shares
+from ouroboros.bench.metrics.sample import Sample, steps_of
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,15 @@ def predict(
         cost = cost_per_token(samples, costs)
     except ValueError as error:
         return Prediction(settings, failed=str(error))
-    steps = metrics.steps_of(ours)
+    steps = steps_of(ours)
     later = [step for sample in ours for step in sample.steps[1:]]
     return Prediction(
         settings,
-        metrics.output_throughput(ours) or 0.0,
+        METRICS["output_throughput"](ours) or 0.0,
         speedup(base, ours),
         cost or 0.0,
-        metrics.tokens_per_target_call(steps) or 0.0,
-        {name: share or 0.0 for name, share in metrics.phase_shares(later or steps).items()},
+        METRICS["tokens_per_target_call"](ours) or 0.0,
+        {name: share or 0.0 for name, share in phase_shares(later or steps).items()},
         plain=base,
         samples=ours,
     )

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ouroboros.bench.metrics import metrics
-from ouroboros.bench.metrics.sample import PLAIN, Sample
+from ouroboros.bench.metrics.metrics import METRICS
+from ouroboros.bench.metrics.sample import PLAIN, Sample, steps_of
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.costs import Costs, Surface
 from ouroboros.engine.parallel.partition import cut
@@ -67,7 +67,7 @@ def width_of(
     devices: Sequence[int],
 ) -> Width:
     """Return a decoder's width from its samples and the trees of their steps."""
-    steps = metrics.steps_of(samples)
+    steps = steps_of(samples)
     shapes = [TokenTree(tree.tokens, tree.parents) for tree in trees]
     calls = sum(step.draft_calls for step in steps)
     parts = {
@@ -77,7 +77,7 @@ def width_of(
     return Width(
         decoder,
         nodes=float(np.mean([step.scored for step in steps])),
-        tokens=metrics.tokens_per_target_call(steps) or 0.0,
+        tokens=METRICS["tokens_per_target_call"](samples) or 0.0,
         accepted=float(np.mean([step.accepted for step in steps])),
         draft_calls=calls / len(steps),
         draft_nodes=sum(step.draft_scored for step in steps) / calls if calls else 0.0,

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ouroboros.bench.metrics import metrics
-from ouroboros.bench.metrics.intervals import speedup
-from ouroboros.bench.metrics.metrics import decode_part
-from ouroboros.bench.metrics.sample import METHOD, PLAIN, Sample
+from ouroboros.bench.metrics.intervals import decode_part, speedup
+from ouroboros.bench.metrics.metrics import METRICS
+from ouroboros.bench.metrics.sample import METHOD, PLAIN, Sample, step_s
 from ouroboros.bench.report.time_report import step_facts
 from ouroboros.costs import Costs
 from ouroboros.tuning.predict import predict
@@ -55,7 +54,7 @@ def goals(
         Goal("ouroboros_over_hf_greedy", leads.get(THEIRS), at_least=3.9),
         _over_fastest("ouroboros_over_assisted", assisted, at_least=1.5),
         _over_fastest("ouroboros_over_every_other", others, at_least=1.25),
-        Goal("repetition_of_greedy", metrics.mean_repetition_rate(plain), below=0.25),
+        Goal("repetition_of_greedy", METRICS["repetition_rate"](plain), below=0.25),
         Goal("agreement_of_draft", agreement(good.get(CHAIN, []))),
         Goal("greedy_of_floor", floor_share(plain, costs), at_least=0.92),
         Goal("draft_of_floor", draft_floor_share(costs), at_least=0.85),
@@ -78,7 +77,7 @@ def goals(
 
 def agreement(chains: Samples) -> float | None:
     """Return how often a draft's first token is the target's, by a decoder that drafts chains."""
-    rates = metrics.acceptance_rate_per_position(metrics.steps_of(chains))
+    rates = METRICS["acceptance_rate_per_position"](chains)
     return rates[0] if rates else None
 
 
@@ -102,7 +101,7 @@ def floor_share(samples: Samples, costs: Costs) -> float | None:
                 return None
             if index:
                 floor_ms += least
-                spent_ms += 1e3 * metrics.step_s(step)
+                spent_ms += 1e3 * step_s(step)
             context += step.new
     return floor_ms / spent_ms if spent_ms else None
 

@@ -14,7 +14,7 @@ from loop import loss_of
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
-from ouroboros.bench.metrics.metrics import repetition_rate
+from ouroboros.bench.metrics.metrics import repetition
 from ouroboros.bench.run.config import Sampling, derive_seed
 from ouroboros.bench.run.loop import StopStrings, text_of
 from ouroboros.bench.tasks.humaneval import HumanEval
@@ -162,7 +162,7 @@ def on_humaneval(
         draft.empty()
         new = complete(target, prompt, StopStrings(target.tokenizer, task.stop), choose)
         agreed += agreement(draft, prompt, new, choose)
-        rates.append(repetition_rate(new))
+        rates.append(repetition(new))
         lengths.append(len(new))
         if example.id in SHOWN:
             shown[example.id] = [example.prompt, text_of(target.tokenizer, new)]

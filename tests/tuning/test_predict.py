@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from measured import sample, step
 
-from ouroboros.bench.metrics.metrics import output_throughput, phase_shares, steps_of
-from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.costs import CostModel, Costs, Surface
+from ouroboros.bench.metrics.metrics import METRICS, phase_shares
+from ouroboros.bench.metrics.sample import PLAIN, steps_of
 from ouroboros.tuning.predict import predict
 
 COSTS = Costs(
@@ -45,7 +45,7 @@ def test_a_prediction_is_the_bench_s_own_metrics():
     found = predict(plain, ours, COSTS, settings={"gamma": 4})
     ours_ms = 2 * (14 + 8 + 1) + 30 + 6
     assert found.speedup.value == pytest.approx((6 * 10 + 30) / ours_ms)
-    assert found.tokens_per_s == pytest.approx(output_throughput(found.samples))
+    assert found.tokens_per_s == pytest.approx(METRICS["output_throughput"](found.samples))
     assert found.tokens_per_step == 3 and found.settings == {"gamma": 4} and found.failed is None
     shares = phase_shares([s.steps[1] for s in found.samples])
     assert found.shares == pytest.approx(shares)

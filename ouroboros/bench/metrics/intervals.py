@@ -102,13 +102,15 @@ def pooled(samples: Sequence[Sample], *, part: Part) -> Interval | None:
     return _bootstrapped(tuple(sums[:, sums[1] > 0]), _per_token)
 
 
-def mean_of(values: Sequence[float], *, shares: bool = False) -> Interval:
-    """Return the mean of one value a prompt. `shares`: of zeros and ones, with Wilson's interval;
-    else prompts are resampled."""
-    if not shares:
-        return _bootstrapped((np.array(values),), np.mean)
-    found = binomtest(int(sum(values)), len(values)).proportion_ci(method="wilson")
-    return Interval(int(sum(values)) / len(values), float(found.low), float(found.high))
+def mean_of(values: Sequence[float]) -> Interval:
+    """Return the mean of one value a prompt, prompts resampled."""
+    return _bootstrapped((np.array(values),), np.mean)
+
+
+def wilson(successes: int, trials: int) -> Interval:
+    """Return a share with Wilson's score interval."""
+    found = binomtest(successes, trials).proportion_ci(method="wilson")
+    return Interval(successes / trials, float(found.low), float(found.high))
 
 
 def over_runs(found: Sequence[Interval]) -> Interval:

@@ -25,6 +25,7 @@ from ouroboros.bench.metrics.intervals import (
     speedup,
     ttft_part,
     whole_part,
+    wilson,
 )
 from ouroboros.bench.metrics.registry import Metric, Registry
 from ouroboros.bench.metrics.sample import Sample, steps_of
@@ -436,8 +437,9 @@ def score_intervals(
     for name, prompts in by_prompt.items():
         means = [float(np.mean(values)) for values in prompts.values()]
         once = all(len(values) == 1 for values in prompts.values())
-        interval = mean_of(means, shares=once and name in YES_OR_NO)
-        found["pass@1" if name == "passed" else name] = interval
+        yes_or_no = once and name in YES_OR_NO
+        mean = wilson(int(sum(means)), len(means)) if yes_or_no else mean_of(means)
+        found["pass@1" if name == "passed" else name] = mean
     return found
 
 

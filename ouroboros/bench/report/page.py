@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
 
-from ouroboros.bench.report import folder_report
 from ouroboros.bench.report.plots.style import inline_svg
 from ouroboros.bench.report.run_set import RunSet
 from ouroboros.bench.report.sections import Section
-from ouroboros.bench.report.viewer import STEP, legend, viewer_run
+from ouroboros.bench.report.tables import NOTES, legend
+from ouroboros.bench.report.viewer import STEP, viewer_run
+from ouroboros.bench.report.viewer import legend as source_legend
 
 MOST_TOKENS = 120_000
 """That the viewer carries over all runs, about 15 bytes each."""
@@ -31,7 +32,7 @@ def render(found: RunSet, parts: Sequence[Section], *, tokenizer: str | None = N
         "runs": [
             viewer_run(one, label, most_tokens=share, tokenizer=tokenizer) for one, label in pairs
         ],
-        "sources": legend(),
+        "sources": source_legend(),
         "step": STEP,
     }
     environment = Environment(
@@ -44,7 +45,7 @@ def render(found: RunSet, parts: Sequence[Section], *, tokenizer: str | None = N
         title=parts[0].title,
         sections=[_section(part) for part in parts],
         single=len(found.measured) == 1,
-        legend=folder_report.legend(found.summaries),
+        legend="; ".join([f"{k}: {v}" for k, v in legend(found.summaries).items()] + [NOTES]),
         data=data,
     )
 

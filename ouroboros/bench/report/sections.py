@@ -13,12 +13,11 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ouroboros.bench.report import compare, tables
-from ouroboros.bench.report.folder_report import notes
+from ouroboros.bench.report import tables
 from ouroboros.bench.report.plots import acceptance, shares, speedups, sweeps, trees
 from ouroboros.bench.report.published import published_bars
-from ouroboros.bench.report.run_set import RunSet
-from ouroboros.bench.report.sweep import Swept, short, swept
+from ouroboros.bench.report.run_set import RunSet, Swept, short, swept
+from ouroboros.bench.report.summary import Summary
 
 FEW_RUNS = 3
 """With more runs than this, each run's own section is closed at first."""
@@ -79,21 +78,21 @@ def _run(found: RunSet, index: int) -> Section:
     many = len(found.labels) > 1
     prefix = f"{slug(label)}-" if many else ""
     return Section(
-        f"{label}: {summary['title']}" if many else summary["title"],
+        f"{label}: {summary.facts.title}" if many else summary.facts.title,
         main=len(found.labels) <= FEW_RUNS,
-        notes=[summary["footnote"] + ".", *notes(summary)],
-        tables=[Table(prefix + one[0], one[1], one[2]) for one in tables.captioned(summary)],
+        notes=[summary.facts.footnote + ".", *summary.notes],
+        tables=[Table(prefix + one[0], one[1], one[2]) for one in tables.run_tables(summary)],
         pictures=[] if found.swept(index) else _pictures(prefix, summary),
-        narrow=[Table(f"{prefix}narrow", summary["title"], tables.narrow_frame(summary))],
+        narrow=[Table(f"{prefix}narrow", summary.facts.title, tables.run_table(summary, "narrow"))],
     )
 
 
 def _comparison(found: RunSet, members: Sequence[int]) -> Section:
     pairs = {found.labels[index]: found.summaries[index] for index in members}
-    figure = speedups.comparison_dots(pairs)
+    figure = speedups.comparison_dots({n: one.to_dict() for n, one in pairs.items()})
     return Section(
         f"Comparison of {len(pairs)} runs: {', '.join(pairs)}",
-        notes=[f"{label}: {one['title']}." for label, one in pairs.items()],
+        notes=[f"{label}: {one.facts.title}." for label, one in pairs.items()],
         tables=_compared("comparison", {"run": list(pairs)}, list(pairs.values())),
         pictures=_drawn([("comparison", "Speedup over greedy, run by run", figure)]),
     )
@@ -111,9 +110,9 @@ def _sweep(found: RunSet, folder: Path, members: Sequence[int]) -> Section:
         columns = {brief[one.name]: one.values for one in settings}
     return Section(
         f"Sweep {folder.name}: {what}",
-        notes=[f"{len(members)} runs, the first: {summaries[0]['title']}."],
+        notes=[f"{len(members)} runs, the first: {summaries[0].facts.title}."],
         tables=_compared(name, columns, summaries),
-        pictures=_drawn(_sweep_pictures(name, settings, summaries)),
+        pictures=_drawn(_sweep_pictures(name, settings, [one.to_dict() for one in summaries])),
     )
 
 
@@ -147,17 +146,18 @@ def _values(values: Sequence) -> str:
     return ", ".join(dict.fromkeys(map(str, values)))
 
 
-def _compared(name: str, lead: compare.Lead, summaries: Sequence[Mapping]) -> list[Table]:
-    found = compare.comparisons(lead, summaries).items()
+def _compared(name: str, lead: Mapping[str, Sequence], summaries: Sequence[Summary]) -> list[Table]:
+    found = tables.comparisons(lead, summaries).items()
     return [Table(f"{name}-{key}", caption, frame) for key, (caption, frame) in found]
 
 
-def _pictures(prefix: str, summary: Mapping) -> list[Picture]:
+def _pictures(prefix: str, run: Summary) -> list[Picture]:
+    summary = run.to_dict()
     calls = "Cost per token" if summary["costs"] else "Calls per token"
     drawn = [
         ("speedup", "Speedup over greedy", speedups.speedup_bars(summary)),
         ("calls", calls, speedups.calls_bars(summary)),
-        ("published", "Published and measured", published_bars(summary)),
+        ("published", "Published and measured", published_bars(run)),
         ("histogram", "Draft tokens accepted per step", acceptance.acceptance_histograms(summary)),
         ("positions", "Acceptance by position", acceptance.acceptance_by_position(summary)),
         ("time", "Where the time goes", shares.time_shares(summary)),

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from ouroboros.bench.metrics.sample import Sample, step_s
-from ouroboros.bench.report.cells import as_text, number, percent
 from ouroboros.costs import Costs, Surface
+from ouroboros.bench.report.tables import as_text
 
 PHASES = ("draft", "verify", "host")
 LEGEND = """\
@@ -187,6 +187,16 @@ def _operator_row(row: Mapping) -> dict[str, str]:
 def _with_spread(row: Mapping) -> str:
     spread = "" if row["spread_ms"] is None else f" ± {row['spread_ms']:.1f}"
     return number(row["ms"], 1) + spread
+
+
+def number(value: float | None, digits: int) -> str:
+    """Return a rounded number, "-" for None."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """Return a share as a whole percentage."""
+    return "-" if value is None else f"{100 * value:.0f} %"
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,7 +1,7 @@
 """What the page's viewer steps through: every completion, token by token and step by step.
 
-WrapperCache small, since it is embedded in the page: a token is its text and one letter for who proposed
-it, a step is a list of eight numbers; a node of a tree is a place in the run's list of texts, a
+It is embedded in the page, so it is small: a token is its text and one letter for who proposed it,
+a step is a list of eight numbers; a node of a tree is a place in the run's list of texts, a
 parent, a percentage and a letter.
 """
 

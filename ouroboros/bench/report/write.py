@@ -5,6 +5,7 @@ A pure function of samples: made at any time, on any machine, it gives the same 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from ouroboros.bench.report.run_set import RunSet, run_set
 from ouroboros.bench.report.sections import Section, sections
 from ouroboros.bench.report.summary import Summary, summarise
 from ouroboros.bench.report.tables import NOTES, as_latex, as_text, legend, run_tables, write_table
-from ouroboros.bench.run.store import ResultsFolder
+from ouroboros.bench.run.folder import ResultsFolder
 
 
 def make_report(folder: ResultsFolder) -> Summary:
@@ -51,6 +52,7 @@ def write_report(
 
         report.html   everything, in one file that needs nothing else
         report.md     the same tables and plots as Markdown
+        summary.json  every metric of every run, by its label
         numbers.csv   every number in full, one row per run and decoder
         tables/       each table as .md, .csv and .tex (booktabs); *narrow.tex for one column
         plots/        each plot as .png and .svg
@@ -70,6 +72,10 @@ def write_report(
             (out / "tables" / f"{table.name}.tex").write_text(text, encoding="utf-8")
         for picture in part.pictures:
             save(picture.figure, out / "plots" / picture.name)
+    pairs = zip(found.labels, found.summaries, strict=True)
+    whole = {label: summary.to_dict() for label, summary in pairs}
+    text = json.dumps(whole, indent=2, ensure_ascii=False)
+    (out / "summary.json").write_text(text + "\n", encoding="utf-8")
     found.numbers().to_csv(out / "numbers.csv", index=False)
     (out / "report.md").write_text(_markdown(parts, found.summaries), encoding="utf-8")
     page = render(found, parts, tokenizer=tokenizer)

@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from ouroboros.bench.metrics.intervals import speedup
 from ouroboros.bench.metrics.sample import PLAIN, Sample
+from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.gather import Measured, load, run_folders
 from ouroboros.bench.report.plots.style import save_png
-from ouroboros.bench.report.title import title
 from ouroboros.bench.run.costs import load_costs, recorded_costs
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.cli.advising.inputs import given_costs, source_of
@@ -39,7 +39,7 @@ def check_runs(config: dict, *, task: dict | None) -> dict:
     folders = run_folders(Path(config["check"]))
     for path in tqdm(folders, desc="folders", leave=False):
         measured = load(path)
-        titles.append(title(measured.run, len({s.example for s in measured.samples})))
+        titles.append(RunFacts.of(measured.run, measured.samples).title)
         own = {**config, "model": measured.run["config"]["model"], "runs": str(path)}
         own |= {"costs": None, "machine": {**config["machine"], "bandwidth_gb_s": None}}
         own["decoder"] = measured.run["config"]["decoder"]

@@ -15,9 +15,9 @@ from pathlib import Path
 from tabulate import tabulate
 
 from ouroboros.bench.metrics.sample import PLAIN
+from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.gather import load, run_folders
 from ouroboros.bench.report.plots.style import save_png
-from ouroboros.bench.report.title import title
 from ouroboros.bench.run.config import check_whole
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.costs import Costs
@@ -69,7 +69,7 @@ def from_runs(place: Path, counts: Sequence[int]) -> tuple[list[Width], str]:
     found, titles = [], []
     for path in run_folders(place):
         run = load(path)
-        titles.append(title(run.run, len({sample.example for sample in run.samples})))
+        titles.append(RunFacts.of(run.run, run.samples).title)
         for name in run.run["decoders"]:
             samples = [s for s in run.samples if s.decoder == name and not s.error]
             trees = [tree for s in samples for tree in run.trees.get(s.key, ())]

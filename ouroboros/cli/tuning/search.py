@@ -16,8 +16,7 @@ from functools import partial
 from omegaconf import OmegaConf
 from scipy.stats import gmean
 
-from ouroboros.bench.metrics.intervals import pooled
-from ouroboros.bench.metrics.metrics import calls_part
+from ouroboros.bench.metrics.intervals import calls_part, pooled
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.replay.same_text import Text
 from ouroboros.cli.configs import SPACES, replaced

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from bench_models import byte_tokenizer, tiny_pair
 
+from ouroboros.bench.metrics.metrics import corpus_scores
 from ouroboros.bench.metrics.sample import Sample
-from ouroboros.bench.metrics.scoring import corpus_scores
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
 from ouroboros.bench.run.identity import RunIdentity
 from ouroboros.bench.run.loop import Bench

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ouroboros.bench.metrics.intervals import COST_RATIO
 from ouroboros.bench.metrics.metrics import REAL_TEXT, of_real_text
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.report.plots.style import (
@@ -20,7 +21,6 @@ from ouroboros.bench.report.plots.style import (
     whisker_words,
     whiskers,
 )
-from ouroboros.bench.report.summary import cost_text
 
 AXIS = "speedup over greedy on the same engine (time per token, prefill included)"
 CALLS_AXIS = "calls per token: (target + {cost} x draft calls) / new tokens; fewer is better"
@@ -49,7 +49,7 @@ def calls_bars(summary: Mapping) -> Figure | None:
     form = "{value:.3f} · {tokens_per_target_call:.2f} tokens/target call"
     if summary["costs"]:
         return _run_bars(summary, "cost_per_token", COST_AXIS, form)
-    return _run_bars(summary, "calls_interval", CALLS_AXIS.format(cost=cost_text([summary])), form)
+    return _run_bars(summary, "calls_per_token", CALLS_AXIS.format(cost=cost_text([summary])), form)
 
 
 def comparison_dots(summaries: Mapping[str, Mapping]) -> Figure | None:
@@ -76,6 +76,12 @@ def comparison_dots(summaries: Mapping[str, Mapping]) -> Figure | None:
         found = [row["latency_speedup"] for rows in runs.values() for row in rows.values()]
         foot(figure, whisker_words(found) + machines(shown))
     return figure
+
+
+def cost_text(summaries) -> str:
+    """Return the weight of a draft call in calls/token, or words where the runs' pairs differ."""
+    costs = {f"{COST_RATIO if (c := one['draft_cost']) is None else c:.3g}" for one in summaries}
+    return costs.pop() if len(costs) == 1 else "the pair's cost"
 
 
 def shared(summaries) -> list[str]:

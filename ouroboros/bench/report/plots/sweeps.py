@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ouroboros.bench.report.plots import style
-from ouroboros.bench.report.plots.speedups import machines
+from ouroboros.bench.report.plots.speedups import cost_text, machines
 from ouroboros.bench.report.plots.style import (
     decoder_marks,
     foot,
@@ -20,7 +20,6 @@ from ouroboros.bench.report.plots.style import (
     whisker_words,
     whiskers,
 )
-from ouroboros.bench.report.summary import cost_text
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ MEASURES = (
     (
         Measure("cost per token (less: better)", "{:.3f}", lambda row: row["cost_per_token"], True),
         Measure(
-            "calls per token (fewer: better)", "{:.3f}", lambda row: row["calls_interval"], True
+            "calls per token (fewer: better)", "{:.3f}", lambda row: row["calls_per_token"], True
         ),
     ),
 )

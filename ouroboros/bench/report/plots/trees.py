@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ouroboros.bench.metrics.scoring import wilson
+from ouroboros.bench.metrics.intervals import wilson
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.report.plots.style import (
     decoder_marks,
