@@ -65,7 +65,6 @@ def report() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="the runs' tokenizer, so that the page shows text (default: where run.json says)",
     )
-    add("--json", action="store_true", help="print one JSON document as the last line")
     add("--wide", action="store_true", help="print every table of every run")
     return parser
 

@@ -1,8 +1,7 @@
-"""The report as one HTML file that asks nothing of the network.
+"""The report as one HTML file that needs no network.
 
-Tables are real tables, pictures are inline SVG that follows the page's light or dark scheme, and
-the completions lie in it as JSON for the viewer. The files of `html/` hold structure, look and
-behaviour.
+Tables are sortable HTML tables, plots are inline SVG that follows the page's light or dark scheme,
+and completions are embedded as JSON for the viewer. `html/` holds template, style and scripts.
 """
 
 from __future__ import annotations
@@ -11,74 +10,53 @@ import re
 from collections.abc import Sequence
 
 from jinja2 import Environment, PackageLoader, select_autoescape
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
+from ouroboros.bench.report import tables, viewer
 from ouroboros.bench.report.plots.style import inline_svg
 from ouroboros.bench.report.run_set import RunSet
 from ouroboros.bench.report.sections import Section
-from ouroboros.bench.report.tables import NOTES, legend
-from ouroboros.bench.report.viewer import STEP, viewer_run
-from ouroboros.bench.report.viewer import legend as source_legend
 
 MOST_TOKENS = 120_000
-"""That the viewer carries over all runs, about 15 bytes each."""
+"""Tokens in the viewer over all runs, about 15 bytes each."""
 
 
 def render(found: RunSet, parts: Sequence[Section], *, tokenizer: str | None = None) -> str:
-    """Return the page; `tokenizer` as in `viewer_run`."""
+    """Return the page; `tokenizer` is `viewer_run`'s."""
     share = MOST_TOKENS // max(1, len(found.measured))
-    pairs = zip(found.measured, found.labels, strict=True)
-    data = {
-        "runs": [
-            viewer_run(one, label, most_tokens=share, tokenizer=tokenizer) for one, label in pairs
-        ],
-        "sources": source_legend(),
-        "step": STEP,
-    }
+    runs = [
+        viewer.viewer_run(run, label, most_tokens=share, tokenizer=tokenizer)
+        for run, label in zip(found.measured, found.labels, strict=True)
+    ]
     environment = Environment(
         loader=PackageLoader("ouroboros.bench.report", "html"),
         autoescape=select_autoescape(default=True),
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"svg": lambda f: Markup(inline_svg(f)), "prose": prose, "cell": cell}
     return environment.get_template("page.html.jinja").render(
-        title=parts[0].title,
-        sections=[_section(part) for part in parts],
-        single=len(found.measured) == 1,
-        legend="; ".join([f"{k}: {v}" for k, v in legend(found.summaries).items()] + [NOTES]),
-        data=data,
+        sections=parts,
+        glossary=tables.legend(found.summaries),
+        notes=tables.NOTES,
+        data={"runs": runs, "sources": viewer.legend(), "step": viewer.STEP},
     )
 
 
-def _section(part: Section) -> dict:
-    return {
-        "title": part.title,
-        "main": part.main,
-        "notes": [note.replace("**", "") for note in part.notes],
-        "tables": [
-            {
-                "name": table.name,
-                "caption": table.caption,
-                "columns": list(table.frame.columns),
-                "rows": [[_breakable(cell) for cell in row] for row in table.frame.values],
-            }
-            for table in part.tables
-        ],
-        "pictures": [
-            {
-                "name": picture.name,
-                "caption": picture.caption,
-                "svg": Markup(inline_svg(picture.figure)),
-            }
-            for picture in part.pictures
-        ],
-    }
+def prose(text: str) -> Markup:
+    """Return text as HTML, with Markdown's `code` and **bold** as elements.
+
+    >>> prose("**Incomplete**: no `greedy` & co")
+    Markup('<b>Incomplete</b>: no <code>greedy</code> &amp; co')
+    """
+    found = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+    return Markup(re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", found))
 
 
-def _breakable(cell: str) -> str:
+def cell(text: str) -> str:
     """Let a cell break before an interval and between the parts of a list, nowhere else.
 
-    >>> _breakable("3.04x [2.15, 3.86]")
+    >>> cell("3.04x [2.15, 3.86]")
     '3.04x [2.15,\\xa03.86]'
     """
-    return re.sub(r"(?<!,) (?!\[)|(?<=,) (?=[\d.])", "\N{NO-BREAK SPACE}", str(cell))
+    return re.sub(r"(?<!,) (?!\[)|(?<=,) (?=[\d.])", "\N{NO-BREAK SPACE}", str(text))

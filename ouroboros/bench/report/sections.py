@@ -1,6 +1,6 @@
-"""What a report over several runs consists of: sections with tables and pictures, in order.
+"""The contents of a report over several runs: sections with tables and plots, in order.
 
-Every output (files, Markdown, HTML) is written from these, so that they all say the same.
+All outputs (files, Markdown, HTML) are written from these sections, so they agree.
 """
 
 from __future__ import annotations
@@ -14,15 +14,31 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ouroboros.bench.report import tables
-from ouroboros.bench.report.plots import acceptance, shares, speedups, sweeps, trees
-from ouroboros.bench.report.published import published_bars
-from ouroboros.bench.report.run_set import RunSet, Swept, short, swept
+from ouroboros.bench.report.plots import acceptance, costs, speedups, sweeps
+from ouroboros.bench.report.run_set import RunSet, short, swept
 from ouroboros.bench.report.summary import Summary
 
 FEW_RUNS = 3
 """With more runs than this, each run's own section is closed at first."""
 MOST_COLUMNS = 4
 """A sweep over more settings than this is shown by its runs' names."""
+PLOTS = (
+    ("speedup", speedups.speedup_bars, "Speedup over greedy."),
+    ("cost", speedups.cost_bars, "Cost per token."),
+    ("histogram", acceptance.acceptance_histograms,
+     "Draft tokens accepted per step. Every step also yields one token of the target."),
+    ("positions", acceptance.acceptance_by_position,
+     "Acceptance by position in the draft, of the steps that drafted so far. Positions that fewer "
+     f"than {acceptance.FEWEST_STEPS} steps reached are left out."),
+    ("time", costs.time_shares, "Where the time goes. Numbers: % of the time in steps."),
+    ("sources", acceptance.source_shares, "Who proposed the tokens. Numbers: % of new tokens."),
+    ("trees", acceptance.tree_shapes,
+     "Size and depth of the proposed trees. The root, which is accepted text, is not counted."),
+    ("reliability", acceptance.reliability,
+     "Estimated against actual acceptance of nodes whose parent was accepted. On the dotted line "
+     "estimates are right; above it the drafter was too careful. Error bars: 95 % (Wilson)."),
+)  # fmt: skip
+"""A run's plots: file name, function of the summary, caption."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +61,8 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report; `main` parts are open on a page from the start."""
+    """A part of the report; `main` parts are open on the page from the start, `narrow` tables (for
+    one column of a paper) are written as LaTeX only."""
 
     title: str
     main: bool = True
@@ -53,7 +70,6 @@ class Section:
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
     narrow: Sequence[Table] = ()
-    """Tables for one column of a paper, written as LaTeX alone."""
 
 
 def sections(found: RunSet) -> list[Section]:
@@ -77,96 +93,83 @@ def _run(found: RunSet, index: int) -> Section:
     label, summary = found.labels[index], found.summaries[index]
     many = len(found.labels) > 1
     prefix = f"{slug(label)}-" if many else ""
+    captioned = tables.run_tables(summary)
+    pictures = [(name, text, draw(summary)) for name, draw, text in PLOTS]
     return Section(
         f"{label}: {summary.facts.title}" if many else summary.facts.title,
         main=len(found.labels) <= FEW_RUNS,
-        notes=[summary.facts.footnote + ".", *summary.notes],
-        tables=[Table(prefix + one[0], one[1], one[2]) for one in tables.run_tables(summary)],
-        pictures=[] if found.swept(index) else _pictures(prefix, summary),
+        notes=[f"{summary.facts.footnote}.", *summary.notes],
+        tables=[Table(prefix + name, caption, frame) for name, caption, frame in captioned],
+        pictures=[
+            Picture(
+                prefix + name,
+                text + _error_bars([summary] if name in ("speedup", "cost") else []),
+                figure,
+            )
+            for name, text, figure in pictures
+            if figure and not found.swept(index)
+        ],
         narrow=[Table(f"{prefix}narrow", summary.facts.title, tables.run_table(summary, "narrow"))],
     )
 
 
+def _error_bars(summaries: Sequence[Summary]) -> str:
+    """What error bars are, if the runs have any: intervals need two prompts."""
+    known = [one.frame.filter(regex=r"\.low$").notna().any(axis=None) for one in summaries]
+    return " Error bars: 95 % bootstrap over prompts." if any(known) else ""
+
+
 def _comparison(found: RunSet, members: Sequence[int]) -> Section:
-    pairs = {found.labels[index]: found.summaries[index] for index in members}
-    figure = speedups.comparison_dots({n: one.to_dict() for n, one in pairs.items()})
+    runs = {found.labels[index]: found.summaries[index] for index in members}
+    figure = speedups.speedup_dots(runs)
+    caption = "Speedup over greedy, run by run." + _error_bars(list(runs.values()))
     return Section(
-        f"Comparison of {len(pairs)} runs: {', '.join(pairs)}",
-        notes=[f"{label}: {one.facts.title}." for label, one in pairs.items()],
-        tables=_compared("comparison", {"run": list(pairs)}, list(pairs.values())),
-        pictures=_drawn([("comparison", "Speedup over greedy, run by run", figure)]),
+        f"Comparison of {len(runs)} runs: {', '.join(runs)}",
+        notes=[f"{label}: {summary.facts.title}." for label, summary in runs.items()],
+        tables=_compared("comparison", {"run": list(runs)}, list(runs.values())),
+        pictures=[Picture("comparison", caption, figure)] if figure else [],
     )
 
 
 def _sweep(found: RunSet, folder: Path, members: Sequence[int]) -> Section:
+    """Lines over one setting; over two, a map of each decoder whose own settings vary."""
     summaries = [found.summaries[index] for index in members]
     settings = swept([found.measured[index].run.get("config", {}) for index in members])
-    name = slug(f"sweep {folder.name}")
-    what = f"{len(settings)} settings differ"
+    name, what = slug(folder.name), f"{len(settings)} settings"
     columns: dict[str, Sequence] = {"run": [found.labels[index] for index in members]}
     if 0 < len(settings) <= MOST_COLUMNS:
         brief = short([one.name for one in settings])
-        what = "; ".join(f"{one.name} = {_values(one.values)}" for one in settings)
+        values = [", ".join(dict.fromkeys(map(str, one.values))) for one in settings]
+        what = "; ".join(f"{s.name} = {v}" for s, v in zip(settings, values, strict=True))
         columns = {brief[one.name]: one.values for one in settings}
-    return Section(
-        f"Sweep {folder.name}: {what}",
-        notes=[f"{len(members)} runs, the first: {summaries[0].facts.title}."],
-        tables=_compared(name, columns, summaries),
-        pictures=_drawn(_sweep_pictures(name, settings, [one.to_dict() for one in summaries])),
-    )
-
-
-def _sweep_pictures(
-    name: str, settings: Sequence[Swept], summaries: Sequence[Mapping]
-) -> list[tuple[str, str, Figure | None]]:
-    """Curves over one setting, maps over two (of the decoders whose own settings vary)."""
+    pictures = []
     if len(settings) == 1:
         (one,) = settings
-        figure = sweeps.sweep_curves(one.name, one.values, summaries)
-        return [(name, f"Sweep of {one.name}", figure)]
-    if len(settings) != 2:
-        return []
-    across, down = settings
-    places = list(zip(across.values, down.values, strict=True))
-    decoders = [decoder for decoder in summaries[0]["decoders"] if decoder != "greedy"]
-    members = [*across.members, *down.members]
-    own = [d for d in decoders if any(key.startswith(f"decoder.{d}.") for key in members)]
-    names = (across.name, down.name)
-    return [
-        (
-            f"{name}-{decoder}",
-            f"{decoder} over {across.name} and {down.name}",
-            sweeps.sweep_map(names, places, summaries, decoder),
-        )
-        for decoder in own or decoders
-    ]
-
-
-def _values(values: Sequence) -> str:
-    return ", ".join(dict.fromkeys(map(str, values)))
+        figure = sweeps.sweep_lines(one.name, one.values, summaries)
+        pictures = [Picture(name, f"Sweep of {one.name}." + _error_bars(summaries), figure)]
+    elif len(settings) == 2:
+        places = list(zip(*(one.values for one in settings), strict=True))
+        names = (settings[0].name, settings[1].name)
+        decoders = [decoder for decoder in summaries[0].frame.index if decoder != "greedy"]
+        own = [
+            d
+            for d in decoders
+            if any(key.startswith(f"decoder.{d}.") for one in settings for key in one.members)
+        ]
+        text = f"over {names[0]} and {names[1]}. Lighter is better; framed: the best. "
+        text += "The colours span at least its 95 % interval."
+        pictures = [
+            Picture(f"{name}-{d}", f"{d} {text}", sweeps.sweep_map(names, places, summaries, d))
+            for d in own or decoders
+        ]
+    return Section(
+        f"Sweep of {what} ({folder.name})",
+        notes=[f"{len(members)} runs, the first: {summaries[0].facts.title}."],
+        tables=_compared(name, columns, summaries),
+        pictures=[picture for picture in pictures if picture.figure],
+    )
 
 
 def _compared(name: str, lead: Mapping[str, Sequence], summaries: Sequence[Summary]) -> list[Table]:
     found = tables.comparisons(lead, summaries).items()
     return [Table(f"{name}-{key}", caption, frame) for key, (caption, frame) in found]
-
-
-def _pictures(prefix: str, run: Summary) -> list[Picture]:
-    summary = run.to_dict()
-    calls = "Cost per token" if summary["costs"] else "Calls per token"
-    drawn = [
-        ("speedup", "Speedup over greedy", speedups.speedup_bars(summary)),
-        ("calls", calls, speedups.calls_bars(summary)),
-        ("published", "Published and measured", published_bars(run)),
-        ("histogram", "Draft tokens accepted per step", acceptance.acceptance_histograms(summary)),
-        ("positions", "Acceptance by position", acceptance.acceptance_by_position(summary)),
-        ("time", "Where the time goes", shares.time_shares(summary)),
-        ("sources", "Who proposed the tokens", shares.source_shares(summary)),
-        ("trees", "Size and depth of the proposed trees", trees.tree_shapes(summary)),
-        ("reliability", "Estimated against actual acceptance", trees.reliability(summary)),
-    ]
-    return _drawn([(prefix + name, caption, figure) for name, caption, figure in drawn])
-
-
-def _drawn(pictures: Sequence[tuple[str, str, Figure | None]]) -> list[Picture]:
-    return [Picture(name, caption, figure) for name, caption, figure in pictures if figure]

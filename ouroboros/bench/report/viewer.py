@@ -1,140 +1,148 @@
-"""What the page's viewer steps through: every completion, token by token and step by step.
+"""The data of the page's viewer: every completion, token by token and step by step.
 
-It is embedded in the page, so it is small: a token is its text and one letter for who proposed it,
-a step is a list of eight numbers; a node of a tree is a place in the run's list of texts, a
+It is embedded in the page, so it is small: a token is its text and one letter for its source, a
+step is a list of eight numbers, and a tree node is an index into the run's list of token texts, a
 parent, a percentage and a letter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+from transformers import AutoTokenizer
 
+from ouroboros import vocab
 from ouroboros.bench.metrics.metrics import repetition
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.report.gather import Measured
-from ouroboros.bench.report.plots.style import SOURCES
-from ouroboros.bench.report.token_text import Pieces, splitter
+from ouroboros.bench.report.plots.marks import SOURCES
+from ouroboros.bench.run.pair import PACKAGE
 
 LETTERS = {name: chr(ord("a") + place) for place, name in enumerate(SOURCES)}
 STEP = ("new", "drafted", "accepted", "scored", "draft_calls", "draft_ms", "verify_ms", "host_ms")
-"""What the numbers of a step are, in this order."""
-
-
-class Texts:
-    """The texts of single tokens, each once, named by their places."""
-
-    def __init__(self, split: Pieces) -> None:
-        self.split = split
-        self.all: list[str] = []
-        self._places: dict[int, int] = {}
-
-    def place(self, token: int, before: int) -> int:
-        """Return the place of a token's text, as it reads after another token; its id where it is
-        a part of a character."""
-        if token not in self._places:
-            text = self.split([before, token])[-1]
-            self._places[token] = len(self.all)
-            self.all.append(text if text.strip("\N{REPLACEMENT CHARACTER}") else f"#{token}")
-        return self._places[token]
+"""The numbers of a step, in this order."""
 
 
 def legend() -> list[dict]:
-    """Return how each source is drawn and what it means."""
+    """Return how each token source is drawn and what it means."""
     return [
-        {
-            "name": name,
-            "letter": LETTERS[name],
-            "colour": mark.colour,
-            "line": mark.line,
-            "meaning": meaning,
-        }
-        for name, (mark, meaning) in SOURCES.items()
+        {"name": n, "letter": LETTERS[n], "colour": m.colour, "line": m.line, "meaning": meaning}
+        for n, (m, meaning) in SOURCES.items()
     ]
 
 
 def viewer_run(
     measured: Measured, label: str, *, most_tokens: int, tokenizer: str | None = None
 ) -> dict:
-    """Return one run's completions: of each prompt the first repeat, by all decoders.
+    """Return one run's completions as JSON values: the first repeat of each prompt, all decoders.
 
-    Where they hold more than `most_tokens`, prompts are taken at even distances; of as many nodes
-    there are trees. `tokenizer` is its place, where that is not run.json's.
+    With more than `most_tokens` tokens, prompts are taken at even distances; trees are included up
+    to as many nodes. `tokenizer` is a folder or hub id to use instead of run.json's.
     """
     model = measured.run["model"]
-    place, known = tokenizer or model.get("target"), model.get("tokenizer")
-    split = splitter(place, fingerprint=known, own=tokenizer is not None)
-    by_prompt: dict[str, dict[str, Sample]] = {}
+    place, fingerprint = tokenizer or model.get("target"), model.get("tokenizer")
+    found = find_tokenizer(place, fingerprint) if place else None
+    if tokenizer and not found:
+        raise ValueError(f"--tokenizer {tokenizer}: the run's tokenizer is not there")
+    split = splitter(found)
+    prompts: dict[str, dict[str, Sample]] = {}
     for sample in measured.samples:
-        by_prompt.setdefault(sample.example, {}).setdefault(sample.decoder, sample)
-    texts = Texts(split)
-    names = list(by_prompt)
-    chosen = _evenly(names, [_tokens(by_prompt[name].values()) for name in names], most_tokens)
-    room, prompts = most_tokens, []
-    for name in chosen:
-        samples = {}
-        for decoder, sample in by_prompt[name].items():
+        prompts.setdefault(sample.example, {}).setdefault(sample.decoder, sample)
+    total = sum(len(s.new_tokens) for samples in prompts.values() for s in samples.values())
+    count = len(prompts) if total <= most_tokens else max(1, len(prompts) * most_tokens // total)
+    chosen = np.linspace(0, len(prompts) - 1, count).round().astype(int)
+    texts: dict[int, tuple[int, str]] = {}  # by token: its place in the list, its text
+    nodes_left, shown = most_tokens, []
+    for prompt, samples in (list(prompts.items())[place] for place in chosen):
+        completions = {}
+        for decoder, sample in samples.items():
             trees = measured.trees.get(sample.key, [])
-            room -= sum(len(tree.tokens) for tree in trees)
-            shown = [_tree(tree, texts) for tree in trees if room >= 0]
-            samples[decoder] = _completion(sample, split) | ({"trees": shown} if shown else {})
-        group = next(iter(by_prompt[name].values())).group
-        prompts.append({"id": name, "group": group, "samples": samples})
+            nodes_left -= sum(len(tree.tokens) for tree in trees)
+            completions[decoder] = _completion(sample, split)
+            if trees and nodes_left >= 0:
+                completions[decoder]["trees"] = [_tree(tree, texts, split) for tree in trees]
+        group = next(iter(samples.values())).group
+        shown.append({"id": prompt, "group": group, "samples": completions})
     return {
         "label": label,
         "decoders": list(measured.run["decoders"]),
         "timed": measured.run.get("timing", True),
-        "prompts_in_all": len(names),
-        "texts": texts.all,
-        "trees_left_out": room < 0,
-        "prompts": prompts,
+        "prompts_in_all": len(prompts),
+        "texts": [text for _, text in texts.values()],
+        "as_ids": found is None,
+        "trees_left_out": nodes_left < 0,
+        "prompts": shown,
     }
 
 
-def _tree(tree: ProposedTree, texts: Texts) -> dict:
-    """A tree as the page draws it; percentages are empty where the drafter did not say."""
-    parents = [max(0, parent) for parent in tree.parents]
-    tokens = zip(tree.tokens, parents, strict=True)
+def find_tokenizer(place: str, fingerprint: str | None = None) -> Tokenizer | None:
+    """Return the tokenizer of a folder, of "reference/target" or of a hub id in the local cache.
+
+    None if there is none, or if its fingerprint differs (a folder may have another model's name).
+    """
+    folder = PACKAGE / place if place.startswith("reference/") else Path(place)
+    try:
+        if (folder / "tokenizer.json").exists():
+            found = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        else:
+            found = AutoTokenizer.from_pretrained(place, local_files_only=True).backend_tokenizer
+    except Exception:  # whatever a foreign tokenizer raises, the viewer shows ids
+        return None
+    return found if fingerprint in (None, vocab.fingerprint(found)) else None
+
+
+def splitter(tokenizer: Tokenizer | None) -> Callable[[Sequence[int]], list[str]]:
+    """Return a function that gives the text each token adds, or its id without a tokenizer.
+
+    The texts of a completion, joined, are its text: a token that ends inside a character adds "",
+    and the next one adds the whole character.
+    """
+
+    def split(tokens: Sequence[int]) -> list[str]:
+        stream = DecodeStream(skip_special_tokens=False)
+        return [stream.step(tokenizer, token) or "" for token in tokens]
+
+    return split if tokenizer else lambda tokens: [f"{token} " for token in tokens]
+
+
+def _tree(tree: ProposedTree, texts: dict[int, tuple[int, str]], split) -> dict:
+    """A tree as the page draws it; percentages are empty if the drafter did not estimate any."""
+
+    def place(token: int, parent: int) -> int:
+        if token not in texts:
+            text = split([tree.tokens[parent], token])[-1]
+            part_of_a_character = not text.strip("\N{REPLACEMENT CHARACTER}")
+            texts[token] = (len(texts), f"#{token}" if part_of_a_character else text)
+        return texts[token][0]
+
     source = tree.source or ("",) * len(tree.tokens)
     return {
-        "text": [texts.place(token, tree.tokens[parent]) for token, parent in tokens],
+        "text": [place(*pair) for pair in zip(tree.tokens, [0, *tree.parents[1:]], strict=True)],
         "parent": list(tree.parents),
         "percent": [round(100 * share) for share in tree.probability],
         "source": "".join(LETTERS.get(name, LETTERS["unknown"]) for name in source),
         "path": list(tree.path),
-        "then": texts.place(tree.then, tree.tokens[tree.path[-1]]),
+        "then": place(tree.then, tree.path[-1]),
     }
 
 
-def _completion(sample: Sample, split: Pieces) -> dict:
+def _completion(sample: Sample, split) -> dict:
     sources = [source for step in sample.steps for source in step.sources]
+    counts = [[s.new, s.drafted, s.accepted, s.scored, s.draft_calls] for s in sample.steps]
+    times = [[1e3 * s.draft_s, 1e3 * s.verify_s, 1e3 * s.host_s] for s in sample.steps]
     return {
         "pieces": split(sample.new_tokens),
         "sources": "".join(LETTERS.get(source, LETTERS["unknown"]) for source in sources),
         "steps": [
-            [
-                *(step.new, step.drafted, step.accepted, step.scored, step.draft_calls),
-                *(round(1e3 * s, 2) for s in (step.draft_s, step.verify_s, step.host_s)),
-            ]
-            for step in sample.steps
+            [*count, *(round(ms, 2) for ms in own)]
+            for count, own in zip(counts, times, strict=True)
         ],
         "repetition": repetition(sample.new_tokens),
         "finish": sample.finish,
         "error": sample.error,
     }
-
-
-def _tokens(samples) -> int:
-    return sum(len(sample.new_tokens) for sample in samples)
-
-
-def _evenly(names: Sequence[str], tokens: Sequence[int], most: int) -> list[str]:
-    """The names that may be shown: all, or as many as fit on average, at least one."""
-    total = sum(tokens)
-    if total <= most:
-        return list(names)
-    keep = max(1, len(names) * most // total)
-    places = np.linspace(0, len(names) - 1, keep).round().astype(int)
-    return [names[place] for place in places]

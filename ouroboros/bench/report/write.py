@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ouroboros.bench.report.gather import Measured, load
 from ouroboros.bench.report.page import render
-from ouroboros.bench.report.plots.speedups import calls_bars, speedup_bars
-from ouroboros.bench.report.plots.style import save, save_png
+from ouroboros.bench.report.plots import style
+from ouroboros.bench.report.plots.speedups import cost_bars, note, speedup_bars
 from ouroboros.bench.report.run_set import RunSet, run_set
 from ouroboros.bench.report.sections import Section, sections
 from ouroboros.bench.report.summary import Summary, summarise
@@ -29,11 +29,12 @@ def make_report(folder: ResultsFolder) -> Summary:
     summary = summarise(load(folder.path))
     folder.write_json("summary.json", summary.to_dict())
     folder.write_text("summary.md", to_markdown(summary))
-    calls = None if summary.facts.timed else calls_bars(summary)
+    calls = None if summary.facts.timed else cost_bars(summary)
     for name, figure in (("speedup.png", speedup_bars(summary)), ("calls.png", calls)):
         (folder.path / name).unlink(missing_ok=True)
         if figure is not None:
-            save_png(figure, folder.path / name)
+            style.with_title(figure, summary.facts.title, note(summary))
+            style.save(figure, folder.path / name)
     return summary
 
 
@@ -71,11 +72,13 @@ def write_report(
             text = as_latex(table.frame, table.caption, table.name)
             (out / "tables" / f"{table.name}.tex").write_text(text, encoding="utf-8")
         for picture in part.pictures:
-            save(picture.figure, out / "plots" / picture.name)
+            plot = f"{out}/plots/{picture.name}"
+            style.save(picture.figure, Path(f"{plot}.png"), Path(f"{plot}.svg"))
     pairs = zip(found.labels, found.summaries, strict=True)
     whole = {label: summary.to_dict() for label, summary in pairs}
     text = json.dumps(whole, indent=2, ensure_ascii=False)
-    (out / "summary.json").write_text(text + "\n", encoding="utf-8")
+    (out / "summary.json").write_text(text + "
+", encoding="utf-8")
     found.numbers().to_csv(out / "numbers.csv", index=False)
     (out / "report.md").write_text(_markdown(parts, found.summaries), encoding="utf-8")
     page = render(found, parts, tokenizer=tokenizer)
@@ -89,7 +92,8 @@ def _markdown(parts: Sequence[Section], summaries: Sequence[Summary]) -> str:
         lines += [f"{'##' if level else '#'} {part.title}", *part.notes]
         for table in part.tables:
             lines += [f"**{table.caption}**", as_text(table.frame)]
-        lines += [f"![{one.caption}](plots/{one.name}.png)" for one in part.pictures]
+        for picture in part.pictures:
+            lines += [f"![{picture.caption}](plots/{picture.name}.png)", picture.caption]
     return "\n\n".join([*lines, _legend(summaries)]) + "\n"
 
 

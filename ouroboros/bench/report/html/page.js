@@ -217,6 +217,7 @@ function chooseRun() {
   $("shown").textContent = run().prompts.length < run().prompts_in_all
     ? `${run().prompts.length} of the run's ${run().prompts_in_all} prompts are in this page.` : "";
   if (run().trees_left_out) $("shown").textContent += " Trees of the later prompts are left out.";
+  if (run().as_ids) $("shown").textContent += " Token ids: the run's tokenizer was not found; give its folder by --tokenizer.";
   if (!run().timed) $("mode").value = "step";
   choosePrompt();
 }

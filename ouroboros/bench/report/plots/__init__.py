@@ -1,4 +1,5 @@
-"""Pictures of summaries, each a function that returns a figure, or None with nothing to draw.
+"""Plots of runs: each function returns a figure, or None if there is nothing to draw.
 
-Invariant: one look (`style`), readable at 900 pixels, and no two things told apart by colour alone.
+All plots share one style, stay readable at 900 pixels, and never distinguish by colour alone. They
+carry no title: a report captions them, and `style.with_title` titles a plot that stands alone.
 """

@@ -1,113 +1,167 @@
-"""What the target accepted: how many draft tokens per step, and how far into a draft."""
+"""What the target accepts: draft tokens per step, by position, by source, trees, calibration."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from matplotlib.axes import Axes
+import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from scipy.stats import binomtest
 
 from ouroboros.bench.report.plots import style
-from ouroboros.bench.report.plots.style import (
-    decoder_marks,
-    foot,
-    head,
-    new_figure,
-    percentages,
-    title,
-)
+from ouroboros.bench.report.plots.marks import BLUE, RED, SOURCES, Mark, decoder_marks
+from ouroboros.bench.report.summary import Summary
 
-FEWEST_TRIES = 10
-"""Positions that fewer steps reached are noise, and not drawn."""
+FEWEST_STEPS = 10
+"""Positions that fewer steps reached are noise, and are left out."""
+MOST_PANELS = 3
 
 
-def acceptance_histograms(summary: Mapping) -> Figure | None:
-    """Share of steps by draft tokens accepted: one small panel per decoder, on one scale.
+@style.styled
+def acceptance_histograms(summary: Summary) -> Figure | None:
+    """Draw the share of steps by accepted draft tokens, a panel per decoder on one scale.
 
-    None where no decoder drafts.
+    None if no decoder drafts.
     """
-    rows = _drafting(summary)
-    if not rows:
-        return None
-    columns = min(2, len(rows))
-    lines = -(-len(rows) // columns)
-    with style.looks():
-        figure = new_figure(1.2 + 1.75 * lines)
-        grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
-        marks = decoder_marks(list(summary["decoders"]))
-        for axes, (name, row) in zip(grid.flat, rows.items(), strict=False):
-            _histogram(axes, row, marks[name].colour)
-            mean = row["tokens_per_target_call"]
-            axes.set_title(f"{name}: {mean:.2f} tokens per step", fontsize=10, pad=4)
-        for axes in list(grid.flat)[len(rows) :]:
-            axes.set_visible(False)
-        for axes in [*grid[-1], *([grid[-2, -1]] if len(rows) % columns else [])]:
-            axes.tick_params(labelbottom=True)
-            axes.set_xlabel("draft tokens accepted in a step")
-        title(figure, "Draft tokens accepted per step")
-        figure.supylabel("share of steps", fontsize=10)
-        foot(figure, f"{summary['title']}. Every step also yields one token of the target's own.")
-    return figure
-
-
-def acceptance_by_position(summary: Mapping) -> Figure | None:
-    """Of the steps that drafted k tokens or more, the share that accepted k: a line per decoder.
-
-    None where no decoder has a position that enough steps reached.
-    """
-    rows = {
-        name: row["acceptance_rate_per_position"][:reached]
-        for name, row in summary["decoders"].items()
-        if (reached := sum(tries >= FEWEST_TRIES for tries in row["tries_per_position"]))
+    found = {
+        name: pd.Series(counts).rename(int)
+        for name, counts in summary.frame["acceptance_histogram"].items()
+        if any(int(accepted) for accepted in counts)
     }
-    if not rows:
+    if not found:
         return None
-    marks = decoder_marks(list(summary["decoders"]))
-    with style.looks():
-        figure = new_figure(4.4)
-        axes = figure.add_subplot()
-        for name, rates in rows.items():
-            mark = marks[name]
-            axes.plot(
-                range(1, len(rates) + 1),
-                rates,
-                color=mark.colour,
-                marker=mark.marker,
-                linestyle=mark.line,
-                label=name,
-                markersize=5,
-            )
-        _percentages(axes)
-        axes.set_ylim(0, 1.02)
+    marks = decoder_marks(list(summary.frame.index))
+    lines = -(-len(found) // 2)
+    figure = style.new_figure(0.8 + 1.75 * lines)
+    grid = figure.subplots(lines, 2, sharex=True, sharey=True, squeeze=False)
+    for axes, (name, steps) in zip(grid.flat, found.items(), strict=False):
+        axes.bar(steps.index, steps / steps.sum(), width=0.8, color=marks[name].colour)
+        mean = summary.frame.loc[name, "tokens_per_target_call"]
+        axes.set_title(f"{name}: {mean:.2f} tokens per step", fontsize=10, pad=4)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("position in the draft")
-        axes.set_ylabel("accepted up to here")
-        head(axes, "Acceptance by position in the draft")
-        figure.legend(loc="outside upper right", ncols=min(len(rows), 5), fontsize=9)
-        foot(
-            figure,
-            f"{summary['title']}. Of the steps that drafted so far; positions that fewer than "
-            f"{FEWEST_TRIES} steps reached are left out.",
-        )
+        style.as_percent(axes)
+    for axes in grid.flat[max(0, len(found) - 2) : len(found)]:
+        axes.tick_params(labelbottom=True)
+        axes.set_xlabel("draft tokens accepted in a step")
+    for axes in grid.flat[len(found) :]:
+        axes.set_visible(False)
+    figure.supylabel("share of steps", fontsize=10)
     return figure
 
 
-def _drafting(summary: Mapping) -> dict[str, Mapping]:
-    """The decoders that accepted a draft token in some step."""
-    rows = summary["decoders"].items()
-    return {name: row for name, row in rows if any(int(k) for k in row["acceptance_histogram"])}
+@style.styled
+def acceptance_by_position(summary: Summary) -> Figure | None:
+    """Draw the share of steps that accepted k draft tokens, of those that drafted k or more.
 
-
-def _histogram(axes: Axes, row: Mapping, colour: str) -> None:
-    counts = {int(k): n for k, n in row["acceptance_histogram"].items()}
-    total = sum(counts.values())
-    axes.bar(list(counts), [n / total for n in counts.values()], width=0.8, color=colour)
+    A line per decoder; None if no position was reached by `FEWEST_STEPS` steps.
+    """
+    figure = style.new_figure(3.9)
+    axes = figure.add_subplot()
+    for name, mark in decoder_marks(list(summary.frame.index)).items():
+        tries, rates = summary.frame.loc[
+            name, ["tries_per_position", "acceptance_rate_per_position"]
+        ]
+        reached = sum(steps >= FEWEST_STEPS for steps in tries)
+        if reached:
+            axes.errorbar(range(1, reached + 1), rates[:reached], label=name, **mark.points())
+    if not axes.lines:
+        return None
+    style.as_percent(axes)
+    axes.set(ylim=(0, 1.02), xlabel="position in the draft", ylabel="accepted up to here")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _percentages(axes)
+    style.legend_above(figure, 6)
+    return figure
 
 
-def _percentages(axes: Axes) -> None:
-    percentages(axes.yaxis)
-    axes.grid(axis="y")
-    axes.set_axisbelow(True)
+@style.styled
+def source_shares(summary: Summary) -> Figure | None:
+    """Draw the shares of new tokens by who proposed them; None if no engine reports it."""
+    rows = summary.frame["tokens_by_source"].items()
+    counts = {name: row for name, row in rows if set(row) - {"unknown"}}
+    if not counts:
+        return None
+    frame = pd.DataFrame.from_dict(counts, orient="index").fillna(0)
+    frame = frame[sorted(frame, key=[*SOURCES, *frame].index)]
+    marks = {name: SOURCES.get(name, SOURCES["unknown"])[0] for name in frame}
+    figure = style.stacked_bars(frame.div(frame.sum(axis=1), axis=0), marks)
+    figure.axes[0].set_xlim(0, 1)
+    style.as_percent(figure.axes[0], "x")
+    style.legend_above(figure, 6)
+    return figure
+
+
+@style.styled
+def tree_shapes(summary: Summary) -> Figure | None:
+    """Draw the share of steps whose tree has at least n nodes, and at least depth n.
+
+    None if no trees were recorded.
+    """
+    found = {name: trees for name, trees in summary.frame["trees"].items() if trees}
+    if not found:
+        return None
+    marks = decoder_marks(list(summary.frame.index))
+    figure = style.new_figure(3.3)
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, key, mean in zip(panels, ("sizes", "depths"), ("nodes", "depth"), strict=True):
+        for name, trees in found.items():
+            counts = pd.Series(trees[key]).rename(int)
+            sizes = range(counts.index.max() + 2)
+            shares = [counts[counts.index >= size].sum() / trees["steps"] for size in sizes]
+            look = {"color": marks[name].colour, "linestyle": marks[name].line, "where": "mid"}
+            axes.step(sizes, shares, label=f"{name}: {trees[mean]:.1f} on average", **look)
+        style.as_percent(axes)
+        axes.set(ylim=(0, 1.03), xlabel=f"{mean} of the proposed tree, or more")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(loc="upper right")
+    panels[0].set_ylabel("share of steps")
+    return figure
+
+
+def reliability(summary: Summary) -> Figure | None:
+    """Draw estimated against actual acceptance of tree nodes; None if no decoder estimates it."""
+    trees = {name: one for name, one in summary.frame["trees"].items() if one}
+    found = {name: one["calibration"] for name, one in trees.items() if one["calibration"]}
+    marks = decoder_marks(list(summary.frame.index))
+    return _calibration(dict(list(found.items())[:MOST_PANELS]), marks) if found else None
+
+
+def fitted_weights(about: Mapping) -> Figure:
+    """Draw predicted against actual token frequencies of a fit (`Weights.about`): from phrase
+    features alone, and with the draft model's."""
+    panels = {"phrases alone": about["index"], "with the draft model": about["draft"]}
+    return _calibration(panels, dict(zip(panels, (Mark(BLUE), Mark(RED)), strict=True)))
+
+
+@style.styled
+def _calibration(panels: Mapping[str, Mapping], marks: Mapping[str, Mark]) -> Figure:
+    """A panel per calibration: actual over estimated shares with 95 % Wilson intervals, and below
+    how many observations each bin has."""
+    figure = style.new_figure(4.6)
+    heights = {"height_ratios": (3, 1)}
+    grid = figure.subplots(2, len(panels), sharex=True, squeeze=False, gridspec_kw=heights)
+    for (upper, lower), (name, one) in zip(grid.T, panels.items(), strict=True):
+        bins = pd.DataFrame(one["reliability"])
+        hits = (bins["came"] * bins["observations"]).round().astype(int)
+        tests = [binomtest(*pair) for pair in zip(hits, bins["observations"], strict=True)]
+        limits = [test.proportion_ci(method="wilson") for test in tests]
+        upper.plot([0, 1], [0, 1], color=style.MUTED, linewidth=0.9, linestyle=":")
+        below = [max(0, came - ci.low) for came, ci in zip(bins["came"], limits, strict=True)]
+        above = [max(0, ci.high - came) for came, ci in zip(bins["came"], limits, strict=True)]
+        points = marks[name].points(marker="o", linestyle="solid")
+        upper.errorbar(bins["thought"], bins["came"], yerr=[below, above], **points)
+        upper.set(xlim=(0, 1), ylim=(0, 1.03))
+        style.as_percent(upper)
+        upper.set_title(
+            f"{name}: log loss {one['log_loss']:.3f}, Brier {one['brier']:.3f}\n"
+            f"(a constant estimate: log loss {one['log_loss_of_the_mean']:.3f})",
+            fontsize=10,
+        )
+        bars = lower.bar(bins["from"] + 0.05, bins["observations"], 0.09, color=marks[name].colour)
+        lower.bar_label(bars, fontsize=8, padding=1)
+        lower.margins(y=0.25)
+        style.as_percent(lower, "x")
+        lower.set_xlabel("estimated")
+    grid[0, 0].set_ylabel("accepted")
+    grid[1, 0].set_ylabel("observations")
+    return figure

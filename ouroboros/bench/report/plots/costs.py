@@ -1,101 +1,90 @@
-"""What calls cost by size of tree and context, and what a step consists of."""
+"""What a model call costs, and where the time of a token and of a step goes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from matplotlib.axes import Axes
+import pandas as pd
 from matplotlib.figure import Figure
 
 from ouroboros.bench.report.plots import style
-from ouroboros.bench.report.plots.shares import PHASES, stack
-from ouroboros.bench.report.plots.style import MARKERS, OTHERS, foot, head, new_figure, title
+from ouroboros.bench.report.plots.marks import BLUE, GREY, MARKERS, ORANGE, OTHERS, RED, Mark
+from ouroboros.bench.report.summary import Summary
 
-UNTOLD = style.Mark("#c9c9c9", hatch="xx")
-
-
-def verify_cost(facts: Mapping) -> Figure:
-    """Milliseconds of a call over the nodes scored: a panel for each model, a line a context."""
-    with style.looks():
-        figure = new_figure(4.6)
-        panels = figure.subplots(1, len(facts["calls"]), squeeze=False)[0]
-        for axes, (role, calls) in zip(panels, facts["calls"].items(), strict=True):
-            _lines(axes, calls["points"])
-            head(axes, role)
-        panels[0].set_ylabel("milliseconds per call")
-        panels[0].legend(loc="upper left", fontsize=9)
-        _, pair, dtype, _, batch, machine = facts["title"].split(" · ")
-        title(figure, f"Cost of a call · {pair} · {dtype} · {batch} · {machine}")
-        foot(
-            figure,
-            f"{facts['footnote']}. Medians; whiskers: half the distance between the quartiles. "
-            f"Floor: the bytes that a call must read, at {facts['copy_gb_per_s']:.1f} GB/s of copy "
-            "bandwidth.",
-        )
-    return figure
+PHASES = {
+    "draft": Mark(ORANGE, hatch="//"),
+    "verify": Mark(BLUE),
+    "host": Mark(GREY, hatch=".."),
+    "not separated": Mark("#c9c9c9", hatch="xx"),
+}
 
 
-def step_time(facts: Mapping) -> Figure | None:
-    """Milliseconds of a step by phase, a bar for each decoder; None where none had steps."""
-    rows = {name: row for name, row in facts["steps"].items() if row["step_ms"]}
-    if not rows:
+@style.styled
+def time_shares(summary: Summary) -> Figure | None:
+    """Draw milliseconds per new token by phase: draft model, target, host.
+
+    None if no decoder of this engine was timed.
+    """
+    frame = summary.frame.dropna(subset=["verify_share", "output_throughput"])
+    if not len(frame):
         return None
-    totals = [row["step_ms"] for row in rows.values()]
-    marks = {**PHASES, "not told apart": UNTOLD}
-    parts = {name: [(row["ms"] or {}).get(name, 0.0) for row in rows.values()] for name in PHASES}
-    parts["not told apart"] = [0.0 if row["ms"] else row["step_ms"] for row in rows.values()]
-    if not any(parts["not told apart"]):
-        del parts["not told apart"]
-    with style.looks():
-        figure = new_figure(2.4 + 0.5 * len(rows))
-        axes = figure.add_subplot()
-        stack(axes, list(rows), parts, marks, totals=totals)
-        _waits(axes, list(rows.values()))
-        for place, (ms, row) in enumerate(zip(totals, rows.values(), strict=True)):
-            text = f"{ms:.1f} ms for {row['tokens_per_step']:.2f} tokens"
-            axes.text(ms + 0.01 * max(totals), place, text, va="center", fontsize=9)
-        axes.set_xlim(0, 1.28 * max(totals))
-        axes.set_xlabel("milliseconds per step, prefill left out")
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(parts) + 1, fontsize=9)
-        title(figure, f"Where a step's time goes · {facts['title']}")
-        foot(figure, f"{facts['footnote']}. Numbers in the bars: % of the step.")
+    total_ms = 1e3 / frame["output_throughput"]
+    shares = frame[["draft_share", "verify_share", "host_share"]].set_axis(list(PHASES)[:3], axis=1)
+    labels = [f"{ms:.1f} ms" for ms in total_ms]
+    figure = style.stacked_bars(shares.mul(total_ms, axis=0), PHASES, labels)
+    figure.axes[0].set_xlabel("milliseconds per new token, prefill included")
+    style.legend_above(figure, 3)
     return figure
 
 
-def _lines(axes: Axes, points: Sequence[Mapping]) -> None:
-    contexts = list(dict.fromkeys(row["context"] for row in points))
-    for index, context in enumerate(contexts):
-        mine = [row for row in points if row["context"] == context]
-        axes.errorbar(
-            [row["nodes"] for row in mine],
-            [row["ms"] for row in mine],
-            yerr=[row["spread_ms"] or 0.0 for row in mine],
-            color=OTHERS[index % len(OTHERS)],
-            marker=MARKERS[index % len(MARKERS)],
-            markersize=5,
-            elinewidth=1,
-            capsize=2.5,
-            label=f"context {context}",
-        )
-    floor_ms = points[-1]["floor_ms"]
-    if floor_ms:
-        label = f"floor at context {contexts[-1]}"
-        axes.axhline(floor_ms, color=style.INK, linestyle="--", linewidth=1, label=label)
-    sizes = sorted({row["nodes"] for row in points})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.minorticks_off()
-    axes.set_ylim(bottom=0)
-    axes.grid(axis="y")
-    axes.set_xlabel("nodes scored")
+@style.styled
+def step_time(steps: pd.DataFrame) -> Figure | None:
+    """Draw milliseconds per step by phase and, as a thin bar, the wait for the device.
+
+    `steps` is `Profile.steps`; None if no decoder had steps.
+    """
+    steps = steps.dropna(subset="step_ms")
+    if not len(steps):
+        return None
+    parts = steps[["draft_ms", "verify_ms", "host_ms"]].set_axis(list(PHASES)[:3], axis=1)
+    parts["not separated"] = steps["step_ms"].where(steps["verify_ms"].isna())
+    labels = [
+        f"{ms:.1f} ms for {tokens:.2f} tokens"
+        for ms, tokens in zip(steps["step_ms"], steps["tokens_per_step"], strict=True)
+    ]
+    figure = style.stacked_bars(parts.dropna(axis=1, how="all").fillna(0.0), PHASES, labels)
+    axes = figure.axes[0]
+    rows = [place + 0.41 for place in range(len(steps))]
+    axes.barh(rows, steps["wait_ms"].fillna(0.0), 0.1, color=RED, label="of which wait for results")
+    axes.set_xlabel("milliseconds per step, prefill left out")
+    style.legend_above(figure, 5)
+    return figure
 
 
-def _waits(axes: Axes, rows: Sequence[Mapping]) -> None:
-    """A thin bar below each step: how much of it went by in waiting for the device."""
-    axes.barh(
-        [place + 0.41 for place in range(len(rows))],
-        [row["wait_ms"] or 0.0 for row in rows],
-        height=0.1,
-        color=style.RED,
-        label="of which wait for results",
-    )
+@style.styled
+def verify_cost(calls: pd.DataFrame) -> Figure:
+    """Draw milliseconds per call over nodes scored: a panel per model, a line per context.
+
+    `calls` is `Profile.calls`.
+    """
+    figure = style.new_figure(3.9)
+    panels = figure.subplots(1, calls["model"].nunique(), squeeze=False)[0]
+    for axes, (model, own) in zip(panels, calls.groupby("model", sort=False), strict=True):
+        for index, (context, line) in enumerate(own.groupby("context", sort=False)):
+            points = Mark(OTHERS[index % len(OTHERS)], MARKERS[index % len(MARKERS)]).points()
+            spread = line["spread_ms"].fillna(0.0)
+            axes.errorbar(
+                line["nodes"], line["ms"], yerr=spread, label=f"{context} tokens", **points
+            )
+        floor_ms = own["floor_ms"].iloc[-1]
+        if pd.notna(floor_ms):
+            label = f"floor at {own['context'].iloc[-1]} tokens"
+            axes.axhline(floor_ms, color=style.INK, linestyle="--", linewidth=1, label=label)
+        sizes = sorted(set(own["nodes"]))
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="y")
+        axes.set(xlabel="nodes scored", title=model)
+    panels[0].set_ylabel("milliseconds per call")
+    panels[0].legend(loc="upper left", title="context")
+    return figure

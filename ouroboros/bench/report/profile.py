@@ -1,0 +1,192 @@
+"""Where the time goes on a machine: model calls against their floor, and steps by phase.
+
+What another engine does not report is missing (NaN), never zero.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from ouroboros.bench.metrics.sample import Sample
+from ouroboros.bench.report.facts import RunFacts
+from ouroboros.bench.report.plots import costs as plots
+from ouroboros.bench.report.plots import style
+from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.costs.surface import Costs
+
+LEGEND = """\
+Calls: median milliseconds from the start of `score` to the arrival of its argmax, on random trees,
+± half the interquartile range. Floor: the bytes that a call must read (all weights but the
+embedding table, and the context's keys and values) at the measured copy bandwidth, which counts
+bytes read plus bytes written. Reading alone may be faster, and a model that fits in a cache is not
+bound by memory, so more than 100 % is possible. Steps: means over all steps but each prompt's
+first, which holds the prefill. draft and verify: time in the two models, each up to the arrival of
+its result; host: the rest of the step. wait: the part of draft and verify between the launch of a
+call and its result (on a CPU only the choice of tokens). transformers' own generation (hf_) does
+not separate its phases."""
+PHASES = ("draft", "verify", "host", "wait")
+CALLS = {
+    **{"model": ("model", ""), "context": ("context", "d"), "nodes": ("nodes", "d")},
+    **{"read_mb": ("MB to read", ".0f"), "floor_ms": ("floor ms", ".2f")},
+    **{"ms": ("call ms", ".2f"), "floor_share": ("of the floor", ".0%")},
+}
+STEPS = {
+    **{"decoder": ("decoder", ""), "steps": ("steps", "d"), "step_ms": ("step ms", ".1f")},
+    **{f"{phase}_ms": (f"{phase} ms", ".2f") for phase in PHASES},
+    "draft_calls_per_step": ("draft calls", ".2f"),
+    "nodes_per_step": ("nodes", ".1f"),
+    "nodes_per_draft_call": ("nodes/draft call", ".1f"),
+    "tokens_per_step": ("tokens", ".2f"),
+    "first_step_ms": ("first step ms", ".0f"),
+}
+OPERATORS = {
+    **{"name": ("name", ""), "ms": ("ms", ".2f"), "share": ("share", ".0%")},
+    "calls": ("calls", "d"),
+}
+"""By table and column: its heading and format."""
+PASSES = {
+    "device": "operators by their own time on the device",
+    "host": "operators by their own time on the CPU",
+    "python": "Python functions by their own time, model calls left out",
+}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What `call_frame`, `step_frame` and `operators` measured, in one run."""
+
+    facts: RunFacts
+    copy_gb_per_s: float | None
+    calls: pd.DataFrame
+    steps: pd.DataFrame
+    operators: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    def floor_table(self) -> pd.DataFrame:
+        """Return the smallest call of each model and context beside its floor, as text."""
+        smallest = self.calls["nodes"] == self.calls.groupby("model")["nodes"].transform("min")
+        return _text(self.calls[smallest], CALLS)
+
+    def step_table(self) -> pd.DataFrame:
+        """Return the means of each decoder's steps, as text."""
+        return _text(self.steps.reset_index(), STEPS)
+
+    def call_table(self, model: str) -> pd.DataFrame:
+        """Return a model's milliseconds per call as text, nodes down, contexts across."""
+        own = self.calls[self.calls["model"] == model]
+        spread = own["spread_ms"].map(lambda ms: "" if pd.isna(ms) else f" ± {ms:.1f}")
+        cells = own.assign(cell=own["ms"].map("{:.1f}".format) + spread)
+        table = cells.pivot(index="nodes", columns="context", values="cell").fillna("-")
+        return table.rename(columns="{:g} tokens".format).reset_index().astype(str)
+
+    def markdown(self) -> str:
+        """Return profile.md."""
+        bandwidth = "unknown" if self.copy_gb_per_s is None else f"{self.copy_gb_per_s:.1f} GB/s"
+        parts = [f"# {self.facts.title}", self.facts.footnote]
+        parts += [f"Copy bandwidth: {bandwidth}, read plus written.", _md(self.floor_table())]
+        for model in self.calls["model"].unique():
+            parts += [f"Milliseconds per call of the {model}:", _md(self.call_table(model))]
+        parts += ["Milliseconds per step:", _md(self.step_table()), LEGEND]
+        if len(self.operators):
+            for (decoder, kind), rows in self.operators.groupby(["decoder", "kind"], sort=False):
+                head = (
+                    f"{decoder}, {rows['steps'].iloc[0]} steps under a profiler, which slows them"
+                )
+                table = _text(rows, OPERATORS).replace({"name": {r"\|": r"\\|"}}, regex=True)
+                parts += [f"## {head}: {PASSES[kind]}", _md(table)]
+        return "\n\n".join(parts) + "\n"
+
+    def to_dict(self) -> dict:
+        """Return profile.json: everything as plain JSON values, frames as lists of rows."""
+        frames = {
+            "calls": self.calls,
+            "steps": self.steps.reset_index(),
+            "operators": self.operators,
+        }
+        rows = {name: json.loads(frame.to_json(orient="records")) for name, frame in frames.items()}
+        about = {"title": self.facts.title, "footnote": self.facts.footnote}
+        return {**about, "copy_gb_per_s": self.copy_gb_per_s, **rows}
+
+    def save(self, folder: ResultsFolder) -> None:
+        """Write profile.json, profile.md, verify_cost.png and step_time.png."""
+        folder.write_json("profile.json", self.to_dict())
+        folder.write_text("profile.md", self.markdown())
+        note = f"{self.facts.footnote}. Medians; error bars: half the interquartile range."
+        parts = " · ".join(self.facts.title_parts[1:])
+        figure = style.with_title(plots.verify_cost(self.calls), f"Cost of a call · {parts}", note)
+        style.save(figure, folder.path / "verify_cost.png")
+        if figure := plots.step_time(self.steps):
+            note = f"{self.facts.footnote}. Numbers in the bars: % of the step."
+            style.with_title(figure, f"Where a step's time goes · {self.facts.title}", note)
+            style.save(figure, folder.path / "step_time.png")
+
+
+def call_frame(costs: Costs) -> pd.DataFrame:
+    """Return a row per model, context and nodes: ms, spread_ms, read_mb, floor_ms, floor_share."""
+    rows = []
+    for model, surface in (("target", costs.target), ("draft", costs.draft)):
+        bytes_read = costs.footprints.get(model)
+        for context, calls in surface.ms.items() if surface else ():
+            floor_ms = costs.floor_ms(model, int(context))
+            for nodes, ms in calls.items():
+                rows.append(
+                    {
+                        "model": model,
+                        "context": int(context),
+                        "nodes": int(nodes),
+                        "ms": ms,
+                        "spread_ms": surface.spread_ms.get(context, {}).get(nodes),
+                        "read_mb": bytes_read and bytes_read.call_bytes(int(context)) / 1e6,
+                        "floor_ms": floor_ms,
+                        "floor_share": floor_ms and floor_ms / ms,
+                    }
+                )
+    return pd.DataFrame(rows).astype({"spread_ms": float, "read_mb": float, "floor_ms": float})
+
+
+def step_frame(samples: Sequence[Sample]) -> pd.DataFrame:
+    """Return means over the steps of each decoder (the index) but each sample's first.
+
+    Columns are those of `STEPS`; wait_ms is a part of draft_ms and verify_ms. Phases and nodes of
+    another engine are NaN; failed samples are left out.
+    """
+    columns = ["decoder", "first", "draft_s", "verify_s", "host_s", "wait_s"]
+    columns += ["draft_calls", "scored", "draft_scored", "new"]
+    rows = [
+        (sample.decoder, index == 0, *(getattr(step, name) for name in columns[2:]))
+        for sample in samples
+        for index, step in enumerate(() if sample.error else sample.steps)
+    ]
+    steps = pd.DataFrame(rows, columns=columns)
+    steps["step_s"] = steps[["draft_s", "verify_s", "host_s"]].sum(axis=1)
+    names = pd.Index(dict.fromkeys(sample.decoder for sample in samples), name="decoder")
+    later = steps[~steps["first"].astype(bool)].groupby("decoder")
+    means = later.mean().reindex(names)
+    ours = later["scored"].min().reindex(names) > 0
+    found = {f"{name}_ms": 1e3 * means[f"{name}_s"] for name in ("step", *PHASES)}
+    found |= {"draft_calls_per_step": means["draft_calls"], "nodes_per_step": means["scored"]}
+    found["nodes_per_draft_call"] = means["draft_scored"] / means["draft_calls"].where(
+        lambda n: n > 0
+    )
+    hidden = [f"{name}_ms" for name in PHASES] + ["nodes_per_step", "nodes_per_draft_call"]
+    found |= {name: found[name].where(ours) for name in hidden}
+    first = steps[steps["first"].astype(bool)].groupby("decoder")["step_s"].mean()
+    found |= {"steps": later.size().reindex(names, fill_value=0), "tokens_per_step": means["new"]}
+    found["first_step_ms"] = 1e3 * first.reindex(names)
+    return pd.DataFrame(found)[[name for name in STEPS if name != "decoder"]]
+
+
+def _text(frame: pd.DataFrame, columns: dict[str, tuple[str, str]]) -> pd.DataFrame:
+    """The chosen columns under their headings, numbers as text, "-" for what is missing."""
+    cells = {
+        heading: ["-" if pd.isna(value) else format(value, form) for value in frame[name]]
+        for name, (heading, form) in columns.items()
+    }
+    return pd.DataFrame(cells)
+
+
+def _md(frame: pd.DataFrame) -> str:
+    return frame.to_markdown(index=False, disable_numparse=True, stralign="right")
