@@ -201,7 +201,8 @@ RATIO: dict = {"unit": "x", "suffix": "x", "better": "higher", "interval": True}
 SHARE: dict = {"unit": "%", "digits": 0, "scale": 100.0, "suffix": " %"}
 TIME: dict = {"timed": True, "better": "lower"}
 COUNT: dict = {"better": "lower", "tables": "counts"}
-LEAD: dict = {**RATIO, "pooled": "sum / sum, paired"}
+PAIRED: dict = {**RATIO, "pooled": "sum / sum, paired"}
+LEAD: dict = {**PAIRED, "better": "lower"}
 
 # fmt: off
 METRICS = Registry(
@@ -227,19 +228,19 @@ METRICS = Registry(
     Metric("latency_speedup", "speedup", over_greedy(),
            "Greedy's seconds per token / the decoder's, same engine and prompts, with prefill.",
            timed=True, by_group=True,
-           tables="default speed narrow headline comparison groups", **LEAD),
+           tables="default speed narrow headline comparison groups", **PAIRED),
     Metric("predicted_speedup", "predicted speedup",
            lambda samples, greedy, costs: speedup(costs.timed(greedy), costs.timed(samples)),
            "Speedup over greedy with the seconds that the counts take at the run's costs; at costs "
            "measured in the same run it is a fit, not evidence.",
-           tables="default speed narrow headline comparison", instead_of="latency_speedup", **LEAD),
+           tables="default speed narrow headline comparison", instead_of="latency_speedup", **PAIRED),
     Metric("latency_speedup_macro", "macro speedup",
            lambda samples, greedy: macro_speedup(greedy, samples),
            "Geometric mean over prompts of each prompt's speedup over greedy.",
            timed=True, tables="speed comparison", **{**RATIO, "pooled": "geometric mean"}),
     Metric("decode_speedup", "decode speedup", over_greedy(decode_part),
            "Speedup over greedy in time per token after the first step (without the prefill).",
-           timed=True, tables="speed headline", **LEAD),
+           timed=True, tables="speed headline", **PAIRED),
 
     # Every decoder against Ouroboros
     Metric("latency_vs_ouroboros", "vs Ouroboros", over_ouroboros(),
@@ -278,7 +279,7 @@ METRICS = Registry(
     Metric("latency_speedup_vs_hf", "vs transformers",
            lambda samples, hf_greedy: speedup(hf_greedy, samples),
            "Speedup over transformers' own greedy decoding, prefill included.",
-           timed=True, tables="time headline", **LEAD),
+           timed=True, tables="time headline", **PAIRED),
     Metric("latency_speedup_macro_vs_hf", "macro vs transformers",
            lambda samples, hf_greedy: macro_speedup(hf_greedy, samples),
            "Geometric mean over prompts of the speedup over transformers' greedy decoding.",
@@ -286,7 +287,7 @@ METRICS = Registry(
     Metric("decode_speedup_vs_hf", "decode vs transformers",
            lambda samples, hf_greedy: speedup(hf_greedy, samples, part=decode_part),
            "Speedup over transformers' greedy decoding in time per token after the first step.",
-           timed=True, **LEAD),
+           timed=True, **PAIRED),
     Metric("draft_share", "draft time", phase_share("draft"),
            "Share of the time in steps spent in the draft model.",
            timed=True, tables="time", **SHARE),

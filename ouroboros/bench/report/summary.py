@@ -31,8 +31,8 @@ decoder=[...] to have them."""
 class Summary:
     """Every metric of one run.
 
-    `frame` has a row per decoder, in the order of the run's config, and a column per metric, by its
-    registered name; a metric with an interval has `<name>.low` and `<name>.high` as well, a task's
+    `frame` has a row per decoder, greedy first and then the fastest first, and a column per metric,
+    by its registered name; a metric with an interval has `<name>.low` and `<name>.high` as well, a task's
     scores are `score.<name>`. What is unavailable is NaN or None. `groups` has the metrics of each
     (group of prompts, decoder). `verdicts` counts the audit's findings by decoder; `problems` says
     in a line each what failed or has no prediction, and why.
@@ -135,7 +135,7 @@ def summarise(measured: Measured) -> Summary:
     found = _frame(groups)
     if groups:
         found.index = pd.MultiIndex.from_tuples(groups, names=["group", "decoder"])
-    return Summary(facts, _frame(rows).rename_axis("decoder"), found, verdicts, problems)
+    return Summary(facts, _by_speed(_frame(rows)), found, verdicts, problems)
 
 
 def interval_of(row: Mapping, name: str) -> Interval | None:
@@ -160,6 +160,16 @@ def _frame(rows: Mapping) -> pd.DataFrame:
     frame = pd.DataFrame(flat, index=list(rows))
     numbers = {n: float for m in METRICS.values() if m.scalar for n in m.columns if n in frame}
     return frame.astype({n: kind for n, kind in numbers.items() if frame[n].isna().any()})
+
+
+def _by_speed(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows with greedy first, then by the first metric of the default table that is known."""
+    for one in METRICS.shown_in("default"):
+        if one.better and frame[one.name].notna().any():
+            frame = frame.sort_values(one.name, ascending=one.better == "lower", kind="stable")
+            break
+    order = sorted(frame.index, key=lambda name: name != PLAIN)
+    return frame.loc[order].rename_axis("decoder")
 
 
 def _nested(metrics: Mapping[str, Metric], row: pd.Series) -> dict:

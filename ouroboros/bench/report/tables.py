@@ -65,11 +65,11 @@ def columns(summary: Summary, table: str) -> list[Metric]:
 
 
 def run_table(summary: Summary, table: str) -> pd.DataFrame:
-    """Return one table of a run: greedy first, then the fastest first; empty without any column."""
+    """Return one table of a run, a row per decoder; empty without any column."""
     shown = columns(summary, table)
     if not shown:
         return pd.DataFrame()
-    frame = summary.frame.loc[_by_speed(summary)]
+    frame = summary.frame
     if table == "lead":
         frame = frame.drop(index=METHOD, errors="ignore")
     found = [
@@ -289,17 +289,6 @@ def _source_table(summary: Summary) -> pd.DataFrame:
 def _lead_cells(metric: Metric, decoder: str, lead: Interval) -> dict[str, str]:
     text = lead.text(metric.digits, metric.suffix)
     return {"best other": decoder, metric.heading: text, "Ouroboros is": lead.significance}
-
-
-def _by_speed(summary: Summary) -> list[str]:
-    """The decoders, greedy first, then by the first metric of the default table."""
-    order = list(summary.frame.index)
-    ranked = [m for m in columns(summary, "default") if m.better and m.scalar]
-    if ranked:
-        sign = -1 if ranked[0].better == "higher" else 1
-        values = (sign * summary.frame[ranked[0].name]).fillna(float("inf"))
-        order.sort(key=lambda name: values[name])
-    return sorted(order, key=lambda name: name != PLAIN)
 
 
 def _filled(value: object) -> bool:
