@@ -20,8 +20,7 @@ from ouroboros.bench.replay import sentence_pieces
 from ouroboros.bench.replay.imitation import Rates
 from ouroboros.bench.replay.likeness import DraftErrorModel, measured
 from ouroboros.bench.replay.recording import RecordedRuns, renumbered
-from ouroboros.bench.report.plots.agreements import agreement_curves
-from ouroboros.bench.report.plots.style import save
+from ouroboros.bench.report.plots import style
 from ouroboros.bench.run.config import check_whole
 from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.folder import ResultsFolder
@@ -37,8 +36,9 @@ from ouroboros.cli.output import print_document
 from ouroboros.cli.tapes import given_rates, load_tapes
 from ouroboros.decoders import check_decoders
 from ouroboros.tuning.agreement import Worth, pays_table, speedup_table, with_ratio
+from ouroboros.tuning.plots import agreement_curves
 
-WHISKERS = "whiskers and bands: 95 % bootstrap over prompts, paired"
+WHISKERS = "Error bars and bands: 95 % bootstrap over prompts, paired"
 
 
 def agreement(cfg: DictConfig, as_json: bool = False) -> int:
@@ -165,9 +165,10 @@ def finish(config: dict, rows: list[Worth], title: str) -> int:
         folder.write_json("agreement.json", {**about, **document})
         (folder.path / "agreement.md").write_text(text, encoding="utf-8")
         for costs in dict.fromkeys(row.costs for row in rows):
-            own = [asdict(row) for row in rows if row.costs == costs]
-            figure = agreement_curves(own, about=f"costs {costs} · {title} · {WHISKERS}")
-            save(figure, folder.path / f"agreement_{costs}")
+            figure = agreement_curves([row for row in rows if row.costs == costs])
+            style.with_title(figure, f"costs {costs} · {title}", WHISKERS)
+            stem = f"{folder.path}/agreement_{costs}"
+            style.save(figure, Path(f"{stem}.png"), Path(f"{stem}.svg"))
     print(text)
     print_document(document)
     return 0

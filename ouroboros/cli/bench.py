@@ -51,6 +51,7 @@ from ouroboros.cli.errors import SOME_FAILED
 from ouroboros.cli.output import print_document
 from ouroboros.decoders import check_decoders
 from ouroboros.cli.report import print_summary
+from ouroboros.decoders import check_decoders
 from ouroboros.engine.parallel.ranks import Alone, RankLost, Ranks, agreed
 from ouroboros.reference_pair import FOLDER
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from ouroboros.bench.report.plots.style import save
-from ouroboros.bench.report.plots.trees import fitted
+from ouroboros.bench.report.plots import style
+from ouroboros.bench.report.plots.acceptance import fitted_weights
 from ouroboros.bench.run.loop import eos_ids
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.cli import CONF
@@ -44,7 +44,7 @@ def fit(args: argparse.Namespace) -> int:
     )
     args.fit.parent.mkdir(parents=True, exist_ok=True)
     weights.save(args.fit)
-    save(fitted(weights.about), args.fit.with_suffix(""))
+    style.save(fitted_weights(weights.about), args.fit.with_suffix(".png"))
     for view, what in (("index", "by phrases alone"), ("draft", "with the draft's view")):
         found = weights.about[view]
         assert isinstance(found, dict)

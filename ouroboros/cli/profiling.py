@@ -9,19 +9,17 @@ samples.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeGuard
 
+import pandas as pd
 import torch
 from omegaconf import DictConfig
 
 from ouroboros.bench.metrics.operators import operators
 from ouroboros.bench.report.facts import RunFacts
-from ouroboros.bench.report.plots.costs import step_time, verify_cost
-from ouroboros.bench.report.plots.style import save_png
+from ouroboros.bench.report.profile import Profile, call_frame, step_frame
 from ouroboros.bench.report.tables import as_text
-from ouroboros.bench.report.time_report import floor_frame, step_frame, time_facts, to_markdown
 from ouroboros.bench.run.config import check_options, check_whole
 from ouroboros.bench.run.costs import load_costs, recorded_costs
 from ouroboros.bench.run.folder import ResultsFolder
@@ -39,7 +37,7 @@ from ouroboros.cli.output import print_document
 from ouroboros.cli.timing import about, measured_costs
 from ouroboros.costs import Costs
 from ouroboros.decode import Drafter
-from ouroboros.decoders import DecoderFactory, check_decoders
+from ouroboros.decoders import check_decoders
 
 
 def profile(cfg: DictConfig, as_json: bool = False) -> int:
@@ -68,7 +66,9 @@ def profile(cfg: DictConfig, as_json: bool = False) -> int:
     finished = run_samples(job, folder, retry_failed=config["retry_failed"])
     finished = finished and score_samples(job, folder)
     run = folder.save_run(run, status="finished" if finished else "interrupted")
-    traced = traced_decoders(job, pair, options) if finished and options["trace"] else {}
+    traced = pd.DataFrame()
+    if finished and options["trace"]:
+        traced = traced_decoders(job, pair, options["trace_steps"])
     return show(folder, run, costs, traced)
 
 
@@ -89,78 +89,35 @@ def check_profile(options: Mapping, config: Mapping) -> None:
         raise ValueError("timing=false: a profile is of times; leave it out")
 
 
-def traced_decoders(job: Bench, pair: Pair, options: Mapping) -> dict:
-    """Return what a few steps of each decoder of this engine consist of, on the first prompt."""
+def traced_decoders(job: Bench, pair: Pair, steps: int) -> pd.DataFrame:
+    """Return what so many steps of each decoder of this engine consist of, on the first prompt."""
     prompt = prompt_ids(pair.target.tokenizer, job.examples[0])
-    steps = options["trace_steps"]
-    return {
-        name: operators(pair.models, make, prompt, steps=steps)
+    found = [
+        operators(pair.models, make, prompt, steps=steps).assign(decoder=name)
         for name, make in job.decoders.items()
-        if draws_trees(make)
-    }
+        if isinstance(make(), Drafter)
+    ]
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
 
-def draws_trees(make: DecoderFactory) -> TypeGuard[Callable[[], Drafter]]:
-    """Return whether a maker's decoders are drafters of this engine."""
-    return isinstance(make(), Drafter)
-
-
-def show(folder: ResultsFolder, run: Mapping, costs: Costs, traced: Mapping) -> int:
+def show(folder: ResultsFolder, run: Mapping, costs: Costs, traced: pd.DataFrame) -> int:
     """Write the report, print its main tables and, as the last line, one JSON document."""
     samples = folder.load_samples()
     good = [sample for sample in samples if not sample.error]
     if any(step.scored for sample in good for step in sample.steps[1:]):
         seen = Costs.of_samples(good)
         costs = replace(costs, host_ms=seen.host_ms, prefill_ms=seen.prefill_ms)
-    what = RunFacts.of(run, good)
-    facts: dict[str, Any] = {"title": what.title, "footnote": what.footnote}
-    facts |= time_facts(costs, samples) | {"operators": traced}
     folder.save_costs(costs)
-    write_profile(folder, facts)
-    frames = [as_text(frame, "simple") for frame in (floor_frame(facts), step_frame(facts))]
-    print(facts["title"], facts["footnote"], *frames, sep="\n\n")
-    for name, row in facts["steps"].items():
-        for reason in row["errors"]:
-            print(f"{name} failed: {reason}", file=sys.stderr)
-    print_document(document(folder, run, facts))
+    facts = RunFacts.of(run, samples)
+    copy_gb_per_s = costs.copy_bytes_per_s and costs.copy_bytes_per_s / 1e9
+    found = Profile(facts, copy_gb_per_s, call_frame(costs), step_frame(samples), traced)
+    found.save(folder)
+    frames = [as_text(frame, "simple") for frame in (found.floor_table(), found.step_table())]
+    print(facts.title, facts.footnote, *frames, sep="\n\n")
+    for error in sorted({f"{one.decoder} failed: {one.error}" for one in samples if one.error}):
+        print(error, file=sys.stderr)
+    document = {"results": place(folder.path), "finished": run["status"] == "finished"}
+    print_document(document | found.to_dict(brief=True))
     if run["status"] != "finished":
         return 130
     return 0 if good else 1
-
-
-def write_profile(folder: ResultsFolder, facts: Mapping) -> None:
-    """Write profile.json, profile.md and the plots."""
-    folder.write_json("profile.json", dict(facts))
-    folder.write_text("profile.md", to_markdown(facts))
-    for figure, name in ((verify_cost(facts), "verify_cost"), (step_time(facts), "step_time")):
-        if figure is not None:
-            save_png(figure, folder.path / f"{name}.png")
-
-
-def document(folder: ResultsFolder, run: Mapping, facts: Mapping) -> dict:
-    """Return the few numbers that the last line of stdout carries."""
-    keys = ("step_ms", "tokens_per_step", "share", "wait_share", "draft_calls_per_step")
-    return {
-        "results": place(folder.path),
-        "title": facts["title"],
-        "finished": run["status"] == "finished",
-        "copy_gb_per_s": facts["copy_gb_per_s"],
-        "floor_share": floor_shares(facts),
-        "decoders": {name: {key: row[key] for key in keys} for name, row in facts["steps"].items()},
-    }
-
-
-def floor_shares(facts: Mapping) -> dict:
-    """Return by model and context the share of its floor that the smallest call reaches."""
-    return {
-        role: {str(row["context"]): row["floor_share"] for row in calls["points"]}
-        for role, calls in smallest(facts["calls"]).items()
-    }
-
-
-def smallest(calls: Mapping) -> dict:
-    """Return each model's calls of the smallest tree alone."""
-    return {
-        role: {"points": [r for r in own["points"] if r["nodes"] == own["points"][0]["nodes"]]}
-        for role, own in calls.items()
-    }

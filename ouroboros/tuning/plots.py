@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.report.plots.marks import LINES, decoder_marks
-from ouroboros.tuning.accuracy import Point, accuracy
 from ouroboros.tuning.agreement import Worth
 from ouroboros.tuning.scaling import Law, Width
 
@@ -20,34 +19,32 @@ COLUMNS = 3
 
 
 @style.styled
-def predicted_dots(points: Sequence[Point], *, what: str) -> Figure:
+def predicted_dots(points: pd.DataFrame, *, what: str) -> Figure:
     """Draw predictions of `what` against measurements, with the diagonal and ±10 % around it.
 
-    Raises `ValueError` without points.
+    `points` has a row per setting: kind (of decoder), predicted, measured.
     """
-    found = accuracy(points)
-    kinds = list(dict.fromkeys(point.kind for point in points))
-    values = [value for point in points for value in (point.predicted, point.measured)]
-    ends = np.array([0.94 * min(values), 1.06 * max(values)])
+    values = points[["predicted", "measured"]].to_numpy()
+    ends = np.array([0.94 * values.min(), 1.06 * values.max()])
+    errors = (points["predicted"] / points["measured"] - 1).abs()
     figure = style.new_figure(6.2)
     axes = figure.add_subplot()
-    axes.plot(ends, ends, color=style.MUTED, linewidth=1, zorder=2)
+    axes.plot(ends, ends, color=style.MUTED, linewidth=1)
     band = {"color": style.GRID, "alpha": 0.45, "linewidth": 0, "label": f"within {MARGIN:.0%}"}
     axes.fill_between(ends, (1 - MARGIN) * ends, (1 + MARGIN) * ends, **band)
-    for kind, mark in decoder_marks(kinds).items():
-        own = [point for point in points if point.kind == kind]
-        if own:
-            error = accuracy(own).median_error
-            x, y = zip(*((point.measured, point.predicted) for point in own), strict=True)
-            label = f"{kind.replace('_', ' ')}: {len(own)} settings, median error {error:.1%}"
-            look = mark.points(linestyle="none", markersize=7, alpha=0.85, markeredgecolor="white")
-            axes.errorbar(x, y, label=label, zorder=3, **look)
+    marks = decoder_marks(list(points["kind"].unique()))
+    for kind, own in points.groupby("kind", sort=False):
+        label = f"{kind}: {len(own)} settings, median error {errors[own.index].median():.1%}"
+        look = marks[kind].points(linestyle="none", markersize=7, alpha=0.85)
+        axes.errorbar(own["measured"], own["predicted"], label=label.replace("_", " "), **look)
     axes.set(xlim=ends, ylim=ends, xlabel=f"{what}, measured", ylabel=f"{what}, predicted")
     axes.set_aspect("equal")
     axes.grid()
     axes.legend(loc="upper left")
-    errors = f"median error {found.median_error:.1%}, largest {found.largest_error:.1%}"
-    axes.set_title(f"{found.points} settings predicted: {errors}")
+    axes.set_title(
+        f"{len(points)} settings predicted: median error {errors.median():.1%}, "
+        f"largest {errors.max():.1%}"
+    )
     return figure
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ouroboros.bench.metrics.intervals import Interval, speedup
-from ouroboros.costs import CostModel, Costs
 from ouroboros.bench.metrics.metrics import METRICS, phase_shares
 from ouroboros.bench.metrics.sample import Sample, steps_of
+from ouroboros.costs import CostModel, Costs
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from measured import sample, step
 
-from ouroboros.costs import CostModel, Costs, Surface
 from ouroboros.bench.metrics.metrics import METRICS, phase_shares
 from ouroboros.bench.metrics.sample import PLAIN, steps_of
+from ouroboros.costs import CostModel, Costs, Surface
 from ouroboros.tuning.predict import predict
 
 COSTS = Costs(

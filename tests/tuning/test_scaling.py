@@ -10,8 +10,8 @@ from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.costs import Costs, Surface
 from ouroboros.trace import StepRecord
+from ouroboros.tuning.plots import scaling_law
 from ouroboros.tuning.scaling import Width, law_of, pays, step_ms, width_of
-from ouroboros.tuning.scaling_plot import scaling_law
 
 NARROW = Width("x", 16.0, 2.0, 1.0, 0.0, 0.0, {1: 16.0, 2: 9.0, 4: 5.0})
 WIDE = Width("x", 64.0, 3.0, 2.0, 0.0, 0.0, {1: 64.0, 2: 33.0, 4: 17.0})
@@ -62,7 +62,7 @@ def test_a_width_is_counted_and_its_trees_are_cut():
 
 def test_the_plot_has_a_point_for_each_width_and_a_line():
     widths = [replace(NARROW, nodes=2.0**n, tokens=1 + 0.5 * n) for n in range(1, 5)]
-    axes = scaling_law(widths, {"x": law_of(widths)}, measured="Here.").axes[0]
+    axes = scaling_law(widths, {"x": law_of(widths)}).axes[0]
     points, line = sorted(axes.lines, key=lambda one: -len(one.get_xdata()))
     assert len(points.get_xdata()) == 4 and line.get_ydata().tolist() == pytest.approx([1.5, 3.0])
-    assert "+0.50 a doubling" in axes.get_title(loc="left")
+    assert "+0.50 per doubling" in axes.get_title(loc="left")

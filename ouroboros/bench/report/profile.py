@@ -16,7 +16,7 @@ from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.plots import costs as plots
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.costs.surface import Costs
+from ouroboros.costs import Costs
 
 LEGEND = """\
 Calls: median milliseconds from the start of `score` to the arrival of its argmax, on random trees,
@@ -65,10 +65,16 @@ class Profile:
     steps: pd.DataFrame
     operators: pd.DataFrame = field(default_factory=pd.DataFrame)
 
+    @property
+    def smallest_calls(self) -> pd.DataFrame:
+        """The rows of `calls` with the fewest nodes of each model, which the floor bounds."""
+        return self.calls[
+            self.calls["nodes"] == self.calls.groupby("model")["nodes"].transform("min")
+        ]
+
     def floor_table(self) -> pd.DataFrame:
         """Return the smallest call of each model and context beside its floor, as text."""
-        smallest = self.calls["nodes"] == self.calls.groupby("model")["nodes"].transform("min")
-        return _text(self.calls[smallest], CALLS)
+        return _text(self.smallest_calls, CALLS)
 
     def step_table(self) -> pd.DataFrame:
         """Return the means of each decoder's steps, as text."""
@@ -99,13 +105,16 @@ class Profile:
                 parts += [f"## {head}: {PASSES[kind]}", _md(table)]
         return "\n\n".join(parts) + "\n"
 
-    def to_dict(self) -> dict:
-        """Return profile.json: everything as plain JSON values, frames as lists of rows."""
+    def to_dict(self, *, brief: bool = False) -> dict:
+        """Return profile.json: everything as plain JSON values, frames as lists of rows; `brief`
+        leaves out operators and all but the smallest calls."""
         frames = {
             "calls": self.calls,
             "steps": self.steps.reset_index(),
             "operators": self.operators,
         }
+        if brief:
+            frames = {"calls": self.smallest_calls, "steps": frames["steps"]}
         rows = {name: json.loads(frame.to_json(orient="records")) for name, frame in frames.items()}
         about = {"title": self.facts.title, "footnote": self.facts.footnote}
         return {**about, "copy_gb_per_s": self.copy_gb_per_s, **rows}

@@ -77,8 +77,7 @@ def write_report(
     pairs = zip(found.labels, found.summaries, strict=True)
     whole = {label: summary.to_dict() for label, summary in pairs}
     text = json.dumps(whole, indent=2, ensure_ascii=False)
-    (out / "summary.json").write_text(text + "
-", encoding="utf-8")
+    (out / "summary.json").write_text(text + "\n", encoding="utf-8")
     found.numbers().to_csv(out / "numbers.csv", index=False)
     (out / "report.md").write_text(_markdown(parts, found.summaries), encoding="utf-8")
     page = render(found, parts, tokenizer=tokenizer)

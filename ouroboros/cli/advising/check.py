@@ -11,6 +11,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
 from tabulate import tabulate
 from tqdm import tqdm
 
@@ -18,14 +19,14 @@ from ouroboros.bench.metrics.intervals import speedup
 from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.gather import Measured, load, run_folders
-from ouroboros.bench.report.plots.style import save_png
+from ouroboros.bench.report.plots import style
 from ouroboros.bench.run.costs import load_costs, recorded_costs
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.cli.advising.inputs import given_costs, source_of
 from ouroboros.cli.advising.search import kind_of
 from ouroboros.costs import UNTIMED, CostModel, Costs
 from ouroboros.tuning.accuracy import Accuracy, Point, accuracy
-from ouroboros.tuning.dots import predicted_dots
+from ouroboros.tuning.plots import predicted_dots
 from ouroboros.tuning.predict import cost_per_token
 
 Samples = Sequence[Sample]
@@ -126,7 +127,8 @@ def write(
         f"# Predicted against measured: {what}\n\n{about}\n\n{table(found, 'github')}\n\n{each}\n"
     )
     folder.write_text("check.md", text)
-    save_png(predicted_dots(points, what=what, about=about), path / "check.png")
+    figure = predicted_dots(pd.DataFrame([asdict(point) for point in points]), what=what)
+    style.save(style.with_title(figure, "Predicted against measured", about), path / "check.png")
 
 
 def _elsewhere(

@@ -17,12 +17,12 @@ from tabulate import tabulate
 from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.gather import load, run_folders
-from ouroboros.bench.report.plots.style import save_png
+from ouroboros.bench.report.plots import style
 from ouroboros.bench.run.config import check_whole
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.costs import Costs
+from ouroboros.tuning.plots import scaling_law
 from ouroboros.tuning.scaling import Law, Pays, Width, law_of, pays, width_of
-from ouroboros.tuning.scaling_plot import scaling_law
 
 FILE = "scaling.json"
 WORTH = 1.02  # what is less than this over one device is no gain
@@ -60,7 +60,9 @@ def devices(config: dict, costs: Costs | None) -> dict:
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.write_json(FILE, document)
         folder.write_text("scaling.md", f"{measured}\n\n```\n{text}\n```\n")
-        save_png(scaling_law(widths, laws, measured=measured), folder.path / "scaling.png")
+        figure = scaling_law(widths, laws)
+        style.with_title(figure, "Tokens per step over nodes per step", measured)
+        style.save(figure, folder.path / "scaling.png")
     return document
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ouroboros.bench.report.plots.style import SOURCES
+from ouroboros.bench.report.plots.marks import SOURCES
 from ouroboros.cli.generating.runner import Piece, Runner
 
 OWN = ("target", "correction", "bonus")  # the target's own tokens
