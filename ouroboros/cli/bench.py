@@ -49,7 +49,6 @@ from ouroboros.cli.build import build_bench, build_pair, build_task
 from ouroboros.cli.configs import chosen, plain
 from ouroboros.cli.errors import SOME_FAILED
 from ouroboros.cli.output import print_document
-from ouroboros.decoders import check_decoders
 from ouroboros.cli.report import print_summary
 from ouroboros.decoders import check_decoders
 from ouroboros.engine.parallel.ranks import Alone, RankLost, Ranks, agreed

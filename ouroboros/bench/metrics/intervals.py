@@ -20,7 +20,7 @@ COST_RATIO = 0.176
 over Yi-34B's, the published pair."""
 Part = Callable[[Sample], tuple[float, int]]
 """(Amount, tokens) of a sample: `whole_part`, `decode_part`, `ttft_part` (seconds), `calls_part`,
-or `CostModel.cost_part`."""
+or `CostModel.cost`."""
 
 
 @dataclass(frozen=True)

@@ -116,8 +116,8 @@ def calls_per_token(samples: Samples, draft_cost: float = COST_RATIO) -> Interva
 
 def cost_over_ouroboros(samples: Samples, ouroboros: Samples, costs) -> Interval | None:
     """Return the decoder's cost per token / Ouroboros'; None beyond what was measured."""
-    known = costs.timed(samples) and costs.timed(ouroboros)
-    return speedup(samples, ouroboros, part=costs.cost_part()) if known else None
+    known = costs.predict_all(samples) and costs.predict_all(ouroboros)
+    return speedup(samples, ouroboros, part=costs.cost) if known else None
 
 
 def forwards_per_token(field: str) -> Callable:
@@ -230,7 +230,7 @@ METRICS = Registry(
            timed=True, by_group=True,
            tables="default speed narrow headline comparison groups", **PAIRED),
     Metric("predicted_speedup", "predicted speedup",
-           lambda samples, greedy, costs: speedup(costs.timed(greedy), costs.timed(samples)),
+           lambda samples, greedy, costs: speedup(costs.predict_all(greedy), costs.predict_all(samples)),
            "Speedup over greedy with the seconds that the counts take at the run's costs; at costs "
            "measured in the same run it is a fit, not evidence.",
            tables="default speed narrow headline comparison", instead_of="latency_speedup", **PAIRED),
@@ -248,7 +248,7 @@ METRICS = Registry(
            "faster.",
            timed=True, tables="default lead headline", **LEAD),
     Metric("predicted_vs_ouroboros", "predicted vs Ouroboros",
-           lambda samples, ouroboros, costs: speedup(costs.timed(samples), costs.timed(ouroboros)),
+           lambda samples, ouroboros, costs: speedup(costs.predict_all(samples), costs.predict_all(ouroboros)),
            "The decoder's predicted seconds per token / Ouroboros', same prompts.",
            tables="default lead", instead_of="latency_vs_ouroboros", **LEAD),
     Metric("cost_vs_ouroboros", "cost vs Ouroboros", cost_over_ouroboros,
@@ -321,7 +321,7 @@ METRICS = Registry(
            unit="tokens/call", better="higher", tables="counts narrow"),
     Metric("cost_per_token", "cost/token",
            lambda samples, costs: (
-               pooled(samples, part=costs.cost_part()) if costs.timed(samples) else None),
+               pooled(samples, part=costs.cost) if costs.predict_all(samples) else None),
            "Time of both models' calls per new token at the run's costs, in target calls of one "
            "node: greedy is 1.",
            better="lower", digits=3, interval=True, tables="counts headline comparison"),

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ouroboros.bench.metrics.predicted import CostModel
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.run.costs import recorded_costs
 from ouroboros.bench.run.folder import RUN, SAMPLES, ResultsFolder, exists
 from ouroboros.bench.verdict.audit_report import Row, load_audit
+from ouroboros.costs import CostModel
 
 Key = tuple[str, str, int]
 
@@ -67,7 +67,7 @@ def load(path: Path) -> Measured:
     costs = recorded_costs(folder)
     name = costs.about.get("name") if costs else None
     words = f"the costs {name!r}" if name else "the costs measured with the run"
-    priced = CostModel(words, costs) if costs else None
+    priced = CostModel(costs, words) if costs else None
     audit, trees = load_audit(folder), folder.load_trees()
     return Measured((path,), run, samples, folder.load_scores(), audit, priced, trees)
 

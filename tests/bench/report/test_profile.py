@@ -7,7 +7,7 @@ from measured import RUN, sample
 from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.plots.costs import step_time, verify_cost
 from ouroboros.bench.report.profile import Profile, call_frame, step_frame
-from ouroboros.costs.surface import Costs, Footprint, Surface
+from ouroboros.costs import Costs, Footprint, Surface
 from ouroboros.trace import StepRecord
 
 COSTS = Costs(
