@@ -16,9 +16,8 @@ from ouroboros.baselines.suffix_tree import PrefixKey, SuffixTree
 
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
-from ouroboros.growing import Growing
 from ouroboros.select import Ranked, TokenSelector
-from ouroboros.tree import TokenTree
+from ouroboros.tree import TokenTree, TreeBuilder
 
 
 class Racer:
@@ -77,12 +76,12 @@ class Racer:
         unread = not self._seen
         self.tree.extend(tokens[self._seen :])
         self._seen = len(tokens)
-        growing = Growing(tokens[-1])
+        builder = TreeBuilder(tokens[-1])
         if unread and read_alone(tokens):
-            return TokenTree.grown(growing)
-        self._retrieve(growing)
-        self._recycle(growing)
-        return TokenTree.grown(growing).pruned(budget - 1)
+            return builder.build()
+        self._retrieve(builder)
+        self._recycle(builder)
+        return builder.build().pruned(budget - 1)
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Nothing to learn of the choices alone."""
@@ -91,7 +90,7 @@ class Racer:
         """Keep the target's first tokens after every node."""
         self.successors.learn(tree, ranked, path)
 
-    def _retrieve(self, growing: Growing) -> None:
+    def _retrieve(self, builder: TreeBuilder) -> None:
         """Hang what followed the matching suffixes, the most frequent first, then the nearest, then
         that of the longest match. Nodes that several suffixes propose count once."""
         tree, order = self.tree, count()
@@ -100,33 +99,33 @@ class Racer:
         def push(place: PrefixKey, node: int, length: int) -> None:
             if length < self.ngram:
                 for occurrences, below in tree.after(place):
-                    depth = growing.depths[node] + 1
+                    depth = builder.depths[node] + 1
                     entry = (-occurrences, depth, next(order), node, below, length + 1)
                     heapq.heappush(heap, entry)
 
         for length in range(len(tree.active), self.shortest - 1, -1):
             push(tree.place(tree.active[length - 1]), 0, length)
-        while heap and len(growing) <= self.nodes:
+        while heap and len(builder) <= self.nodes:
             _, _, _, parent, place, length = heapq.heappop(heap)
-            node = self._hang(growing, parent, tree.token(place), SOURCE)
+            node = self._hang(builder, parent, tree.token(place), SOURCE)
             push(place, node, length)
 
-    def _recycle(self, growing: Growing) -> None:
+    def _recycle(self, builder: TreeBuilder) -> None:
         rows = self.successors.rows
         queue = deque([(0, self.breadth)])
-        while queue and len(growing) <= self.nodes:
+        while queue and len(builder) <= self.nodes:
             node, breadth = queue.popleft()
-            left = breadth if growing.depths[node] == 1 else breadth // 2
-            for token in rows.get(growing.tokens[node], ())[:breadth]:
-                if token < 0 or len(growing) > self.nodes:  # -1 where the vocabulary ends
+            left = breadth if builder.depths[node] == 1 else breadth // 2
+            for token in rows.get(builder.tokens[node], ())[:breadth]:
+                if token < 0 or len(builder) > self.nodes:  # -1 where the vocabulary ends
                     break
-                child = self._hang(growing, node, token, recycling.SOURCE)
+                child = self._hang(builder, node, token, recycling.SOURCE)
                 queue.append((child, max(1, left)))
                 left //= 2
 
-    def _hang(self, growing: Growing, node: int, token: int, source: str) -> int:
-        known = growing.children.get((node, token))
+    def _hang(self, builder: TreeBuilder, node: int, token: int, source: str) -> int:
+        known = builder.children.get((node, token))
         if known is None:
-            growing.graft([(token,)], node, source=source)
-            return len(growing) - 1
+            builder.graft([(token,)], node, source=source)
+            return len(builder) - 1
         return known

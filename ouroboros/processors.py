@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from ouroboros.select import Ranked, Sampler, TokenSelector, heat
+from ouroboros.select import Ranked, Sampler, TokenSelector, combined_temperature
 from ouroboros.tree import TokenTree
 
 PURE = frozenset(
@@ -70,7 +70,7 @@ class Processed(TokenSelector):
         self.choose = choose
         self.processors = LogitsProcessorList(processors)
         self.vocab = vocab
-        self.temperature = choose.temperature * heat(processors)
+        self.temperature = choose.temperature * combined_temperature(processors)
         self.noise_seed = choose.noise_seed
         alone = "PrefixConstrainedLogitsProcessor"  # it tells the rows of a batch apart
         self._batched = not any(type(p).__name__ == alone for p in processors)

@@ -1,18 +1,18 @@
-"""Which token follows a row of logits: the argmax, or a sample with shared noise.
+"""Token selection: the argmax of a row of logits, or a sample drawn with shared noise.
 
 Sampling is an argmax too: of the warped logits plus Gumbel noise that depends only on the seed, the
 absolute position and the token id. Every decoder that scores the same position therefore draws the
 same token, whatever it drafted, and so does the draft model (drafter-invariant speculative
 sampling, Daliri et al. 2024, https://arxiv.org/abs/2408.07978).
 
-Invariant: a choice depends on the logits, the position and the node's own path, never on the tree
-around it.
+Invariant: a choice depends on the logits, the position and the node's own path, never on the rest
+of the tree.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -39,7 +39,7 @@ class TokenSelector(Protocol):
     """Sampling temperature; 0 for greedy decoding. Drafters read it."""
 
     noise_seed: int | None = None
-    """Seed of the shared Gumbel noise (`gumbel`); None where the choice adds no such noise."""
+    """Seed of the shared Gumbel noise (`gumbel`); None without such noise."""
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         """Return one token id for each row of `logits` [len(tree.logit_nodes), vocab]."""
@@ -48,20 +48,20 @@ class TokenSelector(Protocol):
     def ranked(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
     ) -> Ranked:
-        """Return the best `count` tokens of each row, the choice first; one wait for the device."""
+        """Return the best `count` tokens of each row, the chosen one first; waits once."""
         ...
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        """Return the scores whose argmax is the choice, shaped as `logits`; ids ruled out -inf."""
+        """Return the scores whose argmax is the choice, shaped as `logits`; -inf for excluded ids."""
         ...
 
 
 class Ranked(NamedTuple):
-    """The best tokens after each asked node, the chosen one first: arrays [rows, count].
+    """The best tokens after each of the `logit_nodes`, the chosen one first: arrays [rows, count].
 
-    `scores` is what they are ranked by, noise included; `shares` are their probabilities under the
-    warped row, without noise. Where a row has fewer ids than `count`, the rest is id -1 with the
-    score -inf and the share 0.
+    Tokens are ranked by `scores`, noise included; `shares` are their probabilities under the warped
+    logits, without noise. A vocabulary smaller than `count` is filled up with id -1, score -inf and
+    share 0.
     """
 
     ids: np.ndarray
@@ -70,7 +70,7 @@ class Ranked(NamedTuple):
 
 
 class TopKRecorder(TokenSelector):
-    """A choice made by a ranking of the best `count` tokens, which it keeps as `last`."""
+    """Chooses as `choose` does and keeps the best `count` tokens of the last call as `last`."""
 
     last: Ranked
 
@@ -85,9 +85,9 @@ class TopKRecorder(TokenSelector):
 
 
 def _best(scores: torch.Tensor) -> torch.Tensor:
-    """Return the id of each row's highest score, the first of equals: [rows] int64.
+    """Return the id of each row's highest score, the first in a tie: [rows] int64.
 
-    On a CPU NumPy finds it in a tenth of the time that torch takes, and widening changes no order.
+    On a CPU NumPy takes a tenth of torch's time, and widening to float32 keeps the order.
     """
     if scores.device.type != "cpu":
         return scores.argmax(-1)
@@ -96,34 +96,35 @@ def _best(scores: torch.Tensor) -> torch.Tensor:
 
 
 def _ranking(scores: torch.Tensor, shares: torch.Tensor, count: int) -> torch.Tensor:
-    """Rank by `scores`, with probabilities from `shares` (both [rows, vocab]): ids, scores and
-    shares of the best, [rows, 3, count or vocab] float64."""
+    """Return ids, scores and probabilities of the best tokens by `scores`, [rows, 3, count or vocab]
+    float64; `scores` and `shares` are [rows, vocab]."""
     first = _best(scores)[:, None]
     ids = scores.topk(min(count, scores.shape[-1]), dim=-1).indices
-    again = (ids == first).byte().argsort(dim=-1, stable=True)  # of equals topk may take another
-    ids = torch.cat([first, ids.gather(-1, again)[:, :-1]], dim=-1)
+    others = (ids == first).byte().argsort(dim=-1, stable=True)  # topk may break ties otherwise
+    ids = torch.cat([first, ids.gather(-1, others)[:, :-1]], dim=-1)
     values = [ids.double(), scores.gather(-1, ids).double(), shares.gather(-1, ids).double()]
     return torch.stack(values, dim=1)
 
 
 def _ranked(ranking: torch.Tensor, count: int) -> Ranked:
-    """Return a ranking on the host: the one wait, and all that comes over."""
-    found = np.empty((len(ranking), 3, count))
-    found[:] = np.array([-1.0, -np.inf, 0.0])[:, None]
-    found[..., : ranking.shape[-1]] = ranking.cpu().numpy()
-    return Ranked(found[:, 0].astype(np.int64), found[:, 1], found[:, 2])
+    """Copy a ranking to the host, the only copy from the device, and fill it up to `count`."""
+    table = np.empty((len(ranking), 3, count))
+    table[:] = np.array([-1.0, -np.inf, 0.0])[:, None]
+    table[..., : ranking.shape[-1]] = ranking.cpu().numpy()
+    return Ranked(table[:, 0].astype(np.int64), table[:, 1], table[:, 2])
 
 
 def _on_device(
     key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
 ) -> torch.Tensor:
-    """Return `compute(logits, *inputs)`, in the way of the engine that made the logits, if any."""
+    """Return `compute(logits, *inputs)`, by the engine's captured graph where the logits have one
+    (`Engine.choosing`)."""
     choosing = getattr(logits, "choosing", None)
-    return (choosing(key, compute, logits, *inputs)) if choosing else compute(logits, *inputs)
+    return choosing(key, compute, logits, *inputs) if choosing else compute(logits, *inputs)
 
 
 class Argmax(TokenSelector):
-    """Greedy decoding: the most probable token, the first of equals."""
+    """Greedy decoding: the most probable token, the first in a tie."""
 
     context_free = True
 
@@ -147,37 +148,21 @@ class Argmax(TokenSelector):
 argmax = Argmax()
 
 
-def heat(processors: Sequence[LogitsProcessor]) -> float:
-    """Return the temperature that processors sample at together."""
+def combined_temperature(processors: Sequence[LogitsProcessor]) -> float:
+    """Return the product of the temperatures among some processors, 1 without any."""
     return math.prod(p.temperature for p in processors if isinstance(p, TemperatureLogitsWarper))
 
 
-def _warpers(
-    temperature: float, top_k: int, top_p: float, min_p: float
-) -> Iterator[LogitsProcessor]:
-    if temperature != 1.0:
-        yield TemperatureLogitsWarper(temperature)
-    if top_k:
-        yield TopKLogitsWarper(top_k)
-    if top_p < 1.0:
-        yield TopPLogitsWarper(top_p)
-    if min_p > 0.0:
-        yield MinPLogitsWarper(min_p)
-
-
-KEPT_ROWS = 256  # positions whose noise a sampler keeps
-AHEAD_VALUES = {
-    "cuda": 1 << 20,
-    "cpu": 1 << 15,
-}  # noise values made at once: small on a CPU's cache
+KEPT_POSITIONS = 256  # whose noise a sampler keeps
+NOISE_VALUES = {"cuda": 1 << 20, "cpu": 1 << 15}  # made at once: few enough for a CPU's cache
 
 
 class Sampler(TokenSelector):
     """Sampling at a temperature, with noise shared by every decoder and by the draft.
 
-    `seed` fixes the run of noise; derive it from run, example and sample number. The warpers are
-    transformers' own, in its order: those of the settings, or `warpers` in their place, which read
-    no text. The law of each token is the warped softmax's.
+    `seed` fixes the noise; derive it from run, prompt and sample number. The warpers are
+    transformers' own, in its order: those of the settings, or the `warpers` given instead, which
+    must not read the text. Each token follows the softmax of the warped logits.
     """
 
     context_free = True
@@ -195,30 +180,35 @@ class Sampler(TokenSelector):
         if temperature <= 0:
             raise ValueError(f"temperature {temperature} must be above 0; use argmax for greedy")
         if warpers is None:
-            warpers = list(_warpers(temperature, top_k, top_p, min_p))
+            warpers = [
+                *([TemperatureLogitsWarper(temperature)] if temperature != 1.0 else []),
+                *([TopKLogitsWarper(top_k)] if top_k else []),
+                *([TopPLogitsWarper(top_p)] if top_p < 1.0 else []),
+                *([MinPLogitsWarper(min_p)] if min_p > 0.0 else []),
+            ]
         self.seed: Final = seed
         self.warpers: Final = LogitsProcessorList(warpers)
-        self.temperature, self.noise_seed = heat(warpers), seed
-        self._law: Final = tuple((type(w), *sorted(vars(w).items())) for w in warpers)
+        self.temperature, self.noise_seed = combined_temperature(warpers), seed
+        self._key: Final = tuple((type(w), *sorted(vars(w).items())) for w in warpers)
         self._rows: dict[int, torch.Tensor] = {}
 
     def warped(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the warped logits, [rows, vocab], in float32 as transformers warps them (float64
-        stays); ids ruled out are -inf."""
+        stays); excluded ids are -inf."""
         logits = logits if logits.dtype == torch.float64 else logits.float()
         return self.warpers(None, logits)  # type: ignore[arg-type]
 
     def noise(self, position: int, vocab: int, device: torch.device) -> torch.Tensor:
-        """Return the Gumbel noise of one absolute position, [vocab] float32, kept while in use.
+        """Return the Gumbel noise of one absolute position, [vocab] float32.
 
-        Made for some positions ahead at once: a hundred small operations a row are too many for
-        a GPU to be given one by one.
+        It is made for several positions ahead at once, since launching a hundred small operations
+        for each row would take a GPU too long.
         """
         row = self._rows.get(position)
         if row is None or len(row) < vocab or row.device != device:
-            if len(self._rows) > KEPT_ROWS:
+            if len(self._rows) > KEPT_POSITIONS:
                 self._rows.clear()
-            values = AHEAD_VALUES["cuda" if device.type == "cuda" else "cpu"]
+            values = NOISE_VALUES["cuda" if device.type == "cuda" else "cpu"]
             ahead = range(position, position + min(16, max(1, values // vocab)))
             made = gumbel_rows(self.seed, ahead, vocab, device)
             self._rows.update(zip(ahead, made, strict=True))
@@ -241,7 +231,7 @@ class Sampler(TokenSelector):
             return _best(self.warped(logits) + noise)
 
         noise = self._noise(logits, tokens, tree)
-        return _on_device(("sample", self._law), sample, logits, noise).tolist()
+        return _on_device(("sample", self._key), sample, logits, noise).tolist()
 
     def ranked(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
@@ -250,12 +240,12 @@ class Sampler(TokenSelector):
             warped = self.warped(logits)
             return _ranking(warped + noise, warped.softmax(-1), count)
 
-        key, noise = ("samples", self._law, count), self._noise(logits, tokens, tree)
+        key, noise = ("samples", self._key, count), self._noise(logits, tokens, tree)
         return _ranked(_on_device(key, ranking, logits, noise), count)
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    """The finaliser of splitmix64 (Steele et al. 2014) on int64 lanes, with logical shifts."""
+    """Apply splitmix64's finaliser (Steele et al. 2014) to int64 lanes, with logical shifts."""
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
     x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
     return x ^ ((x >> 31) & 0x1FFFFFFFF)
@@ -271,13 +261,13 @@ def gumbel_rows(
 ) -> torch.Tensor:
     """Return the noise of several positions, [positions, vocab] float32.
 
-    A counter-based hash of (seed, position, id): equal for every width of vocabulary, and, as its
-    logarithm uses only correctly rounded operations, bit for bit equal on CPU and GPU.
+    It is a counter-based hash of (seed, position, id): equal for every vocabulary size, and bit for
+    bit equal on CPU and GPU, since its logarithm uses correctly rounded operations only.
     """
     words = torch.tensor([[seed, position] for position in positions], dtype=torch.int64)
     keys = _mix(_mix(words[:, :1] - 0x61C8864680B583EB) + words[:, 1:])
     ids = torch.arange(1, vocab + 1, dtype=torch.int64, device=device)
-    if torch.device(device).type == "cuda":  # from pageable memory the copy would wait
+    if torch.device(device).type == "cuda":  # a copy from pageable memory would wait
         keys = keys.pin_memory()
     bits = _mix(keys.to(device, non_blocking=True) + ids * -0x61C8864680B583EB)
     uniform = (((bits >> 12) & 0xFFFFFFFFFFFFF).double() + 0.5) * 2.0**-52
@@ -285,7 +275,7 @@ def gumbel_rows(
 
 
 def _log(x: torch.Tensor) -> torch.Tensor:
-    """Natural logarithm in float64 to 1e-14, from additions, products and quotients alone."""
+    """Return the natural logarithm in float64 to 1e-14, by additions, products and quotients."""
     mantissa, exponent = torch.frexp(x)
     low = mantissa < 0.7071067811865476
     mantissa = torch.where(low, mantissa * 2, mantissa)

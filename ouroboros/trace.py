@@ -1,6 +1,6 @@
 """What one decoding run did: counts per step and seconds per phase, nothing derived.
 
-Every metric is computed from these records, in one place (`ouroboros.bench.metrics.metrics`).
+Every metric is computed from these records, in one place (`ouroboros.bench.metrics`).
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import asdict, dataclass, field, replace
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One turn of the loop: one target call.
+    """One step of the loop: one target call.
 
     `drafted` is the depth of the deepest proposed branch, `scored` the nodes that the target
-    computed (root and probes included), `accepted` the draft tokens kept (the bonus token
-    excluded), `new` the tokens added (the bonus included; fewer than accepted + 1 where the end
-    was cut). `sources` names who proposed each new token; the target's own is "correction" where
-    the draft went on otherwise, "bonus" after a draft that matched to its end, else "target".
-    `draft_s` is time in the draft model and `verify_s` in the target, each up to the arrival of its
-    result; `host_s` is the rest of the step. Of the time in both models, `wait_s` ran from the
-    hand-over of a call to its result (on a CPU that is only the choice of tokens). `draft_scored`
-    counts the nodes of all draft calls, and `draft_caught_up` the tokens of the sequence that they
-    took in besides. A call of a model may be several forwards: `target_forwards`, `draft_forwards`
-    (0 where an older record does not say).
+    computed (root and probes included), `accepted` the draft tokens kept (without the bonus token)
+    and `new` the tokens added (with it; fewer than accepted + 1 where the end was cut). `sources`
+    names who proposed each new token; the target's own token is a "correction" where the draft
+    continued otherwise, a "bonus" after a draft that matched to its end, else "target".
+
+    `draft_s` are seconds in the draft model and `verify_s` in the target, each until its result
+    arrives; `host_s` is the rest of the step, and `wait_s` the part of the time in both models that
+    was spent waiting for results (on a CPU only the choice of tokens). `draft_scored` counts the
+    nodes of all draft calls, `draft_caught_up` the tokens of the sequence fed before them. One call
+    of a model may be several forwards: `target_forwards`, `draft_forwards` (0 in older records).
     """
 
     drafted: int
@@ -46,8 +46,8 @@ class StepRecord:
 class DecodeTrace:
     """A finished (or, while streaming, growing) run: the tokens and a record of each step.
 
-    `prompt_len` counts tokens; `finish` is "eos", "length" or "context"; the first step's times
-    hold the prefill.
+    `prompt_len` counts tokens; `finish` is "eos", "length" or "context" ("stop" after `cut`). The
+    first step's times include the prefill.
     """
 
     tokens: list[int]
@@ -72,7 +72,7 @@ class DecodeTrace:
 
 
 def first_mismatch(ours: Sequence, theirs: Sequence) -> int | None:
-    """Return the first index at which two texts differ, an end included; None if they are equal.
+    """Return the first index at which two sequences differ (the end of one counts), None if equal.
 
     >>> first_mismatch([1, 2, 3], [1, 2]), first_mismatch([1], [1])
     (2, None)
@@ -84,10 +84,10 @@ def first_mismatch(ours: Sequence, theirs: Sequence) -> int | None:
 
 
 def cut(trace: DecodeTrace, keep: int, finish: str = "stop") -> DecodeTrace:
-    """Return the trace as if its run had ended after `keep` new tokens.
+    """Return the trace as if the run had ended after `keep` new tokens.
 
-    The step that produced the last kept token is shortened as the loop shortens it at an
-    end-of-sequence token: the last token kept counts as new, not as accepted.
+    The step of the last kept token is shortened as by an end-of-sequence token: the last token
+    counts as new, not as accepted.
     """
     steps, left = [], keep
     for step in trace.steps:

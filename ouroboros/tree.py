@@ -1,7 +1,31 @@
 """The token tree: what a drafter proposes and a target scores in one call.
 
-Pure data: no device, no model. Invariant: node 0 is the last token of the sequence, and a node's
+Plain data, without a device or a model. Node 0 is the last token of the sequence, and a node's
 parent comes before it (`parents[i] < i`), so one pass from left to right visits parents first.
+
+A worked example. The sequence ends with token 7; the draft is 1 2 and, instead of 2, also 3::
+
+    node    0   1   2   3            0 (7)
+    token   7   1   2   3              1 (1)
+    parent -1   0   1   1                2 (2)
+    depth   0   1   2   2                3 (3)
+
+Each node attends to itself and its ancestors (`ancestors`), at position base + depth. After one
+call the target has chosen a token after every node, say 1 3 9 5: after the sequence it chose 1,
+which is node 1; after node 1 it chose 3, which is node 3; after node 3 it chose 5, which no node
+has. The accepted path is 0 1 3 (`longest_match`), and the new tokens are 1 3 5.
+
+>>> tree = TokenTree.chain(7, [1]).graft([[2], [3]], at=1)
+>>> tree.tokens, tree.parents, tree.depths().tolist()
+((7, 1, 2, 3), (-1, 0, 1, 1), [0, 1, 2, 2])
+>>> for row in tree.ancestors():
+...     print(*("T" if seen else "F" for seen in row))
+T F F F
+T T F F
+T T T F
+T T F T
+>>> tree.longest_match([1, 3, 9, 5])
+[0, 1, 3]
 """
 
 from __future__ import annotations
@@ -12,7 +36,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ouroboros.growing import Children, Growing
+ChildByToken = dict[tuple[int, int], int]
+"""A node's child by (node, token); of siblings with the same token the last."""
 
 
 @dataclass(frozen=True)
@@ -20,15 +45,9 @@ class TokenTree:
     """Tokens with parents, rooted at the last token of a sequence.
 
     `tokens[i]` is the token id of node i and `parents[i]` its parent (-1 for the root). Nodes in
-    `probe` are computed but never accepted; those among them whose prediction the drafter wants to
-    see stand in `read`. `source[i]` names who proposed node i ("" if not said), `probability[i]` is
-    how likely that one thought it to be accepted, given its parent is (empty if not said).
-
-    >>> tree = TokenTree.chain(7, [1, 2]).graft([(3, 4), (3, 5)], at=2)
-    >>> tree.tokens, tree.parents
-    ((7, 1, 2, 3, 4, 5), (-1, 0, 1, 2, 3, 3))
-    >>> tree.longest_match([1, 2, 3, 5, 0, 9])
-    [0, 1, 2, 3, 5]
+    `probe` are computed but never accepted; for those of them in `read` the drafter still wants the
+    target's choice. `source[i]` names who proposed node i ("" if unknown), and `probability[i]` is
+    its estimated probability of being accepted, given that its parent is (empty if unknown).
     """
 
     tokens: tuple[int, ...]
@@ -46,7 +65,7 @@ class TokenTree:
         if self.source and len(self.source) != len(self.tokens):
             raise ValueError("source must name every node or be empty")
         if self.probability and len(self.probability) != len(self.tokens):
-            raise ValueError("probability must be said of every node or be empty")
+            raise ValueError("probability must be given for every node or be empty")
         if 0 in self.probe:
             raise ValueError("the root cannot be a probe: it is already part of the sequence")
         if not self.read <= self.probe:
@@ -68,7 +87,7 @@ class TokenTree:
         )
 
     @staticmethod
-    def made(
+    def from_nodes(
         tokens: tuple[int, ...],
         parents: tuple[int, ...],
         depths: tuple[int, ...],
@@ -77,9 +96,8 @@ class TokenTree:
         probability: tuple[float, ...] = (),
         logit_nodes: Sequence[int] | None = None,
     ) -> TokenTree:
-        """Return the tree of nodes that are known to be right: nothing is checked, and no node is a
-        probe. The predictions after the nodes in `logit_nodes`, ascending, are wanted (None: after all).
-        """
+        """Return the tree of these nodes, none of them a probe, without checking them. `logit_nodes`
+        ascend (None: all nodes)."""
         return _unchecked(
             tokens=tokens,
             parents=parents,
@@ -102,34 +120,20 @@ class TokenTree:
         source: str = "",
         probe: bool = False,
     ) -> TokenTree:
-        """Return this tree with `branches` hung below node `at`; see `Growing.graft`."""
-        growing = self.growing()
-        growing.graft(branches, at, source=source, probe=probe)
-        return TokenTree.grown(growing)
+        """Return this tree with `branches` added below node `at`; see `TreeBuilder.graft`."""
+        builder = self.builder()
+        builder.graft(branches, at, source=source, probe=probe)
+        return builder.build()
 
-    def growing(self) -> Growing:
-        """Return the nodes of this tree as lists to which more can be hung."""
-        growing = Growing(self.tokens[0])
-        growing.tokens, growing.parents = list(self.tokens), list(self.parents)
-        growing.depths = list(self._levels)
-        growing.source = list(self.source) or [""] * len(self)
-        growing.probe, growing.read = set(self.probe), set(self.read)
-        growing.children = dict(self.children)
-        return growing
-
-    @staticmethod
-    def grown(growing: Growing) -> TokenTree:
-        """Return the tree that has grown so far."""
-        return _unchecked(
-            tokens=tuple(growing.tokens),
-            parents=tuple(growing.parents),
-            probe=frozenset(growing.probe),
-            source=tuple(growing.source),
-            read=frozenset(growing.read),
-            probability=(),
-            _levels=tuple(growing.depths),
-            children=dict(growing.children),
-        )
+    def builder(self) -> TreeBuilder:
+        """Return a builder that begins with this tree."""
+        builder = TreeBuilder(self.tokens[0])
+        builder.tokens, builder.parents = list(self.tokens), list(self.parents)
+        builder.depths = list(self._levels)
+        builder.source = list(self.source) or [""] * len(self)
+        builder.probe, builder.read = set(self.probe), set(self.read)
+        builder.children = dict(self.children)
+        return builder
 
     @cached_property
     def _levels(self) -> tuple[int, ...]:
@@ -147,15 +151,8 @@ class TokenTree:
         return self._depths
 
     def ancestors(self) -> np.ndarray:
-        """Return [n, n] bool: row i is true at node i and at each of its ancestors.
-
-        For the tree 0 - 1 - 2 with a second child 3 of node 1::
-
-            T F F F
-            T T F F
-            T T T F
-            T T F T
-        """
+        """Return the attention mask among the nodes, [n, n] bool: row i is true at node i and at
+        each of its ancestors."""
         size = len(self)
         rows = [1]  # a bit for each node
         for node in range(1, size):
@@ -174,14 +171,14 @@ class TokenTree:
 
     @cached_property
     def logit_nodes(self) -> tuple[int, ...]:
-        """The nodes whose prediction is wanted, ascending: all real ones, and the probes in `read`,
-        unless `with_logits_at` has said which."""
+        """The nodes after which logits are wanted, ascending: all but the probes outside `read`,
+        unless the tree was made by `with_logits_at`."""
         if not self.probe:
             return tuple(range(len(self)))
         return tuple(sorted(set(range(len(self))) - (self.probe - self.read)))
 
     def with_logits_at(self, nodes: Iterable[int]) -> TokenTree:
-        """Return the same tree, of which the predictions after these nodes alone are wanted.
+        """Return the same tree with logits wanted after these nodes only.
 
         >>> TokenTree.chain(7, [1, 2, 3]).with_logits_at([3, 2]).logit_nodes
         (2, 3)
@@ -197,7 +194,7 @@ class TokenTree:
         return self.parents == tuple(range(-1, len(self) - 1))
 
     def pruned(self, max_depth: int) -> TokenTree:
-        """Return the tree without the nodes deeper than `max_depth` (at least the root stays)."""
+        """Return the tree without the nodes deeper than `max_depth`; the root always stays."""
         if max(self._levels) <= max_depth:
             return self
         kept = [node for node, depth in enumerate(self._levels) if depth <= max_depth or not node]
@@ -220,13 +217,13 @@ class TokenTree:
         return max(depth for node, depth in enumerate(self._levels) if node not in self.probe)
 
     @cached_property
-    def children(self) -> Children:
-        """The child of a node by (node, token) among the real nodes; do not change it."""
+    def children(self) -> ChildByToken:
+        """The children among nodes that are no probes; do not change it."""
         pairs = zip(self.parents, self.tokens, strict=True)
         return {pair: n for n, pair in enumerate(pairs) if n and n not in self.probe}
 
     def has_children(self, node: int) -> bool:
-        """Return whether a real node hangs below this one."""
+        """Return whether a node has a child that is no probe."""
         if not self.probe:
             return node in self.parents
         return any(p == node and n not in self.probe for n, p in enumerate(self.parents))
@@ -234,40 +231,120 @@ class TokenTree:
     def longest_match(self, chosen: Sequence[int]) -> list[int]:
         """Return the accepted path, root first.
 
-        `chosen[i]` is the token that the target puts after node i (any value where it was not
-        logit_nodes). A node is accepted if its parent is and its token is the one chosen there; at most
-        one path can match when siblings differ, and where a tree repeats a sibling the deepest
-        path wins. Probes never match.
+        `chosen[i]` is the token that the target chose after node i (any value outside
+        `logit_nodes`). A node is accepted if its parent is and its token is the one chosen there.
+        Probes are never accepted. Where siblings have the same token, several paths can match: the
+        longest is returned.
         """
-        if len(self.children) != len(self) - 1 - len(self.probe):
-            return self._longest_of_equals(chosen)
-        path, node = [0], self.children.get((0, chosen[0]))
-        while node is not None:
-            path.append(node)
-            node = self.children.get((node, chosen[node]))
-        return path
-
-    def _longest_of_equals(self, chosen: Sequence[int]) -> list[int]:
-        """The longest match where siblings repeat: several paths may match."""
+        if len(self.children) == len(self) - 1 - len(self.probe):  # siblings differ: one path
+            path, child = [0], self.children.get((0, chosen[0]))
+            while child is not None:
+                path.append(child)
+                child = self.children.get((child, chosen[child]))
+            return path
         accepted, best = {0}, 0
         for node in range(1, len(self)):
             parent = self.parents[node]
-            if node in self.probe or parent not in accepted:
+            if node in self.probe or parent not in accepted or self.tokens[node] != chosen[parent]:
                 continue
-            if self.tokens[node] == chosen[parent]:
-                accepted.add(node)
-                if self._levels[node] > self._levels[best]:
-                    best = node
+            accepted.add(node)
+            if self._levels[node] > self._levels[best]:
+                best = node
         return self.path_to(best)
 
 
+class TreeBuilder:
+    """A tree under construction: branches are added in place, and `build` freezes it once.
+
+    A drafter adds phrases, second choices and a window below one draft; copying and checking all
+    nodes each time would cost more than drafting. The fields are those of `TokenTree`, with
+    `depths[i]`, node i's distance from the root, and `children`. Read them freely; only the methods
+    add nodes. Parents come before their children, and siblings (probes apart) have different
+    tokens unless they were given otherwise.
+    """
+
+    def __init__(self, root: int) -> None:
+        self.tokens = [root]
+        self.parents = [-1]
+        self.depths = [0]
+        self.source = [""]
+        self.probe: set[int] = set()
+        self.read: set[int] = set()
+        self.children: ChildByToken = {}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def graft(
+        self,
+        branches: Iterable[Sequence[int]],
+        at: int = 0,
+        *,
+        source: str = "",
+        probe: bool = False,
+    ) -> None:
+        """Add `branches` below node `at`, sharing common prefixes with each other and with nodes
+        already there. Probe branches share nodes with probes only, others with others only."""
+        tokens, parents, depths = self.tokens, self.parents, self.depths
+        child = self.children
+        if probe:
+            child = {(parents[n], tokens[n]): n for n in sorted(self.probe)}
+        first = len(tokens)
+        for branch in branches:
+            node = at
+            for token in branch:
+                below = child.get((node, token))
+                if below is None:
+                    below = child[node, token] = len(tokens)
+                    tokens.append(token)
+                    parents.append(node)
+                    depths.append(depths[node] + 1)
+                node = below
+        self.source += [source] * (len(tokens) - first)
+        if probe:
+            self.probe.update(range(first, len(tokens)))
+
+    def chain(self, tokens: Sequence[int], sources: Sequence[str]) -> None:
+        """Add the first nodes below the root, each the child of the one before, with a source for
+        each."""
+        self.tokens += tokens
+        self.parents += range(len(tokens))
+        self.depths += range(1, len(tokens) + 1)
+        self.source += sources
+        for node, token in enumerate(tokens):
+            self.children[node, token] = node + 1
+
+    def add_probes(self, tokens: Sequence[int], parents: Sequence[int], source: str) -> None:
+        """Add one probe for each token, below existing nodes or probes before it, sharing none."""
+        first = len(self.tokens)
+        self.tokens += tokens
+        self.parents += parents
+        for parent in parents:
+            self.depths.append(self.depths[parent] + 1)
+        self.source += [source] * len(tokens)
+        self.probe.update(range(first, len(self.tokens)))
+
+    def build(self) -> TokenTree:
+        """Return the tree of the nodes added so far; the builder may go on."""
+        return _unchecked(
+            tokens=tuple(self.tokens),
+            parents=tuple(self.parents),
+            probe=frozenset(self.probe),
+            source=tuple(self.source),
+            read=frozenset(self.read),
+            probability=(),
+            _levels=tuple(self.depths),
+            children=dict(self.children),
+        )
+
+
 def _unchecked(**fields: object) -> TokenTree:
-    """Return a tree of fields (cached ones too) that are known to be right: a check costs as much
-    as building the tree."""
+    """Return a tree of fields (cached properties too) that are known to be right: checking costs
+    as much as building."""
     tree = object.__new__(TokenTree)
     tree.__dict__.update(fields)
     return tree
 
 
 ROOT = TokenTree((0,), (-1,))
-"""A tree of the last token alone, whichever it is."""
+"""A tree of the root alone, whichever token it is."""

@@ -1,7 +1,7 @@
-"""Do two models mean the same by a token id?
+"""Check that two tokenizers are compatible.
 
-A draft may be wider or narrower than its target (32000 against 32016): ids that both have must mean
-the same; ids that only the draft has are never proposed.
+A draft's vocabulary may be larger or smaller than its target's (32000 against 32016): ids that both
+have must mean the same, and ids that only the draft has are never proposed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ouroboros.engine.model import CachedModel
 
 
 def fingerprint(tokenizer) -> str:
-    """Return a short name for what the ids of a tokenizer mean."""
+    """Return a short hash of a tokenizer's vocabulary."""
     pieces = sorted((index, piece) for piece, index in tokenizer.get_vocab().items())
     return hashlib.sha256(repr(pieces).encode()).hexdigest()[:16]
 
@@ -20,7 +20,7 @@ def fingerprint(tokenizer) -> str:
 def check_pair(target: CachedModel, draft: CachedModel) -> None:
     """Limit the draft to the ids that both models have.
 
-    Raises `ValueError`, naming the first id that means different things, if the tokenizers differ.
+    Raises `ValueError` if the tokenizers differ, naming the first id that means different things.
     """
     if target.tokenizer is not None and draft.tokenizer is not None:
         ours = {index: piece for piece, index in target.tokenizer.get_vocab().items()}

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ouroboros"
 ROOMS = (
-    *("instantiate", "growing", "tree", "trace", "select"),
+    *("instantiate", "tree", "trace", "select"),
     *("engine", "vocab", "decode", "processors", "standin", "costs"),
     *("audit", "drafters", "baselines", "model_wrappers", "decoders"),
     *("custom", "generate", "testing", "reference_pair"),
@@ -24,7 +24,7 @@ ROOMS = (
     *("bench.report", "tuning", "cli", "__main__"),
 )
 PURE = (
-    *("growing", "tree", "trace", "costs.surface", "costs.costs", "costs.predicted"),
+    *("tree", "trace", "costs.surface", "costs.costs", "costs.predicted"),
     "drafters.pool",
     *(
         f"drafters.draft_tree.{one}"

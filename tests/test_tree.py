@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from ouroboros import tree as tree_module
 from ouroboros.drafters.lookahead import Window
-from ouroboros.growing import Growing
-from ouroboros.tree import TokenTree
+from ouroboros.tree import TokenTree, TreeBuilder
 
 CHAIN_AND_FORK = """
 T F F F F
@@ -77,10 +76,10 @@ def words(tree: TokenTree, *, probe: bool) -> set[tuple[int, ...]]:
     return found
 
 
-def hung(window: Window, growing: Growing) -> TokenTree:
+def hung(window: Window, builder: TreeBuilder) -> TokenTree:
     """The tree with the window's cells."""
-    window.hang(growing)
-    return TokenTree.grown(growing)
+    window.hang(builder)
+    return builder.build()
 
 
 def test_docstrings_hold():
@@ -97,7 +96,7 @@ def test_a_chain_and_a_fork_as_a_picture():
 def test_lookahead_window_as_a_picture():
     window = Window(size=3, ngram_size=4)
     window.rows = [[9, 1, 2], [3, 4, 5], [6, 7, 8]]
-    tree = hung(window, Growing(9))
+    tree = hung(window, TreeBuilder(9))
     assert tree.tokens == (9, 1, 2, 3, 4, 5, 6, 7, 8)
     assert picture(tree.ancestors()) == WINDOW_3_BY_3
     assert tree.probe == frozenset(range(1, 9))
@@ -121,9 +120,9 @@ def test_lookahead_masks_follow_the_published_rule(ngram_size):
         window = Window(size=w, ngram_size=n)
         window.rows = [[50 + r * w + c for c in range(w)] for r in range(n - 1)]
         guesses = [[1000 + i * n + j for j in range(n - 1)] for i in range(g)]
-        growing = Growing(50)
-        growing.graft(guesses)
-        tree = hung(window, growing)
+        builder = TreeBuilder(50)
+        builder.graft(guesses)
+        tree = hung(window, builder)
         assert len(tree) == (w + g) * (n - 1)
         where: dict[object, int] = {tree.tokens[node]: node for node in range(len(tree))}
         expected = np.zeros((len(tree), len(tree)), dtype=bool)
@@ -223,14 +222,14 @@ def test_graft_adds_the_branches_and_nothing_else(tree, below, probe):
 @given(trees(), branches, branches, st.data())
 def test_what_grows_is_a_valid_tree(tree, below, probes, data):
     """A grown tree skips the checks: its fields, given anew, pass them and derive the same."""
-    growing = tree.growing()
+    builder = tree.builder()
     for some, probe in ((below, False), (probes, True)):
-        at = data.draw(st.integers(0, len(growing) - 1))
-        growing.graft(some, at, source="new", probe=probe)
-    parents = [data.draw(st.integers(0, len(growing) - 1)) for _ in range(3)]
-    growing.hang_probes([1, 1, 0], parents, "window")
-    growing.read.add(len(growing) - 1)
-    grown = TokenTree.grown(growing)
+        at = data.draw(st.integers(0, len(builder) - 1))
+        builder.graft(some, at, source="new", probe=probe)
+    parents = [data.draw(st.integers(0, len(builder) - 1)) for _ in range(3)]
+    builder.add_probes([1, 1, 0], parents, "window")
+    builder.read.add(len(builder) - 1)
+    grown = builder.build()
     anew = TokenTree(grown.tokens, grown.parents, grown.probe, grown.source, grown.read)
     assert anew == grown and anew.children == grown.children
     assert (anew.depths() == grown.depths()).all()
@@ -238,10 +237,10 @@ def test_what_grows_is_a_valid_tree(tree, below, probes, data):
 
 
 def test_a_chain_grows_from_its_root():
-    growing = Growing(7)
-    growing.chain([1, 2], ["draft", "phrase"])
-    growing.graft([(1, 3), (1, 2, 4)], source="suffix")
-    tree = TokenTree.grown(growing)
+    builder = TreeBuilder(7)
+    builder.chain([1, 2], ["draft", "phrase"])
+    builder.graft([(1, 3), (1, 2, 4)], source="suffix")
+    tree = builder.build()
     assert tree == TokenTree(
         (7, 1, 2, 3, 4), (-1, 0, 1, 1, 2), source=("", "draft", "phrase", "suffix", "suffix")
     )
@@ -290,7 +289,7 @@ def test_what_is_no_tree_is_refused(arguments, reason):
 
 def test_a_tree_made_of_what_is_known_to_be_right_is_the_checked_one():
     tokens, parents, depths = (4, 1, 2, 3, 5), (-1, 0, 1, 0, 3), (0, 1, 2, 1, 2)
-    made = TokenTree.made(tokens, parents, depths, logit_nodes=[1, 4])
+    made = TokenTree.from_nodes(tokens, parents, depths, logit_nodes=[1, 4])
     checked = TokenTree(tokens, parents)
     assert made.depths().tolist() == checked.depths().tolist() == list(depths)
     assert (made.ancestors() == checked.ancestors()).all() and made.logit_nodes == (1, 4)

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 
 from ouroboros.drafters.pool import CONTEXT, PhrasePool
 from ouroboros.engine.model import CachedModel
-from ouroboros.growing import Growing
 from ouroboros.select import TokenSelector
-from ouroboros.tree import TokenTree
+from ouroboros.tree import TokenTree, TreeBuilder
 
 
 class Window:
@@ -43,7 +42,7 @@ class Window:
         columns = self.size + max(0, self.height - 1)
         self.rows = [[tokens[-1], *draw.choices(tokens, k=columns - 1)]]
 
-    def hang(self, tree: Growing) -> None:
+    def hang(self, tree: TreeBuilder) -> None:
         """Hang the window's cells below the root as probes; the last row's predictions are read."""
         if not self.rows:
             return
@@ -55,7 +54,7 @@ class Window:
             below = first + len(tokens)
             tokens = tokens + row
             above = list(range(below, below + len(row)))
-        tree.hang_probes(tokens, parents, "window")
+        tree.add_probes(tokens, parents, "window")
         tree.read.update(node for node in above if node)
         self._last = above
 
@@ -134,13 +133,13 @@ class Lookahead:
             if not self.window.rows:
                 self.window.start(tokens)
             self.window.rows[0][0] = root
-        tree = Growing(root)
+        tree = TreeBuilder(root)
         filled = not self.window.size or len(self.window.rows) >= self.window.height
         if self.pool_while_filling or filled:
             phrases = self.pool.get(root, self.branches, before=tokens[-1 - CONTEXT : -1])
             tree.graft([phrase[: budget - 1] for phrase in phrases], source="pool")
         self.window.hang(tree)
-        self._proposed = TokenTree.grown(tree)
+        self._proposed = tree.build()
         return self._proposed
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:

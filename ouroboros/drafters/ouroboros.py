@@ -133,10 +133,10 @@ class Ouroboros:
             nodes = growth.asked()
             size = len(nodes.tokens)
             asked = range(size - count, size)
-            tree = TokenTree.made(nodes.tokens, nodes.parents, nodes.depths, logit_nodes=asked)
+            tree = TokenTree.from_nodes(nodes.tokens, nodes.parents, nodes.depths, logit_nodes=asked)
             count = growth.scored(*rank_tokens(draft, sequence, tokens, tree, self._choose))
         made = growth.proposal()
-        self._proposed = TokenTree.made(
+        self._proposed = TokenTree.from_nodes(
             made.tokens,
             made.parents,
             made.depths,

@@ -21,9 +21,8 @@ from ouroboros.drafters.lookahead import Lookahead
 from ouroboros.drafters.pool import PhrasePool, check_pool
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
-from ouroboros.growing import Growing
 from ouroboros.select import TokenSelector, argmax
-from ouroboros.tree import TokenTree
+from ouroboros.tree import TokenTree, TreeBuilder
 
 
 class OuroborosPaper:
@@ -111,12 +110,12 @@ class OuroborosPaper:
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Return the draft as a chain, with phrases of the pool below its end."""
         drafted, sources = self._draft(tokens, budget - 1)
-        tree = Growing(tokens[-1])
+        tree = TreeBuilder(tokens[-1])
         tree.chain(drafted, sources)
         self._draft_end = end = len(drafted)
         self._suffixes = self.pool.get(tree.tokens[end], self.topk)
         tree.graft([phrase[: budget - 1 - end] for phrase in self._suffixes], end, source="suffix")
-        return TokenTree.grown(tree)
+        return tree.build()
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Make phrases of the target's predictions (section 3.3 of the paper).

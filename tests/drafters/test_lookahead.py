@@ -69,9 +69,9 @@ def test_the_window_is_the_published_grid(size, ngram_size, seed, steps):
 
 def hung(window: Window, tree: TokenTree) -> TokenTree:
     """The tree with the window's cells."""
-    growing = tree.growing()
+    growing = tree.builder()
     window.hang(growing)
-    return TokenTree.grown(growing)
+    return growing.build()
 
 
 def guess(tree: TokenTree, node: int) -> int:

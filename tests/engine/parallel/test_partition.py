@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from ouroboros.drafters.lookahead import Window
 from ouroboros.engine.parallel.partition import cut, owners
-from ouroboros.growing import Growing
-from ouroboros.tree import TokenTree
+from ouroboros.tree import TokenTree, TreeBuilder
 
 TREES = st.lists(st.integers(0, 1 << 20), min_size=0, max_size=24).map(
     lambda draws: TokenTree(
@@ -55,11 +54,11 @@ def test_the_rank_with_most_has_no_more_than_any_cut_of_the_leaves_gives(tree):
 
 def test_a_window_of_lookahead_is_cut_by_columns():
     """The paper's lookahead parallelism: W = 16, N = 5 over 1, 2, 4 devices."""
-    window, tree = Window(size=16, ngram_size=5), Growing(7)
+    window, tree = Window(size=16, ngram_size=5), TreeBuilder(7)
     window.start([1, 2, 3, 7])
     window.rows = [window.rows[0][:16], *([[5] * 16] * 3)]
     window.hang(tree)
-    whole = TokenTree.grown(tree)
+    whole = tree.build()
     most = [max(map(len, cut(whole, [0] * ranks))) for ranks in (1, 2, 4)]
     assert most[0] == len(whole) == 64
     assert most[1] <= 39 and most[2] <= 26
