@@ -38,8 +38,7 @@ step() {
   fi
 }
 
-# run FOLDER FILE COMMAND...: the command's stdout goes to a log. If FILE is a JSON document that the
-# command does not write itself, it is the last line of stdout.
+# run FOLDER FILE COMMAND...: run and report; stdout goes to a log
 run() {
   local folder=$1 file=$2 log code
   shift 2
@@ -57,7 +56,10 @@ run() {
   code=${PIPESTATUS[0]}
   case $code in
     0)
-      if [ "${file##*.}" = json ] && [ ! -e "$folder/$file" ]; then tail -n 1 "$log" >"$folder/$file"; fi
+      # A FILE that the command does not write: the last line of stdout (JSON), or empty.
+      if [ -n "$file" ] && [ ! -e "$folder/$file" ]; then
+        if [ "${file##*.}" = json ]; then tail -n 1 "$log"; fi >"$folder/$file"
+      fi
       say "$folder" "${file:-run} done"
       ;;
     130 | 143)

@@ -1,4 +1,4 @@
-"""The kernel of `ouroboros.engine.kernels` alone, on random keys: is it right, what does it cost?
+"""Check and time the attention kernel of `ouroboros.engine.kernels` alone, on random keys.
 
 Held against float64 and against torch's `scaled_dot_product_attention` with keys and values
 repeated for each query head, which is what transformers does. Where our kernel cannot run (no GPU,
@@ -8,12 +8,11 @@ no Triton) the packed form of `ouroboros.engine.attention` takes its place, and 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import torch
-from checks import Check
 from torch.nn.functional import scaled_dot_product_attention
 
 from ouroboros.costs.timing import elapsed_ms, random_tree
@@ -24,6 +23,15 @@ from ouroboros.engine.masks import additive
 WIDTH = 128
 LEAST_ERROR = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 1e-3}
 ERROR_RATIO = 2.0  # of our error over that of torch's own attention
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison: whether it passed, and the figures that it rests on."""
+
+    name: str
+    passed: bool
+    figures: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,71 +1,72 @@
-"""Do engines, devices and loops agree? What must be seen on a new device before anything is timed.
+"""Check that a new device computes the right thing, and the fast way, before anything is timed.
 
-Each function compares two ways of computing the same, on the models and devices given, and returns
-a `Check` with its figures. Invariant: a check that says passed has compared something.
+    python scripts/gpu/checks.py preflight OUT --shapes yi-34b yi-6b     a minute or two
+    python scripts/gpu/checks.py correct OUT                             a few minutes
+    python scripts/gpu/checks.py lossless FOLDER ...       runs of experiment=gpu_correct
+
+Preflight: versions, the attention kernel against float64, whether both models are served by
+captured graphs and compiled layers, and how near its bandwidth floor a call of one node is.
+Correct: noise, attention, both engines against each other, rolled drafts against plain decoding.
+Lossless: no BUG, no failed sample and, in float32, no text that differs from greedy's. One line on
+stderr per check; OUT/checks.json has the figures; the exit code is 1 if a check failed. `--small`
+rehearses on a CPU. A check that compared nothing has not passed.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
+from attention_trial import Check, attention_agrees
 
+from ouroboros.audit.reference_forward import recast
+from ouroboros.bench.run.identity import versions
+from ouroboros.bench.run.pair import PairSpec, load_pair
 from ouroboros.costs.timing import random_tree
+from ouroboros.costs import Costs
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.sequence import CachedSequence
-from ouroboros.select import TokenSelector, gumbel
+from ouroboros.engine.serving import serving
+from ouroboros.select import Sampler, TokenSelector, argmax, gumbel
 from ouroboros.tree import TokenTree
 
 LOGIT_TOLERANCE = 1e-3  # of float32 logits by two engines
-ERROR_RATIO = 1.25  # rounding errors of two engines in half precision, root mean squares
+REFERENCE = ("reference", "reference/target", "reference/draft")
+ERROR_RATIO = 1.25  # of the rounding errors of two engines in half precision (root mean squares)
 
 
 @dataclass(frozen=True)
-class Check:
-    """One comparison: whether it passed, and the figures that it rests on."""
+class Sizes:
+    """Sizes of trees and contexts to check: as on a GPU, or small for a rehearsal."""
 
-    name: str
-    passed: bool
-    figures: Mapping[str, object] = field(default_factory=dict)
-    note: str = ""
+    layouts: Sequence[Sequence[int]] = ((56, 8), (32, 4), (64, 8), (32, 32), (3, 1))
+    attention_nodes: Sequence[int] = (1, 7, 24, 100, 256)
+    slots: Sequence[int] = (256, 1536, 16384)
+    nodes: Sequence[int] = (
+        *(1, 2, 3, 4, 5, 8, 9, 12, 13, 16, 17, 24, 25, 32, 33),
+        *(48, 49, 64, 65, 96, 128, 129, 192, 256),
+    )
+    contexts: Sequence[int] = (1, 190, 700, 3000)
+    roll_tokens: int = 48
+
+
+SMALL = Sizes(((14, 2), (3, 1)), (1, 7), (256,), (1, 3, 13), (1, 190), 8)
 
 
 def noise_agrees(device: torch.device, *, vocab: int = 64_000, positions: int = 50) -> Check:
-    """Hold the shared noise of sampling on a device against the CPU's, bit for bit."""
+    """Compare the shared sampling noise of a device with the CPU's, bit for bit."""
     unequal = sum(
         not torch.equal(gumbel(3, at, vocab, "cpu"), gumbel(3, at, vocab, device).cpu())
         for at in range(positions)
     )
     return Check("noise", unequal == 0, {"positions": positions, "unequal": unequal})
-
-
-@dataclass
-class _Difference:
-    """Sums over rows of logits: how far two engines are apart, and each from an exact model."""
-
-    worst: float = 0.0
-    rows: int = 0
-    flips: int = 0
-    squares: dict[str, float] = field(default_factory=lambda: {"first": 0.0, "second": 0.0})
-
-    def add(
-        self, first: torch.Tensor, second: torch.Tensor, exact: torch.Tensor | None = None
-    ) -> None:
-        """Take in some rows, [rows, vocab] each."""
-        first, second = first.double(), second.double()
-        self.worst = max(self.worst, float((first - second).abs().max()))
-        self.rows += len(first)
-        self.flips += int((first.argmax(-1) != second.argmax(-1)).sum())
-        if exact is not None:
-            for name, logits in (("first", first), ("second", second)):
-                self.squares[name] += float((logits - exact.double()).square().mean(-1).sum())
-
-    def error(self, name: str) -> float:
-        """Root mean square distance from the exact model's logits."""
-        return (self.squares[name] / max(1, self.rows)) ** 0.5
 
 
 def engines_agree(
@@ -78,32 +79,53 @@ def engines_agree(
     exact: CachedModel | None = None,
     seed: int = 0,
 ) -> Check:
-    """Compare logits of random trees of so many `nodes` after so many tokens of `contexts`, and
-    those of a token after a random path of the tree was kept.
+    """Compare logits of random trees of `nodes` nodes after `contexts` tokens, and those of one
+    more token after a random path of the tree is accepted.
 
-    Without `exact` (float32, float64) every argmax must be equal and no logit further off than
-    `LOGIT_TOLERANCE`. With it (half precision), the same weights in float32, `static` may be
-    further from it than `eager` by a factor of `ERROR_RATIO`, in the root mean square.
+    Without `exact` (float32, float64) every argmax must be equal and no logit further apart than
+    `LOGIT_TOLERANCE`. With it (half precision: the same weights in float32), the root mean square
+    error of `static` may be `ERROR_RATIO` times that of `eager`.
     """
-    draw, found = random.Random(seed), _Difference()
+    draw = random.Random(seed)
     models = [model for model in (eager, static, exact) if model is not None]
-    text = [draw.randrange(min(1000, eager.vocab_size)) for _ in range(max(contexts))]
-    sequences = []
     for model in models:
         model.empty()
-        sequences.append(model.new_sequence())
+    pairs = [(model, model.new_sequence()) for model in models]
+    text = [draw.randrange(min(1000, eager.vocab_size)) for _ in range(max(contexts))]
+    rows = flips = 0
+    worst, eager_square, static_square = 0.0, 0.0, 0.0
+
+    def compare(tokens: list[int], tree: TokenTree) -> None:
+        nonlocal rows, flips, worst, eager_square, static_square
+        first, second, *truth = (
+            model.score(sequence, tokens, tree).clone().double() for model, sequence in pairs
+        )
+        rows += len(first)
+        flips += int((first.argmax(-1) != second.argmax(-1)).sum())
+        worst = max(worst, float((first - second).abs().max()))
+        for right in truth:
+            eager_square += float((first - right).square().mean(-1).sum())
+            static_square += float((second - right).square().mean(-1).sum())
+
     for context in sorted(contexts):
         tokens = text[:context]
         for size in nodes:
             shape = random_tree(size, draw=draw)
             tree = TokenTree((tokens[-1], *shape.tokens[1:]), shape.parents)
-            _compare(found, models, sequences, tokens, tree)
+            compare(tokens, tree)
             path = tree.path_to(draw.randrange(len(tree)))
-            for model, sequence in zip(models, sequences, strict=True):
+            for model, sequence in pairs:
                 model.accept(sequence, path)
-            longer = [*tokens, *(tree.tokens[node] for node in path[1:]), text[0]]
-            _compare(found, models, sequences, longer, TokenTree((text[0],), (-1,)))
-    return _judged(name, found, exact is not None)
+            compare(
+                [*tokens, *(tree.tokens[node] for node in path[1:]), text[0]],
+                TokenTree((text[0],), (-1,)),
+            )
+    figures = {"rows": rows, "max_logit_difference": worst, "argmax_differs": flips}
+    if exact is None:
+        return Check(name, rows > 0 and flips == 0 and worst <= LOGIT_TOLERANCE, figures)
+    errors = [(square / max(1, rows)) ** 0.5 for square in (eager_square, static_square)]
+    figures |= {"eager_rms_error": errors[0], "static_rms_error": errors[1]}
+    return Check(name, rows > 0 and errors[1] <= ERROR_RATIO * errors[0], figures)
 
 
 def rolls_agree(
@@ -114,7 +136,7 @@ def rolls_agree(
     count: int,
     choose: TokenSelector,
 ) -> Check:
-    """Hold `roll` against plain decoding, a call and a wait for each token, on the same model."""
+    """Compare `roll` with plain decoding (one call and one wait per token) on the same model."""
     differ = 0
     for prompt in prompts:
         model.empty()
@@ -125,27 +147,102 @@ def rolls_agree(
     return Check(name, differ == 0 and len(prompts) > 0, figures)
 
 
-def _compare(
-    found: _Difference,
-    models: Sequence[CachedModel],
-    sequences: Sequence[CachedSequence],
-    tokens: list[int],
-    tree: TokenTree,
-) -> None:
-    pairs = zip(models, sequences, strict=True)
-    rows = [model.score(sequence, tokens, tree).clone() for model, sequence in pairs]
-    found.add(*rows)
+def served(models: Mapping[str, CachedModel]) -> Check:
+    """Check that no model falls back to slow calls on a GPU that could do better."""
+    found = {role: serving(model) for role, model in models.items()}
+    return Check("served", not any(own["fallback"] for own in found.values()), found)
 
 
-def _judged(name: str, found: _Difference, half: bool) -> Check:
-    figures: dict[str, object] = {
-        "rows": found.rows,
-        "max_logit_difference": found.worst,
-        "argmax_differs": found.flips,
+def floor_share(models: Mapping[str, CachedModel], context: int = 512) -> Check:
+    """Return the share of its bandwidth floor that each model's call of one node reaches."""
+    costs = Costs.measure_grid(
+        list(models.values()), nodes=[1], contexts=[context], visits=1, repeats=8, padded=True
+    )
+    shares = {
+        role: (costs.floor_ms(role, context) or 0.0) / getattr(costs, role).call_ms(1, context)
+        for role in models
     }
-    if not half:
-        passed = found.flips == 0 and found.worst <= LOGIT_TOLERANCE
-        return Check(name, passed and found.rows > 0, figures)
-    eager, static = found.error("first"), found.error("second")
-    figures |= {"eager_rms_error": eager, "static_rms_error": static}
-    return Check(name, found.rows > 0 and static <= ERROR_RATIO * eager, figures)
+    return Check("floor", True, {**shares, "copy_gb_per_s": (costs.copy_bytes_per_s or 0) / 1e9})
+
+
+def lossless(folder: Path) -> Check:
+    """Check a finished run with audit=all: no BUG, no failure, and equal text in float32."""
+    decoders = json.loads((folder / "summary.json").read_text())["decoders"]
+    dtype = json.loads((folder / "run.json").read_text())["model"]["dtype"]
+    verdicts = sum((Counter(row["verdicts"] or {}) for row in decoders.values()), Counter())
+    failed = sum(row["failed"] for row in decoders.values())
+    unequal = {name: row["unequal"] for name, row in decoders.items() if row["unequal"]}
+    passed = not verdicts["BUG"] and not failed and not (dtype == "float32" and unequal)
+    return Check(folder.name, passed, {"verdicts": verdicts, "failed": failed, "unequal": unequal})
+
+
+def preflight(args: argparse.Namespace, sizes: Sizes, run: Callable) -> None:
+    run("versions", lambda: Check("versions", True, versions()))
+    grid = {"layouts": sizes.layouts[:2], "nodes": sizes.attention_nodes[::2]}
+    run("attention", attention_agrees, args.device, torch.bfloat16, **grid, slots=sizes.slots[:2])
+    standin = dict(zip(("target", "draft"), args.shapes, strict=True)) if args.shapes else None
+    engine = "static" if args.small else "auto"
+    spec = PairSpec(*REFERENCE, dtype="bfloat16", standin=standin, engine=engine)
+    models = dict(zip(("target", "draft"), load_pair(spec, with_draft=True).models, strict=True))
+    run("served", served, models)
+    run("floor", floor_share, models, 256 if args.small else 512)
+
+
+def correct(args: argparse.Namespace, sizes: Sizes, run: Callable) -> None:
+    run("noise", noise_agrees, args.device)
+    grid = {"layouts": sizes.layouts, "nodes": sizes.attention_nodes, "slots": sizes.slots}
+    prompts = [[(seed * 37 + i) % 1000 for i in range(9 + 40 * seed)] for seed in range(3)]
+    for dtype in (torch.float32, torch.bfloat16):
+        name = str(dtype)[6:]
+        run(f"attention {name}", attention_agrees, args.device, dtype, **grid)
+        spec = PairSpec(*REFERENCE, dtype=name, engine="eager", device=str(args.device))
+        models = load_pair(spec, with_draft=True).models
+        for role, eager in zip(("target", "draft"), models, strict=True):
+            static = CachedModel(eager.model, tokenizer=eager.tokenizer, engine="static")
+            exact = None
+            if dtype != torch.float32:
+                exact = CachedModel(recast(eager.model, torch.float32, args.device), engine="eager")
+            both = {"contexts": sizes.contexts, "nodes": sizes.nodes, "exact": exact}
+            label = f"engines {role} {name}"
+            run(label, engines_agree, label, eager, static, **both)
+            for how, choose in (("greedy", argmax), ("sampled", Sampler(temperature=0.8, seed=3))):
+                label = f"roll {role} {name} {how}"
+                count = sizes.roll_tokens
+                run(label, rolls_agree, label, static, prompts, count=count, choose=choose)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("kind", choices=("preflight", "correct", "lossless"))
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    parser.add_argument("--shapes", nargs="+", help="of the target and the draft")
+    parser.add_argument("--small", action="store_true", help="a rehearsal's sizes")
+    args = parser.parse_args(words)
+    args.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found: list[Check] = []
+
+    def run(name: str, check: Callable[..., Check], *values, **options) -> None:
+        try:
+            found.append(check(*values, **options))
+        except Exception as error:
+            found.append(Check(name, False, {"error": f"{type(error).__name__}: {error}"}))
+        figures = "" if found[-1].passed else f" {dict(found[-1].figures)}"
+        print(f"{'passed' if found[-1].passed else 'FAILED'}: {name}{figures}", file=sys.stderr)
+        if args.kind != "lossless":
+            args.folders[0].mkdir(parents=True, exist_ok=True)
+            text = json.dumps([asdict(check) for check in found], indent=1)
+            (args.folders[0] / "checks.json").write_text(text)
+
+    if args.kind == "lossless":
+        for folder in args.folders:
+            run(folder.name, lossless, folder)
+    else:
+        work = {"preflight": preflight, "correct": correct}[args.kind]
+        work(args, SMALL if args.small else Sizes(), run)
+    return int(not all(check.passed for check in found))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

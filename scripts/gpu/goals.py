@@ -1,19 +1,28 @@
-"""What a run on a GPU is held against: goals, each a figure and a bound.
+"""Compare a timed run on a GPU with its goals: figures, bounds, and whether they are reached.
 
-A pure function of samples and of costs that were measured apart from them. Invariant: a figure that
-cannot be known is None and its goal is not judged, nor is a figure without a bound, which stands
-beside the others; no goal is judged of a rehearsal.
+    python scripts/gpu/goals.py FOLDER --costs COSTS.json --idle kernel_times.json
+
+writes FOLDER/goals.md. A figure that cannot be known is None and its goal is not judged; neither is
+a figure without a bound, nor any goal of a rehearsal (`--rehearsal`) or of a run whose models fell
+back to slow calls.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import pandas as pd
 
 from ouroboros.bench.metrics.intervals import decode_part, speedup
 from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import METHOD, PLAIN, Sample, step_s
 from ouroboros.bench.report.profile import step_frame
+from ouroboros.bench.run.costs import load_costs
+from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.costs import Costs
 from ouroboros.tuning.predict import predict
 
@@ -43,7 +52,7 @@ def goals(
             good.setdefault(sample.decoder, []).append(sample)
     plain, ours = good.get(PLAIN, []), good.get(METHOD, [])
     predicted = predicted_speedup(plain, ours, costs)
-    measured = _decoding(plain, ours)
+    measured = _lead(plain, ours, part=decode_part)
     reached = measured / predicted if measured and predicted else None
     leads = {name: _lead(mine, ours) for name, mine in good.items() if not name.startswith(METHOD)}
     assisted = {name: lead for name, lead in leads.items() if name.startswith(ASSISTED)}
@@ -114,7 +123,7 @@ def predicted_speedup(plain: Samples, samples: Samples, costs: Costs) -> float |
     if not plain or not samples:
         return None
     found = predict(plain, samples, costs)
-    return None if found.failed else _decoding(found.plain, found.samples)
+    return None if found.failed else _lead(found.plain, found.samples, part=decode_part)
 
 
 def _over_fastest(name: str, leads: Mapping[str, float | None], *, at_least: float) -> Goal:
@@ -126,13 +135,8 @@ def _over_fastest(name: str, leads: Mapping[str, float | None], *, at_least: flo
     return Goal(name, known[hardest], at_least, note=f"{hardest}, fastest of {', '.join(known)}")
 
 
-def _lead(others: Samples, ours: Samples) -> float | None:
-    found = speedup(others, ours)
-    return None if found is None else found.value
-
-
-def _decoding(plain: Samples, samples: Samples) -> float | None:
-    found = speedup(plain, samples, part=decode_part)
+def _lead(others: Samples, ours: Samples, **part) -> float | None:
+    found = speedup(others, ours, **part)
     return None if found is None else found.value
 
 
@@ -143,4 +147,32 @@ def _judged(goal: Goal) -> Goal:
     if low is None and high is None:
         return goal
     passed = (low is None or goal.figure >= low) and (high is None or goal.figure < high)
-    return Goal(goal.name, goal.figure, low, high, passed, goal.note)
+    return replace(goal, passed=passed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--costs", required=True, help="costs.json of `ouroboros profile`")
+    parser.add_argument("--idle", type=Path, help="kernel_times.json")
+    parser.add_argument("--rehearsal", action="store_true", help="judge nothing")
+    args = parser.parse_args()
+    folder = ResultsFolder(args.folder)
+    engines = folder.load_run()["model"]["engines"]
+    fallbacks = [f"{role}: {own['fallback']}" for role, own in engines.items() if own["fallback"]]
+    idle = None
+    if args.idle and args.idle.exists():
+        idle = json.loads(args.idle.read_text())["idle_share"]
+    judged = not fallbacks and not args.rehearsal
+    found = goals(folder.load_samples(), load_costs(args.costs), judged=judged, idle=idle)
+    words = {True: "reached", False: "missed", None: "not judged"}
+    frame = pd.DataFrame(asdict(goal) | {"passed": words[goal.passed]} for goal in found)
+    frame["name"] = frame["name"].str.replace("_", " ")
+    notes = "".join(f"\n\nNot as it should be measured: {reason}" for reason in fallbacks)
+    folder.write_text("goals.md", frame.to_markdown(index=False, floatfmt=".3f") + notes + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,24 +1,41 @@
-"""What a GPU does between the first kernel and the last: what a call is made of, how idle it is.
+"""Show what a GPU does in a call: its kernels, the time of attention alone, and how idle it is.
 
-On a CPU there are no replays: a table has the CPU's operators, and the idle share is not known.
+    python scripts/gpu/kernel_times.py OUT --shapes yi-34b yi-6b
+
+OUT/kernel_times.json has the copy bandwidth, tables of the kernels of some calls, times of our
+attention and of torch's, and the share of a text's decoding in which no graph is replayed. On a CPU
+there are no replays: a table has the CPU's operators, and the idle share is null.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
+from attention_trial import attention_times
 from torch.profiler import ProfilerActivity, profile
 
+<<<<<<< HEAD:scripts/gpu/replays.py
 from ouroboros.costs.timing import random_tree
 from ouroboros.decode import Drafter, decode
+=======
+from ouroboros import Ouroboros
+from ouroboros.bench.run.pair import PairSpec, load_pair
+from ouroboros.costs.timing import copy_bandwidth, random_tree
+from ouroboros.decode import Drafter, RootOnly, decode
+>>>>>>> 489523d (Measure on a GPU by one shell script a stage):scripts/gpu/kernel_times.py
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import TokenSelector, argmax
 from ouroboros.tree import TokenTree
 
+CALLS = (("target", 1), ("target", 24), ("draft", 1), ("draft", 48))
+PROMPT = 'def median(values):\n    """Return the median of a list of numbers."""\n'
 TOP = 24  # rows of a table
 TIMES = 3  # calls under the profiler
 
@@ -101,3 +118,45 @@ def replays() -> Iterator[list[Span]]:
         yield spans
     finally:
         torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--shapes", nargs="+", help="of the target and the draft")
+    parser.add_argument("--small", action="store_true", help="a rehearsal's sizes")
+    args = parser.parse_args()
+    standin = dict(zip(("target", "draft"), args.shapes, strict=True)) if args.shapes else None
+    engine = "static" if args.small else "auto"
+    names = ("reference", "reference/target", "reference/draft")
+    pair = load_pair(
+        PairSpec(*names, dtype="bfloat16", standin=standin, engine=engine), with_draft=True
+    )
+    target, draft, device = pair.target, pair.draft, pair.target.device
+    grid = {"layouts": [[56, 8], [32, 4]], "nodes": [1, 8, 32, 128, 256]}
+    grid |= {"slots": [512, 2048, 8192, 16384]}
+    if args.small:
+        grid = {"layouts": [[14, 2]], "nodes": [1, 8], "slots": [512], "repeats": 1}
+    prompt = target.tokenizer(PROMPT).input_ids
+    drafters = {"greedy": RootOnly, "ouroboros": lambda: Ouroboros(draft)}
+    max_new = 16 if args.small else 256
+    found = {
+        "copy_gb_per_s": copy_bandwidth(device) / 1e9,
+        "idle_share": {
+            name: idle_share(target, make, prompt, max_new=max_new)
+            for name, make in drafters.items()
+        },
+        "calls": {
+            f"{role} {nodes}": kernel_table(target if role == "target" else draft, nodes, 512)
+            for role, nodes in CALLS
+        },
+        "attention": attention_times(device, torch.bfloat16, **grid),
+    }
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "kernel_times.json").write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

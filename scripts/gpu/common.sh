@@ -1,0 +1,55 @@
+# What the scripts of this folder share. Each is one stage of measurements on a machine with one GPU,
+# at most ten minutes long, that can be queued right after the one before:
+#
+#   python scripts/gpu/wheels.py build/wheels                        here: what the machine lacks
+#   pip install --no-index --no-deps build/wheels/*.whl              there, with PYTHONPATH=$PWD
+#   OUT=/output bash scripts/gpu/headline.sh                         one stage
+#   OUT=/output bash scripts/gpu/all.sh                              every stage
+#   REHEARSE=1 bash scripts/gpu/all.sh                               all of it, tiny, on a CPU
+#
+# A stage that is cut off (LIMIT_S) keeps what is finished: run it again to resume, on another machine
+# after unpacking its archive. OUT gets an archive of each stage as it ends, also if it fails, and one
+# of the compiled kernels.
+
+STAGE=${STAGE:-$(basename "$0" .sh)}
+RESULTS=${RESULTS:-results/local/gpu${REHEARSE:+_rehearsal}}
+LOGS=$RESULTS/$STAGE/logs
+LIMIT_S=${LIMIT_S:-540}
+source "$(dirname "${BASH_SOURCE[0]}")/../steps.sh"
+export TORCHINDUCTOR_CACHE_DIR=$PWD/$RESULTS/compiled/inductor
+export TRITON_CACHE_DIR=$PWD/$RESULTS/compiled/triton
+
+NODES=[1,2,4,8,12,16,24,32,48,64,96,128,192,256] # the sizes of the engine's captured graphs
+GRID="profile.visits=2 profile.calls=3 profile.padded=true"
+SMALL="" FLAGS=""
+if [ -n "${REHEARSE:-}" ]; then
+  NODES=[1,8,64]
+  GRID="profile.visits=1 profile.calls=1 profile.padded=true"
+  SMALL="rehearsal=cpu model.engine=static threads=1 task.limit=1 max_new=8"
+  FLAGS=--small
+fi
+
+# shapes TARGET DRAFT: an override with stand-in shapes that fit this machine, fewer layers if need be
+shapes() {
+  if [ -n "${REHEARSE:-}${DRY:-}" ]; then
+    echo "model.standin={target:cpu-target${2:+,draft:cpu-draft}}"
+  else
+    "$PYTHON" scripts/gpu/shapes.py "$@"
+  fi
+}
+
+# names OVERRIDE: the shapes in it, as words
+names() { echo "$1" | sed -E 's/.*\{target:([^,}]*)(,draft:([^}]*))?\}/\1 \3/'; }
+
+# archive: this stage's folder and the compiled kernels, without files of more than 5 MB
+archive() {
+  if [ -n "${OUT:-}" ] && [ -z "${DRY:-}" ]; then
+    mkdir -p "$OUT"
+    for part in "$STAGE" compiled; do
+      [ ! -d "$RESULTS/$part" ] || find "$RESULTS/$part" -type f -size -5M -print0 |
+        tar --null -T - -czf "$OUT/$part.tar.gz"
+    done
+    find "$RESULTS/$STAGE" -type f -size +5M -printf 'not in the archive: %p\n' >&2
+  fi
+}
+trap archive EXIT

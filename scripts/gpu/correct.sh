@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Is it right on this device? Noise, attention, engines and rolled drafts; every decoder's text,
+# audited; the tests that need a GPU. 8 minutes.
+source "$(dirname "$0")/common.sh"
+step correct done "$PYTHON" scripts/gpu/checks.py correct $RESULTS/correct $FLAGS
+measure correct/float32 bench experiment=gpu_correct audit=all $SMALL
+measure correct/float32_sampled bench experiment=gpu_correct audit=all temperature=0.8 $SMALL
+measure correct/bfloat16 bench experiment=gpu_correct audit=all $SMALL model.dtype=bfloat16
+step correct lossless "$PYTHON" scripts/gpu/checks.py lossless \
+  $RESULTS/correct/{float32,float32_sampled,bfloat16}
+step correct tests "$PYTHON" -m pytest -m gpu -p no:cacheprovider tests/engine
+finish

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Where the time goes: kernels of some calls, idle share, calls of 1 to 256 nodes after 512 to 16k
+# tokens, and the same by eager calls. 7 minutes.
+source "$(dirname "$0")/common.sh"
+SHAPES=$(shapes yi-34b yi-6b --context 16384) || exit 1
+RUN="experiment=gpu_costs model.dtype=bfloat16"
+CONTEXTS=[512,2048,4096,8192,16384]
+SOME=[512,4096]
+if [ -n "${REHEARSE:-}" ]; then CONTEXTS=[256,512] SOME=[256]; fi
+step costs kernel_times.json "$PYTHON" scripts/gpu/kernel_times.py $RESULTS/costs \
+  --shapes $(names "$SHAPES") $FLAGS
+measure costs/static profile $RUN profile.nodes=$NODES "profile.contexts=$CONTEXTS" $GRID $SMALL \
+  "$SHAPES"
+measure costs/eager profile $RUN "decoder=[greedy,speculative]" "profile.nodes=[1,8,64]" \
+  "profile.contexts=$SOME" profile.padded=false $SMALL "$SHAPES" model.engine=eager
+finish

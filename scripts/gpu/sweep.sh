@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Many settings of the decoders in one run, and what the advisor predicts of each. 9 minutes.
+source "$(dirname "$0")/common.sh"
+SHAPES=$(shapes yi-34b yi-6b) || exit 1
+COSTS=$RESULTS/sweep/costs/costs.json
+measure sweep/costs profile "decoder=[greedy,speculative]" "$SHAPES" model.dtype=bfloat16 task.limit=1 \
+  max_new=16 profile.nodes=$NODES "profile.contexts=[128,256,512]" $GRID $SMALL
+measure sweep/runs bench experiment=gpu_sweep costs=$COSTS $SMALL "$SHAPES" &&
+  step sweep/advice check.json "$PYTHON" -m ouroboros advise check=$RESULTS/sweep/runs costs=$COSTS \
+    results_dir=$RESULTS/sweep/advice
+finish
