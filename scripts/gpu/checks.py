@@ -29,8 +29,8 @@ from attention_trial import Check, attention_agrees
 from ouroboros.audit.reference_forward import recast
 from ouroboros.bench.run.identity import versions
 from ouroboros.bench.run.pair import PairSpec, load_pair
-from ouroboros.costs.timing import random_tree
 from ouroboros.costs import Costs
+from ouroboros.costs.timing import random_tree
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.serving import serving

@@ -23,7 +23,7 @@ NODES=[1,2,4,8,12,16,24,32,48,64,96,128,192,256] # the sizes of the engine's cap
 GRID="profile.visits=2 profile.calls=3 profile.padded=true"
 SMALL="" FLAGS=""
 if [ -n "${REHEARSE:-}" ]; then
-  NODES=[1,8,64]
+  NODES=[1,8,64,256]
   GRID="profile.visits=1 profile.calls=1 profile.padded=true"
   SMALL="rehearsal=cpu model.engine=static threads=1 task.limit=1 max_new=8"
   FLAGS=--small

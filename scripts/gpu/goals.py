@@ -23,8 +23,7 @@ from ouroboros.bench.metrics.sample import METHOD, PLAIN, Sample, step_s
 from ouroboros.bench.report.profile import step_frame
 from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.costs import Costs
-from ouroboros.tuning.predict import predict
+from ouroboros.costs import CostModel, Costs
 
 ASSISTED, THEIRS, CHAIN = "hf_assisted", "hf_greedy", "speculative"
 Samples = Sequence[Sample]
@@ -120,10 +119,8 @@ def predicted_speedup(plain: Samples, samples: Samples, costs: Costs) -> float |
     """Return the speedup over greedy, after each first step, that the cost model gives for these
     very counts: calls as measured apart, and no time outside of the models but what `costs` says.
     None where the costs do not reach far enough."""
-    if not plain or not samples:
-        return None
-    found = predict(plain, samples, costs)
-    return None if found.failed else _lead(found.plain, found.samples, part=decode_part)
+    predicted = [CostModel(costs).predict_all(part) for part in (plain, samples)]
+    return _lead(*predicted, part=decode_part) if all(predicted) else None
 
 
 def _over_fastest(name: str, leads: Mapping[str, float | None], *, at_least: float) -> Goal:

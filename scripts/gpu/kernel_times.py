@@ -21,15 +21,10 @@ import torch
 from attention_trial import attention_times
 from torch.profiler import ProfilerActivity, profile
 
-<<<<<<< HEAD:scripts/gpu/replays.py
-from ouroboros.costs.timing import random_tree
-from ouroboros.decode import Drafter, decode
-=======
 from ouroboros import Ouroboros
 from ouroboros.bench.run.pair import PairSpec, load_pair
 from ouroboros.costs.timing import copy_bandwidth, random_tree
 from ouroboros.decode import Drafter, RootOnly, decode
->>>>>>> 489523d (Measure on a GPU by one shell script a stage):scripts/gpu/kernel_times.py
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import TokenSelector, argmax
 from ouroboros.tree import TokenTree

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 
 import attention_trial
 import pytest
 import torch
 from attention_trial import attention_agrees, attention_times, random_call
-from checks import engines_agree, noise_agrees, rolls_agree
+from checks import engines_agree, lossless, main, noise_agrees, rolls_agree
+from shapes import fitting
 from tiny import llama
 
 from ouroboros.engine.model import CachedModel
@@ -95,3 +97,40 @@ def test_attention_is_timed_by_layout_nodes_and_slots():
     rows = attention_times(CPU, torch.float32, **sizes)
     assert [(row["nodes"], row["slots"]) for row in rows] == [(1, 3), (1, 40), (5, 40)]
     assert rows[1]["read_mb"] == 2 * 2 * 40 * 128 * 4 / 1e6
+
+
+@pytest.mark.parametrize(("memory_gib", "layers"), [(140, ""), (80, "@"), (40, None)])
+def test_shapes_have_fewer_layers_where_memory_is_short(memory_gib, layers):
+    found = fitting(
+        {"target": "yi-34b", "draft": "yi-6b"}, context=2048, memory_bytes=memory_gib << 30
+    )
+    assert (found is None) == (layers is None)
+    if found:
+        assert all(("@" in name) == bool(layers) for name in found.values())
+
+
+@pytest.mark.slow
+def test_the_preflight_is_rehearsed(tmp_path):
+    words = ["preflight", str(tmp_path), "--small", "--shapes", "cpu-target", "cpu-draft"]
+    assert main(words) == 0
+    found = json.loads((tmp_path / "checks.json").read_text())
+    assert [check["name"] for check in found][1:] == ["attention bfloat16", "served", "floor"]
+    assert all(check["passed"] for check in found)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "row", "passed"),
+    [
+        ("float32", {"failed": 0, "unequal": 0, "verdicts": {"identical": 3}}, True),
+        ("float32", {"failed": 0, "unequal": 1, "verdicts": {"numeric tie": 1}}, False),
+        ("bfloat16", {"failed": 0, "unequal": 1, "verdicts": {"numeric tie": 1}}, True),
+        ("bfloat16", {"failed": 0, "unequal": 1, "verdicts": {"BUG": 1}}, False),
+        ("bfloat16", {"failed": 1, "unequal": 0, "verdicts": None}, False),
+    ],
+)
+def test_a_run_is_lossless_without_bugs_failures_and_float32_differences(
+    tmp_path, dtype, row, passed
+):
+    (tmp_path / "run.json").write_text(json.dumps({"model": {"dtype": dtype}}))
+    (tmp_path / "summary.json").write_text(json.dumps({"decoders": {"ouroboros": row}}))
+    assert lossless(tmp_path).passed is passed

@@ -4,15 +4,19 @@ and every command that they give is accepted."""
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
+import tarfile
 
 import pytest
 from composing import ROOT, composed
 
 from ouroboros.cli.command_line import COMMANDS
 
-REPRODUCE = sorted((ROOT / "scripts" / "reproduce").glob("*.sh"))
+SHARED = ("all", "common")
+REPRODUCE, GPU = (
+    [path for path in sorted((ROOT / "scripts" / name).glob("*.sh")) if path.stem not in SHARED]
+    for name in ("reproduce", "gpu")
+)
 CONFIGS = {"bench": "config", "profile": "profiling", "advise": "advise"}
 SCRIPT = """
 source {steps}
@@ -95,20 +99,48 @@ def commands(script) -> list[list[str]]:
     return [line.split() for line in lines if line]
 
 
-def test_every_figure_of_the_pages_has_a_script():
-    names = {path.stem for path in REPRODUCE}
-    listed = (ROOT / "scripts" / "reproduce" / "all.sh").read_text().replace(";", " ").split()
-    assert names - {"all", "common"} <= set(listed)
+def test_all_runs_every_script():
+    for scripts in (REPRODUCE, GPU):
+        listed = (scripts[0].parent / "all.sh").read_text().replace(";", " ").split()
+        assert {path.stem for path in scripts} <= set(listed)
 
 
-@pytest.mark.parametrize("script", [s for s in REPRODUCE if s.stem not in ("all", "common")])
+@pytest.mark.parametrize("script", [*REPRODUCE, *GPU], ids=lambda path: path.stem)
 def test_every_scripts_commands_are_accepted(script):
-    for words in commands(script):
+    found = commands(script)
+    assert found or script.stem in ("host", "preflight")
+    for words in found:
         assert words[0] in COMMANDS, words
         if words[0] in CONFIGS:
             options = [word for word in words[1:] if word != "hydra.mode=RUN"]
-            composed(*map(unquoted, options), name=CONFIGS[words[0]])
+            composed(*options, name=CONFIGS[words[0]])
 
 
-def unquoted(word: str) -> str:
-    return " ".join(shlex.split(word))
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("false", 1, "failed: results/stage/done"),
+        ("sleep 20", 130, "interrupted: rerun to resume"),
+        ("true", 0, "done done"),
+    ],
+)
+def test_a_stage_leaves_an_archive_however_it_ends(tmp_path, command, code, said):
+    stage, common = tmp_path / "stage.sh", ROOT / "scripts" / "gpu" / "common.sh"
+    lines = [
+        "LIMIT_S=1",
+        f"source {common}",
+        f"cd {tmp_path}",
+        f"step stage done {command}",
+        "finish",
+    ]
+    stage.write_text("\n".join(lines))
+    done = subprocess.run(
+        ["bash", stage],
+        env={**os.environ, "OUT": str(tmp_path / "away"), "RESULTS": "results"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code and said in done.stderr
+    with tarfile.open(tmp_path / "away" / "stage.tar.gz") as archive:
+        assert any("logs" in name for name in archive.getnames())
