@@ -139,7 +139,9 @@ def agreement(
     draft: CachedModel, prompt: list[int], new: list[int], choose: TokenSelector
 ) -> list[bool]:
     """Say, for each new token, whether the draft would have chosen it after the same tokens."""
-    chosen = predict(draft, draft.new_sequence(), prompt, TokenTree.chain(prompt[-1], new[:-1]), choose)
+    chosen = predict(
+        draft, draft.new_sequence(), prompt, TokenTree.chain(prompt[-1], new[:-1]), choose
+    )
     return [a == b for a, b in zip(chosen, new, strict=True)]
 
 
