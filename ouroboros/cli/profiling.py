@@ -86,7 +86,7 @@ def check_profile(options: Mapping, config: Mapping) -> None:
         if not isinstance(options[name], bool):
             raise ValueError(f"profile.{name}={options[name]}: give true or false")
     if not config["timing"]:
-        raise ValueError("timing=false: a profile is of times; leave it out")
+        raise ValueError("timing=false: a profile measures times; leave it out")
 
 
 def traced_decoders(job: Bench, pair: Pair, steps: int) -> pd.DataFrame:

@@ -123,9 +123,15 @@ def _comparison(found: RunSet, members: Sequence[int]) -> Section:
     runs = {found.labels[index]: found.summaries[index] for index in members}
     figure = speedups.speedup_dots(runs)
     caption = "Speedup over greedy, run by run." + _error_bars(list(runs.values()))
+    parts = {label: summary.facts.title_parts for label, summary in runs.items()}
+    shared = [part for part in next(iter(parts.values())) if all(part in p for p in parts.values())]
+    own = {label: [part for part in all_ if part not in shared] for label, all_ in parts.items()}
     return Section(
         f"Comparison of {len(runs)} runs: {', '.join(runs)}",
-        notes=[f"{label}: {summary.facts.title}." for label, summary in runs.items()],
+        notes=[
+            *([" · ".join(shared)] if shared else []),
+            *(f"{label}: {' · '.join(parts)}" for label, parts in own.items() if parts),
+        ],
         tables=_compared("comparison", {"run": list(runs)}, list(runs.values())),
         pictures=[Picture("comparison", caption, figure)] if figure else [],
     )
