@@ -1,0 +1,70 @@
+"""The tasks by name, and the choice of a task's prompts: what conf/task and `task.*` set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ouroboros.bench.tasks.source import BUNDLED
+from ouroboros.bench.tasks.task import Example, Task, select
+from ouroboros.instantiate import instantiate
+
+TASKS = {
+    "humaneval": "ouroboros.bench.tasks.humaneval.HumanEval",
+    "mbpp": "ouroboros.bench.tasks.mbpp.MBPP",
+    "gsm8k": "ouroboros.bench.tasks.gsm8k.GSM8K",
+    "cnndm": "ouroboros.bench.tasks.cnndm.CNNDM",
+    "wmt16": "ouroboros.bench.tasks.wmt16.WMT16",
+    "specbench": "ouroboros.bench.tasks.specbench.SpecBench",
+    "prompts": "ouroboros.bench.tasks.prompts.Prompts",
+}
+"""Class of each task, imported when the task is loaded: scorers are slow to import."""
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """A task and the prompts to take from it.
+
+    `name` is one of `TASKS`, or the dotted path of a `Task` class; `options` are the class's
+    arguments. Of the task's prompts (whole conversations) every `stride`-th is taken, `limit` at
+    most (None: no limit); `shuffle` is the seed of another order.
+
+    >>> task, examples = TaskSpec("prompts", {"path": "examples"}, limit=2).load()
+    >>> len(examples)
+    2
+    """
+
+    name: str
+    options: Mapping[str, object] = field(default_factory=dict)
+    limit: int | None = None
+    stride: int = 1
+    shuffle: int | None = None
+
+    @classmethod
+    def from_mapping(cls, options: Mapping) -> TaskSpec:
+        """Return the spec of a config, which names the class in `_target_`."""
+        own = dict(options)
+        choice = {key: own.pop(key) for key in ("limit", "stride", "shuffle") if key in own}
+        return cls(str(own.pop("_target_")), own, **choice)
+
+    def to_mapping(self) -> dict:
+        """Return the config, as `from_mapping` takes it."""
+        choice = {"limit": self.limit, "stride": self.stride, "shuffle": self.shuffle}
+        return {**self.options, **choice, "_target_": self.target}
+
+    @property
+    def target(self) -> str:
+        """The dotted path of the task's class."""
+        return TASKS.get(self.name, self.name)
+
+    def files(self) -> dict[str, Path]:
+        """Return the local file that the options name, if any, by option."""
+        path = self.options.get("path")
+        return {} if path in (None, "", BUNDLED) else {"task.path": Path(str(path))}
+
+    def load(self) -> tuple[Task, list[Example]]:
+        """Return the task and the chosen examples. Raises `ValueError` for unusable options."""
+        task = instantiate({"_target_": self.target, **self.options}, "task")
+        chosen = select(task.load(), limit=self.limit, stride=self.stride, shuffle=self.shuffle)
+        return task, chosen
