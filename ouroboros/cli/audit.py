@@ -13,16 +13,17 @@ from tqdm import tqdm
 from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.report.write import make_report
 from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.run import rebuild
 from ouroboros.bench.verdict.audit_report import OPEN, audit_markdown, load_audit, tally, verdict
 from ouroboros.bench.verdict.run_audit import audit_run
-from ouroboros.cli.build import rebuild
+from ouroboros.cli.configs import overrides_of
 from ouroboros.cli.output import print_document
 
 
 def audit(options: argparse.Namespace) -> int:
     """Judge the folder's samples, write the verdicts, print them; return the exit code."""
     folder = ResultsFolder(options.folder)
-    job = rebuild(folder, options.overrides)
+    job = rebuild(folder, overrides_of(options.overrides))
     if PLAIN not in job.decoders:
         raise ValueError(f"the run has no decoder {PLAIN!r} to compare with: add it to decoder=[]")
     with tqdm(total=len(job.examples) * job.repeats, desc="audit", unit="prompt") as bar:

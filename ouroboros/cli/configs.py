@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -45,17 +45,12 @@ def composed(overrides: Sequence[str], *, name: str = "config") -> dict:
         return chosen(plain(compose(name, overrides=list(overrides))))
 
 
-def replaced(options: Mapping, settings: Mapping[str, object]) -> dict:
-    """Return options with some replaced or added, by their dotted names."""
-    config = OmegaConf.create(dict(options))
-    for key, value in settings.items():
-        OmegaConf.update(config, key, value, force_add=True)
-    return plain(config)
-
-
-def called(make: Callable, what: str):
-    """Call `make`; arguments that it does not take become the caller's error."""
-    try:
-        return make()
-    except TypeError as error:
-        raise ValueError(f"{what}: {error}") from error
+def overrides_of(arguments: Sequence[str]) -> dict[str, object]:
+    """Return NAME=VALUE arguments as values by dotted name. Raises `ValueError` for others."""
+    found: dict[str, object] = {}
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if not equals:
+            raise ValueError(f"{argument}: give NAME=VALUE")
+        found[name] = yaml.safe_load(value)
+    return found

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from ouroboros import vocab
@@ -21,8 +20,8 @@ from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import check_files
 from ouroboros.bench.run.pair import load_draft
 from ouroboros.bench.run.prompts import Answers, prompt_ids
+from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.build import build_spec, build_task, lengthened
-from ouroboros.cli.configs import called
 from ouroboros.engine.model import CachedModel
 
 
@@ -66,7 +65,7 @@ def load_tapes(
 def prompts(options: dict, folder: ResultsFolder, tokenizer) -> Callable[[str, int], list[int]]:
     """Return what gives the token ids of an example in a repeat, as the recorded run met it."""
     run = folder.load_run()
-    check_files({"model": {}, "task": options, "decoder": {}}, run.get("contents", {}))
+    check_files(TaskSpec.from_mapping(options).files(), run.get("contents", {}))
     task, examples = build_task(options)
     examples = lengthened(run["config"], task, examples, tokenizer)
     answers = Answers(task, examples, run["decoders"][0], folder.load_samples())
@@ -106,6 +105,7 @@ def imitated_draft(options: dict, tape: RecordedRuns, tokenizer) -> CachedModel:
     own["likeness"] = DraftErrorModel.load(Path(given)) if given else None
     ids = 1 + max(tokenizer.get_vocab().values())
     sizes = {"vocab_size": min(ids, tape.vocab_size), "max_len": tape.max_len}
-    return called(
-        partial(ImitatedDraft, runs=tape.runs, tokenizer=tokenizer, **sizes, **own), "draft"
-    )
+    try:
+        return ImitatedDraft(runs=tape.runs, tokenizer=tokenizer, **sizes, **own)
+    except TypeError as error:
+        raise ValueError(f"draft: {error}") from error

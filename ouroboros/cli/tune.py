@@ -19,7 +19,7 @@ from tqdm import tqdm
 from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.replay.same_text import Text, texts
-from ouroboros.bench.run.config import Sampling
+from ouroboros.bench.run.config import RunConfig, Sampling
 from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import code_hash, file_hashes, identity, provenance
@@ -74,7 +74,7 @@ def shared(args: argparse.Namespace, config: Mapping, found: Sequence[Text]) -> 
     """Return the identity of what all searches share: code, models, texts and effort."""
     on = [(*text.cell, text.tape.runs[0].prompt, text.tape.runs[0].new_tokens) for text in found]
     effort = (args.trials, args.first, args.seed, args.overrides, SPACES)
-    return identity(code_hash(), file_hashes(config), on, effort)
+    return identity(code_hash(), file_hashes(RunConfig.from_mapping(config)), on, effort)
 
 
 def configured(decoders: Mapping[str, dict], costs: str) -> dict[str, dict]:

@@ -22,14 +22,14 @@ from ouroboros import CachedModel, TokenTree
 from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.prompts import Answers, prompt_ids
-from ouroboros.cli.build import rebuild
+from ouroboros.bench.run.run import rebuild
 from ouroboros.select import Sampler
 
 
 def overlap(path: str) -> None:
     """Print both shares over the texts of the results folder `path`."""
     folder = ResultsFolder(path)
-    job = rebuild(folder, [])
+    job = rebuild(folder)
     if len(job.models) < 2 or job.sampling.repetition_penalty != 1.0:
         raise ValueError("give a run with a draft model and no repetition penalty")
     if PLAIN not in job.decoders:

@@ -41,7 +41,7 @@ def shared_calls(args: argparse.Namespace) -> None:
         torch.set_num_threads(args.threads)
     standin = {"target": args.standin} if args.standin else None
     spec = PairSpec("reference", args.target, dtype=args.dtype, standin=standin)
-    with joined({"parallel": "tree"}) as ranks:
+    with joined("tree") as ranks:
         target = load_pair(spec, with_draft=False).target
         found = measured(target, ranks, args)
         rows = [row(nodes, own) for nodes, own in sorted(found.items())]

@@ -12,12 +12,12 @@ from hydra.utils import get_class
 from ouroboros import PhrasePool, argmax, standin, vocab
 from ouroboros.bench.report.gather import load, merge
 from ouroboros.bench.run import run as running
+from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.pair import Pair, PairSpec, load_draft, load_pair
-from ouroboros.cli import build as building
+from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli import configs
 from ouroboros.cli import errors as asking
-from ouroboros.cli.bench import settled
 from ouroboros.cli.configs import SPACES
 from ouroboros.cli.tuning.search import draw
 from ouroboros.decoders import check_decoders, decoder_factories
@@ -51,7 +51,7 @@ def test_every_model_composes(name):
 @pytest.mark.parametrize("name", names("task"))
 def test_every_task_composes_and_has_examples_to_try(name):
     options = composed(f"task={name}", "task.path=examples", "task.limit=null", "task.stride=1")
-    task, examples = building.build_task(options["task"])
+    task, examples = TaskSpec.from_mapping(options["task"]).load()
     assert get_class(options["task"]["_target_"]).name == task.name == name
     assert len(examples) >= 4
 
@@ -370,13 +370,6 @@ def test_a_recorded_runs_classes_are_found_by_their_present_names(path):
     assert find_class(config["task"]["_target_"], "task")
 
 
-def test_old_names_are_among_the_recorded():
-    texts = [(path / "run.json").read_text() for path in RECORDED]
-    assert any('"_target_": "baselines.' in text for text in texts)
-
-
 def test_a_matched_temperature_is_the_shipped_pairs():
-    config = settled(composed("temperature=matched"))
-    assert 0 < config["temperature"] < 1
-    with pytest.raises(ValueError, match="known of reference/target, not of a/b: give a number"):
-        settled(composed("temperature=matched", "model=hf", "model.target=a/b"))
+    config = RunConfig.from_mapping(composed("temperature=matched"))
+    assert 0 < config.sampling.temperature < 1

@@ -8,7 +8,7 @@ from bench_models import CostAware
 
 from ouroboros.bench.run.costs import recorded_costs
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.cli.build import rebuild
+from ouroboros.bench.run.run import rebuild
 from ouroboros.costs import Costs, Surface
 
 TINY = ["task.limit=2", "max_new=4", "threads=1", "model.dtype=float32", "audit=none"]
@@ -47,7 +47,7 @@ def test_a_resumed_run_goes_by_the_recorded_costs(run_priced, monkeypatch):
     _, told = run_priced("resumed")
     assert told == OWN == recorded_costs(folder) and len(folder.load_samples()) == 4
     CostAware.told = "nothing"
-    assert rebuild(folder, []).costs == OWN == CostAware.told, "an audit goes by them too"
+    assert rebuild(folder).costs == OWN == CostAware.told, "an audit goes by them too"
     monkeypatch.undo()
     _, told = run_priced("resumed", "overwrite=true")
     assert told == recorded_costs(folder) != OWN

@@ -13,7 +13,7 @@ from processes import in_processes
 from tqdm import tqdm
 
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.bench.run.parallel import by_surface, check_parallel
+from ouroboros.bench.run.parallel import by_surface
 from ouroboros.cli import command_line
 from ouroboros.costs import Surface
 from ouroboros.drafters.ouroboros import Ouroboros
@@ -124,8 +124,6 @@ def test_a_mistake_is_told_by_one_rank(job, tmp_path):
     ("overrides", "says"),
     [
         (["parallel=tree"], "torchrun --nproc-per-node 2"),
-        (["parallel=data"], "parallel=data: choose tree"),
-        (["parallel_draft=last"], "parallel_draft=last: choose one of every, first, shared"),
         (["parallel=tree", "+model.options.tp_plan=auto"], "spreads one model over every process"),
     ],
 )
@@ -133,10 +131,6 @@ def test_what_cannot_be_parallel_is_refused_in_one_line(run_bench, monkeypatch, 
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     code, _, err = run_bench("max_new=4", *overrides)
     assert code == 2 and [says in line for line in err.splitlines() if "error:" in line] == [True]
-
-
-def test_one_process_says_nothing_of_ranks():
-    check_parallel({"model": {}})
 
 
 def test_costs_go_on_beyond_what_was_measured():

@@ -31,8 +31,8 @@ import torch
 import yaml
 
 from ouroboros import baselines, conf
-from ouroboros.bench.run.pair import cpu, model_path
-from ouroboros.bench.tasks.source import BUNDLED
+from ouroboros.bench.run.config import RunConfig
+from ouroboros.bench.run.pair import cpu
 from ouroboros.bench.tasks.task import Example, fingerprint
 
 NOT_IDENTITY = (
@@ -88,14 +88,14 @@ class RunIdentity:
     retry_failed: bool = False
 
     @classmethod
-    def of(cls, config: Mapping, examples: Sequence[Example]) -> RunIdentity:
+    def of(cls, config: RunConfig, examples: Sequence[Example]) -> RunIdentity:
         """Return the identity of a config's run over these examples, here and now."""
         return cls(
             run_hash(config, examples),
             identity_inputs(config, examples),
             environment(),
-            overwrite=config["overwrite"],
-            retry_failed=config["retry_failed"],
+            overwrite=config.overwrite,
+            retry_failed=config.retry_failed,
         )
 
     def check(self, old: Mapping, path: Path, *, failed: bool) -> None:
@@ -129,12 +129,12 @@ class RunIdentity:
             )
 
 
-def run_hash(config: Mapping, examples: Sequence[Example]) -> str:
+def run_hash(config: RunConfig, examples: Sequence[Example]) -> str:
     """Return the hash of a run's settings, prompts, named files and foreign sources."""
     return identity(settings(config), fingerprint(examples), contents(config))
 
 
-def identity_inputs(config: Mapping, examples: Sequence[Example]) -> dict:
+def identity_inputs(config: RunConfig, examples: Sequence[Example]) -> dict:
     """Return the values of `run_hash` as run.json keeps them, to name what changed."""
     return without_paths(
         {
@@ -145,14 +145,14 @@ def identity_inputs(config: Mapping, examples: Sequence[Example]) -> dict:
     )
 
 
-def settings(config: Mapping) -> dict:
-    """Return the part of a config that samples depend on."""
-    return {key: value for key, value in config.items() if key not in NOT_IDENTITY}
+def settings(config: RunConfig) -> dict:
+    """Return the options that samples depend on, as plain values."""
+    return {key: item for key, item in config.to_mapping().items() if key not in NOT_IDENTITY}
 
 
-def contents(config: Mapping) -> dict[str, str]:
+def contents(config: RunConfig) -> dict[str, str]:
     """Return hashes of the files and of the foreign sources that a config names, by option."""
-    return {**file_hashes(config), **source_hashes(config)}
+    return {**file_hashes(config), **source_hashes(config.to_mapping())}
 
 
 def changes(old: Mapping, new: Mapping) -> str:
@@ -179,21 +179,22 @@ def _flat(run: Mapping) -> dict[str, object]:
 # Files that a config names
 
 
-def file_hashes(config: Mapping) -> dict[str, str]:
+def file_hashes(config: RunConfig) -> dict[str, str]:
     """Return a hash of each existing file or folder that a config names, by option.
 
     Hub ids and paths that do not exist are left out.
     """
-    return {option: content_hash(path) for option, path in _paths(config) if path.exists()}
+    found = config.files()
+    return {option: content_hash(path) for option, path in found.items() if path.exists()}
 
 
-def check_files(config: Mapping, recorded: Mapping[str, str]) -> None:
-    """Check the files that a config names against the hashes that a run recorded.
+def check_files(files: Mapping[str, Path], recorded: Mapping[str, str]) -> None:
+    """Check files, by option, against the hashes that a run recorded.
 
     Raises `ValueError` where some do not exist (run.json keeps only the last part of a path), and
     for one of other content.
     """
-    paths = dict(sorted(pair for pair in _paths(config) if pair[0] in recorded))
+    paths = {option: files[option] for option in sorted(files.keys() & recorded.keys())}
     if lost := {option: path.name for option, path in paths.items() if not path.exists()}:
         what = ", ".join(f"{option} from {name}" for option, name in lost.items())
         given = " ".join(f"{option}=<path>" for option in lost)
@@ -226,20 +227,6 @@ def content_hash(path: Path) -> str:
                 opened.seek((size - SAMPLE_BYTES) * number // (SAMPLES - 1))
                 digest.update(opened.read(SAMPLE_BYTES))
     return digest.hexdigest()[:16]
-
-
-def _paths(config: Mapping) -> Iterator[tuple[str, Path]]:
-    for role in ("target", "draft"):
-        if config["model"].get(role):
-            yield f"model.{role}", Path(model_path(str(config["model"][role])))
-    if config.get("task", {}).get("path") not in (None, "", BUNDLED):
-        yield "task.path", Path(str(config["task"]["path"]))
-    if config.get("costs"):
-        yield "costs", Path(str(config["costs"]))
-    for name, decoder in config["decoder"].items():
-        for option in ("pool", "costs", "weights"):
-            if decoder.get(option):
-                yield f"decoder.{name}.{option}", Path(str(decoder[option]))
 
 
 # Sources of classes from outside this package: a user's drafter or task

@@ -18,6 +18,7 @@ from ouroboros.engine.model import CachedModel, EngineName
 from ouroboros.engine.prepack import pack
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.tokenizer import check_round_trip
+from ouroboros.instantiate import check_arguments, instantiate
 
 PACKAGE = Path(standin.__file__).parent
 PLACED = ("device_map", "tp_plan")  # transformers itself puts such models on a device
@@ -25,14 +26,15 @@ PLACED = ("device_map", "tp_plan")  # transformers itself puts such models on a 
 
 @dataclass(frozen=True)
 class PairSpec:
-    """The models that `load_pair` loads.
+    """The models of a run: what `load_pair` loads.
 
     `target` and `draft` are hub ids or folders; "reference/target" and "reference/draft" are the
     pair that ships with the package. `dtype` "auto" is bfloat16 where the hardware multiplies it.
-    `options` (for both), `target_options` and `draft_options` go to `from_pretrained`. `standin`
-    names a shape for "target" and one for "draft"; a Llama pair then runs inside them. With a
-    quantization_config among the options a stand-in is quantised once it is built. `draft_cost` is
-    what a draft call costs in target calls; None: the bytes of its weights over the target's.
+    `options` (for both), `target_options` and `draft_options` go to `from_pretrained`; values with
+    a `_target_`, such as a quantization_config, are instantiated. `standin` names a shape for
+    "target" and one for "draft": a Llama pair then runs inside larger models of these shapes, and
+    is quantised once these are built. `draft_cost` is the cost of a draft call in target calls;
+    None: by the costs, or the bytes of weights.
     """
 
     name: str
@@ -48,10 +50,26 @@ class PairSpec:
     draft_options: Mapping = field(default_factory=dict)
     draft_cost: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.engine not in get_args(EngineName):
+            choices = ", ".join(get_args(EngineName))
+            raise ValueError(f"model.engine={self.engine}: choose from {choices}")
+
+    @classmethod
+    def from_mapping(cls, options: Mapping) -> PairSpec:
+        """Return the spec of a config. Raises `ValueError` for unknown options or wrong types."""
+        check_arguments({"_target_": f"{__name__}.PairSpec", **options}, "model")
+        return cls(**options)
+
+    def files(self) -> dict[str, Path]:
+        """Return the models' folders by option, whether they exist or are hub ids."""
+        named = {"model.target": self.target, "model.draft": self.draft}
+        return {option: Path(model_path(name)) for option, name in named.items() if name}
+
 
 @dataclass(frozen=True)
 class Pair:
-    """The loaded models; `draft` is None where it was not wanted."""
+    """The loaded models; `draft` is None where no decoder needs it."""
 
     target: CachedModel
     draft: CachedModel | None
@@ -66,9 +84,6 @@ def load_pair(spec: PairSpec, *, with_draft: bool) -> Pair:
     """Load the models. Raises `ValueError`, in one line, for what cannot be loaded or paired."""
     if not spec.target:
         raise ValueError("this run needs a model: give model.target=<hub id or folder>")
-    if spec.engine not in get_args(EngineName):
-        choices = ", ".join(get_args(EngineName))
-        raise ValueError(f"model.engine={spec.engine}: choose from {choices}")
     if with_draft and not spec.draft:
         raise ValueError(
             "a decoder of this run drafts with a small model: give model.draft=<hub id or folder>, "
@@ -108,7 +123,12 @@ def model_path(name: str) -> str:
 
 
 def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
-    options = {**spec.options, **getattr(spec, f"{role}_options")}
+    options = {
+        key: instantiate(value, f"model.{role}_options.{key}")
+        if isinstance(value, Mapping) and "_target_" in value
+        else value
+        for key, value in {**spec.options, **getattr(spec, f"{role}_options")}.items()
+    }
     placed = any(key in options for key in PLACED)
     device = spec.device or ("cuda" if torch.cuda.is_available() else "cpu")
     _check_device(device)

@@ -22,7 +22,7 @@ import numpy as np
 
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
 from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.run.pair import Pair
+from ouroboros.bench.run.pair import Pair, PairSpec
 from ouroboros.costs import Costs, Surface
 from ouroboros.decoders import Decoder, DecoderFactory
 from ouroboros.drafters.on_first_rank import OnFirstRank
@@ -30,35 +30,15 @@ from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.ranks import Alone, Group, RankLost, Ranks, told
 from ouroboros.engine.parallel.sharded import CallMs, ShardedModel
 
-DRAFTS = ("every", "first", "shared")
 WIDE = 24  # nodes of a draft call, for whether sharing it pays
 MESSAGE_BYTES, MESSAGES = 512, 25
 
 
-def check_parallel(config: Mapping) -> None:
-    """Raise `ValueError` for options of a parallel run that cannot be."""
-    kind, draft = config.get("parallel"), config.get("parallel_draft")
-    if kind not in (None, "tree"):
-        raise ValueError(f"parallel={kind}: choose tree, or null for one process")
-    if draft not in (None, *DRAFTS):
-        raise ValueError(f"parallel_draft={draft}: choose one of {', '.join(DRAFTS)}, or null")
-    if kind is None:
-        return
-    for name in ("options", "target_options", "draft_options"):
-        for plan in ("tp_plan", "distributed_config"):
-            if config["model"].get(name, {}).get(plan) is not None:
-                raise ValueError(
-                    f"parallel=tree with model.{name}.{plan}: transformers spreads one model over "
-                    "every process there is, so that none is left for another part of the tree; "
-                    "leave one of the two out"
-                )
-
-
 @contextmanager
-def joined(config: Mapping) -> Iterator[Ranks]:
+def joined(parallel: str | None) -> Iterator[Ranks]:
     """Yield the ranks of a run, this process alone unless it is parallel. All but rank 0 are
     quiet; where a rank is lost, one of the others says so and all end with code 1."""
-    if config.get("parallel") is None:
+    if parallel is None:
         yield Alone()
         return
     ranks, stderr = Group.joined(), sys.stderr
@@ -71,7 +51,7 @@ def joined(config: Mapping) -> Iterator[Ranks]:
             yield ranks
         except RankLost as error:
             if ranks.is_first("lost"):
-                kept = "finished samples are kept; the same results_dir goes on from here"
+                kept = "finished samples are kept; rerun with the same results_dir to resume"
                 print(f"error: {error}: {kept}", file=stderr, flush=True)
             os._exit(1)  # whatever still waits for a rank that is gone
         except (ValueError, OSError):
@@ -80,12 +60,11 @@ def joined(config: Mapping) -> Iterator[Ranks]:
             raise
 
 
-def on_own_device(config: dict, ranks: Ranks) -> dict:
-    """Return the config with this rank's GPU as the model's device, where none is named."""
-    model, local = config["model"], os.environ.get("LOCAL_RANK")
-    if ranks.size == 1 or model["device"] is not None or not Group.on_gpus():
-        return config
-    return {**config, "model": {**model, "device": f"cuda:{local}"}}
+def on_own_device(spec: PairSpec, ranks: Ranks) -> PairSpec:
+    """Return the spec with this rank's GPU as its device, unless it names one."""
+    if ranks.size == 1 or spec.device is not None or not Group.on_gpus():
+        return spec
+    return replace(spec, device=f"cuda:{os.environ['LOCAL_RANK']}")
 
 
 def shared_pair(pair: Pair, costs: Costs | None, ranks: Ranks, draft: str | None) -> Pair:

@@ -1,88 +1,357 @@
-"""A run from its config to its results folder, and what run.json records of it."""
+"""One run from its config to its results folder: load, measure, score; and what run.json records.
+
+    from ouroboros.bench.run import RunConfig, run
+    result = run(RunConfig(model=..., task=..., decoder={"greedy": {...}, ...}), progress=True)
+    result.folder.load_samples()
+
+A run that was interrupted resumes when it is called again with the same `results_dir`.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
 from types import FrameType
 
 import torch
+from tqdm import tqdm
 
 from ouroboros import vocab
-from ouroboros.bench.metrics.sample import PLAIN
-from ouroboros.bench.run.config import carriers
-from ouroboros.bench.run.identity import contents, machine, provenance, settings, without_paths
+from ouroboros.bench.metrics.metrics import corpus_scores
+from ouroboros.bench.metrics.sample import PLAIN, Sample
+from ouroboros.bench.run.config import RunConfig
+from ouroboros.bench.run.costs import load_costs
+from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.identity import (
+    RunIdentity,
+    check_files,
+    contents,
+    machine,
+    provenance,
+    settings,
+    without_paths,
+)
 from ouroboros.bench.run.loop import Bench, eos_ids
+from ouroboros.bench.run.pair import Pair, load_pair
+from ouroboros.bench.run.parallel import (
+    alone,
+    any_rank,
+    drafting_on_first,
+    exchanged,
+    folder_of,
+    joined,
+    on_own_device,
+    shared_pair,
+)
+from ouroboros.bench.run.prompts import longest, with_context
 from ouroboros.bench.tasks.sandbox import kind
-from ouroboros.bench.tasks.task import Task, fingerprint
-from ouroboros.costs import Costs
-from ouroboros.drafters.draft_tree.compiled import WHY_NOT
+from ouroboros.bench.tasks.task import Example, Task, conversations, fingerprint, part_of
+from ouroboros.costs import UNTIMED, Costs
+from ouroboros.decoders import decoder_factories, wants_costs
 from ouroboros.engine.model import CachedModel
+from ouroboros.engine.parallel.ranks import Alone, RankLost, Ranks, agreed, told
 from ouroboros.engine.quantised import quantised_by
 from ouroboros.engine.serving import serving
 
-WITHOUT_PLAIN = (
-    f"without {PLAIN} among decoder=[...] there is no speedup and no verdict on losslessness"
-)
-SLOW_ROWS = (
-    "float32 on an AMD processor: calls of one to three nodes take longer than of four, so "
-    "that ratios over greedy flatter; model.dtype=bfloat16 has no such step"
-)
+NAMED = 6  # failed samples that the line about a retry names
+INTERRUPTED = "interrupted: finished samples are kept; rerun with the same results_dir to resume"
+STOPPING = b"\nstopping after this sample; press Ctrl-C again to stop at once\n"
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+Say = Callable[[str], object]
 
 
-def caveats(job: Bench, *, timing: bool) -> Iterator[str]:
-    """Yield the lines; `timing`: whether the run goes by the clock."""
-    if PLAIN not in job.decoders:
-        yield WITHOUT_PLAIN
-    on_cpu = job.target.device.type == "cpu" and job.target.dtype == torch.float32
-    if timing and on_cpu and "AMD" in str(machine()["cpu"]):
-        yield SLOW_ROWS  # MKL takes each of so few rows by itself there
+@dataclass(frozen=True)
+class RunResult:
+    """A run's folder, and its models and decoders as they were loaded.
+
+    `finished` is False where the run was interrupted. Of the processes of a parallel run only the
+    one with `first` set scores samples and owns the folder.
+    """
+
+    folder: ResultsFolder
+    bench: Bench
+    finished: bool
+    first: bool = True
 
 
-def run_facts(config: Mapping, job: Bench) -> dict:
+def run(
+    config: RunConfig,
+    *,
+    say: Say = lambda line: None,
+    progress: bool = False,
+    measure_costs: Callable[[Pair], Costs] | None = None,
+) -> RunResult:
+    """Start or resume a run, measure and score its samples; return the result.
+
+    `say` gets a line for each thing worth knowing; `progress` shows bars on stderr. The first
+    Ctrl-C (or SIGTERM) ends the run after the sample in progress, a second one at once.
+    `measure_costs` measures what calls cost where the folder has no costs yet; None does so only
+    where a decoder asks for costs. Raises `ValueError` for what cannot be run or resumed.
+    """
+    given = load_costs(config.costs)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    with joined(config.parallel) as ranks:
+        first = ranks.rank == 0
+        task, examples = config.task.load()
+        folder = ResultsFolder(config.results_dir or default_folder(config, task))
+        found, limit = len(conversations(examples)), config.task.limit
+        if limit is not None and found < limit:
+            stride = config.task.stride
+            hint = f" at task.stride={stride}; task.stride=1 takes all" if stride > 1 else ""
+            say(f"task.limit={limit}, but there are only {found}{hint}")
+        identity = RunIdentity.of(config, examples)
+        agreed(ranks, lambda: folder.check_open(identity) if first else None)
+        recorded = None if config.overwrite or not first else folder.load_costs()
+        spec = on_own_device(config.model, ranks)
+        pair = agreed(ranks, lambda: load_pair(spec, with_draft=config.needs_draft))
+        if measure_costs is not None:
+            given = recorded or measure_costs(pair)
+        bench = build(
+            config,
+            task,
+            examples,
+            pair,
+            costs=recorded or given,
+            ranks=ranks if config.parallel else None,
+        )
+        facts = run_facts(config, bench)
+        record = agreed(ranks, lambda: folder.open_run(facts, identity) if first else {})
+        if first and bench.costs is not None and recorded is None:
+            folder.save_costs(bench.costs)
+        for line in caveats(bench, timing=config.timing):
+            say(line)
+        say(f"results: {short_path(folder.path)}")
+        failed = [sample for sample in folder.load_samples() if sample.error]
+        if config.retry_failed and failed:
+            named = ", ".join(f"{s.decoder} on {s.example}" for s in failed[:NAMED])
+            more = f" and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
+            say(f"measuring failed samples again: {named}{more}")
+        try:
+            with folder_of(folder, ranks) as own:
+                finished = measure(bench, own, config, ranks, say=say, progress=progress)
+        except RankLost:
+            if first:
+                folder.save_run(record, status="interrupted")
+            raise
+        if not first:
+            return RunResult(folder, bench, finished, first=False)
+        record["parallel"] = exchanged(bench.models)
+        bench = alone(bench)
+        finished = finished and score(bench, folder, say=say, progress=progress)
+        if finished and not config.save_pools:
+            folder.drop_pools()
+        record["corpus_scores"] = corpus_scores(task, bench.examples, folder.load_samples())
+        folder.save_run(record, status="finished" if finished else "interrupted")
+        return RunResult(folder, bench, finished)
+
+
+def build(
+    config: RunConfig,
+    task: Task,
+    examples: Sequence[Example],
+    pair: Pair,
+    *,
+    costs: Costs | None = None,
+    ranks: Ranks | None = None,
+) -> Bench:
+    """Return the run's loop over its shard of the examples, padded to `context_tokens`.
+
+    Without `costs` they are measured where a decoder asks for them (named ones without timing).
+    `ranks` are those of a parallel run, which share the models.
+    """
+    tokenizer = pair.target.tokenizer
+    examples = part_of(examples, config.part)
+    if config.context_tokens:
+        examples = with_context(examples, task.load(), tokenizer, config.context_tokens)
+    max_new = task.max_new if config.max_new is None else config.max_new
+    if costs is None and (ranks is not None or any(map(wants_costs, config.decoder.values()))):
+        reach = longest(tokenizer, examples) + max_new
+        costs = measured_or_named(pair, context=reach, timing=config.timing)
+    if ranks is not None:
+        costs = told(ranks, costs)
+        pair = shared_pair(pair, costs, ranks, config.parallel_draft)
+    decoders = decoder_factories(config.decoder, pair.draft, costs, tokenizer=tokenizer)
+    if ranks is not None and config.parallel_draft == "first":
+        decoders = drafting_on_first(decoders, ranks)
+    return Bench(
+        target=pair.target,
+        models=pair.models,
+        task=task,
+        examples=examples,
+        decoders=decoders,
+        max_new=max_new,
+        repeats=config.repeats,
+        sampling=config.sampling,
+        record_predictions=config.record_predictions,
+        record_trees=config.record_trees,
+        costs=costs,
+    )
+
+
+def measured_or_named(pair: Pair, *, context: int, timing: bool) -> Costs:
+    """Return the costs of calls on up to `context` tokens: measured, or named without timing."""
+    if not timing:
+        return Costs.load(UNTIMED)
+    return Costs.measure(pair.target, pair.draft, context=context)
+
+
+def rebuild(folder: ResultsFolder, overrides: Mapping[str, object] | None = None) -> Bench:
+    """Load the task, models and decoders of a folder's run again.
+
+    `overrides` replace values of its config by their dotted names, such as paths, of which run.json
+    keeps only the last part. Raises `ValueError` where files, prompts or options are not the run's.
+    """
+    run = folder.load_run()
+    config = RunConfig.from_mapping({**run["config"], "part": run.get("part")})
+    config = config.replaced(overrides or {})
+    check_files(config.files(), run.get("contents", {}))
+    task, examples = config.task.load()
+    pair = load_pair(config.model, with_draft=config.needs_draft)
+    costs = folder.load_costs() or load_costs(config.costs)
+    bench = build(config, task, examples, pair, costs=costs)
+    facts = run_facts(config, bench)
+    for what, old, new in (
+        ("prompts", run["task"].get("fingerprint"), facts["task"]["fingerprint"]),
+        ("dtype", run["model"]["dtype"], facts["model"]["dtype"]),
+        ("sampling", run["sampling"], facts["sampling"]),
+        ("max_new", run["max_new"], facts["max_new"]),
+    ):
+        if old is not None and old != new:
+            raise ValueError(f"the run had other {what} ({old}, now {new}): replace paths only")
+    return bench
+
+
+def measure(
+    bench: Bench,
+    folder: ResultsFolder,
+    config: RunConfig,
+    ranks: Ranks | None = None,
+    *,
+    say: Say,
+    progress: bool,
+) -> bool:
+    """Measure the samples that the folder lacks; return False where any rank was interrupted."""
+    ranks = ranks or Alone()
+    failed = 0
+    bar = tqdm(
+        total=bench.total, unit="sample", mininterval=0.5, dynamic_ncols=True, disable=not progress
+    )
+    line = b"" if ranks.rank else STOPPING
+    with Interruption(partial(os.write, 2, line)) as asked, bar:
+
+        def on_sample(sample: Sample) -> None:
+            nonlocal failed
+            failed += sample.error is not None
+            bar.set_postfix_str(sample.decoder + (f", {failed} failed" if failed else ""), False)
+            bar.update()
+            asked.check(partial(any_rank, ranks))
+
+        try:
+            bench.run(folder, on_sample, retry_failed=config.retry_failed)
+        except (KeyboardInterrupt, RankLost) as error:
+            if isinstance(error, RankLost) and not asked.asked:
+                raise  # otherwise this rank was interrupted as well, only earlier
+            bar.close()
+            say(INTERRUPTED)
+            return False
+    return True
+
+
+def score(bench: Bench, folder: ResultsFolder, *, say: Say, progress: bool) -> bool:
+    """Score the folder's samples; return False where Ctrl-C (or SIGTERM) interrupted it."""
+    bar = tqdm(desc="scoring", unit="sample", leave=False, delay=2, disable=not progress)
+    with suppress(KeyboardInterrupt), Interruption(partial(os.write, 2, STOPPING)) as asked, bar:
+
+        def on_score() -> None:
+            bar.update()
+            asked.check()
+
+        bench.score(folder, on_score)
+        return True
+    say(INTERRUPTED)
+    return False
+
+
+def default_folder(config: RunConfig, task: Task) -> Path:
+    """Return the folder of a run without `results_dir`."""
+    name = f"{task.name}-{config.model.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    return Path("results", "local", name)
+
+
+def short_path(path: Path) -> str:
+    """Return a path relative to the current folder, or absolute if it is outside of it.
+
+    >>> short_path(Path("results/main")), short_path(Path("/nowhere/run"))
+    ('results/main', '/nowhere/run')
+    """
+    near = os.path.relpath(path)
+    return os.path.abspath(path) if near.split(os.sep)[0] == os.pardir else near
+
+
+def caveats(bench: Bench, *, timing: bool) -> Iterator[str]:
+    """Yield a line for each reason to read the run's figures with care."""
+    if PLAIN not in bench.decoders:
+        yield f"without {PLAIN} in decoder=[...] there is no speedup and no losslessness verdict"
+    float32_on_cpu = bench.target.device.type == "cpu" and bench.target.dtype == torch.float32
+    if timing and float32_on_cpu and "AMD" in str(machine()["cpu"]):
+        yield (  # MKL multiplies each of so few rows by itself there
+            "float32 on an AMD processor: calls of one to three nodes take longer than calls of "
+            "four, which flatters speedups over greedy; model.dtype=bfloat16 has no such step"
+        )
+
+
+def run_facts(config: RunConfig, bench: Bench) -> dict:
     """Return what run.json records beside identity, environment and status.
 
-    `part` is the share of the prompts that this run measures; parts have one identity, and a report
-    joins them. `carried_pools` names the decoders whose phrase pool goes from prompt to prompt.
-    `timing` false says that other jobs shared the device, so that seconds mean nothing.
+    `part` is this run's shard of the prompts; shards have one identity, and a report joins them.
+    `carried_pools` are the decoders that carry a phrase pool from prompt to prompt. `timing` false
+    means that other jobs shared the device, so that seconds mean nothing.
     """
-    model, target = config["model"], job.target
+    model, target = asdict(config.model), bench.target
+    roles = dict(zip(("target", "draft"), bench.models, strict=False))
+    quantised = {role: quantised_by(model.model) for role, model in roles.items()}
+    execution = getattr(bench.task, "execution", None)
     return without_paths(
         {
             "task": {
-                "name": job.task.name,
-                "version": job.task.version,
-                "licence": job.task.licence,
-                "prompts": len(job.examples),
-                "fingerprint": fingerprint(job.examples),
-                "stop": list(job.task.stop),
+                "name": bench.task.name,
+                "version": bench.task.version,
+                "licence": bench.task.licence,
+                "prompts": len(bench.examples),
+                "fingerprint": fingerprint(bench.examples),
+                "stop": list(bench.task.stop),
             },
             "model": {
                 **{key: model[key] for key in ("name", "target", "draft", "standin")},
-                "commits": [_commit(model) for model in job.models],
+                "commits": [_hub_commit(model) for model in bench.models],
                 "dtype": str(target.dtype).removeprefix("torch."),
-                "quantised": _quantised(job.models),
-                "draft_cost": draft_cost(model.get("draft_cost"), job.models, job.costs),
-                "engines": dict(zip(("target", "draft"), map(serving, job.models), strict=False)),
+                "quantised": {role: by for role, by in quantised.items() if by} or None,
+                "draft_cost": draft_cost(config.model.draft_cost, bench.models, bench.costs),
+                "engines": {role: serving(model) for role, model in roles.items()},
                 "device": str(target.device),
                 "max_len": target.max_len,
                 "vocab_size": target.vocab_size,
                 "tokenizer": vocab.fingerprint(target.tokenizer),
                 "eos": sorted(eos_ids(target)),
             },
-            "growth": WHY_NOT or "compiled",
-            "sandbox": _sandbox(job.task),
-            "decoders": list(job.decoders),
-            "carried_pools": carriers(config["decoder"]),
-            "sampling": asdict(job.sampling),
-            "max_new": job.max_new,
-            "repeats": job.repeats,
-            "part": config.get("part"),
-            "timing": config["timing"],
-            "published": config.get("published"),
-            "samples_wanted": job.total,
+            "sandbox": kind() if execution is not None and execution.allowed else None,
+            "decoders": list(bench.decoders),
+            "carried_pools": config.carried_pools,
+            "sampling": asdict(bench.sampling),
+            "max_new": bench.max_new,
+            "repeats": bench.repeats,
+            "part": config.part,
+            "timing": config.timing,
+            "published": config.published,
+            "samples_wanted": bench.total,
             "config": settings(config),
             "contents": contents(config),
             "provenance": provenance(),
@@ -93,43 +362,23 @@ def run_facts(config: Mapping, job: Bench) -> dict:
 def draft_cost(
     configured: float | None, models: Sequence[CachedModel], costs: Costs | None = None
 ) -> float | None:
-    """Return a draft call's cost in target calls: as configured, else by the costs (calls of one
-    node, at the least context known), else the bytes of the draft's weights over the target's,
-    which a call reads; None without a draft."""
+    """Return the cost of a draft call in target calls: as configured, else by the costs, else by
+    the bytes of weights that a call reads; None without a draft."""
     if configured is not None or len(models) < 2:
         return configured
     if costs is not None and costs.draft is not None:
         return costs.draft_ratio()
-    target, draft = (sum(w.nbytes for w in one.model.parameters()) for one in models[:2])
+    target, draft = (sum(w.nbytes for w in model.model.parameters()) for model in models[:2])
     return draft / target
 
 
-def _commit(model: CachedModel) -> str | None:
-    """Return the commit of the hub that a model was loaded from, None for one from a folder."""
+def _hub_commit(model: CachedModel) -> str | None:
     return getattr(getattr(model.model, "config", None), "_commit_hash", None)
 
 
-def _sandbox(task: Task) -> str | None:
-    """Return in what a task's completions are executed, None where they are not."""
-    execution = getattr(task, "execution", None)
-    return kind() if execution is not None and execution.allowed else None
-
-
-def _quantised(models: Sequence[CachedModel]) -> dict[str, str] | None:
-    """Return by what target and draft are quantised, by role; None where neither is."""
-    found = {
-        role: quantised_by(model.model)
-        for role, model in zip(("target", "draft"), models, strict=False)
-    }
-    return {role: what for role, what in found.items() if what} or None
-
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
 class Interruption:
-    """Within it, the first signal is noted and `on_first` called; a second one raises
-    `KeyboardInterrupt` where the program stands. Outside the main thread signals stay as they are.
+    """A context in which the first signal calls `on_first` and a second one raises
+    `KeyboardInterrupt` at once. Outside the main thread signals are unchanged.
     `on_first` runs inside a signal handler, perhaps in the middle of a print: it may not print.
     """
 

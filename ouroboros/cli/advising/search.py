@@ -12,7 +12,8 @@ from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.replay.imitation import USUAL, Rates
 from ouroboros.bench.replay.recorded_target import check_drafter, replay, sampled
 from ouroboros.bench.replay.recording import RecordedRuns
-from ouroboros.cli.configs import SPACES, replaced
+from ouroboros.bench.run.config import with_overrides
+from ouroboros.cli.configs import SPACES
 from ouroboros.costs import Costs
 from ouroboros.decode import Drafter, RootOnly
 from ouroboros.decoders import make_decoder
@@ -56,7 +57,7 @@ class Imitated:
     def made(self, name: str, settings: Settings) -> Drafter:
         """Build a decoder; `check_drafter` refuses other engines' later. Raises `ValueError` for
         settings that it does not take."""
-        own = replaced(self.decoders[name], settings)
+        own = with_overrides(self.decoders[name], settings)
         made = make_decoder(own, self.draft, costs=self.costs)
         return made  # type: ignore[return-value]
 

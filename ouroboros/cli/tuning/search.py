@@ -19,7 +19,8 @@ from scipy.stats import gmean
 from ouroboros.bench.metrics.intervals import calls_part, pooled
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.replay.same_text import Text
-from ouroboros.cli.configs import SPACES, replaced
+from ouroboros.bench.run.config import with_overrides
+from ouroboros.cli.configs import SPACES
 from ouroboros.costs import CostModel, Costs
 from ouroboros.decoders import make_decoder, wants_costs
 from ouroboros.engine.model import CachedModel
@@ -92,14 +93,14 @@ class Search:
     def full(self, decoder: str, settings: Settings) -> dict:
         """Return the value of each option that is tuned, where the settings leave it as configured
         too; an option of which neither says anything is left out."""
-        own = OmegaConf.create(replaced(self.configs[decoder], settings))
+        own = OmegaConf.create(with_overrides(self.configs[decoder], settings))
         found = {key: OmegaConf.select(own, key) for key in SPACES[decoder]}
         return {key: value for key, value in found.items() if value is not None}
 
     def samples(self, decoder: str, settings: Settings, among: Sequence[Text]) -> list[Sample]:
         """Return the decoder's sample on each text, from before where it was there. Raises
         `ValueError` for settings that it does not take."""
-        config = replaced(self.configs[decoder], settings)
+        config = with_overrides(self.configs[decoder], settings)
         asks = self.name if wants_costs(config) else ""
         key = json.dumps(self.full(decoder, settings), sort_keys=True)
         self.tried.setdefault(decoder, set()).add(key)

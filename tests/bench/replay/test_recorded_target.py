@@ -21,12 +21,14 @@ from ouroboros.baselines import (
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
 from ouroboros.bench.replay.recorded_target import check_drafter, replay
 from ouroboros.bench.replay.recording import RecordedRuns, Recording, from_folder, read
-from ouroboros.bench.run.config import Sampling
+from ouroboros.bench.run.config import RunConfig, Sampling
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import RunIdentity
 from ouroboros.bench.run.loop import Bench
+from ouroboros.bench.run.pair import PairSpec
 from ouroboros.bench.run.recorder import listed, places, unlisted
 from ouroboros.bench.run.run import run_facts
+from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.bench.tasks.task import Example
 from ouroboros.tree import TokenTree
 
@@ -84,8 +86,13 @@ def recorded(path, pair, made: dict, task=None, **changes) -> tuple:
     job = Bench(pair[0], list(pair), task, task.load(), made, task.max_new)
     job = replace(job, **changes)
     folder = ResultsFolder(path)
-    model = {"name": "tiny", "target": "t", "draft": "d", "standin": None}
-    facts = run_facts({"model": model, "decoder": {}, "timing": False, "published": None}, job)
+    config = RunConfig(
+        model=PairSpec("tiny", "t", "d"),
+        task=TaskSpec("prompts"),
+        decoder={"greedy": {"_target_": "ouroboros.baselines.Greedy"}},
+        timing=False,
+    )
+    facts = run_facts(config, job)
     folder.open_run(facts, RunIdentity("a"))
     job.run(folder, lambda sample: None)
     prompts = {e.id: list(job.target.tokenizer(e.prompt).input_ids) for e in job.examples}

@@ -5,7 +5,7 @@ from composing import CONF
 from hydra import compose, initialize_config_dir
 from hydra.core.plugins import Plugins
 
-from ouroboros.bench.run.launch import alone, check_timing
+from ouroboros.cli.bench import alone, check_timing
 
 JOBLIB, LOCAL = {"_target_": "x.JoblibLauncher", "n_jobs": -1}, {"_target_": "x.LocalLauncher"}
 SLURM, RAY = {"_target_": "x.SlurmLauncher"}, {"_target_": "x.RayLauncher", "ray": {}}

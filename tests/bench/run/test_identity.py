@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ouroboros.bench.run import identity as module
+from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import (
     RunIdentity,
@@ -15,21 +16,31 @@ from ouroboros.bench.run.identity import (
     file_hashes,
     run_hash,
 )
+from ouroboros.bench.run.pair import PairSpec
+from ouroboros.bench.tasks.registry import TaskSpec
 
 
 @pytest.fixture
-def config(tmp_path) -> dict:
+def config(tmp_path) -> RunConfig:
     for role in ("target", "draft"):
         (tmp_path / role).mkdir()
         (tmp_path / role / "config.json").write_text("{}")
         (tmp_path / role / "model.safetensors").write_bytes(bytes(1000))
     for name in ("rows.jsonl", "pool.json"):
         (tmp_path / name).write_text("{}")
-    return {
-        "model": {role: str(tmp_path / role) for role in ("target", "draft")},
-        "task": {"path": str(tmp_path / "rows.jsonl"), "limit": 1},
-        "decoder": {"greedy": {}, "ouroboros": {"pool": str(tmp_path / "pool.json")}},
-    }
+    rows, pool = str(tmp_path / "rows.jsonl"), str(tmp_path / "pool.json")
+    return RunConfig(
+        model=PairSpec("tiny", str(tmp_path / "target"), str(tmp_path / "draft")),
+        task=TaskSpec("prompts", {"path": rows}, limit=1),
+        decoder={
+            "greedy": {"_target_": "ouroboros.baselines.Greedy"},
+            "ouroboros": {
+                "_target_": "ouroboros.Ouroboros",
+                "pool": pool,
+                "pool_state": "loaded",
+            },
+        },
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,12 +55,11 @@ def test_other_contents_at_the_same_path_are_another_run(config, tmp_path, name)
 
 
 def test_only_what_exists_is_hashed_and_ids_are_not(config):
-    config["model"] = {"target": "some/model", "draft": None}
-    config["decoder"]["ouroboros"]["pool"] = None
-    assert list(file_hashes(config)) == ["task.path"]
-    assert set(file_hashes({"model": {"target": "reference/target"}, "decoder": {}})) == {
-        "model.target"
-    }
+    ids = {"model.target": "some/model", "model.draft": None}
+    cold = {"decoder.ouroboros.pool": None, "decoder.ouroboros.pool_state": "cold"}
+    assert list(file_hashes(config.replaced({**ids, **cold}))) == ["task.path"]
+    shipped = config.replaced({"model.target": "reference/target", "task.path": "examples"})
+    assert "model.target" in file_hashes(shipped) and "task.path" not in file_hashes(shipped)
 
 
 def test_a_copy_is_the_same_and_a_large_file_is_sampled_to_its_end(tmp_path, monkeypatch):
@@ -86,7 +96,7 @@ def test_what_only_the_loaded_job_tells_must_be_the_same_too(tmp_path, name, fac
 def test_the_codes_hash_covers_what_makes_prompts_and_samples():
     files = set(map(str, code_files()))
     tasks = ("tasks/gsm8k.py", "tasks/source.py", "tasks/examples/gsm8k.jsonl", "tasks/template.py")
-    run = ("run/run.py", "run/recorder.py", "run/loop.py", "metrics/meter.py")
+    run = ("run/run.py", "run/config.py", "run/recorder.py", "run/loop.py", "metrics/meter.py")
     assert {f"ouroboros/bench/{name}" for name in (*tasks, *run)} <= files
     engine = (
         "decode",

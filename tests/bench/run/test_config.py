@@ -1,0 +1,127 @@
+"""The options of a run: ranges, combinations, and the plain values that run.json keeps."""
+
+import json
+
+import pytest
+from composing import ROOT, composed, names
+from hydra.errors import HydraException
+
+from ouroboros.bench.run.config import RunConfig, with_overrides
+from ouroboros.bench.run.identity import settings
+from ouroboros.cli import errors as asking
+from ouroboros.decoders import check_decoders
+
+GOOD = {
+    "model": {"name": "tiny", "target": "a/b", "draft": "a/c"},
+    "task": {"_target_": "ouroboros.bench.tasks.humaneval.HumanEval", "limit": None},
+    "decoder": {
+        "greedy": {"_target_": "ouroboros.baselines.Greedy"},
+        "ouroboros": {"_target_": "ouroboros.Ouroboros", "draft": "a/c", "pool_state": "cold"},
+        "mine": {
+            "_target_": "ouroboros.baselines.Speculative",
+            "draft": "a/c",
+            "verification": "rejection",
+        },
+    },
+}
+
+
+def config(path: str = "seed", value: object = 0) -> RunConfig:
+    return RunConfig.from_mapping(with_overrides(GOOD, {path: value}))
+
+
+def test_defaults_are_those_of_the_config_file():
+    plain = composed()
+    assert RunConfig.from_mapping(plain).to_mapping() == plain
+    own = RunConfig.from_mapping({key: plain[key] for key in ("model", "task", "decoder")})
+    assert own.to_mapping() == plain
+
+
+@pytest.mark.parametrize("name", names("experiment"))
+def test_every_experiment_is_a_run(name):
+    plain = composed(f"experiment={name}")
+    assert RunConfig.from_mapping(plain).to_mapping() == plain
+
+
+RECORDED = [
+    path
+    for path in sorted((ROOT / "results").rglob("run.json"))
+    if path.parent.name != "profile"  # of 0.1, whose Ouroboros had other options
+]
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.parent.name)
+def test_recorded_runs_have_the_options_of_today(path):
+    recorded = json.loads(path.read_text())["config"]
+    assert recorded.items() <= settings(RunConfig.from_mapping(recorded)).items()
+
+
+def test_overrides_name_options_by_their_dotted_names():
+    changed = config().replaced({"task.limit": 2, "decoder.ouroboros.pool_state": "task"})
+    assert changed.task.limit == 2 and changed.carried_pools == ["ouroboros"]
+    assert changed.needs_draft and not config().carried_pools
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("audit", "some", "audit=some: choose one of none, differing, all"),
+        ("repetition_penalty", "high", "repetition_penalty=high: give a number"),
+        ("threads", "many", "threads=many: give a whole number, 1 or more, or null"),
+        ("threads", 0, "threads=0: give"),
+        ("repeats", None, "repeats=None: give a whole number, 1 or more$"),
+        ("thread", 4, "thread is no option of a run: choose from .*threads"),
+        ("max_new", 1.5, r"max_new=1\.5: give"),
+        ("task.limit", "all", r"task\.limit=all: give"),
+        ("temperature", "hot", "temperature=hot: give a number of 0 .greedy. or more, or matched"),
+        ("temperature", "matched", "known of reference/target, not of a/b: give a number"),
+        ("top_p", 0, "top_p=0: give a number above 0, up to 1"),
+        ("repetition_penalty", 1.2, r"mine\.verification=rejection supports no"),
+        ("model.engine", "fast", r"model\.engine=fast: choose from"),
+        ("model.max_len", "long", r"model\.max_len=long: give a whole number"),
+        ("parallel", "data", "parallel=data: choose tree"),
+        ("parallel_draft", "last", "parallel_draft=last: choose one of every, first, shared"),
+        ("overwrite", "yes", "overwrite=yes: give true or false"),
+        ("save_pools", True, r"save_pools=true, but .* decoder\.ouroboros\.pool_state=task"),
+        ("record_predictions", True, "give timing=false as well"),
+        ("record_trees", "yes", "give true, false or null"),
+        ("decoder.ouroboros.pool_state", "loaded", r"decoder\.ouroboros\.pool=<file>"),
+        ("decoder.ouroboros.pool", "p.json", r"decoder\.ouroboros\.pool_state=loaded or task"),
+    ],
+)
+def test_wrong_values_are_named(path, value, says):
+    with pytest.raises(ValueError, match=says) as refusal:
+        config(path, value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            {"gama": 3},
+            r"decoder\.x has no option 'gama'; choose from draft, max_nodes",
+        ),
+        ({"max_nodes": "x"}, r"decoder\.x\.max_nodes=x: give a whole number"),
+        ({"max_nodes": True}, r"decoder\.x\.max_nodes=True: give a whole number"),
+        ({"recycle": 1}, r"decoder\.x\.recycle=1: give true or false"),
+    ],
+)
+def test_arguments_of_a_decoder_are_checked_before_a_model_is_loaded(options, says):
+    with pytest.raises(ValueError, match=says):
+        check_decoders({"x": {"_target_": "ouroboros.Ouroboros", **options}})
+    check_decoders({"x": {"_target_": "ouroboros.baselines.hf.HFGenerate", "anything": 1}})
+
+
+def test_hydras_own_refusals_become_one_line(monkeypatch, capsys):
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+
+    def main():
+        raise HydraException("In 'config': Could not load 'decoder/foo'.\n\nConfig search path:\nx")
+
+    with pytest.raises(SystemExit) as ended:
+        asking.report_cli_errors(main)
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: there is no decoder=foo; choose among greedy, hf_assisted, ")
+    assert "/" not in told and told.count("\n") == 1
