@@ -20,7 +20,7 @@ ROOMS = (
     *("engine", "vocab", "decode", "processors", "standin", "costs"),
     *("audit", "drafters", "baselines", "model_wrappers", "decoders"),
     *("custom", "generate", "testing", "reference_pair"),
-    *("bench.tasks", "bench.metrics", "bench.run", "bench.verdict", "bench.replay"),
+    *("bench.tasks", "bench.metrics", "bench.run", "bench.replay"),
     *("bench.report", "tuning", "cli", "__main__"),
 )
 PURE = (

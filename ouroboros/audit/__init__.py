@@ -1,4 +1,4 @@
-"""Is a completion what plain decoding gives: identical, a numeric tie, or a BUG.
+"""Is decoding lossless? A completion against standard decoding's: identical, numeric tie or BUG.
 
-From outside take `Auditor` of `audit`; the rest measures the noise of arithmetic.
+`audit` judges the completions of one prompt; `report` counts verdicts and writes them as text.
 """

@@ -1,14 +1,14 @@
-"""Is it lossless? A completion against plain decoding's, with a verdict.
+"""Judge completions against standard decoding's: identical, numeric tie, or BUG.
 
-Where two completions part, either the arithmetic could not tell two tokens apart (in bfloat16 a
-call of six rows rounds differently from a call of one) or something is wrong. Two measurements
-decide. *Shift*: by how much the logits, computed in float64, would have to move for plain decoding
-to choose the other token. *Noise*: by how much the run's own arithmetic moves them, measured on the
+Where two completions part, either the arithmetic could not separate two tokens (in bfloat16 a call
+of six rows rounds differently from a call of one) or something is wrong. Two measurements decide.
+*Shift*: by how much the logits, computed in float64, would have to move for standard decoding to
+choose the other token. *Noise*: by how much the run's own arithmetic moves them, measured on the
 same text by transformers' own forward, without any drafter and without this library's cache, masks
 or attention. A shift within the noise is a numeric tie; a larger one is a bug.
 
-Invariant: a tie is always witnessed by a shift of the logits under which the very rule of choice
-(temperature, cuts, noise, processors) gives the other token; what has no witness is a bug.
+Invariant: for each tie there is a shift of the logits under which the same rule of choice
+(temperature, filters, noise, processors) gives the other token; without one it is a bug.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
+from ouroboros.audit.noise import Noise, min_logit_perturbation
 from ouroboros.audit.reference_forward import own_attention, plain_logits, recast
-from ouroboros.audit.rounding import Noise
-from ouroboros.audit.tie_distance import min_logit_perturbation
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import TokenSelector
 from ouroboros.trace import first_mismatch
@@ -32,21 +31,23 @@ from ouroboros.tree import TokenTree
 Verdict = Literal[
     "identical", "numeric tie", "BUG", "in law", "reference", "not judged", "not measured"
 ]
-"""The last three are said of a decoder that promises no equal tokens, of plain decoding where it
-was not held against float64 itself, and where memory or plain decoding's text was missing."""
+"""The last four: a decoder that preserves the distribution only; standard decoding where it was not
+compared with float64 itself; memory or standard decoding's text was missing; the prompt was refused
+by every decoder alike."""
 
 WHOLE = 1 << 30
+"""The `rows` of a control that scores a whole text in one call."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one completion.
+    """The verdict on one completion.
 
     `index` is the first new token that differs, `expected` and `found` the ids there (None where a
-    text has ended). `margin` is the score of `expected` above that of `found` by precision, the
-    scores being those whose argmax is the choice (when sampling, warped logits plus noise); `cut`
-    says, by id, how far the float64 logit lies above the lowest that the cuts (top-k, top-p, min-p)
-    keep, negative below it. `shift` and `noise` are in logits.
+    text has ended). `margin` is the score of `expected` above that of `found` by precision; scores
+    are those whose argmax is the choice (when sampling, filtered logits plus noise). `cut` gives,
+    by id, how far the float64 logit is above the lowest that the filters keep, negative below it.
+    `shift` and `noise` are in logits.
     """
 
     verdict: Verdict
@@ -62,10 +63,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Control:
-    """Plain decoding's text scored by transformers' own forward, `rows` tokens a call, no drafter.
+    """Standard decoding's text scored by transformers' own forward, `rows` tokens a call.
 
     `differ` counts the positions, out of `positions`, whose choice is not the text's token; `first`
-    is the first of them (None: none). `noise` is what most positions stay below (`Noise.usual`).
+    is the first of them, or None. `noise` is the usual noise (`Noise.usual`).
     """
 
     rows: int
@@ -75,22 +76,11 @@ class Control:
     noise: float
 
 
-@dataclass(frozen=True)
-class Case:
-    """One prompt: plain decoding's new tokens (`reference`), and those of other decoders (None
-    where a decoder has none)."""
-
-    prompt: Sequence[int]
-    reference: Sequence[int]
-    others: Mapping[str, Sequence[int] | None]
-    choose: TokenSelector
-
-
 class Auditor:
-    """Judges completions of one model. `rows` are the sizes of call at which noise is measured.
+    """Judges completions of one model; noise is measured with calls of each size in `rows`.
 
-    `exact` is the precision that counts as exact: float64, or float32 for a quick look at a run in
-    half precision. Copies of the model in it and in float32 are made when they are first needed, on
+    `exact` is the precision taken as exact: float64, or float32 for a quick look at a run in half
+    precision. Copies of the model in it and in float32 are made when they are first needed, on
     `device` (the model's own by default): about 12 bytes for each weight with float64.
     """
 
@@ -110,41 +100,46 @@ class Auditor:
 
     @property
     def ready(self) -> bool:
-        """True once a copy is made: the memory for both was there."""
+        """True once a copy was made: there was memory for both."""
         return bool(self._copies)
 
     def judge(
-        self, case: Case, *, controls: bool = False
+        self,
+        prompt: Sequence[int],
+        reference: Sequence[int],
+        others: Mapping[str, Sequence[int] | None],
+        *,
+        choose: TokenSelector,
+        controls: bool = False,
     ) -> tuple[dict[str, Finding], list[Control]]:
-        """Return a finding for each decoder, and the controls.
+        """Return a finding for each decoder in `others`, and the controls.
 
-        The controls are measured where a completion differs, or always with `controls`; then there
-        is a finding named "reference" too, for plain decoding's own text against float64. A
-        completion that parts at a tie goes on by itself: the rest of it is held against float64.
+        `reference` has standard decoding's new tokens, `others` those of each decoder (None where
+        it has no completion). The controls are measured where a completion differs, or always with
+        `controls`; then the finding "reference" compares standard decoding's own text with float64.
+        A completion that parts at a tie is compared with float64 from there on.
         """
-        parted = {
-            name: first_mismatch(case.reference, new or ()) for name, new in case.others.items()
-        }
-        equal = all(index is None for index in parted.values())
-        if equal and None not in case.others.values() and not controls:
+        parted = {name: first_mismatch(reference, new or ()) for name, new in others.items()}
+        equal = all(index is None for index in parted.values()) and None not in others.values()
+        if equal and not controls:
             return {name: Finding("identical") for name in parted}, []
-        text = _Text(self, case.prompt, case.reference, case.choose)
+        text = _ScoredText(self, prompt, reference, choose)
         measured = [self._control(rows, text) for rows in self.rows]
         noise = Noise(torch.stack([noise.by_position for _, noise in measured]).amax(0))
         findings = {
-            name: self._finding(text, noise, parted[name], new) for name, new in case.others.items()
+            name: self._finding(text, noise, parted[name], new) for name, new in others.items()
         }
         findings["reference"] = text.worst(noise)
         return findings, [control for control, _ in measured]
 
-    def scored(self, dtype: torch.dtype, prompt: Sequence[int], new: Sequence[int]) -> torch.Tensor:
+    def score(self, dtype: torch.dtype, prompt: Sequence[int], new: Sequence[int]) -> torch.Tensor:
         """Return the float64 logits [len(new), vocab] of a text, by a copy in `dtype`."""
         if dtype not in self._copies:
             self._copies[dtype] = recast(self.target.model, dtype, self.device)
         return plain_logits(self._copies[dtype], prompt, new, rows=WHOLE)
 
     def _finding(
-        self, text: _Text, noise: Noise, index: int | None, new: Sequence[int] | None
+        self, text: _ScoredText, noise: Noise, index: int | None, new: Sequence[int] | None
     ) -> Finding:
         """Judge one completion that parts from the reference at `index`."""
         if new is None:
@@ -159,29 +154,25 @@ class Auditor:
             return Finding("BUG", reason, index, expected, found)
         if not all(0 <= token < text.exact.shape[-1] for token in new):
             return Finding("BUG", "it has ids beyond the vocabulary", index, expected, found)
-        first_mismatch = text.tie_or_bug(noise, index, expected, found)
-        own = _Text(self, text.prompt, new, text.choose).worst(noise)
-        return (
-            own
-            if (own.verdict, first_mismatch.verdict) == ("BUG", "numeric tie")
-            else first_mismatch
-        )
+        first = text.tie_or_bug(noise, index, expected, found)
+        rest = _ScoredText(self, text.prompt, new, text.choose).worst(noise)
+        return rest if (rest.verdict, first.verdict) == ("BUG", "numeric tie") else first
 
-    def _control(self, rows: int, text: _Text) -> tuple[Control, Noise]:
+    def _control(self, rows: int, text: _ScoredText) -> tuple[Control, Noise]:
         """Score a text in the run's own precision and compare with float64."""
         with own_attention(self.target.model):
-            found = plain_logits(self.target.model, text.prompt, text.new, rows=rows)
-        found = found.to(text.exact.device)
-        noise = Noise.between(found, text.exact)
-        chosen = text.choices(found if self.target.dtype == torch.float64 else found.float())
+            logits = plain_logits(self.target.model, text.prompt, text.new, rows=rows)
+        logits = logits.to(text.exact.device)
+        noise = Noise.between(logits, text.exact)
+        chosen = text.choices(logits if self.target.dtype == torch.float64 else logits.float())
         pairs = enumerate(zip(chosen, text.new, strict=True))
-        wrong = [index for index, (ours, plain) in pairs if ours != plain]
+        wrong = [index for index, (choice, token) in pairs if choice != token]
         first = wrong[0] if wrong else None
         return Control(rows, len(chosen), len(wrong), first, noise.usual), noise
 
 
 @dataclass(frozen=True)
-class _Text:
+class _ScoredText:
     """A prompt and new tokens, with their exact logits and those in float32."""
 
     auditor: Auditor
@@ -191,11 +182,11 @@ class _Text:
 
     @cached_property
     def exact(self) -> torch.Tensor:
-        return self.auditor.scored(self.auditor.exact, self.prompt, self.new)
+        return self.auditor.score(self.auditor.exact, self.prompt, self.new)
 
     @cached_property
     def single(self) -> torch.Tensor:
-        return self.auditor.scored(torch.float32, self.prompt, self.new)
+        return self.auditor.score(torch.float32, self.prompt, self.new)
 
     def choices(self, logits: torch.Tensor) -> list[int]:
         """Return the choice at each position; `logits` has a row for each."""
@@ -205,7 +196,7 @@ class _Text:
         return self.choose.scores(logits, self.prompt, tree).argmax(-1).tolist()
 
     def scores(self, logits: torch.Tensor, index: int) -> torch.Tensor:
-        """Return the scores of one row of logits, that after `index` new tokens, [vocab]."""
+        """Return the scores [vocab] of one row of logits, that after `index` new tokens."""
         tokens = [*self.prompt, *self.new[:index]]
         return self.choose.scores(logits[None], tokens, TokenTree((tokens[-1],), (-1,)))[0]
 
@@ -213,59 +204,46 @@ class _Text:
         """Judge the text by itself: each token must be float64's choice, up to the noise."""
         worst = Finding("identical")
         pairs = zip(self.choices(self.exact), self.new, strict=True)
-        for index, (exact, token) in enumerate(pairs):
-            if exact != token:
-                found = self.tie_or_bug(noise, index, exact, token)
+        for index, (choice, token) in enumerate(pairs):
+            if choice != token:
+                found = self.tie_or_bug(noise, index, choice, token)
                 worst = max(worst, found, key=lambda f: (f.verdict == "BUG", f.shift or 0.0))
         return worst
 
     def tie_or_bug(self, noise: Noise, index: int, expected: int, found: int) -> Finding:
         """Judge one position at which another token was chosen."""
+        exact, margin = self.exact[index], {}
         shift = max(
-            min_logit_perturbation(
-                self.exact[index], token, lambda moved: self.scores(moved, index)
-            )
+            min_logit_perturbation(exact, token, lambda moved: self.scores(moved, index))
             for token in (expected, found)
         )
         allowed = noise.at(index)
-        verdict: Verdict = "numeric tie" if shift <= allowed else "BUG"
-        within = "within" if verdict == "numeric tie" else "beyond"
+        within = shift <= allowed
+        precision = str(self.auditor.exact).removeprefix("torch.")
+        for name, logits in (("float32", self.single), (precision, self.exact)):
+            scores = self.scores(logits[index], index)
+            margin[name] = float(scores[expected] - scores[found])
+        kept = torch.isfinite(self.scores(exact, index))
+        lowest = None if bool(kept.all()) else exact[kept].min()
+        cut = {} if lowest is None else {t: float(exact[t] - lowest) for t in (expected, found)}
         return Finding(
-            verdict,
-            f"the other token is a shift of {shift:.2g} away, {within} the noise {allowed:.2g}",
+            "numeric tie" if within else "BUG",
+            f"the other token is a shift of {shift:.2g} away, {'within' if within else 'beyond'} "
+            f"the noise {allowed:.2g}",
             index,
             expected,
             found,
-            {
-                name: self._margin(logits, index, expected, found)
-                for name, logits in (("float32", self.single), (self._precision, self.exact))
-            },
-            self._cuts(index, (expected, found)),
+            margin,
+            cut,
             shift,
             allowed,
         )
-
-    @property
-    def _precision(self) -> str:
-        return str(self.auditor.exact).removeprefix("torch.")
-
-    def _margin(self, logits: torch.Tensor, index: int, expected: int, found: int) -> float:
-        scores = self.scores(logits[index], index)
-        return float(scores[expected] - scores[found])
-
-    def _cuts(self, index: int, tokens: Collection[int]) -> dict[int, float]:
-        """Return how far above the lowest kept logit each token lies; {} where nothing is cut."""
-        logits = self.exact[index]
-        kept = torch.isfinite(self.scores(logits, index))
-        if bool(kept.all()):
-            return {}
-        return {token: float(logits[token] - logits[kept].min()) for token in tokens}
 
 
 def well_ended(
     new: Sequence[int], *, eos: Collection[int], max_new: int, room: int, stopped: bool
 ) -> bool:
-    """True if a completion of `new` tokens ends where the rules say: at the first of `eos`, at
+    """Return whether a completion of `new` tokens ends by a rule: at the first of `eos`, at
     `max_new`, where the context's `room` ends, or (`stopped`) at a stop string."""
     if any(token in eos for token in new[:-1]) or len(new) > min(max_new, room):
         return False

@@ -10,12 +10,12 @@ import argparse
 from tabulate import tabulate
 from tqdm import tqdm
 
+from ouroboros.audit.report import OPEN, audit_markdown, tally, verdict
 from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.report.write import make_report
+from ouroboros.bench.run.audit import audit_run, load_audit
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.run import rebuild
-from ouroboros.bench.verdict.audit_report import OPEN, audit_markdown, load_audit, tally, verdict
-from ouroboros.bench.verdict.run_audit import audit_run
 from ouroboros.cli.configs import overrides_of
 from ouroboros.cli.output import print_document
 

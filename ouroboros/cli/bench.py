@@ -18,10 +18,10 @@ from tqdm import tqdm
 
 from ouroboros.bench.report.summary import Summary
 from ouroboros.bench.report.write import make_report
+from ouroboros.bench.run.audit import audit_run
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.run import RunResult, run, short_path
-from ouroboros.bench.verdict.run_audit import audit_run
 from ouroboros.cli.configs import chosen, plain
 from ouroboros.cli.errors import SOME_FAILED
 from ouroboros.cli.output import print_document

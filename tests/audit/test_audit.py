@@ -12,8 +12,8 @@ from tiny import CONTEXT, StepLog, gpt2, llama, noisy, plain, prompt_of
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper, TokenTree
-from ouroboros.audit.audit import WHOLE, Auditor, Case, well_ended
-from ouroboros.audit.tie_distance import min_logit_perturbation
+from ouroboros.audit.audit import WHOLE, Auditor, well_ended
+from ouroboros.audit.noise import min_logit_perturbation
 from ouroboros.decode import decode
 from ouroboros.engine.eager import Eager
 from ouroboros.processors import Processed
@@ -141,7 +141,7 @@ def audited(model, engine, plainly, choose=argmax, eos=()) -> dict[str, list]:
     for prompt in PROMPTS:
         rule = {"max_new": MAX_NEW, "eos": eos, "choose": choose}
         others = {n: decode(engine, d, prompt, **rule).new_tokens for n, d in drafters.items()}
-        findings, _ = auditor.judge(Case(prompt, plainly[tuple(prompt)], others, choose))
+        findings, _ = auditor.judge(prompt, plainly[tuple(prompt)], others, choose=choose)
         for name in found:
             found[name].append(findings[name])
     return found
@@ -182,7 +182,7 @@ def test_a_bug_that_plain_decoding_shares_is_found_in_the_reference(model):
     prompt = PROMPTS[1]
     reference = decode(Off(model), Greedy(), prompt, max_new=MAX_NEW).new_tokens
     findings, controls = Auditor(CachedModel(model)).judge(
-        Case(prompt, reference, {"again": reference}, argmax), controls=True
+        prompt, reference, {"again": reference}, choose=argmax, controls=True
     )
     assert findings["again"].verdict == "identical"
     assert findings["reference"].verdict == "BUG"
@@ -194,7 +194,7 @@ def test_the_controls_of_a_right_text_agree(model):
     reference = decode(CachedModel(model), Greedy(), prompt, max_new=MAX_NEW).new_tokens
     assert [*prompt, *reference] == plain(model, prompt, MAX_NEW)
     findings, controls = Auditor(CachedModel(model)).judge(
-        Case(prompt, reference, {}, argmax), controls=True
+        prompt, reference, {}, choose=argmax, controls=True
     )
     assert findings["reference"].verdict == "identical"
     assert [c.rows for c in controls] == [1, 8, WHOLE]
@@ -228,8 +228,8 @@ def test_what_follows_a_tie_is_judged_too():
         for drafter in decoders(draft).values():
             new = decode(CachedModel(model), drafter, prompt, max_new=MAX_NEW).new_tokens
             spoilt = [*new[:-3], *((token + 5) % 13 for token in new[-3:])]
-            case = Case(prompt, reference, {"right": new, "spoilt": spoilt}, argmax)
-            found, _ = auditor.judge(case)
+            others = {"right": new, "spoilt": spoilt}
+            found, _ = auditor.judge(prompt, reference, others, choose=argmax)
             if found["right"].verdict == "numeric tie" and found["right"].index < MAX_NEW - 4:
                 seen += 1
                 assert found["spoilt"].verdict == "BUG"
@@ -242,7 +242,7 @@ def test_a_text_that_ends_with_the_context_is_judged():
     new = decode(CachedModel(model), Greedy(), prompt, max_new=99).new_tokens
     assert len(prompt) + len(new) == CONTEXT + 1
     findings, controls = Auditor(CachedModel(model)).judge(
-        Case(prompt, new, {"same": new}, argmax), controls=True
+        prompt, new, {"same": new}, choose=argmax, controls=True
     )
     assert findings["reference"].verdict == "identical" and controls[0].positions == len(new)
 
@@ -251,7 +251,7 @@ def test_missing_and_truncated_completions_are_bugs(model):
     prompt = PROMPTS[0]
     reference = decode(CachedModel(model), Greedy(), prompt, max_new=9).new_tokens
     others = {"none": None, "short": reference[:-1], "long": [*reference, 4], "same": reference}
-    findings, _ = Auditor(CachedModel(model)).judge(Case(prompt, reference, others, argmax))
+    findings, _ = Auditor(CachedModel(model)).judge(prompt, reference, others, choose=argmax)
     assert {name: f.verdict for name, f in findings.items()} == {
         **dict.fromkeys(("none", "short", "long"), "BUG"),
         **dict.fromkeys(("same", "reference"), "identical"),

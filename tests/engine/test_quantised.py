@@ -15,7 +15,7 @@ from tiny import CONTEXT, RandomDrafter, llama, prompt_of
 from transformers import QuantoConfig, TorchAoConfig
 
 from ouroboros import CachedModel, Ouroboros, standin
-from ouroboros.audit.audit import Auditor, Case
+from ouroboros.audit.audit import Auditor
 from ouroboros.audit.reference_forward import recast
 from ouroboros.bench.run.pair import PairSpec, load_pair
 from ouroboros.costs.timing import footprint
@@ -114,7 +114,7 @@ def test_an_int8_run_is_audited(config, dtype):
             "changed": [*plainly[:9], (plainly[9] + 1) % 13, *plainly[10:]],
             "original": decode(draft, RootOnly(), prompt, max_new=MAX_NEW).new_tokens,
         }
-        findings, controls = auditor.judge(Case(prompt, plainly, others, argmax), controls=True)
+        findings, controls = auditor.judge(prompt, plainly, others, choose=argmax, controls=True)
         for name in found:
             found[name].add(findings[name].verdict)
         assert all(control.noise > 0 for control in controls)

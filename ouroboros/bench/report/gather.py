@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ouroboros.audit.report import Row
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
+from ouroboros.bench.run.audit import load_audit
 from ouroboros.bench.run.costs import recorded_costs
 from ouroboros.bench.run.folder import RUN, SAMPLES, ResultsFolder, exists
-from ouroboros.bench.verdict.audit_report import Row, load_audit
 from ouroboros.costs import CostModel
 
 Key = tuple[str, str, int]

@@ -12,6 +12,7 @@ from functools import cached_property
 
 import pandas as pd
 
+from ouroboros.audit.report import tally, verdict
 from ouroboros.bench.metrics.intervals import COST_RATIO, Interval
 from ouroboros.bench.metrics.metrics import METRICS, score_intervals, score_metric
 from ouroboros.bench.metrics.registry import Metric
@@ -19,7 +20,6 @@ from ouroboros.bench.metrics.sample import METHOD, PLAIN, Sample
 from ouroboros.bench.metrics.trees import tree_metrics
 from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.gather import Measured
-from ouroboros.bench.verdict.audit_report import tally, verdict
 
 PEER = "hf_greedy"
 NO_GREEDY = """\

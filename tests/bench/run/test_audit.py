@@ -5,26 +5,21 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from bench_models import tiny_pair
 from ouroboros.baselines import Greedy, Speculative
 
 from ouroboros import Ouroboros
+from ouroboros.audit.report import audit_markdown, control_table, tally, verdict
+from ouroboros.bench.run import audit as auditing
+from ouroboros.bench.run.audit import audit_run, load_audit
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
 from ouroboros.bench.run.identity import RunIdentity
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.tasks.task import Example
-from ouroboros.bench.verdict import run_audit as verdicts_module
-from ouroboros.bench.verdict.audit_report import (
-    audit_markdown,
-    control_table,
-    load_audit,
-    tally,
-    verdict,
-)
-from ouroboros.bench.verdict.run_audit import audit_run
 from ouroboros.cli import audit as command
 
 SIZES = {"gamma": 3, "window_size": 2, "ngram_size": 3, "verification_set_size": 2}
@@ -68,7 +63,7 @@ def run(job: Bench, path) -> ResultsFolder:
 
 
 def audited(job: Bench, folder: ResultsFolder, *, controls: bool = False):
-    audit_run(job, folder, controls=controls, on_row=lambda: None)
+    audit_run(job, folder, controls=controls)
     return load_audit(folder)
 
 
@@ -99,8 +94,8 @@ def test_a_right_run_is_identical(pair, tmp_path, sampling, penalty):
         expected = "in law" if sampling.temperature else "identical"
         assert verdicts(rows, "classic") == [expected] * 4
     table = control_table(rows)
-    assert [c["rows"] for c in table] == [1, 8, "all"]
-    assert all(c["prompts"] == 4 and not c["prompts_differ"] for c in table)
+    assert list(table["tokens a call"]) == ["1", "8", "all"]
+    assert set(table["texts"]) == {4} and not table["texts that differ"].any()
 
 
 BUGS = {
@@ -194,24 +189,27 @@ def test_too_large_a_model_is_not_judged_where_it_differs(pair, tmp_path, monkey
     job = job_of(pair)
     folder = run(job, tmp_path)
     asked = []
-    lacking = verdicts_module._lacking_bytes
+    lacking = auditing._lacking_bytes
     monkeypatch.setattr(
-        verdicts_module, "_lacking_bytes", lambda target: asked.append(1) or lacking(target)
+        auditing, "_lacking_bytes", lambda target: asked.append(1) or lacking(target)
     )
     audited(job, folder, controls=True)
     assert len(asked) == 1, "with the copies made, memory is not asked for again"
-    monkeypatch.setattr(verdicts_module, "BYTES_PER_WEIGHT", 10**12)
+    monkeypatch.setattr(auditing, "BYTES_PER_WEIGHT", 10**12)
     rows = audited(job, folder, controls=True)
     assert verdicts(rows, "ouroboros") == ["identical"] * 2
     assert verdicts(rows, "greedy") == ["not judged"] * 2
     tamper(folder, "ouroboros", BUGS["another token"])
     rows = audited(job, folder)
     assert verdicts(rows, "ouroboros") == ["not judged"] * 2
-    assert "GiB more than there is" in rows[0].findings["ouroboros"]["reason"]
+    assert "GiB more than is free" in rows[0].findings["ouroboros"]["reason"]
+
+
+REPORT = SimpleNamespace(facts=SimpleNamespace(title="a title"))
 
 
 def audited_by_command(folder):
-    return command.audit(Namespace(folder=folder.path, overrides=[]))
+    return command.audit(Namespace(folder=folder.path, overrides=[], json=True))
 
 
 @pytest.mark.parametrize(("bug", "code"), [(None, 0), *((name, 1) for name in BUGS)])
@@ -221,7 +219,7 @@ def test_the_commands_exit_code(pair, tmp_path, monkeypatch, capsys, bug, code):
     if bug is not None:
         tamper(folder, "ouroboros", BUGS[bug])
     monkeypatch.setattr(command, "rebuild", lambda config, overrides: job)
-    monkeypatch.setattr(command, "make_report", lambda folder: {"title": "a title"})
+    monkeypatch.setattr(command, "make_report", lambda folder: REPORT)
     monkeypatch.setattr(
         ResultsFolder, "load_run", lambda self: {"config": {}, "status": "finished"}
     )
@@ -231,6 +229,6 @@ def test_the_commands_exit_code(pair, tmp_path, monkeypatch, capsys, bug, code):
     assert (tmp_path / "audit.md").exists()
     tamper(folder, "greedy", BUGS["missing"])
     assert audited_by_command(folder) == 1
-    monkeypatch.setattr(verdicts_module, "BYTES_PER_WEIGHT", 10**12)
+    monkeypatch.setattr(auditing, "BYTES_PER_WEIGHT", 10**12)
     clean = run(job, tmp_path / "clean")
     assert audited_by_command(clean) == 2

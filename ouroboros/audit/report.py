@@ -1,0 +1,138 @@
+"""An audit in words and tables: a pure function of its rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from ouroboros.audit.audit import WHOLE
+
+SHOWN = 40
+OPEN = ("not judged", "not measured")
+"""Verdicts that leave a completion unjudged."""
+LEGEND = """\
+identical: the tokens of standard decoding. numeric tie: at the first token that differs, a shift of
+the float64 logits no larger than the noise makes standard decoding choose the other token; the
+noise is by how much the run's own arithmetic moves the logits of this text, measured by
+transformers' own forward, without any drafter. BUG: any other difference, and every missing, failed
+or truncated completion. in law: the decoder preserves the distribution, not individual tokens. not
+measured: all decoders refused the prompt alike, such as one that is too long. The row `greedy`
+compares standard decoding's text itself with float64.
+Controls: standard decoding's text scored by transformers' own forward, this many tokens a call, no
+drafter: where it differs, any decoder that scores several tokens at once may differ too."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The audit of one prompt and repeat: a finding for each decoder, by name."""
+
+    example: str
+    repeat: int
+    findings: Mapping[str, Mapping]
+    controls: Sequence[Mapping] = field(default_factory=tuple)
+
+
+def tally(rows: Sequence[Row], decoder: str) -> dict[str, int]:
+    """Return how many completions of a decoder had each verdict."""
+    return dict(Counter(r.findings[decoder]["verdict"] for r in rows if decoder in r.findings))
+
+
+def verdict(counts: Mapping[str, int]) -> str:
+    """Return one decoder's verdict in a few words.
+
+    >>> verdict({"identical": 18, "numeric tie": 2})
+    '2 ties of 20'
+    """
+    total = sum(counts.values())
+    if counts.get("BUG"):
+        return f"BUG in {counts['BUG']} of {total} (!)"
+    if set(counts) == {"reference"}:
+        return "reference"
+    for word in OPEN:
+        if counts.get(word):
+            return f"{counts[word]} of {total} {word} (!)"
+    if ties := counts.get("numeric tie"):
+        return f"{ties} tie{'s' * (ties > 1)} of {total}"
+    return next(iter(counts), "-")
+
+
+def control_table(rows: Sequence[Row]) -> pd.DataFrame:
+    """Return, by size of call, how often transformers' own forward differs from the text of
+    standard decoding: in texts and in tokens, and the largest noise in logits."""
+    controls = pd.DataFrame([control for row in rows for control in row.controls])
+    if controls.empty:
+        return controls
+    groups = controls.assign(differs=controls["differ"] > 0).groupby("rows")
+    table = groups.agg(
+        **{
+            "texts": ("rows", "size"),
+            "texts that differ": ("differs", "sum"),
+            "tokens": ("positions", "sum"),
+            "tokens that differ": ("differ", "sum"),
+            "largest noise": ("noise", "max"),
+        }
+    )
+    table.index = ["all" if size == WHOLE else str(size) for size in table.index]
+    return table.rename_axis("tokens a call").reset_index()
+
+
+def audit_markdown(
+    title: str, rows: Sequence[Row], decoders: Sequence[str], *, reference: str = "greedy"
+) -> str:
+    """Return audit.md: verdicts, controls, and each completion that is not identical."""
+    verdicts, differences = [], []
+    for name in decoders:
+        counts = tally(rows, name)
+        judged, same = sum(counts.values()) - counts.get("in law", 0), counts.get("identical", 0)
+        verdicts.append(
+            {
+                "decoder": f"{name} (against float64)" if name == reference else name,
+                "verdict": verdict(counts),
+                "compared": judged,
+                "identical": same,
+                "ties": counts.get("numeric tie", 0),
+                "BUG": counts.get("BUG", 0),
+                "share that differs": f"{100 * (1 - same / judged):.1f} %" if judged else "-",
+            }
+        )
+    for row in rows:
+        for name, finding in row.findings.items():
+            if finding["verdict"] in ("identical", "in law", "reference"):
+                continue
+            margin = finding.get("margin", {})
+            differences.append(
+                {
+                    "prompt": row.example + (f" #{row.repeat}" if row.repeat else ""),
+                    "decoder": name,
+                    "verdict": finding["verdict"],
+                    "at": finding.get("index", "-"),
+                    "expected, found": f"{finding.get('expected', '-')}, {finding.get('found', '-')}",
+                    "margin f32": _short(margin.get("float32")),
+                    "margin f64": _short(margin.get("float64")),
+                    "above the cut": ", ".join(map(_short, finding.get("cut", {}).values())) or "-",
+                    "shift": _short(finding.get("shift")),
+                    "noise": _short(finding.get("noise")),
+                    "reason": finding.get("reason", "") if finding["verdict"] == "BUG" else "",
+                }
+            )
+    parts = [f"# Audit: {title}", _markdown(pd.DataFrame(verdicts))]
+    controls = control_table(rows)
+    if len(controls):
+        controls["largest noise"] = controls["largest noise"].map(_short)
+        parts += ["## Controls, without any drafter", _markdown(controls)]
+    if differences:
+        parts += ["## Differences", _markdown(pd.DataFrame(differences[:SHOWN]))]
+    if len(differences) > SHOWN:
+        parts.append(f"and {len(differences) - SHOWN} more, in audit.jsonl")
+    return "\n\n".join([*parts, LEGEND]) + "\n"
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2g}"
+
+
+def _markdown(table: pd.DataFrame) -> str:
+    return table.to_markdown(index=False, tablefmt="github", disable_numparse=True)
