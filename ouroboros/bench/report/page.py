@@ -49,7 +49,7 @@ def prose(text: str) -> Markup:
     >>> prose("**Incomplete**: no `greedy` & co")
     Markup('<b>Incomplete</b>: no <code>greedy</code> &amp; co')
     """
-    found = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+    found = re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))
     return Markup(re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", found))
 
 

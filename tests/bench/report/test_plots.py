@@ -59,6 +59,7 @@ def test_intervals_are_error_bars_only_where_they_are_known(summary_of):
     reach = style.reach(summary.frame.loc[["fast"]], "latency_speedup")
     assert reach.ravel().tolist() == pytest.approx([0.5, 0.5])
     bare = without_limits(summary)
+    assert "Error bars" in speedups.note(summary) and "Error bars" not in speedups.note(bare)
     assert np.isnan(style.reach(bare.frame, "latency_speedup")).all()
     assert speedups.speedup_bars(bare).axes[0].get_xlim()[1] > 2.5
 

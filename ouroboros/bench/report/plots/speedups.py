@@ -33,7 +33,8 @@ def cost_bars(summary: Summary) -> Figure | None:
 
     None if nothing was measured.
     """
-    metric, axis = "calls_per_token", "calls per token; fewer is better"
+    metric = "calls_per_token"
+    axis = "(target calls + draft cost x draft calls) / new tokens; fewer is better"
     if summary.facts.costs:
         metric = "cost_per_token"
         axis = (
@@ -78,8 +79,9 @@ def speedup_dots(summaries: Mapping[str, Summary]) -> Figure | None:
 
 def note(summary: Summary) -> str:
     """Return the small print of a run's bars: host, versions, error bars, repetition."""
-    bars = summary.frame.filter(regex=r"\.low$").notna().any(axis=None)
-    text = f"{summary.facts.footnote}." + " Error bars: 95 % bootstrap over prompts." * bars
+    text = f"{summary.facts.footnote}."
+    if summary.frame.filter(regex=r"\.low$").notna().any(axis=None):
+        text += " Error bars: 95 % bootstrap over prompts."
     text += " Grey: greedy and other engines (hf_)."
     repetition = summary.frame["repetition_rate"].dropna()
     if len(repetition):

@@ -100,10 +100,14 @@ def stacked_bars(
     return figure
 
 
-def legend_above(figure: Figure, columns: int) -> None:
-    """Put the legend of the first panel above all panels."""
+def legend_above(figure: Figure, columns: int = 6) -> None:
+    """Put the first panel's legend above all panels."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=min(columns, 6))
+    if len(figure.axes) == 1:
+        place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
+        figure.axes[0].legend(handles, labels, ncols=min(columns, 6), **place)
+    else:
+        figure.legend(handles, labels, loc="outside upper left", ncols=min(columns, 6))
 
 
 @styled
