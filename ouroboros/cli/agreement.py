@@ -38,8 +38,6 @@ from ouroboros.decoders import check_decoders
 from ouroboros.tuning.agreement import Worth, pays_table, speedup_table, with_ratio
 from ouroboros.tuning.plots import agreement_curves
 
-WHISKERS = "Error bars and bands: 95 % bootstrap over prompts, paired"
-
 
 def agreement(cfg: DictConfig, as_json: bool = False) -> int:
     """Print and write tables, plots and one JSON document; return 0."""
@@ -166,7 +164,7 @@ def finish(config: dict, rows: list[Worth], title: str) -> int:
         (folder.path / "agreement.md").write_text(text, encoding="utf-8")
         for costs in dict.fromkeys(row.costs for row in rows):
             figure = agreement_curves([row for row in rows if row.costs == costs])
-            style.with_title(figure, f"costs {costs} · {title}", WHISKERS)
+            style.with_title(figure, f"costs {costs} · {title}")
             stem = f"{folder.path}/agreement_{costs}"
             style.save(figure, Path(f"{stem}.png"), Path(f"{stem}.svg"))
     print(text)

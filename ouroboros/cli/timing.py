@@ -31,9 +31,3 @@ def measured_costs(
             padded=options["padded"],
             on_visit=visited,
         )
-
-
-def about(run: Mapping) -> dict:
-    """Return the description of the costs of a run's pair."""
-    kept = {key: run["provenance"][key] for key in ("machine", "versions")}
-    return {"model": run["model"], **kept, "batch_size": 1}

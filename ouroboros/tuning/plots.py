@@ -111,5 +111,7 @@ def agreement_curves(rows: Sequence[Worth]) -> Figure:
         axes.set_axis_off()
     figure.supylabel("speedup over greedy", fontsize=10)
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    what = "Error bars and bands: 95 % bootstrap over prompts, paired"
+    place = {"loc": "outside lower center", "ncols": 3, "title": what, "title_fontsize": 9}
+    figure.legend(handles, labels, **place)
     return figure

@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pandas as pd
+from tqdm import tqdm
 
+from ouroboros.bench.metrics.operators import operators
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.plots import costs as plots
 from ouroboros.bench.report.plots import style
+from ouroboros.bench.run.config import RunConfig, check_whole
 from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.pair import Pair
+from ouroboros.bench.run.prompts import prompt_ids
+from ouroboros.bench.run.run import Say, run
 from ouroboros.costs import Costs
+from ouroboros.decode import Drafter
 
 LEGEND = """\
 Calls: median milliseconds from the start of `score` to the arrival of its argmax, on random trees,
@@ -56,14 +63,107 @@ PASSES = {
 
 
 @dataclass(frozen=True)
-class Profile:
-    """What `call_frame`, `step_frame` and `operators` measured, in one run."""
+class ProfileOptions:
+    """What a profile measures, as the options profile.* of the command.
 
+    Calls are timed on random trees of `nodes` after `contexts` tokens: `calls` of each size on each
+    of `visits` visits; `padded` if the engine pads trees to exactly these sizes. `trace` adds the
+    operators of `trace_steps` steps. Raises `ValueError` for values that cannot be measured.
+    """
+
+    nodes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    contexts: Sequence[int] = (128, 512, 1024)
+    visits: int = 3
+    calls: int = 2
+    padded: bool = False
+    trace: bool = False
+    trace_steps: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "contexts"):
+            values = getattr(self, name)
+            if not isinstance(values, list | tuple) or not values:
+                raise ValueError(f"profile.{name}={values}: give a list, as [1,8,64]")
+            for value in values:
+                check_whole(f"profile.{name}", value)
+        for name in ("visits", "calls", "trace_steps"):
+            check_whole(f"profile.{name}", getattr(self, name))
+        for name in ("trace", "padded"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"profile.{name}={getattr(self, name)}: give true or false")
+
+
+def profile(
+    config: RunConfig,
+    options: ProfileOptions = ProfileOptions(),
+    *,
+    say: Say = lambda line: None,
+    progress: bool = False,
+) -> Profile:
+    """Time both models' calls, run the decoders, write the profile into the run's folder.
+
+    The folder is an ordinary results folder; in one that exists, costs are not measured again.
+    `say` and `progress` as in `run`. Raises `ValueError` for what cannot be measured.
+    """
+    if not config.timing:
+        raise ValueError("timing=false: a profile measures times; leave it out")
+
+    def measure(pair: Pair) -> Costs:
+        visits = options.visits * len(set(options.contexts))
+        with tqdm(total=visits, desc="calls", leave=False, disable=not progress) as bar:
+            return Costs.measure_grid(
+                pair.models,
+                nodes=options.nodes,
+                contexts=options.contexts,
+                visits=options.visits,
+                repeats=options.calls,
+                padded=options.padded,
+                on_visit=lambda costs: bar.update(),
+            )
+
+    result = run(config, say=say, progress=progress, measure_costs=measure)
+    folder, bench, costs = result.folder, result.bench, result.bench.costs
+    assert costs is not None
+    record, samples = folder.load_run(), folder.load_samples()
+    good = [sample for sample in samples if not sample.error]
+    if any(step.scored for sample in good for step in sample.steps[1:]):
+        seen = Costs.of_samples(good)
+        costs = replace(costs, host_ms=seen.host_ms, prefill_ms=seen.prefill_ms)
+    about = {key: record["provenance"][key] for key in ("machine", "versions")}
+    costs = replace(costs, about={"model": record["model"], **about, "batch_size": 1})
+    folder.save_costs(costs)
+    traced = []
+    if result.finished and options.trace:
+        prompt, steps = prompt_ids(bench.target.tokenizer, bench.examples[0]), options.trace_steps
+        traced = [
+            operators(bench.models, make, prompt, steps=steps).assign(decoder=name)
+            for name, make in bench.decoders.items()
+            if isinstance(make(), Drafter)
+        ]
+    found = Profile(
+        folder,
+        RunFacts.of(record, samples),
+        costs.copy_bytes_per_s and costs.copy_bytes_per_s / 1e9,
+        call_frame(costs),
+        step_frame(samples),
+        pd.concat(traced, ignore_index=True) if traced else pd.DataFrame(),
+        sorted({f"{one.decoder} failed: {one.error}" for one in samples if one.error}),
+    )
+    found.save()
+    return found
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What `call_frame`, `step_frame` and `operators` measured in one run; a line per failure."""
+
+    folder: ResultsFolder
     facts: RunFacts
     copy_gb_per_s: float | None
     calls: pd.DataFrame
     steps: pd.DataFrame
     operators: pd.DataFrame = field(default_factory=pd.DataFrame)
+    failures: Sequence[str] = ()
 
     @property
     def smallest_calls(self) -> pd.DataFrame:
@@ -119,18 +219,18 @@ class Profile:
         about = {"title": self.facts.title, "footnote": self.facts.footnote}
         return {**about, "copy_gb_per_s": self.copy_gb_per_s, **rows}
 
-    def save(self, folder: ResultsFolder) -> None:
+    def save(self) -> None:
         """Write profile.json, profile.md, verify_cost.png and step_time.png."""
-        folder.write_json("profile.json", self.to_dict())
-        folder.write_text("profile.md", self.markdown())
+        self.folder.write_json("profile.json", self.to_dict())
+        self.folder.write_text("profile.md", self.markdown())
         note = f"{self.facts.footnote}. Medians; error bars: half the interquartile range."
         parts = " · ".join(self.facts.title_parts[1:])
         figure = style.with_title(plots.verify_cost(self.calls), f"Cost of a call · {parts}", note)
-        style.save(figure, folder.path / "verify_cost.png")
+        style.save(figure, self.folder.path / "verify_cost.png")
         if figure := plots.step_time(self.steps):
             note = f"{self.facts.footnote}. Numbers in the bars: % of the step."
             style.with_title(figure, f"Where a step's time goes · {self.facts.title}", note)
-            style.save(figure, folder.path / "step_time.png")
+            style.save(figure, self.folder.path / "step_time.png")
 
 
 def call_frame(costs: Costs) -> pd.DataFrame:

@@ -46,7 +46,7 @@ def test_bars_are_in_the_order_of_the_table_and_labelled(summary_of):
 def test_untimed_runs_without_costs_have_calls_but_no_times(summary_of):
     summary = summary_of(timing=False)
     assert speedups.speedup_bars(summary) is None and costs.time_shares(summary) is None
-    assert "calls per token" in speedups.cost_bars(summary).axes[0].get_xlabel()
+    assert "target calls" in speedups.cost_bars(summary).axes[0].get_xlabel()
 
 
 @pytest.mark.parametrize("plot", PLOTS)

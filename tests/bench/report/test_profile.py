@@ -66,7 +66,7 @@ def test_tables_and_plots(samples):
         columns=["decoder", "kind", "name", "ms", "calls", "share", "steps"],
     )
     facts = RunFacts.of(RUN, samples)
-    found = Profile(facts, 0.001, call_frame(COSTS), step_frame(samples), operators)
+    found = Profile(None, facts, 0.001, call_frame(COSTS), step_frame(samples), operators)
     assert list(found.floor_table()["of the floor"]) == ["60%"]
     assert list(found.step_table()["decoder"]) == ["ours", "hf_assisted", "broken"]
     assert found.step_table()["host ms"].tolist() == ["2.00", "-", "-"]
