@@ -30,7 +30,7 @@ class Drafter(Protocol):
         ...
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
-        """Return a tree rooted at `tokens[-1]`; `budget` new tokens (at least 1) are still wanted."""
+        """Return a tree rooted at `tokens[-1]`; `budget` new tokens, at least 1, are wanted."""
         ...
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
@@ -191,7 +191,7 @@ def extend(
 
 
 def count_until_end(new: Sequence[int], eos: Collection[int], left: int) -> int:
-    """Return how many of the new tokens to keep: up to the first end-of-sequence, at most `left`."""
+    """Return how many new tokens to keep: up to the first end-of-sequence, at most `left`."""
     if eos:
         for index, token in enumerate(new[:left]):
             if token in eos:

@@ -52,7 +52,7 @@ class TokenSelector(Protocol):
         ...
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        """Return the scores whose argmax is the choice, shaped as `logits`; -inf for excluded ids."""
+        """Return scores like `logits` whose argmax is the choice; -inf for excluded ids."""
         ...
 
 
@@ -96,8 +96,8 @@ def _best(scores: torch.Tensor) -> torch.Tensor:
 
 
 def _ranking(scores: torch.Tensor, shares: torch.Tensor, count: int) -> torch.Tensor:
-    """Return ids, scores and probabilities of the best tokens by `scores`, [rows, 3, count or vocab]
-    float64; `scores` and `shares` are [rows, vocab]."""
+    """Return ids, scores and probabilities (`shares`) of the best tokens by `scores`, both
+    [rows, vocab], as [rows, 3, count or vocab] float64."""
     first = _best(scores)[:, None]
     ids = scores.topk(min(count, scores.shape[-1]), dim=-1).indices
     others = (ids == first).byte().argsort(dim=-1, stable=True)  # topk may break ties otherwise

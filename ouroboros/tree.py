@@ -96,8 +96,8 @@ class TokenTree:
         probability: tuple[float, ...] = (),
         logit_nodes: Sequence[int] | None = None,
     ) -> TokenTree:
-        """Return the tree of these nodes, none of them a probe, without checking them. `logit_nodes`
-        ascend (None: all nodes)."""
+        """Return the tree of these nodes, unchecked, without probes. `logit_nodes` ascend (None:
+        all nodes)."""
         return _unchecked(
             tokens=tokens,
             parents=parents,

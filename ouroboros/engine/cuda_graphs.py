@@ -1,6 +1,6 @@
-"""Computations recorded as CUDA graphs, and what their replays take.
+"""Computations captured as CUDA graphs, and how long a replay takes.
 
-Invariant: everything is recorded on one side stream, and nothing that waits for the device is.
+Invariant: everything is captured on one side stream, and nothing that waits for the device is.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import torch
 
 
 class CapturedGraph(NamedTuple):
-    """A computation that was captured: a replay does it again, on what lies in `inputs` now."""
+    """A captured computation: a replay repeats it on the present values of `inputs`."""
 
     graph: torch.cuda.CUDAGraph
     inputs: tuple[torch.Tensor, ...]
     result: torch.Tensor
 
 
-def record(
+def capture(
     compute: Callable, inputs: tuple[torch.Tensor, ...], device: torch.device, pool: Any
 ) -> CapturedGraph:
-    """Return a computation on `inputs`, captured in the memory of `pool`. Raises `RuntimeError` for
-    one that waits for the device, before anything is captured."""
+    """Capture `compute(*inputs)` in the memory of `pool`. Raises `RuntimeError`, before anything is
+    captured, if it waits for the device."""
     side, graph = side_stream(device), torch.cuda.CUDAGraph()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -41,12 +41,12 @@ def record(
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream on which everything is captured: each has a workspace of cuBLAS's own."""
+    """Return the one stream for captures: each stream costs a cuBLAS workspace."""
     return torch.cuda.Stream(device)
 
 
 def replay_ms(graph: torch.cuda.CUDAGraph, rounds: int = 5) -> float:
-    """Return the milliseconds of the fastest of some replays, by the device's own clock."""
+    """Return the milliseconds of the fastest of `rounds` replays, by the device's clock."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(rounds + 1)]
     for mark in marks:
         graph.replay()
@@ -57,7 +57,7 @@ def replay_ms(graph: torch.cuda.CUDAGraph, rounds: int = 5) -> float:
 
 @contextmanager
 def _no_waits() -> Iterator[None]:
-    """Let a wait for the device be an error."""
+    """Raise an error where the context waits for the device."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:

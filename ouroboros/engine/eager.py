@@ -1,8 +1,7 @@
-"""How one call of a model is made, behind `CachedModel`'s two verbs.
+"""How one call of a model is made, behind `CachedModel.score`.
 
-`Eager` calls the model as it is, with tensors exactly as large as the call needs. `Static` (in
-`ouroboros.engine.static`) pads every call to one of a few fixed shapes, which is what CUDA graphs
-need.
+`Eager` calls the model directly, with tensors exactly as large as the call needs. `Static` (in
+`ouroboros.engine.static`) pads every call to one of a few fixed shapes, as CUDA graphs need.
 
 Invariant: both put the tokens of a call into the same slots, show each the same tokens, and return
 the same logits up to rounding.
@@ -23,7 +22,7 @@ from ouroboros.engine.model_info import ModelInfo
 from ouroboros.tree import TokenTree
 
 PREFILL_ALONE = 128  # a longer stretch is fed causally, without a dense mask, before the tree
-MOST_HELD = 256  # a tree goes on after so many of its nodes at most; later ones are fed again
+MOST_HELD = 256  # nodes of a growing tree that are not fed again, at most
 
 
 class Engine(Protocol):
@@ -35,10 +34,12 @@ class Engine(Protocol):
     def run(
         self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0
     ) -> torch.Tensor:
-        """Feed `missing` tokens and the tree after `known` slots: [len(tree.logit_nodes), vocab] logits.
+        """Feed `missing` tokens and the tree after `known` slots; return the logits after its
+        `logit_nodes`, [len(tree.logit_nodes), vocab].
 
         Node i of the tree then lies in slot `known + len(missing) + i`. The first `held` nodes (at
-        most `MOST_HELD`; nothing is missing then, and none of them is asked) lie there already.
+        most `MOST_HELD`, before the first of the `logit_nodes`) lie there already; then nothing is
+        missing.
         """
         ...
 
@@ -50,39 +51,39 @@ class Engine(Protocol):
         ...
 
     def prepare(self, context: int) -> None:
-        """Do beforehand what calls up to so many slots would do once; the cache is empty."""
+        """Do beforehand what calls on up to `context` slots need once; the cache is empty."""
         ...
 
     def choosing(
         self, key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
     ) -> torch.Tensor:
-        """Return `compute(logits, *inputs)`, of logits of the last call, row by row; recorded where
-        calls are. `key` says all that distinguishes a computation but its inputs."""
+        """Return `compute(logits, *inputs)` for logits of the last call, row by row, by a captured
+        graph where calls are captured. `key` distinguishes computations, apart from inputs."""
         ...
 
 
 def known_ids(ids: list[int], vocab_size: int) -> list[int]:
-    """Return the ids, those that the model does not know as id 0."""
+    """Return the ids, with id 0 for those beyond the model's vocabulary."""
     return ids if max(ids) < vocab_size else [i if i < vocab_size else 0 for i in ids]
 
 
 def fed_apart(missing: int, tree: TokenTree) -> bool:
-    """Return whether so many missing tokens go in by a forward of their own, before the tree."""
+    """Return whether `missing` tokens are fed by a forward of their own, before the tree."""
     return missing > PREFILL_ALONE and not tree.is_chain
 
 
 def read_alone(prompt: Sequence[int]) -> bool:
-    """Return whether a prompt is so long that a branching tree would not ride along with it: then
-    a drafter of trees gains by proposing nothing until the prompt was read."""
+    """Return whether a prompt is so long that a branching tree would need a second forward: then a
+    drafter of trees had better propose nothing until the prompt was read."""
     return len(prompt) - 1 > PREFILL_ALONE
 
 
 class Eager:
-    """Tensors as large as the call; chains by the model's own causal path, without a mask."""
+    """An `Engine` of calls exactly as large as needed; chains use the model's own causal mask."""
 
-    def __init__(self, model: PreTrainedModel, facts: ModelInfo, cache: SlotCache) -> None:
+    def __init__(self, model: PreTrainedModel, info: ModelInfo, cache: SlotCache) -> None:
         self.model = model
-        self.facts = facts
+        self.info = info
         self.cache = cache
         self.forwards = 0
 
@@ -100,8 +101,8 @@ class Eager:
     def follow(self, slot: int, token: torch.Tensor) -> torch.Tensor:
         """See `Engine.follow`."""
         self.cache.reserve(slot + 1)
-        position = torch.full((1, 1), slot, device=self.facts.device)
-        return self._call(token.to(self.facts.device)[None], position, None, 1)
+        position = torch.full((1, 1), slot, device=self.info.device)
+        return self._call(token.to(self.info.device)[None], position, None, 1)
 
     def prepare(self, context: int) -> None:
         """Make room in the cache."""
@@ -114,15 +115,15 @@ class Eager:
         return compute(logits, *inputs)
 
     def _forward(self, layout: Layout) -> torch.Tensor:
-        """One call of the model: logits [rows, vocab] of the layout's rows."""
-        ids, rows = known_ids(layout.ids, self.facts.vocab_size), layout.rows
+        """Call the model once: logits [rows, vocab] of the layout's rows."""
+        ids, rows = known_ids(layout.ids, self.info.vocab_size), layout.rows
         words = np.stack([np.array(ids), layout.positions()[layout.held :]])
-        packed = torch.from_numpy(words).to(self.facts.device, non_blocking=True)
+        packed = torch.from_numpy(words).to(self.info.device, non_blocking=True)
         keep: int | torch.Tensor = 0  # all of them
         if len(rows) < len(ids):
             last = rows == [len(ids) - 1]
-            keep = 1 if last else torch.tensor(rows, device=self.facts.device)
-        return self._call(packed[:1], packed[1:], dense(layout, self.facts), keep)
+            keep = 1 if last else torch.tensor(rows, device=self.info.device)
+        return self._call(packed[:1], packed[1:], dense(layout, self.info), keep)
 
     def _call(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: Masks, keep: int | torch.Tensor

@@ -1,17 +1,48 @@
-"""Why a model or a tokenizer could not be loaded, in one line."""
+"""Loading models and tokenizers: why it failed, and a tokenizer that loses characters."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from ouroboros.trace import first_mismatch
+
 HUB = "give a hub id you can reach, or a folder with config.json, weights and tokenizer"
+PROBE = "def f(a, b):\n    if a  ==  12:\n\treturn [3, 45]\n\n\n        # x = 0.1\n"
+"""Code that a tokenizer must give back: indentation, runs of spaces, a tab, empty lines, digits."""
 
 
 def why_not_loaded(name: str, error: Exception) -> str:
-    """Return the reason and the remedy; transformers takes a folder that is not there for a badly
-    formed hub id, which has at most one slash."""
+    """Return the reason for transformers' error and the remedy, in one line.
+
+    For a missing folder, transformers complains of a badly formed hub id (at most one slash).
+    """
     is_folder = name.startswith((".", "~", "/")) or name.count("/") > 1
     if is_folder and not Path(name).exists():
         return f"there is no such folder ({HUB})"
     reason = str(error).strip().splitlines()[0]
     return reason if isinstance(error, ImportError) else f"{reason} ({HUB})"
+
+
+def check_round_trip(tokenizer, name: str) -> None:
+    """Raise `ValueError` for a tokenizer (loaded from `name`) that loses characters of code.
+
+    The model would read, and a task score, another text than the user's. Some releases of
+    transformers rebuild a byte-level tokenizer as another kind that drops every space
+    (https://github.com/huggingface/transformers/issues/45488). A space before the text is allowed,
+    and so is what the tokenizer's own normaliser does to it.
+    """
+    ids = tokenizer(PROBE, add_special_tokens=False)["input_ids"]
+    text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    allowed = [PROBE]
+    normaliser = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    if normaliser is not None:
+        allowed.append(normaliser.normalize_str(PROBE).replace("\u2581", " "))
+    if any(text.lstrip(" ") == expected.lstrip(" ") for expected in allowed):
+        return
+    at = first_mismatch(PROBE, text)
+    raise ValueError(
+        f"the tokenizer of {name!r} ({type(tokenizer).__name__}) gives {text[at:][:12]!r} back for "
+        f"{PROBE[at:][:12]!r}: give the tokenizer that the model was trained with or, if this is "
+        "it, set tokenizer_class to PreTrainedTokenizerFast in a local copy's "
+        "tokenizer_config.json, so that tokenizer.json is read as it stands"
+    )

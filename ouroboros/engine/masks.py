@@ -1,11 +1,11 @@
-"""Who sees whom in one forward: from a tree below a sequence to the masks of a model.
+"""Attention masks for one forward pass of a tree below a sequence.
 
-`Layout` says it in NumPy, for the tokens of the forward alone; every slot before them is seen by
-all. `dense` makes the masks of a forward as large as its tokens from it, `spread` those of a padded
-one, on the device, where nothing may wait for the host.
+`Layout` describes the pass in NumPy, for the fed tokens alone; every slot before them is seen by
+all. `dense` makes the masks of a pass exactly as large as its tokens, `spread` those of a padded
+one, on the device, without waiting for the host.
 
 Invariant: both show each node the context, the tokens missing before the tree, its ancestors and
-itself, as far as a sliding window reaches; rounding apart, the same logits follow.
+itself, as far as a sliding window reaches.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Masks = torch.Tensor | dict[str, torch.Tensor] | None
 
 
 class Layout(NamedTuple):
-    """A forward's tokens: `missing` ones of the sequence, then a tree, from slot `base` on.
+    """The tokens of a pass: `missing` ones of the sequence, then a tree, from slot `base` on.
 
-    The first `held` nodes of the tree lie in their slots already (nothing is missing then, and none
-    of them is asked): their columns are seen, but they are not fed.
+    The first `held` nodes of the tree lie in their slots already (then nothing is missing, and none
+    of them is a logit node): they are seen, but not fed.
     """
 
     base: int
@@ -35,7 +35,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def chain(cls, base: int, tokens: list[int]) -> Layout:
-        """Return the layout of a stretch of text, of which the last token is asked."""
+        """Return the layout of a stretch of text; logits are wanted after its last token."""
         *missing, last = tokens
         return cls(base, missing, TokenTree.chain(last, ()))
 
@@ -51,7 +51,7 @@ class Layout(NamedTuple):
         return [first + node for node in self.tree.logit_nodes]
 
     def positions(self) -> np.ndarray:
-        """Return [columns] int64: the place of every missing token and node in the text."""
+        """Return [columns] int64: the position of every missing token and node."""
         depths, start = self.tree.depths(), self.base + len(self.missing)
         if not self.missing:
             return start + depths
@@ -60,7 +60,7 @@ class Layout(NamedTuple):
     def seen(self) -> np.ndarray:
         """Return [fed, columns] bool: which of the columns each fed token sees.
 
-        One missing token before the root with two children, of which none are held::
+        For one missing token and a root with two children::
 
             T F F F
             T T F F
@@ -77,21 +77,21 @@ class Layout(NamedTuple):
         return seen
 
 
-def dense(layout: Layout, facts: ModelInfo) -> Masks:
-    """Return the masks over all slots in use, [1, 1, fed, base + columns]; None for a chain, which
-    the model masks itself."""
+def dense(layout: Layout, info: ModelInfo) -> Masks:
+    """Return the masks over all slots in use, [1, 1, fed, base + columns]; None for a chain, for
+    which the model has its own."""
     if layout.tree.is_chain:
         return None
     inside, near = layout.seen(), None
     seen = np.ones((len(inside), layout.base + inside.shape[1]), dtype=bool)
     seen[:, layout.base :] = inside
-    if facts.sliding_window is not None:
+    if info.sliding_window is not None:
         positions = layout.positions()
-        if positions.max() >= facts.sliding_window:
+        if positions.max() >= info.sliding_window:
             slots = np.concatenate([np.arange(layout.base), positions])
             back = positions[layout.held :, None] - slots
-            near = _on(facts.device, back < facts.sliding_window)
-    return by_layer(_on(facts.device, seen), near, facts)
+            near = _on(info.device, back < info.sliding_window)
+    return by_layer(_on(info.device, seen), near, info)
 
 
 def spread(
@@ -100,30 +100,30 @@ def spread(
     own: torch.Tensor,
     base: torch.Tensor,
     at: torch.Tensor,
-    facts: ModelInfo,
+    info: ModelInfo,
 ) -> Masks:
-    """Return the masks of a padded forward over the slots `at` ([slots], from 0 on), [1, 1, nodes,
-    slots].
+    """Return the masks of a padded pass, [1, 1, nodes, slots], over the slots `at` ([slots], from
+    0 on).
 
     `inside` [nodes, columns] and `positions` [columns] are a layout's, padded, `base` [1] its first
-    slot, and `own` [nodes] the columns of the tokens that are fed.
+    slot, and `own` [nodes] the columns of the fed tokens.
     """
     width = inside.shape[1]
     column, context = (at - base).clamp(0, width - 1), at < base
     seen, near = context | (~context & (at < base + width) & inside[:, column]), None
-    if facts.sliding_window is not None:
+    if info.sliding_window is not None:
         places = torch.where(context, at, positions[column])
-        near = positions[own][:, None] - places < facts.sliding_window
-    return by_layer(seen, near, facts)
+        near = positions[own][:, None] - places < info.sliding_window
+    return by_layer(seen, near, info)
 
 
-def by_layer(seen: torch.Tensor, near: torch.Tensor | None, facts: ModelInfo) -> Masks:
-    """Return the additive mask, or one by layer type, of what is `seen` and what is `near` enough
-    for a sliding window (None: all of it), both [queries, slots] bool."""
-    local = additive(seen if near is None else seen & near, facts.dtype)
-    if facts.layer_types is None:
+def by_layer(seen: torch.Tensor, near: torch.Tensor | None, info: ModelInfo) -> Masks:
+    """Return the additive mask, or one for each layer type, of the slots that are `seen` and, for a
+    sliding window, `near` enough (None: all), both [queries, slots] bool."""
+    local = additive(seen if near is None else seen & near, info.dtype)
+    if info.layer_types is None:
         return local
-    whole = local if near is None else additive(seen, facts.dtype)
+    whole = local if near is None else additive(seen, info.dtype)
     return {"full_attention": whole, "sliding_attention": local}
 
 

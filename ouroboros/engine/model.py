@@ -14,15 +14,16 @@ from collections.abc import Sequence
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from ouroboros.engine.attention import use_packed_attention
+from ouroboros.engine.attention import KERNEL_NAME, use_packed_attention
 from ouroboros.engine.cache import SlotCache
 from ouroboros.engine.eager import MOST_HELD
-from ouroboros.engine.loading import why_not_loaded
-from ouroboros.engine.prepack import pack
-from ouroboros.engine.selection import EngineName, select
+from ouroboros.engine.kernels import check
+from ouroboros.engine.loading import check_round_trip, why_not_loaded
+from ouroboros.engine.prepack import prepack_linears
+from ouroboros.engine.selection import EngineName, select_engine
 from ouroboros.engine.sequence import CachedSequence, TreeModel
+from ouroboros.engine.static import Static
 from ouroboros.engine.support import check_tree_support
-from ouroboros.engine.tokenizer import check_round_trip
 from ouroboros.select import TokenSelector
 from ouroboros.tree import ROOT, TokenTree
 
@@ -52,16 +53,16 @@ class CachedModel(TreeModel):
         self.model = model.eval()
         self.tokenizer = tokenizer
         use_packed_attention(model)
-        facts = check_tree_support(model)
-        self.max_len = min(max_len or facts.max_len, facts.max_len)
-        self.sliding_window = facts.sliding_window
-        self.layer_types = facts.layer_types
-        self.vocab_size = facts.vocab_size
-        self.width = facts.vocab_size
-        self.device = facts.device
-        self.dtype = facts.dtype
-        self.cache = SlotCache(facts.layers)
-        self.engine, self.engine_reason = select(engine, self.model, facts, self.cache)
+        info = check_tree_support(model)
+        self.max_len = min(max_len or info.max_len, info.max_len)
+        self.sliding_window = info.sliding_window
+        self.layer_types = info.layer_types
+        self.vocab_size = info.vocab_size
+        self.width = info.vocab_size
+        self.device = info.device
+        self.dtype = info.dtype
+        self.cache = SlotCache(info.layers)
+        self.engine, self.engine_reason = select_engine(engine, self.model, info, self.cache)
         self.resident: CachedSequence | None = None  # the sequence that has the slots
 
     @classmethod
@@ -92,7 +93,7 @@ class CachedModel(TreeModel):
         check_round_trip(tokenizer, name_or_path)
         if device is not None and model.device.type != torch.device(device).type:
             model.to(device)  # type: ignore[arg-type]
-        pack(model)
+        prepack_linears(model)
         return cls(model, tokenizer=tokenizer, max_len=max_len, engine=engine)
 
     def new_sequence(self, cached: Sequence[int] = ()) -> CachedSequence:
@@ -211,6 +212,31 @@ class CachedModel(TreeModel):
         self.empty()
         self.cache.set_length(0)
         self.engine.prepare(min(context, self.max_len))
+
+    def describe_engine(self) -> dict[str, object]:
+        """Return how this model is called, as run.json records it: engine, whether calls are
+        captured and layers compiled, the attention, and `fallback`, the reason why a GPU is not
+        used the fast way (None if it is)."""
+        config = self.model.config.get_text_config()
+        static = self.engine if isinstance(self.engine, Static) else None
+        attention = config._attn_implementation
+        row: dict[str, object] = {
+            "engine": type(self.engine).__name__.lower(),
+            "captured": static is not None and static.graphs,
+            "compiled": static is not None and static.blocks is not None,
+            "attention": attention,
+        }
+        if self.device.type != "cuda":
+            return {**row, "fallback": None}
+        reasons = [self.engine_reason] if self.engine_reason else []
+        if not reasons and not (row["captured"] and row["compiled"]):
+            reasons.append("not captured with compiled layers")
+        if attention != KERNEL_NAME:
+            width = getattr(config, "head_dim", 0)
+            width = width or config.hidden_size // config.num_attention_heads
+            why = check(self.device, self.dtype, width) or "the model does not run on sdpa"
+            reasons.append(f"attention is {attention}: {why}")
+        return {**row, "fallback": "; ".join(reasons) or None}
 
     def _give_slots(self, sequence: CachedSequence) -> None:
         """Let a sequence have the cache slots."""

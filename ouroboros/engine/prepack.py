@@ -1,13 +1,13 @@
-"""Linear layers on a CPU that multiply a few rows about as fast as one: packed float32 weights.
+"""Linear layers on a CPU that multiply a few rows about as fast as one: prepacked float32 weights.
 
 A call of a tree is bound by reading the weights, but torch's product of 4 to 24 rows (MKL's) takes
 2 to 4 times as long as one of a single row. oneDNN's on weights in its own order takes 1.2 to 2.2
 times as long. Up to three rows MKL is faster.
 
-Only models that this library loaded or built are packed: a write through `weight.data`, which torch
-does not count, would not be seen. Invariant: the weights stay where and what they are; a packed
-layer holds its own second copy, goes by it only while they are the same and were not written to
-otherwise, and copies of the model begin without.
+Only models that this library loaded or built are packed, since a write through `weight.data`, which
+torch does not count, would go unnoticed. Invariant: the weights stay where and what they are; a
+packed layer holds a second copy, uses it only while its weight was neither replaced nor written to,
+and copies of the model begin without one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FREE_SHARE = 0.5  # of the free memory may be taken, at most
 
 
 class Packed:
-    """A weight in oneDNN's order, and which weight it is a copy of."""
+    """A copy of a weight in oneDNN's order, and the state of the weight that it was made from."""
 
     def __init__(self, weight: torch.Tensor | None = None) -> None:
         self.source = None if weight is None else weight.detach()  # so its place is not reused
@@ -37,7 +37,7 @@ class Packed:
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer that takes its packed weight for several rows, where no gradient is wanted."""
+    """A linear layer that uses its packed weight for several rows, outside of autograd."""
 
     packed: Packed
 
@@ -57,11 +57,11 @@ class PackedLinear(nn.Linear):
         return product(input, own.weight, self.bias, "none", [], "")
 
 
-def pack(model: nn.Module) -> int:
-    """Pack a model's large float32 linear layers on a CPU; return how many are packed then.
+def prepack_linears(model: nn.Module) -> int:
+    """Pack a model's large float32 linear layers on a CPU; return how many are packed now.
 
-    None where torch has no oneDNN for this processor, or where the copies would take more than half
-    of the free memory. A layer that is packed already, and was not changed since, stays as it is.
+    Packs none if torch has no oneDNN for this processor, or if the copies would take more than half
+    of the free memory. A layer packed before and unchanged since is left as it is.
     """
     layers = [module for module in model.modules() if _can_be_packed(module)]
     new = [layer for layer in layers if not _is_packed(layer)]
@@ -75,7 +75,7 @@ def pack(model: nn.Module) -> int:
 
 
 def _supported() -> bool:
-    """Whether this is torch's oneDNN on a processor of the x86 family."""
+    """Return whether torch has oneDNN for this processor, of the x86 family."""
     known = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
     return known and torch.backends.mkldnn.is_available()
 
@@ -98,7 +98,7 @@ def _is_packed(layer: nn.Linear) -> bool:
 
 
 def _state(weight: torch.Tensor) -> tuple:
-    """Return what changes where a weight is replaced, or written to."""
+    """Return values that change when a weight is replaced or written to."""
     if weight.is_inference():
         return ()
     return weight.data_ptr(), weight._version, weight.shape, weight.stride()

@@ -1,10 +1,10 @@
-"""Calls of fixed shapes: what CUDA graphs need.
+"""Calls of fixed shapes, as CUDA graphs need them.
 
-A call is padded to one of a few numbers of nodes and reads one of a few numbers of slots. All that
-changes from call to call (ids, positions, the tree, where its slots begin, the rows asked for)
-reaches the device as one copy into a fixed buffer; masks are made from it there. On a GPU each pair
-of sizes is captured once as a graph, with the decoder layers compiled, and replayed afterwards, and
-so is what is chosen from the logits; on a CPU the same calls run as they are.
+A call is padded to one of a few numbers of nodes and reads one of a few numbers of cache slots.
+Everything that changes from call to call (ids, positions, the tree, where its slots begin, the rows
+whose logits are wanted) reaches the device as one copy into a fixed buffer, from which masks are
+made there. On a GPU each pair of sizes is captured once, with compiled decoder layers, and replayed
+afterwards; so is the choice of tokens from the logits. On a CPU the same calls run directly.
 
 Invariant: padding is never seen. A padded node sees itself and the context, no node sees it, and
 its slot lies after the tree's, where the next call writes.
@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ouroboros.engine.blocks import Blocks
 from ouroboros.engine.cache import SlotCache
-from ouroboros.engine.cuda_graphs import CapturedGraph, record, replay_ms
+from ouroboros.engine.compiled_layers import CompiledLayers
+from ouroboros.engine.cuda_graphs import CapturedGraph, capture, replay_ms
 from ouroboros.engine.eager import MOST_HELD, known_ids
 from ouroboros.engine.masks import Layout, spread
 from ouroboros.engine.model_info import ModelInfo
@@ -55,30 +55,27 @@ def padded_slots(count: int) -> int:
 
 
 class Static:
-    """Fixed shapes; see the module. On a GPU `graphs` are replayed, with the layers `compiled`.
-
-    Returned logits live until the next call.
-    """
+    """An `Engine` of fixed shapes. On a GPU it replays `graphs` of `compiled` layers."""
 
     def __init__(
         self,
         model: PreTrainedModel,
-        facts: ModelInfo,
+        info: ModelInfo,
         cache: SlotCache,
         *,
         compiled: bool = True,
     ) -> None:
         self.model = model
-        self.facts = facts
+        self.info = info
         self.cache = cache
         self.forwards = 0
-        self.graphs = facts.device.type == "cuda"
-        self.blocks = Blocks(model) if self.graphs and compiled else None
+        self.graphs = info.device.type == "cuda"
+        self.compiled = CompiledLayers(model) if self.graphs and compiled else None
         self._inputs: dict[int, torch.Tensor] = {}
-        self._captured: dict[tuple[int, int], CapturedGraph] = {}
+        self._calls: dict[tuple[int, int], CapturedGraph] = {}
         self._choices: dict[Hashable, CapturedGraph] = {}
         self._capacity = 0
-        self._memory: Any = None  # a handle of torch's, whose type it keeps to itself
+        self._memory: Any = None  # torch does not name its type
         self._logits: torch.Tensor | None = None
 
     def run(
@@ -98,7 +95,7 @@ class Static:
         return self._call(Layout(slot, [], ROOT), token)
 
     def prepare(self, context: int) -> None:
-        """Capture every shape that calls up to so many slots have."""
+        """Capture every shape that calls on up to `context` slots have."""
         self.cache.reserve(padded_slots(context + NODES[-1]))
         if not self.graphs:
             return
@@ -108,130 +105,117 @@ class Static:
             while slots < padded_slots(context + nodes):
                 slots = padded_slots(slots + 1)
                 if slots >= nodes:
-                    self._replay(nodes, slots - nodes, words)
-
-    def _call(self, layout: Layout, token: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the logits [rows, vocab] of the layout's rows; `token` is fed in the place of its
-        first one."""
-        ids = known_ids(layout.ids, self.facts.vocab_size)
-        size = padded_nodes(len(ids))
-        words = pack(ids, layout, size=size)
-        self.forwards += 1
-        logits = self._replay(size, layout.base + layout.held, words, token)
-        return logits[: len(layout.tree.logit_nodes)]
-
-    def _replay(
-        self, nodes: int, first: int, words: np.ndarray, token: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Load the inputs of a call of `nodes` nodes after `first` slots, and make it."""
-        slots = padded_slots(first + nodes)
-        self.cache.reserve(slots)
-        with self._on_device():
-            inputs = self._load(nodes, words)
-            if token is not None:
-                inputs[:1] = token
-            if not self.graphs:
-                with self._in_blocks():
-                    return self._forward(inputs, nodes, slots)
-            self._forget_moved()
-            if (nodes, slots) not in self._captured:
-                self._captured[nodes, slots] = self._capture(inputs, nodes, slots)
-            graph, _, logits = self._captured[nodes, slots]
-            graph.replay()
-        return logits
+                    self._run_padded(nodes, slots - nodes, words)
 
     def choosing(
         self, key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
     ) -> torch.Tensor:
-        """See `Engine.choosing`. A computation that waits for the device is made as it is."""
+        """See `Engine.choosing`."""
         held = self._logits
         if not self.graphs or held is None or logits.data_ptr() != held.data_ptr():
             return compute(logits, *inputs)
         count, width = logits.shape
         key = key, padded_nodes(count), width
-        with self._on_device():
+        with torch.cuda.device(self.info.device) if self._on_gpu else nullcontext():
             if key not in self._choices:
                 size = padded_nodes(count)
                 rows = tuple(x.new_zeros(size, *x.shape[1:]) for x in inputs)
-                self._choices[key] = self._record(lambda *x: compute(held[:size, :width], *x), rows)
+                self._choices[key] = self._capture(
+                    lambda *x: compute(held[:size, :width], *x), rows
+                )
             graph, fixed, result = self._choices[key]
-            for own, given in zip(fixed, inputs, strict=True):
-                own[:count].copy_(given)
+            for buffer, given in zip(fixed, inputs, strict=True):
+                buffer[:count].copy_(given)
             graph.replay()
         return result[:count]
 
-    def _forget_moved(self) -> None:
-        """Drop the graphs, and the memory that they share, if the cache has grown: its old slots
-        are gone."""
-        if self._capacity == self.cache.capacity:
-            return
-        self._captured.clear()
-        self._memory = None
-        self._capacity = self.cache.capacity
+    @property
+    def _on_gpu(self) -> bool:
+        return self.info.device.type == "cuda"
 
-    def _load(self, nodes: int, words: np.ndarray) -> torch.Tensor:
-        """Copy the words into the fixed buffer for so many nodes, without a wait."""
-        device = self.facts.device
-        if nodes not in self._inputs:
-            self._inputs[nodes] = torch.zeros(len(words), dtype=torch.int64, device=device)
-        source = torch.from_numpy(words)
-        if device.type == "cuda":  # pageable memory would be copied twice
-            source = source.pin_memory()
-        return self._inputs[nodes].copy_(source, non_blocking=True)
+    def _call(self, layout: Layout, token: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the logits [rows, vocab] of the layout's rows. A `token` on the device replaces
+        its first one."""
+        ids = known_ids(layout.ids, self.info.vocab_size)
+        size = padded_nodes(len(ids))
+        words = pack(ids, layout, size=size)
+        self.forwards += 1
+        logits = self._run_padded(size, layout.base + layout.held, words, token)
+        return logits[: len(layout.tree.logit_nodes)]
 
-    def _capture(self, inputs: torch.Tensor, nodes: int, slots: int) -> CapturedGraph:
-        """Return one shape's call, recorded; the inputs are real ones, so that what the trial calls
-        write is what the replay will. The logits of all shapes lie in one buffer.
+    def _run_padded(
+        self, nodes: int, first: int, words: np.ndarray, token: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Load the inputs of a call of `nodes` nodes after `first` slots and run or replay it."""
+        device, slots = self.info.device, padded_slots(first + nodes)
+        self.cache.reserve(slots)
+        with torch.cuda.device(device) if self._on_gpu else nullcontext():
+            if nodes not in self._inputs:
+                self._inputs[nodes] = torch.zeros(len(words), dtype=torch.int64, device=device)
+            source = torch.from_numpy(words)
+            if self._on_gpu:  # pageable memory would be copied twice
+                source = source.pin_memory()
+            inputs = self._inputs[nodes].copy_(source, non_blocking=True)
+            if token is not None:
+                inputs[:1] = token
+            if not self.graphs:
+                with self._compiled_layers():
+                    return self._forward(inputs, nodes, slots)
+            if self._capacity != self.cache.capacity:  # the cache has moved: graphs are stale
+                self._calls.clear()
+                self._memory = None
+                self._capacity = self.cache.capacity
+            if (nodes, slots) not in self._calls:
+                self._calls[nodes, slots] = self._capture_call(inputs, nodes, slots)
+            graph, _, logits = self._calls[nodes, slots]
+            graph.replay()
+        return logits
 
-        The first call of one node is recorded both ways that its layers are compiled, and the
-        faster one is gone from then on.
+    def _capture_call(self, inputs: torch.Tensor, nodes: int, slots: int) -> CapturedGraph:
+        """Capture a call of one shape, on real inputs, since the warm-up calls write the same slots
+        as the replay. The logits of all shapes lie in one buffer.
+
+        The first call of one node is captured with both kinds of compiled layers; the faster kind
+        is used from then on.
         """
 
         def call(_: torch.Tensor) -> torch.Tensor:
-            found = self._forward(inputs, nodes, slots)
-            return self._room(nodes, found).copy_(found)
+            logits = self._forward(inputs, nodes, slots)
+            if self._logits is None or len(self._logits) < nodes:
+                self._logits = logits.new_zeros(max(nodes, NODES[-1]), logits.shape[-1])
+                self._choices.clear()
+            return self._logits[:nodes].copy_(logits)
 
-        if nodes > 1 or self.blocks is None or self.blocks.tuned is not None:
-            with self._in_blocks():
-                return self._record(call, (inputs,))
-        made = {}
-        for self.blocks.tuned in (False, True):
-            with self._in_blocks():
-                made[self.blocks.tuned] = self._record(call, (inputs,))
-        self.blocks.tuned = replay_ms(made[True].graph) < replay_ms(made[False].graph)
-        return made[self.blocks.tuned]
+        if nodes > 1 or self.compiled is None or self.compiled.tuned is not None:
+            with self._compiled_layers():
+                return self._capture(call, (inputs,))
+        graphs = {}
+        for self.compiled.tuned in (False, True):
+            with self._compiled_layers():
+                graphs[self.compiled.tuned] = self._capture(call, (inputs,))
+        self.compiled.tuned = replay_ms(graphs[True].graph) < replay_ms(graphs[False].graph)
+        return graphs[self.compiled.tuned]
 
-    def _record(self, compute: Callable, inputs: tuple[torch.Tensor, ...]) -> CapturedGraph:
-        """Return a computation, recorded in the memory that all of them share."""
+    def _capture(self, compute: Callable, inputs: tuple[torch.Tensor, ...]) -> CapturedGraph:
+        """Capture a computation in the memory that all graphs share."""
         if self._memory is None:
             self._memory = torch.cuda.graph_pool_handle()
-        return record(compute, inputs, self.facts.device, self._memory)
+        return capture(compute, inputs, self.info.device, self._memory)
 
-    def _room(self, nodes: int, like: torch.Tensor) -> torch.Tensor:
-        """Return [nodes, vocab] of the one buffer for logits."""
-        if self._logits is None or len(self._logits) < nodes:
-            self._logits = like.new_zeros(max(nodes, NODES[-1]), like.shape[-1])
-            self._choices.clear()
-        return self._logits[:nodes]
-
-    def _on_device(self):
-        on_gpu = self.facts.device.type == "cuda"
-        return torch.cuda.device(self.facts.device) if on_gpu else nullcontext()
-
-    def _in_blocks(self):
-        return nullcontext() if self.blocks is None else self.blocks.swapped_in()
+    def _compiled_layers(self):
+        return nullcontext() if self.compiled is None else self.compiled.swapped_in()
 
     def _forward(self, inputs: torch.Tensor, nodes: int, slots: int) -> torch.Tensor:
-        """One call of the model, from device memory alone: [nodes, vocab] logits."""
+        """Call the model with device memory only: [nodes, vocab] logits."""
         ids, rows, base, held, positions, inside = unpack(inputs, nodes)
         at = torch.arange(slots, device=base.device)
         own = held + at[:nodes]
-        masks = spread if self.blocks is None else self.blocks.masks
+        masks = spread if self.compiled is None else self.compiled.masks
         with self.cache.aimed(base + own, at):
             out = self.model(
                 input_ids=ids[None],
                 position_ids=positions[own][None],
-                attention_mask=masks(inside, positions, own, base, at, self.facts),
+                attention_mask=masks(inside, positions, own, base, at, self.info),
                 past_key_values=self.cache,
                 use_cache=True,
                 logits_to_keep=rows,
@@ -240,12 +224,11 @@ class Static:
 
 
 def pack(ids: Sequence[int], layout: Layout, *, size: int) -> np.ndarray:
-    """Return the inputs of a call of `ids` so laid out, padded to `size` nodes, as int64 words.
+    """Return the inputs of a call of `ids` in this layout, padded to `size` nodes, as int64 words.
 
-    They are ids and rows (`size` each), the layout's first slot, how many nodes are held there, and
-    then, with `MOST_HELD` + `size` columns, their positions (a word each) and which of them each
-    fed token sees (a byte each). Padding stands at the first position and sees only itself and the
-    context.
+    They are ids and rows (`size` each), the layout's first slot, the number of nodes held there,
+    and for `MOST_HELD` + `size` columns their positions (a word each) and which of them each fed
+    token sees (a byte each). Padding has the first position and sees only itself and the context.
     """
     n, held, width = len(ids), layout.held, MOST_HELD + size
     rows, positions = layout.rows, layout.positions()
@@ -263,8 +246,8 @@ def pack(ids: Sequence[int], layout: Layout, *, size: int) -> np.ndarray:
 
 
 def unpack(words: torch.Tensor, size: int) -> tuple[torch.Tensor, ...]:
-    """Return what `pack` put there, as views: ids and rows [size], base and held [1], positions
-    [columns] and what each token sees, [size, columns] bool."""
+    """Return the inputs packed in `words`, as views: ids and rows [size], base and held [1],
+    positions [columns] and what each token sees, [size, columns] bool."""
     width = MOST_HELD + size
     ids, rows, base, held, positions, bits = words.split(
         [size, size, 1, 1, width, size * width // 8 + 1]

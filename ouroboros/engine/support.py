@@ -1,11 +1,11 @@
-"""Can this model score a token tree? Settled at load, by facts and a trial, not by a list.
+"""Can this model score a token tree? Decided at load, by its config and a trial call.
 
-A model qualifies if it keeps one key and value for each token and layer, and if a token's result
-depends only on the tokens that its mask shows and on the position it is given. The trial scores a
-sequence plainly and again among decoy siblings, any sliding window narrowed for the while; a model
-that answers differently (ALiBi, an ignored mask, a window it does not keep) is refused. In half
-precision rounding would hide a small difference, so a model that has room for it is tried with its
-weights widened to float32 for the while.
+A model qualifies if it keeps one key and one value for each token and layer, and if a token's
+result depends only on the tokens that its mask shows and on the position it is given. The trial
+scores a sequence plainly and again among decoy siblings, with any sliding window narrowed; a model
+whose logits change (ALiBi, an ignored mask, a window that its masks do not keep) is refused. In
+half precision rounding would hide a small difference, so weights that fit are widened to float32
+for the trial.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ouroboros.engine.cache import LayerShape
 from ouroboros.engine.masks import Layout, dense
-from ouroboros.engine.model_info import ModelInfo, config_facts, tolerance
+from ouroboros.engine.model_info import ModelInfo, position_limit, tolerance
 from ouroboros.engine.quantised import check_kernels
 from ouroboros.tree import TokenTree
 
@@ -34,31 +34,65 @@ WIDENED_BYTES = 4 << 30
 
 
 def check_tree_support(model: PreTrainedModel) -> ModelInfo:
-    """Return the facts of a model; raise `ValueError` with the reason if it cannot score trees."""
-    facts = config_facts(model)
+    """Return a model's facts; raise `ValueError` with the reason if it cannot score trees."""
+    info = _read_config(model)
     check_kernels(model)
-    return replace(facts, layers=_trial(model, type(model).__name__, facts))
+    return replace(info, layers=_try_tree(model, info))
+
+
+def _read_config(model: PreTrainedModel) -> ModelInfo:
+    """Return what the config says, without layers; raise `ValueError` for what it rules out."""
+    config, name = model.config.get_text_config(), type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise ValueError(f"{name} is an encoder-decoder; a decoder-only causal LM is needed")
+    if getattr(config, "alibi", False):
+        raise ValueError(
+            f"{name} is configured with alibi=True: its position biases follow the order of slots, "
+            "not a tree's positions; choose a model with rotary or learned positions"
+        )
+    max_len = position_limit(config)
+    types = tuple(getattr(config, "layer_types", None) or ())
+    unknown = set(types) - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise ValueError(
+            f"{name} has layers of type {', '.join(sorted(unknown))}: their state cannot be rolled "
+            "back to an earlier token or masked by a tree; choose a model whose layers are all "
+            "full or sliding attention"
+        )
+    window = getattr(config, "sliding_window", None)
+    for key, value in config.to_dict().items():
+        local = key.endswith(("window", "window_size")) and isinstance(value, int)
+        if local and 1 < value < max_len and value != window:
+            raise ValueError(
+                f"{name} limits attention by {key}={value}, a window of its own that a tree's mask "
+                "cannot follow; choose a model with full or sliding attention"
+            )
+    if (types and "sliding_attention" not in types) or not window or window >= max_len:
+        window = None
+    mixed = types if window and len(set(types)) > 1 else None
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor)
+    return ModelInfo(max_len, window, mixed, len(weight), weight.device, model.dtype, [])
 
 
 @torch.inference_mode()
-def _trial(model: PreTrainedModel, name: str, facts: ModelInfo) -> list[LayerShape]:
-    """Score a few tokens plainly, then among decoys; return the shapes that the cache held."""
-    if facts.max_len < 4:
-        raise ValueError(f"{name} has only {facts.max_len} positions; at least 4 are needed")
-    chain, tree = _trial_tree(min(LENGTH, facts.max_len), facts.vocab_size)
-    narrow = replace(facts, sliding_window=facts.sliding_window and TRIAL_WINDOW)
-    positions, count = tree.depths().tolist(), len(chain)
-    with _narrowed(model, facts.sliding_window):
+def _try_tree(model: PreTrainedModel, info: ModelInfo) -> list[LayerShape]:
+    """Score a few tokens plainly, then among decoys; return the shapes of the cache."""
+    name = type(model).__name__
+    if info.max_len < 4:
+        raise ValueError(f"{name} has only {info.max_len} positions; at least 4 are needed")
+    chain, tree = _trial_tree(min(LENGTH, info.max_len), info.vocab_size)
+    narrow = replace(info, sliding_window=info.sliding_window and TRIAL_WINDOW)
+    with _narrowed(model, info.sliding_window):
         cache = DynamicCache()
-        _logits(model, name, chain, range(count), None, cache, facts)
-        shapes = _shapes(cache, name, count)
+        _logits(model, info, chain, range(len(chain)), None, cache)
+        shapes = _cache_shapes(cache, name, len(chain))
         with _widened(model) as dtype:
             mask = dense(Layout(0, [], tree), replace(narrow, dtype=dtype))
-            plain = _logits(model, name, chain, range(count), None, DynamicCache(), facts)
-            among = _logits(model, name, tree.tokens, positions, mask, DynamicCache(), facts)
+            plain = _logits(model, info, chain, range(len(chain)), None, DynamicCache())
+            among = _logits(model, info, tree.tokens, tree.depths(), mask, DynamicCache())
     among = among[:, tree.path_to(len(tree) - 1)]
-    spread = plain.std().clamp_min(1e-6)
-    error = ((plain - among).abs().max() / spread).item()
+    error = ((plain - among).abs().max() / plain.std().clamp_min(1e-6)).item()
     if not error < tolerance(dtype):
         raise ValueError(
             f"{name} does not follow an explicit attention mask with explicit positions (its "
@@ -70,8 +104,8 @@ def _trial(model: PreTrainedModel, name: str, facts: ModelInfo) -> list[LayerSha
 
 
 def _trial_tree(length: int, vocab: int) -> tuple[list[int], TokenTree]:
-    """Return the trial's tokens, and the tree whose last path they are: after decoys at the root,
-    and after others half-way, so that slots are not positions."""
+    """Return the trial's tokens, and a tree whose last path they are: decoys at the root and
+    half-way come before it, so that slots are not positions."""
     chain = [(1 + place * place) % vocab for place in range(length)]
     tokens, parents, tip = [chain[0]], [-1], 0
     for place, token in enumerate(chain[1:], start=1):
@@ -86,30 +120,27 @@ def _trial_tree(length: int, vocab: int) -> tuple[list[int], TokenTree]:
 
 @contextmanager
 def _widened(model: PreTrainedModel) -> Iterator[torch.dtype]:
-    """Give the model's half-precision weights as float32 for the while, where these are plain
-    tensors (not quantised, not sharded, not elsewhere) and fit; yield the dtype it computes in."""
-    half = [w for w in (*model.parameters(), *model.buffers()) if _half(w)]
-    kept = [weight.data for weight in half]
+    """Hold half-precision weights as float32 in the context if they are plain tensors (neither
+    quantised nor sharded nor offloaded) and fit; yield the dtype that the model computes in."""
+    half = (torch.bfloat16, torch.float16)
+    weights = [w for w in (*model.parameters(), *model.buffers()) if w.dtype in half]
+    kept = [weight.data for weight in weights]
     plain = all(type(w.data) is torch.Tensor and not w.is_meta for w in model.parameters())
-    size = sum(4 * weight.numel() for weight in half)
-    if not (half and plain and size <= min(WIDENED_BYTES, _free_bytes(model.device) // 2)):
+    size = sum(4 * weight.numel() for weight in weights)
+    if not (weights and plain and size <= min(WIDENED_BYTES, _free_bytes(model.device) // 2)):
         yield model.dtype
         return
     try:
-        for weight, own in zip(half, kept, strict=True):
-            weight.data = own.float()
+        for weight, data in zip(weights, kept, strict=True):
+            weight.data = data.float()
         yield torch.float32
     finally:
-        for weight, own in zip(half, kept, strict=True):
-            weight.data = own
-
-
-def _half(weight: torch.Tensor) -> bool:
-    return weight.dtype in (torch.bfloat16, torch.float16)
+        for weight, data in zip(weights, kept, strict=True):
+            weight.data = data
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Return the memory that is free where the model is; 0 where that is not known."""
+    """Return the free memory of a device; 0 where that is unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if device.type != "cpu":
@@ -119,9 +150,10 @@ def _free_bytes(device: torch.device) -> int:
 
 @contextmanager
 def _narrowed(model: PreTrainedModel, window: int | None) -> Iterator[None]:
-    """Narrow the sliding window to the trial's, in every config that the model's parts read."""
-    found: list[Any] = [part.config for part in model.modules() if hasattr(part, "config")]
-    configs = {id(config): config for config in found}
+    """Narrow the sliding window in the context, in every config that the model's parts read."""
+    configs: dict[int, Any] = {
+        id(part.config): part.config for part in model.modules() if hasattr(part, "config")
+    }
     wide = [c for c in configs.values() if window and getattr(c, "sliding_window", None) == window]
     for config in wide:
         config.sliding_window = TRIAL_WINDOW
@@ -132,26 +164,32 @@ def _narrowed(model: PreTrainedModel, window: int | None) -> Iterator[None]:
             config.sliding_window = window
 
 
-def _logits(model, name: str, ids, positions, mask, cache, facts: ModelInfo) -> torch.Tensor:
+def _logits(model, info: ModelInfo, ids, positions, mask, cache) -> torch.Tensor:
+    """Return the logits of one trial call, in float64; raise `ValueError` saying why it failed."""
+    name = type(model).__name__
+    input_ids = torch.tensor([list(ids)], device=info.device)
     try:
         out = model(
-            input_ids=torch.tensor([list(ids)], device=facts.device),
-            position_ids=torch.tensor([list(positions)], device=facts.device),
+            input_ids=input_ids,
+            position_ids=torch.tensor([list(positions)], device=info.device),
             attention_mask=mask,
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=0,
         )
     except Exception as error:
+        try:
+            model(input_ids=input_ids)
+        except Exception as plain:
+            first_line = (str(plain).strip().splitlines() or [""])[0]
+            raise ValueError(
+                f"{name} cannot be called at all in {info.dtype} ({type(plain).__name__}: "
+                f"{first_line}): choose another dtype or, for experts, load it with "
+                'experts_implementation="eager"'
+            ) from error
         reason = f"{type(error).__name__}: {error}"
         if "position_ids" not in inspect.signature(model.forward).parameters:
             reason = "its forward takes no position_ids, as where positions are ALiBi biases"
-        failed = _plain_failure(model, ids, facts)
-        if failed is not None:
-            raise ValueError(
-                f"{name} cannot be called at all in {facts.dtype} ({failed}): choose another dtype "
-                'or, for experts, load it with experts_implementation="eager"'
-            ) from error
         raise ValueError(
             f"{name} does not accept explicit masks, positions and a cache ({reason}): trees "
             "cannot be scored; choose a model with rotary or learned positions"
@@ -159,16 +197,8 @@ def _logits(model, name: str, ids, positions, mask, cache, facts: ModelInfo) -> 
     return out.logits.double()
 
 
-def _plain_failure(model, ids, facts: ModelInfo) -> str | None:
-    """Return why a model fails even at a plain call of its tokens alone; None where it does not."""
-    try:
-        model(input_ids=torch.tensor([list(ids)], device=facts.device))
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-    return None
-
-
-def _shapes(cache: DynamicCache, name: str, count: int) -> list[LayerShape]:
+def _cache_shapes(cache: DynamicCache, name: str, count: int) -> list[LayerShape]:
+    """Return the shapes of a cache of `count` tokens; raise `ValueError` for any other state."""
     shapes = []
     for index, layer in enumerate(cache.layers):
         keys = getattr(layer, "keys", None)
@@ -177,11 +207,9 @@ def _shapes(cache: DynamicCache, name: str, count: int) -> list[LayerShape]:
                 f"{name} keeps a recurrent or compressed state in layer {index}: it cannot be "
                 "rolled back to an earlier token; choose an attention-only model"
             )
-        values = layer.values
-        assert values is not None
-        shapes.append(
-            LayerShape(keys.shape[1], keys.shape[-1], values.shape[-1], keys.dtype, keys.device)
-        )
+        assert layer.values is not None
+        width = layer.values.shape[-1]
+        shapes.append(LayerShape(keys.shape[1], keys.shape[-1], width, keys.dtype, keys.device))
     if not shapes:
         raise ValueError(f"{name} keeps no key/value cache; choose an attention-only decoder")
     return shapes

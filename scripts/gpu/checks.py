@@ -33,7 +33,6 @@ from ouroboros.costs import Costs
 from ouroboros.costs.timing import random_tree
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.serving import serving
 from ouroboros.select import Sampler, TokenSelector, argmax, gumbel
 from ouroboros.tree import TokenTree
 
@@ -149,7 +148,7 @@ def rolls_agree(
 
 def served(models: Mapping[str, CachedModel]) -> Check:
     """Check that no model falls back to slow calls on a GPU that could do better."""
-    found = {role: serving(model) for role, model in models.items()}
+    found = {role: model.describe_engine() for role, model in models.items()}
     return Check("served", not any(own["fallback"] for own in found.values()), found)
 
 

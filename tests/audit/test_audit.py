@@ -48,7 +48,7 @@ class Misengined(CachedModel):
 
     def __init__(self, model) -> None:
         super().__init__(model, engine="eager")
-        self.engine = self.made_by(model, self.engine.facts, self.cache)
+        self.engine = self.made_by(model, self.engine.info, self.cache)
 
 
 class WrongPositions(Eager):

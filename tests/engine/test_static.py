@@ -20,9 +20,9 @@ from transformers import (
 from ouroboros.custom import choice
 from ouroboros.decode import RootOnly, decode, extend
 from ouroboros.drafters.ouroboros import Ouroboros
-from ouroboros.engine.blocks import Blocks
+from ouroboros.engine.compiled_layers import CompiledLayers
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.selection import differs
+from ouroboros.engine.selection import why_different
 from ouroboros.engine.static import NODES, Static, padded_nodes, padded_slots
 from ouroboros.select import Sampler, argmax
 from ouroboros.tree import ROOT, TokenTree
@@ -131,7 +131,7 @@ def test_compiled_blocks_leave_the_model_as_it_was():
     plain = list(model.model.layers)
     eager, static = session(model, engine="eager"), session(model, engine="static")
     assert isinstance(static.engine, Static)
-    static.engine.blocks = Blocks(model, backend="eager")
+    static.engine.compiled = CompiledLayers(model, backend="eager")
     tree = TokenTree((2, 3, 4), (-1, 0, 0))
     torch.testing.assert_close(static.score([1, 2], tree), eager.score([1, 2], tree))
     assert list(model.model.layers) == plain
@@ -185,8 +185,8 @@ def graphed(monkeypatch):
 def test_graphs_of_a_cache_that_grew_are_made_anew(graphed, monkeypatch):
     model, made = llama(max_position_embeddings=4096), []
     eager, cached = session(model, engine="eager"), Session(graphed(model))
-    record = Static._capture
-    monkeypatch.setattr(Static, "_capture", lambda s, *a: made.append(a[1:]) or record(s, *a))
+    record = Static._capture_call
+    monkeypatch.setattr(Static, "_capture_call", lambda s, *a: made.append(a[1:]) or record(s, *a))
     for length in (3, 5, 900, 20, 1500):
         tokens = [1 + i % 11 for i in range(length)]
         tree = TokenTree((tokens[-1], 3, 4), (-1, 0, 0))
@@ -197,12 +197,12 @@ def test_graphs_of_a_cache_that_grew_are_made_anew(graphed, monkeypatch):
 def test_prepare_captures_every_shape_up_to_a_context(graphed):
     cached = Session(graphed(llama(max_position_embeddings=2048, num_hidden_layers=1)))
     cached.prepare(700)
-    made = dict(cached.engine._captured)
+    made = dict(cached.engine._calls)
     for length in (1, 300, 690):
         for nodes in (1, 9, 60):
             tree = random_tree(random.Random(nodes), 1, nodes)
             cached.score([1] * length, tree)
-    assert cached.engine._captured == made
+    assert cached.engine._calls == made
 
 
 @pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
@@ -285,18 +285,18 @@ def test_everything_is_captured_on_one_stream(graphed):
 def test_an_engine_that_answers_otherwise_is_found_out(graphed):
     model = llama()
     cached = CachedModel(model, engine="eager")
-    eager, static = cached.engine, Static(model, cached.engine.facts, cached.cache)
-    assert differs(static, eager) is None
+    eager, static = cached.engine, Static(model, cached.engine.info, cached.cache)
+    assert why_different(static, eager) is None
     stale = graphed(model).engine
     answers = stale.run(0, [1], TokenTree((1, 2, 3, 4), (-1, 0, 0, 1))).clone()
     stale.run = lambda *_: answers
-    assert "standard deviations" in differs(stale, eager)
+    assert "standard deviations" in why_different(stale, eager)
 
     def fails(*_):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     stale.run = fails
-    assert differs(stale, eager) == "operation not permitted when stream is capturing"
+    assert why_different(stale, eager) == "operation not permitted when stream is capturing"
     assert cached.cache.length == 0
 
 

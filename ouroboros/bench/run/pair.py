@@ -13,11 +13,10 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from ouroboros import standin, vocab
-from ouroboros.engine.loading import why_not_loaded
+from ouroboros.engine.loading import check_round_trip, why_not_loaded
 from ouroboros.engine.model import CachedModel, EngineName
-from ouroboros.engine.prepack import pack
+from ouroboros.engine.prepack import prepack_linears
 from ouroboros.engine.quantised import quantise
-from ouroboros.engine.tokenizer import check_round_trip
 from ouroboros.instantiate import check_arguments, instantiate
 
 PACKAGE = Path(standin.__file__).parent
@@ -149,7 +148,7 @@ def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
     model: PreTrainedModel = standin.embed(core.model, shape, device=device, dtype=dtype)
     if quantization is not None:
         model = quantise(model, quantization)
-    pack(model)
+    prepack_linears(model)
     return CachedModel(model, tokenizer=core.tokenizer, max_len=spec.max_len, engine=spec.engine)
 
 

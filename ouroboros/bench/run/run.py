@@ -58,7 +58,6 @@ from ouroboros.decoders import decoder_factories, wants_costs
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.ranks import Alone, RankLost, Ranks, agreed, told
 from ouroboros.engine.quantised import quantised_by
-from ouroboros.engine.serving import serving
 
 NAMED = 6  # failed samples that the line about a retry names
 INTERRUPTED = "interrupted: finished samples are kept; rerun with the same results_dir to resume"
@@ -335,7 +334,7 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
                 "dtype": str(target.dtype).removeprefix("torch."),
                 "quantised": {role: by for role, by in quantised.items() if by} or None,
                 "draft_cost": draft_cost(config.model.draft_cost, bench.models, bench.costs),
-                "engines": {role: serving(model) for role, model in roles.items()},
+                "engines": {role: model.describe_engine() for role, model in roles.items()},
                 "device": str(target.device),
                 "max_len": target.max_len,
                 "vocab_size": target.vocab_size,

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
-from ouroboros.engine import tokenizer as module
-from ouroboros.engine.tokenizer import PROBE
+from ouroboros.engine import loading
+from ouroboros.engine.loading import PROBE
 
 
 def loaded(place: str):
@@ -36,7 +36,7 @@ def sentencepiece(*, lower: bool = False) -> PreTrainedTokenizerFast:
 
 @pytest.mark.parametrize("made", [byte_tokenizer, sentencepiece, lambda: sentencepiece(lower=True)])
 def test_lawful_tokenizers_are_loaded(tmp_path, monkeypatch, made):
-    monkeypatch.setattr(module, "PROBE", PROBE.replace("f", "F") if made().bos_token else PROBE)
+    monkeypatch.setattr(loading, "PROBE", PROBE.replace("f", "F") if made().bos_token else PROBE)
     loaded(saved(tmp_path, made()))
 
 

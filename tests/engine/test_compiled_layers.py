@@ -9,9 +9,13 @@ import torch
 from pretended_cuda import pretend
 from tiny import gemma3, gpt2, llama
 
-from ouroboros.engine.blocks import Blocks
+from ouroboros.engine.compiled_layers import (
+    FUSED,
+    CompiledLayers,
+    DeduplicatePass,
+    fuse_projections,
+)
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.projections import TOGETHER, Once, fuse_projections
 from ouroboros.engine.quantised import quantise
 from ouroboros.tree import TokenTree
 
@@ -33,7 +37,7 @@ def tree_of(nodes: int, root: int) -> TokenTree:
 
 def compiled(model, backend) -> CachedModel:
     static = CachedModel(model, engine="static")
-    static.engine.blocks = Blocks(model, backend=backend)
+    static.engine.compiled = CompiledLayers(model, backend=backend)
     return static
 
 
@@ -62,7 +66,7 @@ def test_two_models_are_compiled_few_times(monkeypatch):
         static = compiled(model, counting)
         eager = CachedModel(model, engine="eager")
         agree(static, eager, (3, 300, 900), (5, 1, 2))
-        static.engine.blocks.tuned = False
+        static.engine.compiled.tuned = False
         agree(static, eager, (3,), (1,))
     assert len(made) <= MOST_COMPILATIONS
 
@@ -86,7 +90,7 @@ def test_projections_of_one_input_lie_behind_one_another():
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     (layer,) = model.model.layers
     places = fuse_projections(layer)
-    assert [place.name for place in places] == [name for names in TOGETHER for name in names]
+    assert [place.name for place in places] == [name for names in FUSED for name in names]
     assert len({id(place.part.weight) for place in places}) == 2
     for owner, name, plain, part in places:
         assert getattr(owner, name) is plain
@@ -112,7 +116,7 @@ def test_one_product_is_made_once():
     products = [graph.call_function(torch.ops.aten.mm.default, (x, w)) for _ in range(3)]
     noises = [graph.call_function(torch.ops.aten.rand_like.default, (x,)) for _ in range(2)]
     graph.output((*products, *noises))
-    Once()(graph)
+    DeduplicatePass()(graph)
     assert len(graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)) == 1
     assert len(graph.find_nodes(op="call_function", target=torch.ops.aten.rand_like.default)) == 2
 
@@ -126,4 +130,4 @@ def test_one_node_goes_the_faster_way(monkeypatch, tuned):
     took = iter((1.0, 2.0) if tuned else (2.0, 1.0))
     monkeypatch.setattr("ouroboros.engine.static.replay_ms", lambda graph: next(took))
     agree(static, CachedModel(model, engine="eager"), (3,), (2, 1))
-    assert static.engine.blocks.tuned is tuned
+    assert static.engine.compiled.tuned is tuned

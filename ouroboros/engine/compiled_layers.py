@@ -1,0 +1,192 @@
+"""Decoder layers compiled one by one, with their projections fused, in place only while called.
+
+Compiled code sees one layer with one layer's cache slots, so all layers share it, and all call
+sizes but one: a call of a single node has code of its own, tuned, whose products read the weights
+at memory bandwidth. Projections of the same input (queries, keys and values; gate and up) become
+one product: their weights lie in one buffer, of which each module's own weight is a view.
+
+Invariant: outside `swapped_in` the model is as it was, so that transformers' own generation runs
+the plain model in the same process; weights keep their values, held once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch.fx import Graph
+from torch.fx.experimental import _config
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_iter, tree_map
+from transformers import PreTrainedModel
+
+from ouroboros.engine.cache import SlotCache
+from ouroboros.engine.masks import Masks, spread
+
+FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+DYNAMIC_AXES = {1: (0,), 2: (1,), 3: (1,), 4: (2, 3)}  # by rank: the axes of nodes and slots
+
+
+class DeduplicatePass(CustomGraphPass):
+    """Computes what a graph computes several times from the same inputs once."""
+
+    def __call__(self, graph: Graph) -> None:
+        known: dict[str, torch.fx.Node] = {}
+        for node in list(graph.nodes):
+            tags = getattr(node.target, "tags", ())
+            if node.op != "call_function" or torch.Tag.nondeterministic_seeded in tags:
+                continue
+            first = known.setdefault(f"{node.target} {node.args} {node.kwargs}", node)
+            if first is not node:
+                node.replace_all_uses_with(first)
+                graph.erase_node(node)
+
+    def uuid(self) -> bytes:
+        return get_hash_for_files((__file__,))
+
+
+OPTIONS: dict[str, Any] = {"post_grad_custom_pre_pass": DeduplicatePass(), "combo_kernels": True}
+
+
+class CompiledLayers:
+    """A model's decoder layers, compiled. `tuned` says whether calls of one node use the tuned
+    code; None until both ways were timed."""
+
+    def __init__(self, model: PreTrainedModel, *, backend: Any = "inductor") -> None:
+        count = model.config.get_text_config().num_hidden_layers
+        lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
+        self.layers = next((own for own in lists if len(own) == count), nn.ModuleList())
+        self.plain = list(self.layers)
+        self.compiled = [CompiledLayer(layer, i, backend) for i, layer in enumerate(self.plain)]
+        self.tuned: bool | None = None
+        self.spread = torch.compile(spread, backend=backend)
+        self.fused = [one for layer in self.plain for one in fuse_projections(layer)]
+
+    def masks(self, inside: torch.Tensor, *rest) -> Masks:
+        """Return what `engine.masks.spread` does, by compiled code."""
+        mark_dynamic(inside, (0, 1))
+        for tensor in filter(torch.is_tensor, rest):
+            mark_dynamic(tensor)
+        return self.spread(inside, *rest)
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Put the compiled layers in place for the context."""
+        for layer in self.compiled:
+            layer.tuned = self.tuned is not False
+        for index, layer in enumerate(self.compiled):
+            self.layers[index] = layer
+        for owner, name, _, fused in self.fused:
+            setattr(owner, name, fused)
+        try:
+            # two sizes that happen to be equal are still two
+            with _config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+                yield
+        finally:
+            for index, plain in enumerate(self.plain):
+                self.layers[index] = plain
+            for owner, name, projection, _ in self.fused:
+                setattr(owner, name, projection)
+
+
+class CompiledLayer(nn.Module):
+    """One layer, compiled for calls of one node and for larger ones."""
+
+    def __init__(self, layer: nn.Module, index: int, backend: Any) -> None:
+        super().__init__()
+        self.index, self.tuned = index, True
+        options = OPTIONS if backend == "inductor" else None
+        single = options and {**options, "coordinate_descent_tuning": True}
+        self.any = torch.compile(layer, backend=backend, options=options)
+        self.single = torch.compile(layer, backend=backend, options=single)
+
+    def forward(self, hidden: torch.Tensor, *args, **kwargs):
+        """Call the layer with its own arguments, and of the cache with its own slots only."""
+
+        def own_slots(value):
+            if not isinstance(value, SlotCache):
+                return value
+            slots = value.one(self.index)
+            for tensor in vars(slots).values():
+                mark_dynamic(tensor)
+            return slots
+
+        args, kwargs = tree_map(own_slots, (args, kwargs))
+        for tensor in filter(torch.is_tensor, tree_iter((hidden, args, kwargs))):
+            mark_dynamic(tensor)
+        layer = self.single if self.tuned and hidden.shape[1] == 1 else self.any
+        return layer(hidden, *args, **kwargs)
+
+
+def mark_dynamic(tensor: torch.Tensor, axes: Sequence[int] | None = None) -> None:
+    """Compile code for any number of nodes and slots of a tensor from the first call on."""
+    for axis in DYNAMIC_AXES.get(tensor.ndim, ()) if axes is None else axes:
+        if tensor.shape[axis] > 1:
+            torch._dynamo.maybe_mark_dynamic(tensor, axis)
+
+
+class FusedProjection(NamedTuple):
+    """A projection `owner.name`, as it was (`plain`) and as a part of the common product."""
+
+    owner: nn.Module
+    name: str
+    plain: nn.Module
+    part: nn.Module
+
+
+class ProductColumns(nn.Module):
+    """Columns `start` to `end` of the product with the weights of several projections."""
+
+    def __init__(
+        self, weight: nn.Parameter, bias: nn.Parameter | None, start: int, end: int
+    ) -> None:
+        super().__init__()
+        self.weight, self.bias, self.start, self.end = weight, bias, start, end
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        whole = nn.functional.linear(hidden, self.weight, self.bias)
+        return whole[..., self.start : self.end]
+
+
+@torch.no_grad()
+def fuse_projections(layer: nn.Module) -> list[FusedProjection]:
+    """Store the weights of a layer's projections of one input in one buffer each; leave alone what
+    is quantised, no plain linear layer, or of different kinds."""
+    fused = []
+    for owner in layer.modules():
+        for names in FUSED:
+            plain = [getattr(owner, name, None) for name in names]
+            if not all(_is_plain(module) for module in plain):
+                continue
+            kinds = {
+                (m.in_features, m.bias is None, m.weight.dtype, m.weight.device) for m in plain
+            }
+            if len(kinds) > 1:
+                continue
+            weight = _common_buffer([module.weight for module in plain])
+            biases = [module.bias for module in plain]
+            bias = None if plain[0].bias is None else _common_buffer(biases)
+            start = 0
+            for name, module in zip(names, plain, strict=True):
+                end = start + module.out_features
+                columns = ProductColumns(weight, bias, start, end)
+                fused.append(FusedProjection(owner, name, module, columns))
+                start = end
+    return fused
+
+
+def _is_plain(module: nn.Module | None) -> bool:
+    return type(module) is nn.Linear and not is_traceable_wrapper_subclass(module.weight)
+
+
+def _common_buffer(weights: list[nn.Parameter]) -> nn.Parameter:
+    """Return one buffer with the values of all weights, which become its views."""
+    whole = torch.cat([weight.data for weight in weights])
+    views = whole.split([len(weight) for weight in weights])
+    for weight, view in zip(weights, views, strict=True):
+        weight.data = view
+    return nn.Parameter(whole, requires_grad=False)
