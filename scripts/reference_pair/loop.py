@@ -1,9 +1,9 @@
-"""One training loop for the reference pair: on a CPU (bf16 autocast, AMX) and on a GPU alike.
+"""One training loop for the reference pair, on a CPU (bf16 autocast, AMX) and on a GPU alike.
 
-The target learns from next tokens; the draft from the target's distribution (a Kullback-Leibler
-loss), which is what makes the two agree. The learning rate follows *training time*, so a budget
-in minutes is kept on any machine, and a run restarted from its checkpoint ends where it would have.
-A budget in steps is for tests, whose end no load of the machine may change.
+The target learns from next tokens, the draft from the target's distribution (Kullback-Leibler),
+which is what makes the two agree. The learning rate follows *training time*: a budget in minutes is
+kept on any machine, and a run that resumes from its checkpoint ends where it would have. A budget
+in steps is for tests, whose result must not depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import os
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
 
 import attention
 import numpy as np
@@ -25,19 +24,17 @@ from losses import divergence_loss, next_token_loss
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-SAVE_EVERY_S = 120
-CHECK_EVERY_S = 600
+SAVE_EVERY_S, CHECK_EVERY_S = 120, 600
 LR_MATRICES, LR_REST = 0.02, 3e-3  # peaks of Muon and of AdamW
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How long and how to train. Lengths and batches in tokens, `minutes` of training proper, or,
-    where it is not 0, a number of `steps` in their place, which no other job's load changes.
+    """How long and how to train: `minutes` of training, or `steps` if that is not 0.
 
-    `long_share` of the tokens lie in sequences of `long_length`, drawn all along. `chunk_tokens`
-    go through the model at once, so that their activations stay in a core's cache. `lr` is a factor
-    on the peak rates.
+    Lengths and batches are in tokens. `long_share` of the tokens are in sequences of `long_length`.
+    `chunk_tokens` go through the model at once, so that their activations stay in a core's cache.
+    `lr` multiplies the peak learning rates.
     """
 
     minutes: float = 60.0
@@ -63,11 +60,6 @@ class Source:
     share: float = 1.0
     starts: np.ndarray | None = None
 
-    @classmethod
-    def of_documents(cls, tokens: np.ndarray) -> Source:
-        """Windows that begin with a document, at the id 0 before it."""
-        return cls(tokens, starts=np.flatnonzero(tokens == 0))
-
     def window(self, length: int, rng: np.random.Generator) -> np.ndarray:
         """Return `length` + 1 ids from a random place."""
         last = len(self.tokens) - length
@@ -78,9 +70,19 @@ class Source:
         return self.tokens[at : at + length + 1]
 
 
+def windows(
+    sources: Sequence[Source], length: int, count: int, rng: np.random.Generator
+) -> torch.Tensor:
+    """Return [count, length + 1] ids from random places, sources drawn by their shares."""
+    shares = np.array([source.share for source in sources])
+    drawn = rng.choice(len(sources), size=count, p=shares / shares.sum())
+    rows = [sources[at].window(length, rng) for at in drawn]
+    return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+
 class StepClock:
-    """Seconds of training proper: a step that took far longer than others of its kind (it compiled,
-    or the process was stopped in it) counts as if it had taken `CAP` times the usual."""
+    """Count seconds of training. A step that takes far longer than others of its kind (it compiled,
+    or the process was suspended) counts as `CAP` times the median."""
 
     CAP = 5.0
     FIRST_S = 5.0  # the most that one of the first steps of a kind counts
@@ -89,25 +91,15 @@ class StepClock:
         self._recent: dict[int, deque[float]] = {}
 
     def count(self, kind: int, seconds: float) -> float:
-        """Return what a step of this kind counts, in seconds."""
+        """Return the seconds that a step of this kind counts."""
         recent = self._recent.setdefault(kind, deque(maxlen=31))
         limit = self.CAP * statistics.median(recent) if len(recent) > 2 else self.FIRST_S
         recent.append(seconds)
         return min(seconds, limit)
 
 
-class Budget(Protocol):
-    """How long to train: minutes, or steps where they are not 0."""
-
-    @property
-    def minutes(self) -> float: ...
-
-    @property
-    def steps(self) -> int: ...
-
-
-def progress(recipe: Budget, *, steps: float, seconds: float) -> float:
-    """Return the share of a recipe's budget that is spent."""
+def progress(recipe, *, steps: float, seconds: float) -> float:
+    """Return the share of the recipe's budget (`minutes`, or `steps` if not 0) that is spent."""
     return steps / recipe.steps if recipe.steps else seconds / (recipe.minutes * 60)
 
 
@@ -119,7 +111,7 @@ def multiplier(progress: float, recipe: Recipe) -> float:
 
 
 def optimizers(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the hidden matrices, AdamW for embeddings and norms."""
+    """Return Muon for the hidden matrices and AdamW for embeddings and norms."""
     named = list(model.named_parameters())
     matrices = [p for n, p in named if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
     chosen = {id(p) for p in matrices}
@@ -133,32 +125,22 @@ def optimizers(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optim
     return [muon, adam]
 
 
-def windows(
-    sources: Sequence[Source], length: int, count: int, rng: np.random.Generator
-) -> torch.Tensor:
-    """Return [count, length + 1] ids from random places of the sources, each as often as its
-    share says."""
-    shares = np.array([source.share for source in sources])
-    drawn = rng.choice(len(sources), size=count, p=shares / shares.sum())
-    rows = [sources[at].window(length, rng) for at in drawn]
-    return torch.from_numpy(np.stack(rows).astype(np.int64))
-
-
 def loss_of(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
-    """Mean next-token loss of whole windows, nats per token."""
+    """Return the mean next-token loss of whole windows, nats per token."""
     hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
     return next_token_loss(hidden.flatten(0, 1), model.lm_head.weight, ids[:, 1:].flatten())
 
 
 class Trainee:
-    """A model, its optimisers, and its teacher if it has one; everything that a step changes."""
+    """A model, its optimisers and its teacher if it has one: everything that a step changes."""
 
     def __init__(self, model: LlamaForCausalLM, recipe: Recipe, teacher, device: str) -> None:
         model.to(device)  # type: ignore[arg-type]
         self.model, self.teacher, self.recipe = model.train(), teacher, recipe
         self.device = torch.device(device)
         self.optims = optimizers(model, recipe)
-        self.base_lr = [group["lr"] for group in self._groups()]
+        self.groups = [group for optim in self.optims for group in optim.param_groups]
+        self.base_lr = [group["lr"] for group in self.groups]
         self.state = {"seconds": 0.0, "step": 0, "tokens": 0}
         bodies = [m.model for m in (model, teacher) if m is not None]
         if self.device.type == "cpu":
@@ -168,11 +150,8 @@ class Trainee:
             bodies = [torch.compile(body, dynamic=False) for body in bodies]
         self.body, self.teacher_body = (*bodies, None)[:2]
 
-    def _groups(self) -> list[dict]:
-        return [group for optim in self.optims for group in optim.param_groups]
-
     def loss(self, ids: torch.Tensor) -> torch.Tensor:
-        """Mean loss of windows [count, length + 1], nats per token."""
+        """Return the mean loss of windows [count, length + 1], nats per token."""
         embedding, compiled = self.model.lm_head.weight, self.recipe.compile
         with torch.autocast(self.device.type, dtype=torch.bfloat16):
             hidden = self.body(input_ids=ids[:, :-1], use_cache=False)[0].flatten(0, 1)
@@ -194,9 +173,9 @@ class Trainee:
         return total
 
     def step(self, ids: torch.Tensor, factor: float) -> float:
-        """Learn from windows [count, length + 1] at `factor` times the peak rates; return the
-        mean loss."""
-        for group, lr in zip(self._groups(), self.base_lr, strict=True):
+        """Learn from windows [count, length + 1] at `factor` times the peak rates; return the mean
+        loss."""
+        for group, lr in zip(self.groups, self.base_lr, strict=True):
             group["lr"] = lr * factor
         loss = self.backward(ids)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -208,7 +187,7 @@ class Trainee:
         return loss
 
     def save(self, path: Path) -> None:
-        """Write model, optimisers and state in one file, whole or not at all."""
+        """Write model, optimisers and state to one file, atomically."""
         content = {
             "model": self.model.state_dict(),
             "optims": [optim.state_dict() for optim in self.optims],
@@ -219,11 +198,12 @@ class Trainee:
         os.replace(partial, path)
 
     def load(self, path: Path) -> None:
-        """Go on from what `save` wrote."""
+        """Resume from what `save` wrote."""
         saved = torch.load(path, map_location=self.device)
         self.model.load_state_dict(saved["model"])
         for optim, content in zip(self.optims, saved["optims"], strict=True):
             optim.load_state_dict(content)
+        self.groups = [group for optim in self.optims for group in optim.param_groups]
         self.state = saved["state"]
 
 
@@ -237,29 +217,27 @@ def train(
     device: str,
     teacher: PreTrainedModel | None = None,
 ) -> dict:
-    """Train in place, write `checkpoint.pt`, `curve.jsonl` and `heldout.jsonl` under `out`, return
-    a summary.
+    """Train in place; write checkpoint.pt, curve.jsonl, heldout.jsonl to `out`; return a summary.
 
-    A checkpoint found under `out` is continued. `check` is asked every ten minutes of training.
+    A checkpoint in `out` is resumed. The result of `check` is logged every ten minutes of training.
     """
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(recipe.seed)
     trainee = Trainee(model, recipe, teacher, device)
     if (out / "checkpoint.pt").exists():
         trainee.load(out / "checkpoint.pt")
-    average = None
-    for average in _steps(trainee, sources, out):
-        _keep(trainee, out, check, average)
-    trainee.save(out / "checkpoint.pt")
-    _check(trainee, out, check)
-    return {**trainee.state, "loss": average, **asdict(recipe)}
-
-
-def _steps(trainee: Trainee, sources: Sequence[Source], out: Path) -> Iterator[float]:
-    """Train for the recipe's budget; after each step yield the running mean of the loss."""
-    recipe, state, clock = trainee.recipe, trainee.state, StepClock()
+    state, clock = trainee.state, StepClock()
     rng = np.random.default_rng([recipe.seed, int(state["step"])])
     average, bar = None, tqdm(total=100, unit="%", mininterval=10)
+
+    def log(name: str, row: dict) -> None:
+        with (out / name).open("a") as file:
+            file.write(json.dumps({**state, **row}) + "\n")
+
+    def checked() -> None:
+        log("heldout.jsonl", check(model.eval()))
+        model.train()
+
     while (done := progress(recipe, steps=state["step"], seconds=state["seconds"])) < 1:
         started = time.monotonic()
         length = recipe.long_length if rng.random() < recipe.long_share else recipe.length
@@ -269,26 +247,15 @@ def _steps(trainee: Trainee, sources: Sequence[Source], out: Path) -> Iterator[f
         state["seconds"] += clock.count(length, time.monotonic() - started)
         bar.n = round(100 * done)
         bar.set_postfix_str(f"loss {average:.3f} {state['tokens'] / 1e6:.2f}M tokens")
-        yield average
+        if state["step"] % 20 == 0:
+            log("curve.jsonl", {"loss": average})
+        if state["seconds"] >= state.get("saved_s", 0.0) + SAVE_EVERY_S:
+            state["saved_s"] = state["seconds"]
+            trainee.save(out / "checkpoint.pt")
+        if state["step"] == 1 or state["seconds"] >= state.get("checked_s", 0.0) + CHECK_EVERY_S:
+            state["checked_s"] = state["seconds"]
+            checked()
     bar.close()
-
-
-def _keep(trainee: Trainee, out: Path, check: Callable, average: float) -> None:
-    """Write the curve every 20 steps; a checkpoint and what `check` says as their time comes."""
-    state = trainee.state
-    if state["step"] % 20 == 0:
-        with (out / "curve.jsonl").open("a") as curve:
-            curve.write(json.dumps({**state, "loss": average}) + "\n")
-    if state["seconds"] >= state.get("saved_s", 0.0) + SAVE_EVERY_S:
-        state["saved_s"] = state["seconds"]
-        trainee.save(out / "checkpoint.pt")
-    if state["step"] == 1 or state["seconds"] >= state.get("checked_s", 0.0) + CHECK_EVERY_S:
-        state["checked_s"] = state["seconds"]
-        _check(trainee, out, check)
-
-
-def _check(trainee: Trainee, out: Path, check: Callable) -> None:
-    found = check(trainee.model.eval())
-    trainee.model.train()
-    with (out / "heldout.jsonl").open("a") as file:
-        file.write(json.dumps({**trainee.state, **found}) + "\n")
+    trainee.save(out / "checkpoint.pt")
+    checked()
+    return {**state, "loss": average, **asdict(recipe)}

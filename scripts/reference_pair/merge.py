@@ -1,4 +1,4 @@
-"""A shallow draft from a deep target: neighbouring layers lie side by side in one wide layer.
+"""Make a shallow draft from a deep target: neighbouring layers side by side in one wide layer.
 
 Two layers that follow each other change the residual stream little, so computing both from the
 same input is close to computing them in turn: before any training, the six layers of the reference
@@ -12,19 +12,24 @@ import copy
 from collections.abc import Sequence
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 PAD_STD = 0.02  # of new units' inputs; their outputs begin as zeros
 Groups = Sequence[Sequence[int]]
 
 
 def merge_layers(target: LlamaForCausalLM, groups: Groups, ffn: int) -> LlamaForCausalLM:
-    """Return a new model with a layer per group of the target's layers, in float32.
+    """Return a new model with one layer per group of the target's layers, in float32.
 
-    Each layer has the heads of its group and at most `ffn` feed-forward units of it, those of the
-    largest weights. Where a group is smaller than others, units that add nothing yet fill it up.
+    Each layer has the heads of its group and the `ffn` feed-forward units of it with the largest
+    weights. If a group is smaller than others, units that add nothing yet fill it up.
     """
-    draft = LlamaForCausalLM(merged_config(target.config, groups, ffn)).float()
+    config, width = copy.deepcopy(target.config), max(map(len, groups))
+    config.num_hidden_layers = len(groups)
+    config.num_attention_heads *= width
+    config.num_key_value_heads = (config.num_key_value_heads or 1) * width
+    config.intermediate_size = ffn
+    draft = LlamaForCausalLM(config).float()
     draft.model.embed_tokens.load_state_dict(target.model.embed_tokens.state_dict())
     draft.model.norm.load_state_dict(target.model.norm.state_dict())
     with torch.no_grad():
@@ -33,17 +38,6 @@ def merge_layers(target: LlamaForCausalLM, groups: Groups, ffn: int) -> LlamaFor
             _merge_attention(layer, parts)
             _merge_feed_forward(layer, parts, ffn)
     return draft
-
-
-def merged_config(config: LlamaConfig, groups: Groups, ffn: int) -> LlamaConfig:
-    """Return the target's config with as many layers as groups and the heads of the largest."""
-    width = max(map(len, groups))
-    merged = copy.deepcopy(config)
-    merged.num_hidden_layers = len(groups)
-    merged.num_attention_heads = config.num_attention_heads * width
-    merged.num_key_value_heads = (config.num_key_value_heads or 1) * width
-    merged.intermediate_size = ffn
-    return merged
 
 
 def _merge_attention(layer, parts: list) -> None:

@@ -6,6 +6,7 @@ A draft is asked about text that its target wrote, so it learns on such text too
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,10 +14,17 @@ import torch
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+HEAD = re.compile(r'\A(.*?"""(?:.|\n)*?""")', re.S)
 BATCH = 64
-TEMPERATURES = (0.0, 0.8)
-PASSAGES = 0.4
+TEMPERATURES = (0.0, 0.8)  # of the batches, in turn
+PASSAGES = 0.4  # share of prompts from random places of the training stream
 MAX_NEW = 160
+
+
+def function_prompts(functions: Sequence[str], max_chars: int = 900) -> list[str]:
+    """Return the signatures with docstrings of documented functions: prompts without answers."""
+    heads = (HEAD.match(text) for text in functions)
+    return [head[1] for head in heads if head and len(head[1]) <= max_chars]
 
 
 def light_copy(model: LlamaForCausalLM) -> LlamaForCausalLM:
@@ -29,13 +37,6 @@ def light_copy(model: LlamaForCausalLM) -> LlamaForCausalLM:
 
 
 @torch.no_grad()
-def refresh(light: LlamaForCausalLM, model: LlamaForCausalLM) -> None:
-    """Give a light copy the model's present weights."""
-    for own, source in zip(light.parameters(), model.parameters(), strict=True):
-        own.copy_(source)
-
-
-@torch.no_grad()
 def continue_rows(
     model: LlamaForCausalLM,
     rows: Sequence[Sequence[int]],
@@ -43,12 +44,12 @@ def continue_rows(
     max_new: int,
     temperature: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return (ids [batch, length], mask of real tokens, where the new tokens start)."""
+    """Return (ids [batch, length], mask of real tokens, index of the first new token)."""
     width = max(map(len, rows))
-    ids = torch.tensor([[0] * (width - len(row)) + [*row] for row in rows], device=model.device)
-    mask = torch.tensor(
-        [[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device
-    )
+    pads = [width - len(row) for row in rows]
+    ids = torch.tensor([[0] * pad + [*row] for pad, row in zip(pads, rows, strict=True)])
+    mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads])
+    ids, mask = ids.to(model.device), mask.to(model.device)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0}
     out: torch.Tensor = model.generate(  # type: ignore[misc, assignment]
         ids,
@@ -63,45 +64,32 @@ def continue_rows(
     return out, torch.cat([mask, before_end.long()], dim=1), width
 
 
-def prompts_of(
+def own_outputs(
+    model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     heads: Sequence[str],
     tokens: np.ndarray,
     count: int,
     *,
     seed: int,
-) -> list[list[int]]:
-    """Return prompts as ids, ordered by length: function heads, and a share of `PASSAGES`, each
-    32 to 160 tokens from a random place of the training stream."""
+) -> np.ndarray:
+    """Return `count` prompts with the model's continuations as one stream of ids, each ended by
+    id 0. Prompts are function heads and, to a share of `PASSAGES`, 32 to 160 tokens of the training
+    stream; those of similar length share a batch."""
     rng = np.random.default_rng(seed)
     rows = [tokenizer(head).input_ids for head in heads[: round(count * (1 - PASSAGES))]]
     for _ in range(count - len(rows)):
         length = int(rng.integers(32, 160))
         at = int(rng.integers(0, len(tokens) - length))
         rows.append(tokens[at : at + length].tolist())
-    return sorted(rows, key=len)
-
-
-def own_outputs(
-    model: LlamaForCausalLM,
-    rows: Sequence[Sequence[int]],
-    *,
-    seed: int,
-) -> np.ndarray:
-    """Return prompts with the model's continuations as one stream of ids, each ended by id 0.
-
-    Batches take turns at the temperatures.
-    """
+    rows.sort(key=len)
     torch.manual_seed(seed)
     starts = np.random.default_rng(seed).permutation(range(0, len(rows), BATCH))
     parts = []
     for turn, at in enumerate(tqdm(starts, desc="own outputs", mininterval=10)):
-        ids, mask, _ = continue_rows(
-            model,
-            rows[at : at + BATCH],
-            max_new=MAX_NEW,
-            temperature=TEMPERATURES[turn % len(TEMPERATURES)],
-        )
+        temperature = TEMPERATURES[turn % len(TEMPERATURES)]
+        batch = rows[at : at + BATCH]
+        ids, mask, _ = continue_rows(model, batch, max_new=MAX_NEW, temperature=temperature)
         for row, real in zip(ids, mask.bool(), strict=True):
             parts.append(np.array([*row[real].tolist(), 0], dtype=np.uint16))
     return np.concatenate(parts)

@@ -1,15 +1,14 @@
 """The last stage of the target's training: teach it not to repeat itself.
 
-A small model's greedy text runs into loops, and looping text makes every n-gram method look
-wonderful. Sequence-level unlikelihood (Welleck et al. 2020, arXiv 1908.04319): the model continues
-prompts of its *training* corpus greedily, and each token that completes a 4-gram seen before in
-that continuation is made less likely, while ordinary batches keep the language model in place.
+A small model's greedy text runs into loops, and looping text flatters every n-gram method.
+Sequence-level unlikelihood (Welleck et al. 2020, arXiv 1908.04319): the model continues prompts of
+its *training* corpus greedily, and each token that completes a 4-gram seen before in that
+continuation is made less likely, while ordinary batches keep the language model in place.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,11 +18,10 @@ import numpy as np
 import torch
 from attention import padded_mask
 from loop import Source, StepClock, Trainee, progress, windows
-from outputs import continue_rows, light_copy, refresh
+from outputs import continue_rows, light_copy
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-HEAD = re.compile(r'\A(.*?"""(?:.|\n)*?""")', re.S)
 HEADERS = ("", "from typing import List\n\n\n", "import math\n\n\n")  # before half of the prompts
 WARMUP_STEPS = 8
 ENTRY = 24  # repeating tokens of a text that are penalised
@@ -32,10 +30,12 @@ PROMPT_TOKENS = 192  # longer prompts are left out: padding costs time
 
 @dataclass(frozen=True)
 class Polish:
-    """How to polish: minutes of training proper, or steps where they are not 0; the weight of the
-    penalty beside the next-token loss; prompts to continue for two steps, by how many tokens (three
-    quarters of the texts, those that repeat most, are learned from); the share of the time without
-    the penalty, at the end."""
+    """How to polish: `minutes` of training, or `steps` if that is not 0.
+
+    `weight` is that of the penalty beside the next-token loss. `prompts` are continued for two
+    steps by `max_new` tokens; three quarters of the texts, those that repeat most, are learned
+    from. The last `settle_share` of the time is without penalty.
+    """
 
     minutes: float = 10.0
     steps: int = 0
@@ -53,7 +53,7 @@ class Polish:
 @dataclass(frozen=True)
 class Written:
     """Texts of a model: ids and mask of real tokens [batch, length], marks of repeating tokens
-    [batch, length - start], and where the new tokens start."""
+    [batch, length - start], and the index of the first new token."""
 
     ids: torch.Tensor
     mask: torch.Tensor
@@ -65,23 +65,13 @@ class Written:
         """The share of the new tokens that repeat, a mean over texts."""
         return (self.marks.sum(1) / self.mask[:, self.start :].sum(1).clamp_min(1)).mean().item()
 
-    def worst(self, count: int) -> tuple[Written, Written]:
-        """Return twice `count` texts that repeat most, in two halves that are alike."""
-        rows = self.marks.sum(1).topk(min(2 * count, len(self.marks))).indices
-        return self._rows(rows[::2]), self._rows(rows[1::2])
-
-    def _rows(self, rows: torch.Tensor) -> Written:
+    def rows(self, rows: torch.Tensor) -> Written:
+        """Return some of the texts."""
         return Written(self.ids[rows], self.mask[rows], self.marks[rows], self.start)
 
 
-def function_prompts(functions: Sequence[str], max_chars: int = 900) -> list[str]:
-    """Return the signatures with docstrings of documented functions: prompts without answers."""
-    heads = (HEAD.match(text) for text in functions)
-    return [head[1] for head in heads if head and len(head[1]) <= max_chars]
-
-
 def repeats(new_tokens: Sequence[int], n: int = 4) -> list[bool]:
-    """Say of each token whether the n-gram that it completes stood earlier in the same text.
+    """Return for each token whether the n-gram that it completes occurred earlier in the text.
 
     >>> repeats([1, 2, 1, 2, 1], n=2)
     [False, False, False, True, True]
@@ -97,7 +87,7 @@ def repeats(new_tokens: Sequence[int], n: int = 4) -> list[bool]:
 
 
 def marked(ids: torch.Tensor, mask: torch.Tensor, start: int) -> Written:
-    """Find the repeating tokens of rows as `continue_rows` returns them."""
+    """Mark the repeating tokens of rows from `continue_rows`."""
     marks = torch.zeros_like(mask[:, start:], dtype=torch.bool)
     counts = mask[:, start:].sum(1).tolist()
     for row, (tokens, count) in enumerate(zip(ids[:, start:].tolist(), counts, strict=True)):
@@ -106,8 +96,8 @@ def marked(ids: torch.Tensor, mask: torch.Tensor, start: int) -> Written:
 
 
 def unlikelihood(model: LlamaForCausalLM, written: Written) -> torch.Tensor:
-    """Return the mean of -log(1 - p) over each text's first `ENTRY` repeating tokens: what leads
-    into a loop, rather than the loop."""
+    """Return the mean of -log(1 - p) over each text's first `ENTRY` repeating tokens: those that
+    lead into a loop, rather than the loop."""
     ids, mask, start = written.ids, written.mask, written.start
     hidden = model.model(
         input_ids=ids,
@@ -130,30 +120,43 @@ def polish(
     out: Path,
     recipe: Polish,
 ) -> dict:
-    """Fine-tune in place; write `polish.jsonl` under `out`; return a summary.
+    """Fine-tune in place; write polish.jsonl to `out`; return a summary.
 
-    The trainee's own optimisers are not used, only its loss on ordinary windows. Texts are written
+    Of the trainee only the loss on ordinary windows is used, not the optimisers. Texts are written
     for two steps at a time.
     """
     model = trainee.model
     rng, clock, spent_s, step, rate = np.random.default_rng(recipe.seed), StepClock(), 0.0, 0, None
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.95))
-    draws, writer = _draws(tokenizer, prompts, recipe.prompts, rng), light_copy(model)
+    batches, writer = prompt_batches(tokenizer, prompts, recipe.prompts, rng), light_copy(model)
     bar = tqdm(total=100, unit="%", mininterval=10)
     while (done := progress(recipe, steps=step, seconds=spent_s)) < 1:
         started, settling = time.monotonic(), done >= 1 - recipe.settle_share
-        texts: tuple[Written | None, ...] = (None, None)
+        halves: tuple[Written | None, ...] = (None, None)
         if not settling:
-            refresh(writer, model)
-            written = marked(*continue_rows(writer, next(draws), max_new=recipe.max_new))
+            with torch.no_grad():
+                for own, source in zip(writer.parameters(), model.parameters(), strict=True):
+                    own.copy_(source)
+            written = marked(*continue_rows(writer, next(batches), max_new=recipe.max_new))
             rate = written.rate if rate is None else 0.9 * rate + 0.1 * written.rate
-            texts = written.worst(3 * recipe.prompts // 8)
-        for half in texts:
+            count = min(2 * (3 * recipe.prompts // 8), len(written.marks))
+            worst = written.marks.sum(1).topk(count).indices
+            halves = written.rows(worst[::2]), written.rows(worst[1::2])
+        for half in halves:
             factor = min((step + 1) / WARMUP_STEPS, 1.2 * (1 - done), 1.0)
             for group in optimizer.param_groups:
                 group["lr"] = recipe.lr * max(0.0, factor)
             plain = windows(sources, recipe.plain_length, recipe.plain_windows, rng)
-            row = {"repeats": rate, **_step(trainee, optimizer, half, plain, recipe.weight)}
+            penalty = 0.0
+            if half is not None:
+                with torch.autocast(trainee.device.type, dtype=torch.bfloat16):
+                    loss = unlikelihood(model, half)
+                (recipe.weight * loss).backward()
+                penalty = loss.item()
+            row = {"repeats": rate, "loss": trainee.backward(plain), "penalty": penalty}
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
             step += 1
             with (out / "polish.jsonl").open("a") as log:
                 log.write(json.dumps({"step": step, **row}) + "\n")
@@ -168,36 +171,14 @@ def polish(
     }
 
 
-def _step(
-    trainee: Trainee,
-    optimizer: torch.optim.Optimizer,
-    texts: Written | None,
-    plain: torch.Tensor,
-    weight: float,
-) -> dict[str, float]:
-    """Learn from repeating texts, if there are any, and from ordinary windows; return the
-    losses."""
-    penalty = 0.0
-    if texts is not None:
-        with torch.autocast(trainee.device.type, dtype=torch.bfloat16):
-            loss = unlikelihood(trainee.model, texts)
-        (weight * loss).backward()
-        penalty = loss.item()
-    plain_loss = trainee.backward(plain)
-    torch.nn.utils.clip_grad_norm_(trainee.model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return {"loss": plain_loss, "penalty": penalty}
-
-
-def _draws(
+def prompt_batches(
     tokenizer: PreTrainedTokenizerFast,
     prompts: Sequence[str],
     count: int,
     rng: np.random.Generator,
 ) -> Iterator[list[list[int]]]:
-    """Yield `count` prompts as ids for ever; those of like length come together. Half of them have
-    types or examples in their docstring, which loop most, and some of these imports above."""
+    """Yield batches of `count` prompts as ids, without end, those of similar length together. Half
+    have types or examples in their docstring, which loop most; some of these get imports above."""
     short = [p for p in prompts if len(tokenizer(p).input_ids) <= PROMPT_TOKENS] or list(prompts)
     examples = [prompt for prompt in short if ">>>" in prompt or "List[" in prompt] or short
     while True:

@@ -6,6 +6,7 @@ import json
 
 import corpus
 import evaluate
+import outputs
 import polish
 import pytest
 import train
@@ -52,10 +53,10 @@ def test_the_card_says_what_was_measured():
 def test_a_document_that_shares_13_words_with_a_benchmark_is_dropped(tmp_path):
     words = " ".join(f"w{i}" for i in range(13))
     question = {"question": f"Why {words} so?", "answer": "It is 1.\n#### 1"}
-    train = tmp_path / "train.jsonl"
-    train.write_text(json.dumps(question) + "\n")
+    train_split = tmp_path / "train.jsonl"
+    train_split.write_text(json.dumps(question) + "\n")
     for forbidden, left in (([], 1), ([f"before {words.upper()}, after"], 0), (["w1 w2"], 1)):
-        documents, manifest = corpus.build([], train, forbidden, stdlib_files=0)
+        documents, manifest = corpus.build([], train_split, forbidden, stdlib_limit=0)
         assert len(documents) == left
         assert manifest.overlapping == 1 - left
 
@@ -83,7 +84,7 @@ def test_repeats_marks_the_token_that_completes_a_seen_ngram(tokens, marks):
 
 def test_a_prompt_ends_with_the_docstring():
     text = 'def f(x):\n    """Say."""\n    return """no"""\n'
-    assert polish.function_prompts([text, "x = 1\n"]) == ['def f(x):\n    """Say."""']
+    assert outputs.function_prompts([text, "x = 1\n"]) == ['def f(x):\n    """Say."""']
 
 
 def test_a_budget_is_minutes_or_steps():
