@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -77,22 +78,28 @@ def run(command: str, argv: Sequence[str]) -> int | None:
     job, config = HYDRA[command]
     sys.argv = [f"ouroboros {command}", *(one for one in argv if one != "--json")]
     enter = hydra.main(version_base="1.3", config_path=CONF, config_name=config)
-    return report_cli_errors(enter(partial(run_job, job, as_json="--json" in argv)))
+    task = partial(run_job, job, as_json="--json" in argv, debug="HYDRA_FULL_ERROR" in os.environ)
+    return report_cli_errors(enter(task))
 
 
-def run_job(job: str, cfg, *, as_json: bool) -> None:
+def run_job(job: str, cfg, *, as_json: bool, debug: bool) -> None:
     """Run one job of a Hydra command, and exit with its code.
 
     In a sweep the other jobs go on after failed samples, and after an error, which is reported when
-    all have ended.
+    all have ended. `debug` shows whole tracebacks.
     """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from ouroboros.cli.errors import SOME_FAILED
+    from ouroboros.cli.errors import CALLERS, SOME_FAILED, print_error
 
-    code = function(job)(cfg, as_json)
     sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+    try:
+        code = function(job)(cfg, as_json)
+    except CALLERS as error:
+        if sweep or debug:
+            raise
+        code = print_error(error)
     if code and not (sweep and code == SOME_FAILED):
         sys.exit(code)
 

@@ -32,10 +32,15 @@ def report_cli_errors(command: Callable[[], int | None]) -> int | None:
     try:
         return command()
     except CALLERS as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 2
+        return print_error(error)
     finally:
         del os.environ["HYDRA_FULL_ERROR"]
+
+
+def print_error(error: BaseException) -> int:
+    """Print an error of the caller's as one line on stderr; return its exit code, 2."""
+    print(f"error: {one_line(error)}", file=sys.stderr)
+    return 2
 
 
 def check_unused(results_dir: str | None) -> None:

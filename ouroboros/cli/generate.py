@@ -1,141 +1,200 @@
 """Decode one prompt and show who proposed each token: `ouroboros generate`.
 
-What can be typed stands in `ouroboros.cli.arguments`.
+On a terminal drafted text is coloured by its source, in the colours of a report's page; text that
+is the target's own has the terminal's colour. Elsewhere the text is written as it is.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from rich.console import Console
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 from transformers.utils.logging import disable_progress_bar
 
 from ouroboros.bench.metrics.sample import PLAIN
+from ouroboros.bench.report.plots.marks import SOURCES
+from ouroboros.bench.run.config import RunConfig
+from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.loop import WARM_UP, eos_ids
-from ouroboros.bench.run.pair import Pair
+from ouroboros.bench.run.pair import load_pair
 from ouroboros.bench.run.prompts import prompt_ids
+from ouroboros.bench.run.run import measured_or_named
 from ouroboros.bench.tasks.task import Example
-from ouroboros.cli.build import build_costs, build_pair, build_sampling
 from ouroboros.cli.configs import composed
-from ouroboros.cli.generating.runner import Runner
-from ouroboros.cli.generating.screen import columns, legend, write
 from ouroboros.decode import Drafter, DrafterCapabilities, stream
-from ouroboros.decoders import check_decoders, decoder_factories
+from ouroboros.decoders import decoder_factories, wants_costs
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import TokenSelector
+from ouroboros.trace import first_mismatch
 
 WARM_UP_TOKENS = 16
+OWN = ("target", "correction", "bonus")  # sources of the target's own tokens
+CONTROL = re.compile(r"[^\S\n\t ]|[\x00-\x08\x0e-\x1f\x7f-\x9f]")
+GAP = 3  # columns between two texts
+Piece = tuple[str, str]
+"""Text, and the source of its last token: one of `StepRecord.sources`."""
 
 
-def generate(options: argparse.Namespace) -> int:
-    """Return 0, or 130 where Ctrl-C ended it."""
-    config = configured(options)
-    check_decoders(config["decoder"])
-    if config["threads"]:
-        torch.set_num_threads(config["threads"])
-    console = Console(highlight=False)
-    disable_progress_bar()
-    with console.status("loading"):
-        pair = build_pair(config)
-        runners = list(prepared(config, pair, options.prompt))
-    race = race_on_terminal if console.is_terminal else race_as_text
-    show = race if len(runners) > 1 else alone
-    try:
-        show(runners, console, options.prompt)
-        interrupted = False
-    except KeyboardInterrupt:
-        interrupted = True
-    console.print(*closing(runners, console), sep="\n", soft_wrap=True)
-    return 130 if interrupted else 0
+class Runner:
+    """One decoder at work on one prompt: its text so far, and a clock that runs in `step` alone.
 
-
-def configured(options: argparse.Namespace) -> dict:
-    """Return the resolved config of the models, the decoders and the sampling."""
-    names = dict.fromkeys([PLAIN, options.decoder] if options.race else [options.decoder])
-    overrides = [
-        f"decoder=[{','.join(names)}]",
-        f"max_new={options.max_new}",
-        f"temperature={options.temperature}",
-        f"seed={options.seed}",
-    ]
-    if options.target or options.draft:
-        overrides.append("model=hf")
-    for role in ("target", "draft"):
-        if getattr(options, role):
-            overrides.append(f"model.{role}='{getattr(options, role)}'")
-    return composed([*overrides, *options.overrides])
-
-
-def prepared(config: dict, pair: Pair, text: str) -> Iterator[Runner]:
-    """Yield each decoder, warm, with a target's cache of its own.
-
-    Raises `ValueError` for one that is not of this engine, and for a prompt that cannot be.
+    So decoders that take turns do not count each other's time.
     """
-    model = pair.target
-    prompt = prompt_ids(model.tokenizer, Example("prompt", text))
-    costs = build_costs(config, pair, len(prompt) + config["max_new"])
-    makers = decoder_factories(config["decoder"], pair.draft, costs, tokenizer=model.tokenizer)
-    warm = prompt_ids(model.tokenizer, WARM_UP)
-    choose = build_sampling(config).choose("prompt", 0, vocab=model.vocab_size)
-    for index, (name, make) in enumerate(makers.items()):
-        target = model if index == 0 else another(model, config)
-        first, drafter = make(), make()
-        if not isinstance(first, Drafter) or not isinstance(drafter, Drafter):
-            raise ValueError(f"{name} is another engine's: choose a decoder of this one")
-        models = [
-            used for used in (target, DrafterCapabilities.of(drafter).draft) if used is not None
-        ]
-        empty(models, len(prompt) + config["max_new"])
-        for _ in stream(target, first, warm, max_new=WARM_UP_TOKENS, choose=choose):
-            pass
-        empty(models, len(prompt) + config["max_new"])
-        yield Runner(
-            name,
-            target,
-            drafter,
-            prompt,
-            max_new=config["max_new"],
-            eos=eos_ids(target),
-            choose=choose,
+
+    def __init__(
+        self,
+        name: str,
+        target: CachedModel,
+        drafter: Drafter,
+        prompt: Sequence[int],
+        *,
+        max_new: int,
+        eos: frozenset[int],
+        choose: TokenSelector,
+    ) -> None:
+        self.name = name
+        self.tokens: list[int] = []
+        self.pieces: list[Piece] = []
+        self.calls, self.seconds, self.done = 0, 0.0, False
+        self._text_of = text_stream(target.tokenizer.backend_tokenizer, prompt)
+        self._traces = stream(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose)
+
+    def step(self) -> list[Piece]:
+        """Take one step of decoding; return the text that it added, [] at the end."""
+        started = time.perf_counter()
+        trace = next(self._traces, None)
+        self.seconds += time.perf_counter() - started
+        self.done = trace is None
+        if trace is None or not trace.steps:
+            return []
+        fresh = trace.new_tokens[len(self.tokens) :]
+        sources = trace.steps[-1].sources
+        added = [(self._text_of(t), source) for t, source in zip(fresh, sources, strict=True)]
+        self.tokens += fresh
+        self.pieces += added
+        self.calls += 1
+        return added
+
+    def figures(self) -> tuple[str, str]:
+        """Return tokens, seconds and tokens/s as text, and tokens per target call."""
+        count = len(self.tokens)
+        rate = count / self.seconds if self.seconds else 0.0
+        return (
+            f"{count} tokens in {self.seconds:.2f} s, {rate:.1f} tokens/s",
+            f"{count / max(1, self.calls):.2f} tokens per target call",
         )
 
 
-def empty(models: list[CachedModel], context: int) -> None:
-    """Forget what is cached, and do beforehand what calls on such a context need once."""
-    for model in models:
-        model.prepare(context)
+def text_stream(tokenizer: Tokenizer, prompt: Iterable[int]) -> Callable[[int], str]:
+    """Return a function of each next token that returns the text which is certain now.
+
+    A token that ends inside a character gives "", the one that completes it the whole character;
+    special tokens give "".
+    """
+    decoder = DecodeStream(skip_special_tokens=True)
+
+    def text_of(token: int) -> str:
+        return decoder.step(tokenizer, token) or ""
+
+    for token in prompt:
+        text_of(token)
+    return text_of
 
 
-def another(model: CachedModel, config: dict) -> CachedModel:
-    """Return the same weights with a cache of their own."""
-    return CachedModel(
-        model.model,
-        tokenizer=model.tokenizer,
-        max_len=model.max_len,
-        engine=config["model"]["engine"],
-    )
+def generate(options: argparse.Namespace) -> int:
+    """Run the command; return 0, or 130 where Ctrl-C ended it."""
+    names = dict.fromkeys([PLAIN, options.decoder] if options.race else [options.decoder])
+    overrides = [f"decoder=[{','.join(names)}]", f"max_new={options.max_new}"]
+    overrides += [f"temperature={options.temperature}", f"seed={options.seed}"]
+    overrides += ["model=hf"] if options.target or options.draft else []
+    for role in ("target", "draft"):
+        if name := getattr(options, role):
+            overrides.append(f"model.{role}='{name}'")
+    config = RunConfig.from_mapping(composed([*overrides, *options.overrides]))
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    console = Console(highlight=False)
+    disable_progress_bar()
+    with console.status("loading"):
+        runners = load_runners(config, options.prompt)
+    interrupted = False
+    try:
+        if len(runners) == 1:
+            write_one(runners[0], console, options.prompt)
+        else:
+            race(runners, console, options.prompt)
+    except KeyboardInterrupt:
+        interrupted = True
+    console.print(*closing_lines(runners, console), sep="\n", soft_wrap=True)
+    return 130 if interrupted else 0
 
 
-def alone(runners: list[Runner], console: Console, prompt: str) -> None:
-    """Write one decoder's text as it comes."""
-    (runner,) = runners
+def load_runners(config: RunConfig, prompt: str) -> list[Runner]:
+    """Load the models; return each decoder warmed up on another text, with a cache of its own.
+
+    Raises `ValueError` for another engine's decoder, and for a prompt that cannot be decoded.
+    """
+    pair = load_pair(config.model, with_draft=config.needs_draft)
+    tokenizer, vocab = pair.target.tokenizer, pair.target.vocab_size
+    ids, warm_up = (prompt_ids(tokenizer, e) for e in (Example("prompt", prompt), WARM_UP))
+    max_new = config.max_new or WARM_UP_TOKENS
+    costs = load_costs(config.costs)
+    if costs is None and any(map(wants_costs, config.decoder.values())):
+        costs = measured_or_named(pair, context=len(ids) + max_new, timing=config.timing)
+    factories = decoder_factories(config.decoder, pair.draft, costs, tokenizer=tokenizer)
+    choose = config.sampling.choose("prompt", 0, vocab=vocab)
+    runners: list[Runner] = []
+    for name, factory in factories.items():
+        target = pair.target
+        if runners:  # the same weights, with a cache of their own
+            engine = config.model.engine
+            target = CachedModel(
+                target.model, tokenizer=tokenizer, max_len=target.max_len, engine=engine
+            )
+        first, drafter = factory(), factory()
+        if not isinstance(first, Drafter) or not isinstance(drafter, Drafter):
+            raise ValueError(f"{name} runs on another engine: choose another decoder")
+        models = (target, DrafterCapabilities.of(drafter).draft)
+        for model in models:
+            if model is not None:
+                model.prepare(len(ids) + max_new)
+        for _ in stream(target, first, warm_up, max_new=WARM_UP_TOKENS, choose=choose):
+            pass
+        for model in models:
+            if model is not None:
+                model.prepare(len(ids) + max_new)
+        eos = eos_ids(target)
+        runners.append(Runner(name, target, drafter, ids, max_new=max_new, eos=eos, choose=choose))
+    return runners
+
+
+def write_one(runner: Runner, console: Console, prompt: str) -> None:
+    """Write one decoder's text as it is decoded."""
     write(console, [], prompt)
     while not runner.done:
         write(console, runner.step())
     console.file.write("\n\n")
 
 
-def turns(runners: list[Runner]) -> Iterator[None]:
-    """Step the runner whose own clock is behind, until all are through."""
-    while left := [runner for runner in runners if not runner.done]:
-        min(left, key=lambda runner: runner.seconds).step()
-        yield
-
-
-def race_on_terminal(runners: list[Runner], console: Console, prompt: str) -> None:
-    """Show the texts side by side as they grow, then whole."""
+def race(runners: Sequence[Runner], console: Console, prompt: str) -> None:
+    """Show decoders side by side, live; where there is no terminal, one text after the other."""
+    if not console.is_terminal:
+        for _ in turns(runners):
+            pass
+        for runner in runners:
+            console.file.write(f"== {runner.name}\n")
+            write(console, runner.pieces, prompt)
+            console.file.write("\n\n")
+        return
     console.print(prompt, style="dim", markup=False, soft_wrap=True)
     with Live(console=console, auto_refresh=False, transient=True) as live:
         for _ in turns(runners):
@@ -143,27 +202,67 @@ def race_on_terminal(runners: list[Runner], console: Console, prompt: str) -> No
     console.print(columns(runners, console, whole=True), "")
 
 
-def race_as_text(runners: list[Runner], console: Console, prompt: str) -> None:
-    """Write one text after the other."""
-    for _ in turns(runners):
-        pass
-    for runner in runners:
-        console.file.write(f"== {runner.name}\n")
-        write(console, runner.pieces, prompt)
-        console.file.write("\n\n")
+def turns(runners: Sequence[Runner]) -> Iterator[None]:
+    """Step the runner with the least time on its own clock, until all are done."""
+    while left := [runner for runner in runners if not runner.done]:
+        min(left, key=lambda runner: runner.seconds).step()
+        yield
 
 
-def closing(runners: list[Runner], console: Console) -> Iterator:
-    """Yield the last lines: colours, figures, and of a race whether the texts are the same."""
+def coloured(pieces: Iterable[Piece], prompt: str = "") -> Text:
+    """Return a dim prompt and pieces of text in their sources' colours; control characters, which
+    could change a terminal, become replacement characters."""
+    text = Text(CONTROL.sub("\N{REPLACEMENT CHARACTER}", prompt), style="dim")
+    shown = Text()
+    for piece, source in pieces:
+        drafted = source in SOURCES and source not in OWN
+        style = SOURCES[source][0].colour if drafted else ""
+        shown.append(CONTROL.sub("\N{REPLACEMENT CHARACTER}", piece), style)
+    return Text.assemble(text, shown)
+
+
+def write(console: Console, pieces: Sequence[Piece], prompt: str = "") -> None:
+    """Append text to what was written before."""
     if console.is_terminal:
-        yield legend(runners)
+        console.print(coloured(pieces, prompt), end="", soft_wrap=True, highlight=False)
+    else:
+        console.file.write(prompt + "".join(piece for piece, _ in pieces))
+    console.file.flush()
+
+
+def columns(runners: Sequence[Runner], console: Console, *, whole: bool) -> Table:
+    """Return texts side by side under their figures; unless `whole`, the last lines that fit."""
+    width = (console.width - GAP * (len(runners) - 1)) // len(runners)
+    heads = [
+        Text("\n".join((r.name, *r.figures())), style="bold" if r.done else "").wrap(console, width)
+        for r in runners
+    ]
+    room = max(1, console.height - max(map(len, heads)) - 2)
+    texts = [coloured(runner.pieces).wrap(console, width, tab_size=4) for runner in runners]
+    table = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
+    for _ in runners:
+        table.add_column(width=width)
+    table.add_row(*(Text("\n").join(lines) for lines in heads))
+    table.add_row(*(Text("-" * width, style="dim") for _ in runners))
+    table.add_row(*(Text("\n").join(lines if whole else lines[-room:]) for lines in texts))
+    return table
+
+
+def closing_lines(runners: Sequence[Runner], console: Console) -> Iterator[Text | str]:
+    """Yield the legend, the figures, and for a race whether the texts are the same."""
+    if console.is_terminal:
+        seen = {source for runner in runners for _, source in runner.pieces}
+        yield Text("plain: the target's own token")
+        for name, (mark, meaning) in SOURCES.items():
+            if name in seen and name not in OWN:
+                yield Text(f"{name}: {meaning}", mark.colour)
     yield from (f"{runner.name}: {', '.join(runner.figures())}" for runner in runners)
     if len(runners) > 1:
         first, second = (runner.tokens for runner in runners)
+        at = first_mismatch(first, second)
         yield "the two took turns; each time is its own"
-        if first == second:
-            yield "the same text, token for token"
-        else:
-            pairs = enumerate(zip(first, second, strict=False))
-            at = next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
-            yield f"the texts differ from token {at + 1} on: 'ouroboros audit' judges such runs"
+        yield (
+            "the same text, token for token"
+            if at is None
+            else f"the texts differ from token {at + 1} on: 'ouroboros audit' judges such runs"
+        )

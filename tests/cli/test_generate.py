@@ -10,9 +10,7 @@ from rich.console import Console
 
 from ouroboros import argmax, decode
 from ouroboros.cli import command_line, generate
-from ouroboros.cli.generating import runner as running
-from ouroboros.cli.generating.runner import Runner, TextStream
-from ouroboros.cli.generating.screen import coloured, columns, write
+from ouroboros.cli.generate import Runner, coloured, columns, text_stream, write
 from ouroboros.decode import RootOnly
 
 
@@ -38,8 +36,8 @@ def runner_of(name: str = "greedy", max_new: int = 12) -> Runner:
 def test_a_character_is_shown_when_it_is_whole():
     tokenizer = byte_tokenizer()
     text = "ü🎉a"
-    added = TextStream(tokenizer.backend_tokenizer, [])
-    pieces = [added.add(token) for token in tokenizer(text, add_special_tokens=False).input_ids]
+    added = text_stream(tokenizer.backend_tokenizer, [])
+    pieces = [added(token) for token in tokenizer(text, add_special_tokens=False).input_ids]
     assert "".join(pieces) == text and "\N{REPLACEMENT CHARACTER}" not in "".join(pieces)
     assert pieces.count("") == len(text.encode()) - len(text)
 
@@ -47,8 +45,8 @@ def test_a_character_is_shown_when_it_is_whole():
 def test_a_text_that_ends_inside_a_character_has_no_garbage():
     tokenizer = byte_tokenizer()
     ids = tokenizer("a🎉", add_special_tokens=False).input_ids[:-1]
-    added = TextStream(tokenizer.backend_tokenizer, [])
-    assert "".join(map(added.add, ids)) == "a"
+    added = text_stream(tokenizer.backend_tokenizer, [])
+    assert "".join(map(added, ids)) == "a"
 
 
 def test_pieces_are_the_decoders_text_and_have_its_sources():
@@ -64,9 +62,9 @@ def test_pieces_are_the_decoders_text_and_have_its_sources():
 
 def test_only_own_steps_are_timed(monkeypatch):
     clock = iter(range(0, 1000))
-    monkeypatch.setattr(running.time, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(generate.time, "perf_counter", lambda: 0.0)
     first, second = runner_of("a", 3), runner_of("b", 3)
-    monkeypatch.setattr(running.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(generate.time, "perf_counter", lambda: float(next(clock)))
     order = []
     for one in (first, second):
         step = one.step

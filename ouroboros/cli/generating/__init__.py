@@ -1,1 +1,0 @@
-"""What `ouroboros generate` is made of: a decoder at work, and how its text is shown."""
