@@ -6,24 +6,14 @@ from typing import ClassVar
 
 from rouge_score.rouge_scorer import RougeScorer
 
-from ouroboros.bench.tasks.completion import before_stop
-from ouroboros.bench.tasks.source import HubTask
+from ouroboros.bench.tasks.dataset import DatasetTask, Template, before_stop
 from ouroboros.bench.tasks.task import Example
-from ouroboros.bench.tasks.template import Template
 
 LINE = "Please summarize the following document within one sentence"
-TEMPLATES = {
-    "plain": Template("Document: {article}\nSummary:", ("\n\n", "\nDocument:")),
-    "chat": Template(LINE + " and do not output anything more.\n\n{article}", chat=True),
-    "paper-yi": Template(LINE + ". Document: {article}  Summary: "),
-    "paper-llama2": Template(
-        "[INST] " + LINE + " and do not output anything more. Document: {article}  Summary: [/INST]"
-    ),
-}
 KINDS = ("rouge1", "rouge2", "rougeL")
 
 
-class CNNDM(HubTask):
+class CNNDM(DatasetTask):
     """11490 news articles to summarise (version 3.0.0, test). Apache-2.0, the texts their owners'.
 
     Scored: ROUGE-1, ROUGE-2 and ROUGE-L (F-measure, stemmed, `rouge-score`) against the highlights.
@@ -34,15 +24,23 @@ class CNNDM(HubTask):
     name = "cnndm"
     licence = "Apache-2.0"
     max_new = 128
-    rows = ("abisee/cnn_dailymail", "3.0.0", "test")
+    hub = ("abisee/cnn_dailymail", "3.0.0", "test")
     fields: ClassVar = {"article": str, "highlights": str, "id": str}
-    templates = TEMPLATES
+    templates: ClassVar = {
+        "plain": Template("Document: {article}\nSummary:", ("\n\n", "\nDocument:")),
+        "chat": Template(LINE + " and do not output anything more.\n\n{article}", chat=True),
+        "paper-yi": Template(LINE + ". Document: {article}  Summary: "),
+        "paper-llama2": Template(
+            f"[INST] {LINE} and do not output anything more. Document: {{article}}  "
+            "Summary: [/INST]"
+        ),
+    }
 
     def load(self) -> list[Example]:
         """Return the articles."""
         return [
             self.template.example(f"cnndm/{row['id']}", {"article": row["article"]}, row)
-            for row in self.source.load()
+            for row in self.rows()
         ]
 
     def score(self, example: Example, completion: str) -> dict[str, float]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
-from ouroboros.bench.tasks.completion import code_of
+from ouroboros.bench.tasks.dataset import DEEPSEEK, DatasetTask, Template, code_of, read_rows
 from ouroboros.bench.tasks.sandbox import Execution
-from ouroboros.bench.tasks.source import Hub, Source, read_rows
 from ouroboros.bench.tasks.task import Example
-from ouroboros.bench.tasks.template import DEEPSEEK, Template, choose_template
 
 SPLITS = {
     "prompt": range(1, 11),
@@ -46,7 +45,7 @@ TEMPLATES = {
 }
 
 
-class MBPP:
+class MBPP(DatasetTask):
     """974 short Python functions to write (`subset` sanitized: 427). CC-BY-4.0.
 
     `split` null is the subset's usual one: the 90 validation problems (task_id 511 to 600) of full,
@@ -59,6 +58,7 @@ class MBPP:
     name = "mbpp"
     licence = "CC-BY-4.0"
     max_new = 256
+    templates: ClassVar = TEMPLATES
 
     def __init__(
         self,
@@ -79,20 +79,25 @@ class MBPP:
         self.split = split or usual
         if self.split not in SPLITS:
             raise ValueError(f"task.split {split!r} is not one of {', '.join(SPLITS)}")
-        hub = Hub("google-research-datasets/mbpp", subset, "+".join(SPLITS), revision)
-        fields = {self.text: str, "code": str, "task_id": int, "test_list": list}
-        self.source = Source(self.name, path, hub, fields)
-        self.version = f"{self.source.version}, {self.split}"
-        self.template_name = template
-        self.template = choose_template(TEMPLATES, template)
-        self.stop = self.template.stops(stop)
+        super().__init__(path=path, revision=revision, template=template, stop=stop)
+        self.hub = ("google-research-datasets/mbpp", subset, "+".join(SPLITS))
+        self.fields = {self.text: str, "code": str, "task_id": int, "test_list": list}
         self.execution = Execution(execute_code, timeout_s, memory_mib)
+
+    @property
+    def version(self) -> str:
+        """What identifies the rows, and their split."""
+        return f"{super().version}, {self.split}"
 
     def load(self) -> list[Example]:
         """Return the split's problems. Raises `ValueError` where worked examples are missing, and
         for a file of the other subset."""
-        self._check_subset()
-        rows = self.source.load()
+        if self.file is not None:
+            _, first = next(read_rows(self.file), ("", {}))
+            other = next(name for name, (text, _) in SUBSETS.items() if text != self.text)
+            if self.text not in first and SUBSETS[other][0] in first:
+                raise ValueError(f"{self.file.name} is {other} MBPP: give task.subset={other}")
+        rows = self.rows()
         worked = self._worked(rows)
         return [
             self.template.example(f"mbpp/{row['task_id']}", {**self._fields(row), **worked}, row)
@@ -101,17 +106,9 @@ class MBPP:
         ]
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
-        """Return what `Execution.score` does."""
+        """Return {"passed": 1.0 or 0.0}, or {} where code may not be executed."""
         code = code_of(completion, self.stop or STOP, fenced=self.template.fenced)
         return self.execution.score(as_problem(example.data), code)
-
-    def _check_subset(self) -> None:
-        if self.source.file is None:
-            return
-        _, first = next(read_rows(self.source.file), ("", {}))
-        other = next(name for name, (field, _) in SUBSETS.items() if field != self.text)
-        if self.text not in first and SUBSETS[other][0] in first:
-            raise ValueError(f"{self.source.file.name} is {other} MBPP: give task.subset={other}")
 
     def _worked(self, rows: Sequence[Mapping]) -> dict[str, str]:
         if "{worked}" not in self.template.text:

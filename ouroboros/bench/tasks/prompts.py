@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from typing import ClassVar
 
-from ouroboros.bench.tasks.source import LINES, Source, files_of, read_text
+from ouroboros.bench.tasks.dataset import LINES, DatasetTask, Template, files_of, read_text
 from ouroboros.bench.tasks.task import Example
-from ouroboros.bench.tasks.template import Template, choose_template
 
-TEMPLATES = {"plain": Template("{prompt}"), "chat": Template("{prompt}", chat=True)}
 BETWEEN = re.compile(r"^---[ \t\r]*$", re.MULTILINE)
 
 
-class Prompts:
+class Prompts(DatasetTask):
     """Prompts from `path`; nothing is scored.
 
     JSONL with a field "prompt", and an "id" if wanted; else a text file, or a folder of .txt files.
@@ -24,6 +22,8 @@ class Prompts:
     name = "prompts"
     licence = "the user's"
     max_new = 128
+    fields: ClassVar = {"prompt": str}
+    templates: ClassVar = {"plain": Template("{prompt}"), "chat": Template("{prompt}", chat=True)}
 
     def __init__(
         self, *, path: str | None, template: str = "plain", stop: Sequence[str] | None = None
@@ -33,32 +33,25 @@ class Prompts:
                 'task=prompts needs task.path=<file or folder>: JSONL with a field "prompt", or '
                 "plain text"
             )
-        self.source = Source(self.name, path, None, {"prompt": str})
-        self.version = self.source.version
-        self.path = self.source.file or Path(path)
-        self.template = choose_template(TEMPLATES, template)
-        self.stop: Sequence[str] = self.template.stops(stop)
+        super().__init__(path=path, template=template, stop=stop)
 
     def load(self) -> list[Example]:
         """Return the prompts. Raises `ValueError`, naming file and line, where it cannot."""
         return [self.template.example(name, {"prompt": text}, {}) for name, text in self._named()]
 
-    def score(self, example: Example, completion: str) -> dict[str, float]:
-        """Return {}: a prompt of one's own has no reference."""
-        return {}
-
     def _named(self) -> Iterator[tuple[str, str]]:
-        if self.path.suffix in LINES:
-            for number, row in enumerate(self.source.load(), start=1):
-                yield str(row.get("id", f"{self.path.stem}/{number}")), row["prompt"]
+        assert self.file is not None
+        if self.file.suffix in LINES:
+            for number, row in enumerate(self.rows(), start=1):
+                yield str(row.get("id", f"{self.file.stem}/{number}")), row["prompt"]
             return
-        for file in files_of(self.path):
+        for file in files_of(self.file):
             yield from parts(file.name, read_text(file))
 
 
 def parts(name: str, text: str) -> Iterator[tuple[str, str]]:
-    """Yield the prompts of a text, each with a name of its own. One alone stays as it stands; of
-    several, line breaks at the ends are no part, and empty ones are left out.
+    """Yield the prompts of a text, each with a name. A single prompt stays unchanged; several are
+    stripped of line breaks at both ends, and empty ones are left out.
 
     >>> list(parts("a.txt", "one\\ntwo\\n---\\n\\nthree\\n"))
     [('a.txt/1', 'one\\ntwo'), ('a.txt/2', 'three')]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ouroboros.bench.tasks.source import BUNDLED
+from ouroboros.bench.tasks.dataset import BUNDLED
 from ouroboros.bench.tasks.task import Example, Task, select
 from ouroboros.instantiate import instantiate
 

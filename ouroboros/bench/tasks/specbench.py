@@ -3,46 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import ClassVar
 
-from ouroboros.bench.tasks.completion import before_stop
-from ouroboros.bench.tasks.source import Source
+from ouroboros.bench.tasks.dataset import DatasetTask, Template, before_stop
 from ouroboros.bench.tasks.task import Example, Message
-from ouroboros.bench.tasks.template import Template, choose_template
 
 URL = "https://github.com/hemingkx/Spec-Bench/blob/main/data/spec_bench/question.jsonl"
-
-
-@dataclass(frozen=True)
-class Dialogue(Template):
-    """A wording of several turns: what stands before the first, and after each answer."""
-
-    opening: str = ""
-    joint: str = ""
-
-
 _VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
     "helpful, detailed, and polite answers to the user's questions. "
 )
-TEMPLATES = {
-    "plain": Dialogue("User: {question}\nAssistant:", ("\nUser:",), joint="\n\n"),
-    "chat": Dialogue("{question}", chat=True),
-    "vicuna": Dialogue("USER: {question} ASSISTANT:", opening=_VICUNA, joint="</s>"),
-}
 
 
-class SpecBench:
+class SpecBench(DatasetTask):
     """480 questions in 13 categories, 80 of them (MT-Bench) of two turns. Apache-2.0.
 
     Nothing is scored: the benchmark measures speed. `path` is its question.jsonl, which is on no
-    hub; `vicuna` is the wording of its published runs. Both turns of a question are examples,
+    hub; `vicuna` is the template of its published runs. Both turns of a question are examples,
     "<question_id>/1" and "<question_id>/2", in the question's category as their group.
     """
 
     name = "specbench"
     licence = "Apache-2.0"
     max_new = 256
+    fields: ClassVar = {"question_id": int, "category": str, "turns": list}
+    templates: ClassVar = {
+        "plain": Template("User: {question}\nAssistant:", ("\nUser:",), joint="\n\n"),
+        "chat": Template("{question}", chat=True),
+        "vicuna": Template("USER: {question} ASSISTANT:", opening=_VICUNA, joint="</s>"),
+    }
 
     def __init__(
         self,
@@ -53,19 +43,11 @@ class SpecBench:
     ) -> None:
         if not path:
             raise ValueError(f"task=specbench needs task.path=<file>: download {URL}")
-        fields = {"question_id": int, "category": str, "turns": list}
-        self.source = Source(self.name, path, None, fields)
-        self.version = self.source.version
-        self.template = choose_template(TEMPLATES, template)
-        self.stop = self.template.stops(stop)
+        super().__init__(path=path, template=template, stop=stop)
 
     def load(self) -> list[Example]:
         """Return every turn of every question; the prompt of a later one is its question alone."""
-        return [example for row in self.source.load() for example in self._turns(row)]
-
-    def score(self, example: Example, completion: str) -> dict[str, float]:
-        """Return {}."""
-        return {}
+        return [example for row in self.rows() for example in self._turns(row)]
 
     def continued(self, example: Example, before: Example, answer: str) -> Example:
         """Return a later turn with the conversation so far before its question."""

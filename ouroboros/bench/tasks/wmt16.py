@@ -7,23 +7,13 @@ from typing import ClassVar
 
 from sacrebleu.metrics import BLEU, CHRF
 
-from ouroboros.bench.tasks.completion import before_stop
-from ouroboros.bench.tasks.source import HubTask
+from ouroboros.bench.tasks.dataset import DatasetTask, Template, before_stop
 from ouroboros.bench.tasks.task import Example
-from ouroboros.bench.tasks.template import Template
 
 LINE = "Translate this German sentence to English"
-TEMPLATES = {
-    "plain": Template("German: {de}\nEnglish:", ("\n",)),
-    "chat": Template(LINE + " and do not output anything more.\n\n{de}", chat=True),
-    "paper-yi": Template(LINE + ". German: {de} English: "),
-    "paper-llama2": Template(
-        "[INST] " + LINE + " and do not output anything more. German: {de} English:  [/INST]"
-    ),
-}
 
 
-class WMT16(HubTask):
+class WMT16(DatasetTask):
     """2999 sentences of news to translate (test). Licence: free for research, see the task's page.
 
     Scored by sacreBLEU (its default signatures, 0 to 100): BLEU and chrF of each sentence, and of
@@ -34,13 +24,20 @@ class WMT16(HubTask):
     name = "wmt16"
     licence = "research use"
     max_new = 64
-    rows = ("wmt/wmt16", "de-en", "test")
+    hub = ("wmt/wmt16", "de-en", "test")
     fields: ClassVar = {"translation.de": str, "translation.en": str}
-    templates = TEMPLATES
+    templates: ClassVar = {
+        "plain": Template("German: {de}\nEnglish:", ("\n",)),
+        "chat": Template(LINE + " and do not output anything more.\n\n{de}", chat=True),
+        "paper-yi": Template(LINE + ". German: {de} English: "),
+        "paper-llama2": Template(
+            "[INST] " + LINE + " and do not output anything more. German: {de} English:  [/INST]"
+        ),
+    }
 
     def load(self) -> list[Example]:
         """Return the sentences."""
-        pairs = (row["translation"] for row in self.source.load())
+        pairs = (row["translation"] for row in self.rows())
         return [
             self.template.example(f"wmt16/{index}", {"de": pair["de"]}, pair)
             for index, pair in enumerate(pairs)

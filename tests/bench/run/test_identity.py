@@ -95,7 +95,7 @@ def test_what_only_the_loaded_job_tells_must_be_the_same_too(tmp_path, name, fac
 
 def test_the_codes_hash_covers_what_makes_prompts_and_samples():
     files = set(map(str, code_files()))
-    tasks = ("tasks/gsm8k.py", "tasks/source.py", "tasks/examples/gsm8k.jsonl", "tasks/template.py")
+    tasks = ("tasks/gsm8k.py", "tasks/examples/gsm8k.jsonl", "tasks/dataset.py")
     run = ("run/run.py", "run/config.py", "run/recorder.py", "run/loop.py", "metrics/meter.py")
     assert {f"ouroboros/bench/{name}" for name in (*tasks, *run)} <= files
     engine = (

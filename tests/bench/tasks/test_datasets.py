@@ -8,7 +8,7 @@ import datasets
 import pytest
 
 from ouroboros.bench.tasks.cnndm import CNNDM
-from ouroboros.bench.tasks.completion import before_stop, code_of
+from ouroboros.bench.tasks.dataset import before_stop, code_of
 from ouroboros.bench.tasks.gsm8k import GSM8K, final_number
 from ouroboros.bench.tasks.humaneval import HumanEval
 from ouroboros.bench.tasks.mbpp import MBPP
@@ -84,7 +84,7 @@ def test_rows_of_the_hub_are_checked_like_those_of_a_file(monkeypatch):
     ],
 )
 def test_a_field_that_does_not_fit_is_named_with_its_line(tmp_path, task, row, says):
-    good = task(path="examples").source.file.read_text().splitlines()[0]
+    good = task(path="examples").file.read_text().splitlines()[0]
     path = tmp_path / "rows.jsonl"
     path.write_text(good + "\n" + json.dumps(row) + "\n")
     with pytest.raises(ValueError, match=f"rows.jsonl, {says}"):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ouroboros.bench.tasks import sandbox
-from ouroboros.bench.tasks.completion import code_of
-from ouroboros.bench.tasks.humaneval import STOP, TEMPLATES, HumanEval
+from ouroboros.bench.tasks.dataset import code_of
+from ouroboros.bench.tasks.humaneval import STOP, HumanEval
 from ouroboros.bench.tasks.prompts import Prompts
-from ouroboros.bench.tasks.sandbox import Limits, check, kind
+from ouroboros.bench.tasks.sandbox import Execution, kind
 from ouroboros.bench.tasks.task import select
 
 PROBLEM = {
@@ -21,7 +21,7 @@ PROBLEM = {
     "test": "def check(f):\n    assert f(2) == 4\n",
     "entry_point": "double",
 }
-QUICK = Limits(wall_s=2.0, memory_bytes=1 << 30)
+QUICK = Execution(True, timeout_s=2.0, memory_mib=1024)
 
 
 def test_humaneval_loads_from_the_package():
@@ -91,7 +91,7 @@ def test_an_answer_has_its_code_in_its_first_fence(info):
 
 
 def test_wordings_for_instruct_models_are_answered_in_fences():
-    fenced = {name for name, template in TEMPLATES.items() if template.fenced}
+    fenced = {name for name, template in HumanEval.templates.items() if template.fenced}
     assert fenced == {"chat", "paper-codellama", "paper-deepseek"}
     task = HumanEval(execute_code=True)
     body = str(task.load()[0].data["canonical_solution"]).rstrip()
@@ -100,28 +100,30 @@ def test_wordings_for_instruct_models_are_answered_in_fences():
 
 
 def test_sandbox_tells_pass_from_failure():
-    assert check(PROBLEM, "    return 2 * x", QUICK).passed
-    assert check(PROBLEM, "    return x", QUICK).reason.startswith("failed")
-    assert check(PROBLEM, "    return (", QUICK).reason.startswith("failed")
+    assert QUICK.verdict(PROBLEM, "    return 2 * x") == "passed"
+    assert QUICK.verdict(PROBLEM, "    return x").startswith("failed")
+    assert QUICK.verdict(PROBLEM, "    return (").startswith("failed")
 
 
 def test_sandbox_ends_a_program_that_leaves_early_or_forges_output():
-    assert not check(PROBLEM, "    import os; os._exit(0)", QUICK).passed
-    assert not check(PROBLEM, "    import os; os.write(1, b'passed\\n'); os._exit(0)", QUICK).passed
+    assert QUICK.verdict(PROBLEM, "    import os; os._exit(0)") != "passed"
+    assert (
+        QUICK.verdict(PROBLEM, "    import os; os.write(1, b'passed\\n'); os._exit(0)") != "passed"
+    )
 
 
 def test_sandbox_ends_endless_loops():
     started = time.monotonic()
-    assert check(PROBLEM, "    while True: pass", QUICK).reason == "timed out"
+    assert QUICK.verdict(PROBLEM, "    while True: pass") == "timed out"
     stubborn = "    while True:\n        try:\n            while True: pass\n"
     stubborn += "        except BaseException: pass"
-    assert check(PROBLEM, stubborn, QUICK).reason == "timed out"
+    assert QUICK.verdict(PROBLEM, stubborn) == "timed out"
     assert time.monotonic() - started < 25
 
 
 def test_sandbox_limits_memory():
-    verdict = check(PROBLEM, "    y = bytearray(8 << 30)\n    return 4", QUICK)
-    assert not verdict.passed and verdict.reason.startswith("failed")
+    verdict = QUICK.verdict(PROBLEM, "    y = bytearray(8 << 30)\n    return 4")
+    assert verdict.startswith("failed")
 
 
 WALLS = [
@@ -147,7 +149,7 @@ def test_sandbox_kills_children_and_keeps_its_folder_to_itself(walls, monkeypatc
         "    return 4"
     )
     before = os.listdir()
-    assert check(PROBLEM, program, QUICK).passed
+    assert QUICK.verdict(PROBLEM, program) == "passed"
     assert os.listdir() == before
     for _ in range(50):
         if not _running(named):
@@ -176,7 +178,7 @@ def _ran(code: str, known: str = ""):
     """A program of its own, at the top level, in the sandbox."""
     test = "def check(_):\n    pass"
     problem = {"task_id": "x", "prompt": known, "test": test, "entry_point": "None"}
-    return check(problem, code, Limits(wall_s=30.0))
+    return Execution(True, timeout_s=30.0).verdict(problem, code)
 
 
 def _listener(how: str):
@@ -212,7 +214,7 @@ def test_bubblewrap_has_no_way_to_the_network(how, monkeypatch):
     server, known = _listener(how)
     with server:
         monkeypatch.setattr(sandbox, "kind", lambda: "process")
-        assert _ran(REACHING[how], known).passed and _heard(server) == b"here"
+        assert _ran(REACHING[how], known) == "passed" and _heard(server) == b"here"
         monkeypatch.setattr(sandbox, "kind", lambda: "bubblewrap")
         _ran(REACHING[how], known)
         assert _heard(server) == b""
@@ -222,7 +224,7 @@ def test_bubblewrap_has_no_way_to_the_network(how, monkeypatch):
 def test_bubblewrap_has_no_network_card():
     code = "assert [name for _, name in socket.if_nameindex()] == ['lo'], socket.if_nameindex()"
     verdict = _ran(code, "import socket\n")
-    assert verdict.passed, verdict.reason
+    assert verdict == "passed"
 
 
 @INSIDE
@@ -230,13 +232,13 @@ def test_bubblewrap_has_no_network_card():
 def test_bubblewrap_keeps_the_system_as_it_is(folder):
     place = Path(folder) / f"ouroboros-was-here-{os.getpid()}"
     verdict = _ran(f"open({str(place)!r}, 'w')")
-    assert "Read-only file system" in verdict.reason and not place.exists()
+    assert "Read-only file system" in verdict and not place.exists()
 
 
 @INSIDE
 def test_bubblewrap_shows_no_other_process():
     verdict = _ran("import os\nassert sum(name.isdigit() for name in os.listdir('/proc')) < 4")
-    assert verdict.passed, verdict.reason
+    assert verdict == "passed"
 
 
 def test_processes_are_limited():
@@ -245,7 +247,7 @@ def test_processes_are_limited():
         "assert int(line.split()[2]) < 100000"
     )
     verdict = _ran(code)
-    assert verdict.passed, verdict.reason
+    assert verdict == "passed"
 
 
 def test_prompts_from_jsonl_and_from_text(tmp_path):
@@ -269,11 +271,12 @@ def test_prompts_from_one_text_with_lines_between_and_from_a_folder(tmp_path):
     (tmp_path / "notes.md").write_text("no prompt")
     folder = Prompts(path=str(tmp_path))
     assert [(e.id, e.prompt) for e in folder.load()] == [("a.txt", "first\n"), *found]
+    version = folder.version
     several.write_text("other")
-    assert Prompts(path=str(tmp_path)).version != folder.version
+    assert Prompts(path=str(tmp_path)).version != version
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"a folder without \.txt files"):
-        Prompts(path=str(tmp_path / "empty"))
+        Prompts(path=str(tmp_path / "empty")).load()
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"text": "x"}', '{"prompt": 3}', '{"prompt": ""}'])
