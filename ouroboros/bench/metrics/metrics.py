@@ -363,7 +363,7 @@ METRICS = Registry(
            pooled="histogram", scalar=False),
     Metric("tokens_by_source", "tokens by source", tokens_by_source,
            "New tokens by who proposed them; corrections and bonus tokens are the target's.",
-           pooled="sum", scalar=False, tables="counts"),
+           pooled="sum", scalar=False),
 
     # Is it lossless, and what the text is like
     Metric("repetition_rate", "repetition", mean(lambda s: repetition(s.new_tokens)),

@@ -17,6 +17,7 @@ from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.plots import costs as plots
 from ouroboros.bench.report.plots import style
+from ouroboros.bench.report.tables import as_text
 from ouroboros.bench.run.config import RunConfig, check_whole
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.pair import Pair
@@ -192,17 +193,17 @@ class Profile:
         """Return profile.md."""
         bandwidth = "unknown" if self.copy_gb_per_s is None else f"{self.copy_gb_per_s:.1f} GB/s"
         parts = [f"# {self.facts.title}", self.facts.footnote]
-        parts += [f"Copy bandwidth: {bandwidth}, read plus written.", _md(self.floor_table())]
+        parts += [f"Copy bandwidth: {bandwidth}, read plus written.", as_text(self.floor_table())]
         for model in self.calls["model"].unique():
-            parts += [f"Milliseconds per call of the {model}:", _md(self.call_table(model))]
-        parts += ["Milliseconds per step:", _md(self.step_table()), LEGEND]
+            parts += [f"Milliseconds per call of the {model}:", as_text(self.call_table(model))]
+        parts += ["Milliseconds per step:", as_text(self.step_table()), LEGEND]
         if len(self.operators):
             for (decoder, kind), rows in self.operators.groupby(["decoder", "kind"], sort=False):
                 head = (
                     f"{decoder}, {rows['steps'].iloc[0]} steps under a profiler, which slows them"
                 )
                 table = _text(rows, OPERATORS).replace({"name": {r"\|": r"\\|"}}, regex=True)
-                parts += [f"## {head}: {PASSES[kind]}", _md(table)]
+                parts += [f"## {head}: {PASSES[kind]}", as_text(table)]
         return "\n\n".join(parts) + "\n"
 
     def to_dict(self, *, brief: bool = False) -> dict:
@@ -295,7 +296,3 @@ def _text(frame: pd.DataFrame, columns: dict[str, tuple[str, str]]) -> pd.DataFr
         for name, (heading, form) in columns.items()
     }
     return pd.DataFrame(cells)
-
-
-def _md(frame: pd.DataFrame) -> str:
-    return frame.to_markdown(index=False, disable_numparse=True, stralign="right")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from ouroboros.bench.metrics.metrics import REAL_TEXT
@@ -60,16 +61,18 @@ def speedup_dots(summaries: Mapping[str, Summary]) -> Figure | None:
     names = list(dict.fromkeys(name for frame in runs.values() for name in frame.index))
     figure = style.new_figure(1.4 + len(runs) * (0.25 + 0.17 * len(names)))
     axes = figure.add_subplot()
-    for place, frame in enumerate(runs.values()):
-        for name, mark in decoder_marks(names).items():
-            if name in frame.index:
-                row = place + 0.7 * ((names.index(name) + 0.5) / len(names) - 0.5)
-                label = name if name not in axes.get_legend_handles_labels()[1] else None
-                own = frame.loc[[name]]
-                error = style.reach(own, "latency_speedup")
-                points = mark.points(linestyle="none", markersize=6)
-                axes.errorbar(own["latency_speedup"], [row], xerr=error, label=label, **points)
-        axes.axhline(place + 0.5, color=style.GRID, linewidth=0.6)
+    marks = decoder_marks(names)
+    for index, name in enumerate(names):
+        have = {
+            row: frame.loc[name] for row, frame in enumerate(runs.values()) if name in frame.index
+        }
+        found = pd.DataFrame(list(have.values()))
+        rows = [row + 0.7 * ((index + 0.5) / len(names) - 0.5) for row in have]
+        error = style.reach(found, "latency_speedup")
+        points = marks[name].points(linestyle="none", markersize=6)
+        axes.errorbar(found["latency_speedup"], rows, xerr=error, label=name, **points)
+    for row in range(1, len(runs)):
+        axes.axhline(row - 0.5, color=style.GRID, linewidth=0.6)
     axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
     axes.set_xlabel(SPEEDUP)
     style.name_rows(axes, list(runs))
