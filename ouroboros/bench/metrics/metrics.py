@@ -85,6 +85,11 @@ def over_ouroboros(part: Part = whole_part) -> Callable:
     return lambda samples, ouroboros: speedup(samples, ouroboros, part=part)
 
 
+def predicted(samples: Samples, baseline: Samples, costs) -> Interval | None:
+    """Return the baseline's predicted seconds per token / the decoder's."""
+    return speedup(costs.predict_all(baseline), costs.predict_all(samples))
+
+
 def phase_shares(steps: Sequence[StepRecord]) -> dict[str, float | None]:
     """Return the shares of the time in steps spent in the draft, in the target and on the host.
 
@@ -220,7 +225,7 @@ METRICS = Registry(
     Metric("output_throughput", "tokens/s", over_samples(lambda s: (len(s.new_tokens), s.wall_s)),
            "New tokens / seconds from the call to the last token, prefill included.",
            unit="tokens/s", better="higher", digits=1, timed=True, by_group=True,
-           tables="default speed narrow headline comparison"),
+           tables="default speed headline comparison"),
     Metric("macro_throughput", "mean tokens/s",
            mean(lambda s: len(s.new_tokens) / s.wall_s if s.wall_s else None),
            "Mean over prompts of new tokens / seconds.",
@@ -228,12 +233,12 @@ METRICS = Registry(
     Metric("latency_speedup", "speedup", over_greedy(),
            "Greedy's seconds per token / the decoder's, same engine and prompts, with prefill.",
            timed=True, by_group=True,
-           tables="default speed narrow headline comparison groups", **PAIRED),
+           tables="default speed headline comparison groups", **PAIRED),
     Metric("predicted_speedup", "predicted speedup",
-           lambda samples, greedy, costs: speedup(costs.predict_all(greedy), costs.predict_all(samples)),
+           lambda samples, greedy, costs: predicted(samples, greedy, costs),
            "Speedup over greedy with the seconds that the counts take at the run's costs; at costs "
            "measured in the same run it is a fit, not evidence.",
-           tables="default speed narrow headline comparison", instead_of="latency_speedup", **PAIRED),
+           tables="default speed headline comparison", instead_of="latency_speedup", **PAIRED),
     Metric("latency_speedup_macro", "macro speedup",
            lambda samples, greedy: macro_speedup(greedy, samples),
            "Geometric mean over prompts of each prompt's speedup over greedy.",
@@ -248,7 +253,7 @@ METRICS = Registry(
            "faster.",
            timed=True, tables="default lead headline", **LEAD),
     Metric("predicted_vs_ouroboros", "predicted vs Ouroboros",
-           lambda samples, ouroboros, costs: speedup(costs.predict_all(samples), costs.predict_all(ouroboros)),
+           lambda samples, ouroboros, costs: predicted(ouroboros, samples, costs),
            "The decoder's predicted seconds per token / Ouroboros', same prompts.",
            tables="default lead", instead_of="latency_vs_ouroboros", **LEAD),
     Metric("cost_vs_ouroboros", "cost vs Ouroboros", cost_over_ouroboros,
@@ -318,7 +323,7 @@ METRICS = Registry(
            unit="tokens/step", better="higher", by_group=True, tables="counts headline"),
     Metric("tokens_per_target_call", "tokens/call", over_steps("new"),
            "New tokens / target calls; the prefill is part of the first call.",
-           unit="tokens/call", better="higher", tables="counts narrow"),
+           unit="tokens/call", better="higher", tables="counts"),
     Metric("cost_per_token", "cost/token",
            lambda samples, costs: (
                pooled(samples, part=costs.cost) if costs.predict_all(samples) else None),

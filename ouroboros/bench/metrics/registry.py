@@ -28,10 +28,10 @@ class Metric:
     `pooled` says how prompts are combined, `better` is "higher", "lower" or "". Cells show
     `scale` x value with `digits` decimals and then `suffix`. `interval`: the value has a 95 %
     interval. `timed`: unavailable where jobs shared the device. `by_group`: also computed for each
-    group of prompts. `tables` names the tables that show it: columns of a run's tables "default"
-    (the terminal's), "speed", "lead", "time", "counts", "trees", "narrow" (LaTeX) and of the
-    "headline" JSON; one table across decoders for "comparison" (of runs) and "groups".
-    `instead_of`: a column of "default" and "narrow" only where none of these is available.
+    group of prompts. `tables` names the tables that show it as a column ("default" is the
+    terminal's; "speed", "lead", "time", "counts", "trees"; "headline" is the JSON line), and the
+    tables of it alone, decoders across: "comparison" (a row per run), "groups". `instead_of`: a
+    column of "default" only where none of these metrics is available.
     """
 
     name: str

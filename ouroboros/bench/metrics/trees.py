@@ -1,13 +1,13 @@
-"""Proposed trees and what became of them: sizes, sources, and estimates against outcomes.
+"""Proposed trees and their outcomes: sizes, sources, and estimated against actual acceptance.
 
-Invariant: an estimate is held against an outcome only where the target has spoken, at the children
-of accepted nodes, whether the loop then kept the token or ended before it.
+Invariant: an estimate is compared with an outcome only where the target chose a token, at the
+children of accepted nodes, whether the loop then kept the token or ended before it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
@@ -18,10 +18,11 @@ BINS = 10
 
 @dataclass(frozen=True)
 class ProposedTree:
-    """One step's tree: `path` are the accepted nodes, root first, and `then` is the token that the
-    target put after the last of them. `probability[i]` is how likely the drafter thought node i,
-    its parent being accepted (empty where it did not say); `source[i]` names who proposed it;
-    `probe` were computed only.
+    """One step's tree.
+
+    `path` holds the accepted nodes, root first, and `then` is the target's token after the last of
+    them. `probability[i]` is the drafter's estimate that node i is accepted if its parent is (empty
+    without estimates); `source[i]` names who proposed it; `probe` nodes were computed only.
 
     >>> tree = ProposedTree((5, 6, 7), (-1, 0, 0), (0, 2), 9, (1.0, 0.6, 0.3))
     >>> list(tree.outcomes()), tree.depth, tree.leaves
@@ -37,7 +38,7 @@ class ProposedTree:
     probe: tuple[int, ...] = ()
 
     def outcomes(self) -> Iterator[tuple[int, bool]]:
-        """Yield each node on which the target has spoken, and whether the node has its token."""
+        """Yield each node whose parent was accepted, and whether the target chose its token."""
         after = [*(self.tokens[node] for node in self.path[1:]), self.then]
         chosen = dict(zip(self.path, after, strict=True))
         for node, parent in enumerate(self.parents):
@@ -61,14 +62,31 @@ class ProposedTree:
 def tree_metrics(trees: Sequence[ProposedTree]) -> dict | None:
     """Return sizes, sources and calibration of a decoder's trees, one tree a step; None without.
 
-    `nodes`, `depth` and `leaves` are means over steps, the root not counted; `sizes` counts steps
-    by nodes. Of each source: tokens `proposed`, those `judged` (their parent was accepted) and
-    `right`, and how likely they were thought on average.
+    `nodes`, `depth` and `leaves` are means over steps, the root not counted; `sizes` and `depths`
+    count steps. Of each source: tokens `proposed`, those `judged` (their parent was accepted) and
+    `right`, and their mean estimated probability, `thought`.
     """
     if not trees:
         return None
-    judged = [(tree, node, right) for tree in trees for node, right in tree.outcomes()]
-    sure = [(tree.probability[node], right) for tree, node, right in judged if tree.probability]
+    proposed: Counter[str] = Counter()
+    judged: list[tuple[str, float | None, bool]] = []
+    for tree in trees:
+        names = [name or "unknown" for name in tree.source or [""] * len(tree.tokens)]
+        proposed.update(names[1:])
+        for node, right in tree.outcomes():
+            estimate = tree.probability[node] if tree.probability else None
+            judged.append((names[node], estimate, right))
+    sources: dict[str, dict] = {}
+    for name, count in proposed.most_common():
+        own = [(estimate, right) for source, estimate, right in judged if source == name]
+        known = [estimate for estimate, _ in own if estimate is not None]
+        sources[name] = {
+            "proposed": count,
+            "judged": len(own),
+            "right": sum(right for _, right in own),
+            "thought": mean(known) if known else None,
+        }
+    sure = [(estimate, right) for _, estimate, right in judged if estimate is not None]
     return {
         "steps": len(trees),
         "nodes": mean(len(tree.tokens) - 1 for tree in trees),
@@ -76,59 +94,42 @@ def tree_metrics(trees: Sequence[ProposedTree]) -> dict | None:
         "leaves": mean(tree.leaves for tree in trees),
         "sizes": dict(sorted(Counter(len(tree.tokens) - 1 for tree in trees).items())),
         "depths": dict(sorted(Counter(tree.depth for tree in trees).items())),
-        "sources": _sources(trees, judged),
+        "sources": sources,
         "calibration": calibration(*zip(*sure, strict=True)) if sure else None,
     }
 
 
 def calibration(thought: Sequence[float], came: Sequence[bool]) -> dict:
-    """Return how well probabilities foretold outcomes: mean log loss (natural logarithms) beside
-    that of always saying the mean, Brier's score (mean squared error), and `reliability`: for each
-    of `BINS` equal bins that has any, the mean probability and the share that came true.
+    """Compare estimated probabilities with outcomes.
+
+    Returns the mean log loss (natural logarithms) beside that of always estimating the mean,
+    Brier's score (mean squared error), and `reliability`: for each of `BINS` equal bins that has
+    any, the mean estimate and the share that came true.
 
     >>> found = calibration([0.9, 0.9, 0.1], [True, True, False])
     >>> round(found["brier"], 4), [row["came"] for row in found["reliability"]]
     (0.01, [0.0, 1.0])
     """
     said, true = np.clip(np.array(thought, float), 1e-9, 1 - 1e-9), np.array(came, float)
-    places = np.minimum((said * BINS).astype(int), BINS - 1)
+    bins = np.minimum((said * BINS).astype(int), BINS - 1)
+    constant = np.clip(true.mean(), 1e-9, 1 - 1e-9)
+    losses = [
+        float(-(true * np.log(p) + (1 - true) * np.log(1 - p)).mean()) for p in (said, constant)
+    ]
     return {
         "observations": len(said),
-        "log_loss": _log_loss(said, true),
-        "log_loss_of_the_mean": _log_loss(np.clip(true.mean(), 1e-9, 1 - 1e-9), true),
+        "log_loss": losses[0],
+        "log_loss_of_the_mean": losses[1],
         "brier": float(((said - true) ** 2).mean()),
         "thought": float(said.mean()),
         "came": float(true.mean()),
         "reliability": [
             {
-                "from": int(place) / BINS,
-                "thought": float(said[places == place].mean()),
-                "came": float(true[places == place].mean()),
-                "observations": int((places == place).sum()),
+                "from": int(one) / BINS,
+                "thought": float(said[bins == one].mean()),
+                "came": float(true[bins == one].mean()),
+                "observations": int((bins == one).sum()),
             }
-            for place in np.unique(places)
+            for one in np.unique(bins)
         ],
     }
-
-
-def _sources(trees: Sequence[ProposedTree], judged: Sequence) -> dict[str, Mapping]:
-    proposed = Counter(_source(tree, n) for tree in trees for n in range(1, len(tree.tokens)))
-    found: dict[str, Mapping] = {}
-    for name, count in proposed.most_common():
-        own = [(tree, node, right) for tree, node, right in judged if _source(tree, node) == name]
-        sure = [tree.probability[node] for tree, node, _ in own if tree.probability]
-        found[name] = {
-            "proposed": count,
-            "judged": len(own),
-            "right": sum(right for *_, right in own),
-            "thought": mean(sure) if sure else None,
-        }
-    return found
-
-
-def _source(tree: ProposedTree, node: int) -> str:
-    return (tree.source[node] if tree.source else "") or "unknown"
-
-
-def _log_loss(said, true: np.ndarray) -> float:
-    return float(-(true * np.log(said) + (1 - true) * np.log(1 - said)).mean())

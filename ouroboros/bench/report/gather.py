@@ -89,32 +89,29 @@ def merge(found: Iterable[Measured]) -> list[Measured]:
 
 
 def _joined(whole: Measured, part: Measured) -> Measured:
-    run, other = whole.run, part.run
-    samples = [*whole.samples, *part.samples]
+    run, other, samples = whole.run, part.run, [*whole.samples, *part.samples]
+    machines = run.get("machines") or [run["provenance"]["machine"]]
+
+    def wanted(one: int, two: int, have: int) -> int:
+        """How many were asked for: a part's run.json may state the whole's number or its own."""
+        return max(one, two) if have <= max(one, two) else one + two
+
     prompts = len({sample.example for sample in samples})
+    prompts = wanted(run["task"]["prompts"], other["task"]["prompts"], prompts)
     facts = {
         "parts": run.get("parts", 1) + 1,
-        "machines": [
-            *(run.get("machines") or [run["provenance"]["machine"]]),
-            other["provenance"]["machine"],
-        ],
+        "machines": [*machines, other["provenance"]["machine"]],
         "status": other["status"] if run["status"] == "finished" else run["status"],
         "resumed": run["resumed"] + other["resumed"],
-        "samples_wanted": _wanted(run["samples_wanted"], other["samples_wanted"], len(samples)),
+        "samples_wanted": wanted(run["samples_wanted"], other["samples_wanted"], len(samples)),
+        "task": {**run["task"], "prompts": prompts},
     }
-    task = run["task"]
-    task = {**task, "prompts": _wanted(task["prompts"], other["task"]["prompts"], prompts)}
     return replace(
         whole,
         folders=(*whole.folders, *part.folders),
-        run={**run, **facts, "task": task},
+        run={**run, **facts},
         samples=samples,
         scores={**whole.scores, **part.scores},
         audit=[*whole.audit, *part.audit],
         trees={**whole.trees, **part.trees},
     )
-
-
-def _wanted(one: int, other: int, have: int) -> int:
-    """How many were wanted in all: a part's run.json may state the whole's number or its own."""
-    return max(one, other) if have <= max(one, other) else one + other

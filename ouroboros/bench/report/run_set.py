@@ -17,8 +17,8 @@ FEW = 3
 
 @dataclass(frozen=True)
 class Swept:
-    """A setting that varies: its name, its value in each run, and every dotted name that changes
-    together with it (these count as one setting)."""
+    """A setting that varies: a short name, its value in each run, and every dotted name that
+    changes together with it (these count as one setting)."""
 
     name: str
     values: Sequence
@@ -41,17 +41,14 @@ class RunSet:
     def numbers(self) -> pd.DataFrame:
         """Return every number in full: a row per run and decoder, a column per metric (histograms
         and other counts by key are left out)."""
-        rows = []
+        frames = []
         for label, one in zip(self.labels, self.summaries, strict=True):
-            facts = one.facts
-            counts = [name for name, metric in one.metrics.items() if not metric.scalar]
-            frame = one.frame.drop(columns=[name for name in counts if name != "verdict"])
-            frame.insert(0, "run", label)
-            for place, key in enumerate(("device", "nature", "incomplete"), start=1):
-                frame.insert(place, key, getattr(facts, key))
-            rows.append(frame.reset_index())
-        found = pd.concat(rows, ignore_index=True)
-        return found[["run", *(name for name in found if name != "run")]]
+            facts = {key: getattr(one.facts, key) for key in ("device", "nature", "incomplete")}
+            counts = [m.name for m in one.metrics.values() if not m.scalar and m.name != "verdict"]
+            numbers = one.frame.drop(columns=counts).reset_index()
+            first = pd.DataFrame({"run": label, **facts}, index=numbers.index)
+            frames.append(pd.concat([first, numbers], axis=1))
+        return pd.concat(frames, ignore_index=True)
 
 
 def run_set(measured: Sequence[Measured]) -> RunSet:
@@ -61,25 +58,24 @@ def run_set(measured: Sequence[Measured]) -> RunSet:
         if one.folders[0].name.isdigit():
             jobs.setdefault(one.folders[0].parent, []).append(index)
     sweeps = {folder: members for folder, members in jobs.items() if len(members) > 1}
-    names = [""] * len(measured)
-    for folder, members in sweeps.items():
-        prefix = f"{folder.name}: " if len(members) < len(measured) else ""
-        folders = ["/".join(measured[index].folders[0].parts[-2:]) for index in members]
-        found = labels([measured[index].run for index in members], folders, few=FEW)
-        for index, label in zip(members, found, strict=True):
-            names[index] = prefix + label
-    rest = [index for index, name in enumerate(names) if not name]
-    folders = [measured[index].folders[0].name for index in rest]
-    found = labels([measured[index].run for index in rest], folders, few=0)
-    for index, label in zip(rest, found, strict=True):
-        names[index] = label
-    return RunSet(measured, names, [summarise(one) for one in measured], sweeps)
+    swept_runs = {index for members in sweeps.values() for index in members}
+    rest = [index for index in range(len(measured)) if index not in swept_runs]
+    names: dict[int, str] = {}
+    for folder, members in [*sweeps.items(), (None, rest)]:
+        prefix = f"{folder.name}: " if folder and len(members) < len(measured) else ""
+        depth, few = (2, FEW) if folder else (1, 0)
+        folders = ["/".join(measured[index].folders[0].parts[-depth:]) for index in members]
+        found = labels([measured[index].run for index in members], folders, few=few)
+        names |= {i: prefix + label for i, label in zip(members, found, strict=True)}
+    ordered = [names[index] for index in range(len(measured))]
+    return RunSet(measured, ordered, [summarise(one) for one in measured], sweeps)
 
 
 def swept(configs: Sequence[Mapping]) -> list[Swept]:
     """Return what differs between configs, settings that always change together taken as one.
 
-    A setting that a config lacks has the value None there.
+    A setting that a config lacks has the value None there. A name is the shortest ending that all
+    members share and no other setting has, else the last parts of two members.
 
     >>> both = [{"a": {"gamma": g}, "b": {"gamma": g}} for g in (2, 4)]
     >>> [(one.name, one.values) for one in swept(both)]
@@ -95,27 +91,11 @@ def swept(configs: Sequence[Mapping]) -> list[Swept]:
         if any(value != values[0] for value in values):
             pattern = tuple(values.index(value) for value in values)
             together.setdefault(pattern, {})[name] = values
+    every = [name for columns in together.values() for name in columns]
     return [
-        Swept(_common(list(columns)), next(iter(columns.values())), list(columns))
+        Swept(_short(list(columns), every), next(iter(columns.values())), list(columns))
         for columns in together.values()
     ]
-
-
-def short(names: Sequence[str]) -> dict[str, str]:
-    """Return the shortest ending of each dotted name that no other name has.
-
-    >>> short(["decoder.a.gamma", "decoder.b.gamma", "decoder.a.topk"])
-    {'decoder.a.gamma': 'a.gamma', 'decoder.b.gamma': 'b.gamma', 'decoder.a.topk': 'topk'}
-    """
-    found = {}
-    for name in names:
-        parts = name.split(".")
-        endings = [".".join(parts[start:]) for start in reversed(range(len(parts)))]
-        others = [other for other in names if other != name]
-        found[name] = next(
-            (end for end in endings if not any(f".{o}".endswith(f".{end}") for o in others)), name
-        )
-    return found
 
 
 def labels(runs: Sequence[Mapping], folders: Sequence[str], *, few: int) -> list[str]:
@@ -123,31 +103,26 @@ def labels(runs: Sequence[Mapping], folders: Sequence[str], *, few: int) -> list
     more than `few` vary). Names are made unique by the folder."""
     tasks = [run["task"]["name"] for run in runs]
     different = swept([run.get("config", {}) for run in runs])
-    brief = short([setting.name for setting in different])
+    found = list(folders)
     if len(set(tasks)) == len(runs):
         found = tasks
     elif 0 < len(different) <= few:
-        rows = zip(*(setting.values for setting in different), strict=True)
-        names = [brief[setting.name] for setting in different]
-        found = [", ".join(f"{n}={v}" for n, v in zip(names, row, strict=True)) for row in rows]
-    else:
-        found = list(folders)
-    clash = {name for name in found if found.count(name) > 1}
+        columns = ([f"{one.name}={value}" for value in one.values] for one in different)
+        found = [", ".join(row) for row in zip(*columns, strict=True)]
     return [
-        f"{name} ({folder})" if name in clash else name
+        f"{name} ({folder})" if found.count(name) > 1 else name
         for name, folder in zip(found, folders, strict=True)
     ]
 
 
-def _common(names: Sequence[str]) -> str:
-    """The ending that all names share, else the first two last parts; one name stays whole."""
-    if len(names) == 1:
-        return names[0]
-    parts = [name.split(".") for name in names]
-    shared: list[str] = []
-    for ends in zip(*(reversed(one) for one in parts), strict=False):
-        if len(set(ends)) > 1:
+def _short(members: Sequence[str], every: Sequence[str]) -> str:
+    others = [name for name in every if name not in members]
+    parts = members[0].split(".")
+    for start in reversed(range(len(parts))):
+        end = ".".join(parts[start:])
+        if not all(f".{name}".endswith(f".{end}") for name in members):
             break
-        shared.insert(0, ends[0])
-    lasts = list(dict.fromkeys(one[-1] for one in parts))
-    return ".".join(shared) or " and ".join(lasts[:2]) + (" ..." if len(lasts) > 2 else "")
+        if not any(f".{name}".endswith(f".{end}") for name in others):
+            return end
+    lasts = list(dict.fromkeys(name.split(".")[-1] for name in members))
+    return " and ".join(lasts[:2]) + (" ..." if len(lasts) > 2 else "")

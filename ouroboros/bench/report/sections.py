@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from ouroboros.bench.report import tables
 from ouroboros.bench.report.plots import acceptance, costs, speedups, sweeps
-from ouroboros.bench.report.run_set import RunSet, short, swept
+from ouroboros.bench.report.run_set import RunSet, swept
 from ouroboros.bench.report.summary import Summary
 
 FEW_RUNS = 3
@@ -69,7 +69,6 @@ class Section:
     notes: Sequence[str] = ()
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
-    narrow: Sequence[Table] = ()
 
 
 def sections(found: RunSet) -> list[Section]:
@@ -109,7 +108,6 @@ def _run(found: RunSet, index: int) -> Section:
             for name, text, figure in pictures
             if figure and not found.swept(index)
         ],
-        narrow=[Table(f"{prefix}narrow", summary.facts.title, tables.run_table(summary, "narrow"))],
     )
 
 
@@ -144,10 +142,9 @@ def _sweep(found: RunSet, folder: Path, members: Sequence[int]) -> Section:
     name, what = slug(folder.name), f"{len(settings)} settings"
     columns: dict[str, Sequence] = {"run": [found.labels[index] for index in members]}
     if 0 < len(settings) <= MOST_COLUMNS:
-        brief = short([one.name for one in settings])
         values = [", ".join(dict.fromkeys(map(str, one.values))) for one in settings]
         what = "; ".join(f"{s.name} = {v}" for s, v in zip(settings, values, strict=True))
-        columns = {brief[one.name]: one.values for one in settings}
+        columns = {one.name: one.values for one in settings}
     pictures = []
     if len(settings) == 1:
         (one,) = settings

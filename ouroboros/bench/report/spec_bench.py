@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -41,61 +42,44 @@ def write_answers(measured: Measured, folder: Path) -> list[Path]:
 
 def answers(run: Mapping, samples: Sequence[Sample], decoder: str) -> list[dict]:
     """Return one decoder's answers, in the order of the questions."""
-    places = _questions(samples)
-    turns_of: dict[int, int] = {}
-    for question, turn in places.values():
-        turns_of[question] = max(turns_of.get(question, 0), turn)
-    mine: dict[int, list[Sample]] = {}
-    for sample in samples:
-        if sample.decoder == decoder and not sample.error:
-            mine.setdefault(places[sample.example][0], []).append(sample)
-    found = []
-    for question in turns_of:
-        choices = _choices(mine.get(question, []), places, turns_of[question])
-        if choices:
-            first = mine[question][0]
-            found.append(_answer(run, decoder, question, first.group, choices))
-    return found
-
-
-def _questions(samples: Sequence[Sample]) -> dict[str, tuple[int, int]]:
-    """(Question id, turn) of each example: as its id says, else running numbers from 1."""
     examples = list(dict.fromkeys(sample.example for sample in samples))
     matches = [TURN.fullmatch(example) for example in examples]
-    if all(matches):
-        return {e: (int(m[1]), int(m[2])) for e, m in zip(examples, matches, strict=True) if m}
-    return {example: (number, 1) for number, example in enumerate(examples, start=1)}
-
-
-def _choices(
-    samples: Sequence[Sample], places: Mapping[str, tuple[int, int]], turns: int
-) -> list[dict]:
-    """One choice per repeat that has all turns."""
+    known = all(matches)
+    places = {  # (question id, turn) of each example: as its id says, else numbered from 1
+        example: (int(match[1]), int(match[2])) if match and known else (number, 1)
+        for number, (example, match) in enumerate(zip(examples, matches, strict=True), start=1)
+    }
+    turns = Counter(question for question, _ in places.values())
+    rounds: dict[int, dict[int, list[Sample]]] = {}
+    for sample in sorted(samples, key=lambda one: places[one.example][1]):
+        if sample.decoder == decoder and not sample.error:
+            question = rounds.setdefault(places[sample.example][0], {})
+            question.setdefault(sample.repeat, []).append(sample)
     found = []
-    for repeat in sorted({sample.repeat for sample in samples}):
-        own = [sample for sample in samples if sample.repeat == repeat]
-        own.sort(key=lambda sample: places[sample.example][1])
-        if len(own) == turns:
+    for question, count in turns.items():
+        repeats = sorted(rounds.get(question, {}).items())
+        whole = [(repeat, own) for repeat, own in repeats if len(own) == count]
+        if whole:
+            identity = f"{run.get('identity')}/{decoder}/{question}"
             found.append(
                 {
-                    "index": repeat,
-                    "turns": [s.text for s in own],
-                    "decoding_steps": [len(s.steps) for s in own],
-                    "new_tokens": [len(s.new_tokens) for s in own],
-                    "wall_time": [s.wall_s for s in own],
-                    "accept_lengths": [step.new for s in own for step in s.steps],
+                    "question_id": question,
+                    "category": whole[0][1][0].group or run["task"]["name"],
+                    "answer_id": uuid.uuid5(uuid.NAMESPACE_URL, identity).hex,
+                    "model_id": f"{run['model']['name']}-{decoder}",
+                    "choices": [_choice(repeat, own) for repeat, own in whole],
+                    "tstamp": datetime.fromisoformat(run["provenance"]["time"]).timestamp(),
                 }
             )
     return found
 
 
-def _answer(run: Mapping, decoder: str, question: int, category: str, choices: list[dict]) -> dict:
-    identity = f"{run.get('identity')}/{decoder}/{question}"
+def _choice(repeat: int, turns: Sequence[Sample]) -> dict:
     return {
-        "question_id": question,
-        "category": category or run["task"]["name"],
-        "answer_id": uuid.uuid5(uuid.NAMESPACE_URL, identity).hex,
-        "model_id": f"{run['model']['name']}-{decoder}",
-        "choices": choices,
-        "tstamp": datetime.fromisoformat(run["provenance"]["time"]).timestamp(),
+        "index": repeat,
+        "turns": [s.text for s in turns],
+        "decoding_steps": [len(s.steps) for s in turns],
+        "new_tokens": [len(s.new_tokens) for s in turns],
+        "wall_time": [s.wall_s for s in turns],
+        "accept_lengths": [step.new for s in turns for step in s.steps],
     }

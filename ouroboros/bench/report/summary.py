@@ -31,11 +31,11 @@ decoder=[...] to have them."""
 class Summary:
     """Every metric of one run.
 
-    `frame` has a row per decoder, greedy first and then the fastest first, and a column per metric,
-    by its registered name; a metric with an interval has `<name>.low` and `<name>.high` as well, a task's
-    scores are `score.<name>`. What is unavailable is NaN or None. `groups` has the metrics of each
-    (group of prompts, decoder). `verdicts` counts the audit's findings by decoder; `problems` says
-    in a line each what failed or has no prediction, and why.
+    `frame` has a row per decoder, greedy first and then the fastest first, and a column per metric
+    by its registered name. A metric with an interval has `<name>.low` and `<name>.high` as well; a
+    task's scores are `score.<name>`. Unavailable values are NaN or None. `groups` has the metrics
+    of each (group of prompts, decoder). `verdicts` counts the audit's findings by decoder;
+    `problems` holds a line for each failure, and for each decoder without a prediction.
     """
 
     facts: RunFacts

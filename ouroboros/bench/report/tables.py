@@ -59,9 +59,9 @@ def columns(summary: Summary, table: str) -> list[Metric]:
     frame = summary.frame
     known = {n for n in summary.metrics if n in frame and (frame[n].map(_filled)).any()}
     shown = [m for n, m in summary.metrics.items() if n in known and table in m.tables.split()]
-    if table not in ("default", "narrow"):
-        return shown
-    return [m for m in shown if not known & set(m.instead_of.split())]
+    if table == "default":
+        shown = [m for m in shown if not known & set(m.instead_of.split())]
+    return shown
 
 
 def run_table(summary: Summary, table: str) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from ouroboros.bench.report.plots.speedups import cost_bars, note, speedup_bars
 from ouroboros.bench.report.run_set import RunSet, run_set
 from ouroboros.bench.report.sections import Section, sections
 from ouroboros.bench.report.summary import Summary, summarise
-from ouroboros.bench.report.tables import NOTES, as_latex, as_text, legend, run_tables, write_table
+from ouroboros.bench.report.tables import NOTES, as_text, legend, run_tables, write_table
 from ouroboros.bench.run.folder import ResultsFolder
 
 
@@ -55,7 +55,7 @@ def write_report(
         report.md     the same tables and plots as Markdown
         summary.json  every metric of every run, by its label
         numbers.csv   every number in full, one row per run and decoder
-        tables/       each table as .md, .csv and .tex (booktabs); *narrow.tex for one column
+        tables/       each table as .md, .csv and .tex (booktabs)
         plots/        each plot as .png and .svg
 
     `tokenizer`: the runs' tokenizer, for runs whose models are elsewhere now.
@@ -68,9 +68,6 @@ def write_report(
         for table in part.tables:
             caption = f"{part.title}. {table.caption}"
             write_table(table.frame, out / "tables" / table.name, caption=caption)
-        for table in part.narrow:
-            text = as_latex(table.frame, table.caption, table.name)
-            (out / "tables" / f"{table.name}.tex").write_text(text, encoding="utf-8")
         for picture in part.pictures:
             plot = f"{out}/plots/{picture.name}"
             style.save(picture.figure, Path(f"{plot}.png"), Path(f"{plot}.svg"))
