@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ouroboros.bench.metrics.sample import Sample
@@ -70,6 +71,35 @@ RUN = {
         "versions": {"torch": "2", "transformers": "5"},
     },
 }
+
+
+def measured(samples=None, *, scores=None, priced=None, **facts) -> Measured:
+    """Return a measurement in memory: greedy and fast on two prompts, or `samples`."""
+    rows = [row for pair in greedy_and_fast() for row in pair] if samples is None else samples
+    return Measured((Path("toy"),), {**RUN, **facts}, rows, scores or {}, priced=priced)
+
+
+def three_decoders(priced=None, **facts) -> Measured:
+    """Return a run of two prompts of six tokens each: greedy takes 12 s, another decoder 6 s,
+    Ouroboros 2 s and 4 s, transformers' greedy 12 s and 13 s."""
+
+    def chain(drafted, accepted):
+        return step(drafted, accepted, draft_calls=drafted, times=(0, 0, 0))
+
+    runs = {
+        "greedy": ((12, 12), [chain(0, 0)] * 6),
+        "other": ((6, 6), [chain(2, 1)] * 3),
+        "ouroboros": ((2, 4), [chain(4, 2)] * 2),
+        "hf_greedy": ((12, 13), [step(0, 0, scored=0)] * 6),
+    }
+    names = facts.get("decoders", list(runs))
+    rows = [
+        replace(sample(prompt, name, steps, wall_s=wall, ttft_s=ttft), prompt_tokens=9)
+        for name, (walls, steps) in runs.items()
+        for prompt, wall, ttft in zip("ab", walls, (1.0, 1.0 + (name == "other")), strict=True)
+        if name in names
+    ]
+    return measured(rows, priced=priced, **{"decoders": names, **facts})
 
 
 def write_run(

@@ -87,7 +87,7 @@ def print_summary(summary: Summary, *, label: str = "", wide: bool = False) -> N
     title = f"{label}: {summary.facts.title}" if label else summary.facts.title
     print(title, end="\n\n")
     if not wide:
-        console.print(terminal_table(summary))
+        console.print(terminal_table(summary, console.width))
         print()
         return
     for _, caption, frame in run_tables(summary):

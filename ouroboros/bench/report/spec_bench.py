@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -49,7 +48,9 @@ def answers(run: Mapping, samples: Sequence[Sample], decoder: str) -> list[dict]
         example: (int(match[1]), int(match[2])) if match and known else (number, 1)
         for number, (example, match) in enumerate(zip(examples, matches, strict=True), start=1)
     }
-    turns = Counter(question for question, _ in places.values())
+    turns: dict[int, int] = {}
+    for question, turn in places.values():
+        turns[question] = max(turn, turns.get(question, 0))
     rounds: dict[int, dict[int, list[Sample]]] = {}
     for sample in sorted(samples, key=lambda one: places[one.example][1]):
         if sample.decoder == decoder and not sample.error:

@@ -55,12 +55,14 @@ def cell(metric: Metric, row: Mapping) -> str:
 
 
 def columns(summary: Summary, table: str) -> list[Metric]:
-    """Return the metrics that a table of a run shows: those that some decoder has."""
+    """Return the metrics that a table of a run shows: those that some decoder has, and in the
+    default table one of the task's scores."""
     frame = summary.frame
     known = {n for n in summary.metrics if n in frame and (frame[n].map(_filled)).any()}
     shown = [m for n, m in summary.metrics.items() if n in known and table in m.tables.split()]
     if table == "default":
-        shown = [m for m in shown if not known & set(m.instead_of.split())]
+        scores = [m for m in shown if m.name not in METRICS]
+        shown = [m for m in shown if not known & set(m.instead_of.split()) and m not in scores[1:]]
     return shown
 
 
@@ -107,15 +109,29 @@ def run_tables(summary: Summary) -> list[tuple[str, str, pd.DataFrame]]:
     return [one for one in found if one[2].shape[1] > 1]
 
 
-def terminal_table(summary: Summary) -> Table:
-    """Return the table that commands print: at most seven columns and the task's scores."""
+def terminal_table(summary: Summary, width: int = 100) -> Table:
+    """Return the table that commands print: at most seven columns and the task's scores.
+
+    Where a line would be longer than `width`, intervals go below their values; where that is not
+    enough, accepted/step and TTFT are left out.
+    """
+
+    def fits(frame: pd.DataFrame) -> bool:
+        texts = {name: "\n".join([name, *frame[name]]) for name in frame}
+        return sum(max(map(len, text.split("\n"))) + 2 for text in texts.values()) - 2 <= width
+
     frame = run_table(summary, "default")
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
-    for place, name in enumerate(frame.columns):
-        shown.add_column(name, justify="right" if place else "left", no_wrap=not place)
-    for row in frame.itertuples(index=False):
-        shown.add_row(*row)
-    return shown
+    below = frame.replace(r" \[", "\n[", regex=True)
+    choices = [frame, below]
+    for name in ("accepted_per_step", "ttft_ms"):
+        choices.append(choices[-1].drop(columns=METRICS[name].heading, errors="ignore"))
+    shown = next((one for one in choices if fits(one)), choices[-1])
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for place, name in enumerate(shown):
+        table.add_column(name, justify="right" if place else "left", overflow="fold")
+    for row in shown.itertuples(index=False):
+        table.add_row(*row)
+    return table
 
 
 def legend(summaries: Sequence[Summary]) -> dict[str, str]:

@@ -1,0 +1,75 @@
+"""Speedups and their 95 % intervals over prompts."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from measured import greedy_and_fast, sample, step
+
+from ouroboros.bench.metrics import METRICS
+from ouroboros.bench.metrics.intervals import (
+    Interval,
+    calls_part,
+    decode_part,
+    macro_speedup,
+    over_runs,
+    pooled,
+    speedup,
+)
+
+GREEDY, FAST = greedy_and_fast()
+
+
+def test_speedups_are_paired_ratios_of_seconds_per_token():
+    whole = speedup(GREEDY, FAST)
+    assert whole.value == pytest.approx((20 / 10) / (8 / 10))
+    assert whole.low == pytest.approx(2.0) and whole.high == pytest.approx(3.0)
+    assert METRICS["latency_speedup"](FAST, GREEDY) == whole
+    after = speedup(GREEDY, FAST, part=decode_part)
+    assert after.value == pytest.approx((16 / 8) / (4 / 8))
+    same = speedup(GREEDY, GREEDY)
+    assert (same.value, same.low, same.high) == pytest.approx((1, 1, 1))
+
+
+def test_only_prompts_and_repeats_that_both_finished_count():
+    assert speedup(GREEDY, FAST[:1]) == Interval(pytest.approx(2.0))
+    assert speedup(GREEDY, []) is None
+    twice = [*FAST, sample("a", "fast", [step(0, 0), step(2, 2)], wall_s=8.0, repeat=1)]
+    assert speedup(GREEDY, twice) == speedup(GREEDY, FAST)
+    lucky = sample("a", "fast", [step(0, 0)], wall_s=10.0)
+    base = [replace(lucky, wall_s=10.0), replace(lucky, wall_s=100.0, repeat=1)]
+    assert speedup(base, [lucky]) == Interval(1.0)
+    assert pooled([], part=calls_part) is None
+
+
+def test_a_macro_speedup_weighs_prompts_alike():
+    # Two prompts: 2 s per token against 1 s, and 2 s per token against 2/3 s.
+    macro = macro_speedup(GREEDY, FAST)
+    assert macro.value == pytest.approx(math.sqrt(2 * 3))
+    assert (macro.low, macro.high) == pytest.approx((2, 3))
+    assert macro_speedup(GREEDY, []) is None
+    assert macro_speedup(GREEDY, FAST[:1]) == Interval(pytest.approx(2))
+
+
+def test_a_mean_over_runs_has_a_narrower_interval_than_one_run():
+    wide = Interval(2.0, 1.0, 4.0)
+    both = over_runs([wide, Interval(8.0, 4.0, 16.0)])
+    assert vars(over_runs([wide])) == pytest.approx(vars(wide))
+    assert both.value == pytest.approx(4.0)
+    assert both.high == pytest.approx(4.0 * 2 ** (1 / 2**0.5))
+    assert over_runs([Interval(2.0), Interval(8.0, 7.0, 9.0)]) == Interval(4.0)
+
+
+@pytest.mark.parametrize(
+    ("interval", "word", "text"),
+    [
+        (Interval(1.1, 1.01, 2.0), "ahead", "1.10x [1.01, 2.00]"),
+        (Interval(1.1, 0.9, 2.0), "inconclusive", "1.10x [0.90, 2.00]"),
+        (Interval(0.5, 0.4, 0.9), "behind", "0.50x [0.40, 0.90]"),
+        (Interval(9.0), "inconclusive", "9.00x"),
+        (Interval(1.0, 1.0, 1.0), "inconclusive", "1.00x"),
+    ],
+)
+def test_a_word_needs_the_whole_interval_and_no_width_is_not_printed(interval, word, text):
+    assert interval.significance == word
+    assert interval.text(unit="x") == text

@@ -1,0 +1,198 @@
+"""Every metric on steps worked out by hand, and what every entry of the registry must have."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bench_models import tiny_llama
+from measured import greedy_and_fast, sample, step
+
+from ouroboros import CachedModel
+from ouroboros.bench.metrics import METRICS
+from ouroboros.bench.metrics.metrics import phase_shares, repetition, score_intervals
+from ouroboros.bench.metrics.registry import Metric, Registry
+from ouroboros.bench.metrics.sample import Sample, steps_of
+from ouroboros.bench.run.run import draft_cost
+from ouroboros.costs import Costs, Surface
+
+# Four steps: the prefill drafts nothing; then 4 of 4, 1 of 4 and 0 of 2 drafted tokens are kept.
+STEPS = [
+    step(0, 0, times=(0.0, 0.5, 0.1)),
+    step(4, 4, draft_calls=4, times=(0.2, 0.5, 0.1)),
+    step(4, 1, draft_calls=4, times=(0.2, 0.5, 0.1)),
+    step(2, 0, draft_calls=2, times=(0.1, 0.5, 0.1)),
+]
+RUN = [sample("a", "x", STEPS, wall_s=9.0, ttft_s=1.0)]
+FOREIGN = [sample("a", "hf", [step(0, 0, scored=0), step(0, 2, scored=0)])]
+GREEDY = [sample("a", "greedy", [step(0, 0)] * 3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("accepted_per_step", 5 / 3),
+        ("acceptance_length", 1 + 5 / 3),
+        ("tokens_per_target_call", 9 / 4),
+        ("draft_calls_per_token", 10 / 9),
+        ("scored_per_step", (1 + 5 + 5 + 3) / 4),
+        ("nodes_per_token", 14 / 9),
+        ("draft_acceptance_rate", 5 / 10),
+        ("draft_share", 0.5 / 2.9),
+        ("verify_share", 2.0 / 2.9),
+        ("host_share", 0.4 / 2.9),
+        ("host_ms_per_step", 100),
+        ("acceptance_rate_per_position", [2 / 3, 1 / 3, 1 / 2, 1 / 2]),
+        ("tries_per_position", [3, 3, 2, 2]),
+        ("acceptance_histogram", {0: 2, 1: 1, 4: 1}),
+        ("tokens_by_source", {"draft": 5, "target": 4}),
+        ("new_tokens", 9),
+        ("target_forwards_per_token", None),
+        ("draft_nodes_per_token", None),
+        ("peak_bytes", None),
+    ],
+)
+def test_counts_acceptance_and_phases(name, value):
+    assert METRICS[name](RUN) == pytest.approx(value)
+
+
+def test_greedy_has_one_call_per_token_and_no_acceptance():
+    assert (
+        METRICS["calls_per_token"](GREEDY).value == METRICS["tokens_per_target_call"](GREEDY) == 1
+    )
+    assert METRICS["acceptance_length"](GREEDY) is METRICS["accepted_per_step"](GREEDY) is None
+    assert METRICS["draft_acceptance_rate"](GREEDY) is None
+    assert METRICS["acceptance_rate_per_position"](GREEDY) == []
+
+
+def test_another_engine_has_no_phases():
+    for name in (
+        "draft_share",
+        "verify_share",
+        "host_share",
+        "host_ms_per_step",
+        "nodes_per_token",
+    ):
+        assert METRICS[name](FOREIGN) is None
+    assert METRICS["tokens_per_target_call"](FOREIGN) == 2
+    assert phase_shares([])["host"] is None
+
+
+def test_times_and_throughput():
+    both = [*RUN, sample("b", "x", [step(3, 2), step(0, 0)], wall_s=3.0, ttft_s=2.0)]
+    assert METRICS["ttft_ms"](both) == pytest.approx(1500)
+    # The first: 8 s for its 8 tokens after the first step's 1; the second: 1 s for 1 after 3.
+    assert METRICS["tpot_ms"](both) == pytest.approx(1000 * 9 / 9)
+    assert METRICS["output_throughput"](both) == pytest.approx(13 / 12)
+    assert METRICS["macro_throughput"](both) == pytest.approx((9 / 9 + 4 / 3) / 2)
+    assert METRICS["e2e_latency_s"](both) == pytest.approx(6)
+    assert METRICS["tpot_ms"]([sample("a", "x", [step(3, 3)])]) is None
+    assert METRICS["energy_per_token_j"](both) is METRICS["e2e_latency_s"]([]) is None
+    known = Sample("c", "x", 0, 0, 0, new_tokens=(1, 2, 3, 4), energy_j=10.0)
+    assert METRICS["energy_per_token_j"]([*both, known]) == pytest.approx(2.5)
+
+
+def test_calls_are_weighed_by_the_pairs_draft_cost_and_by_forwards():
+    assert METRICS["calls_per_token"](RUN).value == pytest.approx((4 + 0.176 * 10) / 9)
+    assert METRICS["calls_per_token"](RUN, draft_cost=0.5).value == pytest.approx(1.0)
+    counted = [replace(s, target_forwards=2, draft_forwards=5) for s in STEPS]
+    found = [replace(RUN[0], steps=tuple(counted))]
+    assert METRICS["calls_per_token"](found, 0.1).value == pytest.approx((8 + 0.1 * 20) / 9)
+    assert METRICS["target_forwards_per_token"](found) == pytest.approx(8 / 9)
+    assert METRICS["draft_forwards_per_token"](found) == pytest.approx(20 / 9)
+    assert METRICS["calls_per_token"]([]) is None
+
+
+def test_a_pairs_draft_cost_is_that_of_the_costs_or_the_bytes_of_its_weights():
+    small, large = CachedModel(tiny_llama(0)), CachedModel(tiny_llama(0, layers=3))
+    share = draft_cost(None, [large, small])
+    assert 0.3 < share < 1 and draft_cost(None, [small, small]) == 1
+    assert draft_cost(0.25, [large, small]) == 0.25 and draft_cost(None, [large]) is None
+    costs = Costs(Surface.flat({1: 10.0, 64: 12.0}), Surface.constant(3.0))
+    assert draft_cost(None, [large, small], costs) == pytest.approx(0.3)
+    assert draft_cost(None, [large, small], replace(costs, draft=None)) == share
+
+
+def test_repetition():
+    assert repetition([1, 2, 3, 4, 1, 2, 3, 4]) == pytest.approx(1 / 5)
+    assert repetition([7] * 10) == pytest.approx(6 / 7)
+    assert repetition(range(20)) == 0 and repetition([1, 2, 3]) is None
+    mixed = [sample("a", "x", [], tokens=(7,) * 10), sample("b", "x", [], tokens=(1,))]
+    assert METRICS["repetition_rate"](mixed) == pytest.approx(6 / 7)
+
+
+def test_unequal_sees_different_tokens_and_truncation():
+    greedy = [sample(e, "greedy", [], tokens=(1, 2, 3)) for e in "abc"]
+    texts = {"a": (1, 2, 3), "b": (1, 2), "c": (1, 2, 4), "d": (9,)}
+    others = [sample(name, "x", [], tokens=tokens) for name, tokens in texts.items()]
+    assert METRICS["unequal"](others, greedy) == 2
+    assert METRICS["unequal"](others, []) is None
+
+
+def test_scores_have_intervals():
+    samples = [sample(e, "x", []) for e in "abcdefghij"]
+    passed = {s.key: {"passed": float(i < 7)} for i, s in enumerate(samples)}
+    found = score_intervals(samples, passed)["pass@1"]
+    # Wilson's interval of 7 in 10, worked out by its formula with z = 1.96.
+    assert (found.value, found.low, found.high) == pytest.approx((0.7, 0.3968, 0.8922), abs=1e-3)
+    graded = {s.key: {"rouge": i / 10} for i, s in enumerate(samples)}
+    found = score_intervals(samples, graded)["rouge"]
+    assert found.value == pytest.approx(0.45) and 0.2 < found.low < 0.45 < found.high < 0.7
+    assert score_intervals(samples, {}) == {}
+    for name, high in (("rouge2", 0.0), ("exact_match", pytest.approx(0.2775, abs=1e-3))):
+        none = {s.key: {name: 0.0} for s in samples}
+        assert score_intervals(samples, none)[name].high == high
+
+
+def test_pass_at_1_is_the_mean_over_problems():
+    samples = [sample(e, "x", [], repeat=r) for e in "ab" for r in (0, 1)]
+    passed = zip([s.key for s in samples], [1.0, 0.0, 1.0, 1.0], strict=True)
+    found = score_intervals(samples, {key: {"passed": value} for key, value in passed})
+    assert list(found) == ["pass@1"] and found["pass@1"].value == pytest.approx(0.75)
+    assert found["pass@1"].low < 0.75 < found["pass@1"].high
+
+
+def test_a_metric_without_what_it_needs_is_unavailable():
+    greedy, fast = greedy_and_fast()
+    row = METRICS.measure({"samples": fast, "greedy": greedy})
+    assert list(row) == list(METRICS)
+    assert row["latency_speedup"].value == pytest.approx(2.5)
+    assert row["cost_per_token"] is row["latency_vs_ouroboros"] is row["verdict"] is None
+    untimed = METRICS.measure({"samples": fast, "greedy": greedy}, timed=False)
+    assert untimed["latency_speedup"] is untimed["ttft_ms"] is None
+    assert untimed["tokens_per_target_call"] == row["tokens_per_target_call"]
+    assert len(METRICS.measure({"samples": fast}, groups=True)) < len(row)
+
+
+def test_a_new_metric_is_one_entry():
+    entry = Metric("steps", "steps", lambda samples: len(steps_of(samples)), "Steps of all.")
+    assert Registry(*METRICS.values(), entry).measure({"samples": RUN})["steps"] == 4
+    with pytest.raises(AssertionError, match="registered twice"):
+        Registry(entry, entry)
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
+def test_an_entry_is_complete(metric):
+    known = {"samples", "failed", "greedy", "ouroboros", "hf_greedy", "costs", "draft_cost"}
+    tables = {"default", "speed", "lead", "time", "counts", "trees", "headline"}
+    assert len(metric.heading.split()) <= 3 and len(metric.heading) <= 25
+    assert metric.definition.endswith(".") and metric.pooled
+    assert set(metric.needs) <= known | {"trees", "audit"}
+    assert set(metric.tables.split()) <= tables | {"comparison", "groups"}
+    assert set(metric.instead_of.split()) <= set(METRICS)
+    assert metric.better in ("", "higher", "lower")
+
+
+def test_the_default_table_has_at_most_seven_columns():
+    shown = METRICS.shown_in("default")
+    always = [m for m in shown if not m.instead_of]
+    assert 1 + len(always) <= 7
+
+
+def test_the_glossary_names_every_metric():
+    frame = METRICS.glossary()
+    assert list(frame["name"]) == list(METRICS) and not frame["definition"].eq("").any()
+    page = Path(__file__).parents[3] / "docs" / "glossary.md"
+    section = page.read_text("utf-8").partition("## Metrics")[2]
+    if not section:
+        pytest.skip("docs/glossary.md has no section of metrics")
+    assert [name for name in METRICS if f"`{name}`" not in section] == []

@@ -1,0 +1,197 @@
+"""One run as facts and a table of metrics, in files and in words."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from measured import RUN, greedy_and_fast, measured, sample, step, three_decoders, write_run
+
+from ouroboros.bench.metrics import METRICS
+from ouroboros.bench.report.facts import RunFacts
+from ouroboros.bench.report.summary import interval_of, summarise
+from ouroboros.bench.report.write import make_report, to_markdown
+from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.costs import CostModel, Costs, Surface
+
+COSTS = Costs(Surface.flat({1: 10.0, 5: 14.0}), Surface.constant(2.0), {"": 1.0}, prefill_ms=30.0)
+TOY = CostModel(COSTS, "the costs 'toy'")
+GREEDY, FAST = greedy_and_fast()
+
+
+def test_a_row_per_decoder_and_a_column_per_metric():
+    frame = summarise(measured()).frame
+    assert list(frame.index) == ["greedy", "fast", "hf_greedy"]
+    assert {column for one in METRICS.values() for column in one.columns} == set(frame.columns)
+    row = frame.loc["fast"]
+    assert row["latency_speedup"] == pytest.approx(2.5)
+    assert row["latency_speedup.low"] == pytest.approx(2.0)
+    assert interval_of(row, "latency_speedup").high == pytest.approx(3.0)
+    assert interval_of(row, "cost_per_token") is None and np.isnan(row["cost_per_token"])
+
+
+def test_greedy_is_first_and_the_fastest_next():
+    order = ["hf_greedy", "other", "ouroboros", "greedy"]
+    fastest_first = ["greedy", "ouroboros", "other", "hf_greedy"]
+    assert list(summarise(three_decoders(decoders=order)).frame.index) == fastest_first
+    untimed = summarise(three_decoders(decoders=order, timing=False)).frame
+    assert list(untimed.index) == ["greedy", "ouroboros", "other", "hf_greedy"]
+
+
+def test_a_folders_own_report(tmp_path):
+    failed = sample("b", "hf_greedy", [], error="ValueError: too long", wall_s=0.0, ttft_s=None)
+    scores = {row.key: {"passed": 1.0} for row in FAST}
+    folder = write_run(tmp_path, RUN, [*GREEDY, *FAST, failed], scores)
+    summary = make_report(folder)
+    written = json.loads((tmp_path / "summary.json").read_text())
+    assert written == json.loads(json.dumps(summary.to_dict()))
+    assert (tmp_path / "speedup.png").stat().st_size > 5000
+    row = written["decoders"]["fast"]
+    assert row["latency_speedup"] == pytest.approx({"value": 2.5, "low": 2.0, "high": 3.0})
+    assert row["tokens_per_target_call"] == pytest.approx(2.5)
+    assert row["score.pass@1"]["value"] == 1.0 and row["score.pass@1"]["low"] > 0.3
+    assert row["latency_speedup_vs_hf"] is None and row["groups"] == {}
+    assert written["decoders"]["hf_greedy"]["failed"] == 1
+    text = (tmp_path / "summary.md").read_text()
+    assert all(word in text.splitlines()[0] for word in ("stand-in", "batch size 1", "Toy CPU"))
+    assert "**Incomplete**: 5 of 6 samples." in text
+    assert "hf_greedy: 1 failed: ValueError: too long" in text
+    assert "- speedup: Greedy's seconds per token / the decoder's" in text
+    assert summary.headline()["fast"]["latency_speedup"] == 2.5
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="not a results folder"):
+        make_report(ResultsFolder(tmp_path))
+
+
+def test_an_empty_run_still_reports():
+    summary = summarise(measured([]))
+    assert "greedy" in to_markdown(summary)
+    assert "NaN" not in json.dumps(summary.to_dict())
+
+
+def test_the_title_counts_what_was_measured():
+    bad = sample("b", "fast", [], error="ValueError: x", wall_s=0.0, ttft_s=None)
+    short = summarise(measured([GREEDY[0], FAST[0], bad]))
+    assert "toy, 1 of 2 prompts" in short.facts.title and short.facts.incomplete
+    assert short.frame.loc["fast", "samples"] == short.frame.loc["fast", "failed"] == 1
+    assert interval_of(short.frame.loc["fast"], "latency_speedup").text() == "2.00"
+    whole = summarise(measured(samples_wanted=4)).facts
+    assert "toy, 2 prompts x 6 tokens" in whole.title and not whole.incomplete
+    stopped = summarise(measured(samples_wanted=4, status="interrupted"))
+    assert "'interrupted'" in to_markdown(stopped)
+    long = summarise(measured(config={"context_tokens": 2048})).facts
+    assert "toy, 2 prompts of 2048 tokens x " in long.title
+    assert " · ".join(long.title_parts) == long.title
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"name": "hf", "target": "a/big", "draft": "c/d"}, "big + d pair"),
+        ({"name": "hf", "target": "a/big"}, "big pair"),
+        ({"name": "reference", "target": "reference/target"}, "reference pair"),
+        ({"quantised": {"draft": "quanto int8"}}, "float32, draft quanto int8"),
+        ({"engines": {"target": {"engine": "static"}}}, "float32, static engine"),
+        ({"standin": {"target": "x", "draft": "y"}}, "as a stand-in, shapes x / y"),
+    ],
+)
+def test_titles_name_the_models_and_their_arithmetic(model, words):
+    own = {**RUN["model"], "standin": None, **model}
+    assert words in RunFacts.of({**RUN, "model": own}, []).title
+
+
+def test_a_rehearsal_is_called_one():
+    own = {**RUN["model"], "standin": None, "target": "reference/target"}
+    published = {"tokens_per_s": {"greedy": 15.6}}
+    facts = RunFacts.of({**RUN, "model": own, "published": published}, [])
+    assert facts.nature == "rehearsal" and "(a rehearsal)" in facts.title
+    assert RunFacts.of({**RUN, "model": own}, []).nature == "model"
+
+
+def test_leads_are_paired_by_prompt_and_by_measure():
+    row = summarise(three_decoders()).frame.loc["other"]
+    assert row["latency_vs_ouroboros"] == pytest.approx(12 / 6)
+    assert row["latency_vs_ouroboros.low"] == pytest.approx(6 / 4)
+    assert row["ttft_vs_ouroboros"] == pytest.approx(3 / 2)
+    assert row["decode_vs_ouroboros"] == pytest.approx((9 / 8) / (4 / 6))
+
+
+def test_costs_give_cost_per_token_and_predicted_speedups():
+    frame = summarise(three_decoders(TOY)).frame
+    assert frame.loc["ouroboros", "cost_per_token"] == pytest.approx(4.4 / 6)
+    assert frame.loc["other", "cost_vs_ouroboros"] == pytest.approx(3 * (12 + 4) / 44)
+    assert np.isnan(frame.loc["hf_greedy", "cost_per_token"])
+    seconds = 2 * (14 + 8 + 1) + 30 + 6
+    predicted = frame.loc["ouroboros", "predicted_speedup"]
+    assert predicted == pytest.approx((6 * 11 + 30) / seconds)
+
+
+def test_a_run_without_times_shows_predictions_and_says_so():
+    summary = summarise(three_decoders(TOY, timing=False))
+    assert summary.facts.title.endswith("predicted by the costs 'toy'")
+    assert any("speedups are predicted by the costs 'toy'" in note for note in summary.notes)
+    ours = summary.frame.loc["ouroboros"]
+    assert np.isnan(ours["latency_speedup"]) and np.isnan(ours["latency_vs_ouroboros"])
+    assert ours["predicted_speedup"] > 1
+    without = summarise(three_decoders(timing=False)).frame
+    assert without["predicted_speedup"].isna().all()
+    assert "predicted" not in summarise(three_decoders(TOY)).facts.title
+
+
+def test_costs_that_do_not_reach_far_enough_predict_nothing_and_say_why():
+    small = CostModel(Costs(Surface.flat({1: 10.0, 3: 12.0}), Surface.constant(2.0)), "x")
+    summary = summarise(three_decoders(small))
+    assert np.isnan(summary.frame.loc["ouroboros", "cost_per_token"])
+    assert summary.frame.loc["other", "cost_per_token"] > 0
+    (line,) = [note for note in summary.notes if "no prediction" in note]
+    assert line.startswith("ouroboros has no cost/token and no prediction: a call scores 5 nodes")
+
+
+def test_a_folders_own_costs_are_used(tmp_path):
+    one = three_decoders(timing=False, samples_wanted=8)
+    folder = write_run(tmp_path, one.run, one.samples)
+    assert make_report(folder).facts.costs is None and not (tmp_path / "speedup.png").exists()
+    assert (tmp_path / "calls.png").exists()
+    replace(COSTS, about={"name": "toy"}).save(tmp_path / "costs.json")
+    assert make_report(folder).facts.costs == "the costs 'toy'"
+    assert (tmp_path / "speedup.png").exists()
+
+
+def test_a_run_without_greedy_says_what_is_missing():
+    def notes(decoders):
+        return summarise(three_decoders(decoders=decoders)).notes
+
+    assert any(note.startswith("The run has no greedy decoder") for note in notes(["ouroboros"]))
+    assert not any("no greedy" in note for note in notes(["greedy", "ouroboros"]))
+
+
+def test_corpus_scores_stand_with_the_others_but_not_for_parts():
+    run = {"corpus_scores": {"fast": {"bleu": 23.5}}}
+    frame = summarise(measured(**run)).frame
+    assert frame.loc["fast", "score.bleu"] == 23.5 and np.isnan(frame.loc["greedy", "score.bleu"])
+    assert "score.bleu" not in summarise(measured(**run, parts=2)).frame
+
+
+def test_groups_have_their_own_speedups():
+    groups = ("math", "code")
+    rows = [
+        replace(one, group=group)
+        for pair in (GREEDY, FAST)
+        for one, group in zip(pair, groups, strict=True)
+    ]
+    summary = summarise(measured(rows))
+    found = summary.groups["latency_speedup"]
+    assert found["math", "fast"] == pytest.approx(2) and found["code", "fast"] == pytest.approx(3)
+    assert set(summary.to_dict()["decoders"]["fast"]["groups"]) == set(groups)
+    assert summarise(measured()).groups.empty
+
+
+def test_repetition_and_unequal_text():
+    rows = [
+        sample("a", "greedy", [step(0, 0)] * 9, tokens=(7,) * 9),
+        sample("a", "fast", [step(0, 0)] * 9, tokens=(7,) * 8 + (6,)),
+    ]
+    row = summarise(measured(rows)).frame.loc["fast"]
+    assert row["repetition_rate"] == pytest.approx(4 / 6) and row["unequal"] == 1

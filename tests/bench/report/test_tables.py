@@ -1,0 +1,198 @@
+"""Tables of one run and of several: which columns, which cells, in which form."""
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from measured import RUN, greedy_and_fast, measured, measured_trees, sample, step, three_decoders
+from rich.console import Console
+
+from ouroboros.bench.metrics import METRICS
+from ouroboros.bench.report.summary import summarise
+from ouroboros.bench.report.tables import (
+    as_latex,
+    as_text,
+    best_other,
+    best_others,
+    cell,
+    comparisons,
+    legend,
+    run_table,
+    run_tables,
+    terminal_table,
+)
+from ouroboros.costs import CostModel, Costs, Surface
+
+COSTS = Costs(Surface.flat({1: 10.0, 5: 14.0}), Surface.constant(2.0), {"": 1.0}, prefill_ms=30.0)
+TOY = CostModel(COSTS, "the costs 'toy'")
+
+
+def test_a_cell_has_unit_interval_and_digits():
+    row = summarise(three_decoders()).frame.loc["other"]
+    assert cell(METRICS["latency_vs_ouroboros"], row) == "2.00x [1.50, 3.00]"
+    assert cell(METRICS["ttft_ms"], row) == "1500"
+    assert cell(METRICS["repetition_rate"], row) == "0 %"
+    assert cell(METRICS["cost_per_token"], row) == "-"
+    assert cell(METRICS["tokens_by_source"], row) == "draft 50 %, target 50 %"
+    greedy = summarise(three_decoders()).frame.loc["greedy"]
+    assert cell(METRICS["latency_speedup"], greedy) == "1.00x"
+
+
+def test_the_default_table_has_seven_columns():
+    one = summarise(three_decoders())
+    frame = one.frame.assign(verdict=["reference", "identical", "1 tie of 2", None])
+    table = run_table(replace(one, frame=frame), "default")
+    assert list(table) == [
+        *("decoder", "tokens/s", "speedup", "vs Ouroboros", "TTFT (ms)", "accepted/step", "verdict")
+    ]
+    assert list(table["decoder"]) == ["greedy", "ouroboros", "other", "hf_greedy"]
+    assert list(table["verdict"]) == ["reference", "identical", "1 tie of 2", "-"]
+
+
+def test_a_run_without_times_shows_predictions_or_calls_instead():
+    predicted = run_table(summarise(three_decoders(TOY, timing=False)), "default")
+    assert "predicted speedup" in predicted and "predicted vs Ouroboros" in predicted
+    assert "tokens/s" not in predicted and "calls vs Ouroboros" not in predicted
+    counted = run_table(summarise(three_decoders(timing=False)), "default")
+    assert list(counted)[1:] == ["calls vs Ouroboros", "accepted/step", "calls/token"]
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(140, 0), (104, 0), (100, 1), (80, 2)])
+def test_the_terminal_shows_what_fits_and_truncates_nothing(width, left_out):
+    names = {"greedy": "greedy", "fast": "hf_assisted_constant"}
+    rows = [replace(s, decoder=names[s.decoder]) for pair in greedy_and_fast() for s in pair]
+    scores = {row.key: {"passed": 1.0} for row in rows}
+    one = summarise(measured(rows, decoders=list(names.values()), scores=scores))
+    one = replace(one, frame=one.frame.assign(verdict=["reference", "2 not judged (!)"]))
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(terminal_table(one, width))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= width and "…" not in text
+    table = run_table(one, "default")
+    lost = [name for name in table if name not in text]
+    assert lost == ["TTFT (ms)", "accepted/step"][2 - left_out :]
+    for value in table.drop(columns=lost).to_numpy().ravel():
+        assert all(part in text for part in value.split(" ["))
+
+
+def test_every_table_of_a_run_and_its_legend():
+    one = summarise(three_decoders(TOY))
+    found = {name: frame for name, _, frame in run_tables(one)}
+    assert list(found) == ["default", "speed", "lead", "time", "counts"]
+    lead = found["lead"].set_index("decoder")
+    assert list(lead.index) == ["greedy", "other", "hf_greedy"]
+    assert lead.loc["other", "Ouroboros is"] == "ahead"
+    assert lead.loc["other", "vs Ouroboros"] == "2.00x [1.50, 3.00]"
+    assert "calls/token" in found["counts"] and "J/token" not in found["time"]
+    shown = {heading for frame in found.values() for heading in frame.columns}
+    assert shown - set(legend([one])) == {"decoder", "Ouroboros is"}
+
+
+def test_the_legend_tells_the_draft_cost():
+    def words(*costs):
+        runs = [three_decoders(model={**RUN["model"], "draft_cost": c}) for c in costs]
+        return legend([summarise(one) for one in runs])["calls/token"]
+
+    assert "draft cost (0.5) x draft calls" in words(0.5)
+    assert "draft cost (0.176) x draft calls" in words(None)
+    assert "draft cost (the pair's own) x draft calls" in words(0.5, None)
+
+
+def test_groups_are_rows_and_decoders_columns():
+    rows = [
+        replace(one, group=group)
+        for pair in greedy_and_fast()
+        for one, group in zip(pair, ("math", "code"), strict=True)
+    ]
+    found = {name: frame for name, _, frame in run_tables(summarise(measured(rows)))}
+    assert found["groups"].set_index("group")["fast"].to_dict() == {
+        "math": "2.00x",
+        "code": "3.00x",
+    }
+    assert list(found["groups"]["samples"]) == ["1", "1"]
+
+
+def test_trees_and_their_sources(tmp_path):
+    one = measured_trees(tmp_path, {**RUN["model"], "target": "reference/target"})
+    found = {name: frame for name, _, frame in run_tables(summarise(one))}
+    row = found["trees"].set_index("decoder").loc["fast"]
+    assert (row["tree steps"], row["nodes"]) == ("2", "2.0")
+    assert (row["estimated"], row["accepted"]) == ("45 %", "25 %")
+    assert found["sources"].set_index("source").loc["phrase", "accepted"] == "100 %"
+    bare = {name for name, *_ in run_tables(summarise(replace(one, trees={})))}
+    assert not bare & {"trees", "sources"}
+
+
+def test_published_numbers_stand_beside_the_measured_ones():
+    published = {
+        "source": "arXiv 2402.13720",
+        "hardware": "A100",
+        "tokens_per_s": {"greedy": 15.6, "fast": 62.4, "absent": 31.2},
+    }
+    summary = summarise(measured(published=published))
+    (caption, frame) = {n: (c, f) for n, c, f in run_tables(summary)}["published"]
+    rows = frame.set_index("decoder")
+    assert rows.loc["fast", "published speedup"] == "4.00x"
+    assert rows.loc["fast", "measured speedup"].startswith("2.50x")
+    assert rows.loc["fast", "measured / published"] == "0.62"
+    assert rows.loc["absent", "measured speedup"] == rows.loc["hf_greedy", "published speedup"]
+    assert "on A100. Measured (a stand-in): on Toy CPU" in caption
+
+
+def test_runs_are_compared_decoders_across():
+    found = comparisons({"gamma": [2, 4]}, [summarise(measured()), summarise(measured(parts=2))])
+    assert list(found) == [
+        *("output_throughput", "latency_speedup", "latency_speedup_macro", "calls_per_token")
+    ]
+    caption, frame = found["latency_speedup"]
+    assert caption.startswith("speedup: Greedy's seconds per token")
+    assert list(frame) == ["gamma", "prompts", "greedy", "fast", "hf_greedy"]
+    assert list(frame["fast"]) == ["2.50x [2.00, 3.00]"] * 2
+    assert list(frame["prompts"]) == ["2 (incomplete)"] * 2
+    untimed = [summarise(measured(timing=False))]
+    assert list(comparisons({"run": ["x"]}, untimed)) == ["calls_per_token"]
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["the costs measured with the run"] * 2, "the costs measured with the run (a fit)."),
+        (["the costs 'flat'"] * 2, "By the costs 'flat'."),
+        (["the costs measured with the run", "the costs 'flat'"], "(a fit), the costs 'flat'."),
+    ],
+)
+def test_costs_measured_in_the_run_are_called_a_fit(names, words):
+    runs = [summarise(three_decoders(CostModel(COSTS, name))) for name in names]
+    assert comparisons({"run": ["x", "y"]}, runs)["predicted_speedup"][0].endswith(words)
+
+
+def test_the_best_other_decoder_of_each_run_and_their_mean():
+    one = summarise(three_decoders())
+    name, lead = best_other(one, "latency_vs_ouroboros")
+    assert name == "other" and lead.value == pytest.approx(2)
+    untimed = best_others({"run": ["x", "y"]}, [one, summarise(three_decoders(timing=False))])
+    assert "calls vs Ouroboros" in untimed
+    frame = best_others({"run": ["x", "y"]}, [one, one])
+    assert list(frame["run"]) == ["x", "y", "geometric mean"]
+    assert list(frame["best other"]) == ["other", "other", ""]
+    assert list(frame["Ouroboros is"]) == ["ahead"] * 3
+    alone = summarise(measured())
+    assert best_others({"run": ["x"]}, [alone]).empty
+    assert len(best_others({"run": ["x", "y"]}, [one, alone])) == 1
+
+
+def test_latex_is_escaped():
+    one = summarise(measured(decoders=["greedy", "fast", "x_y"]))
+    _, frame = comparisons({"100 % & more": ["a_b"]}, [one])["latency_speedup"]
+    text = as_latex(frame, "50 % of a_b \\ c", "main")
+    assert r"\label{tab:main}" in text and r"\toprule" in text
+    assert r"100 \% \& more" in text and r"a\_b" in text and r"x\_y" in text
+    assert r"50 \% of a\_b \textbackslash{} c" in text
+    assert not re.search(r"(?<!\\)[%_]", text)
+
+
+def test_text_keeps_numbers_as_they_are_written():
+    rows = [sample("a", "greedy", [step(0, 0)])]
+    table = run_table(summarise(measured(rows, decoders=["greedy"])), "speed")
+    assert "1.000" not in as_text(table) and "| greedy" in as_text(table)
