@@ -31,13 +31,13 @@ class Thread:
     def __init__(self, table: Table, rank: int) -> None:
         self.table, self.rank, self.size = table, rank, table.size
 
-    def exchange(self, message: np.ndarray) -> list[np.ndarray]:
+    def all_gather(self, message: np.ndarray) -> list[np.ndarray]:
         found = self.table.put(self.rank, message.copy())
         assert len({len(one) for one in found}) == 1, "messages of several lengths"
         return [one.copy() for one in found]
 
-    def broadcast(self, data: bytes) -> bytes:
-        return self.table.put(self.rank, data)[0]
+    def broadcast(self, value):
+        return self.table.put(self.rank, value)[0]
 
 
 class Table:

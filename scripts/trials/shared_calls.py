@@ -24,11 +24,11 @@ import torch
 from tabulate import tabulate
 
 from ouroboros.bench.run.pair import PairSpec, load_pair
-from ouroboros.bench.run.parallel import joined, message_ms
+from ouroboros.bench.run.parallel import join_ranks
 from ouroboros.costs.timing import IDS, random_tree
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.parallel.ranks import Ranks, told
-from ouroboros.engine.parallel.sharded import Gathered, ShardedModel
+from ouroboros.engine.parallel.ranks import Ranks, message_ms
+from ouroboros.engine.parallel.sharded import GatheringSelector, ShardedModel
 from ouroboros.select import argmax
 from ouroboros.tree import TokenTree
 
@@ -41,7 +41,7 @@ def shared_calls(args: argparse.Namespace) -> None:
         torch.set_num_threads(args.threads)
     standin = {"target": args.standin} if args.standin else None
     spec = PairSpec("reference", args.target, dtype=args.dtype, standin=standin)
-    with joined("tree") as ranks:
+    with join_ranks("tree") as ranks:
         target = load_pair(spec, with_draft=False).target
         found = measured(target, ranks, args)
         rows = [row(nodes, own) for nodes, own in sorted(found.items())]
@@ -66,15 +66,15 @@ def measured(target: CachedModel, ranks: Ranks, args: argparse.Namespace) -> dic
     found: dict[int, dict[str, list[float]]] = {n: defaultdict(list) for n in trees}
     turns = [(nodes, way) for nodes in trees for way in WAYS]
     for turn in range(args.rounds + 1):  # the first is not counted
-        for nodes, way in told(ranks, draw.sample(turns, len(turns))):
-            told(ranks, None)  # all start together
+        for nodes, way in ranks.broadcast(draw.sample(turns, len(turns))):
+            ranks.broadcast(None)  # all start together
             started = time.perf_counter()
             busy_s = ways[way](trees[nodes])
             taken = 1e3 * (time.perf_counter() - started)
             if turn:
                 found[nodes][way].append(taken)
             if way == WAYS[2]:
-                sizes = ranks.exchange(
+                sizes = ranks.all_gather(
                     np.array([len(shared.part.nodes)], dtype="<i4").view(np.uint8)
                 )
                 found[nodes]["part"] = [max(int(one.view("<i4")[0]) for one in sizes)]
@@ -94,7 +94,7 @@ def parted(model: ShardedModel, text: list[int], tree: TokenTree) -> float:
     """Do the same, shared by the ranks."""
     tree = rooted(tree, text)
     sequence = model.new_sequence(cached=text[:-1])
-    Gathered(argmax, model)(model.score(sequence, text, tree), text, tree)
+    GatheringSelector(argmax, model)(model.score(sequence, text, tree), text, tree)
     return sequence.busy_s
 
 

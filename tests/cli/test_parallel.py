@@ -13,7 +13,7 @@ from processes import in_processes
 from tqdm import tqdm
 
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.bench.run.parallel import by_surface
+from ouroboros.bench.run.parallel import call_cost
 from ouroboros.cli import command_line
 from ouroboros.costs import Surface
 from ouroboros.drafters.ouroboros import Ouroboros
@@ -101,7 +101,7 @@ def test_a_killed_or_stopped_run_goes_on(job, tmp_path, monkeypatch):
     stopped = [
         value for _, value in in_processes(2, process(arguments, tmp_path), tmp_path / "stopped")
     ]
-    assert [code for code, _ in stopped] == [130, 130] and "go" in stopped[0][1]
+    assert [code for code, _ in stopped] == [130, 130] and "resume" in stopped[0][1]
     more = tokens(tmp_path / "two")
     assert kept.items() <= more.items() and len(more) < 9
     monkeypatch.setattr(Ouroboros, "propose", propose)
@@ -134,5 +134,5 @@ def test_what_cannot_be_parallel_is_refused_in_one_line(run_bench, monkeypatch, 
 
 
 def test_costs_go_on_beyond_what_was_measured():
-    call_ms = by_surface(Surface({64: {1: 2.0, 8: 4.0}}))
+    call_ms = call_cost(Surface({64: {1: 2.0, 8: 4.0}}))
     assert [call_ms(n, 999) for n in (1, 8, 16)] == [2.0, 4.0, 8.0]

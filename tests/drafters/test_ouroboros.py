@@ -25,7 +25,7 @@ from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.drafters.pool import PhrasePool
 from ouroboros.engine.eager import PREFILL_ALONE
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.parallel.sharded import Gathered
+from ouroboros.engine.parallel.sharded import GatheringSelector
 from ouroboros.processors import Processed, processed
 from ouroboros.select import Sampler, argmax
 from ouroboros.tree import TokenTree
@@ -69,7 +69,12 @@ def test_trees_keep_to_size_and_budget(pair, choose):
         (choice(SAMPLED, 5, [WARM], 13), 0.3),
         (choice(SAMPLED, 5, [PENALTY, WARM], 13), 0.3),
         (processed(Sampler(temperature=0.3, seed=5), [PENALTY], vocab=13), 0.3),
-        (Gathered(processed(Sampler(temperature=0.3, seed=5), [PENALTY], vocab=13), None), 0.3),
+        (
+            GatheringSelector(
+                processed(Sampler(temperature=0.3, seed=5), [PENALTY], vocab=13), None
+            ),
+            0.3,
+        ),
     ],
 )
 def test_the_drafter_knows_how_tokens_are_drawn(choose, temperature):

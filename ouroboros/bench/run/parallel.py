@@ -1,8 +1,8 @@
-"""A run on several devices: its models shared by the ranks, its results rank 0's.
+"""A run on several devices: the ranks share its models, and rank 0 keeps its results.
 
-Every rank runs the same loop over the same samples; the others write theirs to a copy of the
-folder that is thrown away. Invariant: what ranks decide by (costs, what is done already, whether to
-stop) is rank 0's, told to all.
+Every rank runs the same loop over the same samples; the others write theirs to a temporary copy of
+the folder. Invariant: everything that the ranks decide by (costs, finished samples, whether to
+stop) is rank 0's, sent to all.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
@@ -27,21 +25,20 @@ from ouroboros.costs import Costs, Surface
 from ouroboros.decoders import Decoder, DecoderFactory
 from ouroboros.drafters.on_first_rank import OnFirstRank
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.parallel.ranks import Alone, Group, RankLost, Ranks, told
+from ouroboros.engine.parallel.ranks import ProcessGroup, RankLost, Ranks, SingleRank, message_ms
 from ouroboros.engine.parallel.sharded import CallMs, ShardedModel
 
-WIDE = 24  # nodes of a draft call, for whether sharing it pays
-MESSAGE_BYTES, MESSAGES = 512, 25
+WIDE_CALL = 24  # nodes of the draft call that sharing must make cheaper
 
 
 @contextmanager
-def joined(parallel: str | None) -> Iterator[Ranks]:
-    """Yield the ranks of a run, this process alone unless it is parallel. All but rank 0 are
-    quiet; where a rank is lost, one of the others says so and all end with code 1."""
+def join_ranks(parallel: str | None) -> Iterator[Ranks]:
+    """Yield the ranks of a run; this process alone unless it is parallel. All but rank 0 are quiet.
+    If a rank is lost, one of the others prints it and all exit with code 1."""
     if parallel is None:
-        yield Alone()
+        yield SingleRank()
         return
-    ranks, stderr = Group.joined(), sys.stderr
+    ranks, stderr = ProcessGroup.join(), sys.stderr
     with ExitStack() as quiet:
         if ranks.rank:
             nowhere = quiet.enter_context(open(os.devnull, "w"))
@@ -53,104 +50,93 @@ def joined(parallel: str | None) -> Iterator[Ranks]:
             if ranks.is_first("lost"):
                 kept = "finished samples are kept; rerun with the same results_dir to resume"
                 print(f"error: {error}: {kept}", file=stderr, flush=True)
-            os._exit(1)  # whatever still waits for a rank that is gone
+            os._exit(1)  # threads may still wait for the lost rank
         except (ValueError, OSError):
             if ranks.rank:
-                sys.exit(2)  # rank 0 says it
+                sys.exit(2)  # rank 0 prints it
             raise
 
 
 def on_own_device(spec: PairSpec, ranks: Ranks) -> PairSpec:
     """Return the spec with this rank's GPU as its device, unless it names one."""
-    if ranks.size == 1 or spec.device is not None or not Group.on_gpus():
+    if ranks.size == 1 or spec.device is not None or not ProcessGroup.on_gpus():
         return spec
     return replace(spec, device=f"cuda:{os.environ['LOCAL_RANK']}")
 
 
 def shared_pair(pair: Pair, costs: Costs | None, ranks: Ranks, draft: str | None) -> Pair:
-    """Return the pair with its target shared by the ranks, and its draft where `draft` says so
-    (None: where the costs do)."""
-    target = ShardedModel(pair.target, ranks, call_ms=by_surface(costs.target) if costs else None)
-    small, surface = pair.draft, costs.draft if costs else None
-    share = draft == "shared" or (draft is None and surface is not None and pays(surface, ranks))
+    """Return the pair with its target shared by the ranks. The draft is shared too if `draft` is
+    "shared" or, with None, if by the costs a wide draft call takes longer than a part of it and a
+    message."""
+    target_ms = call_cost(costs.target) if costs else None
+    draft_ms = call_cost(costs.draft) if costs and costs.draft else None
+    target, small = ShardedModel(pair.target, ranks, call_ms=target_ms), pair.draft
+    share = draft == "shared"
+    if draft is None and costs and costs.draft and draft_ms:
+        context, part = int(min(512, max(costs.draft.ms))), -(-WIDE_CALL // ranks.size)
+        saved_ms = draft_ms(WIDE_CALL, context) - draft_ms(part, context)
+        share = saved_ms > message_ms(ranks)
     if small is not None and share:
-        call_ms = None if surface is None else by_surface(surface)
-        small = ShardedModel(small, ranks, call_ms=call_ms)
+        small = ShardedModel(small, ranks, call_ms=draft_ms)
     return Pair(target, small)
 
 
-def by_surface(surface: Surface) -> CallMs:
-    """Return what a call costs; beyond what was measured, in proportion to its nodes."""
+def call_cost(surface: Surface) -> CallMs:
+    """Return the milliseconds of a call; beyond the measured sizes, in proportion to its nodes."""
     most, longest = min(max(row) for row in surface.ms.values()), max(surface.ms)
 
     @lru_cache(maxsize=4096)
     def call_ms(nodes: int, context: int) -> float:
-        known = surface.call_ms(min(nodes, most), min(context, longest))
-        return known * max(1.0, nodes / most)
+        measured = surface.call_ms(min(nodes, most), min(context, longest))
+        return measured * max(1.0, nodes / most)
 
     return call_ms
 
 
-def pays(surface: Surface, ranks: Ranks) -> bool:
-    """Return whether a wide call of a draft takes longer whole than in parts with a message."""
-    call_ms, context = by_surface(surface), int(min(512, max(surface.ms)))
-    part = -(-WIDE // ranks.size)
-    return call_ms(WIDE, context) - call_ms(part, context) > message_ms(ranks)
-
-
-def message_ms(ranks: Ranks, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Return the median milliseconds of an exchange, as rank 0 measures it; told to all."""
-    message, taken = np.zeros(MESSAGE_BYTES, dtype=np.uint8), []
-    for _ in range(MESSAGES):
-        started = clock()
-        ranks.exchange(message)
-        taken.append(1e3 * (clock() - started))
-    return told(ranks, median(taken))
-
-
-def drafting_on_first(
-    makers: Mapping[str, DecoderFactory], ranks: Ranks
+def draft_on_first(
+    factories: Mapping[str, DecoderFactory], ranks: Ranks
 ) -> dict[str, DecoderFactory]:
-    """Return makers of decoders that draft on rank 0 alone; other engines stay as they are."""
+    """Return factories of decoders that draft on rank 0 only; peers stay as they are."""
 
-    def of(make: DecoderFactory) -> DecoderFactory:
-        def made() -> Decoder:
-            decoder = make()
+    def wrap(factory: DecoderFactory) -> DecoderFactory:
+        def make() -> Decoder:
+            decoder = factory()
             return decoder if hasattr(decoder, "run") else OnFirstRank(decoder, ranks)
 
-        return made
+        return make
 
-    return {name: of(make) for name, make in makers.items()}
+    return {name: wrap(factory) for name, factory in factories.items()}
 
 
 @contextmanager
 def folder_of(folder: ResultsFolder, ranks: Ranks) -> Iterator[ResultsFolder]:
-    """Yield where this rank writes: rank 0 in the folder itself, another one in a copy of what a
-    run goes on from, which is thrown away."""
+    """Yield where this rank writes: rank 0 in the folder itself, another in a temporary copy of the
+    files that a run resumes from."""
     if ranks.size == 1:
         yield folder
         return
-    kept = [folder.path / SAMPLES, *folder.path.glob("pool-*.json")]
-    found = told(ranks, {path.name: path.read_bytes() for path in kept if path.exists()})
+    paths = [folder.path / SAMPLES, *folder.path.glob("pool-*.json")]
+    files = ranks.broadcast({path.name: path.read_bytes() for path in paths if path.exists()})
     if ranks.rank == 0:
         yield folder
         return
     with tempfile.TemporaryDirectory() as place:
-        for name, data in found.items():
+        for name, data in files.items():
             Path(place, name).write_bytes(data)
         yield ResultsFolder(place)
 
 
 def any_rank(ranks: Ranks, asked: bool) -> bool:
     """Return whether any rank was asked to stop."""
-    return any(flag[0] for flag in ranks.exchange(np.array([asked], dtype=np.uint8)))
+    return any(flag[0] for flag in ranks.all_gather(np.array([asked], dtype=np.uint8)))
 
 
-def exchanged(models: Sequence[CachedModel]) -> dict | None:
-    """Return what a run says of its ranks and their messages; None for one process.
+def parallel_facts(models: Sequence[CachedModel]) -> dict | None:
+    """Return what run.json records of the ranks and their messages; None for one process.
 
-    `bytes_per_step` counts what all ranks together tell of the target's choices; `draft` is where
-    the draft runs, and `draft_bytes` are told of its own."""
+    `bytes_per_step` counts the messages of all ranks for the target's choices; `draft_bytes` those
+    for a shared draft's.
+    """
     target, *drafts = models
     if not isinstance(target, ShardedModel):
         return None
@@ -166,7 +152,7 @@ def exchanged(models: Sequence[CachedModel]) -> dict | None:
     }
 
 
-def alone(job: Bench) -> Bench:
-    """Return the job with the models of this rank by itself."""
+def unshared(job: Bench) -> Bench:
+    """Return the job with the models of this rank alone."""
     models = [m.alone() if isinstance(m, ShardedModel) else m for m in job.models]
     return replace(job, target=models[0], models=models)

@@ -41,14 +41,14 @@ from ouroboros.bench.run.identity import (
 from ouroboros.bench.run.loop import Bench, eos_ids
 from ouroboros.bench.run.pair import Pair, load_pair
 from ouroboros.bench.run.parallel import (
-    alone,
     any_rank,
-    drafting_on_first,
-    exchanged,
+    draft_on_first,
     folder_of,
-    joined,
+    join_ranks,
     on_own_device,
+    parallel_facts,
     shared_pair,
+    unshared,
 )
 from ouroboros.bench.run.prompts import longest, with_context
 from ouroboros.bench.tasks.sandbox import kind
@@ -56,7 +56,7 @@ from ouroboros.bench.tasks.task import Example, Task, conversations, fingerprint
 from ouroboros.costs import UNTIMED, Costs
 from ouroboros.decoders import decoder_factories, wants_costs
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.parallel.ranks import Alone, RankLost, Ranks, agreed, told
+from ouroboros.engine.parallel.ranks import RankLost, Ranks, SingleRank, all_succeed
 from ouroboros.engine.quantised import quantised_by
 
 NAMED = 6  # failed samples that the line about a retry names
@@ -97,7 +97,7 @@ def run(
     given = load_costs(config.costs)
     if config.threads:
         torch.set_num_threads(config.threads)
-    with joined(config.parallel) as ranks:
+    with join_ranks(config.parallel) as ranks:
         first = ranks.rank == 0
         task, examples = config.task.load()
         folder = ResultsFolder(config.results_dir or default_folder(config, task))
@@ -107,10 +107,10 @@ def run(
             hint = f" at task.stride={stride}; task.stride=1 takes all" if stride > 1 else ""
             say(f"task.limit={limit}, but there are only {found}{hint}")
         identity = RunIdentity.of(config, examples)
-        agreed(ranks, lambda: folder.check_open(identity) if first else None)
+        all_succeed(ranks, lambda: folder.check_open(identity) if first else None)
         recorded = None if config.overwrite or not first else folder.load_costs()
         spec = on_own_device(config.model, ranks)
-        pair = agreed(ranks, lambda: load_pair(spec, with_draft=config.needs_draft))
+        pair = all_succeed(ranks, lambda: load_pair(spec, with_draft=config.needs_draft))
         if measure_costs is not None:
             given = recorded or measure_costs(pair)
         bench = build(
@@ -122,7 +122,7 @@ def run(
             ranks=ranks if config.parallel else None,
         )
         facts = run_facts(config, bench)
-        record = agreed(ranks, lambda: folder.open_run(facts, identity) if first else {})
+        record = all_succeed(ranks, lambda: folder.open_run(facts, identity) if first else {})
         if first and bench.costs is not None and recorded is None:
             folder.save_costs(bench.costs)
         for line in caveats(bench, timing=config.timing):
@@ -142,8 +142,8 @@ def run(
             raise
         if not first:
             return RunResult(folder, bench, finished, first=False)
-        record["parallel"] = exchanged(bench.models)
-        bench = alone(bench)
+        record["parallel"] = parallel_facts(bench.models)
+        bench = unshared(bench)
         finished = finished and score(bench, folder, say=say, progress=progress)
         if finished and not config.save_pools:
             folder.drop_pools()
@@ -175,11 +175,11 @@ def build(
         reach = longest(tokenizer, examples) + max_new
         costs = measured_or_named(pair, context=reach, timing=config.timing)
     if ranks is not None:
-        costs = told(ranks, costs)
+        costs = ranks.broadcast(costs)
         pair = shared_pair(pair, costs, ranks, config.parallel_draft)
     decoders = decoder_factories(config.decoder, pair.draft, costs, tokenizer=tokenizer)
     if ranks is not None and config.parallel_draft == "first":
-        decoders = drafting_on_first(decoders, ranks)
+        decoders = draft_on_first(decoders, ranks)
     return Bench(
         target=pair.target,
         models=pair.models,
@@ -238,7 +238,7 @@ def measure(
     progress: bool,
 ) -> bool:
     """Measure the samples that the folder lacks; return False where any rank was interrupted."""
-    ranks = ranks or Alone()
+    ranks = ranks or SingleRank()
     failed = 0
     bar = tqdm(
         total=bench.total, unit="sample", mininterval=0.5, dynamic_ncols=True, disable=not progress

@@ -1,7 +1,7 @@
-"""The processes that share one decoding, and the few bytes that they tell each other.
+"""The processes (ranks) that share one decoding, and the few bytes that they exchange.
 
-Invariant: every rank takes part in every exchange, in the same order. A rank that is gone, or that
-decodes something else, ends the run (`RankLost`): no rank goes on alone.
+Invariant: every rank takes part in every exchange, in the same order. If a rank is gone, or decodes
+something else, the others raise `RankLost`: none goes on alone.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import time
 from collections.abc import Callable
 from datetime import timedelta
+from statistics import median
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -18,17 +20,17 @@ import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
-PATIENCE = timedelta(minutes=30)  # a rank may compile, or load a large model, for a while
+TIMEOUT = timedelta(minutes=30)  # a rank may take a while to compile, or to load a large model
 BLOCK = 256  # bytes in which each message, or its beginning, is sent
-LABEL = 5  # of them: what kind of message it is, and how long
-PARTED = (
+LABEL = 5  # of them: the kind of message and its length
+OUT_OF_STEP = (
     "the ranks no longer take the same steps: one of them failed by itself, or drafted otherwise"
 )
 
 
 class RankLost(BaseException):
-    """Another rank is gone or decodes something else. No `Exception`: a run that takes a failed
-    sample and goes on must not go on from this."""
+    """Another rank is gone or decodes something else. Not an `Exception`, so that a run that
+    records a failed sample and continues does not continue from this."""
 
 
 class Ranks(Protocol):
@@ -37,28 +39,28 @@ class Ranks(Protocol):
     rank: int
     size: int
 
-    def exchange(self, message: np.ndarray) -> list[np.ndarray]:
+    def all_gather(self, message: np.ndarray) -> list[np.ndarray]:
         """Return every rank's message by rank; all are [bytes] uint8 of one length."""
         ...
 
-    def broadcast(self, data: bytes) -> bytes:
-        """Return what rank 0 gives, whatever the others do."""
+    def broadcast(self, value: T) -> T:
+        """Return rank 0's value on every rank; it must be picklable."""
         ...
 
 
-class Alone:
+class SingleRank:
     """One process by itself."""
 
     rank, size = 0, 1
 
-    def exchange(self, message: np.ndarray) -> list[np.ndarray]:
+    def all_gather(self, message: np.ndarray) -> list[np.ndarray]:
         return [message]
 
-    def broadcast(self, data: bytes) -> bytes:
-        return data
+    def broadcast(self, value: T) -> T:
+        return value
 
 
-class Group:
+class ProcessGroup:
     """The processes that torchrun started: gloo between CPUs, NCCL between GPUs."""
 
     def __init__(self, store: dist.Store) -> None:
@@ -69,8 +71,8 @@ class Group:
             self._device = torch.device("cuda", torch.cuda.current_device())
 
     @classmethod
-    def joined(cls) -> Group:
-        """Join the others, each GPU with a process of its own. Raises `ValueError` outside of
+    def join(cls) -> ProcessGroup:
+        """Join the other ranks, with one process for each GPU. Raises `ValueError` outside of
         torchrun."""
         if "WORLD_SIZE" not in os.environ:
             raise ValueError(
@@ -80,9 +82,9 @@ class Group:
         if cls.on_gpus():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         store, rank, size = next(dist.rendezvous("env://"))
-        store.set_timeout(PATIENCE)
+        store.set_timeout(TIMEOUT)
         backend = "nccl" if cls.on_gpus() else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         return cls(store)
 
     @staticmethod
@@ -91,92 +93,98 @@ class Group:
         return torch.cuda.is_available()
 
     def is_first(self, event: str) -> bool:
-        """Return whether no other rank has asked this of the event; True where nobody knows."""
+        """Return whether this rank is the first to ask about an event (True if nobody answers)."""
         try:
             return self._store.add(f"ouroboros/{event}", 1) == 1
         except RuntimeError:
             return True
 
-    def exchange(self, message: np.ndarray) -> list[np.ndarray]:
-        """See `Ranks.exchange`. Raises `RankLost` where the others do something else."""
-        heads = self._blocks(b"x", message)
-        if any(bytes(head[:LABEL]) != bytes(heads[0][:LABEL]) for head in heads):
-            raise RankLost(PARTED)
-        if len(message) <= BLOCK - LABEL:
-            parts = [head[LABEL : LABEL + len(message)] for head in heads]
-        else:
-            parts = self._gathered(message)
-        return [part.copy() for part in parts]
+    def all_gather(self, message: np.ndarray) -> list[np.ndarray]:
+        """See `Ranks.all_gather`. Raises `RankLost` if the other ranks do something else."""
+        blocks = self._gather_blocks(b"g", message)
+        if any(bytes(block[:LABEL]) != bytes(blocks[0][:LABEL]) for block in blocks):
+            raise RankLost(OUT_OF_STEP)
+        if len(message) > BLOCK - LABEL:
+            return self._gather(message)
+        return [block[LABEL : LABEL + len(message)].copy() for block in blocks]
 
-    def broadcast(self, data: bytes) -> bytes:
-        """See `Ranks.broadcast`. Raises `RankLost` where the others do something else."""
-        body = np.frombuffer(data if self.rank == 0 else b"", dtype=np.uint8)
-        heads = self._blocks(b"b", body)
-        if any(bytes(head[:1]) != b"b" for head in heads):
-            raise RankLost(PARTED)
-        length = int(heads[0][1:LABEL].view("<u4")[0])
-        if length <= BLOCK - LABEL:
-            return heads[0][LABEL : LABEL + length].tobytes()
-        whole = torch.zeros(length, dtype=torch.uint8, device=self._device)
-        if self.rank == 0:
-            whole.copy_(torch.from_numpy(body.copy()))
-        self._done(lambda: dist.broadcast(whole, 0))
-        return whole.cpu().numpy().tobytes()
+    def broadcast(self, value: T) -> T:
+        """See `Ranks.broadcast`. Raises `RankLost` if the other ranks do something else."""
+        data = pickle.dumps(value) if self.rank == 0 else b""
+        blocks = self._gather_blocks(b"b", np.frombuffer(data, dtype=np.uint8))
+        if any(bytes(block[:1]) != b"b" for block in blocks):
+            raise RankLost(OUT_OF_STEP)
+        length = int(blocks[0][1:LABEL].view("<u4")[0])
+        body = blocks[0][LABEL : LABEL + length]
+        if length > BLOCK - LABEL:
+            whole = torch.zeros(length, dtype=torch.uint8, device=self._device)
+            if self.rank == 0:
+                whole.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+            _or_lost(lambda: dist.broadcast(whole, 0))
+            body = whole.cpu().numpy()
+        return value if self.rank == 0 else pickle.loads(body.tobytes())
 
-    def _blocks(self, kind: bytes, body: np.ndarray) -> list[np.ndarray]:
-        """Return every rank's first block: what it is about to do, the length of its message and
-        the message's beginning. Its size never varies, so ranks that have parted find it out."""
+    def _gather_blocks(self, kind: bytes, message: np.ndarray) -> list[np.ndarray]:
+        """Return every rank's first block: the kind of its message, the length and the beginning.
+        Blocks have one size, so that ranks that are out of step notice."""
         block = np.zeros(BLOCK, dtype=np.uint8)
         block[:1] = np.frombuffer(kind, dtype=np.uint8)
-        block[1:LABEL] = np.array([len(body)], dtype="<u4").view(np.uint8)
-        fits = body[: BLOCK - LABEL]
-        block[LABEL : LABEL + len(fits)] = fits
-        return self._gathered(block)
+        block[1:LABEL] = np.array([len(message)], dtype="<u4").view(np.uint8)
+        beginning = message[: BLOCK - LABEL]
+        block[LABEL : LABEL + len(beginning)] = beginning
+        return self._gather(block)
 
-    def _gathered(self, message: np.ndarray) -> list[np.ndarray]:
+    def _gather(self, message: np.ndarray) -> list[np.ndarray]:
         own = torch.from_numpy(np.ascontiguousarray(message)).to(self._device)
         every = [torch.empty_like(own) for _ in range(self.size)]
 
         def work() -> list[np.ndarray]:
             dist.all_gather(every, own)
-            return [one.cpu().numpy() for one in every]  # NCCL's errors show here
+            return [row.cpu().numpy() for row in every]  # NCCL's errors show here
 
-        return self._done(work)
-
-    @staticmethod
-    def _done(work: Callable[[], T]) -> T:
-        try:
-            return work()
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0].split(". This is")[0]
-            reason = re.sub(r"^\[[^]]*\] ", "", reason)  # where in gloo's sources
-            raise RankLost(f"another rank is gone ({reason})") from error
+        return _or_lost(work)
 
 
-def told(ranks: Ranks, value: T) -> T:
-    """Return rank 0's value on every rank."""
-    return pickle.loads(ranks.broadcast(pickle.dumps(value) if ranks.rank == 0 else b""))
+def _or_lost(work: Callable[[], T]) -> T:
+    """Do `work`; raise `RankLost` for torch's errors in it."""
+    try:
+        return work()
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0].split(". This is")[0]
+        reason = re.sub(r"^\[[^]]*\] ", "", reason)  # where in gloo's sources
+        raise RankLost(f"another rank is gone ({reason})") from error
 
 
-def agreed(ranks: Ranks, work: Callable[[], T]) -> T:
-    """Do `work` on every rank and return its value, if none of them failed.
+def all_succeed(ranks: Ranks, work: Callable[[], T]) -> T:
+    """Do `work` on every rank and return its value, unless it failed on one of them.
 
-    A failed rank's own error goes on there; on the others it is a `ValueError` that names the rank.
+    A failed rank raises its own error, the others a `ValueError` that names the rank.
     """
-    failed: Exception | None = None
+    failure: Exception | None = None
     value: T
     try:
         value = work()
     except Exception as error:
-        failed = error
-    reason = "" if failed is None else (str(failed).strip() or type(failed).__name__)
-    own = np.zeros(512, dtype=np.uint8)
-    text = reason.encode()[: len(own)]
-    own[: len(text)] = np.frombuffer(text, dtype=np.uint8)
-    found = [row.tobytes().rstrip(b"\0").decode(errors="ignore") for row in ranks.exchange(own)]
-    if failed is not None:
-        raise failed
-    for rank, other in enumerate(found):
-        if other:
-            raise ValueError(f"rank {rank}: {other}")
+        failure = error
+    reason = "" if failure is None else (str(failure).strip() or type(failure).__name__)
+    message = np.zeros(512, dtype=np.uint8)
+    text = reason.encode()[: len(message)]
+    message[: len(text)] = np.frombuffer(text, dtype=np.uint8)
+    rows = ranks.all_gather(message)
+    if failure is not None:
+        raise failure
+    for rank, row in enumerate(rows):
+        if row.any():
+            reason = row.tobytes().rstrip(b"\0").decode(errors="ignore")
+            raise ValueError(f"rank {rank}: {reason}")
     return value
+
+
+def message_ms(ranks: Ranks, *, size: int = 512, repeats: int = 25) -> float:
+    """Return rank 0's median milliseconds of gathering messages of `size` bytes, on every rank."""
+    message, times_ms = np.zeros(size, dtype=np.uint8), []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        ranks.all_gather(message)
+        times_ms.append(1e3 * (time.perf_counter() - started))
+    return ranks.broadcast(median(times_ms))

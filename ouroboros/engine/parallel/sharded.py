@@ -1,13 +1,13 @@
-"""One tree over several devices: each rank scores some branches, and only choices travel.
+"""One tree over several devices: each rank scores some branches, and only choices are exchanged.
 
 Lookahead parallelism (Fu et al., ICML 2024, section 3.3) for any tree. Every rank runs the same
-loop on the same tokens, with the whole model and a cache of its own. Of the tree it scores a part,
-whole branches and the trunk above them, and tells the others which tokens were chosen there. What
-is accepted but lies on another rank is fed before the next part, in the same call, as is whatever
-is not cached. No key or value travels.
+loop on the same tokens, with the whole model and a cache of its own. Of each tree it scores a part,
+whole branches and the trunk above them, and tells the others which tokens were chosen there.
+Accepted tokens that another rank scored are fed before the next part, in the same call, like all
+others that are not cached. No key or value is sent.
 
 Invariant: after a gathered choice every rank knows the same, down to the bit, so that their loops
-take the same step; each message carries a checksum of the question, which shows where they do not.
+take the same step; each message has a checksum of the call, by which they notice if they do not.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ import numpy as np
 import torch
 
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.parallel.partition import Nodes, Part, Split, cut, owners
+from ouroboros.engine.parallel.partition import Nodes, Part, Split, assign_owners, cut
 from ouroboros.engine.parallel.ranks import RankLost, Ranks
 from ouroboros.engine.sequence import CachedSequence, TreeModel
 from ouroboros.select import Ranked, TokenSelector
 from ouroboros.tree import TokenTree
 
 CallMs = Callable[[int, int], float]
-"""What a call costs, by the tokens that it feeds and those before them."""
-HEADER = np.dtype([("question", "<u4"), ("failed", "<u4")])
+"""(tokens fed, tokens before them) -> milliseconds of a call."""
+HEADER = np.dtype([("checksum", "<u4"), ("failed", "<u4")])
 CHOICE = np.dtype("<i4")
 
 
 @dataclass(eq=False)
 class ShardedSequence(CachedSequence):
-    """A sequence on several ranks. `cached[r]` counts the tokens that rank r has cached; `tail` are
-    those after this rank's own that another one has. Of the tree last scored as a `whole`, each
-    rank scored one of the `parts`."""
+    """A sequence on several ranks: rank r has cached its first `cached[r]` tokens, and `tail` are
+    the tokens after this rank's own that another one has. Of the tree last scored, the `whole`,
+    each rank scored one of the `parts`."""
 
     ranks: int = 1
     cached: list[int] = field(default_factory=list)
@@ -63,12 +63,12 @@ class ShardedSequence(CachedSequence):
 class ShardedModel(CachedModel):
     """A loaded model whose trees are scored by all `ranks`; it takes the place of `own`.
 
-    `score` returns the logits of this rank's nodes alone: only a `Gathered` choice can read them,
-    which `decode.stream` makes of any choice. `call_ms` says what a call costs; where cutting a
-    tree saves nothing by it, every rank scores the whole tree (and still chooses for some nodes
-    only). Without it, fewer nodes are taken to cost less. `split` cuts a tree.
+    `score` returns the logits of this rank's nodes only, which a `GatheringSelector` can read;
+    `decode.stream` makes one of any selector (`adapt_selector`). `call_ms` is the cost of a call:
+    if cutting a tree does not lower it, every rank scores the whole tree (and still chooses for
+    some of its nodes only). Without it, fewer nodes are taken to cost less. `split` cuts a tree.
 
-    `exchanges` counts the gathered calls, `exchanged_bytes` the bytes of all ranks' messages.
+    `exchanges` counts the gathered choices, `exchanged_bytes` the bytes of all ranks' messages.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class ShardedModel(CachedModel):
         self._split = split
         self.resident: ShardedSequence | None = None
         self._parts: list[Part] = []
-        self._question = 0
+        self._checksum = 0
         self._logits: torch.Tensor | None = None
         self._failed: Exception | None = None
 
     def alone(self) -> CachedModel:
-        """Return the model as it was, for this rank by itself, its cache empty."""
+        """Return the model of this rank by itself, with an empty cache."""
         self.own.empty()
         return self.own
 
@@ -109,16 +109,16 @@ class ShardedModel(CachedModel):
     def score(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
-        """Score this rank's part; return the logits that follow its own nodes. See
-        `CachedModel.score`. What fails here is raised by the choice, on every rank."""
+        """Score this rank's part and return the logits after its owned nodes; see
+        `CachedModel.score`. A failure is raised later, by the selector, on every rank."""
         assert isinstance(sequence, ShardedSequence)
         self.check(tokens, tree)
         self._give_slots(sequence)
         loads = _loads(sequence, tokens)
-        self._parts = owners(tree, self._nodes(tree, loads, len(tokens)))
+        self._parts = assign_owners(tree, self._nodes(tree, loads, len(tokens)))
         sequence.whole, sequence.parts = tree, self._parts
         words = [len(tokens), *tree.tokens, *tree.parents, *tree.logit_nodes, *loads]
-        self._question = zlib.crc32(np.array(words).tobytes())
+        self._checksum = zlib.crc32(np.array(words).tobytes())
         part = self.part.of(tree)
         self._failed = None
         try:
@@ -129,13 +129,13 @@ class ShardedModel(CachedModel):
         return self._logits
 
     def accept(self, sequence: CachedSequence, path: Sequence[int]) -> None:
-        """Keep what this rank has of the path; see `CachedModel.accept`."""
+        """Keep this rank's nodes of the path; see `CachedModel.accept`."""
         assert isinstance(sequence, ShardedSequence) and sequence.whole is not None
-        having = [_having(part.nodes, path) for part in sequence.parts]
-        own, kept = sequence.parts[self.ranks.rank].nodes, having[self.ranks.rank]
+        held = [_count_held(part.nodes, path) for part in sequence.parts]
+        own, kept = sequence.parts[self.ranks.rank].nodes, held[self.ranks.rank]
         super().accept(sequence, [bisect_left(own, node) for node in path[:kept]])
-        sequence.tail = [sequence.whole.tokens[node] for node in path[kept : max(having)]]
-        sequence.cached = [old + new for old, new in zip(sequence.cached, having, strict=True)]
+        sequence.tail = [sequence.whole.tokens[node] for node in path[kept : max(held)]]
+        sequence.cached = [old + new for old, new in zip(sequence.cached, held, strict=True)]
         sequence.whole = None
 
     def roll(
@@ -152,7 +152,7 @@ class ShardedModel(CachedModel):
                 "a drafter with a rule of its own (verification=rejection) reads the whole tree's "
                 "logits, which parallel=tree leaves on several devices: use verification=shared"
             )
-        return Gathered(choose, self)
+        return GatheringSelector(choose, self)
 
     @property
     def part(self) -> Part:
@@ -160,52 +160,47 @@ class ShardedModel(CachedModel):
         return self._parts[self.ranks.rank]
 
     def answers(self, logits: torch.Tensor) -> bool:
-        """Return whether these logits are a rank's share of the last call's."""
+        """Return whether these logits are this rank's part of the last call's."""
         return logits is self._logits
 
     def gather(
         self, rows: Callable[[TokenTree], np.ndarray], dtype: np.dtype, tree: TokenTree
     ) -> np.ndarray:
-        """Return what all ranks say of the nodes that are asked of a tree, [asked] of `dtype`.
+        """Return one row for each of the tree's `logit_nodes` from all ranks, [rows] of `dtype`.
 
-        `rows` gives it for the part that this rank scored. Where a rank has failed, all do: it with
-        its own error, the others with a `RuntimeError` that names it.
+        `rows` computes those of this rank's part. If a rank has failed, it raises its own error and
+        the others a `RuntimeError` that names it.
         """
+        size, own = HEADER.itemsize, self.part
         most = max(len(part.owned) for part in self._parts)
-        message = np.zeros(HEADER.itemsize + most * dtype.itemsize, dtype=np.uint8)
-        head = message[: HEADER.itemsize].view(HEADER)
-        own = self.part
+        message = np.zeros(size + most * dtype.itemsize, dtype=np.uint8)
         try:
             if self._failed is not None:
                 raise self._failed
-            found = rows(own.of(tree))[: len(own.owned)]
-            message[HEADER.itemsize :].view(dtype)[: len(found)] = found
+            message[size:].view(dtype)[: len(own.owned)] = rows(own.of(tree))[: len(own.owned)]
         except Exception as error:
             self._failed = error
-        head["question"], head["failed"] = self._question, self._failed is not None
-        every = self.ranks.exchange(message)
+        message[:size].view(HEADER)[0] = self._checksum, self._failed is not None
+        every = self.ranks.all_gather(message)
         self.exchanges += 1
         self.exchanged_bytes += len(message) * self.ranks.size
-        self._check_answers([row[: HEADER.itemsize].view(HEADER)[0] for row in every])
-        whole = np.empty(len(tree.logit_nodes), dtype=dtype)
-        for part, row in zip(self._parts, every, strict=True):
-            at = np.searchsorted(tree.logit_nodes, part.owned)
-            whole[at] = row[HEADER.itemsize :].view(dtype)[: len(part.owned)]
-        return whole
-
-    def _check_answers(self, heads: Sequence[np.void]) -> None:
-        """Raise where the ranks were asked different things, or one of them failed."""
-        if any(head["question"] != self._question for head in heads):
+        headers = [row[:size].view(HEADER)[0] for row in every]
+        if any(header["checksum"] != self._checksum for header in headers):
             raise RankLost(
                 "the ranks no longer draft alike: give parallel_draft=first, which drafts on one"
             )
-        failed = [rank for rank, head in enumerate(heads) if head["failed"]]
+        failed = [rank for rank, header in enumerate(headers) if header["failed"]]
         if failed:
             self.empty()  # the ranks' caches may differ by now
             raise self._failed or RuntimeError(f"rank {failed[0]} failed")
+        whole = np.empty(len(tree.logit_nodes), dtype=dtype)
+        for part, row in zip(self._parts, every, strict=True):
+            at = np.searchsorted(tree.logit_nodes, part.owned)
+            whole[at] = row[size:].view(dtype)[: len(part.owned)]
+        return whole
 
     def _nodes(self, tree: TokenTree, loads: Sequence[int], context: int) -> list[Nodes]:
-        """Return each rank's nodes: its branches, or all where cutting saves nothing."""
+        """Return each rank's nodes: its branches, or all nodes if cutting saves nothing."""
         if len(loads) > 1:
             parts = self._split(tree, loads)
             most = max(load + len(part) for load, part in zip(loads, parts, strict=True))
@@ -214,9 +209,9 @@ class ShardedModel(CachedModel):
         return [tuple(range(len(tree)))] * len(loads)
 
 
-class Gathered(TokenSelector):
-    """A selector that also reads a sharded model's logits, of which each rank has a part: each
-    chooses where it has them, and tells all. Other logits are read as `choose` does."""
+class GatheringSelector(TokenSelector):
+    """Chooses as `choose` does. From a sharded model's logits, of which each rank has a part, every
+    rank chooses in its part and sends the result to the others."""
 
     def __init__(self, choose: TokenSelector, model: ShardedModel) -> None:
         self.choose = choose
@@ -254,7 +249,7 @@ class Gathered(TokenSelector):
 
 
 def _loads(sequence: ShardedSequence, tokens: Sequence[int]) -> list[int]:
-    """Return how many tokens of the sequence each rank has to feed before its part."""
+    """Return how many tokens of the sequence each rank must feed before its part."""
     shared = sequence.shared_prefix(tokens)
     if shared == len(sequence.tokens):
         for token, other in zip(sequence.tail, tokens[shared:-1], strict=False):
@@ -264,8 +259,8 @@ def _loads(sequence: ShardedSequence, tokens: Sequence[int]) -> list[int]:
     return [len(tokens) - 1 - min(cached, shared) for cached in sequence.cached]
 
 
-def _having(nodes: Nodes, path: Sequence[int]) -> int:
-    """Return how many of a path's nodes, from the root on, are among these (ascending)."""
+def _count_held(nodes: Nodes, path: Sequence[int]) -> int:
+    """Return how many of a path's first nodes are among `nodes` (ascending)."""
     for kept, node in enumerate(path):
         at = bisect_left(nodes, node)
         if at == len(nodes) or nodes[at] != node:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ouroboros.drafters.lookahead import Window
-from ouroboros.engine.parallel.partition import cut, owners
+from ouroboros.engine.parallel.partition import assign_owners, cut
 from ouroboros.tree import TokenTree, TreeBuilder
 
 TREES = st.lists(st.integers(0, 1 << 20), min_size=0, max_size=24).map(
@@ -22,7 +22,7 @@ LOADS = st.lists(st.integers(0, 6), min_size=1, max_size=5)
 def test_parts_are_closed_and_complete_and_each_choice_is_told_once(tree, loads, draw):
     asked = draw.sample(range(len(tree)), draw.randint(1, len(tree)))
     tree = tree.with_logits_at(asked)
-    parts = owners(tree, cut(tree, loads))
+    parts = assign_owners(tree, cut(tree, loads))
     assert len(parts) == len(loads)
     for part in parts:
         assert part.nodes[0] == 0 and list(part.nodes) == sorted(set(part.nodes))
@@ -73,6 +73,6 @@ def test_a_rank_that_must_catch_up_gets_less():
 def test_no_rank_is_idle():
     """More ranks than branches: the others take the same branch, and own some of its nodes."""
     chain = TokenTree.chain(1, [2, 3, 4])
-    parts = owners(chain, cut(chain, [0] * 3))
+    parts = assign_owners(chain, cut(chain, [0] * 3))
     assert [part.nodes for part in parts] == [(0, 1, 2, 3)] * 3
     assert sorted(len(part.owned) for part in parts) == [1, 1, 2]

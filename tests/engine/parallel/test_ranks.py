@@ -13,13 +13,13 @@ import torch
 from ouroboros.baselines import Greedy
 from processes import in_processes
 from tiny import RandomDrafter, llama, noisy, prompt_of
-from together import DRAFTERS
+from together import DRAFTERS, together
 
 from ouroboros import Sampler, argmax
 from ouroboros.decode import decode
-from ouroboros.drafters.on_first_rank import OnFirstRank, pack, unpacked
+from ouroboros.drafters.on_first_rank import OnFirstRank
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.parallel.ranks import Alone, Group, RankLost, agreed, told
+from ouroboros.engine.parallel.ranks import ProcessGroup, RankLost, SingleRank, all_succeed
 from ouroboros.engine.parallel.sharded import ShardedModel
 from ouroboros.testing import RandomTrees
 from ouroboros.tree import TokenTree
@@ -52,8 +52,9 @@ def texts(ranks, names, draft: str, cases=CASES) -> list[list[int]]:
 
 def test_two_processes_give_the_text_of_one(tmp_path):
     def work():
-        ranks = Group.joined()
-        assert told(ranks, ranks.rank) == 0 and agreed(ranks, lambda: ranks.rank) == ranks.rank
+        ranks = ProcessGroup.join()
+        assert ranks.broadcast(ranks.rank) == 0
+        assert all_succeed(ranks, lambda: ranks.rank) == ranks.rank
         others = [texts(ranks, DRAFTERS, draft, CASES[1:3]) for draft in ("first", "shared")]
         return texts(ranks, DRAFTERS, "every"), others
 
@@ -67,7 +68,7 @@ def test_four_processes_give_the_text_of_one(tmp_path):
     names = ["lookahead", "ouroboros"]
 
     def work():
-        return texts(Group.joined(), names, "every", CASES[1:3])
+        return texts(ProcessGroup.join(), names, "every", CASES[1:3])
 
     want = texts(None, ["greedy"] * len(names), "every", CASES[1:3])
     assert in_processes(4, work, tmp_path) == [(0, want)] * 4
@@ -86,7 +87,7 @@ def test_a_rank_that_is_killed_ends_the_others(tmp_path):
     ranks_of = []
 
     def work():
-        ranks_of.append(Group.joined())
+        ranks_of.append(ProcessGroup.join())
         with pytest.raises(RankLost, match="another rank is gone"):
             decode(ShardedModel(CachedModel(llama()), ranks_of[0]), Deadly(), [5], max_new=9)
         first = ranks_of[0].is_first("lost")
@@ -104,15 +105,15 @@ def test_ranks_that_have_parted_find_it_out(size, tmp_path):
     """Whatever each is about to do: a message of another size, or none but rank 0's word."""
 
     def work():
-        ranks = Group.joined()
+        ranks = ProcessGroup.join()
         for others in (
-            lambda: ranks.exchange(np.zeros(size + 1, np.uint8)),
-            lambda: ranks.broadcast(b""),
+            lambda: ranks.all_gather(np.zeros(size + 1, np.uint8)),
+            lambda: ranks.broadcast(None),
         ):
             mine = np.zeros(size, np.uint8)
             with pytest.raises(RankLost, match="no longer take the same steps"):
-                ranks.exchange(mine) if ranks.rank else others()
-        every = ranks.exchange(np.full(size, ranks.rank, np.uint8))
+                ranks.all_gather(mine) if ranks.rank else others()
+        every = ranks.all_gather(np.full(size, ranks.rank, np.uint8))
         return [list(own) for own in every], len(ranks.broadcast(bytes(size)))
 
     want = [[0] * size, [1] * size], size
@@ -122,38 +123,41 @@ def test_ranks_that_have_parted_find_it_out(size, tmp_path):
 def test_outside_of_torchrun_the_remedy_is_named(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(ValueError, match="torchrun --nproc-per-node 2"):
-        Group.joined()
+        ProcessGroup.join()
 
 
-def test_a_told_tree_is_the_tree():
-    drafter = RandomTrees(list(range(13)), seed=3)
-    for _ in range(30):
-        tree = drafter.propose([5, 6], 9)
-        found = unpacked(pack(tree))
-        assert (found.tokens, found.parents) == (tree.tokens, tree.parents)
-        assert found.logit_nodes == tree.logit_nodes and found.probe == tree.probe
-        assert len(pack(tree)) == 9 * len(tree)
+def test_every_rank_scores_the_first_ranks_tree():
+    """Each rank has a drafter that proposes other trees; probes and reads are sent too."""
+
+    def work(ranks):
+        drafter = OnFirstRank(RandomTrees(list(range(13)), seed=ranks.rank), ranks)
+        return [drafter.propose([5, 6], 9) for _ in range(30)]
+
+    own, sent = together(2, work)
+    for tree, same in zip(own, sent, strict=True):
+        assert (same.tokens, same.parents, same.probe) == (tree.tokens, tree.parents, tree.probe)
+        assert same.logit_nodes == tree.logit_nodes
 
 
 def test_a_drafter_on_the_first_rank_is_itself_alone():
     truth = decode(CachedModel(llama()), Greedy(), [5, 6], max_new=20).tokens
-    drafter = OnFirstRank(RandomDrafter(truth, seed=1), Alone())
+    drafter = OnFirstRank(RandomDrafter(truth, seed=1), SingleRank())
     assert decode(CachedModel(llama()), drafter, [5, 6], max_new=20).tokens == truth
     assert drafter.trees and drafter.deepest  # its own
 
 
 def test_a_draft_that_fails_fails_on_every_rank():
-    class Other(Alone):
+    class Other(SingleRank):
         rank = 1
 
-        def broadcast(self, data: bytes) -> bytes:
-            return b""
+        def broadcast(self, value):
+            return None
 
     class Failing(Greedy):
         def propose(self, tokens, budget) -> TokenTree:
             raise MemoryError("no memory left")
 
     with pytest.raises(MemoryError, match="no memory left"):
-        OnFirstRank(Failing(), Alone()).propose([5], 3)
+        OnFirstRank(Failing(), SingleRank()).propose([5], 3)
     with pytest.raises(RuntimeError, match="rank 0 failed to draft"):
         OnFirstRank(Failing(), Other()).propose([5], 3)

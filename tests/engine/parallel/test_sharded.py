@@ -20,8 +20,8 @@ from ouroboros import Sampler, argmax
 from ouroboros.decode import decode
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.partition import cut
-from ouroboros.engine.parallel.ranks import RankLost, agreed, told
-from ouroboros.engine.parallel.sharded import Gathered, ShardedModel
+from ouroboros.engine.parallel.ranks import RankLost, all_succeed
+from ouroboros.engine.parallel.sharded import GatheringSelector, ShardedModel
 from ouroboros.processors import processed
 from ouroboros.tree import TokenTree
 
@@ -128,7 +128,7 @@ def test_processors_and_ranks_read_their_own_nodes():
 
     def work(rank):
         target = shared(model, rank, call_ms=always())
-        return Gathered(choose, target).ranked(
+        return GatheringSelector(choose, target).ranked(
             target.score(target.new_sequence(), tokens, tree), tokens, tree, 5
         )
 
@@ -147,7 +147,7 @@ def test_only_what_is_accepted_elsewhere_is_fed_again():
 
     def work(rank):
         target = shared(model, rank)
-        choose = Gathered(argmax, target)
+        choose = GatheringSelector(argmax, target)
         sequence = target.new_sequence()
         chosen = choose(target.score(sequence, prompt, tree), prompt, tree)
         path = tree.longest_match(chosen)
@@ -174,7 +174,7 @@ def test_a_tree_is_cut_only_where_that_pays():
         for call_ms in (lambda nodes, context: 1.0, lambda nodes, context: float(nodes)):
             target = shared(model, rank, call_ms=call_ms)
             sequence = target.new_sequence()
-            Gathered(argmax, target)(target.score(sequence, prompt, tree), prompt, tree)
+            GatheringSelector(argmax, target)(target.score(sequence, prompt, tree), prompt, tree)
             scored.append(sequence.scored)
         return scored
 
@@ -187,7 +187,9 @@ def test_a_few_hundred_bytes_a_step():
 
     def work(rank):
         target = shared(model, rank)
-        Gathered(argmax, target)(target.score(target.new_sequence(), prompt, tree), prompt, tree)
+        GatheringSelector(argmax, target)(
+            target.score(target.new_sequence(), prompt, tree), prompt, tree
+        )
         return target.exchanged_bytes
 
     assert together(2, work) == [2 * (8 + 32 * 4)] * 2
@@ -223,7 +225,9 @@ def test_ranks_that_part_are_found_out():
     def work(rank):
         target = shared(model, rank)
         tree = TokenTree.chain(prompt[-1], [rank.rank])
-        Gathered(argmax, target)(target.score(target.new_sequence(), prompt, tree), prompt, tree)
+        GatheringSelector(argmax, target)(
+            target.score(target.new_sequence(), prompt, tree), prompt, tree
+        )
 
     with pytest.raises(RankLost, match="parallel_draft=first"):
         together(2, work)
@@ -257,15 +261,15 @@ def test_a_model_alone_again_is_the_model():
 
 def test_what_ranks_agree_on():
     def work(rank):
-        assert told(rank, {"of": rank.rank}) == {"of": 0}
-        assert agreed(rank, lambda: rank.rank) == rank.rank
+        assert rank.broadcast({"of": rank.rank}) == {"of": 0}
+        assert all_succeed(rank, lambda: rank.rank) == rank.rank
 
         def load():
             if rank.rank == 1:
                 raise OSError("no such file")
 
         with pytest.raises((OSError, ValueError)) as failed:
-            agreed(rank, load)
+            all_succeed(rank, load)
         return str(failed.value)
 
     assert together(3, work) == ["rank 1: no such file", "no such file", "rank 1: no such file"]
