@@ -48,7 +48,9 @@ def viewer_run(
     place, fingerprint = tokenizer or model.get("target"), model.get("tokenizer")
     found = find_tokenizer(place, fingerprint) if place else None
     if tokenizer and not found:
-        raise ValueError(f"--tokenizer {tokenizer}: the run's tokenizer is not there")
+        raise ValueError(
+            f"--tokenizer {tokenizer}: no tokenizer of the run's model; give its folder"
+        )
     split = splitter(found)
     prompts: dict[str, dict[str, Sample]] = {}
     for sample in measured.samples:
