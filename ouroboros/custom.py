@@ -1,10 +1,11 @@
-"""transformers' own door: `model.generate(..., custom_generate=...)`.
+"""transformers' own extension point: `model.generate(..., custom_generate=...)`.
 
     text = model.generate(input_ids, custom_generate=custom_generate(draft=draft))
 
-transformers prepares what it prepares for its own loops (the generation config with the model's own
-defaults, one list of logits processors, stopping criteria) and this loop takes their place. What a
-tree of one sequence cannot do (beams, scores), and what it would ignore, is refused by name.
+transformers prepares what it prepares for its own loops (the generation config with the model's
+defaults, one list of logits processors, stopping criteria), and this loop replaces theirs. Options
+that a token tree cannot support (beams, scores), or that would have no effect, are errors that name
+the option.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from ouroboros.decode import Drafter, stream
 from ouroboros.decoders import decoder_names, decoder_settings, make_decoder, needs_draft
 from ouroboros.engine.model import CachedModel
 from ouroboros.instantiate import unknown
-from ouroboros.model_wrappers import check_model, ready
+from ouroboros.model_wrappers import Model, acquire, check_model
 from ouroboros.processors import Processed
 from ouroboros.select import Sampler, TokenSelector, argmax
 from ouroboros.trace import DecodeTrace, cut
 from ouroboros.vocab import check_pair
 
-PLAIN: dict[str, tuple] = {
+UNSUPPORTED: dict[str, tuple] = {
     **dict.fromkeys(("num_beams", "num_return_sequences", "num_beam_groups"), (1,)),
     **{f"output_{name}": (False,) for name in ("scores", "logits", "attentions", "hidden_states")},
     "penalty_alpha": (),
@@ -40,45 +41,45 @@ PLAIN: dict[str, tuple] = {
     "token_healing": (False,),
     "cache_implementation": ("dynamic",),
 }
-"""What a token tree cannot do, and, beside None, the values that ask for nothing."""
+"""Options that a token tree cannot support, and the values, besides None, that switch them off."""
 WARPERS = {
     "TemperatureLogitsWarper",
     "TopKLogitsWarper",
     "TopPLogitsWarper",
     "MinPLogitsWarper",
 }
-"""What a `Sampler` can do on all rows at once: they read no text."""
+"""Processors that a `Sampler` applies to all rows at once: they do not read the text."""
 IGNORED = frozenset(["use_cache", "logits_to_keep", "tokenizer", "synced_gpus"])
-"""What transformers adds to every call and has no effect on the text."""
+"""Arguments that transformers adds to every call; they do not change the text."""
 
 
 @dataclass
 class Generated(ModelOutput):
-    """What `return_dict_in_generate=True` gives: `sequences` [rows, length] as plain generation
-    gives them, and a `DecodeTrace` of each row, unpadded."""
+    """The result with `return_dict_in_generate=True`: `sequences` [rows, length] as standard
+    generation returns them, and a `DecodeTrace` of each row, unpadded."""
 
     sequences: torch.Tensor | None = None
     traces: tuple[DecodeTrace, ...] | None = None
 
     @property
     def calls(self) -> int:
-        """Calls of the target, one a step."""
+        """Target calls, one a step."""
         return sum(len(trace.steps) for trace in self.traces or ())
 
     @property
     def draft_calls(self) -> int:
-        """Calls of the draft model."""
+        """Draft calls."""
         return sum(step.draft_calls for trace in self.traces or () for step in trace.steps)
 
     @property
     def accepted(self) -> int:
-        """Draft tokens that were kept."""
+        """Accepted draft tokens."""
         return sum(step.accepted for trace in self.traces or () for step in trace.steps)
 
 
 def custom_generate(
     *,
-    draft: PreTrainedModel | CachedModel | None = None,
+    draft: Model | None = None,
     decoder: str | Drafter = "ouroboros",
     streamer: BaseStreamer | None = None,
     seed: int | None = None,
@@ -86,23 +87,23 @@ def custom_generate(
 ) -> Callable[..., torch.Tensor | Generated]:
     """Return a callable for `model.generate(..., custom_generate=...)`.
 
-    The generation config gives the length, the ends and the sampling; without `seed`, torch's
-    global generator does. Give the streamer here, not to `model.generate`, which does not hand its
-    own on to a callable. One decoder serves all calls with one model: with `pool_state="task"` its
-    phrase pool lives on from prompt to prompt. `decoder` and `settings` as for `generate`.
+    The generation config sets lengths, end-of-sequence ids and sampling; without `seed`, torch's
+    global generator is used. Pass the streamer here, not to `model.generate`, which does not pass
+    it on to a callable. One decoder serves all calls with one model: with `pool_state="task"` its
+    phrase pool is kept from prompt to prompt. `decoder` and `settings` as for `generate`.
     """
     return Generation(draft, decoder, settings, streamer=streamer, seed=seed)
 
 
 class Generation:
-    """What transformers calls with a model, a prompt and all that it made of its arguments.
+    """The callable that transformers calls with a model, a prompt and its prepared arguments.
 
     `config` is the generation config of the last call, as transformers prepared it.
     """
 
     def __init__(
         self,
-        draft: PreTrainedModel | CachedModel | None,
+        draft: Model | None,
         decoder: str | Drafter,
         settings: dict,
         *,
@@ -129,7 +130,7 @@ class Generation:
         self.decoder, self.settings = decoder, settings
         self.target, self.streamer, self.seed = target, streamer, seed
         self.config = GenerationConfig()
-        self._kept: tuple[CachedModel, CachedModel | None, Drafter] | None = None
+        self._made: tuple[CachedModel, CachedModel | None, Drafter] | None = None
 
     def __call__(
         self,
@@ -141,26 +142,31 @@ class Generation:
         **model_kwargs,
     ) -> torch.Tensor | Generated:
         self.config = config = generation_config or model.generation_config
-        refuse_config(config)
+        check_supported(config)
         if len(input_ids) != 1:
             raise ValueError(
                 f"input_ids has shape {list(input_ids.shape)}; [1, length] is needed: batches are "
                 "not supported by a callable; ouroboros.generate takes them row by row"
             )
-        _refuse_inputs(model_kwargs)
+        _check_inputs(model_kwargs)
         seed = self.seed
         if config.do_sample and seed is None:
             seed = int(torch.randint(1 << 62, ()))
         own = (MaxLengthCriteria, EosTokenCriteria)
         criteria = [one for one in stopping_criteria if not isinstance(one, own)]
-        with ready(self.target or model, self.draft) as (target, draft):
-            _check_ids(input_ids, target.vocab_size)
-            choose = choice(config, seed, logits_processor, target.vocab_size)
-            trace = self._run(target, self._drafter(target, draft), input_ids, choose, criteria)
+        with acquire(self.target or model, self.draft) as (target, draft):
+            strange = input_ids[(input_ids < 0) | (input_ids >= target.vocab_size)]
+            if strange.numel():
+                raise ValueError(
+                    f"input_ids holds {int(strange[0])}, the model knows ids 0 to "
+                    f"{target.vocab_size - 1}: give the ids of the model's own tokenizer"
+                )
+            choose = token_selector(config, seed, logits_processor, target.vocab_size)
+            trace = self._decode(target, self._drafter(target, draft), input_ids, choose, criteria)
         sequences = torch.tensor([trace.tokens], device=input_ids.device)
         return Generated(sequences, (trace,)) if config.return_dict_in_generate else sequences
 
-    def _run(
+    def _decode(
         self,
         target: CachedModel,
         drafter: Drafter,
@@ -170,14 +176,18 @@ class Generation:
     ) -> DecodeTrace:
         """Decode one prompt [1, length] up to its end or the first criterion that holds."""
         prompt, streamer = input_ids[0].tolist(), self.streamer
-        max_new, eos = self.config.max_length - len(prompt), ends_of(self.config.eos_token_id)
+        max_new, eos = self.config.max_length - len(prompt), ids_of(self.config.eos_token_id)
         if streamer is not None:
             streamer.put(input_ids.cpu())
         sent = len(prompt)
         for trace in stream(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose):
-            stop = _first_stop(trace.tokens, sent, criteria, input_ids.device)
-            if stop is not None:
-                trace = cut(trace, stop - len(prompt))
+            ids = torch.tensor([trace.tokens], device=input_ids.device) if criteria else None
+            stop = None
+            for length in range(sent + 1, len(trace.tokens) + 1) if criteria else ():
+                if any(bool(c(ids[:, :length], None).all()) for c in criteria):
+                    stop = length
+                    trace = cut(trace, stop - len(prompt))
+                    break
             if streamer is not None:
                 for token in trace.tokens[sent:]:
                     streamer.put(torch.tensor([token]))
@@ -189,60 +199,40 @@ class Generation:
         return trace
 
     def _drafter(self, target: CachedModel, draft: CachedModel | None) -> Drafter:
-        """Return the decoder of the calls before, or another for other models."""
-        kept = self._kept
-        if kept is None or kept[0] is not target or kept[1] is not draft:
-            made = self.decoder
-            if isinstance(made, str):
+        """Return the decoder of earlier calls with the same models, else a new one."""
+        if self._made is None or self._made[0] is not target or self._made[1] is not draft:
+            drafter = self.decoder
+            if isinstance(drafter, str):
                 if draft is not None:
                     check_pair(target, draft)
-                made = make_decoder(made, draft, **self.settings)
-            kept = self._kept = target, draft, made
-        return kept[2]
+                drafter = make_decoder(drafter, draft, **self.settings)
+            self._made = target, draft, drafter
+        return self._made[2]
 
 
-def _first_stop(tokens: list[int], start: int, criteria: Sequence, device) -> int | None:
-    """Return the first length beyond `start` at which a stopping criterion holds, or None."""
-    if criteria:
-        ids = torch.tensor([tokens], device=device)
-        for length in range(start + 1, len(tokens) + 1):
-            if any(bool(c(ids[:, :length], None).all()) for c in criteria):
-                return length
-    return None
-
-
-def choice(
+def token_selector(
     config: GenerationConfig, seed: int | None, processors: Sequence, vocab: int
 ) -> TokenSelector:
-    """Return the choice that config and processors ask for; transformers has put them in order."""
+    """Return the token selection that a config and its processors, in transformers' order, ask
+    for."""
     if config.do_sample and all(type(p).__name__ in WARPERS for p in processors):
         return Sampler(seed=seed or 0, warpers=processors)
     choose: TokenSelector = Sampler(seed=seed or 0) if config.do_sample else argmax
     return Processed(choose, processors, vocab=vocab) if processors else choose
 
 
-def _check_ids(ids: torch.Tensor, known: int) -> None:
-    """Raise `ValueError` for a prompt with an id that the model does not know."""
-    strange = ids[(ids < 0) | (ids >= known)]
-    if strange.numel():
-        raise ValueError(
-            f"input_ids holds {int(strange[0])}, the model knows ids 0 to {known - 1}: give the "
-            "ids of the model's own tokenizer"
-        )
-
-
-def refuse_config(config: GenerationConfig) -> None:
-    """Raise `ValueError` naming the first thing asked for that a token tree cannot give."""
-    for name, plain in PLAIN.items():
+def check_supported(config: GenerationConfig) -> None:
+    """Raise `ValueError` naming the first option that a token tree cannot support."""
+    for name, off in UNSUPPORTED.items():
         value = getattr(config, name, None)
-        if value is not None and value not in plain:
-            told = " or ".join(str(one) for one in plain) or "None"
-            raise ValueError(f"{name}={value} is not supported here; leave it at {told}")
+        if value is not None and value not in off:
+            values = " or ".join(map(str, off)) or "None"
+            raise ValueError(f"{name}={value} is not supported here; leave it at {values}")
 
 
-def _refuse_inputs(given: dict) -> None:
-    """Raise `ValueError` naming the first input of a model that would have no effect here."""
-    for name, value in given.items():
+def _check_inputs(inputs: dict) -> None:
+    """Raise `ValueError` naming the first model input that would have no effect."""
+    for name, value in inputs.items():
         if value is None or name in IGNORED:
             continue
         if name == "attention_mask":
@@ -258,15 +248,15 @@ def _refuse_inputs(given: dict) -> None:
                 )
         elif name == "past_key_values":
             if getattr(value, "_is_user_defined", False) or value.get_seq_length():
-                raise ValueError("past_key_values: a cache of one's own is not supported: omit it")
+                raise ValueError("past_key_values of your own are not supported: omit them")
         else:
             raise ValueError(
                 f"{name} is not supported: it would have no effect; give input_ids only"
             )
 
 
-def ends_of(eos: int | Sequence[int] | torch.Tensor | None) -> frozenset[int]:
-    """Return end-of-sequence ids, in whatever form transformers has them, as a set."""
+def ids_of(eos: int | Sequence[int] | torch.Tensor | None) -> frozenset[int]:
+    """Return end-of-sequence ids, in any of transformers' forms, as a set."""
     if eos is None:
         return frozenset()
     if isinstance(eos, torch.Tensor):

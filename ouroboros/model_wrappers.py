@@ -1,8 +1,8 @@
-"""What is kept of a model between two calls of `generate`: its examination, and whose turn it is.
+"""The cached wrapper of a model between calls of `generate`, and its lock.
 
-It lies on the model itself and is freed with it (a weak dictionary never would: its values hold
-their key); copies of a model begin without. Invariant: after a call the model has the attention
-implementation and the mode (training or not) that its owner gave it.
+Both are stored on the model itself and freed with it (a weak dictionary would keep them forever:
+its values hold their key); a copy of a model starts without. Invariant: after a call the model has
+the attention implementation and the training mode that its owner set.
 """
 
 from __future__ import annotations
@@ -17,16 +17,25 @@ from transformers import PreTrainedModel
 
 from ouroboros.engine.model import CachedModel
 
-Role = Literal["target", "draft"]
-PLACE = "_ouroboros_kept"
+ATTRIBUTE = "_ouroboros_wrappers"
+Model = PreTrainedModel | CachedModel
 
 
 class WrapperCache:
-    """A lock, and the examined forms of one model by the role that each plays."""
+    """A lock, and a model's wrappers by the role that it plays.
+
+    `wrappers` holds, by role, the model's fingerprint, the wrapper, and the attention
+    implementation that the wrapper needs.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.made: dict[Role, tuple[tuple, CachedModel, str]] = {}
+        self.wrappers: dict[Literal["target", "draft"], tuple[tuple, CachedModel, str]] = {}
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> WrapperCache:
+        """Return a model's cache, made on first use; two threads get the same one."""
+        return vars(model).get(ATTRIBUTE) or vars(model).setdefault(ATTRIBUTE, cls())
 
     def __deepcopy__(self, memo: dict) -> WrapperCache:
         return WrapperCache()
@@ -36,7 +45,7 @@ class WrapperCache:
 
 
 def check_model(name: str, model: object) -> None:
-    """Raise `ValueError` for what is no loaded model, a hub id or a folder above all."""
+    """Raise `ValueError` for an argument that is no loaded model, such as a hub id."""
     if not isinstance(model, CachedModel | torch.nn.Module):
         raise ValueError(
             f"{name}={model!r:.60} is a {type(model).__name__}, not a model: load it, as by "
@@ -45,62 +54,57 @@ def check_model(name: str, model: object) -> None:
 
 
 @contextmanager
-def ready(
-    target: PreTrainedModel | CachedModel, draft: PreTrainedModel | CachedModel | None
-) -> Iterator[tuple[CachedModel, CachedModel | None]]:
-    """Give both models as ones that score trees; other threads wait until they are given back.
+def acquire(target: Model, draft: Model | None) -> Iterator[tuple[CachedModel, CachedModel | None]]:
+    """Yield both models wrapped for tree scoring, holding their locks.
 
-    A model that was wrapped by the caller is passed through; another is examined once and again
-    only if its weights, device or attention were replaced. Raises `ValueError` for an architecture
-    that cannot score trees.
+    A `CachedModel` is passed through. Another model is checked once, and again only if its weights,
+    device or attention were replaced. Raises `ValueError` for an architecture that cannot score
+    trees.
     """
-    with turn(target, draft), ExitStack() as stack:
-        small = None if draft is None else stack.enter_context(_examined(draft, "draft"))
-        yield stack.enter_context(_examined(target, "target")), small
+    with locked(target, draft), ExitStack() as stack:
+        wrapped = None if draft is None else stack.enter_context(_wrapped(draft, "draft"))
+        yield stack.enter_context(_wrapped(target, "target")), wrapped
 
 
 @contextmanager
-def turn(*models: PreTrainedModel | CachedModel | None) -> Iterator[None]:
-    """Have the models for this thread alone."""
-    plain = {id(_plain(model)): _plain(model) for model in models if model is not None}
+def locked(*models: Model | None) -> Iterator[None]:
+    """Hold the locks of models; other threads wait."""
+    plain = [m.model if isinstance(m, CachedModel) else m for m in models if m is not None]
     with ExitStack() as stack:
-        for one in sorted(plain):  # in one order, so that two threads never hold one each
-            stack.enter_context(_kept(plain[one]).lock)
+        # Always in the same order, so that two threads cannot each hold one lock.
+        for model in sorted({id(m): m for m in plain}.values(), key=id):
+            stack.enter_context(WrapperCache.of(model).lock)
         yield
 
 
-def _plain(model: PreTrainedModel | CachedModel) -> PreTrainedModel:
-    return model.model if isinstance(model, CachedModel) else model
-
-
-def _kept(model: PreTrainedModel) -> WrapperCache:
-    found = vars(model).get(PLACE)
-    if found is None:
-        found = vars(model).setdefault(PLACE, WrapperCache())
-    return found
-
-
 @contextmanager
-def _examined(model: PreTrainedModel | CachedModel, role: Role) -> Iterator[CachedModel]:
+def _wrapped(model: Model, role: Literal["target", "draft"]) -> Iterator[CachedModel]:
+    """Yield the model's wrapper, emptied; then restore attention and training mode."""
     if isinstance(model, CachedModel):
         yield model
         return
-    owners, training, made = _attention(model), model.training, _kept(model).made
+    attention, training = _attention(model), model.training
+    wrappers = WrapperCache.of(model).wrappers
     try:
-        state = _state(model)
-        known, cached, ours = made.get(role, ((), None, ""))
-        if cached is None or cached.model is not model or known != state:
-            made.pop(role, None)
-            cached = CachedModel(model)
-            made[role] = state, cached, model.config.get_text_config()._attn_implementation
-        elif ours != model.config.get_text_config()._attn_implementation:
-            model.set_attn_implementation(ours)
+        weights = (*model.parameters(), *model.buffers())
+        fingerprint = (
+            tuple(attention.items()),
+            *((_address(weight), weight.device, weight.dtype) for weight in weights),
+        )
+        known, wrapper, needed = wrappers.get(role, ((), None, ""))
+        if wrapper is None or wrapper.model is not model or known != fingerprint:
+            wrappers.pop(role, None)
+            wrapper = CachedModel(model)
+            needed = model.config.get_text_config()._attn_implementation
+            wrappers[role] = fingerprint, wrapper, needed
+        elif needed != model.config.get_text_config()._attn_implementation:
+            model.set_attn_implementation(needed)
         model.eval()
-        cached.empty()  # its weights may have learned since
-        yield cached
+        wrapper.empty()  # the weights may have been trained since
+        yield wrapper
     finally:
-        if owners != _attention(model):
-            model.set_attn_implementation(owners)
+        if attention != _attention(model):
+            model.set_attn_implementation(attention)
         model.train(training)
 
 
@@ -112,13 +116,8 @@ def _attention(model: PreTrainedModel) -> dict[str, str]:
     return {"": config._attn_implementation, **own}
 
 
-def _state(model: PreTrainedModel) -> tuple:
-    """What an examination, and a captured graph, hold for: where each weight lies, and the rest."""
-    weights = (*model.parameters(), *model.buffers())
-    return (tuple(_attention(model).items()), *((_place(w), w.device, w.dtype) for w in weights))
-
-
-def _place(weight) -> int:
+def _address(weight: torch.Tensor) -> int:
+    """Where a weight is stored; captured graphs read it there."""
     try:
         return weight.data_ptr()
     except RuntimeError:  # a quantised tensor has no storage of its own

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from ouroboros.costs import Costs, Surface
-from ouroboros.custom import choice
+from ouroboros.custom import token_selector
 from ouroboros.decode import decode
 from ouroboros.drafters import DrafterMemory
 from ouroboros.drafters.calibration import calibrate, disturbed
@@ -66,8 +66,8 @@ def test_trees_keep_to_size_and_budget(pair, choose):
         (Processed(argmax, [PENALTY, WARM], vocab=13), 0.0),
         (Sampler(temperature=0.3, seed=5), 0.3),
         (Sampler(seed=5), 1.0),
-        (choice(SAMPLED, 5, [WARM], 13), 0.3),
-        (choice(SAMPLED, 5, [PENALTY, WARM], 13), 0.3),
+        (token_selector(SAMPLED, 5, [WARM], 13), 0.3),
+        (token_selector(SAMPLED, 5, [PENALTY, WARM], 13), 0.3),
         (processed(Sampler(temperature=0.3, seed=5), [PENALTY], vocab=13), 0.3),
         (
             GatheringSelector(
