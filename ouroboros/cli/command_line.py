@@ -25,14 +25,12 @@ COMMANDS = {
     "profile": "say where the time goes: what calls cost, what steps consist of",
     "replay": "run drafters against a recording, with no target",
     "tune": "search every decoder's settings with one budget",
-    "agreement": "say what a draft of each agreement is worth on recorded text",
 }
 HYDRA = {
     "bench": ("bench.bench", "config"),
-    "advise": ("advise.advise", "advise"),
+    "advise": ("advise.advise_all", "advise"),
     "profile": ("profiling.profile", "profiling"),
     "replay": ("replay.replay_all", "replay"),
-    "agreement": ("agreement.agreement", "agreement"),
 }
 """Commands with Hydra's syntax: their function of a config and of --json, and their config."""
 

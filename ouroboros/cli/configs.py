@@ -13,11 +13,6 @@ from omegaconf import DictConfig, OmegaConf
 from ouroboros.cli import CONF
 from ouroboros.cli.errors import unknown_config
 
-SPACES: dict[str, dict[str, list]] = {
-    path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted(Path(CONF).glob("tune/*"))
-}
-"""By decoder, the values of each setting that a search may try: conf/tune."""
-
 
 def plain(cfg: DictConfig) -> dict:
     """Return a config, resolved, as plain values."""

@@ -1,6 +1,6 @@
-"""Run drafters against a recording on any machine, with no target, and predict their time.
+"""`ouroboros replay`: replay drafters against a recording, with no target, and predict their time.
 
-`ouroboros replay`; what can be typed stands in conf/hydra/help/replay.yaml.
+The options are in conf/hydra/help/replay.yaml.
 """
 
 from __future__ import annotations
@@ -9,174 +9,124 @@ from pathlib import Path
 
 import torch
 from omegaconf import DictConfig
-from tabulate import tabulate
-from tqdm import tqdm
 
+from ouroboros import vocab
 from ouroboros.bench.metrics.intervals import COST_RATIO
-from ouroboros.bench.metrics.metrics import METRICS
-from ouroboros.bench.metrics.sample import PLAIN, Sample, steps_of
-from ouroboros.bench.replay.imitated_draft import ImitatedDraft
-from ouroboros.bench.replay.imitation import Rates
-from ouroboros.bench.replay.recorded_target import RecordedTarget, check_drafter, replay, sampled
-from ouroboros.bench.replay.recording import RecordedRuns
+from ouroboros.bench.replay.draft_errors import DraftErrorModel
+from ouroboros.bench.replay.recording import RecordedRuns, prompts_of_run, read_recording, runs_of
+from ouroboros.bench.replay.replay import OffTextRates, RecordedTarget, replay, replay_table
+from ouroboros.bench.replay.simulated_draft import SimulatedDraft
 from ouroboros.bench.run.config import check_whole
-from ouroboros.bench.run.costs import load_costs, recorded_costs
+from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
-from ouroboros.bench.run.loop import text_of
-from ouroboros.bench.run.pair import load_tokenizer
-from ouroboros.cli.build import build_spec
+from ouroboros.bench.run.identity import check_files
+from ouroboros.bench.run.pair import PairSpec, load_draft, load_tokenizer
+from ouroboros.bench.run.prompts import with_context
+from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.configs import chosen, plain
 from ouroboros.cli.errors import check_unused
 from ouroboros.cli.output import print_document
-from ouroboros.cli.tapes import given_rates, imitated_draft, load_tapes, loaded_draft
-from ouroboros.costs import UNTIMED, CostModel, Costs
-from ouroboros.decode import RootOnly
+from ouroboros.costs import UNTIMED, Costs
 from ouroboros.decoders import check_decoders, decoder_factories, needs_draft
 from ouroboros.engine.model import CachedModel
 
 
 def replay_all(cfg: DictConfig, as_json: bool = False) -> int:
-    """Replay each decoder, print the table and the document; return 0."""
+    """Replay each decoder, print the table and the document, write both; return 0."""
     config = chosen(plain(cfg))
     if not config["recording"]:
         raise ValueError("give recording=<results folder, or JSONL file>")
     for name in ("max_new", "limit", "threads"):
         check_whole(name, config[name], null=True)
-    if config["threads"]:
-        torch.set_num_threads(config["threads"])
+    torch.set_num_threads(config["threads"] or torch.get_num_threads())
     check_decoders(config.get("decoder"))
-    tokenizer = load_tokenizer(build_spec(config["model"]))
-    tapes = load_tapes(
-        config["recording"],
-        config["decoder"],
-        tokenizer,
-        of=config["recorded_decoder"],
-        limit=config["limit"],
-        task=config.get("task"),
+    check_unused(config["results_dir"])
+    path, tokenizer = (
+        Path(config["recording"]),
+        load_tokenizer(PairSpec.from_mapping(config["model"])),
     )
-    costs = load_costs(config["costs"])
-    tape = next(iter(tapes.values()))
-    draft = draft_of(config, tape, tokenizer)
-    target = RecordedTarget(tape, tokenizer=tokenizer)
-    told = costs or told_costs(config["recording"])
-    makers = decoder_factories(config["decoder"], draft, told, tokenizer=target.tokenizer)
-    drafters = {name: make() for name, make in makers.items()}
-    rates, limit = given_rates(config["rates"]), config["max_new"]
-    for name, drafter in drafters.items():
-        check_drafter(drafter, tapes[name], rates=rates)
-    found = {
-        name: replayed(name, drafter, tapes[name], tokenizer, max_new=limit, rates=rates)
-        for name, drafter in drafters.items()
+    folder = ResultsFolder(path) if path.is_dir() else None
+    recording = open_recording(path, tokenizer, task=config.get("task"), limit=config["limit"])
+    of = config["recorded_decoder"]
+    if of and folder and of not in recording:
+        raise ValueError(f"recorded_decoder={of} is not in this run: choose from {[*recording]}")
+    recorded = {name: runs_of(recording, of or name) for name in config["decoder"]}
+    first = next(iter(recorded.values()))
+    costs, draft = load_costs(config["costs"]), draft_of(config, first, tokenizer)
+    decision_costs = costs or (folder and folder.load_costs()) or Costs.load(UNTIMED)
+    makers = decoder_factories(config["decoder"], draft, decision_costs, tokenizer=tokenizer)
+    rates, limit = rates_given(config["rates"]), config["max_new"]
+    options = {"max_new": limit, "rates": rates, "tokenizer": tokenizer, "progress": True}
+    samples = {
+        name: replay(recorded[name], make(), name=name, **options) for name, make in makers.items()
     }
-    ratio = cost_ratio(config)
-    rows = {name: row(found[name], tapes[name], costs, limit, ratio) for name in found}
-    title = ", ".join([f"replay of {Path(config['recording']).name}", *imitated(draft, rates)])
+    ratio = config["model"].get("draft_cost")
+    if ratio is None and folder:
+        ratio = folder.load_run()["model"].get("draft_cost")
+        ratio = COST_RATIO if ratio is None else ratio
+    table = replay_table(samples, recorded, costs=costs, draft_ratio=ratio, max_new=limit)
+    simulated = [one for one in (draft, rates) if isinstance(one, SimulatedDraft | OffTextRates)]
+    title = ", ".join([f"replay of {path.name}", *(one.title for one in simulated)])
+    rows = table.astype(object).where(table.notna(), None).to_dict("index")
     document = {"title": title, "decoders": rows}
-    write(config["results_dir"], document, found)
-    table = [{"decoder": name, **values} for name, values in rows.items()]
+    if config["results_dir"]:
+        out = ResultsFolder(config["results_dir"])
+        out.path.mkdir(parents=True, exist_ok=True)
+        with out.appending(SAMPLES) as lines:
+            for sample in (one for own in samples.values() for one in own):
+                lines.append(sample.to_dict())
+        out.write_json("replay.json", document)
     print(title)
-    print(tabulate(table, headers="keys", floatfmt=".3f", missingval="-"))
-    print_document({"recording": Path(config["recording"]).name, **document}, as_json)
+    print(table.reset_index().to_string(index=False, na_rep="-", float_format="{:.3f}".format))
+    print_document({"recording": path.name, **document}, as_json)
     return 0
 
 
-def told_costs(recording: str) -> Costs:
-    """Return the costs that the decoders of a recorded run went by, named ones where none did."""
-    found = recorded_costs(ResultsFolder(recording)) if Path(recording).is_dir() else None
-    return found or Costs.load(UNTIMED)
+def open_recording(
+    path: Path, tokenizer, *, task: dict | None = None, limit: int | None = None
+) -> dict[str, RecordedRuns]:
+    """Read a recording; a results folder with the prompts of its own task, or of `task`."""
+    if not path.is_dir():
+        return read_recording(path, tokenizer, limit=limit)
+    folder = ResultsFolder(path)
+    run = folder.load_run()
+    options = task or run["config"]["task"]
+    try:
+        spec = TaskSpec.from_mapping(options)
+        check_files(spec.files(), run.get("contents", {}))
+        made, examples = spec.load()
+    except ValueError as error:
+        if task:
+            raise
+        raise ValueError(f"the recorded task cannot be made: {error}; give its task=...") from error
+    if tokens := run["config"].get("context_tokens"):
+        examples = with_context(examples, made.load(), tokenizer, tokens)
+    prompt_of = prompts_of_run(folder, made, examples, tokenizer)
+    return read_recording(path, tokenizer, prompt_of=prompt_of, limit=limit)
 
 
-def imitated(draft: object, rates: Rates | None) -> list[str]:
-    """Return what is not recorded but imitated, in words."""
-    found = [draft.title] if isinstance(draft, ImitatedDraft) else []
-    return found if rates is None else [*found, rates.title]
-
-
-def draft_of(config: dict, tape: RecordedRuns, tokenizer) -> CachedModel | None:
-    """Return the draft that the decoders need, loaded or imitated; None where none is needed."""
+def draft_of(config: dict, recorded: RecordedRuns, tokenizer) -> CachedModel | None:
+    """Return the draft that the decoders need, loaded or simulated; None where none is needed."""
     if not any(map(needs_draft, config["decoder"].values())):
         return None
-    if config.get("draft"):
-        return imitated_draft(config["draft"], tape, tokenizer)
-    return loaded_draft(config["model"], tape, tokenizer)
+    options = config.get("draft")
+    if options:
+        errors = DraftErrorModel.load(Path(options["errors"])) if options["errors"] else None
+        own = {**options, "errors": errors, "recorded": recorded, "tokenizer": tokenizer}
+        try:
+            return SimulatedDraft.of(**own)
+        except TypeError as error:
+            raise ValueError(f"draft: {error}") from error
+    draft = load_draft(PairSpec.from_mapping(config["model"]))
+    vocab.check_pair(RecordedTarget(recorded, tokenizer=tokenizer), draft)  # type: ignore[arg-type]
+    return draft
 
 
-def cost_ratio(config: dict) -> float | None:
-    """Return a draft call's cost in target calls: as configured, else as the recorded run's report
-    has it; None where a recording is no run."""
-    path, given = Path(config["recording"]), config["model"].get("draft_cost")
-    if given is None and path.is_dir():
-        cost = ResultsFolder(path).load_run()["model"].get("draft_cost")
-        return COST_RATIO if cost is None else cost
-    return given
-
-
-def replayed(
-    name: str,
-    drafter,
-    tape: RecordedRuns,
-    tokenizer,
-    *,
-    max_new: int | None,
-    rates: Rates | None = None,
-) -> list[Sample]:
-    """Return a sample, without times of its own, for each recorded run."""
-    samples = []
-    for recording in tqdm(tape.runs, desc=name, unit="run", leave=False):
-        trace = replay(drafter, tape, recording, max_new=max_new, rates=rates)
-        text = text_of(tokenizer, trace.new_tokens)
-        samples.append(sampled(name, recording, trace, text=text))
-    return samples
-
-
-def row(
-    samples: list[Sample],
-    tape: RecordedRuns,
-    costs: Costs | None,
-    max_new: int | None,
-    ratio: float | None,
-) -> dict:
-    """Return counts (calls per token where a draft call's `ratio` to a target call is known, or
-    there is none), and with costs the predicted milliseconds per token and the speedup over a
-    decoder that drafts nothing."""
-    steps = steps_of(samples)
-    tokens = sum(len(sample.new_tokens) for sample in samples)
-    values = {
-        "runs": len(samples),
-        "new_tokens": tokens,
-        "target_calls": len(steps),
-        "tokens_per_target_call": METRICS["tokens_per_target_call"](samples),
-        "acceptance_length": METRICS["acceptance_length"](samples),
-        "draft_calls_per_token": METRICS["draft_calls_per_token"](samples),
-    }
-    if ratio is not None or not any(step.draft_calls for step in steps):
-        found = METRICS["calls_per_token"](samples, ratio or 0.0)
-        values["calls_per_token"] = found and found.value
-    if costs is not None and tokens:
-        plain = [
-            Sample(
-                *(r.example, PLAIN, r.repeat, 0, len(r.prompt)),
-                steps=tuple(replay(RootOnly(), tape, r, max_new=max_new).steps),
-            )
-            for r in tape.runs
-        ]
-        ours_s, plain_s = (
-            sum(CostModel(costs).predict(s).wall_s for s in own) for own in (samples, plain)
-        )
-        values["predicted_ms_per_token"] = 1e3 * ours_s / tokens
-        values["predicted_speedup"] = plain_s / ours_s
-    return values
-
-
-def write(results_dir: str | None, document: dict, found: dict[str, list[Sample]]) -> None:
-    """Write replay.json and samples.jsonl. Raises `ValueError` where there are such files."""
-    if results_dir is None:
-        return
-    folder = ResultsFolder(results_dir)
-    check_unused(results_dir)
-    folder.path.mkdir(parents=True, exist_ok=True)
-    with folder.appending(SAMPLES) as lines:
-        for samples in found.values():
-            for sample in samples:
-                lines.append(sample.to_dict())
-    folder.write_json("replay.json", document)
+def rates_given(given: object) -> OffTextRates | None:
+    """Return two shares as rates. Raises `ValueError` for anything else."""
+    try:
+        if given is None:
+            return None
+        return OffTextRates(*map(float, given))  # type: ignore[call-overload]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"rates={given}: give two shares, as rates=[0.7,0.04]") from error

@@ -1,4 +1,4 @@
-"""What fits: bytes of weights and of cached tokens, from a config alone, and the memory there is.
+"""What fits in memory: bytes of weights and of cached tokens, from a model's config alone.
 
 Invariant: nothing is loaded. A model is built without storage, so a 34B takes milliseconds.
 """
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import psutil
 import torch
 from torch import nn
@@ -16,32 +17,51 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from ouroboros import standin
 from ouroboros.costs import Footprint
+from ouroboros.engine.model_info import position_limit
 
-SPARE = 0.05  # of the free memory stays free, for activations, logits and masks
+SPARE = 0.05  # share of the free memory kept for activations, logits and masks
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The memory of a device, in bytes."""
+
+    device: str
+    free_bytes: int
+    total_bytes: int
+
+    @classmethod
+    def of(cls, device: str | None = None) -> DeviceMemory:
+        """Return the memory of a device (default: the first GPU, else this machine's)."""
+        name = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if torch.device(name).type == "cuda":
+            return cls(torch.cuda.get_device_name(name), *torch.cuda.mem_get_info(name))
+        memory = psutil.virtual_memory()
+        return cls("CPU", memory.available, memory.total)
 
 
 def config_of(name: str) -> PreTrainedConfig:
     """Return a model's config: of a folder, of a shape (`standin.SHAPES`), or of a hub id.
 
-    An id that begins with a shape's name has that shape, so that published models need no network.
+    An id that begins with a shape's name has that shape, so published models need no network.
     Raises `ValueError` where there is no config.
     """
-    own = Path(name).name.lower()
-    known = [shape for shape in standin.SHAPES if own.startswith(shape)]
-    if known and not Path(name).is_dir():
-        return standin.shape(max(known, key=len))
+    model = Path(name).name.lower()
+    shapes = [shape for shape in standin.SHAPES if model.startswith(shape)]
+    if shapes and not Path(name).is_dir():
+        return standin.shape(max(shapes, key=len))
     try:
         return AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"the config of {name!r} cannot be loaded, and no shape is named so: give a hub id "
+            f"the config of {name!r} cannot be loaded, and no shape has this name: give a hub id "
             f"you can reach, a folder, or one of {', '.join(standin.SHAPES)}"
         ) from error
 
 
 def footprint_of(config: PreTrainedConfig, dtype: torch.dtype, *, int8: bool = False) -> Footprint:
-    """Return the bytes of a model of this config. `int8`: the layers' matrices take a byte for each
-    weight and four for the scale of each row; embedding, head and cache stay in `dtype`."""
+    """Return the bytes of a model. `int8`: the layers' matrices take a byte per weight and four for
+    each row's scale; embedding, head and cache stay in `dtype`."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
@@ -59,25 +79,55 @@ def footprint_of(config: PreTrainedConfig, dtype: torch.dtype, *, int8: bool = F
 
 
 def longest_context(footprints: Mapping[str, Footprint], free_bytes: int) -> int:
-    """Return how many tokens fit in memory beside the weights, in the caches of all models; 0
-    where the weights alone do not fit."""
+    """Return how many cached tokens of all models fit beside the weights; 0 if the weights do not:
+    (0.95 free - weights) / (bytes per cached token)."""
     room = (1 - SPARE) * free_bytes - sum(own.weight_bytes for own in footprints.values())
     return max(0, int(room // sum(own.kv_bytes_per_token for own in footprints.values())))
 
 
-@dataclass(frozen=True)
-class Room:
-    """The memory of a device, in bytes."""
+def fits(
+    models: Mapping[str, tuple[str, torch.dtype]],
+    memory: DeviceMemory,
+    *,
+    max_len: int | None = None,
+) -> tuple[dict, pd.DataFrame]:
+    """Return what the models need as they are and in int8, as JSON values and as a table.
 
-    device: str
-    free_bytes: int
-    total_bytes: int
-
-
-def room(device: str | None = None) -> Room:
-    """Return the memory of a device (default: the first GPU, else this machine's)."""
-    name = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if torch.device(name).type == "cuda":
-        return Room(torch.cuda.get_device_name(name), *torch.cuda.mem_get_info(name))
-    memory = psutil.virtual_memory()
-    return Room("CPU", memory.available, memory.total)
+    `models`: (folder, shape or hub id, dtype) by role, the target first. Raises as `config_of`.
+    """
+    configs = {role: config_of(name) for role, (name, _) in models.items()}
+    target, (place, _) = next(iter(configs.values())), next(iter(models.values()))
+    # The shape of a published model does not say how many positions it has.
+    limit = position_limit(target.get_text_config()) if Path(place).is_dir() else 1 << 30
+    positions = min(limit, max_len or limit)
+    found: dict[str, dict] = {}
+    rows = []
+    for kind in ("as is", "int8"):
+        sizes = {
+            role: footprint_of(configs[role], dtype, int8=kind == "int8")
+            for role, (_, dtype) in models.items()
+        }
+        gb = {role: own.weight_bytes / 1e9 for role, own in sizes.items()}
+        kv = {role: own.kv_bytes_per_token for role, own in sizes.items()}
+        longest = longest_context(sizes, memory.free_bytes)
+        found[kind] = {
+            "weights_gb": gb,
+            "kv_bytes_per_token": kv,
+            "longest_context": longest,
+            "positions": positions,
+        }
+        context = f"{longest}, by memory"
+        if not longest:
+            context = "the weights do not fit"
+        elif longest >= positions:
+            context = f"{positions}, the model's (memory: {longest})"
+        rows.append(
+            {
+                "weights": kind,
+                "GB (target + draft)": " + ".join(f"{size:.2f}" for size in gb.values()),
+                "KV cache, KB/token": " + ".join(f"{size / 1e3:.1f}" for size in kv.values()),
+                "longest context": context,
+            }
+        )
+    document = {"free_gb": memory.free_bytes / 1e9, "device": memory.device, **found}
+    return document, pd.DataFrame(rows)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.report.plots.marks import LINES, decoder_marks
-from ouroboros.tuning.agreement import Worth
+from ouroboros.tuning.agreement import DraftValue
 from ouroboros.tuning.scaling import Law, Width
 
 MARGIN = 0.10
@@ -77,7 +77,7 @@ def scaling_law(widths: Sequence[Width], laws: Mapping[str, Law | None]) -> Figu
 
 
 @style.styled
-def agreement_curves(rows: Sequence[Worth]) -> Figure:
+def agreement_curves(rows: Sequence[DraftValue]) -> Figure:
     """Draw speedup over the draft's agreement, a panel per group of prompts.
 
     `rows` share one set of costs. The line style is the draft's cost ratio; decoders without a

@@ -1,4 +1,4 @@
-"""What a decoder is expected to do, from its counts and a machine's costs."""
+"""What a decoder is expected to do on a machine, from its counts and the machine's costs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from ouroboros.costs import CostModel, Costs
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a decoder is expected to do. `shares` are of the time after the first step: "draft",
-    "verify", "host". `samples` are the decoder's with predicted seconds, `plain` greedy's. `failed`
-    says why there is no prediction, with no figures then."""
+    """What a decoder is expected to do at some settings.
+
+    `cost_per_token` is in target calls of one node (greedy: 1); `shares` are of the time after the
+    first step: "draft", "verify", "host". `samples` and `plain` (greedy's) have predicted seconds.
+    `failed` is the reason why nothing is predicted; there are no figures then.
+    """
 
     settings: Mapping[str, object]
     tokens_per_s: float = 0.0
@@ -37,13 +40,13 @@ def predict(
 ) -> Prediction:
     """Return the prediction for a decoder's samples against plain decoding's of the same prompts.
 
-    Where the costs do not reach far enough, its `failed` says so.
+    `failed` says so if the costs do not cover the samples' calls.
     """
     settings = dict(settings or {})
     try:
-        ours = [CostModel(costs).predict(sample) for sample in samples]
-        base = [CostModel(costs).predict(sample) for sample in plain]
-        cost = cost_per_token(samples, costs)
+        model = CostModel(costs)
+        ours, base = ([model.predict(sample) for sample in of] for of in (samples, plain))
+        cost = cost_per_token(samples, model)
     except ValueError as error:
         return Prediction(settings, failed=str(error))
     steps = steps_of(ours)
@@ -60,9 +63,11 @@ def predict(
     )
 
 
-def cost_per_token(samples: Sequence[Sample], costs: Costs) -> float | None:
-    """Return what a token costs in calls of both models, in target calls of one node: greedy
-    decoding's cost 1. None without tokens. Raises `ValueError` beyond what was measured."""
-    parts = [CostModel(costs).cost(sample) for sample in samples]
+def cost_per_token(samples: Sequence[Sample], model: CostModel) -> float | None:
+    """Return the cost of a token in target calls of one node: sum of costs / sum of tokens.
+
+    None without tokens. Raises `ValueError` for calls that the costs do not cover.
+    """
+    parts = [model.cost(sample) for sample in samples]
     tokens = sum(count for _, count in parts)
     return sum(spent for spent, _ in parts) / tokens if tokens else None

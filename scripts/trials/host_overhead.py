@@ -26,7 +26,7 @@ import torch
 from tabulate import tabulate
 
 import ouroboros
-from ouroboros.bench.metrics.scripted import Drafting, ScriptedModel
+from ouroboros.bench.replay.scripted import Drafting, ScriptedModel
 from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
 from ouroboros.cli.configs import composed

@@ -5,9 +5,9 @@ import random
 
 import pytest
 from composing import composed
-
 from ouroboros.bench.replay.imitated_draft import ImitatedDraft
 from ouroboros.bench.replay.likeness import DraftErrorModel
+
 from ouroboros.bench.replay.sentence_pieces import NAME, sentence_pieces
 from ouroboros.cli import CONF
 from ouroboros.decode import DrafterCapabilities

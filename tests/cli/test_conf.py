@@ -1,7 +1,6 @@
 """Every config composes, and the bench script runs end to end on a tiny pair."""
 
 import json
-import math
 
 import pytest
 from bench_models import byte_tokenizer, tiny_pair
@@ -18,8 +17,6 @@ from ouroboros.bench.run.pair import Pair, PairSpec, load_draft, load_pair
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli import configs
 from ouroboros.cli import errors as asking
-from ouroboros.cli.configs import SPACES
-from ouroboros.cli.tuning.search import draw
 from ouroboros.decoders import check_decoders, decoder_factories
 from ouroboros.drafters.draft_tree.remembered import DrafterMemory
 from ouroboros.instantiate import find_class
@@ -54,13 +51,6 @@ def test_every_task_composes_and_has_examples_to_try(name):
     task, examples = TaskSpec.from_mapping(options["task"]).load()
     assert get_class(options["task"]["_target_"]).name == task.name == name
     assert len(examples) >= 4
-
-
-@pytest.mark.parametrize("name", SPACES)
-def test_tuning_ends_where_a_space_is_small(name):
-    trials = draw(name, 60, 0)
-    assert len(trials) == min(60, 1 + math.prod(map(len, SPACES[name].values())))
-    assert len({trial.name for trial in trials}) == len(trials) and not trials[0].settings
 
 
 @pytest.mark.parametrize("name", names("decoder"))

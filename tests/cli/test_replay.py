@@ -29,8 +29,9 @@ def test_a_results_folder_is_replayed_and_its_time_predicted(run_bench, run_repl
     )
     assert code == 0, err
     for name, row in document["decoders"].items():
-        for figure in ("tokens_per_target_call", "calls_per_token", "draft_calls_per_token"):
-            assert row[figure] == live[name][figure]
+        for metric in ("tokens_per_target_call", "draft_calls_per_token"):
+            assert row[metric] == live[name][metric]
+        assert row["calls_per_token"] == live[name]["calls_per_token"]["value"]
     assert document["decoders"]["greedy"]["predicted_ms_per_token"] == pytest.approx(10)
     table = "costs={verify_ms: {1: 7, 99: 20}, draft_ms: 1}"
     again = run_replay("decoder=greedy", "recording=live", table)[1]["decoders"]["greedy"]
@@ -52,14 +53,14 @@ def test_another_engines_text_is_replayed(run_replay, saved_pair):
     assert lookup["target_calls"] < greedy["target_calls"]
 
 
-def test_a_draft_is_imitated_and_said(run_replay, saved_pair):
+def test_a_draft_is_simulated_and_the_title_says_so(run_replay, saved_pair):
     rows = [{"id": "a", "turns": [{"prompt": "abcabc", "completion": "abcabcabcd"}] * 2}]
     (saved_pair / "turns.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = ["recording=turns.jsonl", "decoder=[greedy,speculative]", "draft=imitated"]
-    code, document, err = run_replay(*given, "draft.agreement=1", "results_dir=imitated")
+    given = ["recording=turns.jsonl", "decoder=[greedy,speculative]", "draft=simulated"]
+    code, document, err = run_replay(*given, "draft.agreement=1", "results_dir=simulated")
     assert code == 0, err
-    assert "draft imitated at agreement 1 (" in document["title"]
-    assert json.loads((saved_pair / "imitated" / "replay.json").read_text())["title"]
+    assert "draft simulated at agreement 1 (" in document["title"]
+    assert json.loads((saved_pair / "simulated" / "replay.json").read_text())["title"]
     greedy, chain = document["decoders"].values()
     assert greedy["runs"] == 2 and chain["target_calls"] < greedy["target_calls"] / 3
     code, _, err = run_replay(*given, "draft.agreement=2")

@@ -7,10 +7,10 @@ from composing import ROOT
 from measured import sample, step
 
 import ouroboros
-from ouroboros.cli.configs import SPACES
-from ouroboros.cli.tuning.search import Search, speed
 from ouroboros.costs import Costs, Surface
 from ouroboros.drafters.draft_tree.weights import Weights
+from ouroboros.tuning.search import SPACES
+from ouroboros.tuning.tune import Machine, speed
 
 DEVELOPMENT = list((ROOT / "conf" / "task").glob("development*.jsonl"))
 ROLES = ("target", "draft")
@@ -78,13 +78,13 @@ def test_a_search_that_ended_is_not_made_again(call, saved_pair, monkeypatch):
     monkeypatch.setitem(SPACES, "prompt_lookup", {"num_tokens": [2, 4]})
     words = ("--decoders", "prompt_lookup", "--trials", "2")
     first, report = tuned(call, saved_pair, *words)
-    climb, made = Search.climb, []
+    best, made = Machine.best, []
 
-    def counted(search, *args):
-        made.append(search.name)
-        return climb(search, *args)
+    def counted(machine, *args):
+        made.append(machine.name)
+        return best(machine, *args)
 
-    monkeypatch.setattr(Search, "climb", counted)
+    monkeypatch.setattr(Machine, "best", counted)
     lines = saved_pair / "tuned" / "searches.jsonl"
     again, same = tuned(call, saved_pair, *words)
     assert made == [] and again == first and same["report"] == report["report"]
@@ -97,15 +97,6 @@ def test_a_search_that_ended_is_not_made_again(call, saved_pair, monkeypatch):
     config.write_text(config.read_text() + "\n")
     tuned(call, saved_pair, *words, "--costs", "flat")
     assert made == ["flat"] * 3, "another model at the same path"
-
-
-def test_a_search_goes_on_until_no_setting_gains(monkeypatch):
-    """From (0, 0) the best, (2, 2), is only reached by going round twice."""
-    worth = {(0, 0): 1, (1, 0): 2, (1, 1): 3, (2, 1): 4, (2, 2): 5}
-    monkeypatch.setitem(SPACES, "mine", {"a": [0, 1, 2], "b": [0, 1, 2]})
-    search = Search("flat", Costs.load("flat"), {}, None)
-    monkeypatch.setattr(search, "rate", lambda _, own, among: worth.get((own["a"], own["b"]), 0))
-    assert search.climb("mine", {"a": 0, "b": 0}, []) == {"a": 2, "b": 2}
 
 
 def test_a_setting_is_as_fast_as_its_calls_cost():

@@ -11,7 +11,7 @@ from host_overhead import Script, draft_script, host_steps
 from ouroboros.baselines import Lookahead, PromptLookup, Speculative
 
 from ouroboros import Ouroboros, OuroborosPaper
-from ouroboros.bench.metrics.scripted import Drafting, ScriptedModel
+from ouroboros.bench.replay.scripted import Drafting, ScriptedModel
 from ouroboros.decode import RootOnly, decode
 
 DRAW = random.Random(5)

@@ -8,7 +8,13 @@ from tiny import gemma3, gpt2
 
 from ouroboros.costs import Costs, Footprint
 from ouroboros.standin import SHAPES
-from ouroboros.tuning.memory import SPARE, config_of, footprint_of, longest_context, room
+from ouroboros.tuning.memory import (
+    SPARE,
+    DeviceMemory,
+    config_of,
+    footprint_of,
+    longest_context,
+)
 
 
 def test_the_published_pairs_weigh_what_they_weigh():
@@ -54,7 +60,7 @@ def test_names_that_are_no_model(tmp_path):
 
 
 def test_the_memory_of_this_machine():
-    here = room("cpu")
+    here = DeviceMemory.of("cpu")
     assert 0 < here.free_bytes <= here.total_bytes == psutil.virtual_memory().total
 
 

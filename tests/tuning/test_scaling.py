@@ -11,7 +11,7 @@ from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.costs import Costs, Surface
 from ouroboros.trace import StepRecord
 from ouroboros.tuning.plots import scaling_law
-from ouroboros.tuning.scaling import Width, law_of, pays, step_ms, width_of
+from ouroboros.tuning.scaling import Width, best_widths, law_of, step_ms, width_of
 
 NARROW = Width("x", 16.0, 2.0, 1.0, 0.0, 0.0, {1: 16.0, 2: 9.0, 4: 5.0})
 WIDE = Width("x", 64.0, 3.0, 2.0, 0.0, 0.0, {1: 64.0, 2: 33.0, 4: 17.0})
@@ -38,18 +38,18 @@ def test_a_step_on_several_devices_is_the_largest_part_and_what_it_lacks_and_a_m
 
 
 def test_a_wider_tree_pays_where_one_device_is_steep():
-    found = pays([NARROW, WIDE], STEEP, devices=[1, 2, 4], message_ms=0.05)
-    assert [one.nodes for one in found] == [16.0, 16.0, 64.0]
-    assert found[0].speed == 1.0 and found[0].speedup == pytest.approx(2.0)
-    assert found[1].speed == pytest.approx(1 / 1.05)  # a message, for nothing
-    assert found[2].speed == pytest.approx(3.0 / (1.0 + 3 * 3 / 48 + 0.05) / 2.0)
+    found = best_widths([NARROW, WIDE], STEEP, devices=[1, 2, 4], message_ms=0.05)
+    assert list(found.nodes) == [16.0, 16.0, 64.0] and found.speedup[0] == pytest.approx(2.0)
+    with_message, wide = 1 / 1.05, 3.0 / (1.0 + 3 * 3 / 48 + 0.05) / 2.0
+    assert list(found.speed) == pytest.approx([1.0, with_message, wide])
     flat = Costs(Surface.flat({1: 1.0, 64: 1.0}))
-    assert {one.nodes for one in pays([NARROW, WIDE], flat, devices=[1, 4], message_ms=0)} == {64.0}
+    assert set(best_widths([NARROW, WIDE], flat, devices=[1, 4], message_ms=0).nodes) == {64.0}
 
 
 def test_widths_beyond_the_costs_are_left_out():
     short = Costs(Surface.flat({1: 1.0, 16: 1.0}))
-    assert [one.nodes for one in pays([NARROW, WIDE], short, devices=[1], message_ms=0)] == [16.0]
+    found = best_widths([NARROW, WIDE], short, devices=[1], message_ms=0)
+    assert list(found.nodes) == [16.0]
 
 
 def test_a_width_is_counted_and_its_trees_are_cut():

@@ -1,1 +1,1 @@
-"""Drafters against recorded text: recordings, replays, imitated targets. No target is computed."""
+"""Replay drafters against recorded text, where no target is computed; simulate drafts on it."""

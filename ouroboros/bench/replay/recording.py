@@ -1,8 +1,7 @@
-"""What a target once said: enough to run a drafter against it again, without the target.
+"""Recorded runs: the prompts and continuations of a target, enough to replay drafters without it.
 
-A tape holds prompts and continuations as token ids and the settings that the loop needs. Its file
-is JSONL, a header line and one line for each run; a results folder is a tape too, and so is another
-engine's text. Invariant: what a tape does not know (a length limit, a context) it does not invent.
+`read_recording` reads all kinds: a results folder, a file that `RecordedRuns.save` wrote, and JSONL
+of texts from any engine. What a recording does not hold (a length limit, a context) is unlimited.
 """
 
 from __future__ import annotations
@@ -12,22 +11,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from ouroboros.bench.metrics.sample import Sample
-from ouroboros.bench.metrics.scripted import ANY
+from ouroboros import vocab
+from ouroboros.bench.metrics.sample import PLAIN
+from ouroboros.bench.replay.scripted import ANY
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.prompts import Answers, prompt_ids
 from ouroboros.bench.run.recorder import PrefixKey, listed, unlisted
+from ouroboros.bench.tasks.task import Example, Task
 
 FORMAT = "ouroboros-recording-1"
-SPARE = 64  # ids that a renumbered vocabulary has beyond a text's own
+SPARE_IDS = 64  # ids that a renumbered vocabulary has beyond those of its longest run
+
+PromptOf = Callable[[str, int], Sequence[int]]
+"""(example id, repeat) -> the token ids of its prompt."""
 
 
 @dataclass(frozen=True)
-class Recording:
-    """One run: `finish` is "eos", "length", "context", or "stop" where the text just ends.
-
-    `group` is the example's category, "" where it has none.
-    """
+class RecordedRun:
+    """One prompt and its continuation. `finish` is "eos", "length", "context", or "stop" where the
+    text just ends; `predictions` are target predictions off the text; `group` is the category."""
 
     example: str
     prompt: tuple[int, ...]
@@ -45,12 +48,13 @@ class Recording:
 
 @dataclass(frozen=True)
 class RecordedRuns:
-    """Runs of one target under one set of settings. `max_new` None: as long as each run is.
+    """Runs of one target under one set of settings.
 
-    `dtype` is that of the models, by torch's name; None where it is not known.
+    `max_new` None: each run's own length. `dtype` is that of the models, by torch's name; None
+    where it is unknown.
     """
 
-    runs: Sequence[Recording]
+    runs: Sequence[RecordedRun]
     sampling: Sampling = field(default_factory=Sampling)
     max_new: int | None = None
     max_len: int = ANY
@@ -59,60 +63,134 @@ class RecordedRuns:
     dtype: str | None = None
 
     def save(self, path: Path) -> None:
-        """Write the tape as JSONL."""
-        head = {
-            "format": FORMAT,
-            "sampling": asdict(self.sampling),
-            **{name: getattr(self, name) for name in ("max_new", "max_len", "vocab_size")},
-            "eos": sorted(self.eos),
-            "dtype": self.dtype,
-        }
+        """Write JSONL, which `read_recording` reads: a header, then one line per run."""
+        head = {key: getattr(self, key) for key in ("max_new", "max_len", "vocab_size", "dtype")}
+        head |= {"format": FORMAT, "sampling": asdict(self.sampling), "eos": sorted(self.eos)}
         lines = [head, *({**asdict(r), "predictions": listed(r.predictions)} for r in self.runs)]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
-def renumbered(tape: RecordedRuns) -> RecordedRuns:
-    """Return the tape with each run's ids numbered in the order of their appearance.
+def read_recording(
+    path: Path | str, tokenizer, *, prompt_of: PromptOf | None = None, limit: int | None = None
+) -> dict[str, RecordedRuns]:
+    """Return the recorded runs (the first `limit`) of each decoder; files hold greedy's alone.
 
-    No decoder knows an id by its number, and rows of logits become hundreds wide instead of tens of
-    thousands. For counts alone, and only where nothing is carried from run to run.
+    A results folder needs `prompt_of` (see `prompts_of_run`), because it stores no prompts. A JSONL
+    line has "prompt" and "completion", and may have "id" and "category"; "turns", a list of such
+    pairs, is a conversation, in which each turn's number is its run's `repeat`. Text is tokenized
+    anew, prompts with special tokens, completions without.
+
+    Raises `ValueError` for anything else, naming the line.
+    """
+    path = Path(path)
+    found = _of_folder(path, prompt_of) if path.is_dir() else {PLAIN: _of_file(path, tokenizer)}
+    return {name: replace(one, runs=one.runs[:limit]) for name, one in found.items()}
+
+
+def runs_of(recording: Mapping[str, RecordedRuns], decoder: str | None) -> RecordedRuns:
+    """Return the runs of a decoder, else greedy's, else the first decoder's."""
+    return recording.get(decoder or "") or recording.get(PLAIN) or next(iter(recording.values()))
+
+
+def prompts_of_run(
+    folder: ResultsFolder, task: Task, examples: Sequence[Example], tokenizer
+) -> PromptOf:
+    """Return what gives the prompts of a recorded run, from its task and examples.
+
+    Raises `ValueError` for another tokenizer than the recorded one, and (later) for an example that
+    is not among `examples`.
+    """
+    run = folder.load_run()
+    fingerprint = vocab.fingerprint(tokenizer)
+    if run["model"].get("tokenizer", fingerprint) != fingerprint:
+        raise ValueError(f"{folder.path} was recorded with another tokenizer: give its model=...")
+    answers = Answers(task, examples, run["decoders"][0], folder.load_samples())
+    by_id = {example.id: example for example in examples}
+
+    def prompt_of(example: str, repeat: int) -> list[int]:
+        if example not in by_id:
+            raise ValueError(
+                f"{example} was recorded, but is not among the {len(by_id)} examples chosen here: "
+                "give task, task.limit and task.stride of the recorded run (limit=<n> replays "
+                "fewer of its prompts)"
+            )
+        return prompt_ids(tokenizer, answers.asked(by_id[example], repeat))
+
+    return prompt_of
+
+
+def renumbered(recorded: RecordedRuns) -> RecordedRuns:
+    """Return the runs with each one's token ids numbered by first appearance.
+
+    Decoders do not depend on the ids themselves, and rows of logits become hundreds wide instead of
+    tens of thousands. Valid for counts alone, and only if nothing is carried from run to run.
     """
     runs, size = [], 0
-    for run in tape.runs:
-        names = {token: number for number, token in enumerate(sorted(tape.eos))}
+    for run in recorded.runs:
+        names = {token: number for number, token in enumerate(sorted(recorded.eos))}
 
-        def renamed(tokens: Sequence[int], names: dict[int, int] = names) -> tuple[int, ...]:
+        def ids(tokens: Sequence[int], names: dict[int, int] = names) -> tuple[int, ...]:
             return tuple(names.setdefault(token, len(names)) for token in tokens)
 
-        prompt, new = renamed(run.prompt), renamed(run.new_tokens)
-        said = {(at, renamed(off)): renamed([t])[0] for (at, off), t in run.predictions.items()}
-        runs.append(replace(run, prompt=prompt, new_tokens=new, predictions=said))
+        prompt, new = ids(run.prompt), ids(run.new_tokens)
+        off = {(at, ids(path)): ids([token])[0] for (at, path), token in run.predictions.items()}
+        runs.append(replace(run, prompt=prompt, new_tokens=new, predictions=off))
         size = max(size, len(names))
-    return replace(tape, runs=runs, vocab_size=size + SPARE, eos=frozenset(range(len(tape.eos))))
+    eos = frozenset(range(len(recorded.eos)))
+    return replace(recorded, runs=runs, vocab_size=size + SPARE_IDS, eos=eos)
 
 
-def read(path: Path, tokenizer) -> RecordedRuns:
-    """Read a tape, or JSONL with the fields "prompt" and "completion" as text.
+def _of_folder(path: Path, prompt_of: PromptOf | None) -> dict[str, RecordedRuns]:
+    """Read every decoder of a results folder."""
+    folder = ResultsFolder(path)
+    run, predictions = folder.load_run(), folder.load_predictions()
+    if prompt_of is None:
+        raise ValueError(f"{path} is a results folder: its prompts are needed (prompts_of_run)")
+    runs: dict[str, list[RecordedRun]] = {name: [] for name in run["decoders"]}
+    for one in folder.load_samples():
+        if one.error:
+            continue
+        prompt = tuple(prompt_of(one.example, one.repeat))
+        if len(prompt) != one.prompt_tokens:
+            raise ValueError(
+                f"{one.example} has {len(prompt)} prompt tokens here and {one.prompt_tokens} in "
+                "the recording: give the task and model that were recorded"
+            )
+        known = predictions.get(one.key, {})
+        runs[one.decoder].append(
+            RecordedRun(
+                one.example, prompt, one.new_tokens, one.finish, one.repeat, known, one.group
+            )
+        )
+    model, sampling = run["model"], Sampling(**run["sampling"])
+    limits = run["max_new"], model.get("max_len", ANY), model.get("vocab_size", ANY)
 
-    "id" and "category" may be given. In place of prompt and completion there may be "turns", a list
-    of such pairs: a later turn's prompt is all that was said before it, and its number the run's
-    `repeat`. Text is tokenized anew: prompts with the tokenizer's special tokens, completions
-    without. Raises `ValueError`, naming the line, for anything else.
-    """
+    def eos(own: Sequence[RecordedRun]) -> frozenset[int]:
+        """The end-of-sequence ids; a run that did not note them ended with some."""
+        return frozenset(model.get("eos", {r.new_tokens[-1] for r in own if r.finish == "eos"}))
+
+    return {
+        name: RecordedRuns(own, sampling, *limits, eos(own), model.get("dtype"))
+        for name, own in runs.items()
+    }
+
+
+def _of_file(path: Path, tokenizer) -> RecordedRuns:
+    """Read a file of `RecordedRuns.save`, or JSONL of texts."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # U+2028 may stand inside a string
+        lines = path.read_text(encoding="utf-8").split("\n")  # a string may contain U+2028
         rows = [json.loads(line) for line in lines if line.strip()]
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot read the recording {path}: give JSONL ({error})") from error
     if not rows:
         raise ValueError(f"the recording {path} is empty: record some runs first")
     if isinstance(rows[0], dict) and rows[0].get("format") == FORMAT:
-        return _tape(path, rows)
-    runs: list[Recording] = []
+        return _of_saved(path, rows)
+    runs: list[RecordedRun] = []
     for number, row in enumerate(rows, start=1):
         try:
-            name = str(row.get("id", f"{path.stem}/{number}"))
-            runs += _turns(name, str(row.get("category", "")), row.get("turns", [row]), tokenizer)
+            name, group = str(row.get("id", f"{path.stem}/{number}")), str(row.get("category", ""))
+            runs += _of_turns(name, group, row.get("turns", [row]), tokenizer)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f'{path}, line {number}: give {{"prompt": text, "completion": text}}, or "turns", '
@@ -121,89 +199,34 @@ def read(path: Path, tokenizer) -> RecordedRuns:
     return RecordedRuns(runs)
 
 
-def _turns(name: str, group: str, turns: Sequence[dict], tokenizer) -> Iterator[Recording]:
-    """Yield the runs of one conversation, as plain text with no chat template."""
-    before = ""
-    for number, turn in enumerate(turns):
-        before += turn["prompt"]
-        prompt = tokenizer(before).input_ids
-        text = tokenizer(turn["completion"], add_special_tokens=False).input_ids
-        yield Recording(name, tuple(prompt), tuple(text), repeat=number, group=group)
-        before += f"\n\n{turn['completion']}\n\n"
-
-
-def _tape(path: Path, rows: Sequence[dict]) -> RecordedRuns:
-    head, *lines = rows
+def _of_saved(path: Path, rows: Sequence[dict]) -> RecordedRuns:
     try:
-        sampling, eos = Sampling(**head["sampling"]), frozenset(head["eos"])
+        head, *lines = rows
+        settings = {key: head[key] for key in ("max_new", "max_len", "vocab_size", "dtype")}
         runs = [
-            Recording(
-                line["example"],
-                tuple(line["prompt"]),
-                tuple(line["new_tokens"]),
-                line["finish"],
-                line["repeat"],
-                unlisted(line.get("predictions", ())),
-                line.get("group", ""),
+            RecordedRun(
+                **{
+                    **line,
+                    "prompt": tuple(line["prompt"]),
+                    "new_tokens": tuple(line["new_tokens"]),
+                    "predictions": unlisted(line["predictions"]),
+                }
             )
             for line in lines
         ]
-        limits = {name: head[name] for name in ("max_new", "max_len", "vocab_size")}
-        return RecordedRuns(runs, sampling, eos=eos, dtype=head.get("dtype"), **limits)
+        return RecordedRuns(
+            runs, Sampling(**head["sampling"]), eos=frozenset(head["eos"]), **settings
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no recording of this version: record it anew") from error
 
 
-def from_folder(
-    folder: ResultsFolder,
-    prompt_of: Callable[[str, int], Sequence[int]],
-    *,
-    decoder: str | None = None,
-) -> RecordedRuns:
-    """Make a tape of one decoder's samples in a results folder (default: greedy, else the first).
-
-    `prompt_of` gives the token ids of an example in a repeat. Where a run did not note its
-    end-of-sequence ids, they are those that its samples ended with. Raises `ValueError` where the
-    prompts are not those of the run, or the run has no such decoder.
-    """
-    run = folder.load_run()
-    names = run["decoders"]
-    name = decoder or ("greedy" if "greedy" in names else names[0])
-    if name not in names:
-        raise ValueError(f"recorded_decoder={name} is not in this run: choose from {names}")
-    known = folder.load_predictions()
-    runs = [
-        _recording(sample, prompt_of(sample.example, sample.repeat), known.get(sample.key, {}))
-        for sample in folder.load_samples()
-        if sample.decoder == name and not sample.error
-    ]
-    model = run["model"]
-    seen_eos = {r.new_tokens[-1] for r in runs if r.finish == "eos"}
-    return RecordedRuns(
-        runs,
-        Sampling(**run["sampling"]),
-        run["max_new"],
-        model.get("max_len", ANY),
-        model.get("vocab_size", ANY),
-        frozenset(model.get("eos", seen_eos)),
-        model.get("dtype"),
-    )
-
-
-def _recording(
-    sample: Sample, prompt: Sequence[int], predictions: Mapping[PrefixKey, int]
-) -> Recording:
-    if len(prompt) != sample.prompt_tokens:
-        raise ValueError(
-            f"{sample.example} has {len(prompt)} prompt tokens here and {sample.prompt_tokens} "
-            "in the recording: give the task and model that were recorded"
-        )
-    return Recording(
-        sample.example,
-        tuple(prompt),
-        sample.new_tokens,
-        sample.finish,
-        sample.repeat,
-        predictions,
-        sample.group,
-    )
+def _of_turns(name: str, group: str, turns: Sequence[dict], tokenizer) -> Iterator[RecordedRun]:
+    """Yield the runs of one conversation, as plain text without a chat template."""
+    before = ""
+    for number, turn in enumerate(turns):
+        before += turn["prompt"]
+        prompt = tokenizer(before).input_ids
+        new = tokenizer(turn["completion"], add_special_tokens=False).input_ids
+        yield RecordedRun(name, tuple(prompt), tuple(new), repeat=number, group=group)
+        before += f"\n\n{turn['completion']}\n\n"

@@ -1,15 +1,13 @@
-"""A draft model imitated at an agreement, on recorded text: what would a draft of that quality be
-worth, where there is none?
+"""A draft model simulated on recorded text at a given agreement: what would such a draft be worth?
 
-It stands where a draft's `CachedModel` stands and answers with logits, so that every decoder meets
-what it would meet in a draft: after the recorded text so far, the recorded next token is its first
-choice in a share `agreement` of all new tokens of the recordings; where it is not, it is among the
-next ones as often, and all choices are as probable, as a `DraftErrorModel` measured. Off the recorded text
-the choices are tokens of the text so far.
+It takes the place of a draft's `CachedModel` and answers with logits. After the recorded text so
+far, the recorded next token is its first choice in a share `agreement` of all new tokens; where it
+is not, ranks and confidences are drawn from a measured `DraftErrorModel`. Off the recorded text its
+choices are tokens of the text so far.
 
 Invariant: an answer depends on seed, text, position and the tokens before it alone, so every
-decoder, in whatever order it asks, meets the same draft; and a draft of a higher agreement is right
-wherever one of a lower is.
+decoder meets the same draft, whatever it asks in whatever order; and a draft of a higher agreement
+is right wherever one of a lower agreement is.
 """
 
 from __future__ import annotations
@@ -24,32 +22,31 @@ from typing import NamedTuple
 import torch
 from scipy.optimize import brentq
 
-from ouroboros.bench.metrics.scripted import ANY, ScriptedModel
-from ouroboros.bench.replay.likeness import CHOICES, NOWHERE, DraftErrorModel, repeats
-from ouroboros.bench.replay.recording import Recording
+from ouroboros.bench.replay.draft_errors import CHOICES, NOWHERE, DraftErrorModel, repeats
+from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
+from ouroboros.bench.replay.scripted import ANY, ScriptedModel
 from ouroboros.bench.run.recorder import PrefixKey, places
 from ouroboros.engine.sequence import CachedSequence
 from ouroboros.tree import TokenTree
 
-CONTEXT = 4  # tokens before a place, of its key
-NEAR_END = 64  # tokens, within which a sequence usually leaves the text
+CONTEXT = 4  # tokens before a place that its answer depends on
+NEAR_END = 64  # a sequence is compared with the text over this many last tokens
 
 
 class Answer(NamedTuple):
-    """The five best ids after a place, the logarithms of their probabilities, descending, and that
-    of any other id."""
+    """The five best ids after a place, their log-probabilities, and that of any other id."""
 
     ids: tuple[int, ...]
     logs: tuple[float, ...]
     other: float
 
 
-class ImitatedDraft(ScriptedModel):
-    """A draft that agrees with recorded texts in a share `agreement` of their new tokens.
+class SimulatedDraft(ScriptedModel):
+    """A draft that agrees with recorded runs in a share `agreement` of their new tokens.
 
-    Ids are below `vocab_size`. `follow` says which text it is asked about. Its calls take no time:
-    they are counted as a model's are. Raises `ValueError` for an agreement outside of 0 to 1, and
-    for ids beyond the vocabulary.
+    Ids are below `vocab_size`; `follow` selects the text. Calls take no time, and are counted as a
+    model's are. Raises `ValueError` for an agreement outside 0 to 1 and for ids beyond the
+    vocabulary.
     """
 
     device = torch.device("cpu")
@@ -58,10 +55,10 @@ class ImitatedDraft(ScriptedModel):
     def __init__(
         self,
         agreement: float,
-        runs: Sequence[Recording],
+        runs: Sequence[RecordedRun],
         *,
         vocab_size: int,
-        likeness: DraftErrorModel | None = None,
+        errors: DraftErrorModel | None = None,
         seed: int = 0,
         max_len: int = ANY,
         tokenizer=None,
@@ -73,20 +70,26 @@ class ImitatedDraft(ScriptedModel):
         if vocab_size <= max(highest, CHOICES):
             raise ValueError(f"the recording has id {highest}, the vocabulary {vocab_size} ids")
         self.agreement, self.seed = agreement, seed
-        self.likeness = DraftErrorModel.load() if likeness is None else likeness
-        again = [known for run in runs for known in repeats(run.tokens)[len(run.prompt) :]]
-        share = sum(again) / max(1, len(again))
-        self._rates = rates_at(agreement, self.likeness.odds, share)
+        self.errors = DraftErrorModel.load() if errors is None else errors
+        again = [one for run in runs for one in repeats(run.tokens)[len(run.prompt) :]]
+        self._rates = rates_at(agreement, self.errors.odds, sum(again) / max(1, len(again)))
         self.width = vocab_size
         self.follow(())
+
+    @classmethod
+    def of(cls, agreement: float, recorded: RecordedRuns, tokenizer, **options) -> SimulatedDraft:
+        """Return a draft for recorded runs, with their context and the tokenizer's vocabulary."""
+        ids = min(1 + max(tokenizer.get_vocab().values()), recorded.vocab_size)
+        limits = {"vocab_size": ids, "max_len": recorded.max_len, "tokenizer": tokenizer}
+        return cls(agreement, recorded.runs, **limits, **options)
 
     @property
     def title(self) -> str:
         """What it is, for the title of everything measured with it."""
-        return f"draft imitated at agreement {self.agreement:g} ({self.likeness.source})"
+        return f"draft simulated at agreement {self.agreement:g} ({self.errors.source})"
 
     def follow(self, text: Sequence[int]) -> None:
-        """Begin with another recorded text (prompt and continuation)."""
+        """Begin another recorded text (prompt and continuation)."""
         self.text = tuple(text)
         self._again = repeats(self.text)
         self._key = f"{self.seed}-{zlib.crc32(repr(self.text).encode())}"
@@ -95,7 +98,7 @@ class ImitatedDraft(ScriptedModel):
     def score(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
-        """Return the logits that follow the asked nodes, [len(tree.logit_nodes), width] float32."""
+        """Return the logits after `tree.logit_nodes`, [len(tree.logit_nodes), width] float32."""
         if tokens[-1] != tree.tokens[0]:
             raise ValueError(
                 f"the tree's root is {tree.tokens[0]}, the sequence's last token {tokens[-1]}: "
@@ -108,11 +111,14 @@ class ImitatedDraft(ScriptedModel):
         sequence.forwards += 1
         sequence.scored += len(tree) - (min(first, len(last)) if last and grown else 0)
         sequence.tree, sequence.base = tree, len(tokens) - 1
-        found = list(places(len(tokens), tree, self.text, off=self._off(tokens)))
-        return self._logits([found[node] for node in tree.logit_nodes])
+        by_node = list(places(len(tokens), tree, self.text, off=self._off(tokens)))
+        answers = [self._answer(by_node[node]) for node in tree.logit_nodes]
+        logits = torch.tensor([[one.other] for one in answers]).repeat(1, self.width)
+        ids = torch.tensor([one.ids for one in answers])
+        return logits.scatter_(1, ids, torch.tensor([one.logs for one in answers]))
 
     def _off(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return the tokens of a sequence from where it leaves the text on."""
+        """Return the tokens from where a sequence leaves the text."""
         near = max(0, len(tokens) - NEAR_END)
         start = near if tuple(tokens[:near]) == self.text[:near] else 0
         for at in range(start, len(tokens)):
@@ -120,43 +126,37 @@ class ImitatedDraft(ScriptedModel):
                 return tokens[at:]
         return ()
 
-    def _logits(self, asked: Sequence[PrefixKey]) -> torch.Tensor:
-        answers = [self._answer(place) for place in asked]
-        logits = torch.tensor([[one.other] for one in answers]).repeat(1, self.width)
-        ids = torch.tensor([one.ids for one in answers])
-        return logits.scatter_(1, ids, torch.tensor([one.logs for one in answers]))
-
     def _answer(self, place: PrefixKey) -> Answer:
-        if place not in self._answers:
-            self._answers[place] = self._drawn(*place)
-        return self._answers[place]
+        """Return the answer at a place: rank of the truth, confidence and ids, drawn by the place.
 
-    def _drawn(self, along: int, off: tuple[int, ...]) -> Answer:
-        """Draw the answer after `along` tokens of the text and the tokens `off`, which leave it."""
+        Off the text there is no truth, but the draft is as confident.
+        """
+        if place in self._answers:
+            return self._answers[place]
+        along, off = place
         near = (*self.text[max(0, along - CONTEXT) : along], *off)[-CONTEXT:]
         draw = random.Random(f"{self._key}-{along + len(off)}-{near}-{bool(off)}")
-        on_text = not off and along < len(self.text)
-        rank = self._rank(draw, again=on_text and self._again[along])
-        row = draw.choice(self.likeness.confidence[rank])
-        truth = self.text[along] if on_text else None
+        truth = self.text[along] if not off and along < len(self.text) else None
+        rank = self._rank(draw, again=truth is not None and self._again[along])
+        row = draw.choice(self.errors.confidence[rank])
         ids = self._others(draw, self.text[:along], truth)
         if rank != NOWHERE and truth is not None:
             ids[rank - 1] = truth
-        return Answer(tuple(ids), *_logs(row, self.width))
+        self._answers[place] = Answer(tuple(ids), *_log_shares(row, self.width))
+        return self._answers[place]
 
     def _rank(self, draw: random.Random, *, again: bool) -> int:
-        """Draw the rank of the truth; off the text there is none, but the draft is as sure."""
         right, among = draw.random() < self._rates[again], draw.random()
         if right:
             return 1
-        for rank, share in self.likeness.shares.items():
+        for rank, share in self.errors.shares.items():
             among -= share
             if among < 0:
                 return rank
         return NOWHERE
 
     def _others(self, draw: random.Random, before: Sequence[int], truth: int | None) -> list[int]:
-        """Draw different ids of the text before (any, where it has too few), never the truth."""
+        """Draw different ids of the text before (any id where it has too few), never the truth."""
         ids: list[int] = []
         tries = 0
         while len(ids) < CHOICES:
@@ -169,9 +169,9 @@ class ImitatedDraft(ScriptedModel):
 
 
 def rates_at(agreement: float, odds: float, share: float) -> tuple[float, float]:
-    """Return the agreements elsewhere and where the text repeats itself, a `share` of it.
+    """Return the agreement elsewhere and where the text repeats itself, which is a `share` of it.
 
-    The odds of the second are `odds` times those of the first; both together are `agreement`.
+    The odds of the second are `odds` times those of the first; both together give `agreement`.
 
     >>> elsewhere, at_repeats = rates_at(0.8, 4.0, 0.5)
     >>> round(elsewhere, 3), round(at_repeats, 3), round((elsewhere + at_repeats) / 2, 3)
@@ -191,11 +191,11 @@ def rates_at(agreement: float, odds: float, share: float) -> tuple[float, float]
 
 
 @cache
-def _logs(row: tuple[float, ...], width: int) -> tuple[tuple[float, ...], float]:
-    """Return the logarithms of descending probabilities, made to descend strictly, and that of each
-    of the other `width` ids, which share what is left and are behind the last.
+def _log_shares(row: tuple[float, ...], width: int) -> tuple[tuple[float, ...], float]:
+    """Return the logs of descending probabilities, made to descend strictly, and that of each of
+    the other `width` ids, which share the rest and rank behind the last.
 
-    >>> [round(math.exp(log), 3) for log in _logs([0.6, 0.2, 0.1, 0.05, 0.0], 105)[0]]
+    >>> [round(math.exp(log), 3) for log in _log_shares((0.6, 0.2, 0.1, 0.05, 0.0), 105)[0]]
     [0.6, 0.2, 0.1, 0.05, 0.0]
     """
     falling: list[float] = []

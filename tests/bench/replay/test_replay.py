@@ -19,8 +19,8 @@ from ouroboros.baselines import (
 )
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
-from ouroboros.bench.replay.recorded_target import check_drafter, replay
-from ouroboros.bench.replay.recording import RecordedRuns, Recording, from_folder, read
+from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns, read_recording
+from ouroboros.bench.replay.replay import check_drafter, replay_run
 from ouroboros.bench.run.config import RunConfig, Sampling
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import RunIdentity
@@ -99,6 +99,10 @@ def recorded(path, pair, made: dict, task=None, **changes) -> tuple:
     return folder, lambda example, repeat: prompts[example]
 
 
+def from_folder(folder: ResultsFolder, prompts, decoder: str = "greedy") -> RecordedRuns:
+    return read_recording(folder.path, None, prompt_of=prompts)[decoder]
+
+
 def counts(steps) -> list[tuple]:
     return [(s.drafted, s.scored, s.accepted, s.new, s.draft_calls, s.sources) for s in steps]
 
@@ -107,10 +111,10 @@ def assert_replayed(folder: ResultsFolder, prompts, made: dict, decoder=None) ->
     """Every decoder's replay equals its live samples; return how the runs ended."""
     live = {s.key: s for s in folder.load_samples()}
     for name, make in made.items():
-        tape = from_folder(folder, prompts, decoder=decoder or name)
+        runs = from_folder(folder, prompts, decoder or name)
         drafter = make()
-        for recording in tape.runs:
-            trace = replay(drafter, tape, recording)
+        for recording in runs.runs:
+            trace = replay_run(drafter, runs, recording)
             sample = live[recording.example, name, recording.repeat]
             assert tuple(trace.new_tokens) == sample.new_tokens
             assert trace.finish == sample.finish
@@ -183,33 +187,33 @@ def test_drafters_that_read_rejected_nodes_replay_from_recorded_predictions(
 def test_what_a_recording_cannot_answer_is_refused_by_name(pair, tmp_path):
     made = readers(pair[1])
     folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy}, record_predictions=True)
-    tape = from_folder(folder, prompts)
+    runs = from_folder(folder, prompts)
     for make, name in zip(made.values(), ("Lookahead", "Ouroboros"), strict=False):
         with pytest.raises(ValueError, match=f"^{name} learns from .*record_predictions=true"):
-            replay(make(), tape, tape.runs[0])
+            replay_run(make(), runs, runs.runs[0])
     with pytest.raises(ValueError, match="HFGenerate is another engine"):
-        check_drafter(HFGenerate(), tape)
+        check_drafter(HFGenerate(), runs)
     with pytest.raises(ValueError, match="was recorded up to 40 tokens: max_new=41"):
-        replay(Greedy(), tape, tape.runs[0], max_new=41)
-    some = replace(tape.runs[0], predictions={(1, (2,)): 3})
+        replay_run(Greedy(), runs, runs.runs[0], max_new=41)
+    some = replace(runs.runs[0], predictions={(1, (2,)): 3})
     with pytest.raises(ValueError, match="Lookahead asks for a prediction that the recording"):
-        replay(Lookahead(**LOOK), replace(tape, runs=[some]), some)
+        replay_run(Lookahead(**LOOK), replace(runs, runs=[some]), some)
 
 
 def test_rejection_sampling_needs_more_than_tokens(pair, tmp_path):
     folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy}, sampling=HOT)
-    tape = from_folder(folder, prompts)
+    runs = from_folder(folder, prompts)
     drafter = Speculative(pair[1], gamma=3, verification="rejection")
     with pytest.raises(ValueError, match="Speculative accepts by rejection sampling"):
-        replay(drafter, tape, tape.runs[0])
+        replay_run(drafter, runs, runs.runs[0])
 
 
 def test_ranks_need_more_than_tokens(pair, tmp_path):
     folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy})
-    tape = from_folder(folder, prompts)
+    runs = from_folder(folder, prompts)
     for drafter, name in ((TokenRecycling(), "TokenRecycling"), (Racer(), "Racer")):
         with pytest.raises(ValueError, match=f"{name} learns from the target's 8 best tokens"):
-            replay(drafter, tape, tape.runs[0])
+            replay_run(drafter, runs, runs.runs[0])
 
 
 def test_an_undeclared_reader_is_caught_when_it_reads(pair, tmp_path):
@@ -218,33 +222,33 @@ def test_an_undeclared_reader_is_caught_when_it_reads(pair, tmp_path):
             self.seen = list(chosen[: len(tree)])
 
     folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy})
-    tape = from_folder(folder, prompts)
+    runs = from_folder(folder, prompts)
     with pytest.raises(ValueError, match="Sly asks for a prediction"):
-        for recording in tape.runs:
-            replay(Sly(pair[1], gamma=4), tape, recording)
+        for recording in runs.runs:
+            replay_run(Sly(pair[1], gamma=4), runs, recording)
 
 
 def test_a_shorter_replay_needs_no_new_recording(pair, tmp_path):
     folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy})
-    tape = from_folder(folder, prompts)
-    trace = replay(Speculative(pair[1], gamma=3), tape, tape.runs[0], max_new=9)
-    assert tuple(trace.new_tokens) == tape.runs[0].new_tokens[:9]
+    runs = from_folder(folder, prompts)
+    trace = replay_run(Speculative(pair[1], gamma=3), runs, runs.runs[0], max_new=9)
+    assert tuple(trace.new_tokens) == runs.runs[0].new_tokens[:9]
 
 
-def test_tapes_and_texts_are_files(pair, tmp_path):
+def test_saved_runs_and_texts_are_read(pair, tmp_path):
     folder, prompts = recorded(tmp_path / "run", pair, readers(pair[1]), record_predictions=True)
-    tape, path = from_folder(folder, prompts, decoder="lookahead"), tmp_path / "tape.jsonl"
-    tape.save(path)
-    assert read(path, pair[0].tokenizer) == tape
+    runs, path = from_folder(folder, prompts, "lookahead"), tmp_path / "runs.jsonl"
+    runs.save(path)
+    assert read_recording(path, pair[0].tokenizer) == {"greedy": runs}
     text = tmp_path / "other engine.jsonl"
     text.write_text(
         '{"prompt": "ab", "completion": "c"}\n\n{"id": 7, "prompt": "d", "completion": ""}'
     )
     tokenizer = pair[0].tokenizer
-    runs = read(text, tokenizer).runs
-    assert [(r.example, r.finish) for r in runs] == [("other engine/1", "stop"), ("7", "stop")]
-    assert [tokenizer.decode(r.prompt) for r in runs] == ["ab", "d"]
-    assert [tokenizer.decode(r.new_tokens) for r in runs] == ["c", ""]
+    found = read_recording(text, tokenizer)["greedy"].runs
+    assert [(r.example, r.finish) for r in found] == [("other engine/1", "stop"), ("7", "stop")]
+    assert [tokenizer.decode(r.prompt) for r in found] == ["ab", "d"]
+    assert [tokenizer.decode(r.new_tokens) for r in found] == ["c", ""]
 
 
 @pytest.mark.parametrize(
@@ -260,7 +264,7 @@ def test_other_files_are_refused_in_one_line(pair, tmp_path, content, says):
     path = tmp_path / "x.jsonl"
     path.write_text(content)
     with pytest.raises(ValueError, match=says) as refusal:
-        read(path, pair[0].tokenizer)
+        read_recording(path, pair[0].tokenizer)
     assert "\n" not in str(refusal.value)
 
 
@@ -278,19 +282,17 @@ def test_a_run_that_did_not_note_its_eos_is_a_recording_too(pair, tmp_path, monk
 
 
 def test_a_folder_of_other_prompts_is_refused(pair, tmp_path):
-    folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy})
+    folder, _ = recorded(tmp_path, pair, {"greedy": Greedy})
     with pytest.raises(ValueError, match="p0 has 1 prompt tokens here"):
         from_folder(folder, lambda example, repeat: [1])
-    with pytest.raises(ValueError, match="recorded_decoder=other is not in this run"):
-        from_folder(folder, prompts, decoder="other")
 
 
 def test_a_draft_of_another_dtype_is_refused_with_the_remedy(pair, tmp_path):
     folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy})
-    tape = from_folder(folder, prompts)
-    check_drafter(Speculative(pair[1], gamma=3), tape)
-    check_drafter(Speculative(pair[1], gamma=3), replace(tape, dtype=None))
-    other = replace(tape, dtype="bfloat16")
+    runs = from_folder(folder, prompts)
+    check_drafter(Speculative(pair[1], gamma=3), runs)
+    check_drafter(Speculative(pair[1], gamma=3), replace(runs, dtype=None))
+    other = replace(runs, dtype="bfloat16")
     check_drafter(Greedy(), other)
     with pytest.raises(ValueError, match=r"recording was made in bfloat16: give model\.dtype=bf"):
         check_drafter(Speculative(pair[1], gamma=3), other)
@@ -304,6 +306,6 @@ def test_places_know_the_recorded_path():
 
 
 def test_an_empty_recording_ends_at_once():
-    tape = RecordedRuns([Recording("e", (1, 2), ())])
-    trace = replay(Greedy(), tape, tape.runs[0])
+    runs = RecordedRuns([RecordedRun("e", (1, 2), ())])
+    trace = replay_run(Greedy(), runs, runs.runs[0])
     assert trace.new_tokens == [] and trace.steps == []

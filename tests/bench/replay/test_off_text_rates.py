@@ -1,4 +1,4 @@
-"""A target imitated: exact where nothing off the text is read, an estimate elsewhere."""
+"""Replays with simulated predictions: exact where none is read, an estimate elsewhere."""
 
 import copy
 from dataclasses import replace
@@ -10,9 +10,8 @@ from ouroboros.baselines.hf import HFGenerate
 from tiny import CONTEXT, VOCAB, TableModel, prompt_of
 
 from ouroboros import Ouroboros
-from ouroboros.bench.replay.imitation import USUAL, Rates, rates_of
-from ouroboros.bench.replay.recorded_target import RecordedChoice, replay
-from ouroboros.bench.replay.recording import RecordedRuns, Recording
+from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
+from ouroboros.bench.replay.replay import USUAL_RATES, OffTextRates, RecordedChoice, replay_run
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.recorder import Recorder
 from ouroboros.decode import RootOnly, decode
@@ -30,12 +29,12 @@ def pair(seed: int = 0) -> tuple[TableModel, TableModel]:
     return target, draft
 
 
-def tape_of(target, prompts, **known) -> RecordedRuns:
+def recorded_by(target, prompts, **known) -> RecordedRuns:
     """Plain decoding of some prompts."""
     runs = []
     for name, prompt in prompts.items():
         trace = decode(target, RootOnly(), prompt, max_new=MAX_NEW, eos=(2,))
-        runs.append(Recording(name, tuple(prompt), tuple(trace.new_tokens), trace.finish))
+        runs.append(RecordedRun(name, tuple(prompt), tuple(trace.new_tokens), trace.finish))
     return RecordedRuns(
         runs, max_new=MAX_NEW, max_len=CONTEXT, vocab_size=VOCAB, eos=frozenset([2])
     )
@@ -61,56 +60,56 @@ def steps(trace):
 )
 def test_drafters_that_learn_from_the_text_are_exact(make):
     target, draft = pair()
-    tape = tape_of(target, PROMPTS)
-    for run in tape.runs:
+    recorded = recorded_by(target, PROMPTS)
+    for run in recorded.runs:
         live = decode(target, make(draft), run.prompt, max_new=MAX_NEW, eos=(2,))
-        found = replay(make(draft), tape, run, rates=Rates(0.0, 0.0))
+        found = replay_run(make(draft), recorded, run, rates=OffTextRates(0.0, 0.0))
         assert found.new_tokens == list(run.new_tokens)
         assert steps(found) == steps(live)
 
 
 def test_a_window_is_estimated_and_its_text_never_changes():
     target, _ = pair()
-    tape = tape_of(target, PROMPTS)
-    for run in tape.runs:
+    recorded = recorded_by(target, PROMPTS)
+    for run in recorded.runs:
         drafter = Lookahead(window_size=4, ngram_size=3, verification_set_size=3)
-        found = replay(drafter, tape, run, rates=USUAL)
+        found = replay_run(drafter, recorded, run, rates=USUAL_RATES)
         assert found.new_tokens == list(run.new_tokens) and len(found.steps) > 0
         again = Lookahead(window_size=4, ngram_size=3, verification_set_size=3)
-        assert steps(replay(again, tape, run, rates=USUAL)) == steps(found)
+        assert steps(replay_run(again, recorded, run, rates=USUAL_RATES)) == steps(found)
 
 
 def test_a_target_that_is_always_right_helps_a_window_most():
     target, _ = pair()
-    tape = tape_of(target, PROMPTS)
+    recorded = recorded_by(target, PROMPTS)
 
-    def calls(rates: Rates) -> int:
+    def calls(rates: OffTextRates) -> int:
         return sum(
             len(
-                replay(
+                replay_run(
                     Lookahead(
                         window_size=6,
                         ngram_size=4,
                         verification_set_size=6,
                         pool_from_prompt=False,
                     ),
-                    tape,
+                    recorded,
                     run,
                     rates=rates,
                 ).steps
             )
-            for run in tape.runs
+            for run in recorded.runs
         )
 
-    assert calls(Rates(1.0, 1.0)) < calls(USUAL) <= calls(Rates(0.0, 0.0))
+    assert calls(OffTextRates(1.0, 1.0)) < calls(USUAL_RATES) <= calls(OffTextRates(0.0, 0.0))
 
 
 def test_rates_are_counted_from_recorded_predictions():
     """Text 5 6 7 8; off it after (5), the tokens 9 7: 7 stands where 7 is right."""
     known = {(1, (9,)): 7, (1, (9, 7)): 8, (1, (9, 9)): 3, (2, (4,)): 8}
-    run = Recording("a", (5,), (6, 7, 8), predictions=known)
-    assert rates_of([run]) == Rates(after_right=1.0, after_wrong=2 / 3)
-    assert rates_of([replace(run, predictions={})]) is None
+    run = RecordedRun("a", (5,), (6, 7, 8), predictions=known)
+    assert OffTextRates.measured([run]) == OffTextRates(after_right=1.0, after_wrong=2 / 3)
+    assert OffTextRates.measured([replace(run, predictions={})]) is None
 
 
 def test_rates_of_a_live_run_lie_between_none_and_all():
@@ -121,23 +120,23 @@ def test_rates_of_a_live_run_lie_between_none_and_all():
         recorder = Recorder(drafter)
         trace = decode(target, recorder, prompt, max_new=MAX_NEW)
         known = recorder.predictions(trace.new_tokens)
-        runs.append(Recording(name, tuple(prompt), tuple(trace.new_tokens), predictions=known))
-    found = rates_of(runs)
+        runs.append(RecordedRun(name, tuple(prompt), tuple(trace.new_tokens), predictions=known))
+    found = OffTextRates.measured(runs)
     assert found is not None and 0 < found.after_wrong < found.after_right <= 1
 
 
 def test_a_question_asked_twice_has_one_answer():
-    run = Recording("a", (5, 6), (7, 8, 9, 10))
+    run = RecordedRun("a", (5, 6), (7, 8, 9, 10))
     tree = TokenTree.chain(6, [7, 3, 4]).graft([(3, 4)], at=0)
-    one, other = (RecordedChoice(run, USUAL)(torch.empty(0), [5, 6], tree) for _ in range(2))
+    one, other = (RecordedChoice(run, USUAL_RATES)(torch.empty(0), [5, 6], tree) for _ in range(2))
     assert one == other and one[:2] == [7, 8]
 
 
 def test_other_engines_and_rejection_sampling_are_refused():
     target, draft = pair()
-    tape = replace(tape_of(target, PROMPTS), sampling=Sampling(temperature=0.8))
+    recorded = replace(recorded_by(target, PROMPTS), sampling=Sampling(temperature=0.8))
     with pytest.raises(ValueError, match="another engine"):
-        replay(HFGenerate(mode="greedy"), tape, tape.runs[0])
+        replay_run(HFGenerate(mode="greedy"), recorded, recorded.runs[0])
     rejecting = Speculative(draft, gamma=2, verification="rejection")
     with pytest.raises(ValueError, match="rejection sampling"):
-        replay(rejecting, tape, tape.runs[0])
+        replay_run(rejecting, recorded, recorded.runs[0])

@@ -1,4 +1,4 @@
-"""A draft imitated on recorded text: one answer in any order, as right and as sure as it says."""
+"""A simulated draft: the same answers in any order, at its agreement and confidence."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ouroboros.baselines import Speculative
 from tiny import Session
 
 from ouroboros import Ouroboros, OuroborosPaper, argmax
-from ouroboros.bench.metrics.scripted import ScriptedModel
-from ouroboros.bench.replay.imitated_draft import ImitatedDraft, rates_at
-from ouroboros.bench.replay.likeness import CHOICES, NOWHERE, DraftErrorModel, measured, repeats
-from ouroboros.bench.replay.recorded_target import replay
-from ouroboros.bench.replay.recording import RecordedRuns, Recording, renumbered
+from ouroboros.bench.replay.draft_errors import CHOICES, NOWHERE, DraftErrorModel, repeats
+from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns, renumbered
+from ouroboros.bench.replay.replay import replay_run
+from ouroboros.bench.replay.scripted import ScriptedModel
+from ouroboros.bench.replay.simulated_draft import SimulatedDraft, rates_at
 from ouroboros.bench.run.config import Sampling
 from ouroboros.tree import ROOT, TokenTree
 
@@ -24,7 +24,7 @@ VOCAB = 400
 SIZES = {"gamma": 3, "window_size": 3, "ngram_size": 4, "verification_set_size": 3}
 
 
-def written(seed: int, length: int = 500) -> Recording:
+def written(seed: int, length: int = 500) -> RecordedRun:
     """A text of which about a third repeats itself."""
     draw, text = random.Random(f"text-{seed}"), [1]
     while len(text) < length:
@@ -33,27 +33,26 @@ def written(seed: int, length: int = 500) -> Recording:
             text += text[at : at + draw.randrange(4, 12)]
         else:
             text.append(draw.randrange(3, VOCAB))
-    return Recording(str(seed), tuple(text[:20]), tuple(text[20:length]))
+    return RecordedRun(str(seed), tuple(text[:20]), tuple(text[20:length]))
 
 
 RUNS = [written(seed) for seed in range(12)]
-TAPE = RecordedRuns(RUNS, vocab_size=VOCAB)
+RECORDED = RecordedRuns(RUNS, vocab_size=VOCAB)
 SHORT = [written(seed, 140) for seed in range(3)]
 
 
-def drafted(agreement: float, **options) -> ImitatedDraft:
-    return ImitatedDraft(agreement, RUNS, vocab_size=VOCAB, **options)
+def drafted(agreement: float, **options) -> SimulatedDraft:
+    return SimulatedDraft(agreement, RUNS, vocab_size=VOCAB, **options)
 
 
-def along(draft: ImitatedDraft, run: Recording) -> torch.Tensor:
+def along(draft: SimulatedDraft, run: RecordedRun) -> torch.Tensor:
     """What the draft says before each new token, [tokens, vocab]."""
     draft.follow(run.tokens)
-    return draft.score(
-        draft.new_sequence(), run.prompt, TokenTree.chain(run.prompt[-1], run.new_tokens[:-1])
-    ).clone()
+    tree = TokenTree.chain(run.prompt[-1], run.new_tokens[:-1])
+    return draft.score(draft.new_sequence(), run.prompt, tree).clone()
 
 
-def ranks(draft: ImitatedDraft) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def ranks(draft: SimulatedDraft) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Over all texts: the truth's rank, the five best probabilities, whether the text repeats."""
     found, shares, again = [], [], []
     for run in RUNS:
@@ -74,12 +73,12 @@ def test_it_is_as_right_and_as_sure_as_it_says(agreement):
     assert abs((found == 1).mean() - agreement) < slack
     right = [(found == 1)[again == known].mean() for known in (False, True)]
     odds = right[1] / (1 - right[1]) * (1 - right[0]) / right[0]
-    assert 0.7 < odds / draft.likeness.odds < 1.5
+    assert 0.7 < odds / draft.errors.odds < 1.5
     misses = found[found != 1]
-    for rank, share in draft.likeness.shares.items():
+    for rank, share in draft.errors.shares.items():
         assert abs((misses == rank).mean() - share) < 0.06
     for rank in (1, 2, NOWHERE):
-        wanted = np.mean([row[0] for row in draft.likeness.confidence[rank]])
+        wanted = np.mean([row[0] for row in draft.errors.confidence[rank]])
         assert abs(shares[found == rank][:, 0].mean() - wanted) < 0.08
     assert shares[found == 1][:, 0].mean() > shares[found != 1][:, 0].mean() + 0.2
 
@@ -153,29 +152,29 @@ def test_off_the_text_it_knows_no_more_than_chance():
 def test_replays_are_lossless_and_the_same_twice(make, agreement):
     draft = drafted(agreement)
     for run in SHORT:
-        first, again = (replay(make(draft), TAPE, run) for _ in range(2))
+        first, again = (replay_run(make(draft), RECORDED, run) for _ in range(2))
         assert first.new_tokens == again.new_tokens == list(run.new_tokens)
         counts = [[(s.new, s.accepted, s.draft_calls) for s in t.steps] for t in (first, again)]
         assert counts[0] == counts[1]
 
 
 def test_a_draft_that_is_always_right_is_always_kept():
-    for step in replay(Speculative(drafted(1.0), gamma=4), TAPE, RUNS[0]).steps[:-1]:
+    for step in replay_run(Speculative(drafted(1.0), gamma=4), RECORDED, RUNS[0]).steps[:-1]:
         assert (step.drafted, step.accepted) == (4, 4)
 
 
 def test_more_agreement_means_fewer_calls():
     steps = [
-        sum(len(replay(Speculative(drafted(a), gamma=4), TAPE, run).steps) for run in SHORT)
+        sum(len(replay_run(Speculative(drafted(a), gamma=4), RECORDED, run).steps) for run in SHORT)
         for a in (0.3, 0.6, 0.9)
     ]
     assert steps == sorted(steps, reverse=True) and len(set(steps)) == 3
 
 
 def test_renumbered_texts_are_the_same_texts():
-    tape = renumbered(TAPE)
-    assert tape.vocab_size < VOCAB + 64
-    for old, new in zip(RUNS, tape.runs, strict=True):
+    recorded = renumbered(RECORDED)
+    assert recorded.vocab_size < VOCAB + 64
+    for old, new in zip(RUNS, recorded.runs, strict=True):
         assert [new.tokens.index(t) for t in new.tokens] == [
             old.tokens.index(t) for t in old.tokens
         ]
@@ -183,21 +182,21 @@ def test_renumbered_texts_are_the_same_texts():
 
 
 def test_the_title_says_what_it_is():
-    assert drafted(0.88).title.startswith("draft imitated at agreement 0.88 (ranks and")
+    assert drafted(0.88).title.startswith("draft simulated at agreement 0.88 (ranks and")
 
 
 def test_sampled_texts_and_strange_agreements_are_refused():
     with pytest.raises(ValueError, match="temperature 0"):
         hot = RecordedRuns(RUNS, Sampling(temperature=0.8), vocab_size=VOCAB)
-        replay(Speculative(drafted(0.8), gamma=2), hot, RUNS[0])
+        replay_run(Speculative(drafted(0.8), gamma=2), hot, RUNS[0])
     with pytest.raises(ValueError, match=r"agreement=1\.5"):
         drafted(1.5)
     with pytest.raises(ValueError, match="vocabulary 20 ids"):
-        ImitatedDraft(0.5, RUNS, vocab_size=20)
+        SimulatedDraft(0.5, RUNS, vocab_size=20)
 
 
 def test_a_pair_is_measured_and_read_again(tmp_path):
-    """A second imitation, measured as if it were a model, errs as the first."""
+    """A simulated draft, measured like a model, gives back the errors it was made of."""
     first = drafted(0.7)
 
     class Target(ScriptedModel):
@@ -211,12 +210,12 @@ def test_a_pair_is_measured_and_read_again(tmp_path):
             ).float()
 
     prompts = [run.prompt for run in RUNS]
-    found = measured(Target(), first, prompts, max_new=480, about={"pair": "x"})
+    found = DraftErrorModel.measure(Target(), first, prompts, max_new=480, about={"pair": "x"})
     assert abs(found.about["agreement"] - 0.7) < 0.03 and found.about["places"] == 12 * 480
     assert all(
-        abs(found.shares[rank] - share) < 0.05 for rank, share in first.likeness.shares.items()
+        abs(found.shares[rank] - share) < 0.05 for rank, share in first.errors.shares.items()
     )
-    assert 0.7 < found.odds / first.likeness.odds < 1.5
+    assert 0.7 < found.odds / first.errors.odds < 1.5
     found.save(tmp_path / "one.json")
     assert DraftErrorModel.load(tmp_path / "one.json") == found
     (tmp_path / "two.json").write_text("{}")

@@ -1,0 +1,303 @@
+"""Replay drafters against recorded runs: a live run's counts, without its target or its hardware.
+
+The loop is `ouroboros.decode.stream` itself; its target computes nothing and looks its choices up.
+Invariant: under the recorded settings and dtype a replay proposes, accepts and counts what the
+live run did, step by step, as far as the draft model computes the same here (in bfloat16, near ties
+may differ between devices). A drafter that reads an unrecorded prediction gets an error, unless
+`OffTextRates` are given to simulate it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import pandas as pd
+import torch
+from tqdm import tqdm
+
+from ouroboros.bench.metrics.metrics import METRICS
+from ouroboros.bench.metrics.sample import PLAIN, Sample, steps_of
+from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
+from ouroboros.bench.replay.scripted import Drafting, ScriptedModel
+from ouroboros.bench.replay.simulated_draft import SimulatedDraft
+from ouroboros.bench.run.loop import text_of
+from ouroboros.bench.run.recorder import PrefixKey, places
+from ouroboros.costs import CostModel, Costs
+from ouroboros.decode import Drafter, DrafterCapabilities, RootOnly, stream
+from ouroboros.select import Ranked, TokenSelector
+from ouroboros.trace import DecodeTrace, cut
+from ouroboros.tree import TokenTree
+
+UNKNOWN = -1  # a prediction that was not recorded
+
+
+@dataclass(frozen=True)
+class OffTextRates:
+    """How often a target prediction off the recorded text is the text's token at its position:
+    `after_right` after a node whose own token is the text's at *its* position (though its path is
+    not), `after_wrong` after any other node."""
+
+    after_right: float
+    after_wrong: float
+
+    @property
+    def title(self) -> str:
+        """What is simulated, for the title of a measurement."""
+        shares = f"{self.after_right:g} after a right node, {self.after_wrong:g} after others"
+        return f"predictions off the text simulated (right: {shares})"
+
+    @classmethod
+    def measured(cls, runs: Iterable[RecordedRun]) -> OffTextRates | None:
+        """Return the rates among recorded predictions; None if either kind of node is missing."""
+        hits, tries = [0, 0], [0, 0]
+        for run in runs:
+            text = run.tokens
+            for (along, off), token in run.predictions.items():
+                at = along + len(off)
+                if off and at < len(text):
+                    right = off[-1] == text[at - 1]
+                    hits[right] += token == text[at]
+                    tries[right] += 1
+        return cls(hits[1] / tries[1], hits[0] / tries[0]) if all(tries) else None
+
+    def token(self, text: Sequence[int], place: PrefixKey, *, seed: int = 0) -> int:
+        """Return a simulated prediction at a place off the text or past its end.
+
+        Drawn by place, so the same question always has the same answer: the text's own token at the
+        rate of its kind of node, else some token of the text.
+        """
+        along, off = place
+        at = along + len(off)
+        draw = random.Random(f"{seed}-{at}-{off}")
+        known = at < len(text)
+        right = known and bool(off) and off[-1] == text[at - 1]
+        rate = self.after_right if right else self.after_wrong
+        return text[at] if known and draw.random() < rate else draw.choice(text)
+
+
+USUAL_RATES = OffTextRates(0.7, 0.04)
+"""Counted on the reference pair, development text, greedy: 0.64 to 0.80 and 0.03 to 0.05 over
+lookahead and Ouroboros at small and large windows."""
+
+
+class RecordedTarget(ScriptedModel):
+    """A target that computes nothing, with a recording's context and vocabulary."""
+
+    def __init__(self, recorded: RecordedRuns, *, tokenizer=None) -> None:
+        super().__init__(recorded.max_len, vocab_size=recorded.vocab_size, tokenizer=tokenizer)
+
+
+class RecordedChoice(TokenSelector):
+    """Look up the token after each node: recorded text, then recorded predictions, then predictions
+    simulated by `rates`, else `UNKNOWN`."""
+
+    def __init__(self, run: RecordedRun, rates: OffTextRates | None = None) -> None:
+        self.text, self.predictions, self.rates = run.tokens, dict(run.predictions), rates
+
+    def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
+        by_node = list(places(len(tokens), tree, self.text))
+        return [self._at(by_node[node]) for node in tree.logit_nodes]
+
+    def ranked(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
+    ) -> Ranked:
+        raise NotImplementedError("a recording has no runners-up")
+
+    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        raise NotImplementedError("a recording has no scores")
+
+    def _at(self, place: PrefixKey) -> int:
+        along, off = place
+        if not off and along < len(self.text):
+            return self.text[along]
+        if self.rates is not None and place not in self.predictions:
+            self.predictions[place] = self.rates.token(self.text, place)
+        return self.predictions.get(place, UNKNOWN)
+
+
+class Predictions(Sequence[int]):
+    """A step's predictions, as a drafter observes them; reading an unknown one is an error."""
+
+    def __init__(self, chosen: Sequence[int], nodes: Collection[int], drafter: str) -> None:
+        self.chosen, self.nodes, self.drafter = chosen, frozenset(nodes), drafter
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at):
+        if isinstance(at, slice):
+            return [self[node] for node in range(*at.indices(len(self)))]
+        node = at + len(self) if at < 0 else at
+        if self.chosen[node] == UNKNOWN and node in self.nodes:
+            raise ValueError(
+                f"{self.drafter} asks for a prediction that the recording does not hold: record a "
+                "run of the same pair and settings with record_predictions=true"
+            )
+        return self.chosen[node]
+
+
+class Replayed(Drafting):
+    """A drafter under replay: it drafts by its own selector and observes checked predictions."""
+
+    def __init__(self, drafter: Drafter, choose: TokenSelector) -> None:
+        super().__init__(drafter, choose)
+        self.observe = self._observe
+
+    def _observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
+        name = type(self.drafter).__name__
+        self.drafter.observe(tree, Predictions(chosen, tree.logit_nodes, name), path)
+
+
+def check_drafter(
+    drafter: object, recorded: RecordedRuns, *, rates: OffTextRates | None = None
+) -> None:
+    """Raise `ValueError` for a decoder that these runs cannot answer.
+
+    That is another engine, one that reads the target's probabilities or ranks, one that drafts in
+    another dtype, and, without `rates`, one that learns from predictions that were not recorded.
+    """
+    name = type(drafter).__name__
+    if not hasattr(drafter, "propose"):
+        raise ValueError(f"{name} is another engine, not a drafter: leave it out of decoder=[...]")
+    has, choose = DrafterCapabilities.of(drafter), recorded.sampling.choose("", 0, vocab=1)
+    if has.rule(choose) is not choose:
+        raise ValueError(
+            f"{name} accepts by rejection sampling, which needs the target's probabilities: replay "
+            "it with verification=shared"
+        )
+    if has.ranks:
+        raise ValueError(
+            f"{name} learns from the target's {has.ranks} best tokens at each node, and only the "
+            "best is recorded: leave it out of decoder=[...] and run it live"
+        )
+    if isinstance(has.draft, SimulatedDraft):
+        if recorded.sampling.temperature:
+            raise ValueError(
+                "a simulated draft needs greedy text: give a recording at temperature 0 (this one "
+                f"has {recorded.sampling.temperature:g})"
+            )
+    elif has.draft is not None:
+        dtype = str(has.draft.dtype).removeprefix("torch.")
+        if recorded.dtype not in (None, dtype):
+            raise ValueError(
+                f"{name} drafts in {dtype} here, the recording was made in {recorded.dtype}: "
+                f"give model.dtype={recorded.dtype}"
+            )
+    if has.reads_rejected and rates is None and not any(r.predictions for r in recorded.runs):
+        raise ValueError(
+            f"{name} learns from what the target predicts at rejected nodes, which this recording "
+            "does not hold: record a run of it with record_predictions=true timing=false"
+        )
+
+
+def replay_run(
+    drafter: Drafter,
+    recorded: RecordedRuns,
+    run: RecordedRun,
+    *,
+    max_new: int | None = None,
+    rates: OffTextRates | None = None,
+) -> DecodeTrace:
+    """Return the trace of one run; its times are the draft's and the host's.
+
+    `max_new` defaults to the recording's. Raises `ValueError` if the run ends at a length limit
+    before `max_new`, and as `check_drafter`.
+    """
+    check_drafter(drafter, recorded, rates=rates)
+    length = len(run.new_tokens)
+    limit = max_new or recorded.max_new or length
+    if run.finish == "length" and limit > length:
+        raise ValueError(
+            f"{run.example} was recorded up to {length} tokens: max_new={limit} is too much"
+        )
+    draft = DrafterCapabilities.of(drafter).draft
+    if isinstance(draft, SimulatedDraft):
+        draft.follow(run.tokens)
+    elif draft is not None:
+        draft.empty()
+    choose = recorded.sampling.choose(run.example, run.repeat, vocab=recorded.vocab_size)
+    for trace in stream(
+        RecordedTarget(recorded),  # type: ignore[arg-type]
+        Replayed(drafter, choose),
+        run.prompt,
+        max_new=limit,
+        eos=recorded.eos,
+        choose=RecordedChoice(run, rates),
+    ):
+        if len(trace.new_tokens) >= length:
+            break
+    return cut(trace, length) if run.finish == "stop" and length <= limit else trace
+
+
+def replay(
+    recorded: RecordedRuns,
+    drafter: Drafter,
+    *,
+    name: str = "",
+    max_new: int | None = None,
+    rates: OffTextRates | None = None,
+    tokenizer=None,
+    progress: bool = False,
+) -> list[Sample]:
+    """Return a sample of each recorded run, without seconds; `name` is the samples' decoder.
+
+    With `tokenizer` the samples have their text. Raises as `replay_run`.
+    """
+    samples = []
+    for run in tqdm(recorded.runs, desc=name, unit="run", leave=False, disable=not progress):
+        trace = replay_run(drafter, recorded, run, max_new=max_new, rates=rates)
+        samples.append(
+            Sample(
+                *(run.example, name, run.repeat, 0, len(run.prompt)),
+                new_tokens=tuple(trace.new_tokens),
+                text="" if tokenizer is None else text_of(tokenizer, trace.new_tokens),
+                finish=trace.finish,
+                steps=tuple(trace.steps),
+                group=run.group,
+            )
+        )
+    return samples
+
+
+def replay_table(
+    samples: Mapping[str, Sequence[Sample]],
+    recorded: Mapping[str, RecordedRuns],
+    *,
+    costs: Costs | None = None,
+    draft_ratio: float | None = None,
+    max_new: int | None = None,
+) -> pd.DataFrame:
+    """Return one row of counts per decoder, with predicted time where `costs` are given.
+
+    `draft_ratio` is a draft call's cost in target calls; without it calls per token are NaN for
+    decoders that draft with a model. The predicted speedup is over plain decoding of the same runs.
+    """
+    rows = {}
+    for name, own in samples.items():
+        steps = steps_of(own)
+        tokens = sum(len(sample.new_tokens) for sample in own)
+        row: dict[str, float | None] = {
+            "runs": len(own),
+            "new_tokens": tokens,
+            "target_calls": len(steps),
+        }
+        for metric in ("tokens_per_target_call", "acceptance_length", "draft_calls_per_token"):
+            row[metric] = METRICS[metric](own)
+        if draft_ratio is not None or not any(step.draft_calls for step in steps):
+            calls = METRICS["calls_per_token"](own, draft_ratio or 0.0)
+            row["calls_per_token"] = calls and calls.value
+        if costs is not None and tokens:
+            plain = replay(recorded[name], RootOnly(), name=PLAIN, max_new=max_new)
+            model = CostModel(costs)
+            spent, plain_s = (sum(model.predict(s).wall_s for s in of) for of in (own, plain))
+            row |= {"predicted_ms_per_token": 1e3 * spent / tokens}
+            row |= {"predicted_speedup": plain_s / spent}
+        rows[name] = row
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("decoder")

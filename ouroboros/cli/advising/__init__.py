@@ -1,1 +1,0 @@
-"""What `advise` consists of: its inputs, its search, and the check of its predictions."""

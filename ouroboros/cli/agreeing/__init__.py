@@ -1,1 +1,0 @@
-"""What `agreement` consists of: the worth of every decoder with imitated drafts."""

@@ -1,1 +1,0 @@
-"""What `ouroboros tune` is made of: the search, and the file of those that were ended."""

@@ -1,0 +1,70 @@
+"""Search a decoder's settings: by coordinates, from random starts, over the ranges of conf/tune."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from ouroboros import conf
+
+Settings = Mapping[str, object]
+Space = Mapping[str, Sequence]
+"""The values that a search may try for each setting."""
+
+SPACES: dict[str, dict[str, list]] = {
+    path.stem: yaml.safe_load(path.read_text("utf-8"))
+    for path in sorted((Path(conf.__file__).parent / "tune").glob("*.yaml"))
+}
+"""The space of each decoder: conf/tune."""
+
+
+def search(
+    score: Callable[[dict], float],
+    space: Space,
+    *,
+    start: Settings | None = None,
+    configured: Settings | None = None,
+    rounds: int | None = None,
+) -> dict:
+    """Return the settings of the highest score that a coordinate search finds.
+
+    One setting after the other is tried over its whole range, the others fixed; this is repeated
+    until no setting gains, at most `rounds` times. `configured` holds the values of settings that
+    `start` leaves out. Of equal scores the one found first is kept; no settings are scored twice.
+
+    >>> search(lambda own: -abs(own["a"] - own["b"]) + 2 * own["b"],
+    ...        {"a": [0, 1, 2], "b": [0, 1, 2]}, start={"a": 0, "b": 0})
+    {'a': 2, 'b': 2}
+    """
+    scores: dict[str, float] = {}
+
+    def scored(settings: dict) -> float:
+        key = json.dumps(settings, sort_keys=True)
+        if key not in scores:
+            scores[key] = score(settings)
+        return scores[key]
+
+    best, last, done = dict(start or {}), None, 0
+    while best != last and (rounds is None or done < rounds):
+        last, done = best, done + 1
+        for key, values in space.items():
+            now = best.get(key, (configured or {}).get(key))
+            best = max([best, *({**best, key: v} for v in values if v != now)], key=scored)
+    return best
+
+
+def random_settings(space: Space, count: int, seed: str) -> list[dict]:
+    """Return {} (the configured settings) and `count - 1` different random settings of a space, or
+    all of them where it has fewer."""
+    rng, found = random.Random(seed), [{}]
+    count = min(count, 1 + math.prod(map(len, space.values())))
+    while len(found) < count:
+        drawn = {key: rng.choice(values) for key, values in space.items()}
+        if drawn not in found:
+            found.append(drawn)
+    return found
