@@ -1,0 +1,192 @@
+"""Reports over several folders: sweeps, merged parts, unreadable folders, the Spec-Bench export."""
+
+import csv
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from measured import RUN, greedy_and_fast, measured, sample, step, write_run
+
+from ouroboros.bench.report.gather import load, merge, run_folders
+from ouroboros.bench.report.run_set import labels, run_set, swept
+from ouroboros.bench.report.sections import sections
+from ouroboros.bench.report.spec_bench import answers
+from ouroboros.cli import command_line
+
+GREEDY, FAST = greedy_and_fast()
+
+
+def write(path, **facts):
+    """Write and load a run of both decoders on two prompts."""
+    write_run(path, {**RUN, **facts}, [*GREEDY, *FAST])
+    return load(path)
+
+
+def report(*arguments):
+    return command_line.main(["report", *map(str, arguments)])
+
+
+def sweep(path, values=(2, 4, 8), **facts):
+    for job, gamma in enumerate(values):
+        config = {"max_new": None, "decoder": {"fast": {"gamma": gamma, "draft": "x"}}}
+        write(path / f"{job:03d}", identity=str(gamma), config=config, **facts)
+    return path
+
+
+def test_a_folder_of_runs_is_found(tmp_path):
+    sweep(tmp_path / "s")
+    assert [p.name for p in run_folders(tmp_path / "s")] == ["000", "001", "002"]
+    assert run_folders(tmp_path / "s" / "001") == [tmp_path / "s" / "001"]
+    with pytest.raises(ValueError, match="not a results folder"):
+        run_folders(tmp_path / "nothing")
+
+
+def test_parts_of_one_run_are_joined(tmp_path):
+    machine = {"cpu": "Other CPU", "cores": 4, "threads": 4, "gpus": []}
+    other = {**RUN["provenance"], "machine": machine}
+    write_run(tmp_path / "a", RUN, [GREEDY[0], FAST[0]])
+    write_run(tmp_path / "b", {**RUN, "provenance": other}, [GREEDY[1], FAST[1]])
+    write_run(tmp_path / "c", RUN, [GREEDY[0], FAST[0]])
+    whole, again = merge(load(tmp_path / name) for name in "abc")
+    assert len(whole.samples) == 4 and [p.name for p in again.folders] == ["c"]
+    (first, _) = run_set([whole, again]).summaries
+    assert first.frame.loc["fast", "latency_speedup"] == pytest.approx(2.5)
+    assert "toy, 2 prompts" in first.facts.title and first.facts.incomplete
+    assert "Toy CPU, 2 cores + Other CPU, 4 cores" in first.facts.title
+    assert first.facts.footnote.startswith("2 parts, merged")
+
+
+def test_parts_that_state_their_own_size_add_up():
+    task = {**RUN["task"], "prompts": 1}
+    own = {"decoders": ["greedy", "fast"], "samples_wanted": 2, "task": task, "identity": "x"}
+    parts = [measured([GREEDY[n], FAST[n]], **own) for n in range(2)]
+    (whole,) = merge(parts)
+    assert whole.run["samples_wanted"] == 4 and whole.run["task"]["prompts"] == 2
+
+
+def test_runs_of_other_settings_stay_apart():
+    found = [measured(identity=name) for name in "ab"]
+    assert merge(found) == found
+
+
+def test_what_a_sweep_varied():
+    configs = [{"a": {"b": {"c": c}, "d": d}} for c, d in ((1, "x"), (2, "x"))]
+    (setting,) = swept(configs)
+    assert (setting.name, setting.values, setting.members) == ("c", [1, 2], ["a.b.c"])
+    assert swept([{}, {"a": None}]) == [] and swept([]) == []
+    apart = swept([{"a": {"c": n}, "b": {"c": n % 2}} for n in range(4)])
+    assert [one.name for one in apart] == ["a.c", "b.c"]
+    runs = [{**RUN, "config": config} for config in configs]
+    assert labels(runs, ["0", "1"], few=3) == ["c=1", "c=2"]
+    assert labels(runs, ["0", "1"], few=0) == ["0", "1"]
+    assert labels([runs[0]] * 2, ["0", "1"], few=3) == ["0", "1"]
+
+
+def test_settings_that_change_together_are_one():
+    configs = [
+        {"decoder": {"a": {"gamma": g, "w": w}, "b": {"gamma": g, "v": w}}}
+        for g, w in ((2, 1), (4, 1), (2, 3), (4, 3))
+    ]
+    gamma, width = swept(configs)
+    assert gamma.name == "gamma" and list(gamma.values) == [2, 4, 2, 4]
+    assert width.name == "w and v" and width.members == ["decoder.a.w", "decoder.b.v"]
+
+
+def test_a_sweep_that_was_not_timed_shows_counts(tmp_path):
+    folder = sweep(tmp_path / "s", timing=False)
+    found = run_set([load(path) for path in run_folders(folder)])
+    part = sections(found)[0]
+    assert [table.name for table in part.tables] == ["s-calls_per_token"]
+    assert len(part.pictures) == 1 and len(part.pictures[0].figure.axes) == 1
+    for summary in found.summaries:
+        assert summary.frame["latency_speedup"].isna().all()
+        assert any("Counts only" in note for note in summary.notes)
+
+
+def test_two_swept_settings_make_a_map(tmp_path):
+    for job, (gamma, topk) in enumerate([(2, 1), (2, 3), (4, 1), (4, 3)]):
+        config = {"decoder": {"fast": {"gamma": gamma, "topk": topk}}}
+        write(tmp_path / f"g/{job:03d}", identity=str(job), config=config)
+    found = run_set([load(path) for path in run_folders(tmp_path / "g")])
+    part = sections(found)[0]
+    assert list(found.labels) == [
+        *("gamma=2, topk=1", "gamma=2, topk=3", "gamma=4, topk=1", "gamma=4, topk=3"),
+    ]
+    assert [picture.name for picture in part.pictures] == ["g-fast"]
+    assert part.title == "Sweep of gamma = 2, 4; topk = 1, 3 (g)"
+    assert list(part.tables[0].frame.columns[:3]) == ["gamma", "topk", "prompts"]
+
+
+@pytest.mark.slow
+def test_a_report_on_a_sweep_a_run_and_two_unreadable_folders(tmp_path, capsys):
+    sweep(tmp_path / "gammas")
+    write(tmp_path / "main", identity="m", model={**RUN["model"], "target": "reference/target"})
+    write_run(tmp_path / "empty", RUN, [])
+    (tmp_path / "empty" / "samples.jsonl").unlink()
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "run.json").write_text("{")
+    folders = [tmp_path / name for name in ("empty", "gammas", "torn", "main")]
+    out = tmp_path / "out"
+    assert report(*folders, "--out", tmp_path / "elsewhere") == 2
+    assert not list(tmp_path.glob("main/summary*")) and not list(tmp_path.glob("main/*.png"))
+    capsys.readouterr()
+    assert report(*folders, "--out", out, "--spec-bench", "--remake", "--wide") == 2
+    told = capsys.readouterr()
+    warnings = [line for line in told.err.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == 4 and "toy is a run of toy: its prompts are numbered" in warnings[3]
+    errors = [line for line in told.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 2 and "no samples.jsonl" in errors[0] and "damaged" in errors[1]
+    assert "summary.json" in told.err and "Time and memory" in told.out
+    last = json.loads(told.out.splitlines()[-1])
+    names = ["gammas: gamma=2", "gammas: gamma=4", "gammas: gamma=8", "toy"]
+    assert list(last) == list(json.loads((out / "summary.json").read_text())) == names
+    for name in ("main", "gammas/001"):
+        assert (tmp_path / name / "speedup.png").stat().st_size > 5000
+    text = (out / "report.md").read_text()
+    assert "Sweep of gamma = 2, 4, 8 (gammas)" in text
+    for link in re.findall(r"\]\((plots/.+?)\)", text):
+        assert (out / link).stat().st_size > 5000 and (out / link).with_suffix(".svg").exists()
+    table = (out / "tables/gammas-latency_speedup.csv").read_text()
+    assert table.startswith("gamma,prompts,greedy")
+    latex = (out / "tables/toy-default.tex").read_text()
+    assert r"\toprule" in latex and r"\label{tab:toy-default}" in latex
+    rows = list(csv.DictReader((out / "numbers.csv").open()))
+    assert len(rows) == 4 * 3 and rows[0]["run"] == names[0]
+    assert float(rows[1]["latency_speedup.low"]) == pytest.approx(2.0)
+    assert (out / "spec_bench/toy/reference-fast.jsonl").exists()
+
+
+def test_the_command_prints_one_table_and_the_same_numbers_as_json(tmp_path, capsys):
+    write(tmp_path / "main")
+    assert report(tmp_path / "main", "--json") == 0
+    told = capsys.readouterr().out
+    assert told.startswith("toy, 2 prompts x 6 tokens · ") and "E2E (s)" not in told
+    assert "2.50x" in told
+    assert json.loads(told.splitlines()[-1])["toy"]["fast"]["latency_speedup"] == 2.5
+
+
+def test_costs_of_a_name_count_every_run(tmp_path, capsys):
+    write(tmp_path / "main", timing=False)
+    assert report(tmp_path / "main", "--costs", "flat") == 0
+    told = capsys.readouterr().out
+    assert "predicted by the costs 'flat'" in told and "predicted speedup" in told
+    assert report(tmp_path / "nothing") == 2
+
+
+def test_answers_have_turns_and_leave_out_what_failed():
+    def turn(example, text, **kind):
+        return replace(sample(example, "greedy", [step(0, 0), step(3, 2)], **kind), text=text)
+
+    rows = [
+        *(turn("81/2", "two"), turn("81/1", "one")),
+        *(turn("82/1", "x"), turn("82/2", "", error="e")),
+    ]
+    (found,) = answers(RUN, rows, "greedy")
+    assert found["question_id"] == 81 and found["category"] == "toy"
+    (choice,) = found["choices"]
+    assert choice["turns"] == ["one", "two"] and choice["index"] == 0
+    assert choice["new_tokens"] == [4, 4] and choice["decoding_steps"] == [2, 2]
+    assert choice["wall_time"] == [10.0, 10.0] and choice["accept_lengths"] == [1, 3, 1, 3]
+    numbered = answers(RUN, [turn("a", "x"), turn("b", "y", repeat=1)], "greedy")
+    assert [one["question_id"] for one in numbered] == [1, 2]
