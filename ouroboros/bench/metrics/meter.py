@@ -1,7 +1,7 @@
 """What one sample costs: seconds, device memory, energy.
 
-Invariant: a figure that cannot be had honestly is None. On a CPU that is memory, since the system
-keeps a peak for the whole process only, and energy.
+Unavailable measurements are None: on a CPU energy, and memory, since the system keeps a peak for
+the whole process only.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ class Cost:
 
 
 class Meter:
-    """Measures from `start` to `stop`, on every GPU that holds a part of the models."""
+    """Measures from `start` to `stop` on every GPU that holds a part of the models."""
 
     def __init__(self, models: Sequence[CachedModel]) -> None:
         found = {weight.device for model in models for weight in model.model.parameters()}
         self.gpus = sorted((d for d in found if d.type == "cuda"), key=lambda d: d.index or 0)
-        self.energy = EnergyCounter([_uuid(gpu) for gpu in self.gpus])
+        uuids = [torch.cuda.get_device_properties(gpu).uuid for gpu in self.gpus]
+        self.energy = EnergyCounter([f"GPU-{uuid}" for uuid in uuids])  # NVML numbers otherwise
         self._started = 0.0
         self._joules: float | None = None
 
     def start(self) -> float:
-        """Let earlier work end, start the memory mark anew; return the time, in seconds."""
+        """Wait for earlier work, reset the peak of memory; return the time in seconds."""
         for gpu in self.gpus:
             torch.cuda.synchronize(gpu)
             torch.cuda.reset_peak_memory_stats(gpu)
@@ -60,8 +61,8 @@ class Meter:
 class EnergyCounter:
     """Joules drawn by some GPUs since their driver was loaded, as NVML counts them.
 
-    The count is the whole board's, whoever uses it, and moves on some ten times a second. Cards
-    older than Volta have none.
+    The count is the whole board's, for all its users, and is updated about ten times a second.
+    Cards older than Volta have none.
     https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html
     """
 
@@ -77,7 +78,7 @@ class EnergyCounter:
             self._handles = []
 
     def read_j(self) -> float | None:
-        """Return the joules so far, summed; None where a GPU does not say."""
+        """Return the joules so far, summed; None where a GPU does not count them."""
         if not self._handles:
             return None
         try:
@@ -85,8 +86,3 @@ class EnergyCounter:
             return sum(counts) / 1000  # NVML counts millijoules
         except self._nvml.NVMLError:
             return None
-
-
-def _uuid(gpu: torch.device) -> str:
-    """Return NVML's name of a GPU: its numbering may differ from torch's."""
-    return f"GPU-{torch.cuda.get_device_properties(gpu).uuid}"

@@ -102,11 +102,6 @@ def phase_shares(steps: Sequence[StepRecord]) -> dict[str, float | None]:
     return {name: seconds / whole if whole else None for name, seconds in totals.items()}
 
 
-def phase_share(phase: str) -> Callable:
-    """Return the formula of one phase's share of the time in steps."""
-    return lambda samples: phase_shares(steps_of(samples))[phase]
-
-
 def calls_per_token(samples: Samples, draft_cost: float = COST_RATIO) -> Interval | None:
     """Return (target calls + draft_cost x draft calls) / new tokens; a call of several forward
     passes counts as that many where the steps record them."""
@@ -119,10 +114,10 @@ def calls_per_token(samples: Samples, draft_cost: float = COST_RATIO) -> Interva
     return Interval(calls / sum(s.new for s in steps), found.low, found.high)
 
 
-def cost_over_ouroboros(samples: Samples, ouroboros: Samples, costs) -> Interval | None:
-    """Return the decoder's cost per token / Ouroboros'; None beyond what was measured."""
-    known = costs.predict_all(samples) and costs.predict_all(ouroboros)
-    return speedup(samples, ouroboros, part=costs.cost) if known else None
+def cost(samples: Samples, baseline: Samples, costs) -> Interval | None:
+    """Return the baseline's cost per token / the decoder's; None beyond what was measured."""
+    known = costs.predict_all(samples) and costs.predict_all(baseline)
+    return speedup(baseline, samples, part=costs.cost) if known else None
 
 
 def forwards_per_token(field: str) -> Callable:
@@ -256,7 +251,8 @@ METRICS = Registry(
            lambda samples, ouroboros, costs: predicted(ouroboros, samples, costs),
            "The decoder's predicted seconds per token / Ouroboros', same prompts.",
            tables="default lead", instead_of="latency_vs_ouroboros", **LEAD),
-    Metric("cost_vs_ouroboros", "cost vs Ouroboros", cost_over_ouroboros,
+    Metric("cost_vs_ouroboros", "cost vs Ouroboros",
+           lambda samples, ouroboros, costs: cost(ouroboros, samples, costs),
            "The decoder's cost per token / Ouroboros', same prompts.",
            tables="lead", **LEAD),
     Metric("calls_vs_ouroboros", "calls vs Ouroboros",
@@ -293,13 +289,13 @@ METRICS = Registry(
            lambda samples, hf_greedy: speedup(hf_greedy, samples, part=decode_part),
            "Speedup over transformers' greedy decoding in time per token after the first step.",
            timed=True, **PAIRED),
-    Metric("draft_share", "draft time", phase_share("draft"),
+    Metric("draft_share", "draft time", lambda samples: phase_shares(steps_of(samples))["draft"],
            "Share of the time in steps spent in the draft model.",
            timed=True, tables="time", **SHARE),
-    Metric("verify_share", "verify time", phase_share("verify"),
+    Metric("verify_share", "verify time", lambda samples: phase_shares(steps_of(samples))["verify"],
            "Share of the time in steps spent in the target model.",
            timed=True, tables="time", **SHARE),
-    Metric("host_share", "host time", phase_share("host"),
+    Metric("host_share", "host time", lambda samples: phase_shares(steps_of(samples))["host"],
            "Share of the time in steps spent outside both models, in Python.",
            timed=True, tables="time", **SHARE),
     Metric("host_ms_per_step", "host ms/step", over_steps("host_s", where="scored", times=1e3),

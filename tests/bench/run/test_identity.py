@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import platform
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,11 @@ from ouroboros.bench.run.identity import (
     code_files,
     content_hash,
     file_hashes,
+    git_state,
+    identity,
+    provenance,
     run_hash,
+    without_paths,
 )
 from ouroboros.bench.run.pair import PairSpec
 from ouroboros.bench.tasks.registry import TaskSpec
@@ -105,3 +111,23 @@ def test_the_codes_hash_covers_what_makes_prompts_and_samples():
     )
     assert {f"ouroboros/{name}.py" for name in engine} <= files
     assert all(not Path(name).is_absolute() for name in files)
+
+
+def test_provenance_names_versions_and_machine_but_no_host():
+    found = provenance()
+    assert found["versions"]["torch"] and found["machine"]["cores"] >= 1
+    assert json.loads(json.dumps(found)) == found
+    assert platform.node() not in json.dumps(found)
+    assert git_state(Path("/")) is None
+
+
+def test_an_identity_knows_no_order_and_messages_no_paths(tmp_path):
+    assert identity({"a": 1, "b": 2}, "x") == identity({"b": 2, "a": 1}, "x")
+    assert identity({"a": 1}) != identity({"a": 2})
+    (tmp_path / "pair").mkdir()
+    assert without_paths({"m": [str(tmp_path / "pair"), "01-ai/Yi-34B"]}) == {
+        "m": ["pair", "01-ai/Yi-34B"]
+    }
+    assert without_paths("cannot read /etc/x/y: denied, see https://a.b/c/d") == (
+        "cannot read y: denied, see https://a.b/c/d"
+    )
