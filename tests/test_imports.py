@@ -1,20 +1,18 @@
-"""Who may import whom. The rooms are the map of the code; this keeps them.
+"""Who may import whom. The rooms are the map of the code; this test keeps them.
 
-A room is a folder of `ouroboros`, or a file of its top floor. Imports run downwards in the order of
-`ROOMS`, the lowest first; inside a room no files import each other in a circle.
+A room is a folder of `ouroboros` or a file beside them. Imports run downwards in the order of
+`ROOMS`, the lowest first, and no files import each other in a circle.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "ouroboros"
 ROOMS = (
     *("instantiate", "tree", "trace", "select"),
     *("engine", "vocab", "decode", "processors", "standin", "costs"),
@@ -23,34 +21,26 @@ ROOMS = (
     *("bench.tasks", "bench.metrics", "bench.run", "bench.replay"),
     *("bench.report", "tuning", "cli", "__main__"),
 )
-PURE = (
+WITHOUT_TORCH = (
     *("tree", "trace", "costs.surface", "costs.costs", "costs.predicted"),
-    "drafters.pool",
-    *(
-        f"drafters.draft_tree.{one}"
-        for one in ("compiled", "state", "index", "recycling", "mixture")
-    ),
-    *(
-        f"drafters.draft_tree.{one}"
-        for one in ("noise", "estimate", "kids", "grow", "worth", "learn")
-    ),
-    *(f"drafters.draft_tree.{one}" for one in ("step", "growth", "remembered", "weights")),
+    *("drafters.pool", "drafters.draft_tree"),
 )
+METHOD = ("tree", "select", "engine", "decode", "costs", "audit", "drafters")
 
 
 def modules() -> dict[str, Path]:
     """Every module of the package by its name below `ouroboros`."""
-    folders = [PACKAGE, ROOT / "baselines"]
     found = {}
-    for folder in folders:
+    for folder in (ROOT / "ouroboros", ROOT / "baselines"):
         for path in sorted(folder.rglob("*.py")):
             parts = path.relative_to(folder.parent).with_suffix("").parts
-            name = parts if folder.name == "baselines" else parts[1:]
-            found[".".join(name).removesuffix(".__init__")] = path
+            name = ".".join(parts[folder.name == "ouroboros" :])
+            found[name.removesuffix(".__init__")] = path
     return found
 
 
 MODULES = modules()
+INNER = [name for name, path in MODULES.items() if path.name != "__init__.py"]
 
 
 def imports(path: Path) -> set[str]:
@@ -67,70 +57,39 @@ def imports(path: Path) -> set[str]:
 
 
 def ours(name: str) -> set[str]:
-    """The modules of ouroboros that a module imports, by their names below the package."""
-    below = {one.removeprefix("ouroboros.") for one in imports(MODULES[name])}
-    return {one for one in below if one in MODULES and MODULES[one].name != "__init__.py"} - {name}
+    """The package's modules and rooms that a module imports, by their names below the package."""
+    found = {one.removeprefix("ouroboros.") for one in imports(MODULES[name])} - {name}
+    inner = {one for one in found & set(MODULES) if MODULES[one].name != "__init__.py"}
+    return inner | (found & set(ROOMS) & set(MODULES))
 
 
-def doors(name: str) -> set[str]:
-    """The rooms whose own door (`__init__`) a module takes a name from."""
-    found = {one.removeprefix("ouroboros.") for one in imports(MODULES[name])}
-    return {one for one in found & set(ROOMS) if MODULES[one].name == "__init__.py"}
+def tops(name: str) -> set[str]:
+    return {one.split(".")[0] for one in imports(MODULES[name])}
 
 
 def room(module: str) -> str:
     return next(one for one in ROOMS if module == one or module.startswith(f"{one}."))
 
 
-def inner() -> Iterator[str]:
-    """Every module but the rooms' own doors."""
-    return (name for name, path in MODULES.items() if path.name != "__init__.py")
-
-
-def test_every_module_has_a_room():
-    assert {room(name) for name in inner()} <= set(ROOMS)
-
-
-@pytest.mark.parametrize("name", ROOMS)
-def test_imports_run_downwards(name):
-    own = [module for module in inner() if room(module) == name]
-    allowed = ROOMS[: ROOMS.index(name) + 1]
-    for module in own:
-        above = {one for one in ours(module) if room(one) not in allowed}
-        above |= doors(module) - set(allowed)
-        assert not above, f"{module} imports from above: {above}"
+@pytest.mark.parametrize("name", INNER)
+def test_a_module_imports_downwards(name):
+    allowed = ROOMS[: ROOMS.index(room(name)) + 1]
+    assert not {one for one in ours(name) if room(one) not in allowed}
+    if room(name) in METHOD:
+        assert not {one for one in ours(name) if room(one) == "baselines"}
+    if name.startswith(WITHOUT_TORCH):
+        assert not tops(name) & {"torch", "transformers"}
+    if room(name) != "cli":
+        assert not tops(name) & {"hydra", "omegaconf"}, "only commands see Hydra"
 
 
 def test_no_circle():
-    list(TopologicalSorter({name: ours(name) for name in inner()}).static_order())
+    inner = {name: ours(name) & set(INNER) for name in INNER}
+    list(TopologicalSorter(inner).static_order())
 
 
-@pytest.mark.parametrize("name", PURE)
-def test_data_knows_no_torch(name):
-    tops = {one.split(".")[0] for one in imports(MODULES[name])}
-    assert not tops & {"torch", "transformers"}
-
-
-def test_the_method_never_imports_what_it_is_measured_against():
-    method = ("drafters", "engine", "audit", "decode", "select", "tree", "growing", "costs")
-    for name in inner():
-        if room(name) in method:
-            assert not {one for one in ours(name) if room(one) == "baselines"}, name
-
-
-def test_only_commands_see_hydra():
-    for name in inner():
-        tops = {one.split(".")[0] for one in imports(MODULES[name])}
-        assert room(name) == "cli" or not tops & {"hydra", "omegaconf"}, name
-
-
-def test_no_search_path_is_patched():
-    for folder in ("ouroboros", "baselines", "scripts"):
-        for path in (ROOT / folder).rglob("*.py"):
-            assert "sys.path" not in path.read_text(), path
-
-
-def test_the_package_never_imports_a_script():
-    scripts = {path.stem for path in (ROOT / "scripts").rglob("*.py")}
-    for name in inner():
-        assert not imports(MODULES[name]) & (scripts | {"scripts"}), name
+def test_the_package_imports_no_script_and_nothing_patches_the_search_path():
+    scripts = {path.stem for path in (ROOT / "scripts").rglob("*.py")} | {"scripts"}
+    for path in [*MODULES.values(), *(ROOT / "scripts").rglob("*.py")]:
+        assert "sys.path" not in path.read_text(), path
+    assert not [name for name in INNER if tops(name) & scripts]
