@@ -1,92 +1,76 @@
-"""Fitting the two estimates: what was thought of a token against whether the target chose it.
+"""Fit the probability estimators: predicted probabilities against the target's tokens.
 
-The drafter decodes development texts as ever; at each node that was kept, and after it, the target
-has spoken, so every token considered there, in the tree or not, is an observation. Invariant: every
-fifth prompt is held out of the fit, and the figures in `Weights.about` are of those alone.
+The drafter decodes development texts as usual. At every accepted node the target's next token is
+known, so every token considered there, in the tree or not, is an observation. Invariant: every
+fifth prompt is held out of the fit, and the figures in `Weights.about` are of those prompts alone.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise, product
 
 import numpy as np
 import torch
 from scipy.optimize import minimize
-from scipy.special import xlogy
+from scipy.special import expit, xlogy
 
 from ouroboros.costs import Costs, Surface
 from ouroboros.decode import decode
-from ouroboros.drafters.draft_tree.estimate import DRAFT, INDEX
-from ouroboros.drafters.draft_tree.growth import Growth, Shape
-from ouroboros.drafters.draft_tree.kids import consider
-from ouroboros.drafters.draft_tree.state import real, whole
-from ouroboros.drafters.draft_tree.weights import Weights
+from ouroboros.drafters.draft_tree.candidates import considered
+from ouroboros.drafters.draft_tree.estimator import Weights
+from ouroboros.drafters.draft_tree.state import DRAFT_FEATURES, PHRASE_FEATURES
+from ouroboros.drafters.draft_tree.tree_grower import TreeGrower
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import Sampler, TokenSelector, argmax
 
-CURIOUS = Costs(Surface.constant(1.0), Surface.constant(0.05))
-"""A draft call costs next to nothing: nearly every node that is kept was scored by the draft."""
+CHEAP_DRAFT = Costs(Surface.constant(1.0), Surface.constant(0.05))
+"""With draft calls at nearly no cost, the draft model scores almost every accepted node."""
 HELD_OUT = 5
-PENALTY = 1e-4  # of a squared weight of standardised features, in log loss
+PENALTY = 1e-4  # on squared weights of standardised features, in log loss
 BINS = 10
 
 
-@dataclass
-class Observations:
-    """Features, [n, features], and whether the token was the target's, [n]."""
+class RecordingGrower(TreeGrower):
+    """A tree grower that records its observations: rows of features, and a last column that is 1
+    where the token was the target's. `phrase_rows` are without, `draft_rows` with the draft."""
 
-    features: list[list[float]] = field(default_factory=list)
-    outcomes: list[float] = field(default_factory=list)
-
-    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        return np.array(self.features), np.array(self.outcomes)
-
-
-class Observed(Growth):
-    """A growth that notes what it thought of, and what the target then said."""
-
-    def __init__(self, weights: Weights, shape: Shape | None = None) -> None:
-        super().__init__(weights, shape or Shape())
-        self.index, self.both = Observations(), Observations()
+    def __init__(self, weights: Weights) -> None:
+        super().__init__(weights)
+        self.phrase_rows: list[list[float]] = []
+        self.draft_rows: list[list[float]] = []
         self._rankings: dict[int, tuple] = {}
 
-    def begin(self, tokens: Sequence[int], max_depth: int, draft_depth: int) -> int:
+    def begin(self, tokens: Sequence[int], max_depth: int, max_draft_depth: int) -> int:
         self._rankings = {}
-        return super().begin(tokens, max_depth, draft_depth)
+        return super().begin(tokens, max_depth, max_draft_depth)
 
-    def scored(self, ids: np.ndarray, scores: np.ndarray, shares: np.ndarray) -> int:
-        for row in range(int(self.state.asked)):
-            ranking = whole(ids[row]), real(scores[row]), real(shares[row])
-            self._rankings[int(self.state.ask[row])] = ranking
-        return super().scored(ids, scores, shares)
+    def add_rankings(self, ids: np.ndarray, scores: np.ndarray, shares: np.ndarray) -> int:
+        for row in range(int(self.state.pending)):
+            node = int(self.state.to_score[row])
+            self._rankings[node] = tuple(np.array(v[row]) for v in (ids, scores, shares))
+        return super().add_rankings(ids, scores, shares)
 
     def learn(self, chosen: Sequence[int], path: Sequence[int]) -> None:
         for place in path:
             node = int(self.state.order[place])
-            self._note(self.index, len(INDEX), node, None, chosen[place])
-            if node in self._rankings:
-                self._note(self.both, len(DRAFT), node, self._rankings[node], chosen[place])
+            self._record(self.phrase_rows, len(PHRASE_FEATURES), node, None, chosen[place])
+            if ranking := self._rankings.get(node):
+                self._record(self.draft_rows, len(DRAFT_FEATURES), node, ranking, chosen[place])
         super().learn(chosen, path)
 
-    def _note(
-        self,
-        seen: Observations,
-        width: int,
-        node: int,
-        ranking: tuple | None,
-        truth: int,
+    def _record(
+        self, rows: list, width: int, node: int, ranking: tuple | None, truth: int
     ) -> None:
-        for token, features in consider(self.state, self.memory, node, ranking):
-            seen.features.append(features[:width])
-            seen.outcomes.append(float(token == truth))
+        for token, features in considered(self.state, self.memory, node, ranking):
+            rows.append([*features[:width], float(token == truth)])
 
 
-def fit(features: np.ndarray, outcomes: np.ndarray) -> np.ndarray:
+def fit(rows: np.ndarray) -> np.ndarray:
     """Return the weights of a logistic model with a small penalty; feature 0 is the constant."""
+    features, outcomes = rows[:, :-1], rows[:, -1]
     mean, spread = features.mean(0), features.std(0)
     mean[0], spread[0] = 0.0, 1.0
     spread[spread < 1e-9] = 1.0
@@ -96,45 +80,44 @@ def fit(features: np.ndarray, outcomes: np.ndarray) -> np.ndarray:
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
         odds = scaled @ weights
         value = np.logaddexp(0, odds).mean() - (outcomes * odds).mean()
-        slope = scaled.T @ (_logistic(odds) - outcomes) / len(outcomes)
+        slope = scaled.T @ (expit(odds) - outcomes) / len(outcomes)
         penalty = np.concatenate([[0.0], weights[1:]]) * PENALTY
         return float(value + 0.5 * (penalty @ weights)), slope + penalty
 
-    found = minimize(loss, np.zeros(features.shape[1]), jac=True, method="L-BFGS-B").x
-    weights = found / spread
-    weights[0] = found[0] - (weights[1:] * mean[1:]).sum()
+    best = minimize(loss, np.zeros(features.shape[1]), jac=True, method="L-BFGS-B").x
+    weights = best / spread
+    weights[0] = best[0] - (weights[1:] * mean[1:]).sum()
     return weights
 
 
-def quality(features: np.ndarray, outcomes: np.ndarray, weights: np.ndarray) -> dict:
-    """Return log loss, that of the mean alone, and how often tokens thought so likely came."""
+def quality(rows: np.ndarray, weights: np.ndarray) -> dict:
+    """Return the log loss, that of the mean outcome, and a reliability table of the estimates."""
+    features, outcomes = rows[:, :-1], rows[:, -1]
     odds = features @ weights
-    thought, base = _logistic(odds), outcomes.mean()
-    of_the_mean = -(xlogy(base, base) + xlogy(1 - base, 1 - base))
-    edges = np.linspace(0, 1, BINS + 1)
-    rows = []
-    for low, high in pairwise(edges):
-        among = (thought >= low) & (thought < high if high < 1 else thought <= high)
-        if among.any():
-            rows.append(
+    estimates, base = expit(odds), outcomes.mean()
+    reliability = []
+    for low, high in pairwise(np.linspace(0, 1, BINS + 1)):
+        within = (estimates >= low) & (estimates < high if high < 1 else estimates <= high)
+        if within.any():
+            reliability.append(
                 {
                     "from": round(float(low), 2),
-                    "thought": round(float(thought[among].mean()), 4),
-                    "came": round(float(outcomes[among].mean()), 4),
-                    "observations": int(among.sum()),
+                    "thought": round(float(estimates[within].mean()), 4),
+                    "came": round(float(outcomes[within].mean()), 4),
+                    "observations": int(within.sum()),
                 }
             )
     return {
         "observations": len(outcomes),
         "log_loss": round(float((np.logaddexp(0, odds) - outcomes * odds).mean()), 5),
-        "log_loss_of_the_mean": round(float(of_the_mean), 5),
-        "reliability": rows,
+        "log_loss_of_the_mean": round(float(-(xlogy(base, base) + xlogy(1 - base, 1 - base))), 5),
+        "reliability": reliability,
     }
 
 
-def disturbed(draft: CachedModel, noise: float) -> CachedModel:
-    """Return a worse draft: a copy whose matrices have normal noise of that share of their standard
-    deviation, always the same."""
+def with_weight_noise(draft: CachedModel, noise: float) -> CachedModel:
+    """Return a worse draft model: a copy with normal noise on its matrices, of `noise` times their
+    standard deviation, from a fixed seed."""
     if not noise:
         return draft
     model = copy.deepcopy(draft.model)
@@ -144,30 +127,6 @@ def disturbed(draft: CachedModel, noise: float) -> CachedModel:
             drawn = torch.randn(weight.shape, generator=generator).to(weight)
             weight.add_(noise * weight.std() * drawn)
     return CachedModel(model, tokenizer=draft.tokenizer, max_len=draft.max_len)
-
-
-def observe(
-    target: CachedModel,
-    drafts: Sequence[CachedModel],
-    prompts: Sequence[Sequence[int]],
-    weights: Weights,
-    *,
-    temperatures: Sequence[float],
-    max_new: int,
-    eos: Sequence[int] = (),
-) -> tuple[Observed, Observed]:
-    """Decode each prompt with each draft at each temperature; return what was seen in those to fit
-    on, and in those held out."""
-    seen = Observed(weights), Observed(weights)
-    for number, prompt in enumerate(prompts):
-        for draft, temperature in product(drafts, temperatures):
-            drafter = Ouroboros(draft, costs=CURIOUS, weights=weights)
-            drafter.growth = seen[number % HELD_OUT == HELD_OUT - 1]
-            choose: TokenSelector = argmax
-            if temperature > 0:
-                choose = Sampler(temperature=temperature, seed=number)
-            decode(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose)
-    return seen
 
 
 def calibrate(
@@ -184,34 +143,35 @@ def calibrate(
 ) -> Weights:
     """Return weights fitted on the drafter's own runs over development texts.
 
-    `texts` names each text and gives its prompts as token ids; `pair` says in words which models
-    these are. Each round decodes with the weights of the one before, the first with the shipped
-    ones. `noise` names the drafts to fit on, each `disturbed` so much: several give weights that
-    hold for drafts of several qualities, as the shipped ones do. Raises `ValueError` for fewer than
-    HELD_OUT prompts.
+    `texts` maps a name to prompts as token ids; `pair` describes the models. Each round decodes
+    with the weights of the round before, the first with the shipped ones. `noise` lists one draft
+    model each (`with_weight_noise`): several give weights that hold for drafts of several
+    qualities, as the shipped ones do. Raises `ValueError` for fewer than HELD_OUT prompts.
     """
-    prompts = [prompt for own in texts.values() for prompt in own]
+    prompts = [prompt for group in texts.values() for prompt in group]
     if len(prompts) < HELD_OUT:
         raise ValueError(f"{len(prompts)} prompts are too few: give {HELD_OUT} or more")
-    weights, drafts = Weights.load(), [disturbed(draft, one) for one in noise]
+    weights, drafts = Weights.load(), [with_weight_noise(draft, level) for level in noise]
     about: dict[str, object] = {}
     for _ in range(rounds):
-        seen, held = observe(
-            target, drafts, prompts, weights, temperatures=temperatures, max_new=max_new, eos=eos
-        )
-        index, both = fit(*seen.index.arrays()), fit(*seen.both.arrays())
+        fitted, held_out = RecordingGrower(weights), RecordingGrower(weights)
+        for number, prompt in enumerate(prompts):
+            for model, temperature in product(drafts, temperatures):
+                drafter = Ouroboros(model, costs=CHEAP_DRAFT, weights=weights)
+                drafter.grower = held_out if number % HELD_OUT == HELD_OUT - 1 else fitted
+                choose: TokenSelector = argmax
+                if temperature > 0:
+                    choose = Sampler(temperature=temperature, seed=number)
+                decode(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose)
+        index, both = fit(np.array(fitted.phrase_rows)), fit(np.array(fitted.draft_rows))
         about = {
             "pair": pair,
-            "prompts": {name: len(own) for name, own in texts.items()},
+            "prompts": {name: len(group) for name, group in texts.items()},
             "temperatures": list(temperatures),
             "max_new": max_new,
             "noise": list(noise),
-            "index": quality(*held.index.arrays(), index),
-            "draft": quality(*held.both.arrays(), both),
+            "index": quality(np.array(held_out.phrase_rows), index),
+            "draft": quality(np.array(held_out.draft_rows), both),
         }
         weights = Weights(tuple(map(float, index)), tuple(map(float, both)), about)
     return weights
-
-
-def _logistic(odds: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-np.clip(odds, -500, 500)))

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Literal
 
 from ouroboros.costs import Costs, Surface
-from ouroboros.drafters.draft_tree.growth import Growth, Shape
-from ouroboros.drafters.draft_tree.ready import warm_up_jit
-from ouroboros.drafters.draft_tree.remembered import DrafterMemory
+from ouroboros.drafters.draft_tree.estimator import Weights
+from ouroboros.drafters.draft_tree.memory import DrafterMemory
 from ouroboros.drafters.draft_tree.state import RANKS, SIZES
-from ouroboros.drafters.draft_tree.weights import Weights
+from ouroboros.drafters.draft_tree.tree_grower import Shape, TreeGrower, warm_up_jit
 from ouroboros.drafters.pool import check_pool
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
@@ -81,9 +80,10 @@ class Ouroboros:
         self.draft = draft
         self.draft_sequence: CachedSequence | None = None
         self.pool_state = pool_state
-        self.growth = Growth(weights, Shape(max_nodes, children, draft_nodes, recycle, judge))
+        self.grower = TreeGrower(weights, Shape(max_nodes, children, draft_nodes, recycle, judge))
         self.reads_rejected = recycle
-        self.costs = costs if isinstance(costs, Costs) else Costs.load(costs or default_costs(draft))
+        costs = costs or default_costs(draft)
+        self.costs = costs if isinstance(costs, Costs) else Costs.load(costs)
         self._loaded = pool if pool_state == "loaded" else None
         if pool is not None:
             self.restore(pool)
@@ -96,11 +96,11 @@ class Ouroboros:
     @property
     def pool(self) -> DrafterMemory:
         """Phrases, recycled predictions and learned rates: all that outlives a prompt."""
-        return self.growth.remembered()
+        return self.grower.remembered()
 
     def restore(self, pool: DrafterMemory) -> None:
         """Replace the drafter's memory by `pool`."""
-        self.growth.restore(pool)
+        self.grower.restore(pool)
 
     def read_pool(self, path: str | Path, *, tokenizer_id: str) -> DrafterMemory:
         """Read a saved pool of this drafter's kind. Raises `ValueError` for any other file."""
@@ -109,7 +109,7 @@ class Ouroboros:
     def reset(self, choose: TokenSelector) -> None:
         """Begin a prompt: empty, keep or restore the memory as `pool_state` says."""
         if self.pool_state != "task":
-            self.growth.forget()
+            self.grower.forget()
         if self._loaded is not None:
             self.restore(self._loaded)
         self._choose = choose
@@ -117,7 +117,7 @@ class Ouroboros:
         self._proposed = None
         self._first_step = True
         self.draft_sequence = self.draft.new_sequence() if self.draft is not None else None
-        self.growth.start(seed=choose.noise_seed, temperature=choose.temperature)
+        self.grower.start(seed=choose.noise_seed, temperature=choose.temperature)
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Return the tree expected to pay best, of at most `budget` - 1 tokens in depth."""
@@ -125,23 +125,19 @@ class Ouroboros:
         if first_step and read_alone(tokens):
             return TokenTree.chain(tokens[-1], ())
         self._update_costs(len(tokens))
-        growth, draft, sequence = self.growth, self.draft, self.draft_sequence
-        reach = draft.max_len - len(tokens) if draft is not None else -1
-        count = growth.begin(tokens, budget - 1, reach)
+        grower, draft, sequence = self.grower, self.draft, self.draft_sequence
+        room = draft.max_len - len(tokens) if draft is not None else -1
+        count = grower.begin(tokens, budget - 1, room)
         while count:
             assert draft is not None and sequence is not None
-            nodes = growth.asked()
+            nodes = grower.draft_tree()
             size = len(nodes.tokens)
-            asked = range(size - count, size)
-            tree = TokenTree.from_nodes(nodes.tokens, nodes.parents, nodes.depths, logit_nodes=asked)
-            count = growth.scored(*rank_tokens(draft, sequence, tokens, tree, self._choose))
-        made = growth.proposal()
+            to_score = range(size - count, size)
+            tree = TokenTree.from_nodes(*nodes[:3], logit_nodes=to_score)
+            count = grower.add_rankings(*rank_tokens(draft, sequence, tokens, tree, self._choose))
+        made = grower.proposal()
         self._proposed = TokenTree.from_nodes(
-            made.tokens,
-            made.parents,
-            made.depths,
-            source=made.source,
-            probability=made.probability,
+            *made[:3], source=made.source, probability=made.probability
         )
         return self._proposed
 
@@ -149,10 +145,10 @@ class Ouroboros:
         """Learn from the verified tree; the draft model keeps the accepted nodes that it scored."""
         if tree is not self._proposed:
             return
-        read = self.growth.read_of(path)
-        if read and self.draft is not None and self.draft_sequence is not None:
-            self.draft.accept(self.draft_sequence, read)
-        self.growth.learn(chosen, path)
+        drafted = self.grower.drafted_prefix(path)
+        if drafted and self.draft is not None and self.draft_sequence is not None:
+            self.draft.accept(self.draft_sequence, drafted)
+        self.grower.learn(chosen, path)
 
     def _update_costs(self, context: int) -> None:
         """Use the call costs at this context length, looked up at each doubling."""
@@ -162,7 +158,7 @@ class Ouroboros:
         if at not in self._cost_tables:
             target, draft = self.costs.target, self.costs.draft
             self._cost_tables[at] = cost_table(target, at), cost_table(draft or target, at)
-        self.growth.set_costs(*self._cost_tables[at])
+        self.grower.set_costs(*self._cost_tables[at])
 
 
 def rank_tokens(

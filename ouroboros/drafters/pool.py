@@ -12,11 +12,43 @@ from __future__ import annotations
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 FORMAT = "ouroboros-phrase-pool-2"
 CONTEXT = 6  # tokens before a key that a phrase remembers
+REMEDY = "make a new one with pool.save (in a run: save_pools=true), or start cold"
+
+
+def write_pool_file(path: str | Path, file_format: str, tokenizer_id: str, content: dict) -> None:
+    """Write a pool as JSON, whole or not at all."""
+    partial = Path(f"{path}.partial")
+    text = json.dumps({"format": file_format, "tokenizer": tokenizer_id, **content})
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def read_pool_file(
+    path: str | Path, file_format: str, tokenizer_id: str, parse: Callable, *, what: str
+) -> Any:
+    """Return `parse(content)` of a file of `write_pool_file`.
+
+    Raises `ValueError` for a file that cannot be read, another format or content that `parse`
+    refuses, and another tokenizer; `what` names what the file should hold.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        if content["format"] != file_format:
+            raise KeyError("format")
+        pool, made_by = parse(content), content["tokenizer"]
+    except OSError as error:
+        raise ValueError(f"cannot read the {what} {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} holds no {what} of this version: {REMEDY}") from error
+    if made_by != tokenizer_id:
+        raise ValueError(f"{path} was made with another tokenizer ({made_by}): {REMEDY}")
+    return pool
 
 
 def _common_suffix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -136,59 +168,43 @@ class PhrasePool:
         self._phrases = {key: OrderedDict(phrases) for key, phrases in saved._phrases.items()}
 
     def save(self, path: str | Path, *, tokenizer_id: str) -> None:
-        """Write the pool as JSON, whole or not at all; `tokenizer_id` names what the ids mean (see
-        `vocab.fingerprint`). Each phrase is a pair: its tokens, and the tokens before its key."""
+        """Write JSON, whole or not at all; `tokenizer_id` is the tokenizer's
+        `vocab.fingerprint`. Each phrase is a pair: its tokens, and the tokens before its key."""
         content = {
-            "format": FORMAT,
-            "tokenizer": tokenizer_id,
             "phrase_len": self.phrase_len,
             "per_key": self.per_key,
             "use_context": self.use_context,
             "phrases": {key: list(value.items()) for key, value in self._phrases.items()},
         }
-        partial = Path(f"{path}.partial")
-        partial.write_text(json.dumps(content))
-        os.replace(partial, path)
+        write_pool_file(path, FORMAT, tokenizer_id, content)
 
     @classmethod
     def load(
         cls, path: str | Path, *, tokenizer_id: str, phrase_len: int, per_key: int
     ) -> PhrasePool:
-        """Read a pool back. Raises `ValueError` for a file that is corrupt, or made with another
-        tokenizer or phrase length."""
-        remedy = "make a new one with PhrasePool.save (in a run: save_pools=true), or start cold"
-        try:
-            content = json.loads(Path(path).read_text())
-            if content["format"] != FORMAT:
-                raise KeyError("format")
-            entries = _entries(content["phrases"])
-            made_by, length = content["tokenizer"], content["phrase_len"]
-            use_context = bool(content["use_context"])
-        except OSError as error:
-            raise ValueError(f"cannot read the phrase pool {path}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is no phrase pool of this version: {remedy}") from error
-        if made_by != tokenizer_id:
-            raise ValueError(f"{path} was made with another tokenizer ({made_by}): {remedy}")
-        if length != phrase_len:
+        """Read a pool back, at most `per_key` phrases a key. Raises `ValueError` for a corrupt
+        file, another tokenizer or another phrase length."""
+
+        def parse(content: dict) -> PhrasePool:
+            length, use_context = content["phrase_len"], bool(content["use_context"])
+            pool = cls(phrase_len=length, per_key=per_key, use_context=use_context)
+            for key, pairs in content["phrases"].items():
+                for phrase, before in pairs:
+                    pool.add(int(key), *(_token_ids(tokens) for tokens in (phrase, before)))
+            return pool
+
+        pool = read_pool_file(path, FORMAT, tokenizer_id, parse, what="phrase pool")
+        if pool.phrase_len != phrase_len:
             raise ValueError(
-                f"{path} holds phrases of {length} tokens, ngram_size asks for {phrase_len}: "
-                f"{remedy}"
+                f"{path} holds phrases of {pool.phrase_len} tokens, ngram_size asks for "
+                f"{phrase_len}: {REMEDY}"
             )
-        pool = cls(phrase_len=phrase_len, per_key=per_key, use_context=use_context)
-        for key, phrase, before in entries:
-            pool.add(key, phrase, before)
         return pool
 
 
-def _entries(phrases: dict) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    """Return a file's (key, phrase, context), oldest first. Raises `ValueError` and its like for
-    what is not one."""
-    entries = [
-        (int(key), tuple(map(int, phrase)), tuple(map(int, before)))
-        for key, pairs in phrases.items()
-        for phrase, before in pairs
-    ]
-    if any(token < 0 for _, *both in entries for token in (*both[0], *both[1])):
+def _token_ids(values: list) -> tuple[int, ...]:
+    """Return token ids. Raises `ValueError` or its like for other values."""
+    tokens = tuple(map(int, values))
+    if any(token < 0 for token in tokens):
         raise ValueError("a negative token id")
-    return entries
+    return tokens

@@ -1,7 +1,9 @@
-"""Growing one token tree from phrases, recycled predictions and a draft's ranking: no model in it.
+"""Grow one draft tree from phrases, recycled predictions and a draft model's rankings: no model.
 
-`growth.Growth` is the door: a state, and the steps on it as lists and arrays. Behind it, one idea a
-file, in the order of a step: `index` (where else a token stands), `recycling` (what the target said
-after rejected ones), `mixture` (what may follow, with what share), `estimate` (how likely that is
-the target's choice), `kids`, `grow` (the tree), `worth` (ask the draft? verify how much?), `learn`.
+`tree_grower.TreeGrower` is the interface: lists and arrays in, trees out. Behind it are compiled
+functions on one record (`state`), in the order of a step: `phrase_index` (where else a token
+occurred, and the target's predictions after rejected tokens), `candidates` (which tokens may
+follow) with `estimator` (how likely each is the target's next token), `grow` (the tree),
+`node_budget` (is a draft call worth it, how many nodes to verify) and `feedback` (what verification
+teaches). tests/drafters/draft_tree/test_example.py follows one step by hand.
 """

@@ -1,157 +1,160 @@
-"""All that a step of growing needs, in one record: sizes, fields and the two ways to hold them.
+"""The state of a drafter: all sizes, and the arrays that the compiled functions work on.
 
-Nodes are numbers below `NODES`, made as the tree grows and forgotten at the next step; node 0 is
-the root. Field `x` of node v's j-th kid stands at `x[v * KIDS + j]`. Invariant: `order` holds the
-nodes of the tree, the likelier first, so a parent stands before its children.
+Nodes are numbers below `NODES`, made as the tree grows and discarded at the next step; node 0 is
+the root, the sequence's last token. Invariant: `order` lists the tree's nodes by falling
+probability, so a parent precedes its children.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ouroboros.drafters.draft_tree.compiled import COMPILED
-
-NODES = 1024  # nodes made in one step, those given up included
-KIDS = 5  # children of a node at most
+NODES = 1024  # nodes made in one step, those dropped again included
+CHILDREN = 5  # most children of a node
 OCCURRENCES = 48  # newest occurrences of a token that are looked at
-LONGEST = 64  # longer matches count as this long
-ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # match lengths at which the mixture counts
-CHOICES = 64  # different tokens that may follow a node, at least OCCURRENCES + RECENT
-SHORTLIST = 8  # of them those with the largest shares are judged
+LONGEST = 64  # longer suffix matches count as this long
+ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # match lengths at which the PPM mixture counts
+LEVELS = len(ORDERS)
+CANDIDATES = 64  # distinct tokens after a node: at least OCCURRENCES + RECENT
+SHORTLIST = 8  # candidates with the largest shares, which the estimator sees
 RECENT = 12  # newest recycled predictions after a token that are looked at
-CONTEXT = 6  # tokens that a recycled prediction remembers
-ENTRY = CONTEXT + 2  # and its size: the prediction, the entry before with the same last token
-RANKS = 6  # the draft's likeliest tokens after a node
-CALLS = 48  # draft calls in one step at most
-SIZES = 257  # calls of up to SIZES - 1 nodes have a cost
-DEPTHS = NODES + 1
-INDEX_FEATURES = 12
-DRAFT_FEATURES = 21
+CONTEXT = 6  # tokens of context that a recycled prediction keeps
+RING = 1 << 14  # recycled predictions kept, 32 bytes each
+RANKS = 6  # the draft model's likeliest tokens after a node
+MAX_CALLS = 48  # draft calls in one step
+SIZES = 257  # calls of 1 to SIZES - 1 nodes have a cost
 
-TEXT, RECYCLED, DRAFT, JUDGED = 1, 2, 4, 8  # who proposes a kid, as bits
+PHRASE, RECYCLED, DRAFT, JUDGED = 1, 2, 4, 8  # who proposes a child, as bits
+
+PHRASE_FEATURES = (
+    "one",
+    "log-odds of the share",
+    "log2(1 + match)",
+    "log2(1 + rank)",
+    "newest of the longest matches",
+    "match is the longest",
+    "only recycled",
+    "log-odds of the index's hit rate",
+    "temperature",
+    "temperature x log-odds of the share",
+    "temperature x noise",
+    "temperature x log2(1 + match)",
+)
+DRAFT_FEATURES = (
+    *PHRASE_FEATURES,
+    "log-odds of the draft's share",
+    "the draft's margin",
+    "log2(1 + the draft's rank)",
+    "not among the draft's ranks",
+    "not in the index",
+    "log-odds of the draft's hit rate",
+    "first for both",
+    "temperature x the draft's margin",
+    "temperature x log-odds of the draft's share",
+)
 
 
 class Memory(NamedTuple):
-    """What lives from step to step, as arrays that grow (lists where nothing is compiled).
+    """The arrays that live from step to step and grow.
 
-    `text` are the tokens seen, with -1 before each further sequence; `prev[i]` is the position
-    before i with the same token, `head[token]` the newest, -1 where there is none. `ring` are the
-    recycled predictions, `newest[token]` the number of the last one after a token, 0 for none.
-    `slot` is scratch: which choice a token is, by the stamp of the node looked at.
+    `text` are the tokens seen, with -1 before each further sequence; `previous[i]` is the position
+    before i with the same token and `newest[token]` the last one, -1 for none. `ring[number % RING]`
+    is recycled prediction `number`: CONTEXT tokens before it (nearest first), the prediction, and
+    the number of the previous prediction after the same token; `newest_recycled[token]` is the last
+    one after a token, 0 for none. `slot` is scratch: the candidate number of a token.
     """
 
-    text: Any
-    prev: Any
-    head: Any
-    ring: Any
-    newest: Any
-    slot: Any
+    text: np.ndarray
+    previous: np.ndarray
+    newest: np.ndarray
+    ring: np.ndarray
+    newest_recycled: np.ndarray
+    slot: np.ndarray
 
 
 _INTEGERS = {
-    # the sequence: tokens in memory, where the present sequence begins, recycled so far
-    "n": 0, "start": 0, "recycled": 0, "stamp": 0,
-    # the step: deepest node allowed, deepest that the draft can score, nodes, calls, nodes scored
-    "max_depth": 0, "draft_depth": 0, "nodes": 0, "count": 0, "calls": 0, "asked": 0, "fed": 0,
-    "noisy": 0, "seed": 0, "ranks": 0,
-    # what was asked for
-    "max_nodes": 0, "kids": 0, "ask_limit": 0, "recycle": 0, "judge": 0,
-    # by node
-    "token": NODES, "parent": NODES, "depth": NODES, "scored": NODES, "place": NODES,
-    "occurrences": NODES, "position": NODES * OCCURRENCES, "match": NODES * OCCURRENCES,
-    "kid_count": NODES, "kid_token": NODES * KIDS, "kid_node": NODES * KIDS,
-    "kid_kind": NODES * KIDS, "kind": NODES,
-    "first_count": NODES, "first_token": NODES * KIDS, "index_top": NODES, "draft_top": NODES,
-    # the tree, the nodes asked for, those fed to the draft and where each stands there
-    "order": NODES, "ask": NODES, "fed_token": NODES, "fed_parent": NODES, "fed_depth": NODES,
-    "fed_place": NODES,
-    # what is handed out
-    "out_token": NODES, "out_parent": NODES, "out_depth": NODES, "out_kind": NODES, "read": NODES,
-    # scratch of one node
-    "path": DEPTHS, "bucket": LONGEST + 1, "choices": 0, "top_order": 0,
-    "choice": CHOICES, "choice_match": CHOICES, "choice_kind": CHOICES, "listed": 0,
-    "shortlist": SHORTLIST + RANKS, "rank_of": CHOICES, "longest": 0, "longest_next": 0,
-    "best_count": 0, "best_token": KIDS, "best_kind": KIDS, "best_node": KIDS,
-    # the heap
-    "heap": 0, "heap_kid": NODES * KIDS, "heap_tick": NODES * KIDS, "tick": 0,
+    # the sequence: tokens of text, where the present sequence begins, predictions recycled so far
+    "length": (), "start": (), "recycled": (), "stamp": (),
+    # settings
+    "max_nodes": (), "max_children": (), "draft_nodes": (), "recycle": (), "judge": (),
+    "noisy": (), "seed": (), "ranks": (),
+    # the step: depth limits of tree and draft, nodes made, nodes in the tree, draft calls, nodes
+    # that the draft shall score now, nodes that it has scored in this step
+    "max_depth": (), "max_draft_depth": (), "made": (), "size": (), "calls": (), "pending": (),
+    "drafted": (),
+    # by node: `occurrence` and `match` are positions of its token in the text, and how many tokens
+    # up to there agree; `draft_row` is its row in the draft's tree, `top_*` each source's first
+    "token": NODES, "parent": NODES, "depth": NODES, "kind": NODES, "scored": NODES, "place": NODES,
+    "draft_row": NODES, "occurrences": NODES, "occurrence": (NODES, OCCURRENCES),
+    "match": (NODES, OCCURRENCES), "top_phrase": NODES, "top_draft": NODES,
+    "children": NODES, "child_token": (NODES, CHILDREN), "child_node": (NODES, CHILDREN),
+    "child_kind": (NODES, CHILDREN),
+    "phrase_children": NODES, "phrase_child": (NODES, CHILDREN),  # those before the draft's view
+    # the tree, and the nodes that the draft shall score now
+    "order": NODES, "to_score": NODES,
+    # for the host: the draft's tree, the proposal, draft rows of the accepted path
+    "draft_token": NODES, "draft_parent": NODES, "draft_depth": NODES,
+    "out_token": NODES, "out_parent": NODES, "out_depth": NODES, "out_kind": NODES, "kept": NODES,
+    # scratch of one node: its path, its candidates, the best children so far
+    "path": NODES + 1, "level_of": LONGEST + 1, "top_level": (), "candidates": (),
+    "candidate": CANDIDATES, "candidate_match": CANDIDATES, "candidate_kind": CANDIDATES,
+    "candidate_rank": CANDIDATES, "listed": (), "shortlist": SHORTLIST, "longest": (),
+    "longest_next": (), "best": (), "best_token": CHILDREN, "best_kind": CHILDREN,
+    "best_node": CHILDREN,
+    # the heap of children that may join the tree
+    "heap": (), "heap_node": NODES * CHILDREN, "heap_child": NODES * CHILDREN,
+    "heap_tick": NODES * CHILDREN, "tick": (),
 }  # fmt: skip
 _REALS = {
-    # of the choice: its temperature, and the logits in one of its scores
-    "temperature": 0, "unit": 0,
-    # the same all over a step: how often index and draft were right, how much of what a tree is
-    # thought to hold comes of it, and how likely a node must be reached to be in the tree
-    "index_odds": 0, "draft_odds": 0, "trust": 0, "floor": 0,
-    # by node
-    "reach": NODES, "chance": NODES, "out_chance": NODES,
-    # the tree with what a call may add, the likelier first: how likely reached, and there at all
+    "temperature": (), "logit_scale": (),  # logits in one unit of a score
+    # constants of a step: log-odds of each source's hit rate, how much of a tree's estimated value
+    # is believed, and the least probability at which a node joins the tree
+    "phrase_odds": (), "draft_odds": (), "trust": (), "floor": (),
+    # by node: P(reached), P(accepted | its parent is)
+    "reach": NODES, "prob": NODES, "out_prob": NODES,
+    "child_prob": (NODES, CHILDREN), "best_prob": CHILDREN, "heap_reach": NODES * CHILDREN,
+    # the tree plus what a draft call may add, likeliest first: P(reached), P(there at all)
     "likely": NODES, "there": NODES,
-    "kid_p": NODES * KIDS, "heap_p": NODES * KIDS,
-    "weight": CHOICES * len(ORDERS), "total": len(ORDERS), "share": CHOICES,
-    "recency": CHOICES, "features": DRAFT_FEATURES, "best_p": KIDS,
-    "index_weights": INDEX_FEATURES, "draft_weights": DRAFT_FEATURES,
-    "verify": SIZES, "call": SIZES, "slope": 0, "spent": 0,
-    # what is learned: tokens and cost so far, hits over trials, finds over trials, accepted tokens
-    # and how many were expected
-    "tokens": 0, "cost": 0, "index_hits": 0, "index_trials": 0, "draft_hits": 0,
-    "draft_trials": 0, "finds": 0, "find_trials": 0, "accepted": 0, "expected": 0,
+    # scratch of one node
+    "weight": (CANDIDATES, LEVELS), "total": LEVELS, "share": CANDIDATES, "recency": CANDIDATES,
+    "features": len(DRAFT_FEATURES),
+    "phrase_weights": len(PHRASE_FEATURES), "draft_weights": len(DRAFT_FEATURES),
+    # cost of a target and a draft call by nodes, of one more node, of this step's draft calls
+    "verify_cost": SIZES, "draft_cost": SIZES, "node_cost": (), "spent": (),
+    # learned: tokens and cost so far, hits of trials, finds of trials, tokens accepted and expected
+    "tokens": (), "cost": (), "phrase_hits": (), "phrase_trials": (), "draft_hits": (),
+    "draft_trials": (), "finds": (), "find_trials": (), "accepted": (), "expected": (),
 }  # fmt: skip
-
-
-def _dtype() -> np.dtype:
-    fields = [
-        (name, kind, (size,)) if size else (name, kind)
-        for table, kind in ((_INTEGERS, np.int64), (_REALS, np.float64))
-        for name, size in table.items()
-    ]
-    return np.dtype((np.record, np.dtype(fields, align=True)))
+RATES = (
+    "tokens", "cost", "phrase_hits", "phrase_trials", "draft_hits", "draft_trials", "finds",
+    "find_trials", "accepted", "expected",
+)  # fmt: skip
+"""The learned fields, which outlive a prompt, in the order in which they are saved."""
 
 
 def new_state() -> Any:
-    """Return [1] records of zeros (a list where nothing is compiled).
+    """Return [1] records of zeros.
 
-    The steps take it whole and look into its one record: to hand the record itself to compiled code
-    takes a hundred times as long as to hand over an array.
+    Functions take the array and use its one record: passing the record itself to compiled code
+    takes a hundred times as long.
     """
-    if COMPILED:
-        return np.zeros(1, _dtype())
-    values: dict[str, Any] = {}
-    for table, zero in ((_INTEGERS, 0), (_REALS, 0.0)):
-        for name, size in table.items():
-            values[name] = [zero] * size if size else zero
-    return [SimpleNamespace(**values)]
+    fields = [
+        (name, kind, shape)
+        for table, kind in ((_INTEGERS, np.int64), (_REALS, np.float64))
+        for name, shape in table.items()
+    ]
+    return np.zeros(1, np.dtype((np.record, np.dtype(fields, align=True))))
 
 
-def listed(values: Any, count: int) -> list:
-    """Return the first values of a field as a list of plain numbers."""
-    return values[:count].tolist() if COMPILED else values[:count]
-
-
-def whole(values: Sequence[int] | np.ndarray) -> Any:
-    """Return whole numbers as the compiled part, or plain Python, takes them."""
-    if COMPILED:
-        return np.ascontiguousarray(values, dtype=np.int64).reshape(-1)
-    return np.asarray(values, dtype=np.int64).reshape(-1).tolist()
-
-
-def real(values: Sequence[float] | np.ndarray) -> Any:
-    """Return real numbers as the compiled part, or plain Python, takes them."""
-    if COMPILED:
-        return np.ascontiguousarray(values, dtype=np.float64).reshape(-1)
-    return np.asarray(values, dtype=np.float64).reshape(-1).tolist()
-
-
-def filled(size: int, value: int, *, wide: bool = False) -> Any:
-    """Return an array of one value (a list where nothing is compiled), of 32 bits or `wide`."""
-    if COMPILED:
-        return np.full(size, value, np.int64 if wide else np.int32)
-    return [value] * size
-
-
-def longer(array: Any, size: int, value: int, *, wide: bool = False) -> Any:
-    """Return an array with more of one value behind it."""
-    more = filled(size - len(array), value, wide=wide)
-    return np.concatenate([array, more]) if COMPILED else array + more
+def new_memory(vocab: int) -> Memory:
+    """Return an empty memory for token ids below `vocab`."""
+    return Memory(
+        np.full(1024, -1, np.int32),
+        np.full(1024, -1, np.int32),
+        np.full(vocab, -1, np.int32),
+        np.zeros((RING, CONTEXT + 2), np.int32),
+        np.zeros(vocab, np.int32),
+        np.zeros(vocab, np.int64),
+    )

@@ -1,0 +1,151 @@
+"""The phrase index: where else a node's token occurred, and what followed.
+
+Two sources: the text (prompt and output), by suffix matches, and recycled predictions (what the
+target predicted after rejected tokens), each with the tokens before it.
+
+Suffix matches are made down the tree: a position's match is its predecessor's in the parent's list
+plus one. Positions inside the path count too, so a loop continues by itself. Position p below
+`length` is `text[p]`; the root is length - 1, and the path's node of depth d is length - 1 + d.
+"""
+
+from __future__ import annotations
+
+from ouroboros.drafters.draft_tree.jit import jit
+from ouroboros.drafters.draft_tree.state import CONTEXT, LONGEST, OCCURRENCES, RING
+
+
+@jit
+def append(s, m, tokens):
+    """Append tokens to the text; the arrays must be long enough."""
+    for token in tokens:
+        at = s.length
+        m.text[at] = token
+        if token >= 0:
+            m.previous[at] = m.newest[token]
+            m.newest[token] = at
+        else:
+            m.previous[at] = -1
+        s.length = at + 1
+
+
+@jit
+def fill_path(s, node):
+    """Write the tokens from the root to a node into `path`; return the node's depth."""
+    depth = s.depth[node]
+    at = node
+    for place in range(depth, -1, -1):
+        s.path[place] = s.token[at]
+        at = s.parent[at]
+    return depth
+
+
+@jit
+def token_at(s, m, position):
+    """Return the token at a position of the text or, beyond the root, of the path; -1 before."""
+    if position >= s.length:
+        return s.path[position - s.length + 1]
+    if position < 0:
+        return -1
+    return m.text[position]
+
+
+@jit
+def _common_suffix(s, m, a, b):
+    """Return how many tokens the texts that end at two positions share, up to LONGEST."""
+    count = 0
+    while count < LONGEST:
+        token = token_at(s, m, a - count)
+        if token < 0 or token != token_at(s, m, b - count):
+            break
+        count += 1
+    return count
+
+
+@jit
+def _add_occurrence(s, m, node, position, pointer):
+    """Add an occurrence of a node's token with its match; return the place in the parent's list."""
+    count = s.occurrences[node]
+    length = 0
+    if node == 0:
+        length = _common_suffix(s, m, position - 1, s.length - 2)
+    else:
+        parent = s.parent[node]
+        size = s.occurrences[parent]
+        while pointer < size and s.occurrence[parent, pointer] > position - 1:
+            pointer += 1
+        if pointer < size:
+            if s.occurrence[parent, pointer] == position - 1:
+                length = s.match[parent, pointer]
+        elif size == OCCURRENCES:  # older than the parent's whole list
+            length = _common_suffix(s, m, position - 1, s.length - 2 + s.depth[node])
+    s.occurrence[node, count] = position
+    s.match[node, count] = min(length + 1, LONGEST)
+    s.occurrences[node] = count + 1
+    return pointer
+
+
+@jit
+def find_occurrences(s, m, node):
+    """List a node's occurrences, newest first; `path` must be filled, the parent's list made.
+
+    Only occurrences with a token after them count.
+    """
+    token = s.token[node]
+    s.occurrences[node] = 0
+    pointer = 0
+    for place in range(s.depth[node] - 1, -1, -1):
+        if s.path[place] == token and s.occurrences[node] < OCCURRENCES:
+            pointer = _add_occurrence(s, m, node, s.length - 1 + place, pointer)
+    position = m.newest[token]
+    if position == s.length - 1:
+        position = m.previous[position]
+    while position >= 0 and s.occurrences[node] < OCCURRENCES:
+        pointer = _add_occurrence(s, m, node, position, pointer)
+        position = m.previous[position]
+
+
+@jit
+def recycle(s, m, depth, prediction):
+    """Remember the target's prediction after the node of that depth on the path in `path`."""
+    number = s.recycled + 1
+    row = number % RING
+    for back in range(CONTEXT):
+        m.ring[row, back] = token_at(s, m, s.length - 1 + depth - back)
+    m.ring[row, CONTEXT] = prediction
+    m.ring[row, CONTEXT + 1] = m.newest_recycled[s.path[depth]]
+    m.newest_recycled[s.path[depth]] = number
+    s.recycled = number
+
+
+@jit
+def _unless_overwritten(s, m, number):
+    return number if number > s.recycled - RING else 0
+
+
+@jit
+def newest_recycled(s, m, token):
+    """Return the number of the newest prediction recycled after a token, 0 for none."""
+    return _unless_overwritten(s, m, m.newest_recycled[token])
+
+
+@jit
+def previous_recycled(s, m, number):
+    """Return the prediction before this one after the same token, 0 for none."""
+    return _unless_overwritten(s, m, m.ring[number % RING, CONTEXT + 1])
+
+
+@jit
+def recycled_match(s, m, number, depth):
+    """Return how many tokens of its context agree with the path up to `depth`, up to CONTEXT."""
+    row = number % RING
+    for back in range(CONTEXT):
+        token = m.ring[row, back]
+        if token < 0 or token != token_at(s, m, s.length - 1 + depth - back):
+            return back
+    return CONTEXT
+
+
+@jit
+def recycled_token(m, number):
+    """Return the recycled prediction of that number."""
+    return m.ring[number % RING, CONTEXT]
