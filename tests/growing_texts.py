@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ouroboros.drafters.draft_tree.growth import Growth, Nodes, Shape
-from ouroboros.drafters.draft_tree.weights import Weights
+from ouroboros.drafters.draft_tree.estimator import Weights
+from ouroboros.drafters.draft_tree.tree_grower import Nodes, Shape, TreeGrower
 
 RANKS = 6
 
@@ -23,9 +23,9 @@ def chain_text(length: int, vocab: int, seed: int = 0) -> list[int]:
     return text
 
 
-def growth(vocab: int = 64, *, call: float = 0.2, **shape) -> Growth:
+def growth(vocab: int = 64, *, call: float = 0.2, **shape) -> TreeGrower:
     """A growth with rising costs."""
-    made = Growth(Weights.load(), Shape(**shape), vocab=vocab)
+    made = TreeGrower(Weights.load(), Shape(**shape), vocab=vocab)
     made.set_costs([1 + 0.02 * n for n in range(64)], [call + 0.004 * n for n in range(64)])
     return made
 
@@ -51,12 +51,12 @@ def depths(parents: Sequence[int]) -> list[int]:
     return found
 
 
-def step(grown: Growth, text: Sequence[int], known: int, *, vocab: int, room: int = 40) -> int:
+def step(grown: TreeGrower, text: Sequence[int], known: int, *, vocab: int, room: int = 40) -> int:
     """One whole step on the first `known` tokens of a text; return how many are new."""
     asked = grown.begin(text[:known], room, room)
     while asked:
-        nodes = grown.asked()
-        asked = grown.scored(*ranking(nodes, asked, vocab))
+        nodes = grown.draft_tree()
+        asked = grown.add_rankings(*ranking(nodes, asked, vocab))
     made = grown.proposal()
     at = depths(made.parents)
     chosen = [text[known + depth] for depth in at]
@@ -68,7 +68,7 @@ def step(grown: Growth, text: Sequence[int], known: int, *, vocab: int, room: in
     return len(path)
 
 
-def path_of(grown: Growth, node: int) -> list[int]:
+def path_of(grown: TreeGrower, node: int) -> list[int]:
     """The tokens from the root to a node of the state."""
     s, found = grown.state, []
     while node >= 0:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from ouroboros.drafters.draft_tree.ready import warm_up_jit
+from ouroboros.drafters.draft_tree.tree_grower import warm_up_jit
 
 PATIENCE_S = 120
 

@@ -61,9 +61,7 @@ class RecordingGrower(TreeGrower):
                 self._record(self.draft_rows, len(DRAFT_FEATURES), node, ranking, chosen[place])
         super().learn(chosen, path)
 
-    def _record(
-        self, rows: list, width: int, node: int, ranking: tuple | None, truth: int
-    ) -> None:
+    def _record(self, rows: list, width: int, node: int, ranking: tuple | None, truth: int) -> None:
         for token, features in considered(self.state, self.memory, node, ranking):
             rows.append([*features[:width], float(token == truth)])
 

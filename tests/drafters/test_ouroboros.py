@@ -19,8 +19,8 @@ from ouroboros.costs import Costs, Surface
 from ouroboros.custom import token_selector
 from ouroboros.decode import decode
 from ouroboros.drafters import DrafterMemory
-from ouroboros.drafters.calibration import calibrate, disturbed
-from ouroboros.drafters.draft_tree.weights import Weights
+from ouroboros.drafters.calibration import calibrate, with_weight_noise
+from ouroboros.drafters.draft_tree.estimator import Weights
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.drafters.pool import PhrasePool
 from ouroboros.engine.eager import PREFILL_ALONE
@@ -81,8 +81,8 @@ def test_the_drafter_knows_how_tokens_are_drawn(choose, temperature):
     """By every way to a choice: a sampler, transformers' settings, behind processors and ranks."""
     drafter = Ouroboros()
     drafter.reset(choose)
-    s = drafter.growth.state
-    assert (float(s.temperature), float(s.unit)) == (temperature, temperature or 1.0)
+    s = drafter.grower.state
+    assert (float(s.temperature), float(s.logit_scale)) == (temperature, temperature or 1.0)
     assert (int(s.noisy), int(s.seed)) == ((1, 5) if temperature else (0, 0))
 
 
@@ -195,13 +195,13 @@ def test_costs_by_name_and_by_file(tmp_path):
 
 def test_a_disturbed_draft_is_another_and_always_the_same(pair):
     draft = pair[1]
-    one, two = disturbed(draft, 0.3), disturbed(draft, 0.3)
+    one, two = with_weight_noise(draft, 0.3), with_weight_noise(draft, 0.3)
     chain = TokenTree.chain(3, (4, 5))
     found, again, own = (
         model.score(model.new_sequence(), [3], chain).clone() for model in (one, two, draft)
     )
     assert torch.equal(found, again) and not torch.allclose(found, own)
-    assert disturbed(draft, 0.0) is draft
+    assert with_weight_noise(draft, 0.0) is draft
 
 
 def test_weights_are_fitted_on_runs_of_the_pair(pair):

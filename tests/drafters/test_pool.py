@@ -171,14 +171,14 @@ BAD_PHRASES = [
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
 def test_a_corrupt_file_is_refused_in_one_line(saved, content):
     saved.write_bytes(content)
-    refused(saved, "is no phrase pool of this version: make a new one")
+    refused(saved, "holds no phrase pool of this version: make a new one")
 
 
 @pytest.mark.parametrize("phrases", BAD_PHRASES, ids=str)
 def test_damaged_phrases_are_refused_in_one_line(saved, phrases):
     content = json.loads(saved.read_text())
     saved.write_text(json.dumps({**content, "phrases": phrases}))
-    refused(saved, "is no phrase pool of this version: make a new one")
+    refused(saved, "holds no phrase pool of this version: make a new one")
 
 
 def test_foreign_files_are_refused_in_one_line(saved, tmp_path):

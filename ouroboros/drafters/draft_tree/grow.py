@@ -98,11 +98,11 @@ def _grow(s, m):
     """Grow the tree from the root, which must be made."""
     s.heap = 0
     s.tick = 0
-    s.size = 1
+    s.tree_size = 1
     s.order[0] = 0
     s.reach[0] = 1.0
     _push_children(s, 0)
-    while s.heap > 0 and s.size < s.max_nodes:
+    while s.heap > 0 and s.tree_size < s.max_nodes:
         parent, j = pop(s)
         node = s.child_node[parent, j]
         if node < 0:
@@ -113,8 +113,8 @@ def _grow(s, m):
         s.reach[node] = s.reach[parent] * s.child_prob[parent, j]
         s.kind[node] = s.child_kind[parent, j]
         s.prob[node] = s.child_prob[parent, j]
-        s.order[s.size] = node
-        s.size += 1
+        s.order[s.tree_size] = node
+        s.tree_size += 1
         _push_children(s, node)
 
 

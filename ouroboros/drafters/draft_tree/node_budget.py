@@ -64,7 +64,7 @@ def _add_hoped(s, size, reach, there):
 @jit
 def _list_tree(s):
     """Fill `likely` with the tree's nodes."""
-    for place in range(s.size):
+    for place in range(s.tree_size):
         s.likely[place] = s.reach[s.order[place]]
         s.there[place] = 1.0
 
@@ -96,7 +96,7 @@ def _best_size(s, size):
 def nodes_to_verify(s):
     """Return how many nodes of `order` pay best to verify."""
     _list_tree(s)
-    return _best_size(s, s.size)[0]
+    return _best_size(s, s.tree_size)[0]
 
 
 @jit
@@ -110,14 +110,14 @@ def plan_draft_call(s):
     s.pending = 0
     if s.calls >= MAX_CALLS:
         return 0
-    size = s.size
+    size = s.tree_size
     _list_tree(s)
     before = _best_size(s, size)[1]
     finds = s.finds / s.find_trials
     hits = min(s.phrase_hits / s.phrase_trials, MAX_PHRASE_HITS)
     count = 0
     best = 0.0
-    for place in range(s.size):
+    for place in range(s.tree_size):
         node = s.order[place]
         depth = s.depth[node]
         if s.scored[node] or depth >= s.max_depth or depth > s.max_draft_depth:

@@ -60,8 +60,8 @@ class Memory(NamedTuple):
     """The arrays that live from step to step and grow.
 
     `text` are the tokens seen, with -1 before each further sequence; `previous[i]` is the position
-    before i with the same token and `newest[token]` the last one, -1 for none. `ring[number % RING]`
-    is recycled prediction `number`: CONTEXT tokens before it (nearest first), the prediction, and
+    before i with the same token and `newest[token]` the last one, -1 for none. `ring[number %
+    RING]` is recycled prediction `number`: CONTEXT tokens before it (nearest first), itself, and
     the number of the previous prediction after the same token; `newest_recycled[token]` is the last
     one after a token, 0 for none. `slot` is scratch: the candidate number of a token.
     """
@@ -82,7 +82,7 @@ _INTEGERS = {
     "noisy": (), "seed": (), "ranks": (),
     # the step: depth limits of tree and draft, nodes made, nodes in the tree, draft calls, nodes
     # that the draft shall score now, nodes that it has scored in this step
-    "max_depth": (), "max_draft_depth": (), "made": (), "size": (), "calls": (), "pending": (),
+    "max_depth": (), "max_draft_depth": (), "made": (), "tree_size": (), "calls": (), "pending": (),
     "drafted": (),
     # by node: `occurrence` and `match` are positions of its token in the text, and how many tokens
     # up to there agree; `draft_row` is its row in the draft's tree, `top_*` each source's first

@@ -219,9 +219,7 @@ class TreeGrower:
         numbers = np.arange(max(1, int(s.recycled) - RING + 1), int(s.recycled) + 1)
         recycled = m.ring[numbers % RING, : CONTEXT + 1].tolist()
         rates = tuple(float(getattr(s, name)) for name in RATES)
-        return DrafterMemory(
-            tuple(m.text[: s.length].tolist()), tuple(map(tuple, recycled)), rates
-        )
+        return DrafterMemory(tuple(m.text[: s.length].tolist()), tuple(map(tuple, recycled)), rates)
 
     def restore(self, remembered: DrafterMemory) -> None:
         """Remember exactly this."""

@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 from growing_texts import chain_text, depths, growth, path_of, ranking, step
 
-from ouroboros.drafters.draft_tree.grow import make, pop, push
-from ouroboros.drafters.draft_tree.learn import EXPECTED, KEEP_TOKENS
-from ouroboros.drafters.draft_tree.state import KIDS, SIZES
-from ouroboros.drafters.draft_tree.worth import (
-    LEADS_ON,
-    LEAST_REACH,
-    MOST_HITS,
-    SHARE_OF_COST,
-    ask,
+from ouroboros.drafters.draft_tree.feedback import EXPECTED, TREE_DECAY
+from ouroboros.drafters.draft_tree.grow import make_node, pop, push
+from ouroboros.drafters.draft_tree.node_budget import (
+    CALL_FACTOR,
+    MAX_PHRASE_HITS,
+    MIN_REACH,
+    MIN_WORTH,
+    nodes_to_verify,
+    plan_draft_call,
     rate,
-    verified,
 )
+from ouroboros.drafters.draft_tree.state import SIZES
 
 
 def all_paths(grown, node=0, path=(), reach=1.0):
@@ -24,14 +24,14 @@ def all_paths(grown, node=0, path=(), reach=1.0):
     found = [(reach, path)]
     if s.depth[node] >= s.max_depth:
         return found
-    for kid in range(node * KIDS, node * KIDS + int(s.kid_count[node])):
-        below = reach * float(s.kid_p[kid])
+    for j in range(int(s.children[node])):
+        below = reach * float(s.child_prob[node, j])
         if below >= s.floor:
-            if s.kid_node[kid] < 0:
-                s.kid_node[kid] = make(s, grown.memory, s.kid_token[kid], node)
-                assert s.kid_node[kid] > 0
-            tokens = (*path, int(s.kid_token[kid]))
-            found += all_paths(grown, int(s.kid_node[kid]), tokens, below)
+            if s.child_node[node, j] < 0:
+                s.child_node[node, j] = make_node(s, grown.memory, s.child_token[node, j], node)
+                assert s.child_node[node, j] > 0
+            tokens = (*path, int(s.child_token[node, j]))
+            found += all_paths(grown, int(s.child_node[node, j]), tokens, below)
     return found
 
 
@@ -46,7 +46,7 @@ def test_the_tree_holds_the_likeliest_nodes_of_all(vocab, max_nodes):
         s = grown.state
         own = [
             (float(s.reach[node]), tuple(path_of(grown, node)[1:]))
-            for node in map(int, s.order[: int(s.count)])
+            for node in map(int, s.order[: int(s.tree_size)])
         ]
         every = sorted(all_paths(grown), key=lambda one: -one[0])
         assert [reach for reach, _ in own] == [reach for reach, _ in every[:max_nodes]]
@@ -57,9 +57,9 @@ def test_the_tree_holds_the_likeliest_nodes_of_all(vocab, max_nodes):
 
 def test_equals_leave_the_heap_in_the_order_they_came():
     s = growth().state
-    for kid, p in enumerate([0.5, 0.9, 0.5, 0.9, 0.1, 0.5]):
-        push(s, kid, p)
-    assert [pop(s) for _ in range(6)] == [1, 3, 0, 2, 5, 4]
+    for number, reach in enumerate([0.5, 0.9, 0.5, 0.9, 0.1, 0.5]):
+        push(s, number, 2, reach)
+    assert [pop(s) for _ in range(6)] == [(number, 2) for number in (1, 3, 0, 2, 5, 4)]
 
 
 @pytest.mark.parametrize("trust", [1.0, 0.3])
@@ -72,14 +72,15 @@ def test_what_is_verified_pays_best(slope, trust):
     grown.begin(text[:200], 20, -1)
     s = grown.state
     s.trust = trust
-    size = verified(s)
+    size = nodes_to_verify(s)
     worth = [
-        trust * sum(float(s.reach[s.order[i]]) for i in range(1, n)) - rate(s) * float(s.verify[n])
-        for n in range(1, int(s.count) + 1)
+        trust * sum(float(s.reach[s.order[i]]) for i in range(1, n))
+        - rate(s) * float(s.verify_cost[n])
+        for n in range(1, int(s.tree_size) + 1)
     ]
     assert worth[size - 1] == pytest.approx(max(worth))
     if slope == 0.0:
-        assert size == s.count
+        assert size == s.tree_size
 
 
 def test_the_draft_is_asked_while_it_pays_and_never_twice():
@@ -91,27 +92,27 @@ def test_the_draft_is_asked_while_it_pays_and_never_twice():
         assert (count > 0) == expected
         fed = 0
         while count:
-            nodes, asked = grown.asked(), count
+            nodes, asked = grown.draft_tree(), count
             assert len(nodes.tokens) == fed + asked
             assert all(parent < node for node, parent in enumerate(nodes.parents))
             assert max(depths(nodes.parents)) < 20
             fed += asked
-            count = grown.scored(*ranking(nodes, asked, 12))
+            count = grown.add_rankings(*ranking(nodes, asked, 12))
         s = grown.state
-        scored = [n for n in range(int(s.nodes)) if s.scored[n]]
-        assert sorted(int(s.fed_place[n]) for n in scored) == list(range(fed))
-        assert ask(grown.state) == 0
+        scored = [n for n in range(int(s.made)) if s.scored[n]]
+        assert sorted(int(s.draft_row[n]) for n in scored) == list(range(fed))
+        assert plan_draft_call(grown.state) == 0
 
 
 def best_worth(s, nodes) -> float:
     """What the best number of nodes is worth, each (reached with p, there with a chance)."""
-    found = -rate(s) * float(s.verify[1])
+    found = -rate(s) * float(s.verify_cost[1])
     value, size = 0.0, 1.0
     for reached, there in sorted(nodes, key=lambda node: -node[0]):
         value, size = value + s.trust * reached * there, size + there
         if size > s.max_nodes:
             break
-        cost = np.interp(size, range(1, SIZES), s.verify[1:SIZES])
+        cost = np.interp(size, range(1, SIZES), s.verify_cost[1:SIZES])
         found = max(found, value - rate(s) * float(cost))
     return found
 
@@ -128,26 +129,26 @@ def test_what_is_asked_pays_best_with_what_verifying_it_costs(steps, max_depth):
     for known in range(100, 112):
         s.accepted = s.expected * (1.0, 0.5)[known // 2 % 2]
         grown.begin(text[:known], max_depth, 20)
-        share = SHARE_OF_COST * rate(s) * s.slope * s.expected / s.accepted
-        assert float(s.floor) == pytest.approx(max(LEAST_REACH, share))
+        share = MIN_WORTH * rate(s) * s.node_cost * s.expected / s.accepted
+        assert float(s.floor) == pytest.approx(max(MIN_REACH, share))
         if known % 2:
-            s.index_hits = s.index_trials
-        count = ask(s)
-        tree = [(float(s.reach[node]), 1.0) for node in s.order[1 : s.count]]
-        finds, hits = s.finds / s.find_trials, min(s.index_hits / s.index_trials, MOST_HITS)
+            s.phrase_hits = s.phrase_trials
+        count = plan_draft_call(s)
+        tree = [(float(s.reach[node]), 1.0) for node in s.order[1 : s.tree_size]]
+        finds, hits = s.finds / s.find_trials, min(s.phrase_hits / s.phrase_trials, MAX_PHRASE_HITS)
         worth, hoped = [0.0], list(tree)
-        for node in s.order[: s.count]:
-            own = s.kid_p[node * KIDS : node * KIDS + s.kid_count[node]]
+        for node in s.order[: s.tree_size]:
+            own = s.child_prob[node, : s.children[node]]
             reached = float(s.reach[node] * finds)
             depth = int(s.depth[node])
-            full = depth >= max_depth or len(worth) > s.ask_limit
+            full = depth >= max_depth or len(worth) > s.draft_nodes
             if s.scored[node] or reached <= s.floor or full:
                 continue
             while reached > s.floor and sum(own) < 1 and depth < max_depth:
                 hoped.append((reached, 1 - float(sum(own))))
                 reached, depth = reached * hits, depth + 1
-            more = LEADS_ON * (best_worth(s, hoped) - best_worth(s, tree))
-            worth.append(more - rate(s) * float(s.call[len(worth)]))
+            more = CALL_FACTOR * (best_worth(s, hoped) - best_worth(s, tree))
+            worth.append(more - rate(s) * float(s.draft_cost[len(worth)]))
         assert worth[count] == pytest.approx(max(worth), abs=1e-9)
         counts.add(count)
     assert len(counts) > 1 or (counts == {0} and steps > 0.1)
@@ -188,7 +189,7 @@ def test_what_came_of_a_tree_is_compared_with_what_it_was_thought_to_hold():
     grown.begin(text[:122], 0, -1)
     assert len(grown.proposal().tokens) == 1
     grown.learn([-1], [0])
-    after = [KEEP_TOKENS * value + (1 - KEEP_TOKENS) * EXPECTED for value in before]
+    after = [TREE_DECAY * value + (1 - TREE_DECAY) * EXPECTED for value in before]
     assert [float(s.expected), float(s.accepted)] == pytest.approx(after)
 
 
@@ -234,7 +235,7 @@ def test_sources_and_chances_of_a_proposal():
 @pytest.mark.parametrize(
     ("shape", "holds"),
     [
-        ({"kids": 1}, lambda made: list(made.parents) == list(range(-1, len(made.tokens) - 1))),
+        ({"children": 1}, lambda made: list(made.parents) == list(range(-1, len(made.tokens) - 1))),
         ({"max_nodes": 5}, lambda made: len(made.tokens) <= 5),
         ({"judge": False}, lambda made: "judged" not in made.source),
     ],
@@ -251,7 +252,7 @@ def test_switches(shape, holds):
 
 def test_one_node_a_call():
     text = chain_text(400, 12)
-    grown = growth(call=0.02, ask_limit=1)
+    grown = growth(call=0.02, draft_nodes=1)
     grown.start()
     assert grown.begin(text[:1], 20, 20) == 1
 
@@ -263,14 +264,14 @@ def test_no_node_beyond_the_room(room):
     grown.start()
     count = grown.begin(text, room, 50)
     while count:
-        nodes, asked = grown.asked(), count
+        nodes, asked = grown.draft_tree(), count
         assert max(depths(nodes.parents)) < room
-        count = grown.scored(*ranking(nodes, asked, 64))
+        count = grown.add_rankings(*ranking(nodes, asked, 64))
     assert max(depths(grown.proposal().parents)) <= room
 
 
 def test_wrong_shapes_are_refused():
-    for shape in ({"max_nodes": 0}, {"max_nodes": 10_000}, {"kids": 6}, {"ask_limit": 0}):
+    for shape in ({"max_nodes": 0}, {"max_nodes": 10_000}, {"children": 6}, {"draft_nodes": 0}):
         with pytest.raises(ValueError):
             growth(**shape)
 
@@ -283,9 +284,9 @@ def test_nothing_is_asked_after_which_nothing_fits(max_depth, draft_depth, deepe
     grown.start()
     count, found = grown.begin(chain_text(400, 12)[:200], max_depth, draft_depth), -1
     while count:
-        nodes = grown.asked()
+        nodes = grown.draft_tree()
         found = max(found, *depths(nodes.parents)[-count:])
-        count = grown.scored(*ranking(nodes, count, 12))
+        count = grown.add_rankings(*ranking(nodes, count, 12))
     assert found == deepest
 
 

@@ -3,10 +3,20 @@
 import pytest
 from growing_texts import chain_text, growth, path_of, step
 
-from ouroboros.drafters.draft_tree.index import fill_path
-from ouroboros.drafters.draft_tree.mixture import FADE, RECYCLED_WEIGHT, STRENGTH, find_choices
-from ouroboros.drafters.draft_tree.recycling import before, choice_of, newest_after, shared
-from ouroboros.drafters.draft_tree.state import OCCURRENCES, ORDERS, RECENT, SHORTLIST
+from ouroboros.drafters.draft_tree.candidates import (
+    FADE,
+    RECYCLED_WEIGHT,
+    STRENGTH,
+    find_candidates,
+)
+from ouroboros.drafters.draft_tree.phrase_index import (
+    fill_path,
+    newest_recycled,
+    previous_recycled,
+    recycled_match,
+    recycled_token,
+)
+from ouroboros.drafters.draft_tree.state import ORDERS, RECENT, SHORTLIST
 
 
 def spelled_out(seen: list[tuple[int, int, float]]) -> dict[int, float]:
@@ -32,23 +42,25 @@ def test_shares_are_those_of_the_formula(vocab):
         known += step(grown, text, known, vocab=vocab)
         grown.begin(text[:known], 20, -1)
         s, m = grown.state, grown.memory
-        for place in range(min(6, int(s.count))):
+        for place in range(min(6, int(s.tree_size))):
             node = int(s.order[place])
             depth = fill_path(s, node)
             whole = text[:known] + path_of(grown, node)[1:]
-            find_choices(s, m, node)
+            find_candidates(s, m, node)
             seen = []
             for age in range(s.occurrences[node]):
-                at = int(s.position[node * OCCURRENCES + age])
-                match = int(s.match[node * OCCURRENCES + age])
+                at = int(s.occurrence[node, age])
+                match = int(s.match[node, age])
                 seen.append((whole[at + 1], match, FADE**age))
-            number = newest_after(s, m, s.token[node])
+            number = newest_recycled(s, m, s.token[node])
             for age in range(RECENT):
                 if number:
-                    match = int(shared(s, m, number, depth))
-                    seen.append((int(choice_of(m, number)), match, RECYCLED_WEIGHT * FADE**age))
-                    number = before(s, m, number)
-            found = {int(s.choice[c]): float(s.share[c]) for c in range(s.choices)}
+                    match = int(recycled_match(s, m, number, depth))
+                    seen.append(
+                        (int(recycled_token(m, number)), match, RECYCLED_WEIGHT * FADE**age)
+                    )
+                    number = previous_recycled(s, m, number)
+            found = {int(s.candidate[c]): float(s.share[c]) for c in range(s.candidates)}
             assert found == pytest.approx(spelled_out(seen), abs=1e-12)
             listed = [float(s.share[s.shortlist[i]]) for i in range(s.listed)]
             assert listed == sorted(found.values(), reverse=True)[:SHORTLIST]

@@ -1,14 +1,22 @@
 """The estimates' features: what they say of a choice must not hang on how warm it is drawn."""
 
+import json
+
 import numpy as np
 import pytest
 from growing_texts import chain_text, growth
 from scipy.special import softmax
 
-from ouroboros.drafters.draft_tree.estimate import DRAFT, WIDEST, WIDEST_ODDS
-from ouroboros.drafters.draft_tree.kids import consider
-from ouroboros.drafters.draft_tree.noise import gumbel_of, position_key
-from ouroboros.drafters.draft_tree.state import real, whole
+from ouroboros.drafters.draft_tree.candidates import considered
+from ouroboros.drafters.draft_tree.estimator import (
+    MAX_DRAFT_ODDS,
+    MAX_MARGIN,
+    Weights,
+    gumbel_of,
+    position_key,
+)
+from ouroboros.drafters.draft_tree.state import DRAFT_FEATURES
+from ouroboros.select import gumbel
 
 LOGITS = np.array([3.0, 1.5])
 TEXT = chain_text(60, 12)
@@ -25,9 +33,9 @@ def features(
     grown.begin(TEXT, 10, 10)
     scores = np.array(logits) / (temperature or 1.0)
     grown.state.ranks = len(scores)
-    ranking = whole(ids), real(scores), real(softmax(scores.astype(np.float32)))
-    found = dict(consider(grown.state, grown.memory, 0, ranking))
-    return dict(zip(DRAFT, found[of], strict=True))
+    ranking = np.array(ids), np.array(scores), softmax(scores.astype(np.float32)).astype(float)
+    found = dict(considered(grown.state, grown.memory, 0, ranking))
+    return dict(zip(DRAFT_FEATURES, found[of], strict=True))
 
 
 def test_what_the_draft_says_counts_in_logits_at_any_temperature():
@@ -47,7 +55,7 @@ def test_what_the_draft_says_counts_in_logits_at_any_temperature():
 def test_at_a_low_temperature_the_features_are_those_of_greedy_decoding(gap, of):
     """However little the rest is then: at T = 0.1 a gap of 3 logits leaves it 1e-13."""
     cold, cool = features(0.0, [gap, 0.0], of=of), features(0.1, [gap, 0.0], of=of)
-    assert {name: cool[name] for name in DRAFT if not name.startswith("temperature")} == {
+    assert {name: cool[name] for name in DRAFT_FEATURES if not name.startswith("temperature")} == {
         name: pytest.approx(value) for name, value in cold.items() if "temperature" not in name
     }
 
@@ -57,10 +65,10 @@ def test_what_the_draft_rules_out_is_ruled_out_at_any_temperature(temperature):
     """As top_k = 1 does, and top_p often."""
     one_left = [3.0, -np.inf]
     only = features(temperature, one_left)
-    assert [only[name] for name in FROM_DRAFT] == [WIDEST, WIDEST_ODDS]
+    assert [only[name] for name in FROM_DRAFT] == [MAX_MARGIN, MAX_DRAFT_ODDS]
     out = features(temperature, one_left, ids=(SECOND, FIRST))
     assert out["not among the draft's ranks"] == 1
-    assert [out[name] for name in FROM_DRAFT] == [-WIDEST, -WIDEST_ODDS]
+    assert [out[name] for name in FROM_DRAFT] == [-MAX_MARGIN, -MAX_DRAFT_ODDS]
 
 
 def test_what_the_draft_does_not_rank_counts_against_its_first():
@@ -69,9 +77,11 @@ def test_what_the_draft_does_not_rank_counts_against_its_first():
     grown.start()
     grown.begin(TEXT, 10, 10)
     grown.state.ranks = 2
-    ranking = whole([FIRST, SECOND]), real([0.0, 0.0]), real([0.5, 0.25])
-    found = dict(consider(grown.state, grown.memory, 0, ranking))[FIRST]
-    assert found[DRAFT.index("log-odds of the draft's share")] == pytest.approx(0, abs=1e-6)
+    ranking = np.array([FIRST, SECOND]), np.array([0.0, 0.0]), np.array([0.5, 0.25])
+    found = dict(considered(grown.state, grown.memory, 0, ranking))[FIRST]
+    assert found[DRAFT_FEATURES.index("log-odds of the draft's share")] == pytest.approx(
+        0, abs=1e-6
+    )
 
 
 def test_the_temperature_is_a_feature_alone_and_with_others():
@@ -88,10 +98,34 @@ def test_hit_rates_are_features():
     grown = growth(vocab=12)
     grown.start()
     s = grown.state
-    s.index_hits, s.draft_hits = 0.25 * s.index_trials, 0.75 * s.draft_trials
+    s.phrase_hits, s.draft_hits = 0.25 * s.phrase_trials, 0.75 * s.draft_trials
     grown.begin(TEXT, 10, 10)
     s.ranks = 2
-    ranking = whole([FIRST, SECOND]), real(LOGITS), real(softmax(LOGITS))
-    found = dict(zip(DRAFT, dict(consider(s, grown.memory, 0, ranking))[FIRST], strict=True))
+    ranking = np.array([FIRST, SECOND]), np.array(LOGITS), np.array(softmax(LOGITS))
+    found = dict(
+        zip(DRAFT_FEATURES, dict(considered(s, grown.memory, 0, ranking))[FIRST], strict=True)
+    )
     assert found["log-odds of the index's hit rate"] == pytest.approx(-np.log(3))
     assert found["log-odds of the draft's hit rate"] == pytest.approx(np.log(3))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 123456789, 2**62 + 12345])
+@pytest.mark.parametrize("position", [0, 7, 4095])
+def test_the_noise_of_a_token_is_the_samplers(seed, position):
+    row = gumbel(seed, position, 300, "cpu").numpy()
+    key = position_key(seed, position)
+    assert [np.float32(gumbel_of(key, token)) for token in range(300)] == row.tolist()
+
+
+def test_weights_are_read_back(tmp_path):
+    shipped = Weights.load()
+    shipped.save(tmp_path / "weights.json")
+    assert Weights.load(tmp_path / "weights.json") == shipped
+    for content in ("{}", "[", json.dumps({"format": "ouroboros-estimates-1", "index": {"a": 1}})):
+        (tmp_path / "bad.json").write_text(content)
+        with pytest.raises(ValueError, match="holds no weights"):
+            Weights.load(tmp_path / "bad.json")
+    with pytest.raises(ValueError, match="cannot read"):
+        Weights.load(tmp_path / "none.json")
+    with pytest.raises(ValueError, match="fit them anew"):
+        Weights((1.0,), (2.0,))

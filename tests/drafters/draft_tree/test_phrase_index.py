@@ -2,14 +2,18 @@
 
 import random
 
-import numpy as np
 import pytest
 from growing_texts import chain_text, growth, path_of, step
 
-from ouroboros.drafters.draft_tree.compiled import COMPILED
-from ouroboros.drafters.draft_tree.index import fill_path
-from ouroboros.drafters.draft_tree.recycling import before, choice_of, newest_after, recycle, shared
-from ouroboros.drafters.draft_tree.state import CONTEXT, ENTRY, LONGEST, OCCURRENCES
+from ouroboros.drafters.draft_tree.phrase_index import (
+    fill_path,
+    newest_recycled,
+    previous_recycled,
+    recycle,
+    recycled_match,
+    recycled_token,
+)
+from ouroboros.drafters.draft_tree.state import CONTEXT, LONGEST, OCCURRENCES, RING
 
 
 def everywhere(text: list[int], path: list[int]) -> list[tuple[int, int]]:
@@ -40,12 +44,11 @@ def test_maps_made_down_the_tree_are_those_made_from_scratch(vocab, length):
     while known <= length:
         grown.begin(text[:known], 20, -1)
         s = grown.state
-        compared += int(s.count)
-        for place in range(s.count):
+        compared += int(s.tree_size)
+        for place in range(s.tree_size):
             node = int(s.order[place])
-            base = node * OCCURRENCES
             found = [
-                (int(s.position[base + i]), int(s.match[base + i]))
+                (int(s.occurrence[node, i]), int(s.match[node, i]))
                 for i in range(s.occurrences[node])
             ]
             assert found == everywhere(text[:known], path_of(grown, node))
@@ -59,9 +62,9 @@ def test_a_second_sequence_does_not_run_into_the_first():
         grown.start()
         grown.begin(text, 9, -1)
     s = grown.state
-    after = {int(s.kid_token[i]) for i in range(s.kid_count[0])}
+    after = {int(s.child_token[0, i]) for i in range(s.children[0])}
     assert after == {3}
-    assert [int(s.match[i]) for i in range(s.occurrences[0])] == [2]
+    assert [int(s.match[0, i]) for i in range(s.occurrences[0])] == [2]
 
 
 def remembered(entries, path, token):
@@ -78,29 +81,30 @@ def remembered(entries, path, token):
     return found
 
 
-@pytest.mark.parametrize("size", [3, 8, 64])
-def test_the_ring_keeps_the_newest_entries(size):
-    draw = random.Random(size)
+def found_by_chain(s, m, token):
+    """(choice, shared) of the ring's entries after a token, by following their chain."""
+    found, number = [], newest_recycled(s, m, token)
+    while number:
+        found.append((int(recycled_token(m, number)), int(recycled_match(s, m, number, 0))))
+        number = previous_recycled(s, m, number)
+    return found
+
+
+def test_recycled_predictions_are_found_until_they_are_overwritten():
+    draw = random.Random(3)
     grown = growth(call=9.0)
     grown.start()
-    ring = [0] * (size * ENTRY)
-    grown.memory = grown.memory._replace(ring=np.array(ring, np.int32) if COMPILED else ring)
-    text = [draw.randrange(3) for _ in range(4)]
-    entries = []
+    text, entries = [draw.randrange(3) for _ in range(4)], []
     for turn in range(40):
         text.append(draw.randrange(3))
         grown.begin(text, 5, -1)
         s, m = grown.state, grown.memory
         fill_path(s, 0)
-        path = text
-        found, number = [], newest_after(s, m, text[-1])
-        while number:
-            found.append((int(choice_of(m, number)), int(shared(s, m, number, 0))))
-            number = before(s, m, number)
-        assert found == remembered(entries[-size:], path, text[-1])
+        assert found_by_chain(s, m, text[-1]) == remembered(entries, text, text[-1])
         recycle(s, m, 0, turn % 5)
-        context = [*text[::-1], *[-1] * CONTEXT][:CONTEXT]
-        entries.append((context, turn % 5))
+        entries.append(([*text[::-1], *[-1] * CONTEXT][:CONTEXT], turn % 5))
+    s.recycled = RING + 25  # as if as many had come as overwrite the first 25
+    assert found_by_chain(s, m, text[-1]) == remembered(entries[25:], text, text[-1])
 
 
 def test_nothing_is_recycled_where_that_is_off():

@@ -1,0 +1,163 @@
+"""Whole runs of the tree grower: compiled and in Python, bounded, repeatable, remembered."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from growing_texts import chain_text, depths, growth, ranking, step
+
+from ouroboros.drafters.draft_tree import jit, tree_grower
+
+RUN = """
+import json
+from growing_texts import chain_text, growth, step
+
+made = []
+for vocab, seed, nodes, children in ((12, None, 40, 3), (60, 7, 24, 3), (3, 1, 16, 2)):
+    grown = growth(vocab=4, call=0.1, max_nodes=nodes, children=children)
+    for prompt, known in enumerate((1, 2, 40)):
+        text = chain_text(200, vocab, seed=prompt)
+        grown.start(seed=seed, temperature=0.0 if seed is None else 0.7)
+        until = known + 12
+        while known < until:
+            known += step(grown, text, known, vocab=vocab)
+            made.append(grown.proposal())
+print(json.dumps(made))
+"""
+
+
+def run(code: str = RUN, **variables: str) -> str:
+    """The output of Python code in a process of its own."""
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": paths, **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_compiled_and_python_grow_the_same_trees():
+    in_python = json.loads(run(NUMBA_DISABLE_JIT="1"))
+    assert len(in_python) > 60 and json.loads(run()) == in_python
+
+
+@pytest.mark.slow
+def test_no_index_leaves_its_array(tmp_path):
+    run(NUMBA_BOUNDSCHECK="1", NUMBA_CACHE_DIR=str(tmp_path))
+
+
+def test_without_a_writable_cache_folder_nothing_is_cached_and_nothing_raises(tmp_path):
+    (tmp_path / "file").touch()
+    code = "from ouroboros.drafters.draft_tree import grow, jit; print(jit.CACHE)"
+    assert run(code, NUMBA_CACHE_DIR=str(tmp_path / "file")).strip() == "None"
+
+
+@pytest.mark.parametrize(
+    ("cache", "cached", "warning"),
+    [
+        (Path("x"), False, "compiling the drafter"),
+        (None, False, "no folder"),
+        (Path("x"), True, ""),
+    ],
+)
+def test_a_warning_precedes_a_long_compilation(monkeypatch, cache, cached, warning):
+    told, before = [], []
+    load = tree_grower.Weights.load
+    monkeypatch.setattr(jit, "CACHE", cache)
+    monkeypatch.setattr(jit, "CACHED", cached)
+    monkeypatch.setattr(tree_grower.log, "warning", told.append)
+    monkeypatch.setattr(tree_grower.Weights, "load", lambda: before.append(list(told)) or load())
+    tree_grower.warm_up_jit.__wrapped__()
+    assert told == before[0] and len(told) == bool(warning)
+    assert all(warning in text for text in told)
+
+
+def test_the_host_always_calls_compiled_functions_with_the_same_types(monkeypatch):
+    """Through new prompts, longer arrays, wider vocabularies and a restored memory."""
+    calls = [
+        function
+        for room in (tree_grower.grow, tree_grower.feedback)
+        for function in vars(room).values()
+        if isinstance(function, jit.HostCall)
+    ]
+    assert len(calls) == 5
+    monkeypatch.setattr(jit.HostCall, "__call__", lambda self, *args: self.dispatcher(*args))
+    grown = growth(vocab=4, call=0.1)
+    for vocab, seed, known in ((3, None, 1), (60, 7, 2), (60, 7, 1500)):
+        text = chain_text(known + 200, vocab)
+        grown.start(seed=seed, temperature=0.0 if seed is None else 0.7)
+        for _ in range(6):
+            known += step(grown, text, known, vocab=vocab)
+            grown.drafted_prefix([0])
+        grown.restore(grown.remembered())
+    assert {len(call.dispatcher.signatures) for call in calls} == {1}
+
+
+def test_depths_are_handed_out_with_the_nodes():
+    text, grown = chain_text(80, 12), growth(vocab=12, call=0.05)
+    grown.start()
+    asked = grown.begin(text[:60], 40, 40)
+    assert asked
+    while asked:
+        nodes = grown.draft_tree()
+        assert list(nodes.depths) == depths(nodes.parents)
+        asked = grown.add_rankings(*ranking(nodes, asked, 12))
+    made = grown.proposal()
+    assert len(made.tokens) > 1 and list(made.depths) == depths(made.parents)
+
+
+def test_a_run_repeats_itself():
+    assert trees(growth(call=0.1)) == trees(growth(call=0.1))
+
+
+def trees(grown, *, prompts=(0,)) -> list:
+    found = []
+    for seed in prompts:
+        text = chain_text(300, 20, seed=seed)
+        grown.start()
+        known = 100
+        while known < 140:
+            known += step(grown, text, known, vocab=20)
+            found.append(grown.proposal())
+    return found
+
+
+def test_what_is_forgotten_leaves_no_trace():
+    once = trees(growth())
+    grown = growth()
+    trees(grown, prompts=(5, 6))
+    grown.forget()
+    assert trees(grown) == once
+
+
+def test_what_is_remembered_grows_the_same_trees():
+    grown, other = growth(), growth()
+    trees(grown, prompts=(1, 2))
+    kept = grown.remembered()
+    other.restore(kept)
+    assert other.remembered() == kept
+    assert len(kept.recycled) > 50 and kept.text.count(-1) == 1
+    assert trees(other, prompts=(1,)) == trees(grown, prompts=(1,))
+
+
+def test_memory_is_bounded(monkeypatch):
+    monkeypatch.setattr(tree_grower, "MAX_TEXT", 500)
+    grown = growth()
+    for seed in range(8):
+        trees(grown, prompts=(seed,))
+        assert grown.state.length <= 500 + 300
+
+
+def test_prompts_of_one_token_and_new_ids():
+    grown = growth(vocab=4)
+    grown.start()
+    for known in range(1, 12):
+        text = [7, 5000, 7, 5000, 7, 5000, 70_000, 7, 5000, 7, 5000, 7]
+        grown.begin(text[:known], 3, -1)
+        made = grown.proposal()
+        grown.learn([90_000] * len(made.tokens), [0])
+    assert made.tokens[1] in (7, 90_000)
