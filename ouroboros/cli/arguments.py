@@ -17,23 +17,23 @@ def generate() -> argparse.ArgumentParser:
         ouroboros generate "Once" --target ID --draft ID --temperature 0.8
         ouroboros generate "def f" --decoder speculative decoder.speculative.gamma=3
 
-    The models are the reference pair inside larger shapes, as 'ouroboros bench'
-    runs it (model.standin=null: as it is), or those that are named. With --race
-    greedy decoding runs beside the decoder, live: the two take turns, the one
-    whose own clock is behind goes next, and each is shown in its own measured
-    time. Each has decoded another text before, so that no first call is timed.
+    By default the models are the reference pair inside the shapes of larger
+    models, as in 'ouroboros bench' (model.standin=null: the pair itself). With
+    --race greedy decoding runs beside the decoder: they take turns, and the one
+    with less time on its own clock goes next, so each text grows at its measured
+    speed. Both decode a warm-up text first.
     """
     parser = _parser(generate)
     add = parser.add_argument
-    add("prompt", help="the text to go on from")
-    add("overrides", nargs="*", metavar="NAME=VALUE", help="of conf/config.yaml")
+    add("prompt", help="the prompt to continue")
+    add("overrides", nargs="*", metavar="NAME=VALUE", help="options of conf/config.yaml")
     add("--target", help="hub id or folder of a causal LM")
-    add("--draft", help="hub id or folder of a smaller one of its family")
-    add("--decoder", default="ouroboros", help="a name of conf/decoder")
-    add("--max-new", type=int, default=128, help="new tokens at most (%(default)s)")
-    add("--temperature", type=float, default=0.0, help="above 0: sampling (%(default)s)")
+    add("--draft", help="hub id or folder of a smaller model of its family")
+    add("--decoder", default="ouroboros", help="a name in conf/decoder (%(default)s)")
+    add("--max-new", type=int, default=128, help="maximum number of new tokens (%(default)s)")
+    add("--temperature", type=float, default=0.0, help="0: greedy; above: sampling (%(default)s)")
     add("--seed", type=int, default=0)
-    add("--race", action="store_true", help="greedy decoding beside it")
+    add("--race", action="store_true", help="run greedy decoding beside it")
     return parser
 
 
@@ -74,17 +74,17 @@ def audit() -> argparse.ArgumentParser:
 
         ouroboros bench experiment=audit results_dir=results/local/audit
         ouroboros audit results/local/audit
-        ouroboros audit results/local/x task.path=mine.jsonl     its file lies here
+        ouroboros audit results/local/x task.path=mine.jsonl   its path here
 
-    The models are loaded again as the run's config says. Plain decoding's own text
-    (greedy's) is held against transformers' own forward, in float64 and with calls
-    of 1, 8 and all tokens; every other decoder's against plain decoding's. Writes
-    audit.jsonl and audit.md; the exit code is 1 where there is a BUG, 2 where
-    something could not be judged.
+    Loads the models again by the run's config. The text of standard decoding
+    (greedy) is compared with transformers' own forward, in float64 and with calls
+    of 1, 8 and all tokens; every other decoder's text with that of standard
+    decoding. Writes audit.jsonl and audit.md. The exit code is 1 if there is a BUG,
+    2 if a completion could not be judged.
     """
     parser = _parser(audit)
     parser.add_argument("folder", help="a results folder")
-    parser.add_argument("overrides", nargs="*", metavar="NAME=VALUE", help="of the run's config")
+    parser.add_argument("overrides", nargs="*", metavar="NAME=VALUE", help="options of the run's config, such as paths")
     return parser
 
 
@@ -102,7 +102,7 @@ def tune() -> argparse.ArgumentParser:
     first prompts of each file, the best on all. Counts become speed by the costs of
     each machine in --costs; the geometric mean over files and temperatures counts.
     The report (tuning.json, tuning.md) says what the configured settings lose, and
-    those of the other machine. Stopped, it goes on with the search that it was at.
+    those of the other machine. Rerun to resume.
 
     --fit FILE fits Ouroboros' estimates to the pair instead, some minutes for ten
     prompts, and writes their weights, with what they were fitted on and how well
@@ -115,7 +115,7 @@ def tune() -> argparse.ArgumentParser:
     prompts = "JSONL (default: conf/task/development*)"
     add("--prompts", nargs="+", metavar="FILE", help=prompts)
     add("--fit", type=Path, metavar="FILE", help="where the fitted weights go")
-    noise = "fit on drafts disturbed so much, 0 is the draft itself: for drafts of other quality"
+    noise = "noise levels added to the draft's logits (0)"
     add("--noise", type=float, nargs="+", default=[0.0], help=noise)
     add("--results", type=Path, default=Path("results/local/tuning"))
     spaces = sorted(path.stem for path in Path(CONF, "tune").glob("*.yaml"))

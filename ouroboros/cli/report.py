@@ -17,8 +17,8 @@ from ouroboros.bench.report.tables import as_text, run_tables, terminal_table
 from ouroboros.bench.report.write import make_report, write_report
 from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.run import short_path
 from ouroboros.bench.tasks.specbench import SpecBench
-from ouroboros.cli import place
 from ouroboros.cli.output import print_document
 from ouroboros.costs import CostModel
 
@@ -50,8 +50,8 @@ def report(options: argparse.Namespace) -> int:
                 )
             write_answers(one, out / "spec_bench" / label.replace("/", "-"))
         print_summary(summary, label=label if len(runs.labels) > 1 else "", wide=options.wide)
-    _say(f"report: {place(out / 'report.html')}")
-    _say(f"summary: {place(out / 'summary.json')}")
+    _say(f"report: {short_path(out / 'report.html')}")
+    _say(f"summary: {short_path(out / 'summary.json')}")
     pairs = zip(runs.labels, runs.summaries, strict=True)
     print_document({label: summary.headline() for label, summary in pairs}, options.json)
     return 2 if failures else 0

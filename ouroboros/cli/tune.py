@@ -23,9 +23,10 @@ from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import file_hashes, provenance
 from ouroboros.bench.run.loop import Bench, eos_ids
 from ouroboros.bench.run.pair import load_pair
+from ouroboros.bench.run.run import short_path
 from ouroboros.bench.tasks.humaneval import STOP
 from ouroboros.bench.tasks.prompts import Prompts
-from ouroboros.cli import CONF, place
+from ouroboros.cli import CONF
 from ouroboros.cli.configs import composed
 from ouroboros.cli.output import print_document
 from ouroboros.decoders import check_decoders, needs_draft
@@ -99,7 +100,7 @@ def tune(args: argparse.Namespace) -> int:
     folder = ResultsFolder(args.results)
     folder.write_json("tuning.json", facts)
     folder.write_text("tuning.md", f"{TITLE.format(**facts)}\n\n{table}\n")
-    print(f"results: {place(args.results)}", file=sys.stderr)
+    print(f"results: {short_path(args.results)}", file=sys.stderr)
     print(table)
     print_document(best, args.json)
     return 0
