@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
@@ -36,26 +37,8 @@ first, which holds the prefill. draft and verify: time in the two models, each u
 its result; host: the rest of the step. wait: the part of draft and verify between the launch of a
 call and its result (on a CPU only the choice of tokens). transformers' own generation (hf_) does
 not separate its phases."""
+NO_OPERATORS = pd.DataFrame(columns=["decoder", "kind", "name", "ms", "calls", "share", "steps"])
 PHASES = ("draft", "verify", "host", "wait")
-CALLS = {
-    **{"model": ("model", ""), "context": ("context", "d"), "nodes": ("nodes", "d")},
-    **{"read_mb": ("MB to read", ".0f"), "floor_ms": ("floor ms", ".2f")},
-    **{"ms": ("call ms", ".2f"), "floor_share": ("of the floor", ".0%")},
-}
-STEPS = {
-    **{"decoder": ("decoder", ""), "steps": ("steps", "d"), "step_ms": ("step ms", ".1f")},
-    **{f"{phase}_ms": (f"{phase} ms", ".2f") for phase in PHASES},
-    "draft_calls_per_step": ("draft calls", ".2f"),
-    "nodes_per_step": ("nodes", ".1f"),
-    "nodes_per_draft_call": ("nodes/draft call", ".1f"),
-    "tokens_per_step": ("tokens", ".2f"),
-    "first_step_ms": ("first step ms", ".0f"),
-}
-OPERATORS = {
-    **{"name": ("name", ""), "ms": ("ms", ".2f"), "share": ("share", ".0%")},
-    "calls": ("calls", "d"),
-}
-"""By table and column: its heading and format."""
 PASSES = {
     "device": "operators by their own time on the device",
     "host": "operators by their own time on the CPU",
@@ -147,7 +130,7 @@ def profile(
         costs.copy_bytes_per_s and costs.copy_bytes_per_s / 1e9,
         call_frame(costs),
         step_frame(samples),
-        pd.concat(traced, ignore_index=True) if traced else pd.DataFrame(),
+        pd.concat([NO_OPERATORS, *traced], ignore_index=True),
         sorted({f"{one.decoder} failed: {one.error}" for one in samples if one.error}),
     )
     found.save()
@@ -163,7 +146,7 @@ class Profile:
     copy_gb_per_s: float | None
     calls: pd.DataFrame
     steps: pd.DataFrame
-    operators: pd.DataFrame = field(default_factory=pd.DataFrame)
+    operators: pd.DataFrame
     failures: Sequence[str] = ()
 
     @property
@@ -175,11 +158,11 @@ class Profile:
 
     def floor_table(self) -> pd.DataFrame:
         """Return the smallest call of each model and context beside its floor, as text."""
-        return _text(self.smallest_calls, CALLS)
+        return _text(self.smallest_calls.drop(columns="spread_ms"))
 
     def step_table(self) -> pd.DataFrame:
         """Return the means of each decoder's steps, as text."""
-        return _text(self.steps.reset_index(), STEPS)
+        return _text(self.steps.reset_index())
 
     def call_table(self, model: str) -> pd.DataFrame:
         """Return a model's milliseconds per call as text, nodes down, contexts across."""
@@ -197,13 +180,11 @@ class Profile:
         for model in self.calls["model"].unique():
             parts += [f"Milliseconds per call of the {model}:", as_text(self.call_table(model))]
         parts += ["Milliseconds per step:", as_text(self.step_table()), LEGEND]
-        if len(self.operators):
-            for (decoder, kind), rows in self.operators.groupby(["decoder", "kind"], sort=False):
-                head = (
-                    f"{decoder}, {rows['steps'].iloc[0]} steps under a profiler, which slows them"
-                )
-                table = _text(rows, OPERATORS).replace({"name": {r"\|": r"\\|"}}, regex=True)
-                parts += [f"## {head}: {PASSES[kind]}", as_text(table)]
+        for name, rows in self.operators.groupby(["decoder", "kind", "steps"], sort=False):
+            decoder, kind, steps = name
+            parts.append(f"## {decoder}, {steps} steps under a slowing profiler: {PASSES[kind]}")
+            table = _text(rows[["name", "ms", "share", "calls"]])
+            parts.append(as_text(table.replace({"name": {r"\|": r"\\|"}}, regex=True)))
         return "\n\n".join(parts) + "\n"
 
     def to_dict(self, *, brief: bool = False) -> dict:
@@ -260,7 +241,7 @@ def call_frame(costs: Costs) -> pd.DataFrame:
 def step_frame(samples: Sequence[Sample]) -> pd.DataFrame:
     """Return means over the steps of each decoder (the index) but each sample's first.
 
-    Columns are those of `STEPS`; wait_ms is a part of draft_ms and verify_ms. Phases and nodes of
+    Phases are in milliseconds; wait_ms is a part of draft_ms and verify_ms. Phases and nodes of
     another engine are NaN; failed samples are left out.
     """
     columns = ["decoder", "first", "draft_s", "verify_s", "host_s", "wait_s"]
@@ -273,26 +254,33 @@ def step_frame(samples: Sequence[Sample]) -> pd.DataFrame:
     steps = pd.DataFrame(rows, columns=columns)
     steps["step_s"] = steps[["draft_s", "verify_s", "host_s"]].sum(axis=1)
     names = pd.Index(dict.fromkeys(sample.decoder for sample in samples), name="decoder")
-    later = steps[~steps["first"].astype(bool)].groupby("decoder")
+    first = steps["first"].astype(bool)
+    later = steps[~first].groupby("decoder")
     means = later.mean().reindex(names)
-    ours = later["scored"].min().reindex(names) > 0
-    found = {f"{name}_ms": 1e3 * means[f"{name}_s"] for name in ("step", *PHASES)}
-    found |= {"draft_calls_per_step": means["draft_calls"], "nodes_per_step": means["scored"]}
-    found["nodes_per_draft_call"] = means["draft_scored"] / means["draft_calls"].where(
-        lambda n: n > 0
+    ours = means.where(later["scored"].min().reindex(names) > 0)
+    return pd.DataFrame(
+        {
+            "step_ms": 1e3 * means["step_s"],
+            "tokens_per_step": means["new"],
+            **{f"{phase}_ms": 1e3 * ours[f"{phase}_s"] for phase in PHASES},
+            "steps": later.size().reindex(names, fill_value=0),
+            "draft_calls_per_step": means["draft_calls"],
+            "nodes_per_step": ours["scored"],
+            "nodes_per_draft_call": ours["draft_scored"] / ours["draft_calls"].replace(0, np.nan),
+            "first_step_ms": 1e3 * steps[first].groupby("decoder")["step_s"].mean().reindex(names),
+        }
     )
-    hidden = [f"{name}_ms" for name in PHASES] + ["nodes_per_step", "nodes_per_draft_call"]
-    found |= {name: found[name].where(ours) for name in hidden}
-    first = steps[steps["first"].astype(bool)].groupby("decoder")["step_s"].mean()
-    found |= {"steps": later.size().reindex(names, fill_value=0), "tokens_per_step": means["new"]}
-    found["first_step_ms"] = 1e3 * first.reindex(names)
-    return pd.DataFrame(found)[[name for name in STEPS if name != "decoder"]]
 
 
-def _text(frame: pd.DataFrame, columns: dict[str, tuple[str, str]]) -> pd.DataFrame:
-    """The chosen columns under their headings, numbers as text, "-" for what is missing."""
-    cells = {
-        heading: ["-" if pd.isna(value) else format(value, form) for value in frame[name]]
-        for name, (heading, form) in columns.items()
-    }
-    return pd.DataFrame(cells)
+def _text(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame as text: shares as percentages, numbers with up to two decimals, "-" if missing."""
+
+    def cell(name: str, value) -> str:
+        if pd.isna(value):
+            return "-"
+        if isinstance(value, float) and name.endswith("share"):
+            return f"{value:.0%}"
+        return f"{value:.{2 if value < 100 else 0}f}" if isinstance(value, float) else str(value)
+
+    cells = {name: [cell(str(name), value) for value in column] for name, column in frame.items()}
+    return pd.DataFrame(cells).rename(columns=lambda n: n.replace("_per_", "/").replace("_", " "))

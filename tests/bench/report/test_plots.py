@@ -116,7 +116,7 @@ def test_trees_and_their_calibration(tmp_path):
 
 def test_a_fit_has_a_panel_for_each_view():
     bins = [{"from": 0.5, "thought": 0.55, "came": 0.5, "observations": 10}]
-    view = {"reliability": bins, "log_loss": 0.5, "log_loss_of_the_mean": 0.7, "brier": 0.2}
+    view = {"reliability": bins, "log_loss": 0.5, "log_loss_of_the_mean": 0.7}
     assert len(acceptance.fitted_weights({"index": view, "draft": view}).axes) == 4
 
 

@@ -67,10 +67,10 @@ def test_tables_and_plots(samples):
     )
     facts = RunFacts.of(RUN, samples)
     found = Profile(None, facts, 0.001, call_frame(COSTS), step_frame(samples), operators)
-    assert list(found.floor_table()["of the floor"]) == ["60%"]
+    assert list(found.floor_table()["floor share"]) == ["60%"]
     assert list(found.step_table()["decoder"]) == ["ours", "hf_assisted", "broken"]
     assert found.step_table()["host ms"].tolist() == ["2.00", "-", "-"]
     text = found.markdown()
-    assert "12.0 ± 0.5" in text and r"a\|b" in text and "8 steps under a profiler" in text
+    assert "12.0 ± 0.5" in text and r"a\|b" in text and "8 steps under a slowing profiler" in text
     assert found.to_dict()["steps"][1]["draft_ms"] is None
     assert verify_cost(found.calls).axes and step_time(found.steps).axes

@@ -153,8 +153,8 @@ def _calibration(panels: Mapping[str, Mapping], marks: Mapping[str, Mark]) -> Fi
         upper.set(xlim=(0, 1), ylim=(0, 1.03))
         style.as_percent(upper)
         upper.set_title(
-            f"{name}: log loss {one['log_loss']:.3f}, Brier {one['brier']:.3f}\n"
-            f"(a constant estimate: log loss {one['log_loss_of_the_mean']:.3f})",
+            f"{name}: log loss {one['log_loss']:.3f}\n"
+            f"(a constant estimate: {one['log_loss_of_the_mean']:.3f})",
             fontsize=10,
         )
         bars = lower.bar(bins["from"] + 0.05, bins["observations"], 0.09, color=marks[name].colour)
