@@ -14,14 +14,12 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from tqdm import tqdm
 
 from ouroboros.bench.report.summary import Summary
 from ouroboros.bench.report.write import make_report
-from ouroboros.bench.run.audit import audit_run
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.bench.run.run import RunResult, run, short_path
+from ouroboros.bench.run.run import run, short_path
 from ouroboros.cli.configs import chosen, plain
 from ouroboros.cli.errors import SOME_FAILED
 from ouroboros.cli.output import print_document
@@ -29,13 +27,11 @@ from ouroboros.cli.report import print_summary
 
 
 def bench(cfg: DictConfig, as_json: bool = False) -> int:
-    """Run, audit, report; return the exit code."""
+    """Run and report; return the exit code."""
     config = run_config(chosen(plain(cfg)))
     result = run(config, say=_say, progress=True)
     if not result.first:
         return 0 if result.finished else 130
-    if result.finished and config.audit != "none":
-        audit(result, controls=config.audit == "all")
     return show(result.folder, interrupted=not result.finished, as_json=as_json)
 
 
@@ -49,20 +45,6 @@ def run_config(options: dict) -> RunConfig:
         device = options["model"]["device"]
         check_timing(hydra.launcher, timing=options["timing"], device=device, job=hydra.job.num)
     return RunConfig.from_mapping(options)
-
-
-def audit(result: RunResult, *, controls: bool) -> None:
-    """Audit every completion against plain decoding's, with a progress bar.
-
-    A failed audit leaves the run finished: Ctrl-C and running out of memory are one line.
-    """
-    total = len(result.bench.examples) * result.bench.repeats
-    try:
-        with tqdm(total=total, desc="audit", unit="prompt", leave=False, delay=2) as bar:
-            audit_run(result.bench, result.folder, controls=controls, on_row=bar.update)
-    except (KeyboardInterrupt, Exception) as error:
-        reason = str(error).strip() or type(error).__name__
-        _say(f"no audit: {reason.splitlines()[0]}; 'ouroboros audit' repeats it")
 
 
 def show(folder: ResultsFolder, *, interrupted: bool, as_json: bool) -> int:

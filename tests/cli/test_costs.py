@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from bench_models import CostAware
 
-from ouroboros.bench.run.costs import recorded_costs
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.run import rebuild
 from ouroboros.costs import Costs, Surface
@@ -31,7 +30,7 @@ def run_priced(run_bench, saved_pair):
 
 def test_costs_are_probed_at_load_and_recorded(run_priced):
     folder, told = run_priced("probed")
-    assert told == recorded_costs(folder) and told.about["measured"] == "by a probe at load"
+    assert told == folder.load_costs() and told.about["measured"] == "by a probe at load"
     assert told.draft is None, "no decoder drafts with a model"
     prompt = max(sample.prompt_tokens for sample in folder.load_samples())
     assert list(told.target.ms) == [prompt + 4]
@@ -45,25 +44,25 @@ def test_a_resumed_run_goes_by_the_recorded_costs(run_priced, monkeypatch):
     (folder.path / "samples.jsonl").write_text(lines[0])
     monkeypatch.setattr(Costs, "measure", None)
     _, told = run_priced("resumed")
-    assert told == OWN == recorded_costs(folder) and len(folder.load_samples()) == 4
+    assert told == OWN == folder.load_costs() and len(folder.load_samples()) == 4
     CostAware.told = "nothing"
     assert rebuild(folder).costs == OWN == CostAware.told, "an audit goes by them too"
     monkeypatch.undo()
     _, told = run_priced("resumed", "overwrite=true")
-    assert told == recorded_costs(folder) != OWN
+    assert told == folder.load_costs() != OWN
 
 
 def test_where_seconds_mean_nothing_costs_have_a_name(run_priced, monkeypatch):
     monkeypatch.setattr(Costs, "measure", None)
     folder, told = run_priced("untimed", "timing=false")
-    assert told == Costs.load("epyc") == recorded_costs(folder)
+    assert told == Costs.load("epyc") == folder.load_costs()
     folder, told = run_priced("flat", "costs=flat")
-    assert told == Costs.load("flat") == recorded_costs(folder)
+    assert told == Costs.load("flat") == folder.load_costs()
     OWN.save(folder.path.parent / "own.json")
     folder, told = run_priced("file", "costs=own.json", "timing=false")
-    assert told == replace(OWN, about={"name": "own", **OWN.about}) == recorded_costs(folder)
+    assert told == replace(OWN, about={"name": "own", **OWN.about}) == folder.load_costs()
     folder, told = run_priced("its_own", "decoder.priced.costs=flat")
-    assert told == "flat" and recorded_costs(folder) is None
+    assert told == "flat" and folder.load_costs() is None
 
 
 def test_a_file_of_costs_is_part_of_a_runs_identity(run_priced, run_bench, saved_pair):
@@ -92,7 +91,7 @@ def test_without_a_decoder_that_asks_nothing_is_probed(run_bench, saved_pair, mo
     assert run_bench(*TINY, "decoder=greedy", "results_dir=unasked")[0] == 0
     assert not (saved_pair / "unasked" / "costs.json").exists()
     assert run_bench(*TINY, "decoder=greedy", "costs=flat", "results_dir=counted")[0] == 0
-    assert recorded_costs(ResultsFolder(saved_pair / "counted")) == Costs.load("flat"), (
+    assert ResultsFolder(saved_pair / "counted").load_costs() == Costs.load("flat"), (
         "for its report"
     )
 

@@ -17,7 +17,7 @@ from ouroboros.bench.replay.scripted import ANY
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.prompts import Answers, prompt_ids
-from ouroboros.bench.run.recorder import PrefixKey, listed, unlisted
+from ouroboros.bench.run.recorder import PrefixKey, predictions_from_json, predictions_to_json
 from ouroboros.bench.tasks.task import Example, Task
 
 FORMAT = "ouroboros-recording-1"
@@ -66,7 +66,10 @@ class RecordedRuns:
         """Write JSONL, which `read_recording` reads: a header, then one line per run."""
         head = {key: getattr(self, key) for key in ("max_new", "max_len", "vocab_size", "dtype")}
         head |= {"format": FORMAT, "sampling": asdict(self.sampling), "eos": sorted(self.eos)}
-        lines = [head, *({**asdict(r), "predictions": listed(r.predictions)} for r in self.runs)]
+        lines = [
+            head,
+            *({**asdict(r), "predictions": predictions_to_json(r.predictions)} for r in self.runs),
+        ]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
@@ -209,7 +212,7 @@ def _of_saved(path: Path, rows: Sequence[dict]) -> RecordedRuns:
                     **line,
                     "prompt": tuple(line["prompt"]),
                     "new_tokens": tuple(line["new_tokens"]),
-                    "predictions": unlisted(line["predictions"]),
+                    "predictions": predictions_from_json(line["predictions"]),
                 }
             )
             for line in lines

@@ -24,7 +24,7 @@ from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
 from ouroboros.bench.replay.scripted import Drafting, ScriptedModel
 from ouroboros.bench.replay.simulated_draft import SimulatedDraft
 from ouroboros.bench.run.loop import text_of
-from ouroboros.bench.run.recorder import PrefixKey, places
+from ouroboros.bench.run.recorder import PrefixKey, prefix_keys
 from ouroboros.costs import CostModel, Costs
 from ouroboros.decode import Drafter, DrafterCapabilities, RootOnly, stream
 from ouroboros.select import Ranked, TokenSelector
@@ -98,7 +98,7 @@ class RecordedChoice(TokenSelector):
         self.text, self.predictions, self.rates = run.tokens, dict(run.predictions), rates
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        by_node = list(places(len(tokens), tree, self.text))
+        by_node = list(prefix_keys(len(tokens), tree, self.text))
         return [self._at(by_node[node]) for node in tree.logit_nodes]
 
     def ranked(

@@ -25,7 +25,7 @@ from scipy.optimize import brentq
 from ouroboros.bench.replay.draft_errors import CHOICES, NOWHERE, DraftErrorModel, repeats
 from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
 from ouroboros.bench.replay.scripted import ANY, ScriptedModel
-from ouroboros.bench.run.recorder import PrefixKey, places
+from ouroboros.bench.run.recorder import PrefixKey, prefix_keys
 from ouroboros.engine.sequence import CachedSequence
 from ouroboros.tree import TokenTree
 
@@ -111,7 +111,7 @@ class SimulatedDraft(ScriptedModel):
         sequence.forwards += 1
         sequence.scored += len(tree) - (min(first, len(last)) if last and grown else 0)
         sequence.tree, sequence.base = tree, len(tokens) - 1
-        by_node = list(places(len(tokens), tree, self.text, off=self._off(tokens)))
+        by_node = list(prefix_keys(len(tokens), tree, self.text, off=self._off(tokens)))
         answers = [self._answer(by_node[node]) for node in tree.logit_nodes]
         logits = torch.tensor([[one.other] for one in answers]).repeat(1, self.width)
         ids = torch.tensor([one.ids for one in answers])

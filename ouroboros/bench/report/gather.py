@@ -14,7 +14,6 @@ from ouroboros.audit.report import Row
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.run.audit import load_audit
-from ouroboros.bench.run.costs import recorded_costs
 from ouroboros.bench.run.folder import RUN, SAMPLES, ResultsFolder, exists
 from ouroboros.costs import CostModel
 
@@ -65,7 +64,7 @@ def load(path: Path) -> Measured:
     if unknown:
         names = ", ".join(sorted(unknown))
         raise ValueError(f"{path}: {SAMPLES} has decoders that {RUN} lacks: {names}")
-    costs = recorded_costs(folder)
+    costs = folder.load_costs()
     name = costs.about.get("name") if costs else None
     words = f"the costs {name!r}" if name else "the costs measured with the run"
     priced = CostModel(costs, words) if costs else None

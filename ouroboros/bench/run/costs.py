@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ouroboros.bench.run.folder import COSTS, ResultsFolder
+from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.costs import NAMES, Costs
 
 
@@ -23,12 +23,3 @@ def load_costs(source: str | Path | Mapping | None) -> Costs | None:
         raise ValueError(f"{source} was run with timing=false: give a folder that was timed")
     costs = Costs.of_samples([sample for sample in folder.load_samples() if not sample.error])
     return replace(costs, about={"name": Path(source).name})
-
-
-def recorded_costs(folder: ResultsFolder) -> Costs | None:
-    """Return the costs that a run measured or its decoders used; None where it has none.
-
-    Raises `ValueError` where the file is damaged.
-    """
-    path = folder.path / COSTS
-    return Costs.load(path) if path.exists() else None

@@ -15,7 +15,7 @@
 Invariants: lines are only appended, and an appended line is on disk. A torn last line is never
 read, and is dropped before the next append. Of two samples with one key the later one counts. One
 process writes at a time. `ouroboros.bench.run.identity` decides whether a run may be resumed.
-Finished .jsonl files may be packed as .jsonl.gz; they read the same and refuse appends.
+Finished .jsonl files may be gzipped (.jsonl.gz): they read the same and refuse appends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,13 @@ from typing import TextIO
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.run.identity import RunIdentity
-from ouroboros.bench.run.recorder import PrefixKey, listed, row_tree, tree_row, unlisted
+from ouroboros.bench.run.recorder import (
+    PrefixKey,
+    predictions_from_json,
+    predictions_to_json,
+    tree_from_json,
+    tree_to_json,
+)
 from ouroboros.costs import Costs
 
 RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audit.jsonl"
@@ -154,25 +160,25 @@ class ResultsFolder:
     def add_predictions(self, key: SampleKey, predictions: Mapping[PrefixKey, int]) -> None:
         """Append a sample's predictions, before the sample's line."""
         with self.appending(PREDICTIONS) as lines:
-            lines.append({"key": list(key), "predictions": listed(predictions)})
+            lines.append({"key": list(key), "predictions": predictions_to_json(predictions)})
 
     def load_predictions(self) -> dict[SampleKey, dict[PrefixKey, int]]:
         """Return the predictions on disk by sample key."""
         rows = [line for _, line in read_lines(self.path / PREDICTIONS)]
-        return {tuple(row["key"]): unlisted(row["predictions"]) for row in rows}
+        return {tuple(row["key"]): predictions_from_json(row["predictions"]) for row in rows}
 
     def add_trees(self, key: SampleKey, trees: Sequence[ProposedTree]) -> None:
         """Append a sample's trees, before the sample's line, unless the file is full."""
         with self.appending(TREES) as lines:
             if (self.path / TREES).stat().st_size < MOST_TREE_BYTES:
                 names: list[str] = []
-                rows = [tree_row(tree, names) for tree in trees]
+                rows = [tree_to_json(tree, names) for tree in trees]
                 lines.append({"key": list(key), "sources": names, "steps": rows})
 
     def load_trees(self) -> dict[SampleKey, list[ProposedTree]]:
         """Return the trees on disk by sample key, one per step; the newest of each key."""
         return {
-            tuple(line["key"]): [row_tree(row, line["sources"]) for row in line["steps"]]
+            tuple(line["key"]): [tree_from_json(row, line["sources"]) for row in line["steps"]]
             for _, line in read_lines(self.path / TREES)
         }
 
@@ -249,18 +255,6 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict]]:
 def exists(path: Path) -> bool:
     """Return whether a .jsonl file exists, packed or not."""
     return path.exists() or _packed(path).exists()
-
-
-def pack(path: Path) -> None:
-    """Replace a .jsonl file by PATH.gz, a tenth of its size, with floats to six decimals."""
-    rows = [
-        json.dumps(json.loads(line, parse_float=lambda text: round(float(text), 6))) + "\n"
-        for line in path.read_text("utf-8").splitlines()
-    ]
-    part = path.with_name(f"{path.name}.gz.part")
-    part.write_bytes(gzip.compress("".join(rows).encode(), mtime=0))
-    part.replace(_packed(path))
-    path.unlink()
 
 
 def _packed(path: Path) -> Path:

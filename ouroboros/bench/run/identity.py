@@ -12,7 +12,6 @@ model. Nothing here records a host name or an absolute path.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import os
@@ -25,6 +24,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from modulefinder import ModuleFinder
 from pathlib import Path
 
 import torch
@@ -255,24 +255,16 @@ def source_hash(target: str) -> str:
     module = target
     while module and _file(module) is None:
         module = module.rpartition(".")[0]
-    if not module:
+    top = _file(module.partition(".")[0])
+    if not module or top is None:
         return ""
-    texts: dict[str, str] = {}
-    waiting = [module]
-    while waiting:
-        name = waiting.pop()
-        file = _file(name)
-        if file is None or name in texts:
-            continue
-        texts[name] = file.read_text("utf-8")
-        home = (_file(name.partition(".")[0]) or file).parent
-        for other in _imports(texts[name], name, package=file.name == "__init__.py"):
-            found = _file(other)
-            if found is not None and found.is_relative_to(home):
-                waiting.append(other)
+    home = top.parents[1] if top.name == "__init__.py" else top.parent
+    finder = ModuleFinder([str(home)])
+    finder.import_hook(module)
     digest = hashlib.sha256()
-    for name, text in sorted(texts.items()):
-        digest.update(f"{name}\0{text}\0".encode())
+    for name, found in sorted(finder.modules.items()):
+        if found.__file__:
+            digest.update(f"{name}\0{Path(found.__file__).read_text('utf-8')}\0".encode())
     return digest.hexdigest()[:16]
 
 
@@ -283,18 +275,6 @@ def _file(module: str) -> Path | None:
         return None
     file = Path(spec.origin) if spec is not None and spec.origin else None
     return file if file is not None and file.suffix == ".py" else None
-
-
-def _imports(text: str, module: str, *, package: bool) -> Iterator[str]:
-    """Yield the dotted names that a module imports, whether modules or names in them."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parts = module.split(".") if package else module.split(".")[:-1]
-            base = parts[: len(parts) - node.level + 1] if node.level else []
-            name = ".".join([*base, *([node.module] if node.module else [])])
-            yield from (name, *(f"{name}.{alias.name}" for alias in node.names))
 
 
 # Versions, code and machine

@@ -146,24 +146,46 @@ class Bench:
         example: Example,
         repeat: int,
         answers: Answers | None = None,
-        on_error: Callable[[str], None] | None = None,
+        on_error: Callable[[str], None] = lambda traceback: None,
     ) -> Sample:
         """Decode one example from empty caches; a failure becomes the sample's `error`, and its
         traceback goes to `on_error`.
 
         `answers` are needed for later turns of a conversation.
         """
-        blank = Sample(example.id, "", repeat, 0, 0, group=example.group)
+        sample = Sample(example.id, "", repeat, 0, 0, group=example.group)
         try:
             asked = example if answers is None else answers.asked(example, repeat)
             prompt = prompt_ids(self.target.tokenizer, asked)
-            blank = replace(blank, prompt_tokens=len(prompt))
-            return self._timed(decoder, prompt, blank)
+            sample = replace(sample, prompt_tokens=len(prompt))
+            for model in self.models:
+                model.empty()
+            choose = self.sampling.choose(example.id, repeat, vocab=self.target.vocab_size)
+            trace, ttft_s = decoded(
+                self.target,
+                decoder,
+                prompt,
+                max_new=self.max_new,
+                choose=choose,
+                stop=self.task.stop,
+                started=self.meter.start(),
+            )
+            cost = self.meter.stop()
+            return replace(
+                sample,
+                new_tokens=tuple(trace.new_tokens),
+                text=text_of(self.target.tokenizer, trace.new_tokens),
+                finish=trace.finish,
+                steps=tuple(trace.steps),
+                wall_s=cost.wall_s,
+                ttft_s=ttft_s,
+                peak_bytes=cost.peak_bytes,
+                energy_j=cost.energy_j,
+            )
         except Exception as error:
             reason = (str(error).strip() or "no message").splitlines()[0]
-            if on_error is not None:
-                on_error(without_paths("".join(traceback.format_exception(error))))
-            return replace(blank, error=without_paths(f"{type(error).__name__}: {reason}"))
+            on_error(without_paths("".join(traceback.format_exception(error))))
+            return replace(sample, error=without_paths(f"{type(error).__name__}: {reason}"))
 
     def score(self, folder: ResultsFolder, on_score: Callable[[], None]) -> None:
         """Score the folder's samples after all timing; equal completions are scored once."""
@@ -182,32 +204,6 @@ class Bench:
                     lines.append({**key, "scores": scores})
                 on_score()
         folder.drop_if_empty(SCORES)
-
-    def _timed(self, decoder: Decoder, prompt: list[int], blank: Sample) -> Sample:
-        for model in self.models:
-            model.empty()
-        choose = self.sampling.choose(blank.example, blank.repeat, vocab=self.target.vocab_size)
-        trace, ttft_s = decoded(
-            self.target,
-            decoder,
-            prompt,
-            max_new=self.max_new,
-            choose=choose,
-            stop=self.task.stop,
-            started=self.meter.start(),
-        )
-        cost = self.meter.stop()
-        return replace(
-            blank,
-            new_tokens=tuple(trace.new_tokens),
-            text=text_of(self.target.tokenizer, trace.new_tokens),
-            finish=trace.finish,
-            steps=tuple(trace.steps),
-            wall_s=cost.wall_s,
-            ttft_s=ttft_s,
-            peak_bytes=cost.peak_bytes,
-            energy_j=cost.energy_j,
-        )
 
     def _save_recorded(self, folder: ResultsFolder, sample: Sample, recorder: Recorder) -> None:
         """Write a sample's predictions and trees, before the sample's own line."""

@@ -1,9 +1,8 @@
-"""Notes the trees of a run, and what the target predicted at every node of them.
+"""Record the trees of a run, and what the target predicted at every node of them.
 
-The predictions are for a replay without the target, the trees for whoever wants to see them.
-
-Invariant: a prediction is filed under its whole prefix (a *place*), so one found again is what the
-target would say again, whatever tree asks.
+Predictions serve replays without the target, trees the report. A prediction is filed under its
+whole prefix (a *prefix key*), so a prediction found again is what the target would repeat, whatever
+tree contains the prefix.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree
 
 PrefixKey = tuple[int, tuple[int, ...]]
-"""(Tokens of the recorded sequence, tokens after them that are not the recorded ones)."""
+"""(Length of the common prefix with the recorded sequence, tokens after it that differ.)"""
 
 
-def places(
+def prefix_keys(
     base: int, tree: TokenTree, recorded: Sequence[int], *, off: Sequence[int] = ()
 ) -> Iterator[PrefixKey]:
-    """Yield the place of the prediction after each node of a tree whose root is token `base` - 1.
+    """Yield the key of the prediction after each node of a tree whose root is token `base` - 1.
 
-    `off` are the tokens, up to the root, that have left the recorded ones (none where it has not).
+    `off` are the tokens, up to the root, since the sequence left the recorded one.
 
     >>> tree = TokenTree.chain(5, [6, 7]).graft([(9, 1)], at=1)
-    >>> list(places(2, tree, [4, 5, 6, 7, 8]))
+    >>> list(prefix_keys(2, tree, [4, 5, 6, 7, 8]))
     [(2, ()), (3, ()), (4, ()), (3, (9,)), (3, (9, 1))]
     """
     found: list[PrefixKey] = []
@@ -43,7 +42,7 @@ def places(
 
 
 class Recorder:
-    """A drafter that passes everything on and notes each tree, its path and the predictions."""
+    """A drafter that wraps another one and records each tree, its path and the predictions."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
@@ -56,38 +55,38 @@ class Recorder:
 
     @property
     def draft_sequence(self) -> CachedSequence | None:
-        """The drafter's own."""
+        """The wrapped drafter's sequence."""
         return getattr(self.drafter, "draft_sequence", None)
 
     def reset(self, choose: TokenSelector) -> None:
-        """Begin a run."""
+        """Start a run."""
         self._prompt, self._steps = (), []
         self.drafter.reset(choose)
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
-        """Propose what the drafter does."""
+        """Return the wrapped drafter's tree."""
         self._base = len(tokens)
         self._prompt = self._prompt or tuple(tokens)
         return self.drafter.propose(tokens, budget)
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Note the predictions; the drafter learns as ever."""
+        """Record a step and pass it to the wrapped drafter."""
         self._steps.append((self._base, tree, list(chosen), list(path)))
         self.drafter.observe(tree, chosen, path)
 
     def predictions(self, new_tokens: Sequence[int]) -> dict[PrefixKey, int]:
-        """Return what the run's tokens do not tell: predictions off the text or past its end."""
+        """Return the predictions that the run's tokens do not imply: off the text, past its end."""
         recorded, found = [*self._prompt, *new_tokens], {}
         for base, tree, chosen, _ in self._steps:
-            by_node = list(places(base, tree, recorded))
+            keys = list(prefix_keys(base, tree, recorded))
             for node in tree.logit_nodes:
-                along, off = by_node[node]
+                along, off = keys[node]
                 if off or along >= len(recorded):
                     found[along, off] = chosen[node]
         return found
 
     def trees(self) -> list[ProposedTree]:
-        """Return the run's trees, one a step, and what became of them."""
+        """Return the run's trees, one per step, with their accepted paths."""
         return [
             ProposedTree(
                 tree.tokens,
@@ -102,9 +101,8 @@ class Recorder:
         ]
 
 
-def tree_row(tree: ProposedTree, names: list[str]) -> dict:
-    """Return a tree as JSON values, its sources as places in `names`, which grows; `row_tree`
-    restores it."""
+def tree_to_json(tree: ProposedTree, names: list[str]) -> dict:
+    """Return a tree as JSON values; sources become indices into `names`, which is extended."""
     names += [name for name in dict.fromkeys(tree.source) if name not in names]
     row = {
         "tokens": tree.tokens,
@@ -118,24 +116,18 @@ def tree_row(tree: ProposedTree, names: list[str]) -> dict:
     return {key: value for key, value in row.items() if value != () and value != []}
 
 
-def row_tree(row: Mapping, names: Sequence[str]) -> ProposedTree:
-    """Rebuild a tree from `tree_row`'s values."""
-    return ProposedTree(
-        tuple(row["tokens"]),
-        tuple(row["parents"]),
-        tuple(row["path"]),
-        row["then"],
-        tuple(row.get("probability", ())),
-        tuple(names[place] for place in row.get("source", ())),
-        tuple(row.get("probe", ())),
-    )
+def tree_from_json(row: Mapping, names: Sequence[str]) -> ProposedTree:
+    """Return the tree of `tree_to_json`'s values."""
+    lists = {key: tuple(value) for key, value in row.items() if key not in ("then", "source")}
+    source = tuple(names[index] for index in row.get("source", ()))
+    return ProposedTree(then=row["then"], source=source, **lists)
 
 
-def listed(predictions: Mapping[PrefixKey, int]) -> list[list]:
-    """Return predictions as JSON values; `unlisted` restores them."""
+def predictions_to_json(predictions: Mapping[PrefixKey, int]) -> list[list]:
+    """Return predictions as JSON values."""
     return [[along, list(off), token] for (along, off), token in predictions.items()]
 
 
-def unlisted(rows: Iterable[Sequence]) -> dict[PrefixKey, int]:
-    """Rebuild predictions from `listed`'s values."""
+def predictions_from_json(rows: Iterable[Sequence]) -> dict[PrefixKey, int]:
+    """Return the predictions of `predictions_to_json`'s values."""
     return {(along, tuple(off)): token for along, off, token in rows}

@@ -26,6 +26,7 @@ from tqdm import tqdm
 from ouroboros import vocab
 from ouroboros.bench.metrics.metrics import corpus_scores
 from ouroboros.bench.metrics.sample import PLAIN, Sample
+from ouroboros.bench.run.audit import audit_run
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.folder import ResultsFolder
@@ -87,7 +88,7 @@ def run(
     progress: bool = False,
     measure_costs: Callable[[Pair], Costs] | None = None,
 ) -> RunResult:
-    """Start or resume a run, measure and score its samples; return the result.
+    """Start or resume a run; measure, score and audit its samples; return the result.
 
     `say` gets a line for each thing worth knowing; `progress` shows bars on stderr. The first
     Ctrl-C (or SIGTERM) ends the run after the sample in progress, a second one at once.
@@ -149,6 +150,8 @@ def run(
             folder.drop_pools()
         record["corpus_scores"] = corpus_scores(task, bench.examples, folder.load_samples())
         folder.save_run(record, status="finished" if finished else "interrupted")
+        if finished and config.audit != "none":
+            audit(bench, folder, controls=config.audit == "all", say=say, progress=progress)
         return RunResult(folder, bench, finished)
 
 
@@ -277,6 +280,18 @@ def score(bench: Bench, folder: ResultsFolder, *, say: Say, progress: bool) -> b
         return True
     say(INTERRUPTED)
     return False
+
+
+def audit(bench: Bench, folder: ResultsFolder, *, controls: bool, say: Say, progress: bool) -> None:
+    """Audit every completion against greedy's; a failed or interrupted audit is only reported."""
+    total = len(bench.examples) * bench.repeats
+    bar = tqdm(total=total, desc="audit", unit="prompt", leave=False, delay=2, disable=not progress)
+    try:
+        with bar:
+            audit_run(bench, folder, controls=controls, on_row=bar.update)
+    except (KeyboardInterrupt, Exception) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        say(f"no audit: {reason}; 'ouroboros audit' repeats it")
 
 
 def default_folder(config: RunConfig, task: Task) -> Path:

@@ -26,7 +26,7 @@ from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import RunIdentity
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import PairSpec
-from ouroboros.bench.run.recorder import listed, places, unlisted
+from ouroboros.bench.run.recorder import predictions_from_json, predictions_to_json, prefix_keys
 from ouroboros.bench.run.run import run_facts
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.bench.tasks.task import Example
@@ -300,9 +300,11 @@ def test_a_draft_of_another_dtype_is_refused_with_the_remedy(pair, tmp_path):
 
 def test_places_know_the_recorded_path():
     tree = TokenTree.chain(5, [6, 7]).graft([(9, 1)], at=1)
-    found = list(places(2, tree, [4, 5, 6, 7, 8]))
+    found = list(prefix_keys(2, tree, [4, 5, 6, 7, 8]))
     assert found == [(2, ()), (3, ()), (4, ()), (3, (9,)), (3, (9, 1))]
-    assert unlisted(json.loads(json.dumps(listed({(3, (9, 1)): 4})))) == {(3, (9, 1)): 4}
+    assert predictions_from_json(json.loads(json.dumps(predictions_to_json({(3, (9, 1)): 4})))) == {
+        (3, (9, 1)): 4
+    }
 
 
 def test_an_empty_recording_ends_at_once():
