@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from ouroboros.engine.quantised import quantised_by, spelt_out
+from ouroboros.engine.quantised import dequantise, quantised_by
 
 
 @torch.inference_mode()
@@ -43,7 +43,7 @@ def recast(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> 
 
     Quantised weights are multiplied out. Raises `ValueError` where that cannot be done.
     """
-    own = spelt_out(model, dtype) if quantised_by(model) else copy.deepcopy(model)
+    own = dequantise(model, dtype) if quantised_by(model) else copy.deepcopy(model)
     torch.nn.Module.to(own, device=device, dtype=dtype)
     own.set_attn_implementation("eager")
     return own.eval()

@@ -2,13 +2,12 @@
 
 Under `sdpa` with a mask, transformers repeats every key and value head for each query head of its
 group: a copy of the whole context in each layer, at each step. Packing a group's query heads along
-the query axis instead gives the same sums from the keys and values as they lie in the cache.
+the query axis instead gives the same sums from the cached keys and values in place. On a GPU the
+project's kernel (`ouroboros.engine.kernels`) does the same, with the slots spread over the device.
 
-On a GPU a kernel of ours (`ouroboros.engine.kernels`) does so with the slots spread over the whole
-device.
-
-Registered through transformers' `AttentionInterface`; a model that runs on `sdpa` is switched to
-it, any other implementation is left alone. Calls it does not fit go to transformers' own function.
+Both are registered through transformers' `AttentionInterface`. A model that runs on `sdpa` is
+switched to one of them; any other implementation is left alone. Calls that do not fit go to
+transformers' own function.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ouroboros.engine.kernels import check, fits, tree_attention
+from ouroboros.engine.kernels import fits, tree_attention, why_no_kernel
 
 NAME, KERNEL_NAME = "ouroboros_packed", "ouroboros_kernel"
 log = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ def kernel_attention(
     scaling: float | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
-    """As `packed_attention`, by the kernel where it fits."""
+    """Do what `packed_attention` does, by the kernel if the call fits it."""
     special = any(kwargs.get(name) is not None for name in ("softcap", "position_bias"))
     if special or attention_mask is None or not fits(query, key, value, attention_mask):
         return packed_attention(
@@ -87,23 +86,24 @@ for name, function in ((NAME, packed_attention), (KERNEL_NAME, kernel_attention)
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """Switch a model that runs on `sdpa` to the kernel if it lies on a GPU where that works, else
-    to the packed form if its queries are grouped; leave others as they are."""
+    """Switch a model that runs on `sdpa` to the kernel on a GPU where that works, else to packed
+    attention if its queries are grouped; leave other models as they are."""
     config = model.config.get_text_config()
     modular = getattr(model, "_supports_attention_backend", False)
     if not modular or config._attn_implementation != "sdpa":
         return
     heads = getattr(config, "num_attention_heads", 0)
     grouped = (getattr(config, "num_key_value_heads", None) or heads) < heads
-    if model.device.type == "cuda" and _kernel_works(model, config):
-        model.set_attn_implementation(KERNEL_NAME)
-    elif grouped:
+    if model.device.type == "cuda":
+        reason = why_no_kernel(model.device, model.dtype, head_width(config))
+        if reason is None:
+            model.set_attn_implementation(KERNEL_NAME)
+            return
+        log.warning("attention runs without the project's kernel (%s)", reason)
+    if grouped:
         model.set_attn_implementation(NAME)
 
 
-def _kernel_works(model: PreTrainedModel, config) -> bool:
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    reason = check(model.device, model.dtype, width)
-    if reason is not None:
-        log.warning("attention runs without the project's kernel (%s)", reason)
-    return reason is None
+def head_width(config) -> int:
+    """Return the width of an attention head."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

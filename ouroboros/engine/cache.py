@@ -1,9 +1,9 @@
-"""Preallocated key/value slots, behind transformers' own `Cache` interface.
+"""A KV cache of preallocated slots, behind transformers' own `Cache` interface.
 
 New keys and values are written in place after the slots in use; keeping an accepted path moves its
-slots together; forgetting is a change of length. Nothing is concatenated or re-allocated from step
-to step (the pools double when they are full). While a cache is `aimed`, where to write is said by a
-tensor on the device and how much to read is fixed, so that a recorded call can be replayed.
+slots together; a rollback only changes the length. Nothing is concatenated or reallocated from step
+to step (the pools double when they are full). While a cache is `aimed`, a tensor on the device says
+where to write, and the number of slots to read is fixed, so that a captured call can be replayed.
 
 Invariant: slots `0 ... length - 1` of every layer hold the same tokens.
 """
@@ -31,8 +31,7 @@ class LayerShape:
 
     def empty(self, layers: int, capacity: int, width: int) -> torch.Tensor:
         """Return zeroed slots, [layers, kv_heads, capacity, width]: NaNs of unused memory would
-        pass through a mask. They are tensors of one kind whoever asks: code that was compiled for
-        one kind does not fit the other."""
+        pass through a mask. They are never inference tensors, which compiled code distinguishes."""
         size = (layers, self.kv_heads, capacity, width)
         with torch.inference_mode(False):
             return torch.zeros(size, dtype=self.dtype, device=self.device)
@@ -52,7 +51,7 @@ class SlotLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing to do: `SlotCache` has allocated the pools."""
+        """Do nothing: `SlotCache` has allocated the pools."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
@@ -76,11 +75,10 @@ class SlotLayer(CacheLayerMixin):
 
 
 class AimedLayer:
-    """One layer of an aimed cache, as its model's layer sees it: what compiled code reads of it is
-    the same for all layers.
+    """One layer of an aimed cache, as compiled code sees it: alike for all layers.
 
     `keys` and `values` are [kv_heads, capacity, width], `slots` ([nodes] int64) is where to write,
-    and `view` [slots] says by its length how many to read.
+    and the length of `view` is the number of slots to read.
     """
 
     def __init__(
@@ -91,14 +89,14 @@ class AimedLayer:
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write keys and values, [1, kv_heads, nodes, width]; return all to be read."""
+        """Write keys and values, [1, kv_heads, nodes, width]; return all slots to read."""
         self.keys.index_copy_(1, self.slots, key_states[0])
         self.values.index_copy_(1, self.slots, value_states[0])
         read = len(self.view)
         return self.keys[None, :, :read], self.values[None, :, :read]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Nothing may depend on it."""
+        """Return 0: nothing may depend on it."""
         return 0
 
 
@@ -136,25 +134,24 @@ class SlotCache(Cache):
         *args,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write one layer's keys and values, [1, kv_heads, nodes, width]; return all to be read."""
+        """Write one layer's keys and values, [1, kv_heads, nodes, width]; return those to read."""
         if self._aim is None:
             return super().update(key_states, value_states, layer_idx, *args, **kwargs)
-        return self.one(layer_idx).update(key_states, value_states)
+        return self.aimed_layer(layer_idx).update(key_states, value_states)
 
-    def one(self, layer_idx: int) -> AimedLayer:
-        """Return one layer of the cache, which is aimed."""
+    def aimed_layer(self, layer_idx: int) -> AimedLayer:
+        """Return one layer of the aimed cache."""
         assert self._aim is not None
         slots, view = self._aim
         own = self.slots[layer_idx]
         return AimedLayer(own.keys[0], own.values[0], slots.to(own.keys.device), view)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the slots in use; 0 while aimed, where nothing may depend on it."""
+        """Return the number of slots in use; 0 while aimed, when nothing may depend on it."""
         return 0 if self._aim is not None else super().get_seq_length(layer_idx)
 
     def reserve(self, slots: int) -> None:
-        """Make room for `slots` slots in all, keeping what is there. At least doubles when it
-        grows."""
+        """Make room for `slots` slots in all, keeping those in use; growing at least doubles."""
         if slots <= self.capacity:
             return
         capacity = max(slots, 2 * self.capacity)
@@ -172,14 +169,14 @@ class SlotCache(Cache):
         self.capacity = capacity
 
     def clear(self) -> None:
-        """Write zeros to every slot: memory that was never written may be read faster than any."""
+        """Write zeros to every slot, since reading memory that was never written may be faster."""
         self.set_length(0)
         for keys, values in self.pools.values():
             keys.zero_()
             values.zero_()
 
     def set_length(self, length: int) -> None:
-        """Say that slots before `length` are in use; later ones may be overwritten."""
+        """Set the number of slots in use; later ones may be overwritten."""
         self.length = length
         for layer in self.slots:
             layer.length = length

@@ -110,7 +110,7 @@ class CompiledLayer(nn.Module):
         def own_slots(value):
             if not isinstance(value, SlotCache):
                 return value
-            slots = value.one(self.index)
+            slots = value.aimed_layer(self.index)
             for tensor in vars(slots).values():
                 mark_dynamic(tensor)
             return slots

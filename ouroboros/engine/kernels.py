@@ -1,13 +1,13 @@
 """Attention of a few tree nodes over a long cache, on a GPU.
 
 A call of few nodes has few query rows and many slots, so the work is spread over the slots: each
-program attends with the packed query heads of one key head over a part of the slots, and where
-there are several parts a second kernel joins them by their logarithms of sums (as flash decoding
-does, Dao et al. 2023, https://crfm.stanford.edu/2023/10/12/flashdecoding.html). Keys and values are
-read once, where they lie; the tree is an additive mask.
+program attends with the packed query heads of one key head over a part of the slots, and a second
+kernel combines several parts by their log-sum-exps (as flash decoding does, Dao et al. 2023,
+https://crfm.stanford.edu/2023/10/12/flashdecoding.html). Keys and values are read once, in place;
+the tree is an additive mask.
 
-Needs Triton, which comes with torch's CUDA builds. In its interpreter (TRITON_INTERPRET=1) the same
-code runs on a CPU.
+Needs Triton, which comes with torch's CUDA builds. Its interpreter (TRITON_INTERPRET=1) runs the
+same code on a CPU.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ try:
 except ImportError:  # a CPU build of torch
     triton = None
 
-SLOTS = 64  # slots that a program reads at a time, half as many where heads are wide
-WIDE_BYTES = 256  # of one head's key: beyond it, shared memory would not do on smaller GPUs
+SLOTS = 64  # slots that a program reads at a time, half as many for wide heads
+WIDE_BYTES = 256  # of one head's key: beyond it, smaller GPUs lack the shared memory
 MOST_ROWS = 64  # packed query rows of a program
 MOST_PARTS = 64
 HALF_TYPES = (torch.bfloat16, torch.float16)
@@ -32,8 +32,8 @@ HALF_TYPES = (torch.bfloat16, torch.float16)
 def fits(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
 ) -> bool:
-    """Return whether `tree_attention` can serve a call: Triton, a GPU, an additive mask for all
-    heads, widths that are powers of two, and rows that lie in one piece."""
+    """Return whether `tree_attention` can serve a call: Triton, a GPU, one additive mask for all
+    heads, widths that are powers of two, and contiguous rows."""
     width = query.shape[-1]
     return (
         triton is not None
@@ -50,9 +50,9 @@ def fits(
     )
 
 
-def check(device: torch.device, dtype: torch.dtype, width: int) -> str | None:
-    """Return why the kernel does not work here for heads of this width; None where it does. Tried
-    with its largest block against torch's own attention."""
+def why_no_kernel(device: torch.device, dtype: torch.dtype, width: int) -> str | None:
+    """Return why the kernel does not work here for heads of this width; None if its largest block
+    agrees with torch's own attention."""
     if triton is None:
         return "Triton is not installed"
     draw = torch.Generator(device).manual_seed(0)
@@ -129,7 +129,7 @@ def _(query, key, value, mask, scale):
 
 
 def _parts(device: torch.device, programs: int, slots: int) -> int:
-    """Return into how many parts to cut the slots, so that every multiprocessor has work."""
+    """Return the number of parts of the slots that gives every multiprocessor work."""
     processors = 132
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -167,8 +167,8 @@ if triton is not None:
         PRECISION: tl.constexpr,
         WHOLE: tl.constexpr,
     ):
-        """One part of the slots for one block of one key head's packed rows (member x n + node).
-        One that is the `WHOLE` writes its result to `sums`, laid out as [n, heads, width]."""
+        """Attend over one part of the slots with a block of one key head's packed rows (member x n
+        + node). A part that is the `WHOLE` writes its result to `sums`, as [n, heads, width]."""
         head, block, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         row = block * ROWS + tl.arange(0, ROWS)
         real = row < group * n
@@ -231,7 +231,7 @@ if triton is not None:
         WIDTH: tl.constexpr,
         PARTS: tl.constexpr,
     ):
-        """Join the parts of one packed row, and write it where [n, heads, width] wants it."""
+        """Combine the parts of one packed row and write it to its place in [n, heads, width]."""
         which = tl.program_id(0)
         head, row = which // (group * n), which % (group * n)
         part = tl.arange(0, PARTS)

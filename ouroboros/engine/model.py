@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from ouroboros.engine.attention import KERNEL_NAME, use_packed_attention
+from ouroboros.engine.attention import KERNEL_NAME, head_width, use_packed_attention
 from ouroboros.engine.cache import SlotCache
 from ouroboros.engine.eager import MOST_HELD
-from ouroboros.engine.kernels import check
+from ouroboros.engine.kernels import why_no_kernel
 from ouroboros.engine.loading import check_round_trip, why_not_loaded
 from ouroboros.engine.prepack import prepack_linears
 from ouroboros.engine.selection import EngineName, select_engine
@@ -76,11 +76,11 @@ class CachedModel(TreeModel):
         engine: EngineName = "auto",
         **options,
     ) -> CachedModel:
-        """Load a hub id or a folder. `options` (device_map, quantization_config, revision, ...) go
-        to transformers' `from_pretrained` as they are.
+        """Load a hub id or a folder. `options` (device_map, quantization_config, revision, ...) are
+        passed to transformers' `from_pretrained`.
 
-        A model that is to be quantised is loaded onto its device, since it may not be moved later.
-        Raises `ValueError` for what cannot be loaded, or whose tokenizer loses characters.
+        A model to be quantised is loaded directly onto its device, since it cannot be moved later.
+        Raises `ValueError` if loading fails or the tokenizer loses characters.
         """
         if options.get("quantization_config") is not None and device is not None:
             options = {"device_map": {"": device}, **options}
@@ -232,9 +232,8 @@ class CachedModel(TreeModel):
         if not reasons and not (row["captured"] and row["compiled"]):
             reasons.append("not captured with compiled layers")
         if attention != KERNEL_NAME:
-            width = getattr(config, "head_dim", 0)
-            width = width or config.hidden_size // config.num_attention_heads
-            why = check(self.device, self.dtype, width) or "the model does not run on sdpa"
+            why = why_no_kernel(self.device, self.dtype, head_width(config))
+            why = why or "the model does not run on sdpa"
             reasons.append(f"attention is {attention}: {why}")
         return {**row, "fallback": "; ".join(reasons) or None}
 

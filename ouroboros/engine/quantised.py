@@ -1,8 +1,8 @@
-"""Weights kept in fewer bits, through transformers' quantization config: int8, weights only.
+"""Quantised weights (int8, weights only), through transformers' quantization config.
 
-A quantised model is a model of its own: lossless means equal to plain decoding of that very model.
-Invariant: what an audit takes for exact are the same integers times the same scales, multiplied in
-float64, and not the weights that were there before; what a back end rounds beyond that is noise.
+Lossless means equal to plain decoding of the same quantised model. Invariant: an audit's exact
+reference multiplies the same integers and scales in float64; it does not use the weights from
+before quantisation.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ KERNEL_ROW = 16
 
 
 def quantise(model: PreTrainedModel, config) -> PreTrainedModel:
-    """Return a model that was built in memory, quantised by transformers as it would a checkpoint.
+    """Return a model built in memory, quantised by transformers as it would quantise a checkpoint.
 
-    `config` is a quantization config or its dictionary. The result lies on the model's device and
-    shares with it what is not quantised; until the caller drops the model, both are in memory.
-    Raises `ValueError` where the back end is not installed.
+    `config` is a quantization config or its dictionary. The result is on the model's device and
+    shares all weights that are not quantised. Raises `ValueError` if the back end is not installed.
     """
     try:
         own = type(model).from_pretrained(
@@ -42,7 +41,7 @@ def quantise(model: PreTrainedModel, config) -> PreTrainedModel:
 
 
 def quantised_by(model: PreTrainedModel) -> str | None:
-    """Return by what a model is quantised, such as "quanto int8"; None where it is not."""
+    """Return how a model is quantised, such as "quanto int8"; None if it is not."""
     if not getattr(model, "is_quantized", False):
         return None
     config = model.config.quantization_config
@@ -55,8 +54,8 @@ def quantised_by(model: PreTrainedModel) -> str | None:
 def check_kernels(model: PreTrainedModel) -> None:
     """Raise `ValueError` for layers that torch's int8 kernel for bfloat16 on a CPU miscomputes.
 
-    It reads beyond a row whose length is no multiple of 16: wrong sums, or a segmentation fault
-    (torch 2.13, `_weight_int8pack_mm`, which optimum-quanto calls).
+    It reads beyond a row whose length is not a multiple of 16: wrong sums, or a segmentation fault
+    (torch 2.13, `_weight_int8pack_mm`, called by optimum-quanto).
     """
     for name, module in model.named_modules():
         weight: Any = getattr(module, "weight", None)
@@ -78,15 +77,15 @@ def stored_bytes(weight: torch.Tensor) -> int:
 
 
 def bytes_of(model: PreTrainedModel) -> int:
-    """Weight bytes read per decoding step, as they are stored: all but the input embedding table,
-    unless it is the output head too. (Of a mixture of experts less may be read.)"""
+    """Return the weight bytes read per decoding step, as stored: all but the input embeddings,
+    unless they are the output head too. A mixture of experts may read less."""
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     assert isinstance(table, torch.Tensor)
     held = sum(map(stored_bytes, model.parameters()))
     return held if head is not None and head.weight is table else held - stored_bytes(table)
 
 
-def spelt_out(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+def dequantise(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """Return a copy with plain weights: each quantised one is its integers times its scales.
 
     The product is made in float64 and then rounded to `dtype`. Raises `ValueError` where a weight
@@ -99,8 +98,8 @@ def spelt_out(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
             plain[id(module)] = _linear(module, _product(name, weight).to(dtype))
     if not plain:
         raise ValueError(
-            f"weights quantised by {quantised_by(model)} cannot be spelt out: use int8 weights of "
-            "optimum-quanto or torchao, or do without the audit (audit=none)"
+            f"weights quantised by {quantised_by(model)} cannot be dequantised: use int8 weights "
+            "of optimum-quanto or torchao, or do without the audit (audit=none)"
         )
     return copy.deepcopy(model, plain)
 

@@ -71,7 +71,7 @@ def test_calls_that_it_does_not_fit_are_left_to_torch():
 
 @needs_triton
 def test_it_is_tried_where_it_is_to_run():
-    assert kernels.check(torch.device(DEVICE), torch.float32, 32) is None
+    assert kernels.why_no_kernel(torch.device(DEVICE), torch.float32, 32) is None
 
 
 def test_a_launch_that_fails_is_a_reason(monkeypatch):
@@ -80,7 +80,7 @@ def test_a_launch_that_fails_is_a_reason(monkeypatch):
 
     monkeypatch.setattr(kernels, "triton", kernels.triton or object())
     monkeypatch.setattr(kernels, "tree_attention", fails)
-    found = kernels.check(torch.device("cpu"), torch.float32, 32)
+    found = kernels.why_no_kernel(torch.device("cpu"), torch.float32, 32)
     assert found == "out of resource: shared memory"
 
 

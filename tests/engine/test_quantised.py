@@ -20,7 +20,7 @@ from ouroboros.audit.reference_forward import recast
 from ouroboros.bench.run.pair import PairSpec, load_pair
 from ouroboros.costs.timing import footprint
 from ouroboros.decode import RootOnly, decode
-from ouroboros.engine.quantised import bytes_of, quantise, quantised_by, spelt_out, stored_bytes
+from ouroboros.engine.quantised import bytes_of, dequantise, quantise, quantised_by, stored_bytes
 from ouroboros.select import argmax
 
 PROMPTS = [prompt_of(length, seed) for seed, length in enumerate((5, 9, 14, 20))]
@@ -172,8 +172,8 @@ def test_plain_weights_count_their_own_bytes():
     weight = torch.zeros(3, 4, dtype=torch.bfloat16)
     assert stored_bytes(weight) == 24
     assert quantised_by(llama()) is None
-    with pytest.raises(ValueError, match="cannot be spelt out"):
-        spelt_out(llama(), torch.float64)
+    with pytest.raises(ValueError, match="cannot be dequantised"):
+        dequantise(llama(), torch.float64)
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
