@@ -194,7 +194,7 @@ def test_failed_samples_are_said_last_and_named_when_measured_anew(run_bench, mo
     code, out, err = run_bench(*options)
     assert code == 3 and json.loads(out.splitlines()[-1])["finished"]
     last = err.splitlines()[-1]
-    assert last == "1 of 4 samples failed: retry_failed=true measures them anew"
+    assert last == "1 of 4 samples failed; retry_failed=true measures them again"
     monkeypatch.setattr("bench_models.Moody.bad", False)
     code, _, err = run_bench(*options, "retry_failed=true")
     assert code == 0 and "measuring what failed anew: moody on HumanEval/0\n" in err
@@ -230,7 +230,7 @@ def test_bench_takes_up_a_killed_run(run_bench, saved_pair):
     assert code == 0, err
     assert json.loads(out.splitlines()[-1])["samples"] == 4
     assert (folder / "samples.jsonl").read_text().startswith(lines[0])
-    assert "Taken up again 1 time(s)" in (folder / "summary.md").read_text()
+    assert "Resumed 1 time(s)" in (folder / "summary.md").read_text()
 
 
 def test_a_carried_pool_is_saved_and_loaded_by_the_next_run(run_bench, saved_pair):
