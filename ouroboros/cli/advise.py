@@ -32,7 +32,6 @@ from ouroboros.cli.configs import chosen, plain
 from ouroboros.cli.errors import check_unused
 from ouroboros.cli.output import print_document
 from ouroboros.cli.replay import draft_of, open_recording, rates_given
-from ouroboros.cli.timing import measured_costs
 from ouroboros.costs import UNTIMED, Costs
 from ouroboros.decoders import check_decoders, decoder_factories, needs_draft
 from ouroboros.tuning.advise import (
@@ -224,9 +223,14 @@ def evidence_here(config: dict) -> Evidence:
     sampling = Sampling(**{field.name: config[field.name] for field in fields(Sampling)})
     options = {"max_new": config["max_new"], "sampling": sampling}
     bench = Bench(pair.target, pair.models, task, examples, {}, **options)
-    sizes = timed_sizes(bench, config["nodes"])
-    timing = {**sizes, "visits": config["visits"], "calls": CALLS, "padded": False}
-    bench.costs = costs or measured_costs(pair, timing)
+    bench.costs = costs
+    if costs is None:
+        timing = {**timed_sizes(bench, config["nodes"]), "visits": config["visits"]}
+        total = config["visits"] * len(timing["contexts"])
+        with tqdm(total=total, desc="calls", unit="visit", leave=False) as bar:
+            bench.costs = Costs.measure_grid(
+                pair.models, **timing, repeats=CALLS, on_visit=lambda _: bar.update()
+            )
     tokenizer = pair.target.tokenizer
     bench.decoders = decoder_factories(
         config["decoder"], pair.draft, bench.costs, tokenizer=tokenizer
