@@ -1,0 +1,78 @@
+"""run() as a library function: from a typed config to a folder, resumed, and loaded again."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import replace
+
+import pytest
+from bench_models import tiny_pair
+
+from ouroboros.bench.run.audit import load_audit
+from ouroboros.bench.run.config import RunConfig
+from ouroboros.bench.run.folder import SAMPLES
+from ouroboros.bench.run.pair import PairSpec
+from ouroboros.bench.run.run import rebuild, run
+from ouroboros.bench.tasks.registry import TaskSpec
+
+
+@pytest.fixture
+def config(tmp_path) -> RunConfig:
+    for name, model in zip(("target", "draft"), tiny_pair(), strict=True):
+        model.model.save_pretrained(tmp_path / name)
+        model.tokenizer.save_pretrained(tmp_path / name)
+    target, draft = str(tmp_path / "target"), str(tmp_path / "draft")
+    return RunConfig(
+        model=PairSpec("tiny", target, draft, dtype="float32"),
+        task=TaskSpec("prompts", {"path": "examples"}, limit=2),
+        decoder={
+            "greedy": {"_target_": "ouroboros.baselines.Greedy"},
+            "speculative": {
+                "_target_": "ouroboros.baselines.Speculative",
+                "draft": draft,
+                "gamma": 3,
+            },
+        },
+        max_new=6,
+        timing=False,
+        threads=1,
+        results_dir=str(tmp_path / "run"),
+    )
+
+
+def test_a_run_from_a_typed_config_resumes_and_is_loaded_again(config, tmp_path):
+    lines: list[str] = []
+    result = run(config, say=lines.append)
+    folder, whole = result.folder, result.folder.load_samples()
+    assert result.finished and len(whole) == 4 and lines[-1].startswith("results: ")
+    assert folder.load_run()["status"] == "finished"
+    assert {f["verdict"] for row in load_audit(folder) for f in row.findings.values()} == {
+        "reference",
+        "identical",
+    }
+    with pytest.raises(ValueError, match=r"already finished: use another results_dir"):
+        run(config)
+    folder.save_run(folder.load_run(), status="interrupted")
+    samples = (folder.path / SAMPLES).read_text().splitlines(keepends=True)
+    (folder.path / SAMPLES).write_text(samples[0] + samples[1][:40])
+    assert run(config).finished
+    again = {s.key: s.new_tokens for s in folder.load_samples()}
+    assert again == {s.key: s.new_tokens for s in whole}
+    with pytest.raises(ValueError, match=r"seed was 0, is 1"):
+        run(replace(config, sampling=replace(config.sampling, seed=1)))
+    paths = {"model.target": config.model.target, "model.draft": config.model.draft}
+    bench = rebuild(folder, paths)
+    assert list(bench.decoders) == ["greedy", "speculative"] and bench.total == 4
+    with pytest.raises(ValueError, match=r"max_new \(6, now 9\)"):
+        rebuild(folder, {**paths, "max_new": 9})
+
+
+def test_packed_samples_are_read_and_not_appended_to(config):
+    folder = run(replace(config, audit="none")).folder
+    samples = folder.load_samples()
+    path = folder.path / SAMPLES
+    path.with_name(f"{SAMPLES}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    assert folder.load_samples() == samples
+    with pytest.raises(ValueError, match="gunzip it to resume"), folder.appending(SAMPLES):
+        pass
