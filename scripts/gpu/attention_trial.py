@@ -8,8 +8,9 @@ no Triton) the packed form of `ouroboros.engine.attention` takes its place, and 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from types import SimpleNamespace
 
 import torch
@@ -20,6 +21,8 @@ from ouroboros.engine.attention import kernel_attention
 from ouroboros.engine.kernels import fits
 from ouroboros.engine.masks import additive
 
+Sizes = Sequence[int]
+Grid = Sequence[Sizes]
 WIDTH = 128
 LEAST_ERROR = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 1e-3}
 ERROR_RATIO = 2.0  # of our error over that of torch's own attention
@@ -100,25 +103,26 @@ def random_call(
     return Call(query, keys, values, additive(seen.to(device), dtype))
 
 
+def random_calls(
+    device: torch.device, dtype: torch.dtype, layouts: Grid, nodes: Sizes, slots: Sizes
+) -> Iterator[Call]:
+    """Yield a call for each [heads, key heads] of `layouts`, number of nodes and of slots."""
+    for (heads, kv_heads), count, length in product(layouts, nodes, slots):
+        if length >= count:
+            yield random_call(heads, kv_heads, count, length, device=device, dtype=dtype)
+
+
 def attention_agrees(
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    layouts: Sequence[Sequence[int]],
-    nodes: Sequence[int],
-    slots: Sequence[int],
+    device: torch.device, dtype: torch.dtype, *, layouts: Grid, nodes: Sizes, slots: Sizes
 ) -> Check:
-    """Hold our attention, for [heads, kv_heads] of `layouts`, against float64; its error may be
-    `ERROR_RATIO` times that of torch's own. On a GPU it must be the kernel that runs."""
+    """Compare our attention with float64; its error may be `ERROR_RATIO` times that of torch's own.
+    On a GPU it must be the kernel that runs."""
     ours, theirs, kernel, calls = 0.0, 0.0, 0, 0
-    for heads, kv_heads in layouts:
-        for count in nodes:
-            for length in (length for length in slots if length >= count):
-                one = random_call(heads, kv_heads, count, length, device=device, dtype=dtype)
-                exact = one.exact()
-                ours = max(ours, float((one.ours().double() - exact).abs().max()))
-                theirs = max(theirs, float((one.repeated().double() - exact).abs().max()))
-                kernel, calls = kernel + one.kernel, calls + 1
+    for call in random_calls(device, dtype, layouts, nodes, slots):
+        exact = call.exact()
+        ours = max(ours, float((call.ours().double() - exact).abs().max()))
+        theirs = max(theirs, float((call.repeated().double() - exact).abs().max()))
+        kernel, calls = kernel + call.kernel, calls + 1
     right = ours <= max(ERROR_RATIO * theirs, LEAST_ERROR[dtype])
     used = kernel == calls or device.type != "cuda"
     figures = {"calls": calls, "by_kernel": kernel, "max_error": ours, "max_error_sdpa": theirs}
@@ -129,33 +133,31 @@ def attention_times(
     device: torch.device,
     dtype: torch.dtype,
     *,
-    layouts: Sequence[Sequence[int]],
-    nodes: Sequence[int],
-    slots: Sequence[int],
+    layouts: Grid,
+    nodes: Sizes,
+    slots: Sizes,
     repeats: int = 20,
 ) -> list[dict]:
     """Return a row for each call: milliseconds of our attention and of torch's with repeated keys
     and values, and `read_mb`, the keys and values that any of them must read."""
-    rows = []
-    for heads, kv_heads in layouts:
-        for count in nodes:
-            for length in (length for length in slots if length >= count):
-                one = random_call(heads, kv_heads, count, length, device=device, dtype=dtype)
-                times = {"ours_ms": one.ours, "repeated_ms": one.repeated}
-                rows.append(
-                    {
-                        **{"heads": heads, "kv_heads": kv_heads, "nodes": count, "slots": length},
-                        "kernel": one.kernel,
-                        "read_mb": 2 * one.key.numel() * one.key.element_size() / 1e6,
-                        **{name: _ms(call, device, repeats) for name, call in times.items()},
-                    }
-                )
-    return rows
+    return [
+        {
+            "heads": call.query.shape[1],
+            "kv_heads": call.key.shape[1],
+            "nodes": call.query.shape[2],
+            "slots": call.key.shape[2],
+            "kernel": call.kernel,
+            "read_mb": 2 * call.key.numel() * call.key.element_size() / 1e6,
+            "ours_ms": _ms(call.ours, device, repeats),
+            "repeated_ms": _ms(call.repeated, device, repeats),
+        }
+        for call in random_calls(device, dtype, layouts, nodes, slots)
+    ]
 
 
 def _ms(call: Callable[[], torch.Tensor], device: torch.device, repeats: int) -> float:
-    """Milliseconds of one of many calls without a wait between them; on a GPU they are replays of
-    a graph, since a call by Python takes longer to launch than to run."""
+    """Return the milliseconds of one of many calls without a wait between them; on a GPU of graph
+    replays, since a call from Python takes longer to launch than to run."""
     for _ in range(3):
         call()
     again: Callable[[], object] = call

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from attention_trial import Check, attention_agrees
@@ -180,7 +181,7 @@ def preflight(args: argparse.Namespace, sizes: Sizes, run: Callable) -> None:
     grid = {"layouts": sizes.layouts[:2], "nodes": sizes.attention_nodes[::2]}
     run("attention", attention_agrees, args.device, torch.bfloat16, **grid, slots=sizes.slots[:2])
     standin = dict(zip(("target", "draft"), args.shapes, strict=True)) if args.shapes else None
-    engine = "static" if args.small else "auto"
+    engine: Literal["static", "auto"] = "static" if args.small else "auto"
     spec = PairSpec(*REFERENCE, dtype="bfloat16", standin=standin, engine=engine)
     models = dict(zip(("target", "draft"), load_pair(spec, with_draft=True).models, strict=True))
     run("served", served, models)

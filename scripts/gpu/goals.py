@@ -21,7 +21,6 @@ from ouroboros.bench.metrics.intervals import decode_part, speedup
 from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import METHOD, PLAIN, Sample, step_s
 from ouroboros.bench.report.profile import step_frame
-from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.costs import CostModel, Costs
 
@@ -163,7 +162,7 @@ def main() -> None:
     if args.idle and args.idle.exists():
         idle = json.loads(args.idle.read_text())["idle_share"]
     judged = not fallbacks and not args.rehearsal
-    found = goals(folder.load_samples(), load_costs(args.costs), judged=judged, idle=idle)
+    found = goals(folder.load_samples(), Costs.load(args.costs), judged=judged, idle=idle)
     words = {True: "reached", False: "missed", None: "not judged"}
     frame = pd.DataFrame(asdict(goal) | {"passed": words[goal.passed]} for goal in found)
     frame["name"] = frame["name"].str.replace("_", " ")

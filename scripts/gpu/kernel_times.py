@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from attention_trial import attention_times
@@ -124,18 +125,22 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a rehearsal's sizes")
     args = parser.parse_args()
     standin = dict(zip(("target", "draft"), args.shapes, strict=True)) if args.shapes else None
-    engine = "static" if args.small else "auto"
+    engine: Literal["static", "auto"] = "static" if args.small else "auto"
     names = ("reference", "reference/target", "reference/draft")
     pair = load_pair(
         PairSpec(*names, dtype="bfloat16", standin=standin, engine=engine), with_draft=True
     )
+    assert pair.draft is not None
     target, draft, device = pair.target, pair.draft, pair.target.device
-    grid = {"layouts": [[56, 8], [32, 4]], "nodes": [1, 8, 32, 128, 256]}
+    grid: dict[str, Any] = {"layouts": [[56, 8], [32, 4]], "nodes": [1, 8, 32, 128, 256]}
     grid |= {"slots": [512, 2048, 8192, 16384]}
     if args.small:
         grid = {"layouts": [[14, 2]], "nodes": [1, 8], "slots": [512], "repeats": 1}
     prompt = target.tokenizer(PROMPT).input_ids
-    drafters = {"greedy": RootOnly, "ouroboros": lambda: Ouroboros(draft)}
+    drafters: dict[str, Callable[[], Drafter]] = {
+        "greedy": RootOnly,
+        "ouroboros": lambda: Ouroboros(draft),
+    }
     max_new = 16 if args.small else 256
     found = {
         "copy_gb_per_s": copy_bandwidth(device) / 1e9,

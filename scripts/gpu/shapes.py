@@ -14,7 +14,7 @@ import torch
 
 from ouroboros import standin
 from ouroboros.engine.static import NODES, padded_slots
-from ouroboros.tuning.memory import SPARE, footprint_of, room
+from ouroboros.tuning.memory import DeviceMemory, footprint_of, longest_context
 
 SHARES = (1, 0.9, 0.8, 0.7)
 WORKSPACE_BYTES = 2 << 30  # graph pools, logits of both models, cuBLAS, the driver
@@ -27,9 +27,10 @@ def fitting(shapes: dict[str, str], *, context: int, memory_bytes: int) -> dict[
     slots = CACHE_COPIES * padded_slots(context + NODES[-1])
     for share in SHARES:
         found = {role: standin.shallower(name, share) for role, name in shapes.items()}
-        sizes = [footprint_of(standin.shape(name), torch.bfloat16) for name in found.values()]
-        need = sum(size.weight_bytes + slots * size.kv_bytes_per_token for size in sizes)
-        if need + WORKSPACE_BYTES <= (1 - SPARE) * memory_bytes:
+        sizes = {
+            role: footprint_of(standin.shape(name), torch.bfloat16) for role, name in found.items()
+        }
+        if longest_context(sizes, memory_bytes - WORKSPACE_BYTES) >= slots:
             return found
     return None
 
@@ -41,7 +42,7 @@ if __name__ == "__main__":
     parser.add_argument("--context", type=int, default=2048)
     args = parser.parse_args()
     names = {"target": args.target} | ({"draft": args.draft} if args.draft else {})
-    found = fitting(names, context=args.context, memory_bytes=room().total_bytes)
+    found = fitting(names, context=args.context, memory_bytes=DeviceMemory.of().total_bytes)
     if found is None:
         raise SystemExit(f"{' and '.join(names.values())} do not fit in this machine's memory")
     print("model.standin={" + ",".join(f"{role}:{name}" for role, name in found.items()) + "}")

@@ -178,7 +178,7 @@ def export(args: argparse.Namespace) -> None:
     work = Work(args.work)
     for name in ("target", "draft"):
         out = Path(args.out) / name
-        work.load(name).to(torch.bfloat16).save_pretrained(out, max_shard_size="15MB")
+        work.load(name).bfloat16().save_pretrained(out, max_shard_size="15MB")
         work.tokenizer.save_pretrained(out)
 
 

