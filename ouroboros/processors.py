@@ -1,8 +1,8 @@
-"""Logits processors that read the text before a token (repetition penalty and the like), on trees.
+"""Logits processors that read the text before a token, such as a repetition penalty, on trees.
 
-Each node's row is processed as if its own path were the text, so a tree still gives what plain
-decoding gives. Invariant: a processor here is a function of (text, row) alone; one that keeps a
-state from call to call would see rejected branches, and is refused by name.
+Each node's row is processed with the path to it as the text, so a tree gives the tokens of standard
+decoding. Invariant: a processor is a function of (text, row) alone; one that keeps state between
+calls would see rejected branches, and is an error that names it.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ PURE = frozenset(
         "EtaLogitsWarper",
     ]
 )
-"""transformers' processors whose result depends on the text and the row alone."""
+"""transformers' processors whose result depends on text and row alone."""
 
 
 class Processed(TokenSelector):
-    """A choice among processed logits: `choose` is `argmax` or a `Sampler` with no warpers of its
-    own (put them last among the processors, as transformers does).
+    """Selects tokens from processed logits.
 
-    `vocab` is the target's vocabulary; a narrower draft's rows are widened to it meanwhile. A
-    processor of one's own qualifies by an attribute `reads_text_only = True`.
+    `choose` is `argmax`, or a `Sampler` without warpers (put those last among the processors, as
+    transformers does). `vocab` is the target's vocabulary; a narrower draft's rows are widened to
+    it for the processors. Your own processor declares `reads_text_only = True`.
 
-    Raises `ValueError`, naming it, for a processor that may keep a state.
+    Raises `ValueError` naming a processor that may keep state.
     """
 
     def __init__(
@@ -72,14 +72,16 @@ class Processed(TokenSelector):
         self.vocab = vocab
         self.temperature = choose.temperature * combined_temperature(processors)
         self.noise_seed = choose.noise_seed
-        alone = "PrefixConstrainedLogitsProcessor"  # it tells the rows of a batch apart
-        self._batched = not any(type(p).__name__ == alone for p in processors)
+        by_row = "PrefixConstrainedLogitsProcessor"  # its result depends on the index in the batch
+        self._batched = not any(type(p).__name__ == by_row for p in processors)
 
     def processed(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
-        """Return each asked node's row after the processors, [len(tree.logit_nodes), width], in float32
-        as transformers processes them (float64 stays)."""
+        """Return the row of each of `tree.logit_nodes` after the processors, [nodes, width].
+
+        In float32, as transformers processes them; float64 stays.
+        """
         rows, width = logits, logits.shape[-1]
         if rows.dtype != torch.float64:
             rows = rows.float()
@@ -98,7 +100,7 @@ class Processed(TokenSelector):
         return out[:, :width]
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        """Return the scores of the choice behind, after the processors."""
+        """Return the selector's scores of the processed logits."""
         return self.choose.scores(self.processed(logits, tokens, tree), tokens, tree)
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
@@ -113,7 +115,7 @@ class Processed(TokenSelector):
 def processed(
     choose: TokenSelector, processors: Sequence[LogitsProcessor], *, vocab: int
 ) -> Processed:
-    """Put processors before a choice; a sampler's own warpers then stand last among them."""
+    """Return a selector behind processors; a sampler's own warpers come last among them."""
     warpers: Sequence[LogitsProcessor] = ()
     if isinstance(choose, Sampler):
         warpers, choose = choose.warpers, Sampler(seed=choose.seed)

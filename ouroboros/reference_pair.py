@@ -1,8 +1,8 @@
-"""The pair of models that ships with the package, in one call and with nothing to download.
+"""The reference pair of models, which ships with the package: nothing to download.
 
     target, draft, tokenizer = ouroboros.reference()
 
-Small, and trained for this project: see `ouroboros/reference/CARD.md`. Their vocabulary is one.
+Small models, trained for this project: see `ouroboros/reference/CARD.md`. They share a vocabulary.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FOLDER = Path(__file__).with_name("reference")
 
 
 class ReferencePair(NamedTuple):
-    """Both models as transformers has them, in evaluation mode, and their tokenizer."""
+    """Both models, as transformers loads them in evaluation mode, and their tokenizer."""
 
     target: LlamaForCausalLM
     draft: LlamaForCausalLM
@@ -25,7 +25,7 @@ class ReferencePair(NamedTuple):
 
 
 def reference(*, dtype: torch.dtype = torch.float32) -> ReferencePair:
-    """Return the reference pair, loaded anew, in `dtype` on the CPU."""
+    """Load the reference pair in `dtype` on the CPU."""
     roles = ("target", "draft")
     target, draft = (LlamaForCausalLM.from_pretrained(FOLDER / r, dtype=dtype) for r in roles)
     return ReferencePair(target, draft, AutoTokenizer.from_pretrained(FOLDER / "target"))

@@ -1,10 +1,10 @@
-"""For the tests of a drafter of one's own: is it lossless, whatever it proposes?
+"""Test your own drafter: is it lossless, whatever it proposes?
 
     def test_mine():
         assert_lossless(lambda: MyDrafter(size=4))
 
-The models are tiny and random, in float64 and with so small a vocabulary that wrong drafts are
-often right; their greedy text never settles. Plain decoding is the oracle.
+The models are tiny and random, in float64, with a vocabulary so small that random drafts are often
+accepted; their greedy text never becomes periodic. Standard decoding is the oracle.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VOCAB, CONTEXT = 13, 64
 
 @dataclass(frozen=True)
 class Case:
-    """One text to decode: prompt, length, ends and the choice of tokens."""
+    """One text to decode: prompt, length, end-of-sequence ids and token selection."""
 
     name: str
     prompt: list[int]
@@ -39,10 +39,9 @@ class Case:
 
 
 class RandomTrees:
-    """A drafter of any tree at all: random shapes, probes, reads and repeated siblings, with no
-    regard for the budget.
+    """Proposes random trees: any shape, probes, reads and repeated siblings, beyond the budget too.
 
-    `truth` is the text to come; a share `hit` of the nodes carry its token at their position, so
+    `truth` is the text to come; a share `hit` of the nodes have its token at their position, so
     that deep acceptances, ends in the middle of a draft and wrong branches all occur.
     """
 
@@ -55,7 +54,7 @@ class RandomTrees:
         self.draw = random.Random(f"drafter-{seed}")
 
     def reset(self, choose: TokenSelector) -> None:
-        """Nothing is kept."""
+        """Do nothing: no state is kept."""
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Return a random tree of up to 11 nodes."""
@@ -73,7 +72,7 @@ class RandomTrees:
         return TokenTree(tuple(nodes), tuple(parents), probes, read=read)
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Nothing to learn."""
+        """Do nothing."""
 
 
 def assert_lossless(
@@ -83,15 +82,15 @@ def assert_lossless(
     seeds: Collection[int] = range(3),
     max_new: int = 40,
 ) -> None:
-    """Assert that a drafter changes no text: on `len(seeds)` tiny models, greedily and sampled,
-    with and without ends of sequence, and up to the end of the context.
+    """Assert that a drafter is lossless: on `len(seeds)` tiny models, greedily and sampled, with and
+    without end-of-sequence ids, and up to the end of the context.
 
-    `drafter` is one, which then meets all texts in turn, or a callable that makes one for each
-    model; a callable with a parameter `draft` is given a small model that is often right.
+    `drafter` is a drafter, which then decodes all texts in turn, or a callable that makes one for
+    each model; a callable with a parameter `draft` is given a small model that is often right.
 
-    Raises `AssertionError` with the text, the place and the tree where it first differs, and
-    where the drafter changed the list of tokens that it was shown. A drafter that is exact in law
-    only (with a `rule`) differs when it samples: give `temperatures=(0.0,)`.
+    Raises `AssertionError` with the case, the index and the tree where a text first differs, and
+    where the drafter changed the list of tokens passed to it. A drafter that preserves only the
+    distribution (one with a `rule`) differs when it samples: give `temperatures=(0.0,)`.
     """
     for seed in seeds:
         target = tiny_model(seed)
@@ -100,23 +99,23 @@ def assert_lossless(
         check_drafter(made)  # type: ignore[arg-type]
         for case in _cases(target, seed, temperatures, max_new):
             expected = _decoded(target, RootOnly(), case)
-            watched = _Watched(made)  # type: ignore[arg-type]
-            found = _decoded(target, watched, case)
-            assert found == expected, watched.told(case, expected, found)
+            recorded = _Recorded(made)  # type: ignore[arg-type]
+            found = _decoded(target, recorded, case)
+            assert found == expected, recorded.describe(case, expected, found)
 
 
 def stress(target: CachedModel, prompt: list[int], *, trees: int = 20, max_new: int = 30) -> None:
-    """Assert that a model scores trees rightly: that `trees` runs with `RandomTrees` give the text
-    of plain decoding. Use a float64 model, or near ties may fall otherwise.
+    """Assert that a model scores trees correctly: `trees` runs with `RandomTrees` give the text of
+    standard decoding. Use a float64 model: in lower precision near ties may differ.
 
     Raises `AssertionError` as `assert_lossless`.
     """
     case = Case("a stressed model", prompt, max_new, frozenset(), argmax)
     expected = _decoded(target, RootOnly(), case)
     for seed in range(trees):
-        watched = _Watched(RandomTrees(expected, seed=seed, vocab=target.vocab_size))
-        found = _decoded(target, watched, case)
-        assert found == expected, watched.told(case, expected, found)
+        recorded = _Recorded(RandomTrees(expected, seed=seed, vocab=target.vocab_size))
+        found = _decoded(target, recorded, case)
+        assert found == expected, recorded.describe(case, expected, found)
 
 
 def tiny_model(seed: int = 0) -> CachedModel:
@@ -160,11 +159,13 @@ def _cases(
     target: CachedModel, seed: int, temperatures: Sequence[float], max_new: int
 ) -> Iterator[Case]:
     draw = random.Random(f"cases-{seed}")
-    for heat in temperatures:
-        choose: TokenSelector = Sampler(temperature=heat, seed=seed) if heat else argmax
+    for temperature in temperatures:
+        choose: TokenSelector = argmax
+        if temperature:
+            choose = Sampler(temperature=temperature, seed=seed)
         for length in (1, 5, 12):
             prompt = [draw.randrange(VOCAB) for _ in range(length)]
-            name = f"model {seed}, temperature {heat:g}, {length} prompt tokens"
+            name = f"model {seed}, temperature {temperature:g}, {length} prompt tokens"
             free = Case(name, prompt, max_new, frozenset(), choose)
             text = _decoded(target, RootOnly(), free)
             yield free
@@ -181,15 +182,15 @@ def _decoded(target: CachedModel, drafter: Drafter, case: Case) -> list[int]:
     ).tokens
 
 
-class _Watched:
-    """A drafter, and what it proposed."""
+class _Recorded:
+    """A drafter whose proposals are recorded."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.proposed: list[tuple[int, TokenTree]] = []
 
     def __getattr__(self, name: str):
-        """What the drafter has besides its three methods (draft, rule, ...) is its own."""
+        """Pass on what the drafter has besides its three methods (draft, rule, ...)."""
         return getattr(self.drafter, name)
 
     def reset(self, choose: TokenSelector) -> None:
@@ -207,12 +208,12 @@ class _Watched:
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         self.drafter.observe(tree, chosen, path)
 
-    def told(self, case: Case, expected: list[int], found: list[int]) -> str:
-        """Say where two texts part, and what was proposed there."""
+    def describe(self, case: Case, expected: list[int], found: list[int]) -> str:
+        """Return where two texts part, and the tree proposed there."""
         at = first_mismatch(expected, found) or 0
         trees = [tree for start, tree in self.proposed if start <= at]
         return (
             f"{type(self.drafter).__name__} is not lossless ({case.name}): token {at} is "
-            f"{found[at : at + 1]}, plain decoding has {expected[at : at + 1]}; "
+            f"{found[at : at + 1]}, standard decoding has {expected[at : at + 1]}; "
             f"the tree there was {trees[-1] if trees else None}"
         )

@@ -69,7 +69,7 @@ def test_lossless_drafters_pass(name):
 @pytest.mark.parametrize(
     ("drafter", "error", "reason"),
     [
-        (Lossy, AssertionError, "Lossy is not lossless .* plain decoding has .* tree there was"),
+        (Lossy, AssertionError, "Lossy is not lossless .* standard decoding has .* tree there was"),
         (Spoiling, AssertionError, "changed the tokens it was shown"),
         (Listing, ValueError, "Listing.propose returned a list: return a TokenTree"),
         (Mute, ValueError, "Mute is no drafter: it has no method reset, observe"),

@@ -10,7 +10,7 @@ from ouroboros import generate as accelerated
 def generate(
     model, inputs=None, input_ids=None, assistant_model=None, decoder="ouroboros", **given
 ):
-    """Return what plain decoding returns. `decoder` is one of Ouroboros' names."""
+    """Return what standard decoding returns. `decoder` is a name in Ouroboros' conf/decoder."""
     return accelerated(
         model,
         inputs if inputs is not None else input_ids,
