@@ -1,8 +1,8 @@
-"""A small trained model inside a large model's shape: the true cost without the real weights.
+"""A small trained model inside a large model's shape: a large model's cost without its weights.
 
 Timing a decoder needs a large model's memory traffic and a real pair's agreement, not the large
 model's knowledge. `embed` builds a plain `LlamaForCausalLM` of a large shape that computes a small
-core's function. What it measures is labelled a stand-in, never by the name of the shape alone.
+core's function. Its measurements are labelled "stand-in", never by the shape's name alone.
 
 Invariant, after every layer: the first d of D residual dims equal the core's residual, dim d holds
 the constant c for every token, and all dims beyond it are exactly zero. Hence
@@ -10,8 +10,8 @@ the constant c for every token, and all dims beyond it are exactly zero. Hence
     mean over D of x^2, plus eps_D  =  (S + c^2) / D + (eps d - c^2) / D  =  d/D (S / d + eps)
 
 where S is the core's sum of squares: norm weights scaled by sqrt(d/D) give the core's norm back.
-Only the last norm reads dim d, and only rows of unused vocabulary in `lm_head` read it there, with
-a large negative weight: unused ids neither win nor take probability mass.
+Only the last norm reads dim d, and only the `lm_head` rows of unused ids read it there, with a
+large negative weight: unused ids are never chosen and take no probability mass.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ SHAPES = MappingProxyType(
 
 
 def shape(name: str) -> LlamaConfig:
-    """Return a new config of the named shape, "yi-34b@54" with 54 layers; raises ValueError for an
+    """Return a config of the named shape; "yi-34b@54" has 54 layers. Raises `ValueError` for an
     unknown name."""
     whole, _, layers = name.partition("@")
     if whole not in SHAPES or (layers and not layers.isdecimal()):
         raise ValueError(f"unknown shape {name!r}; choose one of {', '.join(SHAPES)}")
-    own = {"num_hidden_layers": int(layers)} if layers else {}
-    return LlamaConfig(**{**SHAPES[whole], **own})  # type: ignore[arg-type]
+    depth = {"num_hidden_layers": int(layers)} if layers else {}
+    return LlamaConfig(**{**SHAPES[whole], **depth})  # type: ignore[arg-type]
 
 
 def shallower(name: str, share: float) -> str:
-    """Return the name of a shape with so large a share of its layers.
+    """Return the name of a shape with this share of its layers.
 
     >>> shallower("yi-6b", 0.9), shallower("yi-6b", 1)
     ('yi-6b@29', 'yi-6b')
@@ -86,16 +86,16 @@ def embed(
 ) -> LlamaForCausalLM:
     """Return a model of the given shape that computes the core's function.
 
-    The weights are made in place on `device` in `dtype` (both the core's own by default); no
-    host copy of the large model exists. Rotary parameters, maximal position, activation, special
-    ids and generation config are the core's; neither `core` nor `shape` is modified. The core may
-    tie its embeddings, the stand-in does not. Its layers come first, the others add zero. Unused
-    ids have logits of about -1e5 (float16 may give -inf). `seed` draws the unused weights, alike
-    on devices of one kind. Core and stand-in round differently: in bfloat16 compare a stand-in
-    with itself only; and a core cast with `.to(bfloat16)`, rather than loaded in it, has rounded
-    its rotary frequencies too, which the stand-in does not.
+    The weights are made in place on `device` in `dtype` (the core's by default), without a host
+    copy. Rotary parameters, maximal position, activation, special ids and generation config are the
+    core's; neither `core` nor `shape` is modified. The core may tie its embeddings, the stand-in
+    does not. The core's layers come first, the others add zero. Unused ids have logits of about
+    -1e5 (float16 may give -inf). `seed` draws the unused weights, equally on devices of one kind.
+    Core and stand-in round differently: in bfloat16 compare a stand-in with itself only. A core
+    cast by `.to(bfloat16)`, rather than loaded in it, also has rounded rotary frequencies.
 
-    Raises ValueError if the core does not fit in the shape or either is no Llama without biases.
+    Raises `ValueError` if the core does not fit in the shape, or if either has biases or is not a
+    Llama model.
     """
     _check(core.config, shape)
     heads = place_heads(*_head_counts(core.config), *_head_counts(shape))
@@ -111,7 +111,7 @@ def embed(
 
 
 def blank(config: LlamaConfig, dtype: torch.dtype) -> LlamaForCausalLM:
-    """Return a model without storage (device "meta"): its shapes and bytes, in milliseconds."""
+    """Return a model without storage (device "meta"), which takes milliseconds."""
     with torch.device("meta"):
         return LlamaForCausalLM(config).to(dtype)  # type: ignore[arg-type]
 
@@ -123,9 +123,9 @@ def _head_counts(config: LlamaConfig) -> tuple[int, int]:
 def place_heads(core_heads: int, core_kv: int, heads: int, kv: int) -> dict[int, int]:
     """Map each of the core's query heads to a query head of the shape.
 
-    Query heads form groups of one key head each. A core's group that does not fit in one group of
-    the shape continues in the next one, whose key and value head is then another copy. Raises
-    ValueError if the shape has too few groups.
+    The query heads of one key head form a group. A core's group that does not fit in one group of
+    the shape continues in the next one, whose key and value head is then a copy. Raises
+    `ValueError` if the shape has too few groups.
 
     >>> place_heads(4, 2, 14, 2)
     {0: 0, 1: 1, 2: 7, 3: 8}
@@ -146,7 +146,7 @@ def place_heads(core_heads: int, core_kv: int, heads: int, kv: int) -> dict[int,
 
 
 def _check(core: LlamaConfig, shape: LlamaConfig) -> None:
-    """Refuse a pair that cannot be exact; see `embed`."""
+    """Raise `ValueError` for a core and a shape that `embed` cannot combine exactly."""
     for role, config in (("core", core), ("shape", shape)):
         if config.model_type != "llama":
             raise ValueError(f"the {role} is a {config.model_type!r} model; use a LlamaConfig")
@@ -171,7 +171,7 @@ def _check(core: LlamaConfig, shape: LlamaConfig) -> None:
 
 
 def _constant(core: LlamaConfig, shape: LlamaConfig) -> float:
-    """The residual constant c, a power of two with c^2 <= eps d / 2; 0 if no id is unused."""
+    """Return the constant c, a power of two with c^2 <= eps d / 2; 0 if every id is used."""
     if core.vocab_size == shape.vocab_size:
         return 0.0
     return 2.0 ** math.floor(math.log2(core.rms_norm_eps * core.hidden_size / 2) / 2)

@@ -7,6 +7,7 @@ import functools
 import random
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ouroboros.baselines import Speculative
@@ -27,6 +28,7 @@ from tiny import (
 from ouroboros.bench.run.recorder import Recorder
 from ouroboros.decode import DrafterCapabilities, RootOnly, decode, extend, predict, stream
 from ouroboros.engine.model import CachedModel
+from ouroboros.engine.sequence import TreeModel
 from ouroboros.select import Sampler, argmax
 from ouroboros.trace import DecodeTrace
 from ouroboros.tree import TokenTree
@@ -371,3 +373,39 @@ def test_a_trace_without_waits_still_loads():
         for later in ("wait_s", "draft_scored", "draft_forwards", "target_forwards"):
             del step[later]
     assert [step.wait_s for step in DecodeTrace.from_dict(old).steps] == [0.0, 0.0]
+
+
+class TableTarget(TreeModel):
+    """After token t it chooses t + 1, except 5 after 3."""
+
+    max_len = vocab_size = 64
+
+    def score(self, sequence, tokens, tree):
+        following = {token: token + 1 for token in range(9)} | {3: 5}
+        chosen = torch.tensor([following[tree.tokens[node]] for node in tree.logit_nodes])
+        return torch.nn.functional.one_hot(chosen, 10).double()
+
+
+def test_two_steps_by_hand():
+    """A worked example: what each step proposes, what the target chooses, what is kept.
+
+    Step 1: the sequence ends with 1; the draft is 2 3 4, and 5 instead of 4 (node 4).
+        node    0  1  2  3  4
+        token   1  2  3  4  5
+        parent -1  0  1  2  2
+        chosen  2  3  5  5  6     the path is 0 1 2 4: new tokens 2 3 5 and the bonus 6
+    Step 2: the sequence ends with 6; the draft is 8, but the target chooses 7, a correction.
+    Step 3: the sequence ends with 7 and nothing is drafted: one token, the target's 8.
+    """
+    first = TokenTree((1, 2, 3, 4, 5), (-1, 0, 1, 2, 2), source=("", "a", "a", "a", "b"))
+    drafter = Scripted(first, TokenTree.chain(6, [8], "a"))
+    trace = decode(TableTarget(), drafter, [0, 1], max_new=6)
+    assert trace.new_tokens == [2, 3, 5, 6, 7, 8]
+    assert [step.new for step in trace.steps] == [4, 1, 1]
+    assert [step.accepted for step in trace.steps] == [3, 0, 0]
+    assert [step.sources for step in trace.steps] == [
+        ("a", "a", "b", "bonus"),
+        ("correction",),
+        ("target",),
+    ]
+    assert trace.new_tokens == decode(TableTarget(), RootOnly(), [0, 1], max_new=6).new_tokens
