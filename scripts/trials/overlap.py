@@ -38,7 +38,7 @@ def overlap(path: str) -> None:
     answers = Answers(job.task, job.examples, next(iter(job.decoders)), samples)
     shared, same, count = 0.0, 0, 0
     for sample in tqdm([s for s in samples if s.decoder == PLAIN and not s.error]):
-        asked = answers.asked(examples[sample.example], sample.repeat)
+        asked = answers.with_history(examples[sample.example], sample.repeat)
         prompt = prompt_ids(job.target.tokenizer, asked)
         choose = job.sampling.choose(sample.example, sample.repeat, vocab=job.target.vocab_size)
         laws, drawn = [], []

@@ -117,7 +117,7 @@ def prompts_of_run(
                 "give task, task.limit and task.stride of the recorded run (limit=<n> replays "
                 "fewer of its prompts)"
             )
-        return prompt_ids(tokenizer, answers.asked(by_id[example], repeat))
+        return prompt_ids(tokenizer, answers.with_history(by_id[example], repeat))
 
     return prompt_of
 

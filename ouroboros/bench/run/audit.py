@@ -69,7 +69,7 @@ def audit_run(
         if plain is None or plain.error:
             reason = Finding("not judged", f"{PLAIN} has no completion of this prompt")
             return {**dict.fromkeys(group, reason), **found}, []
-        prompt = prompt_ids(job.target.tokenizer, answers.asked(example, repeat))
+        prompt = prompt_ids(job.target.tokenizer, answers.with_history(example, repeat))
         for name in group.keys() - found.keys():
             if not _ends_by_a_rule(job, group[name], len(prompt)):
                 reason = "its end follows no rule: no end token, no limit, no stop string"

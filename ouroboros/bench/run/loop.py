@@ -155,7 +155,7 @@ class Bench:
         """
         sample = Sample(example.id, "", repeat, 0, 0, group=example.group)
         try:
-            asked = example if answers is None else answers.asked(example, repeat)
+            asked = example if answers is None else answers.with_history(example, repeat)
             prompt = prompt_ids(self.target.tokenizer, asked)
             sample = replace(sample, prompt_tokens=len(prompt))
             for model in self.models:

@@ -57,7 +57,7 @@ class Answers:
         if sample.decoder == self._first:
             self._samples[sample.example, sample.repeat] = sample
 
-    def asked(self, example: Example, repeat: int) -> Example:
+    def with_history(self, example: Example, repeat: int) -> Example:
         """Return the example, a later turn with the conversation before it.
 
         Raises `ValueError` where the previous turn failed.
@@ -67,7 +67,7 @@ class Answers:
         answer = self._samples[example.follows, repeat]
         if answer.error:
             raise ValueError(f"{self._first} failed at the turn before: {answer.error}")
-        before = self.asked(self._examples[example.follows], repeat)
+        before = self.with_history(self._examples[example.follows], repeat)
         assert isinstance(self._task, Conversation)
         return self._task.continued(example, before, answer.text)
 

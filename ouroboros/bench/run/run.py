@@ -1,7 +1,7 @@
 """One run from its config to its results folder: load, measure, score; and what run.json records.
 
-    from ouroboros.bench.run import RunConfig, run
-    result = run(RunConfig(model=..., task=..., decoder={"greedy": {...}, ...}), progress=True)
+    config = RunConfig(model=PairSpec(...), task=TaskSpec("humaneval"), decoder={"greedy": {...}})
+    result = run(config, progress=True)
     result.folder.load_samples()
 
 A run that was interrupted resumes when it is called again with the same `results_dir`.
@@ -391,9 +391,10 @@ def _hub_commit(model: CachedModel) -> str | None:
 
 
 class Interruption:
-    """A context in which the first signal calls `on_first` and a second one raises
-    `KeyboardInterrupt` at once. Outside the main thread signals are unchanged.
-    `on_first` runs inside a signal handler, perhaps in the middle of a print: it may not print.
+    """Ctrl-C in two stages: the first signal calls `on_first`, a second raises `KeyboardInterrupt`.
+
+    Outside the main thread signals are unchanged. `on_first` runs inside a signal handler, perhaps
+    in the middle of a print, so it may not print.
     """
 
     def __init__(self, on_first: Callable[[], object]) -> None:
@@ -411,8 +412,8 @@ class Interruption:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def check(self, agree: Callable[[bool], bool] = bool) -> None:
-        """Raise `KeyboardInterrupt` if a signal came: called where ending costs nothing. `agree`
-        says of whether one came here whether one came to any process."""
+        """Raise `KeyboardInterrupt` if a signal came; call it where nothing is lost. `agree` maps
+        whether this process got one to whether any process did."""
         if agree(self.asked):
             raise KeyboardInterrupt
 

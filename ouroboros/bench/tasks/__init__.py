@@ -1,1 +1,1 @@
-"""What a benchmark is: examples in, prompts out, completions scored; one file a task."""
+"""The tasks: examples, their prompts, and the scores of completions; one file per task."""

@@ -1,7 +1,7 @@
-"""What a benchmark is: examples in, prompts out, completions scored.
+"""The protocol of a task, and how its examples are selected.
 
-A task knows no model and no decoder. Invariant: `load` gives the same examples in the same order
-each time, so that every decoder, and a resumed run, meets the same prompts.
+A task knows no model and no decoder. `load` returns the same examples in the same order each time,
+so that every decoder, and a resumed run, gets the same prompts.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Protocol, runtime_checkable
 Message = Mapping[str, str]
 """One turn of a conversation, as chat templates take it: {"role": ..., "content": ...}."""
 YES_OR_NO = frozenset({"passed", "exact_match"})
-"""The scores that are 1 or 0 of each completion; a task names every such score of its own so."""
+"""The names of scores that are 1 or 0 for each completion."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """One prompt. `id` is unique in its task; `data` is whatever the task needs to score it.
+    """One prompt. `id` is unique in its task; `data` is what the task needs to score it.
 
     With `messages`, these go through the tokenizer's chat template and make the prompt; `prompt`
-    is then the last message alone. `group` is a category of the task's, "" where it has none.
-    `follows` names the example of the turn before: the prompt of such a later turn is known only
-    when that one is answered (see `Conversation`).
+    is then the last message alone. `group` is the example's category, "" without any.
+    `follows` is the id of the previous turn of a conversation: the prompt is then known only when
+    that turn is answered (see `Conversation`).
     """
 
     id: str
@@ -60,17 +60,17 @@ class Task(Protocol):
 
 @runtime_checkable
 class Conversation(Protocol):
-    """A task some of whose examples follow others."""
+    """A task with conversations: some of its examples follow others."""
 
     def continued(self, example: Example, before: Example, answer: str) -> Example:
-        """Return a later turn with its prompt: `before` is the turn that it follows, as it was
-        asked, and `answer` the completion that it got."""
+        """Return a later turn with its whole prompt: `before` is the previous turn with its prompt,
+        `answer` its completion."""
         ...
 
 
 @runtime_checkable
 class CorpusScored(Protocol):
-    """A task with scores that are no means of scores per completion."""
+    """A task with scores of a whole corpus, such as BLEU."""
 
     def corpus_scores(self, pairs: Sequence[tuple[Example, str]]) -> dict[str, float]:
         """Return named scores of all (example, completion) pairs of one decoder together."""
@@ -82,9 +82,9 @@ def select(
 ) -> list[Example]:
     """Return every `stride`-th example, at most `limit` of them (None: no limit).
 
-    The turns of one conversation count as one and stay together. `shuffle` is the seed of another
-    order of the chosen ones, None keeps the task's. Raises `ValueError` where nothing is left, and
-    for ids that are not unique.
+    A conversation counts as one and stays together. `shuffle` seeds a random order of the chosen
+    examples; None keeps the task's order. Raises `ValueError` where nothing is left, and for ids
+    that are not unique.
 
     >>> [e.id for e in select([Example(str(i), "") for i in range(9)], limit=3, stride=4)]
     ['0', '4', '8']
@@ -103,7 +103,7 @@ def select(
 
 
 def part_of(examples: Sequence[Example], part: str | None) -> list[Example]:
-    """Return one worker's share: part "2/3" is every third conversation from the second on.
+    """Return one shard: part "2/3" is every third conversation, starting with the second.
 
     Raises `ValueError` for anything but "k/n" with k from 1 to n, and for an empty part.
 
@@ -139,6 +139,6 @@ def conversations(examples: Sequence[Example]) -> list[list[Example]]:
 
 
 def fingerprint(examples: Sequence[Example]) -> str:
-    """Return a short hash of all that the examples' prompts are made of, in their order."""
+    """Return a short hash of the examples' prompts, in their order."""
     rows = [[e.id, e.prompt, [dict(m) for m in e.messages], e.follows] for e in examples]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
