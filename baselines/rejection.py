@@ -1,10 +1,11 @@
 """Classic rejection sampling of drafts (Leviathan et al. 2023, arXiv 2211.17192), several
 candidates a position (Miao et al. 2024, SpecInfer, arXiv 2305.09781).
 
-A drafted token x, drawn from the draft's law q, is kept with probability min(1, p(x) / q(x)); after
-a rejection the next candidate faces the rest max(p - q, 0), normalised, and what is left at the end
-is sampled. The law of the text is the target's own, but its tokens depend on the drafts: there is
-no token-for-token equality to test, as there is with shared noise.
+A draft token x, sampled from the draft model's distribution q, is accepted with probability
+min(1, p(x) / q(x)). After a rejection the next candidate is tested against the residual
+max(p - q, 0), normalised; when all are rejected, the residual is sampled. The text has the target's
+distribution, but its tokens depend on the drafts: unlike shared noise, this gives no equality of
+tokens to test.
 """
 
 from __future__ import annotations
@@ -20,19 +21,18 @@ from ouroboros.tree import TokenTree
 
 @dataclass(frozen=True)
 class Drawn:
-    """The candidates drawn after a node, in order, repeats included, and their law [vocab]."""
+    """Candidates drawn after a node, in order, with repeats, and their distribution, [vocab]."""
 
     candidates: list[int]
-    law: torch.Tensor
+    distribution: torch.Tensor
 
 
 class Rejection(TokenSelector):
-    """A choice for the target that accepts drafted tokens by rejection sampling.
+    """Accept draft tokens by rejection sampling: a selector for the target.
 
-    `sampler` gives warpers and seed; its shared noise is not used. `drawn[node]` must hold what was
-    drawn after each node of the tree that is scored next (the drafter fills it in). `overlap` sums
-    1 - TV(p, q) over the nodes that were tested and `tested` counts them: their ratio is the
-    expected share of first candidates that are accepted.
+    `sampler` gives warpers and seed; its shared noise is not used. The drafter fills `drawn` with
+    the candidates after each node of the tree that is scored next. `overlap` / `tested` is the
+    expected share of accepted first candidates: the mean of 1 - TV(p, q) over the tested nodes.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -43,21 +43,23 @@ class Rejection(TokenSelector):
         self.overlap = 0.0
         self.tested = 0
 
-    def draw(self, law: torch.Tensor, count: int = 1) -> list[int]:
-        """Return `count` independent samples of a law, [vocab]."""
-        return torch.multinomial(law, count, replacement=True, generator=self.generator).tolist()
+    def draw(self, distribution: torch.Tensor, count: int = 1) -> list[int]:
+        """Return `count` independent samples of a distribution, [vocab]."""
+        return torch.multinomial(
+            distribution, count, replacement=True, generator=self.generator
+        ).tolist()
 
-    def laws(self, logits: torch.Tensor) -> torch.Tensor:
+    def distributions(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the warped probabilities of rows of logits, float64 on the CPU."""
         return self.sampler.warped(logits).double().softmax(-1).cpu()
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         """Return the accepted or sampled token after each node of the path, -1 elsewhere."""
-        laws = self.laws(logits)
+        distributions = self.distributions(logits)
         child = {(parent, tree.tokens[node]): node for node, parent in enumerate(tree.parents)}
         chosen, node = [-1] * len(tree.logit_nodes), 0
         while True:
-            token, accepted = self._follow(laws[node], self.drawn.get(node))
+            token, accepted = self._follow(distributions[node], self.drawn.get(node))
             chosen[node] = token
             if not accepted or (node, token) not in child:
                 return chosen
@@ -66,26 +68,26 @@ class Rejection(TokenSelector):
     def ranked(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
     ) -> Ranked:
-        raise ValueError("rejection sampling has no runner-up; use shared noise with this drafter")
+        raise ValueError("rejection sampling has no ranking; use verification=shared")
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        raise ValueError("rejection sampling is exact in law only: its choice has no scores")
+        raise ValueError("rejection sampling preserves only the distribution: it has no scores")
 
-    def _follow(self, law: torch.Tensor, drawn: Drawn | None) -> tuple[int, bool]:
-        """Return the token after a node whose law is `law`, and whether it was drafted."""
+    def _follow(self, p: torch.Tensor, drawn: Drawn | None) -> tuple[int, bool]:
+        """Return the token after a node with distribution `p`, and whether it was drafted."""
         if drawn is None:
-            return self.draw(law)[0], False
-        width = len(drawn.law)
-        self.overlap += float(torch.minimum(law[:width], drawn.law).sum())
+            return self.draw(p)[0], False
+        width = len(drawn.distribution)
+        self.overlap += float(torch.minimum(p[:width], drawn.distribution).sum())
         self.tested += 1
         for candidate in drawn.candidates:
-            ratio = law[candidate] / drawn.law[candidate]
+            ratio = p[candidate] / drawn.distribution[candidate]
             if torch.rand((), generator=self.generator, dtype=torch.float64) < ratio:
                 return candidate, True
-            rest = law.clone()
-            rest[:width] -= drawn.law
-            rest.clamp_(min=0)
-            if not rest.any():  # the laws are equal but for rounding
+            residual = p.clone()
+            residual[:width] -= drawn.distribution
+            residual.clamp_(min=0)
+            if not residual.any():  # the distributions are equal but for rounding
                 return candidate, True
-            law = rest / rest.sum()
-        return self.draw(law)[0], False
+            p = residual / residual.sum()
+        return self.draw(p)[0], False

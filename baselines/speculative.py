@@ -1,7 +1,8 @@
 """Speculative decoding with a draft model (Leviathan et al. 2023, arXiv 2211.17192).
 
-Under the shared-noise sampler (or argmax) a draft token is kept if it *is* the target's choice,
-which is exact token for token. Classic rejection sampling, exact in law, can be asked for.
+Under the shared-noise sampler (or argmax) a draft token is accepted if it *is* the target's token,
+so every token equals plain decoding's. Classic rejection sampling, which preserves the distribution
+but not individual tokens, is an option.
 """
 
 from __future__ import annotations
@@ -13,22 +14,23 @@ import torch
 from ouroboros.baselines.rejection import Drawn, Rejection
 
 from ouroboros.decode import RootOnly, extend
-from ouroboros.drafters.drafting import Scratch, Watched
+from ouroboros.drafters.drafting import Scratch
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
-from ouroboros.select import Ranked, Sampler, TokenSelector, argmax
+from ouroboros.select import Sampler, TokenSelector, TopKRecorder, argmax
 from ouroboros.trace import StepRecord
 from ouroboros.tree import TokenTree
 
 
 class Speculative:
-    """A chain of up to `gamma` tokens drafted one by one by the small model.
+    """Draft a chain of up to `gamma` tokens with the draft model.
 
-    With `confidence` above 0 the draft ends early, after the first token to which the draft model
-    itself gives less than this probability (as transformers' assisted generation does).
-    `verification` "shared" compares tokens drawn with shared noise; "rejection" accepts by
-    rejection sampling when the loop samples, with `candidates` tokens drawn at each position, the
-    first of which goes on. Greedy decoding is the same under both.
+    With `confidence` above 0 the draft ends after the first token to which the draft model gives
+    less than this probability (as in transformers' assisted generation). `verification` "shared"
+    compares tokens sampled with shared noise; "rejection" uses rejection sampling when the loop
+    samples, with `candidates` tokens drawn at each position, the first of which the draft
+    continues. Greedy decoding is the same under both. Raises `ValueError` for settings out of
+    range.
     """
 
     def __init__(
@@ -61,9 +63,9 @@ class Speculative:
         self._choose: TokenSelector = argmax
 
     def rule(self, choose: TokenSelector) -> TokenSelector:
-        """Return the choice that the loop shall use: rejection sampling where it was asked for.
+        """Return the selector that the loop shall use, `Rejection` with verification="rejection".
 
-        Raises `ValueError` under a choice that is neither argmax nor a plain `Sampler`.
+        Raises `ValueError` for a selector that is neither argmax nor a plain `Sampler`.
         """
         if self.verification == "shared" or choose is argmax:
             return choose
@@ -85,10 +87,10 @@ class Speculative:
         if room > 0 and not self.confidence and self._choose.context_free:
             drafted = self.model.roll(self.draft_sequence, tokens, room, self._choose)
             return TokenTree.chain(tokens[-1], drafted, source="draft")
-        sequence, watch = self._scratch.at(tokens), Watched(self._choose)
-        choose: TokenSelector = watch if self.confidence > 0 else self._choose
+        sequence, recorder = self._scratch.at(tokens), TopKRecorder(self._choose, 2)
+        choose: TokenSelector = recorder if self.confidence > 0 else self._choose
         for _ in self._extend(sequence, room, choose):
-            if self.confidence > 0 and watch.ranks[-1].share < self.confidence:
+            if self.confidence > 0 and recorder.last.shares[0, 0] < self.confidence:
                 break
         return TokenTree.chain(tokens[-1], sequence[len(tokens) :], source="draft")
 
@@ -102,12 +104,12 @@ class Speculative:
         )
 
     def _candidates(self, rule: Rejection, tokens: Sequence[int], budget: int) -> TokenTree:
-        """Draft a chain of the first candidates, the others below it as leaves."""
+        """Draft a chain of the first candidates, with the others as its leaves."""
         draws = Draws(rule, self.candidates)
         sequence, room = self._scratch.at(tokens), min(self.gamma, budget - 1)
         for _ in self._extend(sequence, room, draws):
             last = draws.drawn[-1]
-            if float(last.law[last.candidates[0]]) < self.confidence:
+            if float(last.distribution[last.candidates[0]]) < self.confidence:
                 break
         tree = TokenTree.chain(tokens[-1], sequence[len(tokens) :], source="draft")
         rule.drawn = dict(enumerate(draws.drawn))
@@ -117,7 +119,7 @@ class Speculative:
 
 
 class Draws(TokenSelector):
-    """The draft's choice under rejection sampling: candidates from its own law, noted down."""
+    """Sample candidates from the draft model's own distribution, and keep them in `drawn`."""
 
     def __init__(self, rule: Rejection, count: int) -> None:
         self.rule = rule
@@ -125,14 +127,6 @@ class Draws(TokenSelector):
         self.drawn: list[Drawn] = []
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        law = self.rule.laws(logits)[0]
-        self.drawn.append(Drawn(self.rule.draw(law, self.count), law))
+        distribution = self.rule.distributions(logits)[0]
+        self.drawn.append(Drawn(self.rule.draw(distribution, self.count), distribution))
         return [self.drawn[-1].candidates[0]]
-
-    def ranked(
-        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
-    ) -> Ranked:
-        raise ValueError("a drawn draft has no runner-up")
-
-    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        return self.rule.scores(logits, tokens, tree)

@@ -1,4 +1,4 @@
-"""A drafter's own copy of the text; `Watched` is tested with the drafter that uses it."""
+"""A drafter's own copy of the sequence."""
 
 from __future__ import annotations
 

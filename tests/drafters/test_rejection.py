@@ -1,4 +1,4 @@
-"""Classic rejection sampling: its law is the target's own, on a model small enough to enumerate."""
+"""Rejection sampling keeps the target distribution, on a model small enough to enumerate."""
 
 from __future__ import annotations
 
@@ -148,5 +148,5 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="knows no logits processors"):
         decode(draft, drafter, [0], max_new=2, choose=lambda *_: [0])
     rule = drafter.rule(Sampler())
-    with pytest.raises(ValueError, match="no runner-up"):
+    with pytest.raises(ValueError, match="has no ranking"):
         rule.ranked(torch.zeros(1, 3), [0], None)
