@@ -105,8 +105,9 @@ def agreement_curves(rows: Sequence[DraftValue]) -> Figure:
                 if pd.notna(low):
                     axes.axhspan(low, high, color=mark.colour, alpha=0.12, linewidth=0)
         axes.set_title(f"{group}, {own['prompts'].iloc[0]} prompts")
-        axes.set_xlabel("agreement of the draft")
         axes.grid(axis="y")
+    for axes in panels[max(0, len(groups) - across) : len(groups)]:
+        axes.set_xlabel("agreement of the draft")
     for axes in panels[len(groups) :]:
         axes.set_axis_off()
     figure.supylabel("speedup over greedy", fontsize=10)
