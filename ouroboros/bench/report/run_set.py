@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -81,7 +82,7 @@ def swept(configs: Sequence[Mapping]) -> list[Swept]:
     >>> [(one.name, one.values) for one in swept(both)]
     [('gamma', [2, 4])]
     """
-    flat = [
+    flat: list[dict[Any, Any]] = [
         pd.json_normalize(dict(one), sep=".").to_dict("records")[0] if one else {}
         for one in configs
     ]

@@ -138,7 +138,7 @@ def summarise(measured: Measured) -> Summary:
     return Summary(facts, _by_speed(_frame(rows)), found, verdicts, problems)
 
 
-def interval_of(row: Mapping, name: str) -> Interval | None:
+def interval_of(row: Mapping | pd.Series, name: str) -> Interval | None:
     """Return a metric of a frame's row with its interval; None where it is unavailable."""
     value, low, high = row[name], row.get(f"{name}.low"), row.get(f"{name}.high")
     if pd.isna(value):

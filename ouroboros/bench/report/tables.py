@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich import box
@@ -39,12 +40,9 @@ LATEX = str.maketrans(
 )
 
 
-def cell(metric: Metric, row: Mapping) -> str:
+def cell(metric: Metric, row: Mapping | pd.Series) -> str:
     """Return a metric of a frame's row as text, with its interval; "-" where it is unavailable."""
     value = row.get(metric.name)
-    if isinstance(value, Mapping):
-        total = sum(value.values())
-        return ", ".join(f"{name} {100 * count / total:.0f} %" for name, count in value.items())
     if isinstance(value, str):
         return value
     found = None if value is None else interval_of(row, metric.name)
@@ -75,7 +73,7 @@ def run_table(summary: Summary, table: str) -> pd.DataFrame:
     if table == "lead":
         frame = frame.drop(index=METHOD, errors="ignore")
     found = [
-        {"decoder": name} | {m.heading: cell(m, row) for m in shown}
+        {"decoder": str(name)} | {m.heading: cell(m, row) for m in shown}
         for name, row in frame.iterrows()
         if any(_filled(row[m.name]) for m in shown)
     ]
@@ -117,7 +115,7 @@ def terminal_table(summary: Summary, width: int = 100) -> Table:
     """
 
     def fits(frame: pd.DataFrame) -> bool:
-        texts = {name: "\n".join([name, *frame[name]]) for name in frame}
+        texts = {name: "\n".join([str(name), *frame[name]]) for name in frame}
         return sum(max(map(len, text.split("\n"))) + 2 for text in texts.values()) - 2 <= width
 
     frame = run_table(summary, "default")
@@ -128,7 +126,7 @@ def terminal_table(summary: Summary, width: int = 100) -> Table:
     shown = next((one for one in choices if fits(one)), choices[-1])
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     for place, name in enumerate(shown):
-        table.add_column(name, justify="right" if place else "left", overflow="fold")
+        table.add_column(str(name), justify="right" if place else "left", overflow="fold")
     for row in shown.itertuples(index=False):
         table.add_row(*row)
     return table
@@ -215,10 +213,9 @@ def published_table(summary: Summary) -> pd.DataFrame:
     theirs, frame = (summary.facts.published or {}).get("tokens_per_s", {}), summary.frame
     found = []
     for name in dict.fromkeys([*theirs, *frame.index]) if theirs else ():
-        row: Mapping = frame.loc[name] if name in frame.index else {}
+        row: Mapping | pd.Series = frame.loc[name] if name in frame.index else {}
         speedup = published_speedup(theirs, name)
         measured = interval_of(row, "latency_speedup") if len(row) else None
-        both = measured and speedup
         found.append(
             {
                 "decoder": name,
@@ -226,7 +223,9 @@ def published_table(summary: Summary) -> pd.DataFrame:
                 "published speedup": f"{speedup:.2f}x" if speedup else "-",
                 "measured tokens/s": cell(METRICS["output_throughput"], row),
                 "measured speedup": cell(METRICS["latency_speedup"], row),
-                "measured / published": f"{measured.value / speedup:.2f}" if both else "-",
+                "measured / published": (
+                    f"{measured.value / speedup:.2f}" if measured and speedup else "-"
+                ),
             }
         )
     return pd.DataFrame(found)
@@ -307,5 +306,5 @@ def _lead_cells(metric: Metric, decoder: str, lead: Interval) -> dict[str, str]:
     return {"best other": decoder, metric.heading: text, "Ouroboros is": lead.significance}
 
 
-def _filled(value: object) -> bool:
+def _filled(value: Any) -> bool:
     return bool(value) if isinstance(value, Mapping | list) else not pd.isna(value)
