@@ -82,7 +82,7 @@ def assert_lossless(
     seeds: Collection[int] = range(3),
     max_new: int = 40,
 ) -> None:
-    """Assert that a drafter is lossless: on `len(seeds)` tiny models, greedily and sampled, with and
+    """Assert that a drafter is lossless on `len(seeds)` tiny models: greedily and sampled, with and
     without end-of-sequence ids, and up to the end of the context.
 
     `drafter` is a drafter, which then decodes all texts in turn, or a callable that makes one for

@@ -9,7 +9,7 @@ import torch
 from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative
 from tiny import llama, prompt_of
 
-from ouroboros import CachedModel, Ouroboros, TokenTree, decode, generate
+from ouroboros import CachedModel, Ouroboros, OuroborosPaper, TokenTree, decode, generate
 from ouroboros.select import TokenSelector, argmax
 from ouroboros.testing import assert_lossless, stress, tiny_model
 
@@ -19,7 +19,8 @@ LOSSLESS = {
     "one for all": PromptLookup(max_ngram_size=2, num_tokens=4),
     "made for each": lambda: Lookahead(window_size=3, ngram_size=3, verification_set_size=3),
     "with a draft": lambda draft: Speculative(draft, gamma=3),
-    "ouroboros": lambda draft: Ouroboros(draft, **SIZES, pool_state="task"),
+    "ouroboros": lambda draft: Ouroboros(draft, pool_state="task"),
+    "ouroboros_paper": lambda draft: OuroborosPaper(draft, **SIZES, pool_state="task"),
 }
 
 
