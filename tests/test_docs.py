@@ -21,7 +21,7 @@ GROUPS = ("experiment", "task", "decoder", "model", "rehearsal", "draft", "draft
 CONFIGS = {
     "bench": "config",
     "profile": "profiling",
-    **{name: name for name in ("replay", "agreement", "advise")},
+    **{name: name for name in ("replay", "advise")},
 }
 OUTSIDE = ("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.")  # of plugins, not ours
 

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from ouroboros.bench.metrics.sample import PLAIN, Sample
-from ouroboros.bench.replay.recording import runs_of
+from ouroboros.bench.replay.recording import read_recording, runs_of
 from ouroboros.bench.replay.replay import OffTextRates
 from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.gather import load, run_folders
@@ -31,7 +31,7 @@ from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.configs import chosen, plain
 from ouroboros.cli.errors import check_unused
 from ouroboros.cli.output import print_document
-from ouroboros.cli.replay import draft_of, open_recording, rates_given
+from ouroboros.cli.replay import draft_of, rates_given
 from ouroboros.costs import UNTIMED, Costs
 from ouroboros.decoders import check_decoders, decoder_factories, needs_draft
 from ouroboros.tuning.advise import (
@@ -244,7 +244,8 @@ def evidence_of_folder(config: dict, own: dict, *, timing: bool = True) -> Evide
     rates = rates_by_decoder(config["rates"])
     folder, given = ResultsFolder(own["runs"]), costs_given(config)
     tokenizer = load_tokenizer(PairSpec.from_mapping(own["model"]))
-    recording = open_recording(folder.path, tokenizer, task=config["given_task"])
+    task = config["given_task"] and TaskSpec.from_mapping(config["given_task"])
+    recording = read_recording(folder.path, tokenizer, task=task)
     decision_costs = given or folder.load_costs()
     costs = given or (load_costs(folder.path) if timing else decision_costs or Costs.load(UNTIMED))
     assert costs is not None

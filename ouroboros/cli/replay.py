@@ -13,15 +13,13 @@ from omegaconf import DictConfig
 from ouroboros import vocab
 from ouroboros.bench.metrics.intervals import COST_RATIO
 from ouroboros.bench.replay.draft_errors import DraftErrorModel
-from ouroboros.bench.replay.recording import RecordedRuns, prompts_of_run, read_recording, runs_of
+from ouroboros.bench.replay.recording import RecordedRuns, read_recording, runs_of
 from ouroboros.bench.replay.replay import OffTextRates, RecordedTarget, replay, replay_table
 from ouroboros.bench.replay.simulated_draft import SimulatedDraft
 from ouroboros.bench.run.config import check_whole
 from ouroboros.bench.run.costs import load_costs
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
-from ouroboros.bench.run.identity import check_files
 from ouroboros.bench.run.pair import PairSpec, load_draft, load_tokenizer
-from ouroboros.bench.run.prompts import with_context
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.configs import chosen, plain
 from ouroboros.cli.errors import check_unused
@@ -41,12 +39,11 @@ def replay_all(cfg: DictConfig, as_json: bool = False) -> int:
     torch.set_num_threads(config["threads"] or torch.get_num_threads())
     check_decoders(config.get("decoder"))
     check_unused(config["results_dir"])
-    path, tokenizer = (
-        Path(config["recording"]),
-        load_tokenizer(PairSpec.from_mapping(config["model"])),
-    )
+    path, task = Path(config["recording"]), config.get("task")
+    tokenizer = load_tokenizer(PairSpec.from_mapping(config["model"]))
     folder = ResultsFolder(path) if path.is_dir() else None
-    recording = open_recording(path, tokenizer, task=config.get("task"), limit=config["limit"])
+    task = task and TaskSpec.from_mapping(task)
+    recording = read_recording(path, tokenizer, task=task, limit=config["limit"])
     of = config["recorded_decoder"]
     if of and folder and of not in recording:
         raise ValueError(f"recorded_decoder={of} is not in this run: choose from {[*recording]}")
@@ -80,29 +77,6 @@ def replay_all(cfg: DictConfig, as_json: bool = False) -> int:
     print(table.reset_index().to_string(index=False, na_rep="-", float_format="{:.3f}".format))
     print_document({"recording": path.name, **document}, as_json)
     return 0
-
-
-def open_recording(
-    path: Path, tokenizer, *, task: dict | None = None, limit: int | None = None
-) -> dict[str, RecordedRuns]:
-    """Read a recording; a results folder with the prompts of its own task, or of `task`."""
-    if not path.is_dir():
-        return read_recording(path, tokenizer, limit=limit)
-    folder = ResultsFolder(path)
-    run = folder.load_run()
-    options = task or run["config"]["task"]
-    try:
-        spec = TaskSpec.from_mapping(options)
-        check_files(spec.files(), run.get("contents", {}))
-        made, examples = spec.load()
-    except ValueError as error:
-        if task:
-            raise
-        raise ValueError(f"the recorded task cannot be made: {error}; give its task=...") from error
-    if tokens := run["config"].get("context_tokens"):
-        examples = with_context(examples, made.load(), tokenizer, tokens)
-    prompt_of = prompts_of_run(folder, made, examples, tokenizer)
-    return read_recording(path, tokenizer, prompt_of=prompt_of, limit=limit)
 
 
 def draft_of(config: dict, recorded: RecordedRuns, tokenizer) -> CachedModel | None:

@@ -3,6 +3,6 @@
 source "$(dirname "$0")/common.sh"
 begin agreement
 measure agreement/recorded bench "decoder=[greedy]" $COUNT $AS_IS task.limit=41 task.stride=4 &&
-  step agreement agreement.json "$PYTHON" -m ouroboros agreement \
-    recording=$RESULTS/agreement/recorded threads=1 results_dir=$RESULTS/agreement
+  step agreement agreement.json "$PYTHON" scripts/reproduce/agreement.py \
+    $RESULTS/agreement/recorded --out $RESULTS/agreement
 finish

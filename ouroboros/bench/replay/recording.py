@@ -16,9 +16,10 @@ from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.replay.scripted import ANY
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.bench.run.prompts import Answers, prompt_ids
+from ouroboros.bench.run.identity import check_files
+from ouroboros.bench.run.prompts import Answers, prompt_ids, with_context
 from ouroboros.bench.run.recorder import PrefixKey, predictions_from_json, predictions_to_json
-from ouroboros.bench.tasks.task import Example, Task
+from ouroboros.bench.tasks.registry import TaskSpec
 
 FORMAT = "ouroboros-recording-1"
 SPARE_IDS = 64  # ids that a renumbered vocabulary has beyond those of its longest run
@@ -74,52 +75,35 @@ class RecordedRuns:
 
 
 def read_recording(
-    path: Path | str, tokenizer, *, prompt_of: PromptOf | None = None, limit: int | None = None
+    path: Path | str,
+    tokenizer,
+    *,
+    task: TaskSpec | None = None,
+    prompt_of: PromptOf | None = None,
+    limit: int | None = None,
 ) -> dict[str, RecordedRuns]:
     """Return the recorded runs (the first `limit`) of each decoder; files hold greedy's alone.
 
-    A results folder needs `prompt_of` (see `prompts_of_run`), because it stores no prompts. A JSONL
-    line has "prompt" and "completion", and may have "id" and "category"; "turns", a list of such
-    pairs, is a conversation, in which each turn's number is its run's `repeat`. Text is tokenized
-    anew, prompts with special tokens, completions without.
+    A results folder stores no prompts: they are those of `prompt_of`, else of `task`, else of the
+    run's own task. A JSONL line has "prompt" and "completion", and may have "id" and "category";
+    "turns", a list of such pairs, is a conversation, in which each turn's number is its run's
+    `repeat`. Text is tokenized anew, prompts with special tokens, completions without.
 
-    Raises `ValueError` for anything else, naming the line.
+    Raises `ValueError` for anything else, naming the line, and for other prompts or another
+    tokenizer than the recorded ones.
     """
     path = Path(path)
-    found = _of_folder(path, prompt_of) if path.is_dir() else {PLAIN: _of_file(path, tokenizer)}
+    if path.is_dir():
+        folder = ResultsFolder(path)
+        found = _of_folder(folder, prompt_of or _prompts_of_run(folder, task, tokenizer))
+    else:
+        found = {PLAIN: _of_file(path, tokenizer)}
     return {name: replace(one, runs=one.runs[:limit]) for name, one in found.items()}
 
 
 def runs_of(recording: Mapping[str, RecordedRuns], decoder: str | None) -> RecordedRuns:
     """Return the runs of a decoder, else greedy's, else the first decoder's."""
     return recording.get(decoder or "") or recording.get(PLAIN) or next(iter(recording.values()))
-
-
-def prompts_of_run(
-    folder: ResultsFolder, task: Task, examples: Sequence[Example], tokenizer
-) -> PromptOf:
-    """Return what gives the prompts of a recorded run, from its task and examples.
-
-    Raises `ValueError` for another tokenizer than the recorded one, and (later) for an example that
-    is not among `examples`.
-    """
-    run = folder.load_run()
-    fingerprint = vocab.fingerprint(tokenizer)
-    if run["model"].get("tokenizer", fingerprint) != fingerprint:
-        raise ValueError(f"{folder.path} was recorded with another tokenizer: give its model=...")
-    answers = Answers(task, examples, run["decoders"][0], folder.load_samples())
-    by_id = {example.id: example for example in examples}
-
-    def prompt_of(example: str, repeat: int) -> list[int]:
-        if example not in by_id:
-            raise ValueError(
-                f"{example} was recorded, but is not among the {len(by_id)} examples chosen here: "
-                "give task, task.limit and task.stride of the recorded run (limit=<n> replays "
-                "fewer of its prompts)"
-            )
-        return prompt_ids(tokenizer, answers.with_history(by_id[example], repeat))
-
-    return prompt_of
 
 
 def renumbered(recorded: RecordedRuns) -> RecordedRuns:
@@ -143,12 +127,40 @@ def renumbered(recorded: RecordedRuns) -> RecordedRuns:
     return replace(recorded, runs=runs, vocab_size=size + SPARE_IDS, eos=eos)
 
 
-def _of_folder(path: Path, prompt_of: PromptOf | None) -> dict[str, RecordedRuns]:
+def _prompts_of_run(folder: ResultsFolder, task: TaskSpec | None, tokenizer) -> PromptOf:
+    """Return what gives the prompts of a recorded run."""
+    run = folder.load_run()
+    fingerprint = vocab.fingerprint(tokenizer)
+    if run["model"].get("tokenizer", fingerprint) != fingerprint:
+        raise ValueError(f"{folder.path} was recorded with another tokenizer: give its model=...")
+    spec = task or TaskSpec.from_mapping(run["config"]["task"])
+    try:
+        check_files(spec.files(), run.get("contents", {}))
+        made, examples = spec.load()
+    except ValueError as error:
+        if task:
+            raise
+        raise ValueError(f"the recorded task cannot be made: {error}; give its task=...") from error
+    if tokens := run["config"].get("context_tokens"):
+        examples = with_context(examples, made.load(), tokenizer, tokens)
+    answers = Answers(made, examples, run["decoders"][0], folder.load_samples())
+    by_id = {example.id: example for example in examples}
+
+    def prompt_of(example: str, repeat: int) -> list[int]:
+        if example not in by_id:
+            raise ValueError(
+                f"{example} was recorded, but is not among the {len(by_id)} examples chosen here: "
+                "give task, task.limit and task.stride of the recorded run (limit=<n> replays "
+                "fewer of its prompts)"
+            )
+        return prompt_ids(tokenizer, answers.with_history(by_id[example], repeat))
+
+    return prompt_of
+
+
+def _of_folder(folder: ResultsFolder, prompt_of: PromptOf) -> dict[str, RecordedRuns]:
     """Read every decoder of a results folder."""
-    folder = ResultsFolder(path)
     run, predictions = folder.load_run(), folder.load_predictions()
-    if prompt_of is None:
-        raise ValueError(f"{path} is a results folder: its prompts are needed (prompts_of_run)")
     runs: dict[str, list[RecordedRun]] = {name: [] for name in run["decoders"]}
     for one in folder.load_samples():
         if one.error:

@@ -38,10 +38,9 @@ class SentencePieces:
         return self._model.decode(list(ids))
 
 
-def sentence_pieces() -> SentencePieces | None:
-    """Return the tokenizer; None where `mistral-common` or `sentencepiece` is not installed."""
+def sentence_pieces() -> SentencePieces:
+    """Return the tokenizer. Raises `SystemExit` where its packages are not installed."""
     package = find_spec("mistral_common")
     if package is None or package.origin is None or find_spec("sentencepiece") is None:
-        return None
-    path = Path(package.origin).parent / "data" / "tokenizer.model.v1"
-    return SentencePieces(path) if path.exists() else None
+        raise SystemExit("--real-text: pip install 'ouroboros-decoding[recordings]'")
+    return SentencePieces(Path(package.origin).parent / "data" / "tokenizer.model.v1")
