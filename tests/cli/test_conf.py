@@ -197,7 +197,7 @@ def test_failed_samples_are_said_last_and_named_when_measured_anew(run_bench, mo
     assert last == "1 of 4 samples failed; retry_failed=true measures them again"
     monkeypatch.setattr("bench_models.Moody.bad", False)
     code, _, err = run_bench(*options, "retry_failed=true")
-    assert code == 0 and "measuring what failed anew: moody on HumanEval/0\n" in err
+    assert code == 0 and "measuring failed samples again: moody on HumanEval/0\n" in err
 
 
 @pytest.mark.slow
