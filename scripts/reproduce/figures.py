@@ -29,6 +29,7 @@ from pathlib import Path
 
 from tables import KINDS, ONE_FOLDER
 
+from ouroboros.bench.run.folder import pack
 from ouroboros.bench.run.identity import provenance, sources_hash
 
 MARKED = re.compile(r"<!-- results: ([^\n]+?) -->\n(.*?)<!-- end -->", re.DOTALL)
@@ -170,6 +171,13 @@ def main(words: Sequence[str] | None = None) -> int:
         begin(args.begin)
         return 0
     root, wrong = Path.cwd(), 0
+    if not args.check:  # samples and trees are kept packed, beside the tables made of them
+        for path in [
+            *(root / "results").rglob("samples.jsonl"),
+            *root.glob("results/**/trees.jsonl"),
+        ]:
+            if path.relative_to(root).parts[1] != "local":
+                pack(path)
     for page in args.pages or [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
         text = page.read_text("utf-8")
         if not args.check:

@@ -47,6 +47,18 @@ def test_tables_are_written_and_then_hold(root, capsys):
     assert check(capsys=capsys) == (0, "")
 
 
+def test_samples_are_packed_beside_the_tables(root, capsys):
+    for folder in ("main", "local"):
+        path = root / "results" / folder / "samples.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text('{"wall_s": 1.23456789}\n')
+    assert check("--check", capsys=capsys)[0] == 1 and path.exists()
+    check(capsys=capsys)
+    assert path.exists(), "a trial's results stay as they are"
+    assert not (root / "results" / "main" / "samples.jsonl").exists()
+    assert (root / "results" / "main" / "samples.jsonl.gz").exists()
+
+
 def test_a_figure_edited_by_hand_is_found(root, capsys):
     check(capsys=capsys)
     page = (root / "README.md").read_text()
