@@ -18,6 +18,7 @@ moves results of other sources to results/local/before and records which sources
 from __future__ import annotations
 
 import argparse
+import gzip
 import itertools
 import json
 import os
@@ -29,7 +30,6 @@ from pathlib import Path
 
 from tables import KINDS, ONE_FOLDER
 
-from ouroboros.bench.run.folder import pack
 from ouroboros.bench.run.identity import provenance, sources_hash
 
 MARKED = re.compile(r"<!-- results: ([^\n]+?) -->\n(.*?)<!-- end -->", re.DOTALL)
@@ -177,7 +177,9 @@ def main(words: Sequence[str] | None = None) -> int:
             *root.glob("results/**/trees.jsonl"),
         ]:
             if path.relative_to(root).parts[1] != "local":
-                pack(path)
+                packed = gzip.compress(path.read_bytes(), mtime=0)
+                path.with_name(f"{path.name}.gz").write_bytes(packed)
+                path.unlink()
     for page in args.pages or [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
         text = page.read_text("utf-8")
         if not args.check:
