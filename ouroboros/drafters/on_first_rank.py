@@ -13,6 +13,8 @@ from ouroboros.engine.parallel.ranks import Ranks
 from ouroboros.select import Ranked, TokenSelector
 from ouroboros.tree import TokenTree
 
+SENT = ("tokens", "parents", "probe", "read")
+
 
 class OnFirstRank:
     """Lets `drafter` draft and learn on rank 0 only. Its capabilities are the drafter's."""
@@ -36,15 +38,13 @@ class OnFirstRank:
             nodes = self.group.broadcast(None)
             if nodes is None:
                 raise RuntimeError("rank 0 failed to draft")
-            tokens, parents, probe, read = nodes
-            return TokenTree(tokens, parents, probe, read=read)
+            return TokenTree(**nodes)
+        nodes = None
         try:
             tree = self.drafter.propose(tokens, budget)
-            nodes = tree.tokens, tree.parents, tree.probe, tree.read
-        except Exception:
-            self.group.broadcast(None)
-            raise
-        self.group.broadcast(nodes)
+            nodes = {name: getattr(tree, name) for name in SENT}
+        finally:
+            self.group.broadcast(nodes)
         return tree
 
     def observe_ranked(self, tree: TokenTree, ranked: Ranked, path: Sequence[int]) -> None:

@@ -99,10 +99,12 @@ class CachedModel(TreeModel):
     def new_sequence(self, cached: Sequence[int] = ()) -> CachedSequence:
         """Return the state of a new sequence. The tokens in `cached` are taken to lie in the slots
         already, whatever is there: calls can then be timed without a prefill."""
-        sequence = CachedSequence()
-        if cached:
+        return self._resident_if_cached(CachedSequence(list(cached)))
+
+    def _resident_if_cached(self, sequence: CachedSequence) -> CachedSequence:
+        """Return the sequence, which has the slots if it begins with cached tokens."""
+        if sequence.tokens:
             self.empty()
-            sequence.tokens = list(cached)
             self.resident = sequence
         return sequence
 
@@ -223,7 +225,7 @@ class CachedModel(TreeModel):
         row: dict[str, object] = {
             "engine": type(self.engine).__name__.lower(),
             "captured": static is not None and static.graphs,
-            "compiled": static is not None and static.blocks is not None,
+            "compiled": static is not None and static.compiled is not None,
             "attention": attention,
         }
         if self.device.type != "cuda":

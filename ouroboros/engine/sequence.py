@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from ouroboros.select import TokenSelector
+from ouroboros.trace import first_mismatch
 from ouroboros.tree import TokenTree
 
 
@@ -75,12 +76,9 @@ class CachedSequence:
 
     def shared_prefix(self, tokens: Sequence[int]) -> int:
         """Return how many leading tokens of `tokens`, its last left out, are cached."""
-        cached, limit = self.tokens, min(len(self.tokens), len(tokens) - 1)
-        start = list(tokens[:limit])
-        if (cached if limit == len(cached) else cached[:limit]) == start:
-            return limit
-        pairs = zip(cached, start, strict=False)
-        return next(i for i, (a, b) in enumerate(pairs) if a != b)
+        limit = min(len(self.tokens), len(tokens) - 1)
+        cached, start = self.tokens[:limit], list(tokens[:limit])
+        return limit if cached == start else first_mismatch(cached, start)  # type: ignore
 
     def reusable_nodes(self, base: int, tree: TokenTree, most: int) -> int:
         """Return how many of the first nodes of a tree rooted at slot `base` need not be fed again:

@@ -234,7 +234,13 @@ def test_each_way_of_sampling_has_a_captured_choice_of_its_own(graphed):
         [],
     ):
         found = [
-            decode(each, RootOnly(), [1, 2, 3], max_new=30, choose=token_selector(config, 5, warpers, 13))
+            decode(
+                each,
+                RootOnly(),
+                [1, 2, 3],
+                max_new=30,
+                choose=token_selector(config, 5, warpers, 13),
+            )
             for each in (kept, CachedModel(model, engine="eager"))
         ]
         assert found[0].tokens == found[1].tokens

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -98,23 +98,17 @@ def draft_on_first(
 ) -> dict[str, DecoderFactory]:
     """Return factories of decoders that draft on rank 0 only; peers stay as they are."""
 
-    def wrap(factory: DecoderFactory) -> DecoderFactory:
-        def make() -> Decoder:
-            decoder = factory()
-            return decoder if hasattr(decoder, "run") else OnFirstRank(decoder, ranks)
+    def make(factory: DecoderFactory) -> Decoder:
+        decoder = factory()
+        return decoder if hasattr(decoder, "run") else OnFirstRank(decoder, ranks)
 
-        return make
-
-    return {name: wrap(factory) for name, factory in factories.items()}
+    return {name: partial(make, factory) for name, factory in factories.items()}
 
 
 @contextmanager
 def folder_of(folder: ResultsFolder, ranks: Ranks) -> Iterator[ResultsFolder]:
     """Yield where this rank writes: rank 0 in the folder itself, another in a temporary copy of the
     files that a run resumes from."""
-    if ranks.size == 1:
-        yield folder
-        return
     paths = [folder.path / SAMPLES, *folder.path.glob("pool-*.json")]
     files = ranks.broadcast({path.name: path.read_bytes() for path in paths if path.exists()})
     if ranks.rank == 0:

@@ -7,14 +7,12 @@ chosen there. Ranks that cut the same tree cut it alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ouroboros.tree import TokenTree
 
 Nodes = tuple[int, ...]
-Split = Callable[[TokenTree, Sequence[int]], list[Nodes]]
-"""(tree, tokens that each rank must feed first) -> each rank's nodes, ascending."""
 
 
 @dataclass(frozen=True)

@@ -101,58 +101,42 @@ class ProcessGroup:
 
     def all_gather(self, message: np.ndarray) -> list[np.ndarray]:
         """See `Ranks.all_gather`. Raises `RankLost` if the other ranks do something else."""
-        blocks = self._gather_blocks(b"g", message)
-        if any(bytes(block[:LABEL]) != bytes(blocks[0][:LABEL]) for block in blocks):
+        messages = self._exchange(b"g", message.tobytes())
+        if any(len(other) != len(message) for other in messages):
             raise RankLost(OUT_OF_STEP)
-        if len(message) > BLOCK - LABEL:
-            return self._gather(message)
-        return [block[LABEL : LABEL + len(message)].copy() for block in blocks]
+        return [np.frombuffer(other, dtype=np.uint8) for other in messages]
 
     def broadcast(self, value: T) -> T:
         """See `Ranks.broadcast`. Raises `RankLost` if the other ranks do something else."""
-        data = pickle.dumps(value) if self.rank == 0 else b""
-        blocks = self._gather_blocks(b"b", np.frombuffer(data, dtype=np.uint8))
-        if any(bytes(block[:1]) != b"b" for block in blocks):
+        messages = self._exchange(b"b", pickle.dumps(value) if self.rank == 0 else b"")
+        return value if self.rank == 0 else pickle.loads(messages[0])
+
+    def _exchange(self, kind: bytes, message: bytes) -> list[bytes]:
+        """Return every rank's message, of any length, by rank.
+
+        First all send a block of one size, the kind of message, its length and its beginning, so
+        that ranks that are out of step notice; then, if any is longer, the whole messages.
+        """
+        rows = self._gather(kind + len(message).to_bytes(4, "little") + message, BLOCK)
+        if any(row[:1] != kind for row in rows):
             raise RankLost(OUT_OF_STEP)
-        length = int(blocks[0][1:LABEL].view("<u4")[0])
-        body = blocks[0][LABEL : LABEL + length]
-        if length > BLOCK - LABEL:
-            whole = torch.zeros(length, dtype=torch.uint8, device=self._device)
-            if self.rank == 0:
-                whole.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-            _or_lost(lambda: dist.broadcast(whole, 0))
-            body = whole.cpu().numpy()
-        return value if self.rank == 0 else pickle.loads(body.tobytes())
+        lengths = [int.from_bytes(row[1:LABEL], "little") for row in rows]
+        if max(lengths) > BLOCK - LABEL:
+            rows = self._gather(bytes(LABEL) + message, LABEL + max(lengths))
+        return [row[LABEL : LABEL + length] for row, length in zip(rows, lengths, strict=True)]
 
-    def _gather_blocks(self, kind: bytes, message: np.ndarray) -> list[np.ndarray]:
-        """Return every rank's first block: the kind of its message, the length and the beginning.
-        Blocks have one size, so that ranks that are out of step notice."""
-        block = np.zeros(BLOCK, dtype=np.uint8)
-        block[:1] = np.frombuffer(kind, dtype=np.uint8)
-        block[1:LABEL] = np.array([len(message)], dtype="<u4").view(np.uint8)
-        beginning = message[: BLOCK - LABEL]
-        block[LABEL : LABEL + len(beginning)] = beginning
-        return self._gather(block)
-
-    def _gather(self, message: np.ndarray) -> list[np.ndarray]:
-        own = torch.from_numpy(np.ascontiguousarray(message)).to(self._device)
+    def _gather(self, message: bytes, size: int) -> list[bytes]:
+        """Return the first `size` bytes of every rank's message, padded with zeros."""
+        padded = bytearray(message[:size].ljust(size, b"\0"))
+        own = torch.frombuffer(padded, dtype=torch.uint8).to(self._device)
         every = [torch.empty_like(own) for _ in range(self.size)]
-
-        def work() -> list[np.ndarray]:
+        try:
             dist.all_gather(every, own)
-            return [row.cpu().numpy() for row in every]  # NCCL's errors show here
-
-        return _or_lost(work)
-
-
-def _or_lost(work: Callable[[], T]) -> T:
-    """Do `work`; raise `RankLost` for torch's errors in it."""
-    try:
-        return work()
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0].split(". This is")[0]
-        reason = re.sub(r"^\[[^]]*\] ", "", reason)  # where in gloo's sources
-        raise RankLost(f"another rank is gone ({reason})") from error
+            return [row.cpu().numpy().tobytes() for row in every]  # NCCL's errors show here
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0].split(". This is")[0]
+            reason = re.sub(r"^\[[^]]*\] ", "", reason)  # where in gloo's sources
+            raise RankLost(f"another rank is gone ({reason})") from error
 
 
 def all_succeed(ranks: Ranks, work: Callable[[], T]) -> T:
@@ -161,22 +145,18 @@ def all_succeed(ranks: Ranks, work: Callable[[], T]) -> T:
     A failed rank raises its own error, the others a `ValueError` that names the rank.
     """
     failure: Exception | None = None
-    value: T
     try:
         value = work()
     except Exception as error:
         failure = error
     reason = "" if failure is None else (str(failure).strip() or type(failure).__name__)
-    message = np.zeros(512, dtype=np.uint8)
-    text = reason.encode()[: len(message)]
-    message[: len(text)] = np.frombuffer(text, dtype=np.uint8)
-    rows = ranks.all_gather(message)
-    if failure is not None:
-        raise failure
-    for rank, row in enumerate(rows):
-        if row.any():
+    message = np.frombuffer(reason.encode()[:512].ljust(512, b"\0"), dtype=np.uint8)
+    for rank, row in enumerate(ranks.all_gather(message)):
+        if failure is None and row.any():
             reason = row.tobytes().rstrip(b"\0").decode(errors="ignore")
             raise ValueError(f"rank {rank}: {reason}")
+    if failure is not None:
+        raise failure
     return value
 
 

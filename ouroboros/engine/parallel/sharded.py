@@ -16,15 +16,17 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 import torch
 
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.parallel.partition import Nodes, Part, Split, assign_owners, cut
+from ouroboros.engine.parallel.partition import Part, assign_owners, cut
 from ouroboros.engine.parallel.ranks import RankLost, Ranks
 from ouroboros.engine.sequence import CachedSequence, TreeModel
 from ouroboros.select import Ranked, TokenSelector
+from ouroboros.trace import first_mismatch
 from ouroboros.tree import TokenTree
 
 CallMs = Callable[[int, int], float]
@@ -59,6 +61,14 @@ class ShardedSequence(CachedSequence):
         self.cached, self.tail, self.whole = other.cached, other.tail, None
         super().take_over(other)
 
+    def loads(self, tokens: Sequence[int]) -> list[int]:
+        """Return how many of `tokens`, its last left out, each rank must feed before its part."""
+        shared = self.shared_prefix(tokens)
+        if shared == len(self.tokens):
+            different = first_mismatch(self.tail, tokens[shared:-1][: len(self.tail)])
+            shared += len(self.tail) if different is None else different
+        return [len(tokens) - 1 - min(cached, shared) for cached in self.cached]
+
 
 class ShardedModel(CachedModel):
     """A loaded model whose trees are scored by all `ranks`; it takes the place of `own`.
@@ -66,28 +76,19 @@ class ShardedModel(CachedModel):
     `score` returns the logits of this rank's nodes only, which a `GatheringSelector` can read;
     `decode.stream` makes one of any selector (`adapt_selector`). `call_ms` is the cost of a call:
     if cutting a tree does not lower it, every rank scores the whole tree (and still chooses for
-    some of its nodes only). Without it, fewer nodes are taken to cost less. `split` cuts a tree.
+    some of its nodes only). Without it, fewer nodes are taken to cost less.
 
     `exchanges` counts the gathered choices, `exchanged_bytes` the bytes of all ranks' messages.
     """
 
-    def __init__(
-        self,
-        own: CachedModel,
-        ranks: Ranks,
-        *,
-        call_ms: CallMs | None = None,
-        split: Split = cut,
-    ) -> None:
+    def __init__(self, own: CachedModel, ranks: Ranks, *, call_ms: CallMs | None = None) -> None:
         self.__dict__.update(own.__dict__)
         self.own = own
         self.ranks = ranks
         self.exchanges = 0
         self.exchanged_bytes = 0
         self._call_ms = call_ms or (lambda nodes, context: nodes)
-        self._split = split
-        self.resident: ShardedSequence | None = None
-        self._parts: list[Part] = []
+        self.resident: ShardedSequence = self.new_sequence()
         self._checksum = 0
         self._logits: torch.Tensor | None = None
         self._failed: Exception | None = None
@@ -99,11 +100,7 @@ class ShardedModel(CachedModel):
 
     def new_sequence(self, cached: Sequence[int] = ()) -> ShardedSequence:
         """See `CachedModel.new_sequence`; `cached` tokens are taken to lie on every rank."""
-        sequence = ShardedSequence(list(cached), ranks=self.ranks.size)
-        if cached:
-            self.empty()
-            self.resident = sequence
-        return sequence
+        return self._resident_if_cached(ShardedSequence(list(cached), ranks=self.ranks.size))
 
     @torch.inference_mode()
     def score(
@@ -114,9 +111,13 @@ class ShardedModel(CachedModel):
         assert isinstance(sequence, ShardedSequence)
         self.check(tokens, tree)
         self._give_slots(sequence)
-        loads = _loads(sequence, tokens)
-        self._parts = assign_owners(tree, self._nodes(tree, loads, len(tokens)))
-        sequence.whole, sequence.parts = tree, self._parts
+        loads = sequence.loads(tokens)
+        nodes = cut(tree, loads)
+        most = max(load + len(part) for load, part in zip(loads, nodes, strict=True))
+        every = max(loads) + len(tree)
+        if not self._call_ms(most, len(tokens)) < self._call_ms(every, len(tokens)):
+            nodes = [tuple(range(len(tree)))] * len(loads)
+        sequence.whole, sequence.parts = tree, assign_owners(tree, nodes)
         words = [len(tokens), *tree.tokens, *tree.parents, *tree.logit_nodes, *loads]
         self._checksum = zlib.crc32(np.array(words).tobytes())
         part = self.part.of(tree)
@@ -131,18 +132,14 @@ class ShardedModel(CachedModel):
     def accept(self, sequence: CachedSequence, path: Sequence[int]) -> None:
         """Keep this rank's nodes of the path; see `CachedModel.accept`."""
         assert isinstance(sequence, ShardedSequence) and sequence.whole is not None
-        held = [_count_held(part.nodes, path) for part in sequence.parts]
+        held = [len(list(takewhile(set(part.nodes).__contains__, path))) for part in sequence.parts]
         own, kept = sequence.parts[self.ranks.rank].nodes, held[self.ranks.rank]
         super().accept(sequence, [bisect_left(own, node) for node in path[:kept]])
         sequence.tail = [sequence.whole.tokens[node] for node in path[kept : max(held)]]
         sequence.cached = [old + new for old, new in zip(sequence.cached, held, strict=True)]
         sequence.whole = None
 
-    def roll(
-        self, sequence: CachedSequence, tokens: Sequence[int], count: int, choose: TokenSelector
-    ) -> list[int]:
-        """Decode token by token, since all ranks agree on each; see `TreeModel.roll`."""
-        return TreeModel.roll(self, sequence, tokens, count, choose)
+    roll = TreeModel.roll  # token by token, since all ranks agree on each
 
     def adapt_selector(self, choose: TokenSelector, *, own_rule: bool) -> TokenSelector:
         """Return a selector that gathers the ranks' choices. Raises `ValueError` for a drafter's
@@ -157,7 +154,7 @@ class ShardedModel(CachedModel):
     @property
     def part(self) -> Part:
         """What this rank scored in the last call."""
-        return self._parts[self.ranks.rank]
+        return self.resident.parts[self.ranks.rank]
 
     def answers(self, logits: torch.Tensor) -> bool:
         """Return whether these logits are this rank's part of the last call's."""
@@ -172,7 +169,8 @@ class ShardedModel(CachedModel):
         the others a `RuntimeError` that names it.
         """
         size, own = HEADER.itemsize, self.part
-        most = max(len(part.owned) for part in self._parts)
+        parts = self.resident.parts
+        most = max(len(part.owned) for part in parts)
         message = np.zeros(size + most * dtype.itemsize, dtype=np.uint8)
         try:
             if self._failed is not None:
@@ -194,19 +192,10 @@ class ShardedModel(CachedModel):
             self.empty()  # the ranks' caches may differ by now
             raise self._failed or RuntimeError(f"rank {failed[0]} failed")
         whole = np.empty(len(tree.logit_nodes), dtype=dtype)
-        for part, row in zip(self._parts, every, strict=True):
+        for part, row in zip(parts, every, strict=True):
             at = np.searchsorted(tree.logit_nodes, part.owned)
             whole[at] = row[size:].view(dtype)[: len(part.owned)]
         return whole
-
-    def _nodes(self, tree: TokenTree, loads: Sequence[int], context: int) -> list[Nodes]:
-        """Return each rank's nodes: its branches, or all nodes if cutting saves nothing."""
-        if len(loads) > 1:
-            parts = self._split(tree, loads)
-            most = max(load + len(part) for load, part in zip(loads, parts, strict=True))
-            if self._call_ms(most, context) < self._call_ms(max(loads) + len(tree), context):
-                return parts
-        return [tuple(range(len(tree)))] * len(loads)
 
 
 class GatheringSelector(TokenSelector):
@@ -246,23 +235,3 @@ class GatheringSelector(TokenSelector):
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
         return self.choose.scores(logits, tokens, tree)
-
-
-def _loads(sequence: ShardedSequence, tokens: Sequence[int]) -> list[int]:
-    """Return how many tokens of the sequence each rank must feed before its part."""
-    shared = sequence.shared_prefix(tokens)
-    if shared == len(sequence.tokens):
-        for token, other in zip(sequence.tail, tokens[shared:-1], strict=False):
-            if token != other:
-                break
-            shared += 1
-    return [len(tokens) - 1 - min(cached, shared) for cached in sequence.cached]
-
-
-def _count_held(nodes: Nodes, path: Sequence[int]) -> int:
-    """Return how many of a path's first nodes are among `nodes` (ascending)."""
-    for kept, node in enumerate(path):
-        at = bisect_left(nodes, node)
-        if at == len(nodes) or nodes[at] != node:
-            return kept
-    return len(path)
