@@ -44,12 +44,13 @@ def headline(paths: Sequence[Path]) -> Table:
     )
     differ = {title(name): differing(row) for name, row in rows if row["unequal"]}
     text = "; ".join(f"{name}: {found}" for name, found in differ.items())
-    rates = [row["repetition_rate"] for _, row in rows if row["repetition_rate"] is not None]
+    rates = sorted(r for _, row in rows if (r := row["repetition_rate"]) is not None)
+    repeated = dict.fromkeys(f"{100 * rate:.0f}" for rate in (rates[0], rates[-1]))
     return frame, [
         "speedup over greedy with prefill [95 % CI]",
         *setting(path),
         f"text that differs from greedy's: {text}" if text else "all text equal to greedy's",
-        f"repeated 4-grams {100 * min(rates):.0f} to {100 * max(rates):.0f} %",
+        f"repeated 4-grams {' to '.join(repeated)} %",
     ]
 
 
@@ -283,4 +284,4 @@ def interval(found: Mapping | None, digits: int = 2, unit: str = "x") -> str:
 def plain(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{value:#.3g}" if isinstance(value, float) else str(value)
