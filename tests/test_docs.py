@@ -1,28 +1,23 @@
-"""README and docs name nothing that there is not, and their commands are accepted as written."""
+"""README and docs name only existing things, and the commands that they show are accepted."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
-from importlib import import_module
 
 import pytest
 from composing import CONF, ROOT, composed, names
 from hydra.errors import HydraException
 
-from ouroboros.cli.command_line import COMMANDS
+from ouroboros.cli import arguments
+from ouroboros.cli.command_line import COMMANDS, HYDRA
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "hub/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 GROUPS = ("experiment", "task", "decoder", "model", "rehearsal", "draft", "draft_weights")
-CONFIGS = {
-    "bench": "config",
-    "profile": "profiling",
-    **{name: name for name in ("replay", "advise")},
-}
 OUTSIDE = ("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.")  # of plugins, not ours
 
 
@@ -52,21 +47,14 @@ SHOWN = [
 
 def accept(words: list[str]) -> None:
     """Raise where a command has no such option; run nothing."""
-    command, rest = words[0], words[1:]
-    if command in CONFIGS:
-        name = CONFIGS[command]
-        if "--config-name" in rest:
-            at = rest.index("--config-name")
-            name, rest = rest[at + 1], rest[:at] + rest[at + 2 :]
+    command, rest = words[0], [word for word in words[1:] if word != "--json"]
+    if command in HYDRA:
         own = [word for word in rest if "=" in word and not word.startswith(OUTSIDE)]
-        composed(*(first_of(word) for word in own if "${" not in word), name=name)
+        composed(*(first_of(word) for word in own if "${" not in word), name=HYDRA[command][1])
         return
-    module, _, _ = COMMANDS[command].job.rpartition(".")
-    parser = COMMANDS[command].parser
-    known = import_module(f"ouroboros.cli.{module}").parser if parser is None else parser
+    known = getattr(arguments, command)().format_help()
     for word in rest:
-        name = word.partition("=")[0]
-        assert not word.startswith("--") or name in known().format_help(), f"{command} {name}"
+        assert not word.startswith("--") or word.partition("=")[0] in known, f"{command} {word}"
 
 
 def first_of(override: str) -> str:
