@@ -3,19 +3,19 @@
 Names are imported when they are first used, so that `ouroboros --help` need not wait for torch.
 """
 
+# ruff: noqa: F401
 import sys
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ouroboros.custom import custom_generate
     from ouroboros.decode import Drafter, decode
     from ouroboros.drafters.ouroboros import Ouroboros
     from ouroboros.drafters.ouroboros_paper import OuroborosPaper
     from ouroboros.drafters.pool import PhrasePool
     from ouroboros.engine.model import CachedModel
-    from ouroboros.generate import generate
+    from ouroboros.generate import custom_generate, generate
     from ouroboros.reference_pair import ReferencePair, reference
     from ouroboros.select import Sampler, argmax
     from ouroboros.trace import DecodeTrace, StepRecord
@@ -35,28 +35,12 @@ _MODULES = {
     "StepRecord": "trace",
     "TokenTree": "tree",
     "argmax": "select",
-    "custom_generate": "custom",
+    "custom_generate": "generate",
     "decode": "decode",
     "generate": "generate",
     "reference": "reference_pair",
 }
-__all__ = [  # noqa: PLE0604
-    "CachedModel",
-    "DecodeTrace",
-    "Drafter",
-    "Ouroboros",
-    "OuroborosPaper",
-    "PhrasePool",
-    "ReferencePair",
-    "Sampler",
-    "StepRecord",
-    "TokenTree",
-    "argmax",
-    "custom_generate",
-    "decode",
-    "generate",
-    "reference",
-]
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> object:

@@ -24,8 +24,7 @@ from ouroboros.select import TokenSelector
 from ouroboros.trace import DecodeTrace
 
 FOLDER = Path(conf.__file__).parent / "decoder"
-OBJECTS = ("draft", "pool")
-"""Settings that a config only names (a model, a file): the objects themselves are passed in."""
+OBJECTS = {"draft", "pool"}  # a config only names them (a model, a file)
 
 
 @runtime_checkable
@@ -70,10 +69,9 @@ def decoder_config(name: str) -> dict:
         raise ValueError(f"there is no decoder {unknown(name, decoder_names())}")
     config = yaml.safe_load(path.read_text("utf-8"))
     bases = [str(base) for base in config.pop("defaults", ()) if base != "_self_"]
-    merged: dict = {}
-    for base in bases:
-        merged |= decoder_config(base.removesuffix("@_here_"))
-    return merged | config
+    for base in reversed(bases):
+        config = decoder_config(base.removesuffix("@_here_")) | config
+    return config
 
 
 def decoder_settings(name: str) -> list[str]:
@@ -94,20 +92,15 @@ def wants_costs(config: Mapping) -> bool:
 
 
 def check_decoders(configs: Mapping[str, Mapping] | None) -> None:
-    """Raise `ValueError` for no decoder at all, and for one as `check_decoder`."""
+    """Raise `ValueError` for no decoder at all, and for a config that no decoder can be made of;
+    no model needs to be loaded for it."""
     if not configs:
         raise ValueError("decoder=[] leaves nothing to run: give one or more, as decoder=[greedy]")
     for name, config in configs.items():
-        check_decoder(name, config)
-
-
-def check_decoder(name: str, config: Mapping) -> None:
-    """Raise `ValueError` for a config that no decoder can be made of, before a model is loaded."""
-    what = f"decoder.{name}"
-    check_arguments(_plain(config), what)
-    if "draft" in config and config["draft"] is None:
-        parameter = parameters_of(config, what)["draft"]
-        if parameter.default is Parameter.empty:
+        what = f"decoder.{name}"
+        check_arguments({k: v for k, v in config.items() if k not in OBJECTS}, what)
+        draft = parameters_of(config, what).get("draft")
+        if config.get("draft", ...) is None and draft and draft.default is Parameter.empty:
             raise ValueError(
                 f"{what} drafts with a small model: give model.draft=<hub id or folder>, "
                 "or leave it out of decoder=[...]"
@@ -145,7 +138,8 @@ def make_decoder(
         objects["pool"] = pool.copy() if isinstance(pool, PhrasePool) else pool
     elif isinstance(config.get("pool"), PhrasePool | DrafterMemory):
         objects["pool"] = config["pool"]
-    return instantiate(_plain(config), what, **objects)
+    values = {key: value for key, value in config.items() if key not in OBJECTS}
+    return instantiate(values, what, **objects)
 
 
 def decoder_factories(
@@ -159,22 +153,14 @@ def decoder_factories(
 
     `tokenizer` is the target's: a saved pool must be of the same one.
     """
+    check_decoders(configs)
     factories: dict[str, DecoderFactory] = {}
     for name, config in configs.items():
-        check_decoder(name, config)
-        pool = load_pool(config, draft, tokenizer) if config.get("pool") else None
+        pool = None
+        if config.get("pool"):
+            empty = make_decoder({**config, "pool": None, "pool_state": "cold"}, draft)
+            fingerprint = vocab.fingerprint(tokenizer)
+            pool = empty.read_pool(config["pool"], tokenizer_id=fingerprint)  # type: ignore[union-attr]
         factories[name] = partial(make_decoder, config, draft, costs=costs, pool=pool)
         factories[name]()
     return factories
-
-
-def load_pool(
-    config: Mapping, draft: CachedModel | None, tokenizer
-) -> PhrasePool | DrafterMemory:
-    """Read the pool file that a decoder's config names; it must be of the same tokenizer."""
-    empty = make_decoder({**config, "pool": None, "pool_state": "cold"}, draft)
-    return empty.read_pool(config["pool"], tokenizer_id=vocab.fingerprint(tokenizer))
-
-
-def _plain(config: Mapping) -> dict:
-    return {key: value for key, value in config.items() if key not in OBJECTS}

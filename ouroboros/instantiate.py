@@ -33,13 +33,12 @@ def find_class(path: str, what: str) -> Callable:
         found = getattr(importlib.import_module(module), name)
         if callable(found):
             return found
-        raise AttributeError(name)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise
-        raise ValueError(f"{what}._target_={path}: there is no such class") from error
-    except (AttributeError, ValueError) as error:
-        raise ValueError(f"{what}._target_={path}: there is no such class") from error
+    except (AttributeError, ValueError):
+        pass
+    raise ValueError(f"{what}._target_={path}: there is no such class")
 
 
 def parameters_of(config: Mapping, what: str) -> Mapping[str, inspect.Parameter]:
@@ -48,8 +47,7 @@ def parameters_of(config: Mapping, what: str) -> Mapping[str, inspect.Parameter]
 
 
 def check_arguments(config: Mapping, what: str) -> None:
-    """Raise `ValueError` for an argument that the class in `_target_` does not take, or a value of
-    another type than its annotation (see `TYPES`)."""
+    """Raise `ValueError` for an argument that the class does not take or of the wrong type."""
     parameters = parameters_of(config, what)
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return

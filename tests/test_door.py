@@ -18,7 +18,7 @@ from tiny import CONTEXT, llama, noisy, plain, prompt_of
 from transformers import GenerationConfig, StoppingCriteria
 
 from ouroboros import CachedModel, custom_generate, generate
-from ouroboros.custom import Generated
+from ouroboros.generate import Generated
 from ouroboros.decoders import decoder_config, decoder_names, make_decoder, needs_draft
 from ouroboros.engine import model as engine
 from ouroboros.trace import DecodeTrace

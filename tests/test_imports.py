@@ -17,7 +17,7 @@ ROOMS = (
     *("instantiate", "tree", "trace", "select"),
     *("engine", "vocab", "decode", "processors", "standin", "costs"),
     *("audit", "drafters", "baselines", "model_wrappers", "decoders"),
-    *("custom", "generate", "testing", "reference_pair"),
+    *("generate", "testing", "reference_pair"),
     *("bench.tasks", "bench.metrics", "bench.run", "bench.replay"),
     *("bench.report", "tuning", "cli", "__main__"),
 )

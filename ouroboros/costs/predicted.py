@@ -83,7 +83,9 @@ class CostModel:
                 drafting += self._draft_prefill_ms(step.context)
                 draft_has_read = True
             seconds = {"draft_s": drafting, "verify_s": verify, "host_s": step.host_ms}
-            records.append(replace(step.record, **{name: 1e-3 * ms for name, ms in seconds.items()}))
+            records.append(
+                replace(step.record, **{name: 1e-3 * ms for name, ms in seconds.items()})
+            )
         spent = [record.draft_s + record.verify_s + record.host_s for record in records]
         ttft_s = spent[0] if spent else None
         return replace(sample, steps=tuple(records), wall_s=sum(spent), ttft_s=ttft_s)

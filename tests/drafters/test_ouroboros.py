@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from ouroboros.costs import Costs, Surface
-from ouroboros.custom import token_selector
+from ouroboros.generate import token_selector
 from ouroboros.decode import decode
 from ouroboros.drafters import DrafterMemory
 from ouroboros.drafters.calibration import calibrate, with_weight_noise

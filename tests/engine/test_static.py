@@ -17,7 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ouroboros.custom import token_selector
+from ouroboros.generate import token_selector
 from ouroboros.decode import RootOnly, decode, extend
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.engine.compiled_layers import CompiledLayers
