@@ -23,8 +23,7 @@ from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.gather import load, run_folders
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.run.config import Sampling, check_whole
-from ouroboros.bench.run.costs import load_costs
-from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import PairSpec, fast_dtype, load_pair, load_tokenizer, model_path
 from ouroboros.bench.tasks.registry import TaskSpec

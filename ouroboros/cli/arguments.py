@@ -84,7 +84,12 @@ def audit() -> argparse.ArgumentParser:
     """
     parser = _parser(audit)
     parser.add_argument("folder", help="a results folder")
-    parser.add_argument("overrides", nargs="*", metavar="NAME=VALUE", help="options of the run's config, such as paths")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="NAME=VALUE",
+        help="options of the run's config, such as paths",
+    )
     return parser
 
 

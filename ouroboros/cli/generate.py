@@ -23,7 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.report.plots.marks import SOURCES
 from ouroboros.bench.run.config import RunConfig
-from ouroboros.bench.run.costs import load_costs
+from ouroboros.bench.run.folder import load_costs
 from ouroboros.bench.run.loop import WARM_UP, eos_ids
 from ouroboros.bench.run.pair import load_pair
 from ouroboros.bench.run.prompts import prompt_ids

@@ -17,8 +17,7 @@ from ouroboros.bench.replay.recording import RecordedRuns, read_recording, runs_
 from ouroboros.bench.replay.replay import OffTextRates, RecordedTarget, replay, replay_table
 from ouroboros.bench.replay.simulated_draft import SimulatedDraft
 from ouroboros.bench.run.config import check_whole
-from ouroboros.bench.run.costs import load_costs
-from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
+from ouroboros.bench.run.folder import SAMPLES, ResultsFolder, load_costs
 from ouroboros.bench.run.pair import PairSpec, load_draft, load_tokenizer
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.configs import chosen, plain

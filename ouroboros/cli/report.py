@@ -15,8 +15,7 @@ from ouroboros.bench.report.spec_bench import write_answers
 from ouroboros.bench.report.summary import Summary
 from ouroboros.bench.report.tables import as_text, run_tables, terminal_table
 from ouroboros.bench.report.write import make_report, write_report
-from ouroboros.bench.run.costs import load_costs
-from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.run import short_path
 from ouroboros.bench.tasks.specbench import SpecBench
 from ouroboros.cli.output import print_document

@@ -18,8 +18,7 @@ from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.report.plots.acceptance import fitted_weights
 from ouroboros.bench.run.config import RunConfig, Sampling
-from ouroboros.bench.run.costs import load_costs
-from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.identity import file_hashes, provenance
 from ouroboros.bench.run.loop import Bench, eos_ids
 from ouroboros.bench.run.pair import load_pair

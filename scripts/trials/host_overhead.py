@@ -27,7 +27,7 @@ from tabulate import tabulate
 
 import ouroboros
 from ouroboros.bench.replay.scripted import Drafting, ScriptedModel
-from ouroboros.bench.run.costs import load_costs
+from ouroboros.bench.run.folder import load_costs
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
 from ouroboros.cli.configs import composed
 from ouroboros.costs import UNTIMED

@@ -83,7 +83,11 @@ def test_help_does_not_wait_for_torch(argv):
 
 def test_a_path_is_shown_from_here_down_or_in_full(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert short_path(tmp_path / "results" / "main") == short_path(Path("results/main")) == "results/main"
+    assert (
+        short_path(tmp_path / "results" / "main")
+        == short_path(Path("results/main"))
+        == "results/main"
+    )
     assert short_path(tmp_path.parent / "run") == str(tmp_path.parent / "run")
 
 

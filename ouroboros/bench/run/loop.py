@@ -24,10 +24,10 @@ from ouroboros import vocab
 from ouroboros.bench.metrics.meter import Meter
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.run.config import Sampling
-from ouroboros.bench.run.folder import SAMPLES, SCORES, ResultsFolder
+from ouroboros.bench.run.folder import FAILURES, PREDICTIONS, SAMPLES, SCORES, ResultsFolder
 from ouroboros.bench.run.identity import without_paths
 from ouroboros.bench.run.prompts import Answers, check_chat, longest, prompt_ids
-from ouroboros.bench.run.recorder import Recorder
+from ouroboros.bench.run.recorder import Recorder, predictions_to_json
 from ouroboros.bench.tasks.task import Example, Task
 from ouroboros.costs import Costs
 from ouroboros.decode import stream
@@ -44,8 +44,6 @@ WARM_UP = Example(
     '    """\n    window = deque(maxlen=width)\n',
 )
 WARM_UP_TOKENS = 32
-Stop = Callable[[Sequence[int]], int | None]
-"""Takes the new tokens so far; returns how many of them to keep, or None to continue."""
 
 
 @dataclass
@@ -124,17 +122,23 @@ class Bench:
             answers = Answers(self.task, self.examples, next(iter(self.decoders)), done)
             for example, name, repeat, order in missing:
                 decoder = decoders[name]
-                trees = self.record_trees is not False and repeat == 0
-                if (trees or self.record_predictions) and not isinstance(decoder, Peer):
+                with_trees = self.record_trees is not False and repeat == 0
+                if (with_trees or self.record_predictions) and not isinstance(decoder, Peer):
                     decoder = Recorder(decoder)
                 reasons: list[str] = []
                 sample = self.measure(decoder, example, repeat, answers, on_error=reasons.append)
                 sample = replace(sample, decoder=name, order=order)
                 answers.add(sample)
                 for reason in reasons:
-                    folder.add_failure(sample.key, reason)
-                if isinstance(decoder, Recorder):
-                    self._save_recorded(folder, sample, decoder)
+                    folder.add(FAILURES, sample.key, {"traceback": reason})
+                if isinstance(decoder, Recorder) and self.record_predictions:
+                    found = predictions_to_json(decoder.predictions(sample.new_tokens))
+                    folder.add(PREDICTIONS, sample.key, {"predictions": found})
+                if isinstance(decoder, Recorder) and with_trees:
+                    trees = decoder.trees()[: len(sample.steps)]
+                    proposed = [tree for tree in trees if len(tree.tokens) > 1]
+                    if any(tree.probability or self.record_trees for tree in proposed):
+                        folder.add_trees(sample.key, trees)
                 lines.append(sample.to_dict())
                 if name in carried:
                     carried[name].pool.save(folder.pool_path(name), tokenizer_id=tokenizer_id)
@@ -154,27 +158,20 @@ class Bench:
         `answers` are needed for later turns of a conversation.
         """
         sample = Sample(example.id, "", repeat, 0, 0, group=example.group)
+        tokenizer = self.target.tokenizer
         try:
             asked = example if answers is None else answers.with_history(example, repeat)
-            prompt = prompt_ids(self.target.tokenizer, asked)
+            prompt = prompt_ids(tokenizer, asked)
             sample = replace(sample, prompt_tokens=len(prompt))
             for model in self.models:
                 model.empty()
             choose = self.sampling.choose(example.id, repeat, vocab=self.target.vocab_size)
-            trace, ttft_s = decoded(
-                self.target,
-                decoder,
-                prompt,
-                max_new=self.max_new,
-                choose=choose,
-                stop=self.task.stop,
-                started=self.meter.start(),
-            )
+            trace, ttft_s = self._decoded(decoder, prompt, choose, self.meter.start())
             cost = self.meter.stop()
             return replace(
                 sample,
                 new_tokens=tuple(trace.new_tokens),
-                text=text_of(self.target.tokenizer, trace.new_tokens),
+                text=text_of(tokenizer, trace.new_tokens),
                 finish=trace.finish,
                 steps=tuple(trace.steps),
                 wall_s=cost.wall_s,
@@ -186,6 +183,28 @@ class Bench:
             reason = (str(error).strip() or "no message").splitlines()[0]
             on_error(without_paths("".join(traceback.format_exception(error))))
             return replace(sample, error=without_paths(f"{type(error).__name__}: {reason}"))
+
+    def _decoded(
+        self, decoder: Decoder, prompt: Sequence[int], choose: TokenSelector, started: float
+    ) -> tuple[DecodeTrace, float | None]:
+        """Return the trace, truncated at its first stop string, and the seconds from `started` (of
+        `time.perf_counter`) to the end of the first step."""
+        limits = {"max_new": self.max_new, "eos": eos_ids(self.target), "choose": choose}
+        ends = StopStrings(self.target.tokenizer, self.task.stop)
+        if isinstance(decoder, Peer):
+            trace = decoder.run(self.target, prompt, **limits, stop=ends)
+            keep = StopStrings(self.target.tokenizer, self.task.stop)(trace.new_tokens)
+            first = trace.steps[0] if trace.steps else None
+            first_s = None if first is None else first.draft_s + first.verify_s + first.host_s
+            return (trace if keep is None else cut(trace, keep)), first_s
+        ttft_s: float | None = None
+        for trace in stream(self.target, decoder, prompt, **limits):
+            if ttft_s is None and trace.steps:
+                ttft_s = time.perf_counter() - started
+            keep = ends(trace.new_tokens)
+            if keep is not None:
+                return cut(trace, keep), ttft_s
+        return trace, ttft_s
 
     def score(self, folder: ResultsFolder, on_score: Callable[[], None]) -> None:
         """Score the folder's samples after all timing; equal completions are scored once."""
@@ -203,17 +222,8 @@ class Bench:
                     key = dict(zip(("example", "decoder", "repeat"), sample.key, strict=True))
                     lines.append({**key, "scores": scores})
                 on_score()
-        folder.drop_if_empty(SCORES)
-
-    def _save_recorded(self, folder: ResultsFolder, sample: Sample, recorder: Recorder) -> None:
-        """Write a sample's predictions and trees, before the sample's own line."""
-        if self.record_predictions:
-            folder.add_predictions(sample.key, recorder.predictions(sample.new_tokens))
-        if self.record_trees is False or sample.repeat:
-            return
-        trees = recorder.trees()[: len(sample.steps)]
-        if any(tree.probability or self.record_trees for tree in trees if len(tree.tokens) > 1):
-            folder.add_trees(sample.key, trees)
+        if not (folder.path / SCORES).stat().st_size:
+            (folder.path / SCORES).unlink()
 
     def _warm_up(self, names: Collection[str]) -> dict[str, Decoder]:
         """Return new decoders, after others of their kind have decoded a fixed text each."""
@@ -226,42 +236,11 @@ class Bench:
         return {name: self.decoders[name]() for name in names}
 
 
-def decoded(
-    target: CachedModel,
-    decoder: Decoder,
-    prompt: Sequence[int],
-    *,
-    max_new: int,
-    choose: TokenSelector,
-    stop: Sequence[str],
-    started: float,
-) -> tuple[DecodeTrace, float | None]:
-    """Return the trace, truncated at its first stop string, and the seconds from `started` (of
-    `time.perf_counter`) to the end of the first step."""
-    eos, ends = eos_ids(target), StopStrings(target.tokenizer, stop)
-    if isinstance(decoder, Peer):
-        trace = decoder.run(target, prompt, max_new=max_new, eos=eos, choose=choose, stop=ends)
-        keep = StopStrings(target.tokenizer, stop)(trace.new_tokens)
-        first = trace.steps[0] if trace.steps else None
-        first_s = None if first is None else first.draft_s + first.verify_s + first.host_s
-        return (trace if keep is None else cut(trace, keep)), first_s
-    ttft_s: float | None = None
-    for trace in stream(target, decoder, prompt, max_new=max_new, eos=eos, choose=choose):
-        if ttft_s is None and trace.steps:
-            ttft_s = time.perf_counter() - started
-        keep = ends(trace.new_tokens)
-        if keep is not None:
-            return cut(trace, keep), ttft_s
-    return trace, ttft_s
-
-
 def eos_ids(model: CachedModel) -> frozenset[int]:
     """Return the model's end-of-sequence ids: generation config, else tokenizer, else none."""
-    ids = getattr(getattr(model.model, "generation_config", None), "eos_token_id", None)
-    if ids is None:
-        ids = getattr(model.tokenizer, "eos_token_id", None)
-    if ids is None:
-        return frozenset()
+    config = getattr(model.model, "generation_config", None)
+    found = (getattr(source, "eos_token_id", None) for source in (config, model.tokenizer))
+    ids = next((ids for ids in found if ids is not None), [])
     return frozenset([ids] if isinstance(ids, int) else ids)
 
 

@@ -13,12 +13,10 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
-from types import FrameType
 
 import torch
 from tqdm import tqdm
@@ -28,8 +26,7 @@ from ouroboros.bench.metrics.metrics import corpus_scores
 from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.run.audit import audit_run
 from ouroboros.bench.run.config import RunConfig
-from ouroboros.bench.run.costs import load_costs
-from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.folder import COSTS, ResultsFolder, load_costs
 from ouroboros.bench.run.identity import (
     RunIdentity,
     check_files,
@@ -57,13 +54,12 @@ from ouroboros.bench.tasks.task import Example, Task, conversations, fingerprint
 from ouroboros.costs import UNTIMED, Costs
 from ouroboros.decoders import decoder_factories, wants_costs
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.parallel.ranks import RankLost, Ranks, SingleRank, all_succeed
+from ouroboros.engine.parallel.ranks import RankLost, Ranks, all_succeed
 from ouroboros.engine.quantised import quantised_by
 
 NAMED = 6  # failed samples that the line about a retry names
 INTERRUPTED = "interrupted: finished samples are kept; rerun with the same results_dir to resume"
 STOPPING = b"\nstopping after this sample; press Ctrl-C again to stop at once\n"
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Say = Callable[[str], object]
 
 
@@ -95,13 +91,14 @@ def run(
     `measure_costs` measures what calls cost where the folder has no costs yet; None does so only
     where a decoder asks for costs. Raises `ValueError` for what cannot be run or resumed.
     """
-    given = load_costs(config.costs)
+    costs = load_costs(config.costs)
     if config.threads:
         torch.set_num_threads(config.threads)
     with join_ranks(config.parallel) as ranks:
         first = ranks.rank == 0
         task, examples = config.task.load()
-        folder = ResultsFolder(config.results_dir or default_folder(config, task))
+        name = f"{task.name}-{config.model.name}-{datetime.now():%Y%m%d-%H%M%S}"
+        folder = ResultsFolder(config.results_dir or Path("results", "local", name))
         found, limit = len(conversations(examples)), config.task.limit
         if limit is not None and found < limit:
             stride = config.task.stride
@@ -113,30 +110,23 @@ def run(
         spec = on_own_device(config.model, ranks)
         pair = all_succeed(ranks, lambda: load_pair(spec, with_draft=config.needs_draft))
         if measure_costs is not None:
-            given = recorded or measure_costs(pair)
-        bench = build(
-            config,
-            task,
-            examples,
-            pair,
-            costs=recorded or given,
-            ranks=ranks if config.parallel else None,
-        )
+            costs = recorded or measure_costs(pair)
+        shared = ranks if config.parallel else None
+        bench = build(config, task, examples, pair, costs=recorded or costs, ranks=shared)
         facts = run_facts(config, bench)
         record = all_succeed(ranks, lambda: folder.open_run(facts, identity) if first else {})
         if first and bench.costs is not None and recorded is None:
-            folder.save_costs(bench.costs)
+            folder.write_json(COSTS, asdict(bench.costs))
         for line in caveats(bench, timing=config.timing):
             say(line)
         say(f"results: {short_path(folder.path)}")
-        failed = [sample for sample in folder.load_samples() if sample.error]
+        failed = [f"{s.decoder} on {s.example}" for s in folder.load_samples() if s.error]
         if config.retry_failed and failed:
-            named = ", ".join(f"{s.decoder} on {s.example}" for s in failed[:NAMED])
             more = f" and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
-            say(f"measuring failed samples again: {named}{more}")
+            say(f"measuring failed samples again: {', '.join(failed[:NAMED])}{more}")
         try:
             with folder_of(folder, ranks) as own:
-                finished = measure(bench, own, config, ranks, say=say, progress=progress)
+                finished = measure(bench, own, config, ranks, progress=progress)
         except RankLost:
             if first:
                 folder.save_run(record, status="interrupted")
@@ -145,8 +135,10 @@ def run(
             return RunResult(folder, bench, finished, first=False)
         record["parallel"] = parallel_facts(bench.models)
         bench = unshared(bench)
-        finished = finished and score(bench, folder, say=say, progress=progress)
-        if finished and not config.save_pools:
+        finished = finished and score(bench, folder, progress=progress)
+        if not finished:
+            say(INTERRUPTED)
+        elif not config.save_pools:
             folder.drop_pools()
         record["corpus_scores"] = corpus_scores(task, bench.examples, folder.load_samples())
         folder.save_run(record, status="finished" if finished else "interrupted")
@@ -219,12 +211,11 @@ def rebuild(folder: ResultsFolder, overrides: Mapping[str, object] | None = None
     pair = load_pair(config.model, with_draft=config.needs_draft)
     costs = folder.load_costs() or load_costs(config.costs)
     bench = build(config, task, examples, pair, costs=costs)
-    facts = run_facts(config, bench)
     for what, old, new in (
-        ("prompts", run["task"].get("fingerprint"), facts["task"]["fingerprint"]),
-        ("dtype", run["model"]["dtype"], facts["model"]["dtype"]),
-        ("sampling", run["sampling"], facts["sampling"]),
-        ("max_new", run["max_new"], facts["max_new"]),
+        ("prompts", run["task"].get("fingerprint"), fingerprint(bench.examples)),
+        ("dtype", run["model"]["dtype"], str(bench.target.dtype).removeprefix("torch.")),
+        ("sampling", run["sampling"], asdict(bench.sampling)),
+        ("max_new", run["max_new"], bench.max_new),
     ):
         if old is not None and old != new:
             raise ValueError(f"the run had other {what} ({old}, now {new}): replace paths only")
@@ -232,54 +223,47 @@ def rebuild(folder: ResultsFolder, overrides: Mapping[str, object] | None = None
 
 
 def measure(
-    bench: Bench,
-    folder: ResultsFolder,
-    config: RunConfig,
-    ranks: Ranks | None = None,
-    *,
-    say: Say,
-    progress: bool,
+    bench: Bench, folder: ResultsFolder, config: RunConfig, ranks: Ranks, *, progress: bool
 ) -> bool:
     """Measure the samples that the folder lacks; return False where any rank was interrupted."""
-    ranks = ranks or SingleRank()
-    failed = 0
+    failed, total = 0, bench.total
     bar = tqdm(
-        total=bench.total, unit="sample", mininterval=0.5, dynamic_ncols=True, disable=not progress
+        total=total, unit="sample", mininterval=0.5, dynamic_ncols=True, disable=not progress
     )
-    line = b"" if ranks.rank else STOPPING
-    with Interruption(partial(os.write, 2, line)) as asked, bar:
+    with stop_requests(b"" if ranks.rank else STOPPING) as asked, bar:
 
         def on_sample(sample: Sample) -> None:
             nonlocal failed
             failed += sample.error is not None
             bar.set_postfix_str(sample.decoder + (f", {failed} failed" if failed else ""), False)
             bar.update()
-            asked.check(partial(any_rank, ranks))
+            if any_rank(ranks, asked()):
+                raise KeyboardInterrupt
 
         try:
             bench.run(folder, on_sample, retry_failed=config.retry_failed)
         except (KeyboardInterrupt, RankLost) as error:
-            if isinstance(error, RankLost) and not asked.asked:
+            if isinstance(error, RankLost) and not asked():
                 raise  # otherwise this rank was interrupted as well, only earlier
-            bar.close()
-            say(INTERRUPTED)
             return False
     return True
 
 
-def score(bench: Bench, folder: ResultsFolder, *, say: Say, progress: bool) -> bool:
+def score(bench: Bench, folder: ResultsFolder, *, progress: bool) -> bool:
     """Score the folder's samples; return False where Ctrl-C (or SIGTERM) interrupted it."""
     bar = tqdm(desc="scoring", unit="sample", leave=False, delay=2, disable=not progress)
-    with suppress(KeyboardInterrupt), Interruption(partial(os.write, 2, STOPPING)) as asked, bar:
+    with stop_requests(STOPPING) as asked, bar:
 
         def on_score() -> None:
             bar.update()
-            asked.check()
+            if asked():
+                raise KeyboardInterrupt
 
-        bench.score(folder, on_score)
-        return True
-    say(INTERRUPTED)
-    return False
+        try:
+            bench.score(folder, on_score)
+        except KeyboardInterrupt:
+            return False
+    return True
 
 
 def audit(bench: Bench, folder: ResultsFolder, *, controls: bool, say: Say, progress: bool) -> None:
@@ -294,10 +278,30 @@ def audit(bench: Bench, folder: ResultsFolder, *, controls: bool, say: Say, prog
         say(f"no audit: {reason}; 'ouroboros audit' repeats it")
 
 
-def default_folder(config: RunConfig, task: Task) -> Path:
-    """Return the folder of a run without `results_dir`."""
-    name = f"{task.name}-{config.model.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    return Path("results", "local", name)
+@contextmanager
+def stop_requests(notice: bytes) -> Iterator[Callable[[], bool]]:
+    """Handle Ctrl-C and SIGTERM in two stages: the first writes a notice to stderr, the second
+    raises `KeyboardInterrupt`. Yield a function that returns whether a signal came.
+
+    Outside the main thread signals are unchanged.
+    """
+    signals: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        if signals:
+            raise KeyboardInterrupt
+        signals.append(number)
+        os.write(2, notice)  # not a print: the handler may run in the middle of one
+
+    handled = (signal.SIGINT, signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread():
+        handled = ()
+    before = {number: signal.signal(number, note) for number in handled}
+    try:
+        yield lambda: bool(signals)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def short_path(path: Path) -> str:
@@ -329,26 +333,27 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
     `carried_pools` are the decoders that carry a phrase pool from prompt to prompt. `timing` false
     means that other jobs shared the device, so that seconds mean nothing.
     """
-    model, target = asdict(config.model), bench.target
+    target, spec = bench.target, config.model
     roles = dict(zip(("target", "draft"), bench.models, strict=False))
     quantised = {role: quantised_by(model.model) for role, model in roles.items()}
     execution = getattr(bench.task, "execution", None)
     return without_paths(
         {
             "task": {
-                "name": bench.task.name,
-                "version": bench.task.version,
-                "licence": bench.task.licence,
+                **{name: getattr(bench.task, name) for name in ("name", "version", "licence")},
                 "prompts": len(bench.examples),
                 "fingerprint": fingerprint(bench.examples),
                 "stop": list(bench.task.stop),
             },
             "model": {
-                **{key: model[key] for key in ("name", "target", "draft", "standin")},
-                "commits": [_hub_commit(model) for model in bench.models],
+                **{key: getattr(spec, key) for key in ("name", "target", "draft", "standin")},
+                "commits": [
+                    getattr(getattr(model.model, "config", None), "_commit_hash", None)
+                    for model in bench.models
+                ],
                 "dtype": str(target.dtype).removeprefix("torch."),
                 "quantised": {role: by for role, by in quantised.items() if by} or None,
-                "draft_cost": draft_cost(config.model.draft_cost, bench.models, bench.costs),
+                "draft_cost": draft_cost(spec.draft_cost, bench.models, bench.costs),
                 "engines": {role: model.describe_engine() for role, model in roles.items()},
                 "device": str(target.device),
                 "max_len": target.max_len,
@@ -361,10 +366,7 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
             "carried_pools": config.carried_pools,
             "sampling": asdict(bench.sampling),
             "max_new": bench.max_new,
-            "repeats": bench.repeats,
-            "part": config.part,
-            "timing": config.timing,
-            "published": config.published,
+            **{name: getattr(config, name) for name in ("repeats", "part", "timing", "published")},
             "samples_wanted": bench.total,
             "config": settings(config),
             "contents": contents(config),
@@ -384,41 +386,3 @@ def draft_cost(
         return costs.draft_ratio()
     target, draft = (sum(w.nbytes for w in model.model.parameters()) for model in models[:2])
     return draft / target
-
-
-def _hub_commit(model: CachedModel) -> str | None:
-    return getattr(getattr(model.model, "config", None), "_commit_hash", None)
-
-
-class Interruption:
-    """Ctrl-C in two stages: the first signal calls `on_first`, a second raises `KeyboardInterrupt`.
-
-    Outside the main thread signals are unchanged. `on_first` runs inside a signal handler, perhaps
-    in the middle of a print, so it may not print.
-    """
-
-    def __init__(self, on_first: Callable[[], object]) -> None:
-        self.asked = False
-        self._on_first = on_first
-        self._before: dict[int, object] = {}
-
-    def __enter__(self) -> Interruption:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-
-    def check(self, agree: Callable[[bool], bool] = bool) -> None:
-        """Raise `KeyboardInterrupt` if a signal came; call it where nothing is lost. `agree` maps
-        whether this process got one to whether any process did."""
-        if agree(self.asked):
-            raise KeyboardInterrupt
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-        self._on_first()

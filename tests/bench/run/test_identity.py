@@ -1,4 +1,4 @@
-"""A run is taken up only where its models, rows and pools are still what they were."""
+"""A run resumes only where its models, rows, pools and code are still the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from ouroboros.bench.run.identity import (
     git_state,
     identity,
     provenance,
-    run_hash,
     without_paths,
 )
 from ouroboros.bench.run.pair import PairSpec
@@ -53,11 +52,11 @@ def config(tmp_path) -> RunConfig:
     "name", ["target/model.safetensors", "draft/tokenizer.json", "rows.jsonl", "pool.json"]
 )
 def test_other_contents_at_the_same_path_are_another_run(config, tmp_path, name):
-    before = run_hash(config, [])
+    before = RunIdentity.of(config, []).identity
     (tmp_path / "target" / "README.md").write_text("no part of the model")
-    assert run_hash(config, []) == before
+    assert RunIdentity.of(config, []).identity == before
     (tmp_path / name).write_text("other")
-    assert run_hash(config, []) != before
+    assert RunIdentity.of(config, []).identity != before
 
 
 def test_only_what_exists_is_hashed_and_ids_are_not(config):
@@ -89,7 +88,7 @@ def test_a_copy_is_the_same_and_a_large_file_is_sampled_to_its_end(tmp_path, mon
         ("max_new", {"max_new": 9}),
     ],
 )
-def test_what_only_the_loaded_job_tells_must_be_the_same_too(tmp_path, name, facts):
+def test_a_resumed_run_must_load_the_same_task_and_models(tmp_path, name, facts):
     whole = {"task": {"stop": [], "version": "1"}, "model": {"commits": ["a"]}, "max_new": 8}
     folder = ResultsFolder(tmp_path)
     folder.open_run(whole, RunIdentity("a"))
@@ -99,16 +98,12 @@ def test_what_only_the_loaded_job_tells_must_be_the_same_too(tmp_path, name, fac
     assert folder.open_run(whole, RunIdentity("a"))["resumed"] == 1
 
 
-def test_the_codes_hash_covers_what_makes_prompts_and_samples():
+def test_the_code_hash_covers_all_code_that_samples_depend_on():
     files = set(map(str, code_files()))
     tasks = ("tasks/gsm8k.py", "tasks/examples/gsm8k.jsonl", "tasks/dataset.py")
     run = ("run/run.py", "run/config.py", "run/recorder.py", "run/loop.py", "metrics/meter.py")
     assert {f"ouroboros/bench/{name}" for name in (*tasks, *run)} <= files
-    engine = (
-        "decode",
-        "engine/model",
-        "drafters/ouroboros",
-    )
+    engine = ("decode", "engine/model", "drafters/ouroboros")
     assert {f"ouroboros/{name}.py" for name in engine} <= files
     assert all(not Path(name).is_absolute() for name in files)
 
@@ -121,7 +116,7 @@ def test_provenance_names_versions_and_machine_but_no_host():
     assert git_state(Path("/")) is None
 
 
-def test_an_identity_knows_no_order_and_messages_no_paths(tmp_path):
+def test_identities_ignore_order_and_messages_drop_paths(tmp_path):
     assert identity({"a": 1, "b": 2}, "x") == identity({"b": 2, "a": 1}, "x")
     assert identity({"a": 1}) != identity({"a": 2})
     (tmp_path / "pair").mkdir()

@@ -19,7 +19,7 @@ from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
 from ouroboros.bench.run.identity import RunIdentity
 from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.run.run import Interruption
+from ouroboros.bench.run.run import stop_requests
 from ouroboros.bench.tasks.task import Example
 
 KILLS = 20
@@ -133,18 +133,15 @@ def test_a_carried_pool_is_taken_up_again(bench, tmp_path):
     assert not list(whole.path.glob("pool-*"))
 
 
-def test_the_first_ctrl_c_waits_for_the_sample_and_the_second_does_not():
+def test_the_first_ctrl_c_waits_for_the_sample_and_the_second_does_not(capfd):
     before = signal.getsignal(signal.SIGINT)
-    told = []
-    with Interruption(lambda: told.append("once")) as asked:
-        asked.check()
+    with stop_requests(b"stopping") as asked:
+        assert not asked()
         signal.raise_signal(signal.SIGINT)
-        assert told == ["once"]
-        with pytest.raises(KeyboardInterrupt):
-            asked.check()
+        assert asked() and capfd.readouterr().err == "stopping"
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
-    assert told == ["once"] and signal.getsignal(signal.SIGINT) is before
+    assert not capfd.readouterr().err and signal.getsignal(signal.SIGINT) is before
 
 
 def test_failed_samples_are_measured_anew_only_when_asked(tmp_path, monkeypatch):
