@@ -54,7 +54,7 @@ SHAPES = MappingProxyType(
         for name, dims in _DIMS.items()
     }
 )
-"""Arguments of `LlamaConfig` by name; all with head_dim 128, Qwen's dimensions as Llama."""
+"""Arguments of `LlamaConfig` by name; Qwen's dimensions as Llama."""
 
 
 def shape(name: str) -> LlamaConfig:
@@ -100,8 +100,14 @@ def embed(
     _check(core.config, shape)
     heads = place_heads(*_head_counts(core.config), *_head_counts(shape))
     device, dtype = torch.device(device or core.device), dtype or core.dtype
-    constant = _constant(core.config, shape)
-    config = _standin_config(core.config, shape, constant)
+    constant, energy = 0.0, core.config.rms_norm_eps * core.config.hidden_size  # eps d
+    if core.config.vocab_size < shape.vocab_size:  # a power of two with c^2 <= eps d / 2
+        constant = 2.0 ** math.floor(math.log2(energy / 2) / 2)
+    config = copy.deepcopy(shape)
+    for name in INHERITED:
+        setattr(config, name, copy.deepcopy(getattr(core.config, name)))
+    config.tie_word_embeddings = False
+    config.rms_norm_eps = (energy - constant**2) / shape.hidden_size
     model = blank(config, dtype).to_empty(device=device)
     model.model.rotary_emb = llama.LlamaRotaryEmbedding(config).to(device)
     with torch.no_grad():
@@ -170,22 +176,6 @@ def _check(core: LlamaConfig, shape: LlamaConfig) -> None:
         )
 
 
-def _constant(core: LlamaConfig, shape: LlamaConfig) -> float:
-    """Return the constant c, a power of two with c^2 <= eps d / 2; 0 if every id is used."""
-    if core.vocab_size == shape.vocab_size:
-        return 0.0
-    return 2.0 ** math.floor(math.log2(core.rms_norm_eps * core.hidden_size / 2) / 2)
-
-
-def _standin_config(core: LlamaConfig, shape: LlamaConfig, constant: float) -> LlamaConfig:
-    config = copy.deepcopy(shape)
-    for name in INHERITED:
-        setattr(config, name, copy.deepcopy(getattr(core, name)))
-    config.tie_word_embeddings = False
-    config.rms_norm_eps = (core.rms_norm_eps * core.hidden_size - constant**2) / shape.hidden_size
-    return config
-
-
 def _fill(
     model: LlamaForCausalLM, core: LlamaForCausalLM, heads: dict[int, int], c: float, seed: int
 ) -> None:
@@ -202,32 +192,21 @@ def _fill(
         head[:used, width] = 0
         head[used:, width] = -BAR
         model.model.norm.weight[width] = BAR
-    for layer in model.model.layers:
-        _fill_idle(layer, width, noise)
-    for layer, source in zip(model.model.layers, core.model.layers, strict=False):
-        _place_layer(layer, source, heads)
-
-
-def _fill_idle(layer: llama.LlamaDecoderLayer, width: int, noise: torch.Generator) -> None:
-    """Write a layer that reads the residual with random weights and adds zero to it."""
-    for name, weight in layer.named_parameters():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            weight.zero_()
-        elif weight.dim() == 2:
-            weight.normal_(0, NOISE_STD, generator=noise)
-    _fill_norm(layer.input_layernorm, torch.ones(width))
-    _fill_norm(layer.post_attention_layernorm, torch.ones(width))
-
-
-def _place_layer(
-    layer: llama.LlamaDecoderLayer, core: llama.LlamaDecoderLayer, heads: dict[int, int]
-) -> None:
-    """Write the core's layer over an idle one."""
-    _fill_norm(layer.input_layernorm, core.input_layernorm.weight)
-    _fill_norm(layer.post_attention_layernorm, core.post_attention_layernorm.weight)
-    _place_attention(layer.self_attn, core.self_attn, heads)
-    for name in ("gate_proj", "up_proj", "down_proj"):
-        _pad(getattr(layer.mlp, name).weight, getattr(core.mlp, name).weight)
+    for index, layer in enumerate(model.model.layers):
+        for name, weight in layer.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                weight.zero_()  # so that an idle layer adds zero to the residual
+            elif weight.dim() == 2:
+                weight.normal_(0, NOISE_STD, generator=noise)
+        source = core.model.layers[index] if index < len(core.model.layers) else None
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            norm = torch.ones(width) if source is None else getattr(source, name).weight
+            _fill_norm(getattr(layer, name), norm)
+        if source is None:
+            continue
+        _place_attention(layer.self_attn, source.self_attn, heads)
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            _pad(getattr(layer.mlp, name).weight, getattr(source.mlp, name).weight)
 
 
 def _fill_norm(norm: llama.LlamaRMSNorm, weight: torch.Tensor) -> None:

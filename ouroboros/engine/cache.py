@@ -29,12 +29,24 @@ class LayerShape:
     dtype: torch.dtype
     device: torch.device
 
-    def empty(self, layers: int, capacity: int, width: int) -> torch.Tensor:
-        """Return zeroed slots, [layers, kv_heads, capacity, width]: NaNs of unused memory would
-        pass through a mask. They are never inference tensors, which compiled code distinguishes."""
-        size = (layers, self.kv_heads, capacity, width)
-        with torch.inference_mode(False):
-            return torch.zeros(size, dtype=self.dtype, device=self.device)
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What the engine knows of a model. `max_len` is the number of usable positions; `layer_types`
+    is None unless full and sliding layers are mixed; `layers` are the shapes of the KV cache."""
+
+    max_len: int
+    sliding_window: int | None
+    layer_types: tuple[str, ...] | None
+    vocab_size: int
+    device: torch.device
+    dtype: torch.dtype
+    layers: list[LayerShape]
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Return by how many standard deviations the logits of two equivalent calls may differ."""
+    return 2e-3 if dtype in (torch.float32, torch.float64) else 0.25
 
 
 class SlotLayer(CacheLayerMixin):
@@ -53,9 +65,7 @@ class SlotLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Do nothing: `SlotCache` has allocated the pools."""
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, key_states, value_states, *args, **kwargs):
         """Write after the slots in use; return views of every slot up to the last one written."""
         end = self.length + key_states.shape[-2]
         self.keys[:, :, self.length : end] = key_states
@@ -86,9 +96,7 @@ class AimedLayer:
     ) -> None:
         self.keys, self.values, self.slots, self.view = keys, values, slots, view
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, key_states, value_states, *args, **kwargs):
         """Write keys and values, [1, kv_heads, nodes, width]; return all slots to read."""
         self.keys.index_copy_(1, self.slots, key_states[0])
         self.values.index_copy_(1, self.slots, value_states[0])
@@ -126,42 +134,39 @@ class SlotCache(Cache):
         finally:
             self._aim = None
 
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        *args,
-        **kwargs,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, key_states, value_states, layer_idx: int, *args, **kwargs):
         """Write one layer's keys and values, [1, kv_heads, nodes, width]; return those to read."""
-        if self._aim is None:
-            return super().update(key_states, value_states, layer_idx, *args, **kwargs)
-        return self.aimed_layer(layer_idx).update(key_states, value_states)
+        layer = self.slots[layer_idx] if self._aim is None else self.aimed_layer(layer_idx)
+        return layer.update(key_states, value_states)
 
     def aimed_layer(self, layer_idx: int) -> AimedLayer:
         """Return one layer of the aimed cache."""
         assert self._aim is not None
         slots, view = self._aim
-        own = self.slots[layer_idx]
-        return AimedLayer(own.keys[0], own.values[0], slots.to(own.keys.device), view)
+        layer = self.slots[layer_idx]
+        return AimedLayer(layer.keys[0], layer.values[0], slots.to(layer.keys.device), view)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of slots in use; 0 while aimed, when nothing may depend on it."""
         return 0 if self._aim is not None else super().get_seq_length(layer_idx)
 
     def reserve(self, slots: int) -> None:
-        """Make room for `slots` slots in all, keeping those in use; growing at least doubles."""
+        """Make room for `slots` slots in all, keeping those in use; growing at least doubles.
+
+        New slots are zeroed, since NaNs of unused memory would pass through a mask, and never
+        inference tensors, which compiled code distinguishes.
+        """
         if slots <= self.capacity:
             return
         capacity = max(slots, 2 * self.capacity)
         for shape, members in self.groups.items():
-            old = self.pools.get(shape)
-            keys = shape.empty(len(members), capacity, shape.key_width)
-            values = shape.empty(len(members), capacity, shape.value_width)
-            if old:
-                keys[:, :, : self.length] = old[0][:, :, : self.length]
-                values[:, :, : self.length] = old[1][:, :, : self.length]
+            size = len(members), shape.kv_heads, capacity
+            kind: dict = {"dtype": shape.dtype, "device": shape.device}
+            with torch.inference_mode(False):
+                keys = torch.zeros(*size, shape.key_width, **kind)
+                values = torch.zeros(*size, shape.value_width, **kind)
+            for new, old in zip((keys, values), self.pools.get(shape, ()), strict=False):
+                new[:, :, : self.length] = old[:, :, : self.length]
             self.pools[shape] = keys, values
             for row, index in enumerate(members):
                 self.slots[index].keys = keys[row : row + 1]

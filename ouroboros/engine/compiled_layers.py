@@ -20,7 +20,7 @@ from torch import nn
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx import Graph
 from torch.fx.experimental import _config
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_wrapper_subclass
 from torch.utils._pytree import tree_iter, tree_map
 from transformers import PreTrainedModel
 
@@ -76,9 +76,8 @@ class CompiledLayers:
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Put the compiled layers in place for the context."""
-        for layer in self.compiled:
-            layer.tuned = self.tuned is not False
         for index, layer in enumerate(self.compiled):
+            layer.tuned = self.tuned is not False
             self.layers[index] = layer
         for owner, name, _, fused in self.fused:
             setattr(owner, name, fused)
@@ -160,12 +159,10 @@ def fuse_projections(layer: nn.Module) -> list[FusedProjection]:
     for owner in layer.modules():
         for names in FUSED:
             plain = [getattr(owner, name, None) for name in names]
-            if not all(_is_plain(module) for module in plain):
+            if any(type(m) is not nn.Linear or is_wrapper_subclass(m.weight) for m in plain):
                 continue
-            kinds = {
-                (m.in_features, m.bias is None, m.weight.dtype, m.weight.device) for m in plain
-            }
-            if len(kinds) > 1:
+            kind = {(m.in_features, m.bias is None, m.weight.dtype, m.weight.device) for m in plain}
+            if len(kind) > 1:
                 continue
             weight = _common_buffer([module.weight for module in plain])
             biases = [module.bias for module in plain]
@@ -177,10 +174,6 @@ def fuse_projections(layer: nn.Module) -> list[FusedProjection]:
                 fused.append(FusedProjection(owner, name, module, columns))
                 start = end
     return fused
-
-
-def _is_plain(module: nn.Module | None) -> bool:
-    return type(module) is nn.Linear and not is_traceable_wrapper_subclass(module.weight)
 
 
 def _common_buffer(weights: list[nn.Parameter]) -> nn.Parameter:

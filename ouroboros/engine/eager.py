@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ouroboros.engine.cache import SlotCache
+from ouroboros.engine.cache import ModelInfo, SlotCache
 from ouroboros.engine.masks import Layout, Masks, dense
-from ouroboros.engine.model_info import ModelInfo
 from ouroboros.tree import TokenTree
 
 PREFILL_ALONE = 128  # a longer stretch is fed causally, without a dense mask, before the tree

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ouroboros.engine.model_info import ModelInfo
+from ouroboros.engine.cache import ModelInfo
 from ouroboros.tree import TokenTree
 
 Masks = torch.Tensor | dict[str, torch.Tensor] | None

@@ -26,11 +26,14 @@ FREE_SHARE = 0.5  # of the free memory may be taken, at most
 class Packed:
     """A copy of a weight in oneDNN's order, and the state of the weight that it was made from."""
 
+    of: tuple | None = None
+    weight: torch.Tensor | None = None
+
     def __init__(self, weight: torch.Tensor | None = None) -> None:
-        self.source = None if weight is None else weight.detach()  # so its place is not reused
-        self.of = None if weight is None else _state(weight)
-        reorder = torch.ops.mkldnn._reorder_linear_weight
-        self.weight = None if weight is None else reorder(weight.detach(), FEWEST_ROWS)
+        if weight is not None:
+            self.source = weight.detach()  # so its place is not reused
+            self.of = _state(weight)
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.source, FEWEST_ROWS)
 
     def __reduce__(self) -> tuple:  # of copies too
         return Packed, ()
@@ -64,7 +67,11 @@ def prepack_linears(model: nn.Module) -> int:
     of the free memory. A layer packed before and unchanged since is left as it is.
     """
     layers = [module for module in model.modules() if _can_be_packed(module)]
-    new = [layer for layer in layers if not _is_packed(layer)]
+    new = [
+        layer
+        for layer in layers
+        if not (isinstance(layer, PackedLinear) and layer.packed.of == _state(layer.weight))
+    ]
     taken = sum(layer.weight.nbytes for layer in new)
     if not _supported() or taken > FREE_SHARE * psutil.virtual_memory().available:
         return len(layers) - len(new)
@@ -81,20 +88,12 @@ def _supported() -> bool:
 
 
 def _can_be_packed(module: nn.Module) -> TypeGuard[nn.Linear]:
-    if not isinstance(module, nn.Linear) or type(module) not in (nn.Linear, PackedLinear):
+    if type(module) not in (nn.Linear, PackedLinear):
         return False
     weight: torch.Tensor = module.weight
     plain = type(weight) in (nn.Parameter, torch.Tensor) and weight.is_cpu
-    return (
-        plain
-        and not weight.is_inference()
-        and weight.dtype == torch.float32
-        and weight.numel() >= SMALLEST
-    )
-
-
-def _is_packed(layer: nn.Linear) -> bool:
-    return isinstance(layer, PackedLinear) and layer.packed.of == _state(layer.weight)
+    large = weight.dtype == torch.float32 and weight.numel() >= SMALLEST
+    return plain and large and not weight.is_inference()
 
 
 def _state(weight: torch.Tensor) -> tuple:

@@ -95,23 +95,17 @@ def dequantise(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
         if isinstance(weight, torch.Tensor) and is_traceable_wrapper_subclass(weight):
-            plain[id(module)] = _linear(module, _product(name, weight).to(dtype))
+            plain[id(module)] = linear = nn.Linear(*weight.shape[::-1], device="meta")
+            linear.weight = nn.Parameter(_product(name, weight).to(dtype), requires_grad=False)
+            bias = getattr(module, "bias", None)
+            bias = None if bias is None else nn.Parameter(bias.detach().to(dtype), False)
+            linear.bias = bias
     if not plain:
         raise ValueError(
             f"weights quantised by {quantised_by(model)} cannot be dequantised: use int8 weights "
             "of optimum-quanto or torchao, or do without the audit (audit=none)"
         )
     return copy.deepcopy(model, plain)
-
-
-def _linear(module: nn.Module, weight: torch.Tensor) -> nn.Linear:
-    """Return a plain layer with this weight and the module's bias."""
-    bias = getattr(module, "bias", None)
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias.detach().to(weight.dtype), requires_grad=False)
-    return linear
 
 
 def _product(name: str, weight: Any) -> torch.Tensor:

@@ -11,9 +11,8 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
-from ouroboros.engine.cache import SlotCache
+from ouroboros.engine.cache import ModelInfo, SlotCache, tolerance
 from ouroboros.engine.eager import Eager, Engine
-from ouroboros.engine.model_info import ModelInfo, tolerance
 from ouroboros.engine.static import Static
 from ouroboros.tree import TokenTree
 

@@ -6,26 +6,27 @@ whose logits are wanted) reaches the device as one copy into a fixed buffer, fro
 made there. On a GPU each pair of sizes is captured once, with compiled decoder layers, and replayed
 afterwards; so is the choice of tokens from the logits. On a CPU the same calls run directly.
 
-Invariant: padding is never seen. A padded node sees itself and the context, no node sees it, and
-its slot lies after the tree's, where the next call writes.
+Invariants: padding is never seen (a padded node sees itself and the context, no node sees it, and
+its slot lies after the tree's, where the next call writes); everything is captured on one side
+stream, and nothing that waits for the device is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from functools import cache
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ouroboros.engine.cache import SlotCache
+from ouroboros.engine.cache import ModelInfo, SlotCache
 from ouroboros.engine.compiled_layers import CompiledLayers
-from ouroboros.engine.cuda_graphs import CapturedGraph, capture, replay_ms
 from ouroboros.engine.eager import MOST_HELD, known_ids
 from ouroboros.engine.masks import Layout, spread
-from ouroboros.engine.model_info import ModelInfo
 from ouroboros.tree import ROOT, TokenTree
 
 NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -52,6 +53,30 @@ def padded_slots(count: int) -> int:
     while size < count:
         size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
     return size
+
+
+class CapturedGraph(NamedTuple):
+    """A captured computation: a replay repeats it on the present values of `inputs`."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: tuple[torch.Tensor, ...]
+    result: torch.Tensor
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the one stream for captures: each stream costs a cuBLAS workspace."""
+    return torch.cuda.Stream(device)
+
+
+def replay_ms(graph: torch.cuda.CUDAGraph, rounds: int = 5) -> float:
+    """Return the milliseconds of the fastest of `rounds` replays, by the device's clock."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(rounds + 1)]
+    for mark in marks:
+        graph.replay()
+        mark.record()
+    marks[-1].synchronize()
+    return min(start.elapsed_time(end) for start, end in pairwise(marks))
 
 
 class Static:
@@ -116,7 +141,7 @@ class Static:
             return compute(logits, *inputs)
         count, width = logits.shape
         key = key, padded_nodes(count), width
-        with torch.cuda.device(self.info.device) if self._on_gpu else nullcontext():
+        with self._on_device():
             if key not in self._choices:
                 size = padded_nodes(count)
                 rows = tuple(x.new_zeros(size, *x.shape[1:]) for x in inputs)
@@ -129,9 +154,10 @@ class Static:
             graph.replay()
         return result[:count]
 
-    @property
-    def _on_gpu(self) -> bool:
-        return self.info.device.type == "cuda"
+    def _on_device(self):
+        """Return a context in which the model's device is the current one."""
+        device = self.info.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
     def _call(self, layout: Layout, token: torch.Tensor | None = None) -> torch.Tensor:
         """Return the logits [rows, vocab] of the layout's rows. A `token` on the device replaces
@@ -149,18 +175,17 @@ class Static:
         """Load the inputs of a call of `nodes` nodes after `first` slots and run or replay it."""
         device, slots = self.info.device, padded_slots(first + nodes)
         self.cache.reserve(slots)
-        with torch.cuda.device(device) if self._on_gpu else nullcontext():
+        with self._on_device():
             if nodes not in self._inputs:
                 self._inputs[nodes] = torch.zeros(len(words), dtype=torch.int64, device=device)
             source = torch.from_numpy(words)
-            if self._on_gpu:  # pageable memory would be copied twice
+            if device.type == "cuda":  # pageable memory would be copied twice
                 source = source.pin_memory()
             inputs = self._inputs[nodes].copy_(source, non_blocking=True)
             if token is not None:
                 inputs[:1] = token
             if not self.graphs:
-                with self._compiled_layers():
-                    return self._forward(inputs, nodes, slots)
+                return self._forward(inputs, nodes, slots)
             if self._capacity != self.cache.capacity:  # the cache has moved: graphs are stale
                 self._calls.clear()
                 self._memory = None
@@ -187,23 +212,32 @@ class Static:
             return self._logits[:nodes].copy_(logits)
 
         if nodes > 1 or self.compiled is None or self.compiled.tuned is not None:
-            with self._compiled_layers():
-                return self._capture(call, (inputs,))
+            return self._capture(call, (inputs,))
         graphs = {}
         for self.compiled.tuned in (False, True):
-            with self._compiled_layers():
-                graphs[self.compiled.tuned] = self._capture(call, (inputs,))
+            graphs[self.compiled.tuned] = self._capture(call, (inputs,))
         self.compiled.tuned = replay_ms(graphs[True].graph) < replay_ms(graphs[False].graph)
         return graphs[self.compiled.tuned]
 
     def _capture(self, compute: Callable, inputs: tuple[torch.Tensor, ...]) -> CapturedGraph:
-        """Capture a computation in the memory that all graphs share."""
+        """Capture `compute(*inputs)` in the memory that all graphs share. Raises `RuntimeError`,
+        before anything is captured, if it waits for the device."""
         if self._memory is None:
             self._memory = torch.cuda.graph_pool_handle()
-        return capture(compute, inputs, self.info.device, self._memory)
-
-    def _compiled_layers(self):
-        return nullcontext() if self.compiled is None else self.compiled.swapped_in()
+        side, graph = side_stream(self.info.device), torch.cuda.CUDAGraph()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            compute(*inputs)
+            mode = torch.cuda.get_sync_debug_mode()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                compute(*inputs)
+            finally:
+                torch.cuda.set_sync_debug_mode(mode)
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(graph, pool=self._memory, stream=side):
+            result = compute(*inputs)
+        return CapturedGraph(graph, inputs, result)
 
     def _forward(self, inputs: torch.Tensor, nodes: int, slots: int) -> torch.Tensor:
         """Call the model with device memory only: [nodes, vocab] logits."""
@@ -211,7 +245,8 @@ class Static:
         at = torch.arange(slots, device=base.device)
         own = held + at[:nodes]
         masks = spread if self.compiled is None else self.compiled.masks
-        with self.cache.aimed(base + own, at):
+        layers = nullcontext() if self.compiled is None else self.compiled.swapped_in()
+        with layers, self.cache.aimed(base + own, at):
             out = self.model(
                 input_ids=ids[None],
                 position_ids=positions[own][None],

@@ -11,19 +11,17 @@ for the trial.
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
+import psutil
 import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-from ouroboros.engine.cache import LayerShape
+from ouroboros.engine.cache import LayerShape, ModelInfo, tolerance
 from ouroboros.engine.masks import Layout, dense
-from ouroboros.engine.model_info import ModelInfo, position_limit, tolerance
 from ouroboros.engine.quantised import check_kernels
 from ouroboros.tree import TokenTree
 
@@ -34,14 +32,8 @@ WIDENED_BYTES = 4 << 30
 
 
 def check_tree_support(model: PreTrainedModel) -> ModelInfo:
-    """Return a model's facts; raise `ValueError` with the reason if it cannot score trees."""
-    info = _read_config(model)
-    check_kernels(model)
-    return replace(info, layers=_try_tree(model, info))
-
-
-def _read_config(model: PreTrainedModel) -> ModelInfo:
-    """Return what the config says, without layers; raise `ValueError` for what it rules out."""
+    """Return what the engine needs to know of a model. Raises `ValueError` with the reason if the
+    model cannot score trees."""
     config, name = model.config.get_text_config(), type(model).__name__
     if model.config.is_encoder_decoder:
         raise ValueError(f"{name} is an encoder-decoder; a decoder-only causal LM is needed")
@@ -72,7 +64,9 @@ def _read_config(model: PreTrainedModel) -> ModelInfo:
     mixed = types if window and len(set(types)) > 1 else None
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, torch.Tensor)
-    return ModelInfo(max_len, window, mixed, len(weight), weight.device, model.dtype, [])
+    info = ModelInfo(max_len, window, mixed, len(weight), weight.device, model.dtype, [])
+    check_kernels(model)
+    return replace(info, layers=_try_tree(model, info))
 
 
 @torch.inference_mode()
@@ -126,8 +120,12 @@ def _widened(model: PreTrainedModel) -> Iterator[torch.dtype]:
     weights = [w for w in (*model.parameters(), *model.buffers()) if w.dtype in half]
     kept = [weight.data for weight in weights]
     plain = all(type(w.data) is torch.Tensor and not w.is_meta for w in model.parameters())
-    size = sum(4 * weight.numel() for weight in weights)
-    if not (weights and plain and size <= min(WIDENED_BYTES, _free_bytes(model.device) // 2)):
+    size, free = sum(4 * weight.numel() for weight in weights), 0
+    if model.device.type == "cuda":
+        free = torch.cuda.mem_get_info(model.device)[0]
+    elif model.device.type == "cpu":
+        free = psutil.virtual_memory().available
+    if not (weights and plain and size <= min(WIDENED_BYTES, free // 2)):
         yield model.dtype
         return
     try:
@@ -139,21 +137,10 @@ def _widened(model: PreTrainedModel) -> Iterator[torch.dtype]:
             weight.data = data
 
 
-def _free_bytes(device: torch.device) -> int:
-    """Return the free memory of a device; 0 where that is unknown."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    if device.type != "cpu":
-        return 0
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 @contextmanager
 def _narrowed(model: PreTrainedModel, window: int | None) -> Iterator[None]:
     """Narrow the sliding window in the context, in every config that the model's parts read."""
-    configs: dict[int, Any] = {
-        id(part.config): part.config for part in model.modules() if hasattr(part, "config")
-    }
+    configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
     wide = [c for c in configs.values() if window and getattr(c, "sliding_window", None) == window]
     for config in wide:
         config.sliding_window = TRIAL_WINDOW
@@ -213,3 +200,17 @@ def _cache_shapes(cache: DynamicCache, name: str, count: int) -> list[LayerShape
     if not shapes:
         raise ValueError(f"{name} keeps no key/value cache; choose an attention-only decoder")
     return shapes
+
+
+def position_limit(config) -> int:
+    """Return how many positions a text model's config allows; 2**30 without a limit."""
+    limits = [getattr(config, key, None) for key in ("max_position_embeddings", "n_positions")]
+    limit = next((value for value in limits if value and value > 0), 1 << 30)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kinds = {rope.get("rope_type"), rope.get("type")} if isinstance(rope, dict) else set()
+    if "longrope" in kinds:  # beyond the original length every position is scaled anew
+        original = rope.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        return min(limit, original or limit)
+    return limit

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from ouroboros import standin
 from ouroboros.costs import Footprint
-from ouroboros.engine.model_info import position_limit
+from ouroboros.engine.support import position_limit
 
 SPARE = 0.05  # share of the free memory kept for activations, logits and masks
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -251,7 +252,7 @@ def test_the_trial_leaves_the_config_as_it_was():
 def test_half_precision_hides_nothing_from_the_trial(monkeypatch, free):
     """Models of bfloat16 are tried in float32 where that fits, and their weights come back."""
     if free is not None:
-        monkeypatch.setattr(support, "_free_bytes", lambda device: free)
+        monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=free))
     good, bad = (
         build(config_of(name, config), dtype=torch.bfloat16)
         for name, config in (("llama", {}), ("mpt", REFUSED["mpt"][0]))

@@ -12,8 +12,7 @@ from torch._subclasses import FakeTensorMode
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from ouroboros.engine.attention import NAME
-from ouroboros.engine.cache import LayerShape, SlotCache
-from ouroboros.engine.model_info import ModelInfo
+from ouroboros.engine.cache import LayerShape, ModelInfo, SlotCache
 from ouroboros.engine.static import Static
 from ouroboros.select import Sampler, argmax
 from ouroboros.tree import TokenTree
