@@ -22,7 +22,7 @@ ROOMS = (
     *("bench.report", "tuning", "cli", "__main__"),
 )
 WITHOUT_TORCH = (
-    *("tree", "trace", "costs.surface", "costs.costs", "costs.predicted"),
+    *("tree", "trace", "costs.surface", "costs.costs"),
     *("drafters.pool", "drafters.draft_tree"),
 )
 METHOD = ("tree", "select", "engine", "decode", "costs", "audit", "drafters")

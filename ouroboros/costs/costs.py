@@ -1,8 +1,9 @@
 """What the calls of a pair of models cost on one machine.
 
-With `Costs`, counts alone predict the time of a decoder on a machine that it never ran on. They are
-loaded (by name, from a file, from a small table), measured here and now, derived from timed runs,
-or computed from bytes and bandwidth.
+`Costs` are loaded (by name, from a file, from a small table), measured here and now, derived from
+timed runs, or computed from bytes and bandwidth. With them a `CostModel` predicts the seconds of a
+run on a machine that it never ran on, from its counts alone. The results are samples again, so
+every metric, speedup and interval of the benchmark holds for predictions too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
@@ -32,6 +33,7 @@ TABLE = ("verify_ms", "draft_ms", "host_ms", "prefill_ms", "about")
 PROBED_NODES = (1, 2, 3, 4, 6, 8, 12, 24, 64, 96)  # between them costs are interpolated
 PROBED_CONTEXT = 1024  # up to here the cost of a call hardly depends on the context
 PROBE_VISITS, PROBE_S = 5, 4.0
+LONG_TEXT = 128  # ouroboros.engine.eager.PREFILL_ALONE: longer text is a forward of its own
 ROOFLINE_NODES = tuple(2**k for k in range(10))
 ROOFLINE_CONTEXTS = (1, 4096, 32768)
 Sample = Any
@@ -66,53 +68,43 @@ class Costs:
         """
         if not isinstance(source, str | Path | Mapping):
             raise ValueError(f"costs={source}: give a name ({', '.join(NAMES)}), a file or null")
-        values: object = source
+        values: Any = source
         if not isinstance(source, Mapping):
-            path = Path(source)
-            if source in NAMES:
-                path = Path(__file__).with_name(f"{source}.yaml")
-            elif not path.is_file():
+            path = Path(__file__).with_name(f"{source}.yaml") if source in NAMES else Path(source)
+            if not path.is_file():
                 names = ", ".join(NAMES)
                 raise ValueError(f"costs={source} is neither a file nor one of {names}")
             try:
                 text = path.read_text(encoding="utf-8")
-                try:  # YAML would read JSON's 1e-05 as text
-                    values = json.loads(text)
-                except ValueError:
-                    values = yaml.safe_load(text)
-            except (OSError, yaml.YAMLError) as error:
+                # YAML would read JSON's 1e-05 as text.
+                values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+            except (OSError, ValueError, yaml.YAMLError) as error:
                 reason = " ".join(str(error).split())
                 raise ValueError(f"cannot read the costs {path}: {reason}") from error
         try:
-            return cls._of_table(values) if "verify_ms" in values else cls._of_saved(values)
+            if "verify_ms" not in values:
+                footprints = {role: Footprint(**own) for role, own in values["footprints"].items()}
+                draft = values["draft"] and Surface(**values["draft"])
+                models = {"target": Surface(**values["target"]), "draft": draft}
+                return cls(**{**values, **models, "footprints": footprints})
+            if unknown := set(values) - set(TABLE):
+                raise ValueError(f"{', '.join(unknown)}: choose from {', '.join(TABLE)}")
+            draft, host = values.get("draft_ms"), values.get("host_ms")
+            if draft is not None:
+                by_nodes = isinstance(draft, Mapping)
+                draft = Surface.flat(draft) if by_nodes else Surface.constant(float(draft))
+            return cls(
+                Surface.flat(values["verify_ms"]),
+                draft,
+                {} if host is None else {"": float(host)},
+                float(values.get("prefill_ms", 0.0)),
+                about=values.get("about", {}),
+            )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{source} holds no costs: give verify_ms (nodes: milliseconds) and, if known, "
                 "draft_ms, host_ms, prefill_ms; or a costs.json that was measured"
             ) from error
-
-    @classmethod
-    def _of_table(cls, values: Mapping) -> Costs:
-        if unknown := set(values) - set(TABLE):
-            raise ValueError(f"{', '.join(unknown)}: choose from {', '.join(TABLE)}")
-        draft, host = values.get("draft_ms"), values.get("host_ms")
-        if draft is not None:
-            by_nodes = isinstance(draft, Mapping)
-            draft = Surface.flat(draft) if by_nodes else Surface.constant(float(draft))
-        return cls(
-            Surface.flat(values["verify_ms"]),
-            draft,
-            {} if host is None else {"": float(host)},
-            float(values.get("prefill_ms", 0.0)),
-            about=values.get("about", {}),
-        )
-
-    @classmethod
-    def _of_saved(cls, values: Mapping) -> Costs:
-        footprints = {role: Footprint(**own) for role, own in values["footprints"].items()}
-        draft = values["draft"] and Surface(**values["draft"])
-        models = {"target": Surface(**values["target"]), "draft": draft}
-        return cls(**{**values, **models, "footprints": footprints})
 
     def save(self, path: Path) -> None:
         """Write JSON, which `load` reads."""
@@ -144,54 +136,53 @@ class Costs:
         largest = min(PROBED_NODES[-1], reach)
         sizes = [n for n in (NODES if any(padded) else PROBED_NODES) if n <= largest]
         longest = max(1, min(context, reach - sizes[-1]))
-        contexts = [longest] if longest <= PROBED_CONTEXT else [longest // 4, longest]
-        limits = {"visits": PROBE_VISITS, "repeats": 1, "limit_s": PROBE_S, "clock": clock}
-        found = timing.time_calls(models, nodes=sizes, contexts=contexts, **limits)
+        surfaces = timing.time_calls(
+            models,
+            nodes=sizes,
+            contexts=[longest] if longest <= PROBED_CONTEXT else [longest // 4, longest],
+            visits=PROBE_VISITS,
+            repeats=1,
+            limit_s=PROBE_S,
+            clock=clock,
+        )
         known_to = {longest: max(longest, min(context, reach))}
-        surfaces = [
-            surface.monotone(known_to, padded=pads)
-            for surface, pads in zip(found, padded, strict=True)
-        ]
-        return cls(*surfaces, about={"measured": "by a probe at load"})
+        pairs = zip(surfaces, padded, strict=True)
+        found = [surface.monotone(known_to, padded=pads) for surface, pads in pairs]
+        return cls(
+            found[0],
+            found[1] if draft is not None else None,
+            about={"measured": "by a probe at load"},
+        )
 
     @classmethod
     def measure_grid(
         cls,
         models: Sequence[CachedModel],
         *,
-        nodes: Sequence[int],
-        contexts: Sequence[int],
-        visits: int,
-        repeats: int,
-        padded: bool = False,
         on_visit: Callable[[Costs], object] = lambda costs: None,
+        **grid,
     ) -> Costs:
-        """Time calls of a target and perhaps a draft on every tree size and context, as
-        `timing.time_calls`; with their bytes and the bandwidth of this machine's memory.
+        """Time calls of a target and perhaps a draft on every tree size and context, with their
+        bytes and the bandwidth of this machine's memory.
 
-        `on_visit` is called after each visit of a context with the costs so far.
+        `grid` holds the `nodes`, `contexts`, `visits`, `repeats` and `padded` of
+        `timing.time_calls`. `on_visit` is called after each context with the costs so far.
         """
         from ouroboros.costs import timing
 
-        blank = cls(
-            Surface.constant(0.0),
-            footprints=dict(zip(("target", "draft"), map(timing.footprint, models), strict=False)),
-            copy_bytes_per_s=timing.copy_bandwidth(models[0].device),
-        )
+        footprints = [timing.footprint(model) for model in models]
+        bandwidth = timing.copy_bandwidth(models[0].device)
 
         def whole(found: Sequence[Surface]) -> Costs:
-            return replace(blank, **dict(zip(("target", "draft"), found, strict=False)))
+            return cls(
+                found[0],
+                found[1] if len(found) > 1 else None,
+                footprints=dict(zip(("target", "draft"), footprints, strict=False)),
+                copy_bytes_per_s=bandwidth,
+            )
 
         return whole(
-            timing.time_calls(
-                models,
-                nodes=nodes,
-                contexts=contexts,
-                visits=visits,
-                repeats=repeats,
-                padded=padded,
-                on_visit=lambda found: on_visit(whole(found)),
-            )
+            timing.time_calls(models, on_visit=lambda found: on_visit(whole(found)), **grid)
         )
 
     @classmethod
@@ -234,31 +225,25 @@ class Costs:
 
         A call reads its weights, keys and values once, at `bandwidth_gb_s` (10^9 bytes a second),
         however few nodes it scores, until the arithmetic of many nodes takes longer: `tflops`
-        (10^12 operations a second, two for each weight of two bytes; None: never). Real calls take longer.
-        No prefill is counted. Raises `ValueError` for figures that are not above 0.
+        (10^12 operations a second, two for each weight of two bytes; None: never). Real calls take
+        longer. No prefill is counted. Raises `ValueError` for figures that are not above 0.
         """
         if bandwidth_gb_s <= 0 or (tflops is not None and tflops <= 0):
             raise ValueError(f"bandwidth_gb_s={bandwidth_gb_s}, tflops={tflops}: give both above 0")
 
         def surface(model: Footprint) -> Surface:
             flops_ms = model.read_bytes / tflops / 1e9 if tflops else 0.0
-            return Surface(
-                {
-                    context: {
-                        nodes: max(
-                            model.call_bytes(context) / bandwidth_gb_s / 1e6, nodes * flops_ms
-                        )
-                        for nodes in ROOFLINE_NODES
-                    }
-                    for context in ROOFLINE_CONTEXTS
-                }
-            )
+            table: dict[float, dict] = {}
+            for context in ROOFLINE_CONTEXTS:
+                read_ms = model.call_bytes(context) / bandwidth_gb_s / 1e6
+                table[context] = {nodes: max(read_ms, nodes * flops_ms) for nodes in ROOFLINE_NODES}
+            return Surface(table)
 
-        pair = {"target": target} | ({} if draft is None else {"draft": draft})
         return cls(
-            **{role: surface(model) for role, model in pair.items()},
+            surface(target),
+            None if draft is None else surface(draft),
             host_ms={"": host_ms},
-            footprints=pair,
+            footprints={"target": target} | ({} if draft is None else {"draft": draft}),
             copy_bytes_per_s=1e9 * bandwidth_gb_s,
             about={"computed": "bytes / bandwidth"},
         )
@@ -268,8 +253,8 @@ class Costs:
         draft. `context` is by default the smallest that was measured."""
         if self.draft is None:
             return None
-        context = min(self.target.ms) if context is None else context
-        return self.draft.call_ms(1, context) / self.target.call_ms(1, context)
+        at = min(self.target.ms) if context is None else context
+        return self.draft.call_ms(1, at) / self.target.call_ms(1, at)
 
     def step_ms(self, step: StepRecord, context: int, *, decoder: str = "") -> float:
         """Return the milliseconds of one step on a sequence of `context` tokens.
@@ -301,6 +286,106 @@ class Costs:
         if role not in self.footprints or not self.copy_bytes_per_s:
             return None
         return 1e3 * self.footprints[role].call_bytes(context) / self.copy_bytes_per_s
+
+
+class Step(NamedTuple):
+    """A step, its predicted milliseconds without the prefill, and the context it was made at."""
+
+    record: StepRecord
+    verify_ms: float
+    draft_ms: float
+    host_ms: float
+    context: int
+
+
+class CostModel:
+    """Predicts samples by costs; `name` describes these in titles: "the costs 'epyc'".
+
+    A sample's steps are predicted once, however often they are asked for.
+    """
+
+    def __init__(self, costs: Costs, name: str = "") -> None:
+        self.costs, self.name = costs, name
+        self._known: dict[Sample, list[Step]] = {}
+
+    def steps(self, sample: Sample) -> list[Step]:
+        """Return a sample's steps with predicted milliseconds; the prefill is left out.
+
+        Raises `ValueError` where a step is larger than any call that was measured.
+        """
+        if sample in self._known:
+            return self._known[sample]
+        costs, steps = self.costs, []
+        context, draft_has_read = sample.prompt_tokens, False
+        for index, step in enumerate(sample.steps):
+            # The first draft call reads the prompt: that is its prefill.
+            counted = step if draft_has_read else replace(step, draft_caught_up=0)
+            draft_has_read = draft_has_read or step.draft_calls > 0
+            verify, host = costs.target.call_ms(step.scored, context), costs.host_of(sample.decoder)
+            drafting = costs.step_ms(counted, context, decoder=sample.decoder) - verify - host
+            # Forwards beyond one a call: long text before a branching tree is one of its own. Older
+            # records do not count them; there it is certain of the target's first call alone.
+            branching = step.scored > step.drafted + 1 and context > LONG_TEXT
+            forwards = step.target_forwards or 1 + int(not index and branching)
+            verify += (forwards - 1) * costs.target.call_ms(1, context)
+            if costs.draft is not None and step.draft_forwards > step.draft_calls:
+                forwards = step.draft_forwards - step.draft_calls
+                drafting += forwards * costs.draft.call_ms(1, context)
+            steps.append(Step(step, verify, drafting, host, context))
+            context += step.new
+        self._known[sample] = steps
+        return steps
+
+    def predict(self, sample: Sample) -> Sample:
+        """Return a sample with predicted seconds.
+
+        The first step holds the target's prefill, and the first that calls the draft the draft's:
+        the target's at the ratio of their calls. Raises `ValueError` as `steps`.
+        """
+        costs, steps = self.costs, self.steps(sample)
+        records: list[StepRecord] = []
+        reading = next((step for step in steps if step.record.draft_calls), None)
+        for step in steps:
+            verify, drafting = step.verify_ms, step.draft_ms
+            if not records:
+                verify += costs.prefill_ms
+            if step is reading and costs.draft is not None:
+                draft, target = (s.call_ms(1, step.context) for s in (costs.draft, costs.target))
+                drafting += costs.prefill_ms * draft / target
+            draft_s, verify_s, host_s = 1e-3 * drafting, 1e-3 * verify, 1e-3 * step.host_ms
+            records.append(replace(step.record, draft_s=draft_s, verify_s=verify_s, host_s=host_s))
+        spent = [record.draft_s + record.verify_s + record.host_s for record in records]
+        ttft_s = spent[0] if spent else None
+        return replace(sample, steps=tuple(records), wall_s=sum(spent), ttft_s=ttft_s)
+
+    def cost(self, sample: Sample) -> tuple[float, int]:
+        """Return what a sample's calls of both models cost, in target calls of one node at the same
+        context, and its new tokens: greedy decoding costs 1 a token.
+
+        The prefill and host time are left out. Raises `ValueError` as `steps`.
+        """
+        call_ms = self.costs.target.call_ms
+        calls = ((s.verify_ms + s.draft_ms) / call_ms(1, s.context) for s in self.steps(sample))
+        return sum(calls), len(sample.new_tokens)
+
+    def predict_all(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return samples with predicted seconds; [] where one of them cannot be predicted."""
+        try:
+            return [self.predict(sample) for sample in samples]
+        except ValueError:
+            return []
+
+    def why_not(self, samples: Sequence[Sample]) -> str | None:
+        """Return why samples cannot be predicted; None if they can, and for another engine's, which
+        does not record its calls."""
+        if not any(step.scored for sample in samples for step in sample.steps):
+            return None
+        try:
+            for sample in samples:
+                self.steps(sample)
+        except ValueError as error:
+            return str(error)
+        return None
 
 
 def draft_nodes(step: StepRecord) -> int:

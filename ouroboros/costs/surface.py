@@ -79,15 +79,14 @@ class Surface:
 
         `known_to` renames contexts: up to which context a measured one holds.
         """
-        rows = {
-            context: {n: min(ms for m, ms in row.items() if m >= n) for n in row}
+        ms = {
+            known_to.get(int(context), context): {
+                n: min(ms for m, ms in row.items() if m >= n) for n in row
+            }
             for context, row in self.ms.items()
         }
-        tables = [
-            {known_to.get(int(context), context): row for context, row in table.items()}
-            for table in (rows, self.spread_ms)
-        ]
-        return Surface(tables[0], padded, tables[1])
+        spread = {known_to.get(int(c), c): row for c, row in self.spread_ms.items()}
+        return Surface(ms, padded, spread)
 
     def _at(self, context: float, nodes: Sequence[float]) -> np.ndarray:
         """The milliseconds at a measured context."""
@@ -119,12 +118,10 @@ class Footprint:
 
 def _numbers(table: Mapping) -> dict[float, dict[float, float]]:
     """Return a table with numbers for keys, ascending (JSON's keys are text)."""
-    rows = {
-        _number(c): {_number(n): float(ms) for n, ms in row.items()} for c, row in table.items()
-    }
+
+    def number(key: str | float) -> float:
+        value = float(key)
+        return int(value) if value.is_integer() else value
+
+    rows = {number(c): {number(n): float(ms) for n, ms in row.items()} for c, row in table.items()}
     return {context: dict(sorted(rows[context].items())) for context in sorted(rows)}
-
-
-def _number(key: str | float) -> float:
-    value = float(key)
-    return int(value) if value.is_integer() else value

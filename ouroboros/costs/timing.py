@@ -28,8 +28,6 @@ CPU_BYTES = 512 << 20  # copy buffer: many times the largest cache
 GPU_BYTES = 4 << 30  # large enough that the start of a copy takes a negligible share
 COPIES = 8
 
-Times = dict[int, dict[int, list[float]]]
-
 
 def time_calls(
     models: Sequence[CachedModel],
@@ -69,7 +67,7 @@ def time_calls(
         )
     vocab = min(IDS, *(model.vocab_size for model in models))
     text = [draw.randrange(vocab) for _ in range(contexts[-1])]
-    times: list[Times] = [{context: defaultdict(list) for context in contexts} for _ in models]
+    times: list[dict] = [{context: defaultdict(list) for context in contexts} for _ in models]
     pairs = [(index, size) for index in range(len(models)) for size in trees]
 
     def call_ms(index: int, size: int, context: int) -> float:
@@ -83,14 +81,12 @@ def time_calls(
     def surfaces() -> list[Surface]:
         found = []
         for own in times:
-            rows = {context: row for context, row in own.items() if row}
-            ms = {c: {n: float(np.median(row[n])) for n in sorted(row)} for c, row in rows.items()}
-            spread = {
-                c: {
-                    n: float(np.subtract(*np.percentile(row[n], [75, 25])) / 2) for n in sorted(row)
-                }
-                for c, row in rows.items()
-            }
+            ms: defaultdict = defaultdict(dict)
+            spread: defaultdict = defaultdict(dict)
+            for context, row in own.items():
+                for size, seen in row.items():
+                    low, ms[context][size], high = map(float, np.percentile(seen, (25, 50, 75)))
+                    spread[context][size] = (high - low) / 2
             found.append(Surface(ms, padded, spread))
         return found
 
