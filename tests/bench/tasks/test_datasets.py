@@ -139,7 +139,7 @@ def test_gsm8k_scores_the_final_number_before_the_next_question():
 def test_gsm8k_wordings():
     prompts = {
         name: GSM8K(path="examples", template=name).load()[0].prompt
-        for name in ("plain", "zero-shot", "chat", "paper-yi", "paper-llama2")
+        for name in ("plain", "chat", "paper-yi", "paper-llama2")
     }
     assert prompts["plain"].count("\nThe answer") == 0
     assert prompts["plain"].count("The answer is") == 8 == prompts["paper-yi"].count("The answer")
@@ -158,9 +158,10 @@ def test_gsm8k_wordings():
 def test_mbpp_splits_and_worked_examples(tmp_path):
     ids = [1, 2, 3, 4, 11, 510, 511, 600, 601]
     path = written(tmp_path / "mbpp.jsonl", [problem(n) for n in ids])
-    names = {s: [e.id for e in MBPP(path=path, split=s).load()] for s in (None, "test", "train")}
-    assert names[None] == ["mbpp/511", "mbpp/600"]
-    assert names["test"] == ["mbpp/11", "mbpp/510"] and names["train"] == ["mbpp/601"]
+    assert [e.id for e in MBPP(path=path).load()] == ["mbpp/511", "mbpp/600"]
+    assert [e.id for e in MBPP(path=path, split="test").load()] == ["mbpp/11", "mbpp/510"]
+    with pytest.raises(ValueError, match=r"task\.split 'dev'"):
+        MBPP(path=path, split="dev")
     yi = MBPP(path=path, template="paper-yi").load()[0].prompt
     assert yi.count("[BEGIN]\ndef f():\r\n\treturn") == 3 and yi.endswith(
         "'assert f()']\n[BEGIN]\n"
@@ -174,10 +175,6 @@ def test_mbpp_splits_and_worked_examples(tmp_path):
     with pytest.raises(ValueError, match="template=plain needs 3 worked examples"):
         MBPP(path=few).load()
     assert len(MBPP(path=few, template="chat").load()) == 1
-    with pytest.raises(ValueError, match=r"task\.split 'dev'"):
-        MBPP(path=few, split="dev")
-    with pytest.raises(ValueError, match=r"task\.subset 'half'"):
-        MBPP(path=few, subset="half")
 
 
 def test_mbpp_runs_setup_and_tests(tmp_path):
@@ -186,12 +183,7 @@ def test_mbpp_runs_setup_and_tests(tmp_path):
     example = task.load()[0]
     assert task.score(example, "Sure:\n```python\ndef f(): return 511\n```") == {"passed": 1.0}
     assert task.score(example, "def f(): return 5\n[DONE]\n") == {"passed": 0.0}
-    clean = problem(11, test_imports=["import math"], test_list=["assert f() == math.pi"])
-    clean["prompt"] = clean.pop("text")
-    path = written(tmp_path / "sanitized.json", [clean])
-    task = MBPP(path=path, subset="sanitized", template="chat", execute_code=True)
-    assert task.score(task.load()[0], "def f(): return math.pi\n[DONE]!") == {"passed": 1.0}
-    assert MBPP(path=path, subset="sanitized", template="chat").score(example, "") == {}
+    assert MBPP(path="examples").score(example, "") == {}
 
 
 def test_the_reference_solutions_of_our_own_problems_pass():
@@ -229,15 +221,3 @@ def test_completions_end_before_a_stop_string():
     assert before_stop("a\nQ: b", ("\nA:", "\nQ:")) == "a"
     assert before_stop("a", ()) == "a"
     assert code_of("[PYTHON]x = 1[/PYTHON] so", (), fenced=True) == "x = 1"
-
-
-def test_the_sanitized_file_is_known_by_its_fields(tmp_path):
-    row = {"prompt": "Add.", "code": "x", "task_id": 11, "test_list": ["assert 1"]}
-    path = tmp_path / "sanitized-mbpp.json"
-    path.write_text(json.dumps([row]))
-    with pytest.raises(ValueError, match=r"is sanitized MBPP: give task.subset=sanitized"):
-        MBPP(path=str(path)).load()
-    row["text"] = row.pop("prompt")
-    path.write_text(json.dumps([row]))
-    with pytest.raises(ValueError, match=r"is full MBPP: give task.subset=full"):
-        MBPP(path=str(path), subset="sanitized").load()

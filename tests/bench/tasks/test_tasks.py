@@ -91,7 +91,7 @@ def test_an_answer_has_its_code_in_its_first_fence(info):
 
 
 def test_wordings_for_instruct_models_are_answered_in_fences():
-    fenced = {name for name, template in HumanEval.templates.items() if template.fenced}
+    fenced = {name for name, t in HumanEval.templates.items() if t.chat or t.instructs}
     assert fenced == {"chat", "paper-codellama", "paper-deepseek"}
     task = HumanEval(execute_code=True)
     body = str(task.load()[0].data["canonical_solution"]).rstrip()
