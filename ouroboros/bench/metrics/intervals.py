@@ -74,76 +74,67 @@ def calls_part(sample: Sample, cost_ratio: float = COST_RATIO) -> tuple[float, i
 
 
 def speedup(
-    baseline: Sequence[Sample], samples: Sequence[Sample], *, part: Part = whole_part
+    baseline: Iterable[Sample],
+    samples: Iterable[Sample],
+    *,
+    part: Part = whole_part,
+    macro: bool = False,
 ) -> Interval | None:
     """Return the baseline's amount per token / the decoder's, sums over prompts divided once.
 
-    Only prompts and repeats that both finished count. The interval is a paired percentile
+    `macro`: the geometric mean of each prompt's ratio, so that prompts weigh alike. Only prompts
+    and repeats that both finished count; None without any. The interval is a paired percentile
     bootstrap over prompts.
-    """
-    table = _paired(baseline, samples, part)
-    return None if table is None else _bootstrapped(tuple(table), _ratio)
-
-
-def macro_speedup(baseline: Sequence[Sample], samples: Sequence[Sample]) -> Interval | None:
-    """Return the geometric mean over prompts of each prompt's speedup: prompts weigh alike."""
-    table = _paired(baseline, samples, whole_part)
-    if table is None:
-        return None
-    base_s, base_n, ours_s, ours_n = table
-    return _bootstrapped(((base_s / base_n) / (ours_s / ours_n),), gmean)
-
-
-def pooled(samples: Sequence[Sample], *, part: Part) -> Interval | None:
-    """Return `part`'s amount per token, sums over prompts divided once, prompts resampled."""
-    sums = _sums((sample.example, part(sample)) for sample in samples)
-    if sums is None or not sums[1].any():
-        return None
-    return _bootstrapped(tuple(sums[:, sums[1] > 0]), _per_token)
-
-
-def mean_of(values: Sequence[float]) -> Interval:
-    """Return the mean of one value a prompt, prompts resampled."""
-    return _bootstrapped((np.array(values),), np.mean)
-
-
-def wilson(successes: int, trials: int) -> Interval:
-    """Return a share with Wilson's score interval."""
-    found = binomtest(successes, trials).proportion_ci(method="wilson")
-    return Interval(successes / trials, float(found.low), float(found.high))
-
-
-def over_runs(found: Sequence[Interval]) -> Interval:
-    """Return the geometric mean of ratios from several independent runs.
-
-    Its interval follows from the variances of the runs' logarithms; None where a run has none.
-    """
-    logs = np.log([one.value for one in found])
-    value = float(np.exp(logs.mean()))
-    if any(one.low is None or one.high is None for one in found):
-        return Interval(value)
-    spreads = np.log([one.high / one.low for one in found if one.low and one.high])
-    half = float(np.sqrt((spreads**2).sum())) / 2 / len(found)
-    return Interval(value, value * float(np.exp(-half)), value * float(np.exp(half)))
-
-
-def _paired(baseline: Iterable[Sample], samples: Iterable[Sample], part: Part) -> np.ndarray | None:
-    """[4, prompts]: amount and tokens of the baseline, then of the decoder; None if no prompt.
-
-    Sums over the repeats in which both have an amount and tokens.
     """
     base = {(s.example, s.repeat): part(s) for s in baseline}
     ours = {(s.example, s.repeat): part(s) for s in samples}
     both = ((key[0], (*base[key], *ours[key])) for key in base if key in ours)
-    return _sums((example, parts) for example, parts in both if all(parts))
+    sums = _sums((prompt, row) for prompt, row in both if all(row))
+    if sums is None:
+        return None
+    return _bootstrapped(
+        [(sums[0] / sums[1]) / (sums[2] / sums[3])] if macro else sums, gmean if macro else _ratio
+    )
 
 
-def _bootstrapped(data: tuple[np.ndarray, ...], statistic) -> Interval:
+def pooled(samples: Iterable[Sample], *, part: Part) -> Interval | None:
+    """Return `part`'s amount per token, sums over prompts divided once, prompts resampled."""
+    sums = _sums((sample.example, part(sample)) for sample in samples)
+    if sums is None or not sums[1].any():
+        return None
+    return _bootstrapped(sums[:, sums[1] > 0], _per_token)
+
+
+def mean_of(values: Sequence[float]) -> Interval:
+    """Return the mean of one value a prompt, prompts resampled."""
+    return _bootstrapped([np.array(values)], np.mean)
+
+
+def wilson(successes: int, trials: int) -> Interval:
+    """Return a share with Wilson's score interval."""
+    ends = binomtest(successes, trials).proportion_ci(method="wilson")
+    return Interval(successes / trials, float(ends.low), float(ends.high))
+
+
+def over_runs(ratios: Sequence[Interval]) -> Interval:
+    """Return the geometric mean of ratios from several independent runs.
+
+    Its interval follows from the variances of the runs' logarithms; None where a run has none.
+    """
+    value = float(gmean([ratio.value for ratio in ratios]))
+    if any(ratio.low is None or ratio.high is None for ratio in ratios):
+        return Interval(value)
+    widths = np.log([ratio.high / ratio.low for ratio in ratios if ratio.low and ratio.high])
+    half = float(np.sqrt((widths**2).sum())) / 2 / len(ratios)
+    return Interval(value, value * float(np.exp(-half)), value * float(np.exp(half)))
+
+
+def _bootstrapped(data: Sequence[np.ndarray], statistic) -> Interval:
     value = float(statistic(*data))
     if data[0].size < 2:
         return Interval(value)
-    found = bootstrap(
-        data,
+    ends = bootstrap(
+        tuple(data),
         statistic,
         paired=True,
         vectorized=True,
@@ -152,16 +143,15 @@ def _bootstrapped(data: tuple[np.ndarray, ...], statistic) -> Interval:
         method="percentile",
         rng=np.random.default_rng(0),
     ).confidence_interval
-    return Interval(value, float(found.low), float(found.high))
+    return Interval(value, float(ends.low), float(ends.high))
 
 
 def _sums(parts: Iterable[tuple[str, Sequence[float]]]) -> np.ndarray | None:
     """[parts, prompts]: the sums over each prompt's rows; None without any."""
     rows: dict[str, list[Sequence[float]]] = {}
-    for example, row in parts:
-        rows.setdefault(example, []).append(row)
-    sums = [np.sum(own, axis=0) for own in rows.values()]
-    return np.array(sums, dtype=float).T if sums else None
+    for prompt, row in parts:
+        rows.setdefault(prompt, []).append(row)
+    return np.array([np.sum(own, axis=0) for own in rows.values()], float).T if rows else None
 
 
 def _per_token(amounts, tokens, axis: int = -1):

@@ -1,14 +1,9 @@
-"""What one sample costs: seconds, device memory, energy.
-
-Unavailable measurements are None: on a CPU energy, and memory, since the system keeps a peak for
-the whole process only.
-"""
+"""Seconds, peak device memory and energy of one sample."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pynvml
 import torch
@@ -16,73 +11,54 @@ import torch
 from ouroboros.engine.model import CachedModel
 
 
-@dataclass(frozen=True)
-class Cost:
-    """`peak_bytes` and `energy_j` are sums over the GPUs in use."""
-
-    wall_s: float
-    peak_bytes: int | None
-    energy_j: float | None
-
-
 class Meter:
     """Measures from `start` to `stop` on every GPU that holds a part of the models."""
 
     def __init__(self, models: Sequence[CachedModel]) -> None:
-        found = {weight.device for model in models for weight in model.model.parameters()}
-        self.gpus = sorted((d for d in found if d.type == "cuda"), key=lambda d: d.index or 0)
-        uuids = [torch.cuda.get_device_properties(gpu).uuid for gpu in self.gpus]
-        self.energy = EnergyCounter([f"GPU-{uuid}" for uuid in uuids])  # NVML numbers otherwise
-        self._started = 0.0
-        self._joules: float | None = None
+        devices = {weight.device for model in models for weight in model.model.parameters()}
+        self.gpus = sorted((d for d in devices if d.type == "cuda"), key=lambda d: d.index or 0)
+        self._cards: list = []  # by UUID: NVML and torch number the cards differently
+        self._started, self._joules = 0.0, None
+        try:
+            if self.gpus:
+                pynvml.nvmlInit()
+            for gpu in self.gpus:
+                uuid = f"GPU-{torch.cuda.get_device_properties(gpu).uuid}"
+                self._cards.append(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        except pynvml.NVMLError:
+            self._cards = []
 
     def start(self) -> float:
         """Wait for earlier work, reset the peak of memory; return the time in seconds."""
         for gpu in self.gpus:
             torch.cuda.synchronize(gpu)
             torch.cuda.reset_peak_memory_stats(gpu)
-        self._joules = self.energy.read_j()
+        self._joules = self.energy_j()
         self._started = time.perf_counter()
         return self._started
 
-    def stop(self) -> Cost:
-        """Wait for the GPUs; return what was spent since `start`."""
+    def stop(self) -> dict:
+        """Wait for the GPUs; return `wall_s`, `peak_bytes` and `energy_j` since `start`, the last
+        two summed over the GPUs, and None on a CPU (the system keeps a peak per process only)."""
         for gpu in self.gpus:
             torch.cuda.synchronize(gpu)
         wall_s = time.perf_counter() - self._started
-        before, after = self._joules, self.energy.read_j()
-        return Cost(
-            wall_s,
-            sum(torch.cuda.max_memory_allocated(gpu) for gpu in self.gpus) or None,
-            None if before is None or after is None else after - before,
-        )
+        before, after = self._joules, self.energy_j()
+        return {
+            "wall_s": wall_s,
+            "peak_bytes": sum(torch.cuda.max_memory_allocated(gpu) for gpu in self.gpus) or None,
+            "energy_j": None if before is None or after is None else after - before,
+        }
 
+    def energy_j(self) -> float | None:
+        """Return the joules that the GPUs drew since their driver was loaded; None if unknown.
 
-class EnergyCounter:
-    """Joules drawn by some GPUs since their driver was loaded, as NVML counts them.
-
-    The count is the whole board's, for all its users, and is updated about ten times a second.
-    Cards older than Volta have none.
-    https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html
-    """
-
-    def __init__(self, uuids: Sequence[str], nvml=pynvml) -> None:
-        self._nvml = nvml
-        self._handles: list = []
-        if not uuids:
-            return
+        NVML counts the whole board, for all its users, about ten times a second; cards older than
+        Volta have no counter.
+        https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html
+        """
         try:
-            nvml.nvmlInit()
-            self._handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
-        except nvml.NVMLError:
-            self._handles = []
-
-    def read_j(self) -> float | None:
-        """Return the joules so far, summed; None where a GPU does not count them."""
-        if not self._handles:
+            counts = [pynvml.nvmlDeviceGetTotalEnergyConsumption(card) for card in self._cards]
+        except pynvml.NVMLError:
             return None
-        try:
-            counts = map(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handles)
-            return sum(counts) / 1000  # NVML counts millijoules
-        except self._nvml.NVMLError:
-            return None
+        return sum(counts) / 1000 if counts else None  # NVML counts millijoules

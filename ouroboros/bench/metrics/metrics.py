@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -19,12 +20,10 @@ from ouroboros.bench.metrics.intervals import (
     Part,
     calls_part,
     decode_part,
-    macro_speedup,
     mean_of,
     pooled,
     speedup,
     ttft_part,
-    whole_part,
     wilson,
 )
 from ouroboros.bench.metrics.registry import Metric, Registry
@@ -39,21 +38,26 @@ Spec-Bench 13 %, a 33B code model on HumanEval 14 %. Text that repeats itself mo
 decoder that drafts from the text."""
 
 
-def over_steps(top: str, bottom: str = "", *, where: str = "", times: float = 1) -> Callable:
-    """Return the formula `times` x sum of a step's `top` / sum of its `bottom`.
+def over_steps(
+    top: str, bottom: str = "", *, where: str = "", recorded: str = "", times=1.0, plus=0.0
+) -> Callable:
+    """Return the formula `plus` + `times` x sum of a step's `top` / sum of its `bottom`.
 
-    Only steps with a non-zero `where` count; without `bottom`, divide by the number of steps.
+    Only steps with a non-zero `where` count; without `bottom`, divide by the number of steps. None
+    without steps, and where a step has no `recorded`.
     """
 
     def formula(samples: Samples) -> float | None:
         steps = [s for s in steps_of(samples) if not where or getattr(s, where)]
         whole = sum(getattr(s, bottom) for s in steps) if bottom else len(steps)
-        return times * sum(getattr(s, top) for s in steps) / whole if whole else None
+        if not whole or (recorded and not all(getattr(s, recorded) for s in steps)):
+            return None
+        return plus + times * sum(getattr(s, top) for s in steps) / whole
 
     return formula
 
 
-def over_samples(part: Callable[[Sample], tuple[float, float]], *, times: float = 1) -> Callable:
+def over_samples(part: Part, *, times: float = 1) -> Callable:
     """Return the formula `times` x sum of a sample's first part / sum of its second."""
 
     def formula(samples: Samples) -> float | None:
@@ -74,20 +78,25 @@ def mean(value: Callable[[Sample], float | None], *, times: float = 1) -> Callab
     return formula
 
 
-def over_greedy(part: Part = whole_part) -> Callable:
-    """Return the formula of the speedup over greedy, paired by prompt."""
-    return lambda samples, greedy: speedup(greedy, samples, part=part)
+def over_greedy(**options) -> Callable:
+    """Return the formula of the speedup over greedy; `options` are `speedup`'s."""
+    return lambda samples, greedy: speedup(greedy, samples, **options)
 
 
-def over_ouroboros(part: Part = whole_part) -> Callable:
-    """Return the formula of the decoder's amount per token / Ouroboros': above 1, Ouroboros
-    leads."""
-    return lambda samples, ouroboros: speedup(samples, ouroboros, part=part)
+def over_ouroboros(**options) -> Callable:
+    """Return the formula of the decoder's amount per token / Ouroboros'."""
+    return lambda samples, ouroboros: speedup(samples, ouroboros, **options)
 
 
-def predicted(samples: Samples, baseline: Samples, costs) -> Interval | None:
+def predicted(baseline: Samples, samples: Samples, costs) -> Interval | None:
     """Return the baseline's predicted seconds per token / the decoder's."""
     return speedup(costs.predict_all(baseline), costs.predict_all(samples))
+
+
+def cost(samples: Samples, ouroboros: Samples, costs) -> Interval | None:
+    """Return the decoder's cost per token / Ouroboros'; None beyond what was measured."""
+    known = costs.predict_all(samples) and costs.predict_all(ouroboros)
+    return speedup(samples, ouroboros, part=costs.cost) if known else None
 
 
 def phase_shares(steps: Sequence[StepRecord]) -> dict[str, float | None]:
@@ -102,33 +111,20 @@ def phase_shares(steps: Sequence[StepRecord]) -> dict[str, float | None]:
     return {name: seconds / whole if whole else None for name, seconds in totals.items()}
 
 
+def share_of(phase: str) -> Callable:
+    """Return the formula of a phase's share of the time in steps."""
+    return lambda samples: phase_shares(steps_of(samples))[phase]
+
+
 def calls_per_token(samples: Samples, draft_cost: float = COST_RATIO) -> Interval | None:
-    """Return (target calls + draft_cost x draft calls) / new tokens; a call of several forward
-    passes counts as that many where the steps record them."""
+    """Return (target calls + draft_cost x draft calls) / new tokens."""
     found = pooled(samples, part=partial(calls_part, cost_ratio=draft_cost))
     if found is None:
         return None
     steps = steps_of(samples)  # summed as integers first: exact, whatever the order of prompts
     target = sum(s.target_forwards or 1 for s in steps)
     calls = target + draft_cost * sum(s.draft_forwards or s.draft_calls for s in steps)
-    return Interval(calls / sum(s.new for s in steps), found.low, found.high)
-
-
-def cost(samples: Samples, baseline: Samples, costs) -> Interval | None:
-    """Return the baseline's cost per token / the decoder's; None beyond what was measured."""
-    known = costs.predict_all(samples) and costs.predict_all(baseline)
-    return speedup(baseline, samples, part=costs.cost) if known else None
-
-
-def forwards_per_token(field: str) -> Callable:
-    """Return the formula of a model's forward passes / new tokens; None unless steps record
-    them."""
-
-    def formula(samples: Samples) -> float | None:
-        recorded = all(step.target_forwards for step in steps_of(samples))
-        return over_steps(field, "new")(samples) if recorded else None
-
-    return formula
+    return replace(found, value=calls / sum(s.new for s in steps))
 
 
 def draft_nodes_per_token(samples: Samples) -> float | None:
@@ -137,12 +133,6 @@ def draft_nodes_per_token(samples: Samples) -> float | None:
     if any(s.draft_calls for s in steps) and not any(s.draft_scored for s in steps):
         return None
     return over_steps("draft_scored", "new")(samples)
-
-
-def acceptance_length(samples: Samples) -> float | None:
-    """Return 1 + accepted tokens / steps that had a draft."""
-    accepted = over_steps("accepted", where="drafted")(samples)
-    return None if accepted is None else 1 + accepted
 
 
 def acceptance_rate_per_position(samples: Samples) -> list[float]:
@@ -182,39 +172,31 @@ def repetition(tokens: Sequence[int], n: int = 4) -> float | None:
     return (len(grams) - len(set(grams))) / len(grams) if grams else None
 
 
-def of_real_text(rate: float) -> str:
-    """Compare a repetition rate with that of real models' text.
-
-    >>> [of_real_text(rate) for rate in (0.02, 0.11, 0.39)]
-    ['below', 'within', 'above']
-    """
-    low, high = REAL_TEXT
-    return "below" if rate < low else "above" if rate > high else "within"
-
-
 def calibrated(key: str) -> Callable:
     """Return the formula that takes a figure of the trees' calibration."""
     return lambda trees: (trees["calibration"] or {}).get(key)
 
 
 RATIO: dict = {"unit": "x", "suffix": "x", "better": "higher", "interval": True}
-SHARE: dict = {"unit": "%", "digits": 0, "scale": 100.0, "suffix": " %"}
-TIME: dict = {"timed": True, "better": "lower"}
-COUNT: dict = {"better": "lower", "tables": "counts"}
 PAIRED: dict = {**RATIO, "pooled": "sum / sum, paired"}
 LEAD: dict = {**PAIRED, "better": "lower"}
+MEAN: dict = {"pooled": "mean over prompts"}
+SHARE: dict = {"unit": "%", "digits": 0, "scale": 100.0, "suffix": " %"}
+TIME: dict = {"timed": True, "better": "lower", "tables": "time"}
+COUNT: dict = {"better": "lower", "tables": "counts"}
+TREE: dict = {"unit": "nodes", "pooled": "mean over trees", "digits": 1, "tables": "trees"}
+NODE: dict = {"pooled": "mean over nodes", "tables": "trees"}
+LOSS: dict = {**NODE, "better": "lower", "digits": 3}
 
 # fmt: off
 METRICS = Registry(
     Metric("samples", "samples", lambda samples: len(samples),
            "Completions that were measured; failed ones are counted apart and never averaged.",
            pooled="count", digits=0, by_group=True, tables="speed"),
-    Metric("failed", "failed", lambda failed: len(failed),
-           "Completions that failed.",
+    Metric("failed", "failed", lambda failed: len(failed), "Completions that failed.",
            pooled="count", better="lower", digits=0, tables="headline"),
     Metric("new_tokens", "new tokens", lambda samples: sum(len(s.new_tokens) for s in samples),
-           "Generated tokens of all completions.",
-           pooled="sum", digits=0),
+           "Generated tokens of all completions.", pooled="sum", digits=0),
 
     # Speed
     Metric("output_throughput", "tokens/s", over_samples(lambda s: (len(s.new_tokens), s.wall_s)),
@@ -224,83 +206,70 @@ METRICS = Registry(
     Metric("macro_throughput", "mean tokens/s",
            mean(lambda s: len(s.new_tokens) / s.wall_s if s.wall_s else None),
            "Mean over prompts of new tokens / seconds.",
-           unit="tokens/s", pooled="mean over prompts", better="higher", digits=1, timed=True),
+           unit="tokens/s", better="higher", digits=1, timed=True, **MEAN),
     Metric("latency_speedup", "speedup", over_greedy(),
            "Greedy's seconds per token / the decoder's, same engine and prompts, with prefill.",
-           timed=True, by_group=True,
-           tables="default speed headline comparison groups", **PAIRED),
+           timed=True, by_group=True, tables="default speed headline comparison groups", **PAIRED),
     Metric("predicted_speedup", "predicted speedup",
-           lambda samples, greedy, costs: predicted(samples, greedy, costs),
+           lambda samples, greedy, costs: predicted(greedy, samples, costs),
            "Speedup over greedy with the seconds that the counts take at the run's costs; at costs "
            "measured in the same run it is a fit, not evidence.",
            tables="default speed headline comparison", instead_of="latency_speedup", **PAIRED),
-    Metric("latency_speedup_macro", "macro speedup",
-           lambda samples, greedy: macro_speedup(greedy, samples),
+    Metric("latency_speedup_macro", "macro speedup", over_greedy(macro=True),
            "Geometric mean over prompts of each prompt's speedup over greedy.",
            timed=True, tables="speed comparison", **{**RATIO, "pooled": "geometric mean"}),
-    Metric("decode_speedup", "decode speedup", over_greedy(decode_part),
+    Metric("decode_speedup", "decode speedup", over_greedy(part=decode_part),
            "Speedup over greedy in time per token after the first step (without the prefill).",
            timed=True, tables="speed headline", **PAIRED),
 
     # Every decoder against Ouroboros
     Metric("latency_vs_ouroboros", "vs Ouroboros", over_ouroboros(),
            "The decoder's seconds per token / Ouroboros', same prompts: above 1 Ouroboros is "
-           "faster.",
-           timed=True, tables="default lead headline", **LEAD),
+           "faster.", timed=True, tables="default lead headline comparison", **LEAD),
     Metric("predicted_vs_ouroboros", "predicted vs Ouroboros",
-           lambda samples, ouroboros, costs: predicted(ouroboros, samples, costs),
+           lambda samples, ouroboros, costs: predicted(samples, ouroboros, costs),
            "The decoder's predicted seconds per token / Ouroboros', same prompts.",
-           tables="default lead", instead_of="latency_vs_ouroboros", **LEAD),
-    Metric("cost_vs_ouroboros", "cost vs Ouroboros",
-           lambda samples, ouroboros, costs: cost(ouroboros, samples, costs),
-           "The decoder's cost per token / Ouroboros', same prompts.",
-           tables="lead", **LEAD),
+           tables="default lead comparison", instead_of="latency_vs_ouroboros", **LEAD),
+    Metric("cost_vs_ouroboros", "cost vs Ouroboros", cost,
+           "The decoder's cost per token / Ouroboros', same prompts.", tables="lead", **LEAD),
     Metric("calls_vs_ouroboros", "calls vs Ouroboros",
            lambda samples, ouroboros, draft_cost: speedup(
                samples, ouroboros, part=partial(calls_part, cost_ratio=draft_cost)),
            "The decoder's calls per token / Ouroboros', same prompts.",
            tables="default lead", instead_of="latency_vs_ouroboros predicted_vs_ouroboros", **LEAD),
-    Metric("decode_vs_ouroboros", "decode vs Ouroboros", over_ouroboros(decode_part),
+    Metric("decode_vs_ouroboros", "decode vs Ouroboros", over_ouroboros(part=decode_part),
            "The decoder's seconds per token after the first step / Ouroboros', same prompts.",
            timed=True, tables="lead", **LEAD),
-    Metric("ttft_vs_ouroboros", "TTFT vs Ouroboros", over_ouroboros(ttft_part),
+    Metric("ttft_vs_ouroboros", "TTFT vs Ouroboros", over_ouroboros(part=ttft_part),
            "The decoder's mean TTFT / Ouroboros', same prompts.",
            timed=True, tables="lead headline", **LEAD),
 
     # Time and memory
     Metric("ttft_ms", "TTFT (ms)", mean(lambda s: s.ttft_s, times=1e3),
            "Time to first token: from the call to the end of the first step, prefill included.",
-           unit="ms", pooled="mean over prompts", digits=0, tables="default time", **TIME),
+           unit="ms", digits=0, **{**MEAN, **TIME, "tables": "default time"}),
     Metric("tpot_ms", "TPOT (ms)", over_samples(decode_part, times=1e3),
            "Time per token after the first step: (latency - TTFT) / (tokens - the first step's).",
-           unit="ms", tables="time", **TIME),
+           unit="ms", **TIME),
     Metric("e2e_latency_s", "E2E (s)", mean(lambda s: s.wall_s),
            "Seconds from the call to the last token of a completion, prefill included.",
-           unit="s", pooled="mean over prompts", tables="time", **TIME),
+           unit="s", **MEAN, **TIME),
     Metric("latency_speedup_vs_hf", "vs transformers",
            lambda samples, hf_greedy: speedup(hf_greedy, samples),
            "Speedup over transformers' own greedy decoding, prefill included.",
            timed=True, tables="time headline", **PAIRED),
-    Metric("latency_speedup_macro_vs_hf", "macro vs transformers",
-           lambda samples, hf_greedy: macro_speedup(hf_greedy, samples),
-           "Geometric mean over prompts of the speedup over transformers' greedy decoding.",
-           timed=True, **{**RATIO, "pooled": "geometric mean"}),
-    Metric("decode_speedup_vs_hf", "decode vs transformers",
-           lambda samples, hf_greedy: speedup(hf_greedy, samples, part=decode_part),
-           "Speedup over transformers' greedy decoding in time per token after the first step.",
-           timed=True, **PAIRED),
-    Metric("draft_share", "draft time", lambda samples: phase_shares(steps_of(samples))["draft"],
+    Metric("draft_share", "draft time", share_of("draft"),
            "Share of the time in steps spent in the draft model.",
            timed=True, tables="time", **SHARE),
-    Metric("verify_share", "verify time", lambda samples: phase_shares(steps_of(samples))["verify"],
+    Metric("verify_share", "verify time", share_of("verify"),
            "Share of the time in steps spent in the target model.",
            timed=True, tables="time", **SHARE),
-    Metric("host_share", "host time", lambda samples: phase_shares(steps_of(samples))["host"],
+    Metric("host_share", "host time", share_of("host"),
            "Share of the time in steps spent outside both models, in Python.",
            timed=True, tables="time", **SHARE),
     Metric("host_ms_per_step", "host ms/step", over_steps("host_s", where="scored", times=1e3),
            "Milliseconds per step outside both models (unavailable for another engine).",
-           unit="ms", tables="time", **TIME),
+           unit="ms", **TIME),
     Metric("peak_bytes", "peak GiB",
            lambda samples: max((s.peak_bytes for s in samples if s.peak_bytes), default=None),
            "Largest peak of device memory of any completion, summed over the GPUs in use.",
@@ -308,13 +277,14 @@ METRICS = Registry(
     Metric("energy_per_token_j", "J/token",
            over_samples(lambda s: (s.energy_j or 0, len(s.new_tokens) * (s.energy_j is not None))),
            "Joules per new token, prefill included, over completions whose energy is known.",
-           unit="J/token", tables="time", **TIME),
+           unit="J/token", **TIME),
 
     # Calls and acceptance
     Metric("accepted_per_step", "accepted/step", over_steps("accepted", where="drafted"),
            "Accepted draft tokens per step that had a draft; the bonus token does not count.",
            unit="tokens/step", better="higher", tables="default"),
-    Metric("acceptance_length", "acceptance length", acceptance_length,
+    Metric("acceptance_length", "acceptance length",
+           over_steps("accepted", where="drafted", plus=1),
            "New tokens per step that had a draft: 1 + accepted/step, the bonus included (as vLLM).",
            unit="tokens/step", better="higher", by_group=True, tables="counts headline"),
     Metric("tokens_per_target_call", "tokens/call", over_steps("new"),
@@ -334,10 +304,11 @@ METRICS = Registry(
     Metric("draft_calls_per_token", "draft calls/token", over_steps("draft_calls", "new"),
            "Draft calls / new tokens.", **COUNT),
     Metric("target_forwards_per_token", "target forwards/token",
-           forwards_per_token("target_forwards"),
+           over_steps("target_forwards", "new", recorded="target_forwards"),
            "Forward passes of the target / new tokens; unavailable where steps do not record them.",
            digits=3, **COUNT),
-    Metric("draft_forwards_per_token", "draft forwards/token", forwards_per_token("draft_forwards"),
+    Metric("draft_forwards_per_token", "draft forwards/token",
+           over_steps("draft_forwards", "new", recorded="target_forwards"),
            "Forward passes of the draft / new tokens; unavailable where steps do not record them.",
            digits=3, **COUNT),
     Metric("nodes_per_token", "nodes/token", over_steps("scored", "new", where="scored"),
@@ -353,8 +324,7 @@ METRICS = Registry(
            better="higher", tables="counts", **SHARE),
     Metric("acceptance_rate_per_position", "acceptance by position", acceptance_rate_per_position,
            "Of the steps that drafted k tokens or more, the share that accepted k (as vLLM, where "
-           "all drafts are equally long).",
-           pooled="per position", scalar=False),
+           "all drafts are equally long).", pooled="per position", scalar=False),
     Metric("tries_per_position", "tries by position", tries_per_position,
            "Steps that drafted k tokens or more: the denominators of acceptance by position.",
            pooled="per position", scalar=False),
@@ -370,7 +340,7 @@ METRICS = Registry(
     Metric("repetition_rate", "repetition", mean(lambda s: repetition(s.new_tokens)),
            "Share of a completion's 4-grams that occurred before in it; large models' own answers "
            "have 9 to 15 %, and more flatters every decoder that drafts from the text.",
-           pooled="mean over prompts", tables="speed headline", **SHARE),
+           tables="speed headline", **MEAN, **SHARE),
     Metric("unequal", "unequal", unequal,
            "Completions whose tokens differ from greedy's for the same prompt and repeat.",
            pooled="count", better="lower", digits=0, tables="speed headline"),
@@ -384,32 +354,25 @@ METRICS = Registry(
            "Counts of the proposed trees by size, depth and source, and their calibration.",
            pooled="per step", scalar=False),
     Metric("tree_steps", "tree steps", lambda trees: trees["steps"],
-           "Steps whose proposed tree was recorded.",
-           pooled="count", digits=0, tables="trees"),
+           "Steps whose proposed tree was recorded.", pooled="count", digits=0, tables="trees"),
     Metric("tree_nodes", "nodes", lambda trees: trees["nodes"],
-           "Nodes of a proposed tree, the root excluded.",
-           unit="nodes", pooled="mean over trees", digits=1, tables="trees"),
+           "Nodes of a proposed tree, the root excluded.", **TREE),
     Metric("tree_depth", "depth", lambda trees: trees["depth"],
-           "Depth of a proposed tree's deepest node.",
-           unit="nodes", pooled="mean over trees", digits=1, tables="trees"),
+           "Depth of a proposed tree's deepest node.", **TREE),
     Metric("tree_leaves", "leaves", lambda trees: trees["leaves"],
-           "Leaves of a proposed tree.",
-           unit="nodes", pooled="mean over trees", digits=1, tables="trees"),
+           "Leaves of a proposed tree.", **TREE),
     Metric("estimated_acceptance", "estimated", calibrated("thought"),
-           "Estimated acceptance of the nodes whose parent was accepted.",
-           pooled="mean over nodes", tables="trees", **SHARE),
+           "Estimated acceptance of the nodes whose parent was accepted.", **NODE, **SHARE),
     Metric("actual_acceptance", "accepted", calibrated("came"),
            "Share of the nodes whose parent was accepted that were accepted too.",
-           pooled="mean over nodes", tables="trees", **SHARE),
+           **NODE, **SHARE),
     Metric("tree_log_loss", "log loss", calibrated("log_loss"),
-           "Log loss (natural logarithms) of the estimated acceptance.",
-           pooled="mean over nodes", better="lower", digits=3, tables="trees"),
+           "Log loss (natural logarithms) of the estimated acceptance.", **LOSS),
     Metric("constant_log_loss", "constant's loss", calibrated("log_loss_of_the_mean"),
            "Log loss of estimating the mean acceptance for every node: what log loss has to beat.",
-           pooled="mean over nodes", better="lower", digits=3, tables="trees"),
+           **LOSS),
     Metric("tree_brier", "Brier", calibrated("brier"),
-           "Brier score (mean squared error) of the estimated acceptance.",
-           pooled="mean over nodes", better="lower", digits=3, tables="trees"),
+           "Brier score (mean squared error) of the estimated acceptance.", **LOSS),
 )
 # fmt: on
 
@@ -418,8 +381,7 @@ def score_metric(name: str) -> Metric:
     """Return the metric of a task's score: "score.pass@1", with the heading "pass@1"."""
     return Metric(
         *(f"score.{name}", name, lambda: None, f"The task's score {name}."),
-        **{"pooled": "mean over prompts", "better": "higher", "digits": 3, "interval": True},
-        tables="default speed",
+        **{**MEAN, "better": "higher", "digits": 3, "interval": True, "tables": "default speed"},
     )
 
 
@@ -435,14 +397,13 @@ def score_intervals(
     for sample in samples:
         for name, value in scores.get(sample.key, {}).items():
             by_prompt.setdefault(name, {}).setdefault(sample.example, []).append(value)
-    found = {}
+    intervals = {}
     for name, prompts in by_prompt.items():
         means = [float(np.mean(values)) for values in prompts.values()]
-        once = all(len(values) == 1 for values in prompts.values())
-        yes_or_no = once and name in YES_OR_NO
+        yes_or_no = name in YES_OR_NO and all(len(values) == 1 for values in prompts.values())
         mean = wilson(int(sum(means)), len(means)) if yes_or_no else mean_of(means)
-        found["pass@1" if name == "passed" else name] = mean
-    return found
+        intervals["pass@1" if name == "passed" else name] = mean
+    return intervals
 
 
 def corpus_scores(
@@ -452,9 +413,9 @@ def corpus_scores(
     where the task has none."""
     if not isinstance(task, CorpusScored):
         return {}
-    known = {example.id: example for example in examples}
+    prompts = {example.id: example for example in examples}
     pairs: dict[str, list[tuple[Example, str]]] = {}
     for sample in samples:
         if not sample.error:
-            pairs.setdefault(sample.decoder, []).append((known[sample.example], sample.text))
-    return {name: task.corpus_scores(found) for name, found in pairs.items()}
+            pairs.setdefault(sample.decoder, []).append((prompts[sample.example], sample.text))
+    return {name: task.corpus_scores(texts) for name, texts in pairs.items()}

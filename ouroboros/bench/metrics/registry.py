@@ -65,32 +65,31 @@ class Metric:
         """Return the formula's value."""
         return self.formula(*args, **given)
 
-    def of(self, given: Mapping[str, object]) -> object:
-        """Return the value for what is given by name; None where something it needs is missing."""
-        if any(given.get(name) is None for name in self.needs):
-            return None
-        return self.formula(**{name: given[name] for name in self.needs})
-
 
 class Registry(dict[str, Metric]):
     """Metrics by name, in the order in which tables show them."""
 
     def __init__(self, *entries: Metric) -> None:
-        super().__init__({one.name: one for one in entries})
+        super().__init__({metric.name: metric for metric in entries})
         assert len(self) == len(entries), "a metric is registered twice"
 
     def shown_in(self, table: str) -> list[Metric]:
         """Return the metrics that a table shows."""
-        return [one for one in self.values() if table in one.tables.split()]
+        return [metric for metric in self.values() if table in metric.tables.split()]
 
     def measure(self, given: Mapping[str, object], *, timed=True, groups=False) -> dict:
-        """Return every metric by name for what is `given`; timed ones are None unless `timed`.
-        `groups`: only those computed for groups of prompts."""
-        entries = [one for one in self.values() if one.by_group or not groups]
-        return {m.name: m.of(given) if timed or not m.timed else None for m in entries}
+        """Return every metric by name for what is `given` by name; None where a part of that is
+        missing, and of timed ones unless `timed`. `groups`: only those of groups of prompts."""
+        known = {name for name, value in given.items() if value is not None}
+        return {
+            m.name: m(**{name: given[name] for name in m.needs})
+            if known.issuperset(m.needs) and (timed or not m.timed)
+            else None
+            for m in self.values()
+            if m.by_group or not groups
+        }
 
     def glossary(self) -> pd.DataFrame:
         """Return name, heading, unit, pooling, direction and definition of every metric."""
         columns = ["name", "heading", "unit", "pooled", "better", "definition"]
-        rows = [[getattr(one, column) for column in columns] for one in self.values()]
-        return pd.DataFrame(rows, columns=columns)
+        return pd.DataFrame(map(vars, self.values()))[columns]

@@ -72,11 +72,10 @@ def tree_metrics(trees: Sequence[ProposedTree]) -> dict | None:
     judged: list[tuple[str, float | None, bool]] = []
     for tree in trees:
         names = [name or "unknown" for name in tree.source or [""] * len(tree.tokens)]
+        estimates = tree.probability or [None] * len(tree.tokens)
         proposed.update(names[1:])
-        for node, right in tree.outcomes():
-            estimate = tree.probability[node] if tree.probability else None
-            judged.append((names[node], estimate, right))
-    sources: dict[str, dict] = {}
+        judged += [(names[node], estimates[node], right) for node, right in tree.outcomes()]
+    sources = {}
     for name, count in proposed.most_common():
         own = [(estimate, right) for source, estimate, right in judged if source == name]
         known = [estimate for estimate, _ in own if estimate is not None]
@@ -87,13 +86,14 @@ def tree_metrics(trees: Sequence[ProposedTree]) -> dict | None:
             "thought": mean(known) if known else None,
         }
     sure = [(estimate, right) for _, estimate, right in judged if estimate is not None]
+    sizes, depths = [len(tree.tokens) - 1 for tree in trees], [tree.depth for tree in trees]
     return {
         "steps": len(trees),
-        "nodes": mean(len(tree.tokens) - 1 for tree in trees),
-        "depth": mean(tree.depth for tree in trees),
+        "nodes": mean(sizes),
+        "depth": mean(depths),
         "leaves": mean(tree.leaves for tree in trees),
-        "sizes": dict(sorted(Counter(len(tree.tokens) - 1 for tree in trees).items())),
-        "depths": dict(sorted(Counter(tree.depth for tree in trees).items())),
+        "sizes": dict(sorted(Counter(sizes).items())),
+        "depths": dict(sorted(Counter(depths).items())),
         "sources": sources,
         "calibration": calibration(*zip(*sure, strict=True)) if sure else None,
     }
@@ -110,26 +110,27 @@ def calibration(thought: Sequence[float], came: Sequence[bool]) -> dict:
     >>> round(found["brier"], 4), [row["came"] for row in found["reliability"]]
     (0.01, [0.0, 1.0])
     """
-    said, true = np.clip(np.array(thought, float), 1e-9, 1 - 1e-9), np.array(came, float)
-    bins = np.minimum((said * BINS).astype(int), BINS - 1)
+    estimate, true = np.clip(np.array(thought, float), 1e-9, 1 - 1e-9), np.array(came, float)
     constant = np.clip(true.mean(), 1e-9, 1 - 1e-9)
-    losses = [
-        float(-(true * np.log(p) + (1 - true) * np.log(1 - p)).mean()) for p in (said, constant)
-    ]
+    bins = np.minimum((estimate * BINS).astype(int), BINS - 1)
+
+    def log_loss(p) -> float:
+        return float(-(true * np.log(p) + (1 - true) * np.log(1 - p)).mean())
+
     return {
-        "observations": len(said),
-        "log_loss": losses[0],
-        "log_loss_of_the_mean": losses[1],
-        "brier": float(((said - true) ** 2).mean()),
-        "thought": float(said.mean()),
+        "observations": len(estimate),
+        "log_loss": log_loss(estimate),
+        "log_loss_of_the_mean": log_loss(constant),
+        "brier": float(((estimate - true) ** 2).mean()),
+        "thought": float(estimate.mean()),
         "came": float(true.mean()),
         "reliability": [
             {
-                "from": int(one) / BINS,
-                "thought": float(said[bins == one].mean()),
-                "came": float(true[bins == one].mean()),
-                "observations": int((bins == one).sum()),
+                "from": int(index) / BINS,
+                "thought": float(estimate[bins == index].mean()),
+                "came": float(true[bins == index].mean()),
+                "observations": int((bins == index).sum()),
             }
-            for one in np.unique(bins)
+            for index in np.unique(bins)
         ],
     }

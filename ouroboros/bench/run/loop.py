@@ -174,10 +174,8 @@ class Bench:
                 text=text_of(tokenizer, trace.new_tokens),
                 finish=trace.finish,
                 steps=tuple(trace.steps),
-                wall_s=cost.wall_s,
                 ttft_s=ttft_s,
-                peak_bytes=cost.peak_bytes,
-                energy_j=cost.energy_j,
+                **cost,
             )
         except Exception as error:
             reason = (str(error).strip() or "no message").splitlines()[0]

@@ -11,7 +11,6 @@ from ouroboros.bench.metrics.intervals import (
     Interval,
     calls_part,
     decode_part,
-    macro_speedup,
     over_runs,
     pooled,
     speedup,
@@ -44,11 +43,11 @@ def test_only_prompts_and_repeats_that_both_finished_count():
 
 def test_a_macro_speedup_weighs_prompts_alike():
     # Two prompts: 2 s per token against 1 s, and 2 s per token against 2/3 s.
-    macro = macro_speedup(GREEDY, FAST)
+    macro = speedup(GREEDY, FAST, macro=True)
     assert macro.value == pytest.approx(math.sqrt(2 * 3))
     assert (macro.low, macro.high) == pytest.approx((2, 3))
-    assert macro_speedup(GREEDY, []) is None
-    assert macro_speedup(GREEDY, FAST[:1]) == Interval(pytest.approx(2))
+    assert speedup(GREEDY, [], macro=True) is None
+    assert speedup(GREEDY, FAST[:1], macro=True) == Interval(pytest.approx(2))
 
 
 def test_a_mean_over_runs_has_a_narrower_interval_than_one_run():

@@ -1,59 +1,61 @@
 """Seconds are measured everywhere; memory and energy only where they are known."""
 
+from types import SimpleNamespace
+
+import pynvml
 import pytest
+import torch
 from bench_models import tiny_pair
 
-from ouroboros.bench.metrics.meter import EnergyCounter, Meter
+from ouroboros.bench.metrics.meter import Meter
 
 
-class FakeNVML:
-    """Two cards, of which `silent` ones have no energy counter."""
+@pytest.fixture
+def meter_of(monkeypatch):
+    """Return a function that makes a meter of models on fake GPUs, by their UUIDs."""
+    millijoules = {"GPU-a": 5_000, "GPU-b": 700}
 
-    class NVMLError(Exception):
-        """As NVML's own."""
-
-    def __init__(self, silent=(), broken=False):
-        self.silent, self.broken = silent, broken
-        self.millijoules = {"GPU-a": 5_000, "GPU-b": 700}
-
-    def nvmlInit(self):
-        if self.broken:
-            raise self.NVMLError("no driver")
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        if uuid not in self.millijoules:
-            raise self.NVMLError("not found")
+    def handle(uuid):
+        if uuid not in millijoules:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return uuid
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
-        if handle in self.silent:
-            raise self.NVMLError("not supported")
-        self.millijoules[handle] += 250
-        return self.millijoules[handle]
+    def read(card):
+        millijoules[card] += 250
+        return millijoules[card]
+
+    def made(uuids, *, silent=False, broken=False):
+        def refuse(*_):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+        monkeypatch.setattr(pynvml, "nvmlInit", refuse if broken else lambda: None)
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", handle)
+        name = "nvmlDeviceGetTotalEnergyConsumption"
+        monkeypatch.setattr(pynvml, name, refuse if silent else read)
+        cards = [SimpleNamespace(uuid=uuid) for uuid in uuids]
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: cards[gpu.index])
+        weights = [SimpleNamespace(device=torch.device("cuda", i)) for i in range(len(uuids))]
+        return Meter([SimpleNamespace(model=SimpleNamespace(parameters=lambda: weights))])
+
+    return made
 
 
-def test_energy_is_summed_over_the_cards_in_joules():
-    counter = EnergyCounter(["GPU-a", "GPU-b"], nvml=FakeNVML())
-    first, second = counter.read_j(), counter.read_j()
+def test_energy_is_summed_over_the_cards_in_joules(meter_of):
+    meter = meter_of(["a", "b"])
+    first, second = meter.energy_j(), meter.energy_j()
     assert first == pytest.approx(6.2) and second - first == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
-    ("uuids", "nvml"),
-    [
-        ([], FakeNVML()),
-        (["GPU-a"], FakeNVML(broken=True)),
-        (["GPU-none"], FakeNVML()),
-        (["GPU-a", "GPU-b"], FakeNVML(silent=("GPU-b",))),
-    ],
+    ("uuids", "flaws"),
+    [([], {}), (["a"], {"broken": True}), (["none"], {}), (["a"], {"silent": True})],
 )
-def test_unknown_energy_is_none(uuids, nvml):
-    assert EnergyCounter(uuids, nvml=nvml).read_j() is None
+def test_unknown_energy_is_none(meter_of, uuids, flaws):
+    assert meter_of(uuids, **flaws).energy_j() is None
 
 
 def test_on_a_cpu_only_time_is_known():
     meter = Meter(tiny_pair())
-    started = meter.start()
+    assert meter.start() > 0
     cost = meter.stop()
-    assert started > 0 and cost.wall_s >= 0
-    assert cost.peak_bytes is None and cost.energy_j is None
+    assert cost.pop("wall_s") >= 0 and cost == {"peak_bytes": None, "energy_j": None}
