@@ -40,7 +40,7 @@ def report(options: argparse.Namespace) -> int:
     beside = options.folders[0] if len(options.folders) == 1 else Path(os.path.commonpath(shared))
     out = options.out or beside / "report"
     runs = write_report(merge(loaded), out, tokenizer=options.tokenizer)
-    for label, one, summary in zip(runs.labels, runs.measured, runs.summaries, strict=True):
+    for label, one, summary, _ in runs:
         if options.spec_bench:
             if summary.facts.task != SpecBench.name:
                 _say(
@@ -48,11 +48,10 @@ def report(options: argparse.Namespace) -> int:
                     "anew, and Spec-Bench's scripts will not know their categories"
                 )
             write_answers(one, out / "spec_bench" / label.replace("/", "-"))
-        print_summary(summary, label=label if len(runs.labels) > 1 else "", wide=options.wide)
+        print_summary(summary, label=label if len(runs) > 1 else "", wide=options.wide)
     _say(f"report: {short_path(out / 'report.html')}")
     _say(f"summary: {short_path(out / 'summary.json')}")
-    pairs = zip(runs.labels, runs.summaries, strict=True)
-    print_document({label: summary.headline() for label, summary in pairs}, options.json)
+    print_document({run.label: run.summary.headline() for run in runs}, options.json)
     return 2 if failures else 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from ouroboros.bench.metrics.sample import Sample
@@ -40,23 +40,49 @@ class RunFacts:
     published: Mapping | None
 
     @classmethod
-    def of(cls, run: Mapping, samples: Iterable[Sample], costs: str | None = None) -> RunFacts:
+    def of(cls, run: Mapping, samples: Sequence[Sample], costs: str | None = None) -> RunFacts:
         """Return the facts of a run.json and its samples; `costs` in words."""
-        samples, task, model = list(samples), run["task"], run["model"]
-        prompts = len({sample.example for sample in samples if not sample.error})
+        task, model, sampling = run["task"], run["model"], run["sampling"]
+        prompts, wanted = len({s.example for s in samples if not s.error}), task["prompts"]
+        count = f"{prompts}" if prompts == wanted else f"{prompts} of {wanted}"
+        length = run.get("config", {}).get("context_tokens")
+        each = f"prompt{'s' * (wanted != 1)}{f' of {length} tokens' if length else ''}"
+
+        pair, target, standin = model["name"], str(model.get("target") or ""), model.get("standin")
+        published, ships = run.get("published"), target.startswith("reference/")
+        if target and (pair == "hf" or (pair == "reference" and not ships)):  # the user's models
+            pair = " + ".join(n.split("/")[-1] for n in (target, model.get("draft")) if n)
+        shapes = (
+            f" as a stand-in, shapes {standin['target']} / {standin['draft']}" if standin else ""
+        )
+        rehearsal = bool(published and ships)
+
+        engine = model.get("engines", {}).get("target", {"engine": model.get("engine", "eager")})
+        quantised = [f"{role} {how}" for role, how in (model.get("quantised") or {}).items()]
+        engines = [] if engine["engine"] == "eager" else [f"{engine['engine']} engine"]
+        temperature, penalty = sampling["temperature"], sampling.get("repetition_penalty", 1.0)
+
         machines = run.get("machines") or [run["provenance"]["machine"]]
-        parts, published = run.get("parts", 1), run.get("published")
-        ships = str(model.get("target", "")).startswith("reference/")
-        nature = "rehearsal" if published and ships else "model"
+        cpus = [f"{one['cpu']}, {one['cores']} cores" for one in machines]
+        threads = [f"{m['threads']} thread{'s' * (m['threads'] > 1)}" for m in machines]
+        devices = [
+            one["gpus"][0] if model["device"].startswith("cuda") and one["gpus"] else cpu
+            for one, cpu in zip(machines, cpus, strict=True)
+        ]
+        hosts = [f"{cpu}, {count}" for cpu, count in zip(cpus, threads, strict=True)]
+        parts, versions = run.get("parts", 1), run["provenance"]["versions"]
         return cls(
             task=task["name"],
-            what=_what(run, prompts),
-            models=_models(model) + (" (a rehearsal)" if nature == "rehearsal" else ""),
-            arithmetic=_arithmetic(model),
-            sampling=_sampling(run["sampling"]),
-            device=" + ".join(dict.fromkeys(_device(one, model) for one in machines)),
-            footnote=(f"{parts} parts, merged; " if parts > 1 else "") + _footnote(run, machines),
-            nature="stand-in" if model.get("standin") else nature,
+            what=f"{task['name']}, {count} {each} x {run['max_new']} tokens",
+            models=f"{pair} pair{shapes}{' (a rehearsal)' * rehearsal}",
+            arithmetic=", ".join([model["dtype"], *quantised, *engines]),
+            sampling=(f"T={temperature:g}" if temperature else "greedy (T=0)")
+            + ("" if penalty == 1.0 else f", repetition penalty {penalty:g}"),
+            device=" + ".join(dict.fromkeys(devices)),
+            footnote=(f"{parts} parts, merged; " if parts > 1 else "")
+            + f"{' + '.join(dict.fromkeys(hosts))}; torch {versions['torch']}, "
+            f"transformers {versions['transformers']}",
+            nature="stand-in" if standin else "rehearsal" if rehearsal else "model",
             parts=parts,
             prompts=prompts,
             samples=len(samples),
@@ -95,58 +121,3 @@ class RunFacts:
     def to_dict(self) -> dict:
         """Return all facts, the title first, as plain JSON values."""
         return {"title": self.title, "incomplete": self.incomplete, **asdict(self)}
-
-
-def _what(run: Mapping, prompts: int) -> str:
-    wanted, length = run["task"]["prompts"], run.get("config", {}).get("context_tokens")
-    count = f"{prompts}" if prompts == wanted else f"{prompts} of {wanted}"
-    each = f" of {length} tokens" if length else ""
-    return (
-        f"{run['task']['name']}, {count} prompt{'s' * (wanted != 1)}{each} x {run['max_new']} "
-        "tokens"
-    )
-
-
-def _models(model: Mapping) -> str:
-    """The pair's name: that of its config, or of the models where they are the user's."""
-    name, target, standin = model["name"], model.get("target"), model.get("standin")
-    own = name == "hf" or (name == "reference" and not str(target).startswith("reference/"))
-    if own and target:
-        both = (one for one in (target, model.get("draft")) if one)
-        name = " + ".join(str(one).split("/")[-1] for one in both)
-    if standin:
-        return f"{name} pair as a stand-in, shapes {standin['target']} / {standin['draft']}"
-    return f"{name} pair"
-
-
-def _arithmetic(model: Mapping) -> str:
-    engine = model.get("engines", {}).get("target", {"engine": model.get("engine", "eager")})
-    quantised = [f"{role} {how}" for role, how in (model.get("quantised") or {}).items()]
-    engines = [] if engine["engine"] == "eager" else [f"{engine['engine']} engine"]
-    return ", ".join([model["dtype"], *quantised, *engines])
-
-
-def _sampling(sampling: Mapping) -> str:
-    temperature, penalty = sampling["temperature"], sampling.get("repetition_penalty", 1.0)
-    words = f"T={temperature:g}" if temperature else "greedy (T=0)"
-    return words + ("" if penalty == 1.0 else f", repetition penalty {penalty:g}")
-
-
-def _device(machine: Mapping, model: Mapping) -> str:
-    """The GPU or CPU that ran the models."""
-    if model["device"].startswith("cuda") and machine["gpus"]:
-        return machine["gpus"][0]
-    return f"{machine['cpu']}, {machine['cores']} cores"
-
-
-def _footnote(run: Mapping, machines: Iterable[Mapping]) -> str:
-    """Hosts and versions."""
-    versions = run["provenance"]["versions"]
-    hosts = (
-        f"{m['cpu']}, {m['cores']} cores, {m['threads']} thread{'s' * (m['threads'] > 1)}"
-        for m in machines
-    )
-    return (
-        f"{' + '.join(dict.fromkeys(hosts))}; torch {versions['torch']}, transformers "
-        f"{versions['transformers']}"
-    )

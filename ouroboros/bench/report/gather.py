@@ -79,7 +79,7 @@ def merge(found: Iterable[Measured]) -> list[Measured]:
         identity, keys = part.run.get("identity"), {sample.key for sample in part.samples}
         for index, whole in enumerate(merged):
             same = identity is not None and identity == whole.run.get("identity")
-            if same and not any(sample.key in keys for sample in whole.samples):
+            if same and keys.isdisjoint(sample.key for sample in whole.samples):
                 merged[index] = _joined(whole, part)
                 break
         else:
@@ -97,7 +97,7 @@ def _joined(whole: Measured, part: Measured) -> Measured:
 
     prompts = len({sample.example for sample in samples})
     prompts = wanted(run["task"]["prompts"], other["task"]["prompts"], prompts)
-    facts = {
+    joined = {
         "parts": run.get("parts", 1) + 1,
         "machines": [*machines, other["provenance"]["machine"]],
         "status": other["status"] if run["status"] == "finished" else run["status"],
@@ -108,7 +108,7 @@ def _joined(whole: Measured, part: Measured) -> Measured:
     return replace(
         whole,
         folders=(*whole.folders, *part.folders),
-        run={**run, **facts},
+        run={**run, **joined},
         samples=samples,
         scores={**whole.scores, **part.scores},
         audit=[*whole.audit, *part.audit],

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from ouroboros.bench.report import tables
+from ouroboros.bench.report.gather import Measured
 from ouroboros.bench.report.plots import acceptance, costs, speedups, sweeps
-from ouroboros.bench.report.run_set import RunSet, swept
-from ouroboros.bench.report.summary import Summary
+from ouroboros.bench.report.summary import Summary, summarise
 
 FEW_RUNS = 3
 """With more runs than this, each run's own section is closed at first."""
 MOST_COLUMNS = 4
 """A sweep over more settings than this is shown by its runs' names."""
+MOST_NAMED = 3
+"""A sweep's jobs are named by their settings unless more than these differ."""
 PLOTS = (
     ("speedup", speedups.speedup_bars, "Speedup over greedy."),
     ("cost", speedups.cost_bars, "Cost per token."),
@@ -41,8 +43,25 @@ PLOTS = (
 """A run's plots: file name, function of the summary, caption."""
 
 
-@dataclass(frozen=True)
-class Table:
+class Run(NamedTuple):
+    """A measurement with its name in the report; `sweep` is the folder of a sweep's job."""
+
+    label: str
+    measured: Measured
+    summary: Summary
+    sweep: Path | None = None
+
+
+class Setting(NamedTuple):
+    """A setting that varies: a short name, its value in each run, and every dotted name that
+    changes together with it (these count as one setting)."""
+
+    name: str
+    values: Sequence
+    members: Sequence[str]
+
+
+class Table(NamedTuple):
     """A frame of cells; `name` becomes its file's."""
 
     name: str
@@ -50,8 +69,7 @@ class Table:
     frame: pd.DataFrame
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """A figure; `name` becomes its file's."""
 
     name: str
@@ -59,24 +77,119 @@ class Picture:
     figure: Figure
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of the report; `main` parts are open on the page from the start, `narrow` tables (for
-    one column of a paper) are written as LaTeX only."""
+class Section(NamedTuple):
+    """A part of the report; `main` parts are open on the page from the start."""
 
     title: str
+    notes: Sequence[str]
+    tables: Sequence[Table]
+    pictures: Sequence[Picture]
     main: bool = True
-    notes: Sequence[str] = ()
-    tables: Sequence[Table] = ()
-    pictures: Sequence[Picture] = ()
 
 
-def sections(found: RunSet) -> list[Section]:
+def summarised(measured: Sequence[Measured]) -> list[Run]:
+    """Summarise each measurement, find the sweeps (jobs in numbered folders), name every run."""
+    jobs: dict[Path | None, list[int]] = {}
+    for index, one in enumerate(measured):
+        folder = one.folders[0]
+        jobs.setdefault(folder.parent if folder.name.isdigit() else None, []).append(index)
+    runs: dict[int, Run] = {}
+    sweeps = {folder: members for folder, members in jobs.items() if folder and len(members) > 1}
+    swept_runs = {index for members in sweeps.values() for index in members}
+    rest = [index for index in range(len(measured)) if index not in swept_runs]
+    for folder, members in [*sweeps.items(), (None, rest)]:
+        prefix = f"{folder.name}: " if folder and len(members) < len(measured) else ""
+        depth, most = (2, MOST_NAMED) if folder else (1, 0)
+        folders = ["/".join(measured[index].folders[0].parts[-depth:]) for index in members]
+        names = labels([measured[index].run for index in members], folders, most=most)
+        for index, name in zip(members, names, strict=True):
+            one = measured[index]
+            runs[index] = Run(prefix + name, one, summarise(one), folder)
+    return [runs[index] for index in range(len(measured))]
+
+
+def numbers(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return every number in full: a row per run and decoder, a column per metric (histograms and
+    other counts by key are left out)."""
+    frames = []
+    for label, _, one, _ in runs:
+        facts = {key: getattr(one.facts, key) for key in ("device", "nature", "incomplete")}
+        counts = [m.name for m in one.metrics.values() if not m.scalar and m.name != "verdict"]
+        cells = one.frame.drop(columns=counts).reset_index()
+        first = pd.DataFrame({"run": label, **facts}, index=cells.index)
+        frames.append(pd.concat([first, cells], axis=1))
+    return pd.concat(frames, ignore_index=True)
+
+
+def swept(configs: Sequence[Mapping]) -> list[Setting]:
+    """Return what differs between configs, settings that always change together taken as one.
+
+    A setting that a config lacks has the value None there. A name is the shortest ending that all
+    members share and no other setting has, else the last parts of two members.
+
+    >>> both = [{"a": {"gamma": g}, "b": {"gamma": g}} for g in (2, 4)]
+    >>> [(one.name, one.values) for one in swept(both)]
+    [('gamma', [2, 4])]
+    """
+    flat: list[dict[Any, Any]] = [
+        pd.json_normalize(dict(one)).to_dict("records")[0] if one else {} for one in configs
+    ]
+    together: dict[tuple[int, ...], dict[str, list]] = {}
+    for name in dict.fromkeys(name for one in flat for name in one):
+        values = [one.get(name) for one in flat]
+        if any(value != values[0] for value in values):
+            pattern = tuple(values.index(value) for value in values)
+            together.setdefault(pattern, {})[name] = values
+    settings = []
+    for members in together.values():
+        others = [f".{name}" for own in together.values() for name in own if own is not members]
+        parts = next(iter(members)).split(".")
+        ends = [".".join(parts[start:]) for start in reversed(range(len(parts)))]
+        shared = [e for e in ends if all(f".{name}".endswith(f".{e}") for name in members)]
+        unique = [e for e in shared if not any(name.endswith(f".{e}") for name in others)]
+        lasts = list(dict.fromkeys(name.split(".")[-1] for name in members))
+        several = " and ".join(lasts[:2]) + " ..." * (len(lasts) > 2)
+        values = next(iter(members.values()))
+        settings.append(Setting(unique[0] if unique else several, values, list(members)))
+    return settings
+
+
+def labels(runs: Sequence[Mapping], folders: Sequence[str], *, most: int) -> list[str]:
+    """Return a short name for each run.json: its task, or the settings that vary, or its folder
+    (where more than `most` vary). Names are made unique by the folder."""
+    tasks = [run["task"]["name"] for run in runs]
+    different = swept([run.get("config", {}) for run in runs])
+    names = list(folders)
+    if len(set(tasks)) == len(runs):
+        names = tasks
+    elif 0 < len(different) <= most:
+        columns = ([f"{one.name}={value}" for value in one.values] for one in different)
+        names = [", ".join(row) for row in zip(*columns, strict=True)]
+    return [
+        f"{name} ({folder})" if names.count(name) > 1 else name
+        for name, folder in zip(names, folders, strict=True)
+    ]
+
+
+def sections(runs: Sequence[Run]) -> list[Section]:
     """Return the comparison of runs outside sweeps, the sweeps, then every run by itself."""
-    alone = [index for index in range(len(found.measured)) if not found.swept(index)]
-    parts = [_comparison(found, alone)] if len(alone) > 1 else []
-    parts += [_sweep(found, folder, members) for folder, members in found.sweeps.items()]
-    return parts + [_run(found, index) for index in range(len(found.measured))]
+    alone = [run for run in runs if not run.sweep]
+    parts = [_comparison(alone)] if len(alone) > 1 else []
+    for folder in dict.fromkeys(run.sweep for run in runs if run.sweep):
+        parts.append(_sweep(folder, [run for run in runs if run.sweep == folder]))
+    for label, _, summary, sweep in runs:
+        title, prefix = summary.facts.title, ""
+        if len(runs) > 1:
+            title, prefix = f"{label}: {title}", f"{slug(label)}-"
+        pictures = []
+        for name, draw, caption in () if sweep else PLOTS:
+            if figure := draw(summary):
+                bars = speedups.error_bars([summary]) if name in ("speedup", "cost") else ""
+                pictures.append(Picture(prefix + name, caption + bars, figure))
+        shown = [Table(prefix + name, *rest) for name, *rest in tables.run_tables(summary)]
+        notes = [f"{summary.facts.footnote}.", *summary.notes]
+        parts.append(Section(title, notes, shown, pictures, main=len(runs) <= FEW_RUNS))
+    return parts
 
 
 def slug(label: str) -> str:
@@ -88,91 +201,56 @@ def slug(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", label).strip("-") or "run"
 
 
-def _run(found: RunSet, index: int) -> Section:
-    label, summary = found.labels[index], found.summaries[index]
-    many = len(found.labels) > 1
-    prefix = f"{slug(label)}-" if many else ""
-    captioned = tables.run_tables(summary)
-    pictures = [(name, text, draw(summary)) for name, draw, text in PLOTS]
-    return Section(
-        f"{label}: {summary.facts.title}" if many else summary.facts.title,
-        main=len(found.labels) <= FEW_RUNS,
-        notes=[f"{summary.facts.footnote}.", *summary.notes],
-        tables=[Table(prefix + name, caption, frame) for name, caption, frame in captioned],
-        pictures=[
-            Picture(
-                prefix + name,
-                text + _error_bars([summary] if name in ("speedup", "cost") else []),
-                figure,
-            )
-            for name, text, figure in pictures
-            if figure and not found.swept(index)
-        ],
-    )
-
-
-def _error_bars(summaries: Sequence[Summary]) -> str:
-    """What error bars are, if the runs have any: intervals need two prompts."""
-    known = [one.frame.filter(regex=r"\.low$").notna().any(axis=None) for one in summaries]
-    return " Error bars: 95 % bootstrap over prompts." if any(known) else ""
-
-
-def _comparison(found: RunSet, members: Sequence[int]) -> Section:
-    runs = {found.labels[index]: found.summaries[index] for index in members}
-    figure = speedups.speedup_dots(runs)
-    caption = "Speedup over greedy, run by run." + _error_bars(list(runs.values()))
-    parts = {label: summary.facts.title_parts for label, summary in runs.items()}
-    shared = [part for part in next(iter(parts.values())) if all(part in p for p in parts.values())]
+def _comparison(runs: Sequence[Run]) -> Section:
+    summaries = {run.label: run.summary for run in runs}
+    figure = speedups.speedup_dots(summaries)
+    caption = "Speedup over greedy, run by run." + speedups.error_bars(summaries.values())
+    parts = {label: summary.facts.title_parts for label, summary in summaries.items()}
+    shared = [part for part in parts[runs[0].label] if all(part in p for p in parts.values())]
     own = {label: [part for part in all_ if part not in shared] for label, all_ in parts.items()}
+    notes = [f"{label}: {' · '.join(parts)}" for label, parts in own.items() if parts]
     return Section(
-        f"Comparison of {len(runs)} runs: {', '.join(runs)}",
-        notes=[
-            *([" · ".join(shared)] if shared else []),
-            *(f"{label}: {' · '.join(parts)}" for label, parts in own.items() if parts),
-        ],
-        tables=_compared("comparison", {"run": list(runs)}, list(runs.values())),
-        pictures=[Picture("comparison", caption, figure)] if figure else [],
+        f"Comparison of {len(runs)} runs: {', '.join(summaries)}",
+        [" · ".join(shared), *notes] if shared else notes,
+        _compared("comparison", {"run": list(summaries)}, list(summaries.values())),
+        [Picture("comparison", caption, figure)] if figure else [],
     )
 
 
-def _sweep(found: RunSet, folder: Path, members: Sequence[int]) -> Section:
+def _sweep(folder: Path, runs: Sequence[Run]) -> Section:
     """Lines over one setting; over two, a map of each decoder whose own settings vary."""
-    summaries = [found.summaries[index] for index in members]
-    settings = swept([found.measured[index].run.get("config", {}) for index in members])
+    summaries = [run.summary for run in runs]
+    settings = swept([run.measured.run.get("config", {}) for run in runs])
     name, what = slug(folder.name), f"{len(settings)} settings"
-    columns: dict[str, Sequence] = {"run": [found.labels[index] for index in members]}
+    columns: dict[str, Sequence] = {"run": [run.label for run in runs]}
     if 0 < len(settings) <= MOST_COLUMNS:
         values = [", ".join(dict.fromkeys(map(str, one.values))) for one in settings]
         what = "; ".join(f"{s.name} = {v}" for s, v in zip(settings, values, strict=True))
         columns = {one.name: one.values for one in settings}
-    pictures = []
+    drawn: list[tuple[str, str, Figure | None]] = []
     if len(settings) == 1:
-        (one,) = settings
-        figure = sweeps.sweep_lines(one.name, one.values, summaries)
-        pictures = [Picture(name, f"Sweep of {one.name}." + _error_bars(summaries), figure)]
+        figure = sweeps.sweep_lines(settings[0].name, settings[0].values, summaries)
+        drawn = [(name, f"Sweep of {settings[0].name}." + speedups.error_bars(summaries), figure)]
     elif len(settings) == 2:
-        places = list(zip(*(one.values for one in settings), strict=True))
-        names = (settings[0].name, settings[1].name)
+        across, down = settings
+        places = list(zip(across.values, down.values, strict=True))
         decoders = [decoder for decoder in summaries[0].frame.index if decoder != "greedy"]
-        own = [
-            d
-            for d in decoders
-            if any(key.startswith(f"decoder.{d}.") for one in settings for key in one.members)
-        ]
-        text = f"over {names[0]} and {names[1]}. Lighter is better; framed: the best. "
-        text += "The colours span at least its 95 % interval."
-        pictures = [
-            Picture(f"{name}-{d}", f"{d} {text}", sweeps.sweep_map(names, places, summaries, d))
-            for d in own or decoders
-        ]
+        members = [*across.members, *down.members]
+        own = [d for d in decoders if any(m.startswith(f"decoder.{d}.") for m in members)]
+        text = (
+            f"over {across.name} and {down.name}. Lighter is better; framed: the best. The colours "
+            "span at least its 95 % interval."
+        )
+        for decoder in own or decoders:
+            figure = sweeps.sweep_map((across.name, down.name), places, summaries, decoder)
+            drawn.append((f"{name}-{decoder}", f"{decoder} {text}", figure))
     return Section(
         f"Sweep of {what} ({folder.name})",
-        notes=[f"{len(members)} runs, the first: {summaries[0].facts.title}."],
-        tables=_compared(name, columns, summaries),
-        pictures=[picture for picture in pictures if picture.figure],
+        [f"{len(runs)} runs, the first: {summaries[0].facts.title}."],
+        _compared(name, columns, summaries),
+        [Picture(name, caption, figure) for name, caption, figure in drawn if figure],
     )
 
 
 def _compared(name: str, lead: Mapping[str, Sequence], summaries: Sequence[Summary]) -> list[Table]:
-    found = tables.comparisons(lead, summaries).items()
-    return [Table(f"{name}-{key}", caption, frame) for key, (caption, frame) in found]
+    return [Table(f"{name}-{key}", *rest) for key, *rest in tables.comparisons(lead, summaries)]

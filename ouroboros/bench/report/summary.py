@@ -47,9 +47,9 @@ class Summary:
     @cached_property
     def metrics(self) -> Mapping[str, Metric]:
         """The registered metrics and those of the task's scores, by name."""
-        scores = [name.removeprefix("score.") for name in self.frame if name.startswith("score.")]
-        found = {f"score.{name}": score_metric(name) for name in sorted(scores) if "." not in name}
-        return METRICS | found
+        scores = sorted(name for name in self.frame if name.startswith("score."))
+        own = {name: score_metric(name.removeprefix("score.")) for name in scores}
+        return METRICS | {name: m for name, m in own.items() if name.count(".") == 1}
 
     @property
     def notes(self) -> list[str]:
@@ -72,23 +72,30 @@ class Summary:
     def to_dict(self) -> dict:
         """Return summary.json: the facts, and under "decoders" each metric, intervals as {value,
         low, high}."""
-        decoders = {
-            name: _nested(self.metrics, row) | {"verdicts": dict(self.verdicts.get(str(name), {}))}
-            for name, row in self.frame.iterrows()
-        }
-        groups = {name: {} for name in self.frame.index}
+        decoders: dict = {}
+        for name, row in self.frame.iterrows():
+            verdicts = dict(self.verdicts.get(str(name), {}))
+            decoders[name] = {**self._values(row), "verdicts": verdicts, "groups": {}}
         for (group, name), row in self.groups.iterrows():
-            groups[name][group] = _nested(METRICS, row)
-        for name, found in decoders.items():
-            found["groups"] = groups[name]
+            decoders[name]["groups"][group] = self._values(row)
         return {**self.facts.to_dict(), "notes": self.notes, "decoders": decoders}
+
+    def _values(self, row: pd.Series) -> dict:
+        """A frame's row as plain JSON values."""
+        return {
+            name: (found := interval_of(row, name)) and asdict(found)
+            if metric.interval
+            else plain(row[name])
+            for name, metric in self.metrics.items()
+            if name in row
+        }
 
     def headline(self) -> dict[str, dict]:
         """Return the few numbers per decoder of a command's JSON line, rounded."""
-        shown = METRICS.shown_in("headline")
+        names = [metric.name for metric in METRICS.shown_in("headline")]
         return {
-            str(name): {m.name: _rounded(row[m.name]) for m in shown}
-            for name, row in self.frame.iterrows()
+            str(decoder): {name: plain(row[name], digits=4) for name in names}
+            for decoder, row in self.frame.iterrows()
         }
 
 
@@ -113,15 +120,13 @@ def summarise(measured: Measured) -> Summary:
     groups: dict[tuple[str, str], dict] = {}
     problems: list[str] = []
     for name, samples in good.items():
-        recorded = [measured.trees[s.key] for s in samples if s.key in measured.trees]
         given = shared | {
             "samples": samples,
             "failed": failed[name],
-            "trees": tree_metrics([tree for steps in recorded for tree in steps]),
+            "trees": tree_metrics([t for s in samples for t in measured.trees.get(s.key, ())]),
             "audit": verdict(verdicts[name]) if verdicts[name] else None,
         }
-        scores: Mapping = score_intervals(samples, measured.scores)
-        scores = {**scores, **whole_scores.get(name, {})}
+        scores = {**score_intervals(samples, measured.scores), **whole_scores.get(name, {})}
         rows[name] = METRICS.measure(given, timed=facts.timed)
         rows[name] |= {f"score.{key}": value for key, value in scores.items()}
         for group in dict.fromkeys(sample.group for sample in samples if sample.group):
@@ -132,10 +137,18 @@ def summarise(measured: Measured) -> Summary:
         problems += [f"{name}: {len(failed[name])} failed: {error}" for error in errors]
         if costs and rows[name]["cost_per_token"] is None and (why := costs.why_not(samples)):
             problems.append(f"{name} has no cost/token and no prediction: {why}")
-    found = _frame(groups)
+    by_group = _frame(groups)
     if groups:
-        found.index = pd.MultiIndex.from_tuples(groups, names=["group", "decoder"])
-    return Summary(facts, _by_speed(_frame(rows)), found, verdicts, problems)
+        by_group.index = pd.MultiIndex.from_tuples(groups, names=["group", "decoder"])
+    frame = _frame(rows)
+    for metric in METRICS.shown_in("default"):  # by the first of them that is known
+        if metric.better and frame[metric.name].notna().any():
+            ascending = metric.better == "lower"
+            frame = frame.sort_values(metric.name, ascending=ascending, kind="stable")
+            break
+    order = sorted(frame.index, key=lambda name: name != PLAIN)
+    frame = frame.loc[order].rename_axis("decoder")
+    return Summary(facts, frame, by_group, verdicts, problems)
 
 
 def interval_of(row: Mapping | pd.Series, name: str) -> Interval | None:
@@ -158,43 +171,15 @@ def _frame(rows: Mapping) -> pd.DataFrame:
                 cells[f"{name}.high"] = getattr(value, "high", None)
         flat.append(cells)
     frame = pd.DataFrame(flat, index=list(rows))
-    numbers = {n: float for m in METRICS.values() if m.scalar for n in m.columns if n in frame}
-    return frame.astype({n: kind for n, kind in numbers.items() if frame[n].isna().any()})
+    numbers = [n for m in METRICS.values() if m.scalar for n in m.columns if n in frame]
+    return frame.astype({name: float for name in numbers if frame[name].isna().any()})
 
 
-def _by_speed(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows with greedy first, then by the first metric of the default table that is known."""
-    for one in METRICS.shown_in("default"):
-        if one.better and frame[one.name].notna().any():
-            frame = frame.sort_values(one.name, ascending=one.better == "lower", kind="stable")
-            break
-    order = sorted(frame.index, key=lambda name: name != PLAIN)
-    return frame.loc[order].rename_axis("decoder")
-
-
-def _nested(metrics: Mapping[str, Metric], row: pd.Series) -> dict:
-    """A frame's row as plain JSON values."""
-    found: dict[str, object] = {}
-    for name, one in metrics.items():
-        if name not in row:
-            continue
-        if one.interval:
-            interval = interval_of(row, name)
-            found[name] = interval and asdict(interval)
-        else:
-            found[name] = _plain(row[name])
-    return found
-
-
-def _plain(value: object) -> object:
-    """A cell as a plain JSON value."""
+def plain(value: object, digits: int | None = None) -> object:
+    """Return a cell of a frame as a plain JSON value, a float rounded to `digits`."""
     if isinstance(value, Mapping | list | str):
         return value
     if value is None or pd.isna(value):
         return None
-    return value.item() if hasattr(value, "item") else value
-
-
-def _rounded(value: object) -> object:
-    value = _plain(value)
-    return round(value, 4) if isinstance(value, float) else value
+    value = value.item() if hasattr(value, "item") else value
+    return round(value, digits) if digits and isinstance(value, float) else value

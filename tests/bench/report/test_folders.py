@@ -9,8 +9,7 @@ import pytest
 from measured import RUN, greedy_and_fast, measured, sample, step, write_run
 
 from ouroboros.bench.report.gather import load, merge, run_folders
-from ouroboros.bench.report.run_set import labels, run_set, swept
-from ouroboros.bench.report.sections import sections
+from ouroboros.bench.report.sections import labels, sections, summarised, swept
 from ouroboros.bench.report.spec_bench import answers
 from ouroboros.cli import command_line
 
@@ -50,7 +49,7 @@ def test_parts_of_one_run_are_joined(tmp_path):
     write_run(tmp_path / "c", RUN, [GREEDY[0], FAST[0]])
     whole, again = merge(load(tmp_path / name) for name in "abc")
     assert len(whole.samples) == 4 and [p.name for p in again.folders] == ["c"]
-    (first, _) = run_set([whole, again]).summaries
+    first = summarised([whole, again])[0].summary
     assert first.frame.loc["fast", "latency_speedup"] == pytest.approx(2.5)
     assert "toy, 2 prompts" in first.facts.title and first.facts.incomplete
     assert "Toy CPU, 2 cores + Other CPU, 4 cores" in first.facts.title
@@ -78,9 +77,9 @@ def test_what_a_sweep_varied():
     apart = swept([{"a": {"c": n}, "b": {"c": n % 2}} for n in range(4)])
     assert [one.name for one in apart] == ["a.c", "b.c"]
     runs = [{**RUN, "config": config} for config in configs]
-    assert labels(runs, ["0", "1"], few=3) == ["c=1", "c=2"]
-    assert labels(runs, ["0", "1"], few=0) == ["0", "1"]
-    assert labels([runs[0]] * 2, ["0", "1"], few=3) == ["0", "1"]
+    assert labels(runs, ["0", "1"], most=3) == ["c=1", "c=2"]
+    assert labels(runs, ["0", "1"], most=0) == ["0", "1"]
+    assert labels([runs[0]] * 2, ["0", "1"], most=3) == ["0", "1"]
 
 
 def test_settings_that_change_together_are_one():
@@ -95,11 +94,11 @@ def test_settings_that_change_together_are_one():
 
 def test_a_sweep_that_was_not_timed_shows_counts(tmp_path):
     folder = sweep(tmp_path / "s", timing=False)
-    found = run_set([load(path) for path in run_folders(folder)])
-    part = sections(found)[0]
+    runs = summarised([load(path) for path in run_folders(folder)])
+    part = sections(runs)[0]
     assert [table.name for table in part.tables] == ["s-calls_per_token"]
     assert len(part.pictures) == 1 and len(part.pictures[0].figure.axes) == 1
-    for summary in found.summaries:
+    for _, _, summary, _ in runs:
         assert summary.frame["latency_speedup"].isna().all()
         assert any("Counts only" in note for note in summary.notes)
 
@@ -108,11 +107,10 @@ def test_two_swept_settings_make_a_map(tmp_path):
     for job, (gamma, topk) in enumerate([(2, 1), (2, 3), (4, 1), (4, 3)]):
         config = {"decoder": {"fast": {"gamma": gamma, "topk": topk}}}
         write(tmp_path / f"g/{job:03d}", identity=str(job), config=config)
-    found = run_set([load(path) for path in run_folders(tmp_path / "g")])
-    part = sections(found)[0]
-    assert list(found.labels) == [
-        *("gamma=2, topk=1", "gamma=2, topk=3", "gamma=4, topk=1", "gamma=4, topk=3"),
-    ]
+    runs = summarised([load(path) for path in run_folders(tmp_path / "g")])
+    part = sections(runs)[0]
+    names = ["gamma=2, topk=1", "gamma=2, topk=3", "gamma=4, topk=1", "gamma=4, topk=3"]
+    assert [run.label for run in runs] == names
     assert [picture.name for picture in part.pictures] == ["g-fast"]
     assert part.title == "Sweep of gamma = 2, 4; topk = 1, 3 (g)"
     assert list(part.tables[0].frame.columns[:3]) == ["gamma", "topk", "prompts"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pandas as pd
@@ -80,12 +80,15 @@ def speedup_dots(summaries: Mapping[str, Summary]) -> Figure | None:
     return figure
 
 
+def error_bars(summaries: Iterable[Summary]) -> str:
+    """Say what error bars are, if the runs have any: intervals need two prompts."""
+    known = [one.frame.filter(regex=r"\.low$").notna().any(axis=None) for one in summaries]
+    return " Error bars: 95 % bootstrap over prompts." if any(known) else ""
+
+
 def note(summary: Summary) -> str:
     """Return the small print of a run's bars: host, versions, error bars, repetition."""
-    text = f"{summary.facts.footnote}."
-    if summary.frame.filter(regex=r"\.low$").notna().any(axis=None):
-        text += " Error bars: 95 % bootstrap over prompts."
-    text += " Grey: greedy and other engines (hf_)."
+    text = f"{summary.facts.footnote}.{error_bars([summary])} Grey: greedy and other engines (hf_)."
     repetition = summary.frame["repetition_rate"].dropna()
     if len(repetition):
         text += f" Repetition of {repetition.index[0]}'s text: {repetition.iloc[0]:.0%}"
