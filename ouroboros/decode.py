@@ -192,11 +192,9 @@ def extend(
 
 def count_until_end(new: Sequence[int], eos: Collection[int], left: int) -> int:
     """Return how many new tokens to keep: up to the first end-of-sequence, at most `left`."""
-    if eos:
-        for index, token in enumerate(new[:left]):
-            if token in eos:
-                return index + 1
-    return left
+    if not eos:
+        return left
+    return next((at for at, token in enumerate(new[:left], 1) if token in eos), left)
 
 
 def propose(drafter: Drafter, tokens: Sequence[int], left: int) -> TokenTree:
@@ -212,10 +210,8 @@ def propose(drafter: Drafter, tokens: Sequence[int], left: int) -> TokenTree:
 
 def check_drafter(drafter: Drafter) -> None:
     """Raise `ValueError` for a drafter that lacks one of the three methods."""
-    lacking = [
-        n for n in ("reset", "propose", "observe") if not callable(getattr(drafter, n, None))
-    ]
-    if lacking:
+    methods = ("reset", "propose", "observe")
+    if lacking := [name for name in methods if not callable(getattr(drafter, name, None))]:
         named = drafter.__name__ if isinstance(drafter, type) else type(drafter).__name__
         raise ValueError(f"{named} is no drafter: it has no method {', '.join(lacking)}")
     if isinstance(drafter, type):

@@ -67,15 +67,6 @@ def shape(name: str) -> LlamaConfig:
     return LlamaConfig(**{**SHAPES[whole], **depth})  # type: ignore[arg-type]
 
 
-def shallower(name: str, share: float) -> str:
-    """Return the name of a shape with this share of its layers.
-
-    >>> shallower("yi-6b", 0.9), shallower("yi-6b", 1)
-    ('yi-6b@29', 'yi-6b')
-    """
-    return name if share == 1 else f"{name}@{round(share * shape(name).num_hidden_layers)}"
-
-
 def embed(
     core: LlamaForCausalLM,
     shape: LlamaConfig,

@@ -78,10 +78,7 @@ class TokenTree:
         return _unchecked(
             tokens=(root, *tokens),
             parents=tuple(range(-1, n)),
-            probe=frozenset(),
             source=("", *[source] * n),
-            read=frozenset(),
-            probability=(),
             _levels=tuple(range(n + 1)),
             is_chain=True,
         )
@@ -101,9 +98,7 @@ class TokenTree:
         return _unchecked(
             tokens=tokens,
             parents=parents,
-            probe=frozenset(),
             source=source,
-            read=frozenset(),
             probability=probability,
             logit_nodes=tuple(range(len(tokens)) if logit_nodes is None else logit_nodes),
             _levels=depths,
@@ -112,17 +107,10 @@ class TokenTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def graft(
-        self,
-        branches: Iterable[Sequence[int]],
-        at: int = 0,
-        *,
-        source: str = "",
-        probe: bool = False,
-    ) -> TokenTree:
+    def graft(self, branches: Iterable[Sequence[int]], at: int = 0, **options) -> TokenTree:
         """Return this tree with `branches` added below node `at`; see `TreeBuilder.graft`."""
         builder = self.builder()
-        builder.graft(branches, at, source=source, probe=probe)
+        builder.graft(branches, at, **options)
         return builder.build()
 
     def builder(self) -> TreeBuilder:
@@ -198,8 +186,6 @@ class TokenTree:
         if max(self._levels) <= max_depth:
             return self
         kept = [node for node, depth in enumerate(self._levels) if depth <= max_depth or not node]
-        if len(kept) == len(self):
-            return self
         index = {node: new for new, node in enumerate(kept)}
         return TokenTree(
             tuple(self.tokens[node] for node in kept),
@@ -332,7 +318,6 @@ class TreeBuilder:
             probe=frozenset(self.probe),
             source=tuple(self.source),
             read=frozenset(self.read),
-            probability=(),
             _levels=tuple(self.depths),
             children=dict(self.children),
         )
@@ -340,7 +325,7 @@ class TreeBuilder:
 
 def _unchecked(**fields: object) -> TokenTree:
     """Return a tree of fields (cached properties too) that are known to be right: checking costs
-    as much as building."""
+    as much as building. Fields left out have their defaults."""
     tree = object.__new__(TokenTree)
     tree.__dict__.update(fields)
     return tree

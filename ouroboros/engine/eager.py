@@ -10,7 +10,6 @@ the same logits up to rounding.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,11 +23,15 @@ PREFILL_ALONE = 128  # a longer stretch is fed causally, without a dense mask, b
 MOST_HELD = 256  # nodes of a growing tree that are not fed again, at most
 
 
-class Engine(Protocol):
+class Engine:
     """Runs calls on one model and its cache. Logits may be overwritten by the next call.
     `forwards` counts how often the model itself was called."""
 
-    forwards: int
+    def __init__(self, model: PreTrainedModel, info: ModelInfo, cache: SlotCache) -> None:
+        self.model = model
+        self.info = info
+        self.cache = cache
+        self.forwards = 0
 
     def run(
         self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0
@@ -40,25 +43,40 @@ class Engine(Protocol):
         most `MOST_HELD`, before the first of the `logit_nodes`) lie there already; then nothing is
         missing.
         """
-        ...
+        raise NotImplementedError
 
     def follow(self, slot: int, token: torch.Tensor) -> torch.Tensor:
         """Feed one token ([1] int64, on any device) at a slot and position: [1, vocab] logits.
 
         The host need not know the token.
         """
-        ...
+        raise NotImplementedError
 
     def prepare(self, context: int) -> None:
         """Do beforehand what calls on up to `context` slots need once; the cache is empty."""
-        ...
+        raise NotImplementedError
 
     def choosing(
         self, key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
     ) -> torch.Tensor:
         """Return `compute(logits, *inputs)` for logits of the last call, row by row, by a captured
         graph where calls are captured. `key` distinguishes computations, apart from inputs."""
-        ...
+        return compute(logits, *inputs)
+
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, mask: Masks, keep: int | torch.Tensor
+    ) -> torch.Tensor:
+        """Call the model, [1, n] ids and positions; return the logits of the rows to `keep` (0:
+        all, n: the last n, or indices), [rows, vocab]."""
+        out = self.model(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=keep,
+        )
+        return out.logits[0]
 
 
 def known_ids(ids: list[int], vocab_size: int) -> list[int]:
@@ -77,44 +95,31 @@ def read_alone(prompt: Sequence[int]) -> bool:
     return len(prompt) - 1 > PREFILL_ALONE
 
 
-class Eager:
+class Eager(Engine):
     """An `Engine` of calls exactly as large as needed; chains use the model's own causal mask."""
-
-    def __init__(self, model: PreTrainedModel, info: ModelInfo, cache: SlotCache) -> None:
-        self.model = model
-        self.info = info
-        self.cache = cache
-        self.forwards = 0
 
     def run(
         self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0
     ) -> torch.Tensor:
-        """See `Engine.run`."""
         self.cache.reserve(known + len(missing) + len(tree))
         if fed_apart(len(missing), tree):
-            self._forward(Layout.chain(known, missing))
+            self._call(Layout.chain(known, missing))
             known, missing = known + len(missing), []
             self.cache.set_length(known)
-        return self._forward(Layout(known, missing, tree, held))
+        return self._call(Layout(known, missing, tree, held))
 
     def follow(self, slot: int, token: torch.Tensor) -> torch.Tensor:
-        """See `Engine.follow`."""
         self.cache.reserve(slot + 1)
+        self.forwards += 1
         position = torch.full((1, 1), slot, device=self.info.device)
-        return self._call(token.to(self.info.device)[None], position, None, 1)
+        return self.forward(token.to(self.info.device)[None], position, None, 1)
 
     def prepare(self, context: int) -> None:
-        """Make room in the cache."""
         self.cache.reserve(context)
 
-    def choosing(
-        self, key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
-    ) -> torch.Tensor:
-        """See `Engine.choosing`."""
-        return compute(logits, *inputs)
-
-    def _forward(self, layout: Layout) -> torch.Tensor:
-        """Call the model once: logits [rows, vocab] of the layout's rows."""
+    def _call(self, layout: Layout) -> torch.Tensor:
+        """Return the logits [rows, vocab] of the layout's rows, by one call of the model."""
+        self.forwards += 1
         ids, rows = known_ids(layout.ids, self.info.vocab_size), layout.rows
         words = np.stack([np.array(ids), layout.positions()[layout.held :]])
         packed = torch.from_numpy(words).to(self.info.device, non_blocking=True)
@@ -122,18 +127,4 @@ class Eager:
         if len(rows) < len(ids):
             last = rows == [len(ids) - 1]
             keep = 1 if last else torch.tensor(rows, device=self.info.device)
-        return self._call(packed[:1], packed[1:], dense(layout, self.info), keep)
-
-    def _call(
-        self, ids: torch.Tensor, positions: torch.Tensor, mask: Masks, keep: int | torch.Tensor
-    ) -> torch.Tensor:
-        self.forwards += 1
-        out = self.model(
-            input_ids=ids,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=keep,
-        )
-        return out.logits[0]
+        return self.forward(packed[:1], packed[1:], dense(layout, self.info), keep)

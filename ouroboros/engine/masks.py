@@ -90,8 +90,8 @@ def dense(layout: Layout, info: ModelInfo) -> Masks:
         if positions.max() >= info.sliding_window:
             slots = np.concatenate([np.arange(layout.base), positions])
             back = positions[layout.held :, None] - slots
-            near = _on(info.device, back < info.sliding_window)
-    return by_layer(_on(info.device, seen), near, info)
+            near = torch.from_numpy(back < info.sliding_window).to(info.device, non_blocking=True)
+    return by_layer(torch.from_numpy(seen).to(info.device, non_blocking=True), near, info)
 
 
 def spread(
@@ -131,7 +131,3 @@ def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the additive mask [1, 1, queries, slots] of a boolean [queries, slots]."""
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     return mask.masked_fill_(~visible, torch.finfo(dtype).min)[None, None]
-
-
-def _on(device: torch.device, mask: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(mask).to(device, non_blocking=True)

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from ouroboros.engine.cache import ModelInfo, SlotCache
 from ouroboros.engine.compiled_layers import CompiledLayers
-from ouroboros.engine.eager import MOST_HELD, known_ids
+from ouroboros.engine.eager import MOST_HELD, Engine, known_ids
 from ouroboros.engine.masks import Layout, spread
 from ouroboros.tree import ROOT, TokenTree
 
@@ -79,7 +79,7 @@ def replay_ms(graph: torch.cuda.CUDAGraph, rounds: int = 5) -> float:
     return min(start.elapsed_time(end) for start, end in pairwise(marks))
 
 
-class Static:
+class Static(Engine):
     """An `Engine` of fixed shapes. On a GPU it replays `graphs` of `compiled` layers."""
 
     def __init__(
@@ -90,10 +90,7 @@ class Static:
         *,
         compiled: bool = True,
     ) -> None:
-        self.model = model
-        self.info = info
-        self.cache = cache
-        self.forwards = 0
+        super().__init__(model, info, cache)
         self.graphs = info.device.type == "cuda"
         self.compiled = CompiledLayers(model) if self.graphs and compiled else None
         self._inputs: dict[int, torch.Tensor] = {}
@@ -106,9 +103,7 @@ class Static:
     def run(
         self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0
     ) -> torch.Tensor:
-        """See `Engine.run`. Long stretches of missing tokens go first, in calls of the largest
-        size."""
-        largest = NODES[-1]
+        largest = NODES[-1]  # long stretches of missing tokens go first, in calls of this size
         while missing and len(missing) + len(tree) > largest:
             self._call(Layout.chain(known, missing[:largest]))
             known, missing = known + len(missing[:largest]), missing[largest:]
@@ -116,7 +111,6 @@ class Static:
         return self._call(Layout(known, missing, tree, held))
 
     def follow(self, slot: int, token: torch.Tensor) -> torch.Tensor:
-        """See `Engine.follow`."""
         return self._call(Layout(slot, [], ROOT), token)
 
     def prepare(self, context: int) -> None:
@@ -135,7 +129,6 @@ class Static:
     def choosing(
         self, key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
     ) -> torch.Tensor:
-        """See `Engine.choosing`."""
         held = self._logits
         if not self.graphs or held is None or logits.data_ptr() != held.data_ptr():
             return compute(logits, *inputs)
@@ -247,15 +240,8 @@ class Static:
         masks = spread if self.compiled is None else self.compiled.masks
         layers = nullcontext() if self.compiled is None else self.compiled.swapped_in()
         with layers, self.cache.aimed(base + own, at):
-            out = self.model(
-                input_ids=ids[None],
-                position_ids=positions[own][None],
-                attention_mask=masks(inside, positions, own, base, at, self.info),
-                past_key_values=self.cache,
-                use_cache=True,
-                logits_to_keep=rows,
-            )
-        return out.logits[0]
+            mask = masks(inside, positions, own, base, at, self.info)
+            return self.forward(ids[None], positions[own][None], mask, rows)
 
 
 def pack(ids: Sequence[int], layout: Layout, *, size: int) -> np.ndarray:

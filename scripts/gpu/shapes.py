@@ -26,7 +26,12 @@ def fitting(shapes: dict[str, str], *, context: int, memory_bytes: int) -> dict[
     caches of `context` tokens; None if none does."""
     slots = CACHE_COPIES * padded_slots(context + NODES[-1])
     for share in SHARES:
-        found = {role: standin.shallower(name, share) for role, name in shapes.items()}
+        found = shapes
+        if share < 1:
+            found = {
+                role: f"{name}@{round(share * standin.shape(name).num_hidden_layers)}"
+                for role, name in shapes.items()
+            }
         sizes = {
             role: footprint_of(standin.shape(name), torch.bfloat16) for role, name in found.items()
         }

@@ -17,13 +17,13 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ouroboros.generate import token_selector
 from ouroboros.decode import RootOnly, decode, extend
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.engine.compiled_layers import CompiledLayers
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.selection import why_different
 from ouroboros.engine.static import NODES, Static, padded_nodes, padded_slots
+from ouroboros.generate import token_selector
 from ouroboros.select import Sampler, argmax
 from ouroboros.tree import ROOT, TokenTree
 
