@@ -12,11 +12,11 @@ from __future__ import annotations
 import copy
 import inspect
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from ouroboros.decode import Drafter, RootOnly, check_drafter, decode, propose
 from ouroboros.engine.model import CachedModel
@@ -25,17 +25,6 @@ from ouroboros.trace import first_mismatch
 from ouroboros.tree import TokenTree
 
 VOCAB, CONTEXT = 13, 64
-
-
-@dataclass(frozen=True)
-class Case:
-    """One text to decode: prompt, length, end-of-sequence ids and token selection."""
-
-    name: str
-    prompt: list[int]
-    max_new: int
-    eos: frozenset[int]
-    choose: TokenSelector
 
 
 class RandomTrees:
@@ -94,14 +83,27 @@ def assert_lossless(
     """
     for seed in seeds:
         target = tiny_model(seed)
-        known = hasattr(drafter, "propose") and not isinstance(drafter, type)
-        made = drafter if known else _made(drafter, target)  # type: ignore[arg-type]
-        check_drafter(made)  # type: ignore[arg-type]
-        for case in _cases(target, seed, temperatures, max_new):
-            expected = _decoded(target, RootOnly(), case)
-            recorded = _Recorded(made)  # type: ignore[arg-type]
-            found = _decoded(target, recorded, case)
-            assert found == expected, recorded.describe(case, expected, found)
+        made: Any = drafter
+        if isinstance(drafter, type) or not hasattr(drafter, "propose"):
+            arguments = {}
+            if "draft" in inspect.signature(drafter).parameters:
+                model = copy.deepcopy(target.model)
+                _add_noise(model, seed=1, step=0.03, keep=1.0)
+                arguments["draft"] = CachedModel(model)
+            made = drafter(**arguments)
+        check_drafter(made)
+        draw = random.Random(f"cases-{seed}")
+        for temperature in temperatures:
+            choose = Sampler(temperature=temperature, seed=seed) if temperature else argmax
+            for length in (1, 5, 12):
+                prompt = [draw.randrange(VOCAB) for _ in range(length)]
+                name = f"model {seed}, temperature {temperature:g}, {length} prompt tokens"
+                case = target, made, prompt
+                text = _check(*case, name, max_new, choose=choose)
+                eos = frozenset(text[length + max_new // 2 :][:2])
+                _check(*case, f"{name}, ends {sorted(eos)}", max_new, choose=choose, eos=eos)
+                _check(*case, f"{name}, the end of the context", 2 * CONTEXT, choose=choose)
+                _check(*case, f"{name}, two tokens", 2, choose=choose)
 
 
 def stress(target: CachedModel, prompt: list[int], *, trees: int = 20, max_new: int = 30) -> None:
@@ -110,12 +112,10 @@ def stress(target: CachedModel, prompt: list[int], *, trees: int = 20, max_new: 
 
     Raises `AssertionError` as `assert_lossless`.
     """
-    case = Case("a stressed model", prompt, max_new, frozenset(), argmax)
-    expected = _decoded(target, RootOnly(), case)
+    text = decode(target, RootOnly(), prompt, max_new=max_new).tokens
     for seed in range(trees):
-        recorded = _Recorded(RandomTrees(expected, seed=seed, vocab=target.vocab_size))
-        found = _decoded(target, recorded, case)
-        assert found == expected, recorded.describe(case, expected, found)
+        drafter = RandomTrees(text, seed=seed, vocab=target.vocab_size)
+        _check(target, drafter, prompt, "a stressed model", max_new)
 
 
 def tiny_model(seed: int = 0) -> CachedModel:
@@ -133,11 +133,11 @@ def tiny_model(seed: int = 0) -> CachedModel:
         tie_word_embeddings=False,
     )
     model = LlamaForCausalLM(config).double()
-    _shift(model, seed=seed, step=0.4, keep=0.0)
+    _add_noise(model, seed=seed, step=0.4, keep=0.0)
     return CachedModel(model)
 
 
-def _shift(model: LlamaForCausalLM, *, seed: int, step: float, keep: float) -> None:
+def _add_noise(model: PreTrainedModel, *, seed: int, step: float, keep: float) -> None:
     """Multiply matrices by `keep` and add noise of standard deviation `step`."""
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -147,54 +147,35 @@ def _shift(model: LlamaForCausalLM, *, seed: int, step: float, keep: float) -> N
                 weight.mul_(keep).add_(step * noise)
 
 
-def _made(make: Callable[..., Drafter], target: CachedModel) -> Drafter:
-    if "draft" not in inspect.signature(make).parameters:
-        return make()
-    model = copy.deepcopy(target.model)
-    _shift(model, seed=1, step=0.03, keep=1.0)  # type: ignore[arg-type]
-    return make(draft=CachedModel(model))
+def _check(
+    target: CachedModel, drafter: Drafter, prompt: list[int], case: str, max_new: int, **options
+) -> list[int]:
+    """Assert that a drafter decodes a prompt as standard decoding does; return that text."""
+    recorder, texts = _Recorder(drafter), []
+    for decoder in (RootOnly(), recorder):
+        target.empty()
+        texts.append(decode(target, decoder, prompt, max_new=max_new, **options).tokens)
+    expected, found = texts
+    at = first_mismatch(expected, found) or 0
+    trees = [tree for start, tree in recorder.proposed if start <= at]
+    assert found == expected, (
+        f"{type(drafter).__name__} is not lossless ({case}): token {at} is "
+        f"{found[at : at + 1]}, standard decoding has {expected[at : at + 1]}; "
+        f"the tree there was {trees[-1] if trees else None}"
+    )
+    return expected
 
 
-def _cases(
-    target: CachedModel, seed: int, temperatures: Sequence[float], max_new: int
-) -> Iterator[Case]:
-    draw = random.Random(f"cases-{seed}")
-    for temperature in temperatures:
-        choose: TokenSelector = argmax
-        if temperature:
-            choose = Sampler(temperature=temperature, seed=seed)
-        for length in (1, 5, 12):
-            prompt = [draw.randrange(VOCAB) for _ in range(length)]
-            name = f"model {seed}, temperature {temperature:g}, {length} prompt tokens"
-            free = Case(name, prompt, max_new, frozenset(), choose)
-            text = _decoded(target, RootOnly(), free)
-            yield free
-            yield Case(f"{name}, the end of the context", prompt, 2 * CONTEXT, frozenset(), choose)
-            eos = frozenset(text[len(prompt) + max_new // 2 :][:2])
-            yield Case(f"{name}, ends {sorted(eos)}", prompt, max_new, eos, choose)
-            yield Case(f"{name}, two tokens", prompt, 2, frozenset(), choose)
-
-
-def _decoded(target: CachedModel, drafter: Drafter, case: Case) -> list[int]:
-    target.empty()
-    return decode(
-        target, drafter, case.prompt, max_new=case.max_new, eos=case.eos, choose=case.choose
-    ).tokens
-
-
-class _Recorded:
-    """A drafter whose proposals are recorded."""
+class _Recorder:
+    """A drafter whose proposals are recorded, with the number of tokens that each followed."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.proposed: list[tuple[int, TokenTree]] = []
 
     def __getattr__(self, name: str):
-        """Pass on what the drafter has besides its three methods (draft, rule, ...)."""
+        """Pass on `reset`, `observe` and what else the drafter has (draft, rule, ...)."""
         return getattr(self.drafter, name)
-
-    def reset(self, choose: TokenSelector) -> None:
-        self.drafter.reset(choose)
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         shown = list(tokens)
@@ -204,16 +185,3 @@ class _Recorded:
         )
         self.proposed.append((len(shown), tree))
         return tree
-
-    def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        self.drafter.observe(tree, chosen, path)
-
-    def describe(self, case: Case, expected: list[int], found: list[int]) -> str:
-        """Return where two texts part, and the tree proposed there."""
-        at = first_mismatch(expected, found) or 0
-        trees = [tree for start, tree in self.proposed if start <= at]
-        return (
-            f"{type(self.drafter).__name__} is not lossless ({case.name}): token {at} is "
-            f"{found[at : at + 1]}, standard decoding has {expected[at : at + 1]}; "
-            f"the tree there was {trees[-1] if trees else None}"
-        )

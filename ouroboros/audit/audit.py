@@ -13,7 +13,7 @@ Invariant: for each tie there is a shift of the logits under which the same rule
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -21,7 +21,6 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
-from ouroboros.audit.noise import Noise, min_logit_perturbation
 from ouroboros.audit.reference_forward import own_attention, plain_logits, recast
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import TokenSelector
@@ -37,6 +36,10 @@ by every decoder alike."""
 
 WHOLE = 1 << 30
 """The `rows` of a control that scores a whole text in one call."""
+LIKELY = 32  # noise is measured on this many of a position's most probable tokens
+USUAL = 0.95  # share of the positions whose noise is at most the usual one
+HIGHEST = 1e6
+RIVALS = 8
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,35 @@ class Control:
     differ: int
     first: int | None
     noise: float
+
+
+@dataclass(frozen=True)
+class Noise:
+    """By how much a run's arithmetic moves logits, for each position, [positions].
+
+    The largest difference to float64 over a position's most probable tokens; an offset common to
+    the row is left out, since it changes no choice.
+    """
+
+    by_position: torch.Tensor
+
+    @property
+    def usual(self) -> float:
+        """The noise that 95 % of the positions stay below."""
+        return float(self.by_position.quantile(USUAL)) if len(self.by_position) else 0.0
+
+    def at(self, index: int) -> float:
+        """Return the noise to allow for at a position: its own, and at least the usual one."""
+        own = float(self.by_position[index]) if index < len(self.by_position) else 0.0
+        return max(own, self.usual)
+
+    @classmethod
+    def between(cls, logits: torch.Tensor, exact: torch.Tensor) -> Noise:
+        """Measure two scorings of one text, each [positions, vocab]."""
+        likely = exact.topk(min(LIKELY, exact.shape[-1]), dim=-1).indices
+        moved = logits.gather(-1, likely) - exact.gather(-1, likely)
+        centre = moved.median(dim=-1, keepdim=True).values
+        return cls((moved - centre).abs().amax(dim=-1).cpu())
 
 
 class Auditor:
@@ -124,13 +156,24 @@ class Auditor:
         if equal and not controls:
             return {name: Finding("identical") for name in parted}, []
         text = _ScoredText(self, prompt, reference, choose)
-        measured = [self._control(rows, text) for rows in self.rows]
-        noise = Noise(torch.stack([noise.by_position for _, noise in measured]).amax(0))
+        measured, noises = [], []
+        for size in self.rows:
+            with own_attention(self.target.model):
+                logits = plain_logits(self.target.model, prompt, reference, rows=size)
+            logits = logits.to(text.exact.device)
+            noise = Noise.between(logits, text.exact)
+            chosen = text.choices(logits if self.target.dtype == torch.float64 else logits.float())
+            pairs = enumerate(zip(chosen, reference, strict=True))
+            wrong = [index for index, (choice, token) in pairs if choice != token]
+            first = wrong[0] if wrong else None
+            measured.append(Control(size, len(chosen), len(wrong), first, noise.usual))
+            noises.append(noise.by_position)
+        noise = Noise(torch.stack(noises).amax(0))
         findings = {
             name: self._finding(text, noise, parted[name], new) for name, new in others.items()
         }
         findings["reference"] = text.worst(noise)
-        return findings, [control for control, _ in measured]
+        return findings, measured
 
     def score(self, dtype: torch.dtype, prompt: Sequence[int], new: Sequence[int]) -> torch.Tensor:
         """Return the float64 logits [len(new), vocab] of a text, by a copy in `dtype`."""
@@ -157,18 +200,6 @@ class Auditor:
         first = text.tie_or_bug(noise, index, expected, found)
         rest = _ScoredText(self, text.prompt, new, text.choose).worst(noise)
         return rest if (rest.verdict, first.verdict) == ("BUG", "numeric tie") else first
-
-    def _control(self, rows: int, text: _ScoredText) -> tuple[Control, Noise]:
-        """Score a text in the run's own precision and compare with float64."""
-        with own_attention(self.target.model):
-            logits = plain_logits(self.target.model, text.prompt, text.new, rows=rows)
-        logits = logits.to(text.exact.device)
-        noise = Noise.between(logits, text.exact)
-        chosen = text.choices(logits if self.target.dtype == torch.float64 else logits.float())
-        pairs = enumerate(zip(chosen, text.new, strict=True))
-        wrong = [index for index, (choice, token) in pairs if choice != token]
-        first = wrong[0] if wrong else None
-        return Control(rows, len(chosen), len(wrong), first, noise.usual), noise
 
 
 @dataclass(frozen=True)
@@ -218,7 +249,6 @@ class _ScoredText:
             for token in (expected, found)
         )
         allowed = noise.at(index)
-        within = shift <= allowed
         precision = str(self.auditor.exact).removeprefix("torch.")
         for name, logits in (("float32", self.single), (precision, self.exact)):
             scores = self.scores(logits[index], index)
@@ -226,18 +256,10 @@ class _ScoredText:
         kept = torch.isfinite(self.scores(exact, index))
         lowest = None if bool(kept.all()) else exact[kept].min()
         cut = {} if lowest is None else {t: float(exact[t] - lowest) for t in (expected, found)}
-        return Finding(
-            "numeric tie" if within else "BUG",
-            f"the other token is a shift of {shift:.2g} away, {'within' if within else 'beyond'} "
-            f"the noise {allowed:.2g}",
-            index,
-            expected,
-            found,
-            margin,
-            cut,
-            shift,
-            allowed,
-        )
+        verdict: Verdict = "numeric tie" if shift <= allowed else "BUG"
+        side = "within" if shift <= allowed else "beyond"
+        reason = f"the other token is a shift of {shift:.2g} away, {side} the noise {allowed:.2g}"
+        return Finding(verdict, reason, index, expected, found, margin, cut, shift, allowed)
 
 
 def well_ended(
@@ -248,3 +270,51 @@ def well_ended(
     if any(token in eos for token in new[:-1]) or len(new) > min(max_new, room):
         return False
     return stopped or len(new) == min(max_new, room) or (bool(new) and new[-1] in eos)
+
+
+def min_logit_perturbation(
+    logits: torch.Tensor, token: int, scores: Callable[[torch.Tensor], torch.Tensor]
+) -> float:
+    """Return the smallest perturbation of `logits` [vocab] found under which `token` is chosen.
+
+    The choice is the argmax of `scores(perturbed logits)`; each logit moves by at most the returned
+    size, 0.0 if `token` is the choice already. An upper bound, since a few directions are tried:
+    the token alone raised, and the moves by which a filter (top-k, top-p, min-p) takes it in or
+    leaves a rival out. Exact to one part in a thousand for the best direction.
+    """
+    winner = int(scores(logits).argmax())
+    if winner == token:
+        return 0.0
+    best = HIGHEST
+    for direction in _directions(logits, token, winner):
+
+        def wins(size: float, direction: torch.Tensor = direction) -> bool:
+            return int(scores(logits + size * direction).argmax()) == token
+
+        low, high = 1e-12, HIGHEST
+        if wins(high):
+            while high > 1.001 * low:
+                middle = (low * high) ** 0.5
+                low, high = (low, middle) if wins(middle) else (middle, high)
+            best = min(best, high)
+    return best
+
+
+def _directions(logits: torch.Tensor, token: int, winner: int) -> Iterator[torch.Tensor]:
+    """Yield directions, entries of size 1, that favour a token against the winner and others."""
+    up = torch.full_like(logits, -1.0)
+    up[token] = 1.0
+    yield up
+    yield torch.where(logits > logits[token], -1.0, 1.0).to(logits)
+    likely = logits.topk(min(RIVALS, len(logits))).indices.tolist()
+    above = torch.where(logits >= logits[token], logits, torch.inf)
+    nearest = above.topk(min(RIVALS, len(logits)), largest=False).indices.tolist()
+    for rival in dict.fromkeys([winner, *likely, *nearest]):
+        if rival == token:
+            continue
+        alone = torch.ones_like(logits)
+        alone[rival] = -1.0
+        yield alone
+        lowered = torch.where(logits > logits[rival], 1.0, -1.0).to(logits)
+        lowered[token] = 1.0
+        yield lowered

@@ -65,14 +65,14 @@ def control_table(rows: Sequence[Row]) -> pd.DataFrame:
     controls = pd.DataFrame([control for row in rows for control in row.controls])
     if controls.empty:
         return controls
-    groups = controls.assign(differs=controls["differ"] > 0).groupby("rows")
-    table = groups.agg(
-        **{
-            "texts": ("rows", "size"),
-            "texts that differ": ("differs", "sum"),
-            "tokens": ("positions", "sum"),
-            "tokens that differ": ("differ", "sum"),
-            "largest noise": ("noise", "max"),
+    groups = controls.groupby("rows")
+    table = pd.DataFrame(
+        {
+            "texts": groups.size(),
+            "texts that differ": groups["differ"].agg(lambda differ: (differ > 0).sum()),
+            "tokens": groups["positions"].sum(),
+            "tokens that differ": groups["differ"].sum(),
+            "largest noise": groups["noise"].max(),
         }
     )
     table.index = ["all" if size == WHOLE else str(size) for size in table.index]
@@ -98,26 +98,26 @@ def audit_markdown(
                 "share that differs": f"{100 * (1 - same / judged):.1f} %" if judged else "-",
             }
         )
-    for row in rows:
-        for name, finding in row.findings.items():
-            if finding["verdict"] in ("identical", "in law", "reference"):
-                continue
-            margin = finding.get("margin", {})
-            differences.append(
-                {
-                    "prompt": row.example + (f" #{row.repeat}" if row.repeat else ""),
-                    "decoder": name,
-                    "verdict": finding["verdict"],
-                    "at": finding.get("index", "-"),
-                    "expected, found": f"{finding.get('expected', '-')}, {finding.get('found', '-')}",
-                    "margin f32": _short(margin.get("float32")),
-                    "margin f64": _short(margin.get("float64")),
-                    "above the cut": ", ".join(map(_short, finding.get("cut", {}).values())) or "-",
-                    "shift": _short(finding.get("shift")),
-                    "noise": _short(finding.get("noise")),
-                    "reason": finding.get("reason", "") if finding["verdict"] == "BUG" else "",
-                }
-            )
+    for row, (name, finding) in ((r, item) for r in rows for item in r.findings.items()):
+        if finding["verdict"] in ("identical", "in law", "reference"):
+            continue
+        margin = finding.get("margin", {})
+        ids = f"{finding.get('expected', '-')}, {finding.get('found', '-')}"
+        differences.append(
+            {
+                "prompt": row.example + (f" #{row.repeat}" if row.repeat else ""),
+                "decoder": name,
+                "verdict": finding["verdict"],
+                "at": finding.get("index", "-"),
+                "expected, found": ids,
+                "margin f32": _short(margin.get("float32")),
+                "margin f64": _short(margin.get("float64")),
+                "above the cut": ", ".join(map(_short, finding.get("cut", {}).values())) or "-",
+                "shift": _short(finding.get("shift")),
+                "noise": _short(finding.get("noise")),
+                "reason": finding.get("reason", "") if finding["verdict"] == "BUG" else "",
+            }
+        )
     parts = [f"# Audit: {title}", _markdown(pd.DataFrame(verdicts))]
     controls = control_table(rows)
     if len(controls):

@@ -12,8 +12,7 @@ from tiny import CONTEXT, StepLog, gpt2, llama, noisy, plain, prompt_of
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper, TokenTree
-from ouroboros.audit.audit import WHOLE, Auditor, well_ended
-from ouroboros.audit.noise import min_logit_perturbation
+from ouroboros.audit.audit import WHOLE, Auditor, min_logit_perturbation, well_ended
 from ouroboros.decode import decode
 from ouroboros.engine.eager import Eager
 from ouroboros.processors import Processed
