@@ -5,27 +5,32 @@ What another engine does not report is missing (NaN), never zero.
 
 from __future__ import annotations
 
+import cProfile
 import json
-from collections.abc import Sequence
+import pstats
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from torch import profiler
 from tqdm import tqdm
 
-from ouroboros.bench.metrics.operators import operators
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.plots import costs as plots
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.report.tables import as_text
 from ouroboros.bench.run.config import RunConfig, check_whole
-from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.folder import COSTS, ResultsFolder
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.prompts import prompt_ids
 from ouroboros.bench.run.run import Say, run
 from ouroboros.costs import Costs
-from ouroboros.decode import Drafter
+from ouroboros.decode import Drafter, stream
+from ouroboros.engine.model import CachedModel
 
 LEGEND = """\
 Calls: median milliseconds from the start of `score` to the arrival of its argmax, on random trees,
@@ -44,6 +49,9 @@ PASSES = {
     "host": "operators by their own time on the CPU",
     "python": "Python functions by their own time, model calls left out",
 }
+TOP = 12
+"""Rows of each table of operators."""
+ROOT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,7 @@ def profile(
         costs = replace(costs, host_ms=seen.host_ms, prefill_ms=seen.prefill_ms)
     about = {key: record["provenance"][key] for key in ("machine", "versions")}
     costs = replace(costs, about={"model": record["model"], **about, "batch_size": 1})
-    folder.save_costs(costs)
+    costs.save(folder.path / COSTS)
     traced = []
     if result.finished and options.trace:
         prompt, steps = prompt_ids(bench.target.tokenizer, bench.examples[0]), options.trace_steps
@@ -149,36 +157,25 @@ class Profile:
     operators: pd.DataFrame
     failures: Sequence[str] = ()
 
-    @property
-    def smallest_calls(self) -> pd.DataFrame:
-        """The rows of `calls` with the fewest nodes of each model, which the floor bounds."""
-        return self.calls[
-            self.calls["nodes"] == self.calls.groupby("model")["nodes"].transform("min")
-        ]
-
     def floor_table(self) -> pd.DataFrame:
         """Return the smallest call of each model and context beside its floor, as text."""
-        return _text(self.smallest_calls.drop(columns="spread_ms"))
+        return _text(_smallest(self.calls).drop(columns="spread_ms"))
 
     def step_table(self) -> pd.DataFrame:
         """Return the means of each decoder's steps, as text."""
         return _text(self.steps.reset_index())
-
-    def call_table(self, model: str) -> pd.DataFrame:
-        """Return a model's milliseconds per call as text, nodes down, contexts across."""
-        own = self.calls[self.calls["model"] == model]
-        spread = own["spread_ms"].map(lambda ms: "" if pd.isna(ms) else f" ± {ms:.1f}")
-        cells = own.assign(cell=own["ms"].map("{:.1f}".format) + spread)
-        table = cells.pivot(index="nodes", columns="context", values="cell").fillna("-")
-        return table.rename(columns="{:g} tokens".format).reset_index().astype(str)
 
     def markdown(self) -> str:
         """Return profile.md."""
         bandwidth = "unknown" if self.copy_gb_per_s is None else f"{self.copy_gb_per_s:.1f} GB/s"
         parts = [f"# {self.facts.title}", self.facts.footnote]
         parts += [f"Copy bandwidth: {bandwidth}, read plus written.", as_text(self.floor_table())]
-        for model in self.calls["model"].unique():
-            parts += [f"Milliseconds per call of the {model}:", as_text(self.call_table(model))]
+        spread = self.calls["spread_ms"].map(lambda ms: "" if pd.isna(ms) else f" ± {ms:.1f}")
+        cells = self.calls.assign(cell=self.calls["ms"].map("{:.1f}".format) + spread)
+        for model, own in cells.groupby("model", sort=False):
+            table = own.pivot(index="nodes", columns="context", values="cell").fillna("-")
+            table = table.rename(columns="{:g} tokens".format).reset_index().astype(str)
+            parts += [f"Milliseconds per call of the {model}:", as_text(table)]
         parts += ["Milliseconds per step:", as_text(self.step_table()), LEGEND]
         for name, rows in self.operators.groupby(["decoder", "kind", "steps"], sort=False):
             decoder, kind, steps = name
@@ -190,13 +187,8 @@ class Profile:
     def to_dict(self, *, brief: bool = False) -> dict:
         """Return profile.json: everything as plain JSON values, frames as lists of rows; `brief`
         leaves out operators and all but the smallest calls."""
-        frames = {
-            "calls": self.calls,
-            "steps": self.steps.reset_index(),
-            "operators": self.operators,
-        }
-        if brief:
-            frames = {"calls": self.smallest_calls, "steps": frames["steps"]}
+        frames = {"calls": self.calls, "steps": self.steps.reset_index()}
+        frames |= {"calls": _smallest(self.calls)} if brief else {"operators": self.operators}
         rows = {name: json.loads(frame.to_json(orient="records")) for name, frame in frames.items()}
         about = {"title": self.facts.title, "footnote": self.facts.footnote}
         return {**about, "copy_gb_per_s": self.copy_gb_per_s, **rows}
@@ -215,27 +207,27 @@ class Profile:
             style.save(figure, self.folder.path / "step_time.png")
 
 
+def _smallest(calls: pd.DataFrame) -> pd.DataFrame:
+    """The calls with the fewest nodes of each model, which the floor bounds."""
+    return calls[calls["nodes"] == calls.groupby("model")["nodes"].transform("min")]
+
+
 def call_frame(costs: Costs) -> pd.DataFrame:
     """Return a row per model, context and nodes: ms, spread_ms, read_mb, floor_ms, floor_share."""
     rows = []
     for model, surface in (("target", costs.target), ("draft", costs.draft)):
         bytes_read = costs.footprints.get(model)
         for context, calls in surface.ms.items() if surface else ():
+            spread_ms = surface.spread_ms.get(context, {})
+            read_mb = bytes_read and bytes_read.call_bytes(int(context)) / 1e6
             floor_ms = costs.floor_ms(model, int(context))
-            for nodes, ms in calls.items():
-                rows.append(
-                    {
-                        "model": model,
-                        "context": int(context),
-                        "nodes": int(nodes),
-                        "ms": ms,
-                        "spread_ms": surface.spread_ms.get(context, {}).get(nodes),
-                        "read_mb": bytes_read and bytes_read.call_bytes(int(context)) / 1e6,
-                        "floor_ms": floor_ms,
-                        "floor_share": floor_ms and floor_ms / ms,
-                    }
-                )
-    return pd.DataFrame(rows).astype({"spread_ms": float, "read_mb": float, "floor_ms": float})
+            rows += [
+                (model, int(context), int(nodes), ms, spread_ms.get(nodes), read_mb, floor_ms)
+                for nodes, ms in calls.items()
+            ]
+    names = ["model", "context", "nodes", "ms", "spread_ms", "read_mb", "floor_ms"]
+    calls = pd.DataFrame(rows, columns=names).astype(dict.fromkeys(names[3:], float))
+    return calls.assign(floor_share=calls["floor_ms"] / calls["ms"])
 
 
 def step_frame(samples: Sequence[Sample]) -> pd.DataFrame:
@@ -244,15 +236,15 @@ def step_frame(samples: Sequence[Sample]) -> pd.DataFrame:
     Phases are in milliseconds; wait_ms is a part of draft_ms and verify_ms. Phases and nodes of
     another engine are NaN; failed samples are left out.
     """
-    columns = ["decoder", "first", "draft_s", "verify_s", "host_s", "wait_s"]
-    columns += ["draft_calls", "scored", "draft_scored", "new"]
+    fields = ["draft_s", "verify_s", "host_s", "wait_s"]
+    fields += ["draft_calls", "scored", "draft_scored", "new"]
     rows = [
-        (sample.decoder, index == 0, *(getattr(step, name) for name in columns[2:]))
+        (sample.decoder, index == 0, *(getattr(step, name) for name in fields))
         for sample in samples
         for index, step in enumerate(() if sample.error else sample.steps)
     ]
-    steps = pd.DataFrame(rows, columns=columns)
-    steps["step_s"] = steps[["draft_s", "verify_s", "host_s"]].sum(axis=1)
+    steps = pd.DataFrame(rows, columns=["decoder", "first", *fields])
+    steps["step_s"] = steps[fields[:3]].sum(axis=1)
     names = pd.Index(dict.fromkeys(sample.decoder for sample in samples), name="decoder")
     first = steps["first"].astype(bool)
     later = steps[~first].groupby("decoder")
@@ -270,6 +262,76 @@ def step_frame(samples: Sequence[Sample]) -> pd.DataFrame:
             "first_step_ms": 1e3 * steps[first].groupby("decoder")["step_s"].mean().reindex(names),
         }
     )
+
+
+def operators(
+    models: Sequence[CachedModel], make: Callable[[], Drafter], prompt: Sequence[int], *, steps: int
+) -> pd.DataFrame:
+    """Return the operators and functions with most time in `steps` steps after the first.
+
+    `models[0]` is the target; all caches are emptied first. Columns: kind ("device", "host" or
+    "python"), name, ms (its own time), share of the whole pass, calls, steps. There are no "device"
+    rows if everything runs on the CPU. Two passes over the same steps, since each profiler slows
+    what the other measures: torch.profiler for operators, cProfile for Python.
+    """
+
+    def later_steps() -> Iterator:
+        for model in models:
+            model.empty()
+        whole = stream(models[0], make(), prompt, max_new=1 << 30)
+        next(whole)
+        return (trace for _, trace in zip(range(steps), whole, strict=False))
+
+    run = later_steps()
+    with profiler.profile() as seen:  # of every device that there is
+        count = sum(1 for _ in run)
+    events = seen.key_averages()
+    rows = [("device", e.key, e.self_device_time_total / 1e3, e.count) for e in events]
+    rows += [("host", e.key, e.self_cpu_time_total / 1e3, e.count) for e in events]
+    for (file, line, function), row in _functions(models, later_steps()).items():
+        path = Path(file)
+        path = path.relative_to(ROOT) if path.is_relative_to(ROOT) else Path(path.name)
+        name = function if file == "~" else f"{path}:{line} {function}"
+        rows.append(("python", name, 1e3 * row[2], row[1]))
+    frame = pd.DataFrame(rows, columns=["kind", "name", "ms", "calls"])
+    frame["share"] = frame["ms"] / frame.groupby("kind")["ms"].transform("sum")
+    frame = frame[frame["ms"] > 0].sort_values("ms", ascending=False, kind="stable")
+    frame = frame.groupby("kind", sort=False).head(TOP).sort_values("kind", kind="stable")
+    return frame.assign(steps=count).reset_index(drop=True)
+
+
+def _functions(models: Sequence[CachedModel], run: Iterator) -> dict:
+    """cProfile's statistics of a run, by (file, line, function), with a clock that stops inside
+    every `score` of these models."""
+    inside_s, since = 0.0, None
+
+    def clock() -> float:
+        return (time.perf_counter() if since is None else since) - inside_s
+
+    def stopping(score: Callable) -> Callable:
+        def stopped(*args, **options):
+            nonlocal inside_s, since
+            since = time.perf_counter()
+            try:
+                return score(*args, **options)
+            finally:
+                inside_s += time.perf_counter() - since
+                since = None
+
+        return stopped
+
+    seen = cProfile.Profile(clock)
+    for model in models:
+        model.score = stopping(model.score)  # type: ignore[method-assign]
+    try:
+        seen.enable()
+        for _ in run:
+            pass
+        seen.disable()
+    finally:
+        for model in models:
+            del model.score
+    return pstats.Stats(seen).stats  # type: ignore[attr-defined]
 
 
 def _text(frame: pd.DataFrame) -> pd.DataFrame:
