@@ -71,8 +71,9 @@ def counts(paths: Sequence[Path]) -> Table:
                     else interval(row.get("cost_vs_ouroboros")),
                 }
             )
-    costs = read(paths[0])["costs"]
-    return pd.DataFrame(rows), [*setting(paths[0]), f"cost by {costs}, in target calls of one node"]
+    costs = f"cost by {read(paths[0])['costs']}, in target calls of one node"
+    shared = [part for part in setting(paths[0]) if all(part in setting(path) for path in paths)]
+    return pd.DataFrame(rows), [*shared, costs]
 
 
 def drafters(paths: Sequence[Path]) -> Table:
@@ -172,9 +173,15 @@ def advice(paths: Sequence[Path]) -> Table:
     """How far predictions are from measurements, by kind of decoder."""
     (path,) = paths
     found = read(path, "check.json")
-    columns = ("points", "median_error", "largest_error", "rank_correlation", "regret")
+    columns = {
+        "points": "points",
+        "median error": "median_error",
+        "bias": "median_bias",
+        "elsewhere": "median_error_elsewhere",
+        "rank correlation": "rank_correlation",
+    }
     rows = [
-        {"decoders": title(kind)} | {key.replace("_", " "): plain(row[key]) for key in columns}
+        {"decoders": title(kind)} | {name: plain(row[key]) for name, key in columns.items()}
         for kind, row in found["accuracy"].items()
     ]
     return pd.DataFrame(rows), [f"{found['what']}: prediction against measurement"]
