@@ -51,10 +51,10 @@ class Misengined(CachedModel):
 
 
 class WrongPositions(Eager):
-    def _call(self, ids, positions, mask, keep):
+    def forward(self, ids, positions, mask, keep):
         if mask is not None:
             positions = positions + (torch.arange(positions.shape[1]) > 0)
-        return super()._call(ids, positions, mask, keep)
+        return super().forward(ids, positions, mask, keep)
 
 
 class WrongPosition(Misengined):
@@ -64,14 +64,14 @@ class WrongPosition(Misengined):
 
 
 class ShiftedMasks(Eager):
-    def _forward(self, layout):
+    def _call(self, layout):
         self.last = max(layout.base + len(layout.missing) - 1, 0)
-        return super()._forward(layout)
+        return super()._call(layout)
 
-    def _call(self, ids, positions, mask, keep):
+    def forward(self, ids, positions, mask, keep):
         if mask is not None:
             mask[..., self.last] = torch.finfo(mask.dtype).min
-        return super()._call(ids, positions, mask, keep)
+        return super().forward(ids, positions, mask, keep)
 
 
 class ShiftedMask(Misengined):
@@ -172,8 +172,8 @@ def test_without_a_bug_all_are_identical(model, choose, eos):
 
 def test_a_bug_that_plain_decoding_shares_is_found_in_the_reference(model):
     class Late(Eager):
-        def _call(self, ids, positions, mask, keep):
-            return super()._call(ids, positions + (ids.numel() == 1), mask, keep)
+        def forward(self, ids, positions, mask, keep):
+            return super().forward(ids, positions + (ids.numel() == 1), mask, keep)
 
     class Off(Misengined):
         made_by = Late
