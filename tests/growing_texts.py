@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ouroboros.drafters.draft_tree.estimator import Weights
+from ouroboros.drafters.draft_tree.candidates import Weights
 from ouroboros.drafters.draft_tree.tree_grower import Nodes, Shape, TreeGrower
 
 RANKS = 6

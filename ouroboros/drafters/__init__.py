@@ -4,6 +4,6 @@ From outside take `Ouroboros`, `Lookahead`, `PhrasePool` (phrases of the publish
 `DrafterMemory` (those of ours). What Ouroboros is measured against stands in `ouroboros.baselines`.
 """
 
-from ouroboros.drafters.draft_tree.memory import DrafterMemory
+from ouroboros.drafters.pool import DrafterMemory
 
 __all__ = ["DrafterMemory"]

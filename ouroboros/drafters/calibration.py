@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ from scipy.special import expit, xlogy
 
 from ouroboros.costs import Costs, Surface
 from ouroboros.decode import decode
-from ouroboros.drafters.draft_tree.candidates import considered
-from ouroboros.drafters.draft_tree.estimator import Weights
+from ouroboros.drafters.draft_tree.candidates import Weights, list_options
+from ouroboros.drafters.draft_tree.phrase_index import fill_path
 from ouroboros.drafters.draft_tree.state import DRAFT_FEATURES, PHRASE_FEATURES
 from ouroboros.drafters.draft_tree.tree_grower import TreeGrower
 from ouroboros.drafters.ouroboros import Ouroboros
@@ -41,29 +41,21 @@ class RecordingGrower(TreeGrower):
         super().__init__(weights)
         self.phrase_rows: list[list[float]] = []
         self.draft_rows: list[list[float]] = []
-        self._rankings: dict[int, tuple] = {}
-
-    def begin(self, tokens: Sequence[int], max_depth: int, max_draft_depth: int) -> int:
-        self._rankings = {}
-        return super().begin(tokens, max_depth, max_draft_depth)
-
-    def add_rankings(self, ids: np.ndarray, scores: np.ndarray, shares: np.ndarray) -> int:
-        for row in range(int(self.state.pending)):
-            node = int(self.state.to_score[row])
-            self._rankings[node] = tuple(np.array(v[row]) for v in (ids, scores, shares))
-        return super().add_rankings(ids, scores, shares)
 
     def learn(self, chosen: Sequence[int], path: Sequence[int]) -> None:
         for place in path:
             node = int(self.state.order[place])
-            self._record(self.phrase_rows, len(PHRASE_FEATURES), node, None, chosen[place])
-            if ranking := self._rankings.get(node):
-                self._record(self.draft_rows, len(DRAFT_FEATURES), node, ranking, chosen[place])
+            self._record(self.phrase_rows, len(PHRASE_FEATURES), node, 0, chosen[place])
+            if ranks := int(self.state.ranks[node]):
+                self._record(self.draft_rows, len(DRAFT_FEATURES), node, ranks, chosen[place])
         super().learn(chosen, path)
 
-    def _record(self, rows: list, width: int, node: int, ranking: tuple | None, truth: int) -> None:
-        for token, features in considered(self.state, self.memory, node, ranking):
-            rows.append([*features[:width], float(token == truth)])
+    def _record(self, rows: list, width: int, node: int, ranks: int, truth: int) -> None:
+        s = self.state
+        fill_path(s, node)
+        list_options(s, self.memory, node, ranks)
+        for token, features in zip(s.option_token[: s.options], s.features, strict=False):
+            rows.append([*features[:width].tolist(), float(token == truth)])
 
 
 def fit(rows: np.ndarray) -> np.ndarray:
@@ -93,18 +85,15 @@ def quality(rows: np.ndarray, weights: np.ndarray) -> dict:
     features, outcomes = rows[:, :-1], rows[:, -1]
     odds = features @ weights
     estimates, base = expit(odds), outcomes.mean()
-    reliability = []
-    for low, high in pairwise(np.linspace(0, 1, BINS + 1)):
-        within = (estimates >= low) & (estimates < high if high < 1 else estimates <= high)
-        if within.any():
-            reliability.append(
-                {
-                    "from": round(float(low), 2),
-                    "thought": round(float(estimates[within].mean()), 4),
-                    "came": round(float(outcomes[within].mean()), 4),
-                    "observations": int(within.sum()),
-                }
-            )
+    bins, reliability = np.minimum(estimates * BINS, BINS - 1).astype(int), []
+    for number in np.unique(bins):
+        within = bins == number
+        row = {
+            "from": round(int(number) / BINS, 2),
+            "thought": round(float(estimates[within].mean()), 4),
+        }
+        row |= {"came": round(float(outcomes[within].mean()), 4), "observations": int(within.sum())}
+        reliability.append(row)
     return {
         "observations": len(outcomes),
         "log_loss": round(float((np.logaddexp(0, odds) - outcomes * odds).mean()), 5),

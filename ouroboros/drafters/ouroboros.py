@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Literal
 
 from ouroboros.costs import Costs, Surface
-from ouroboros.drafters.draft_tree.estimator import Weights
-from ouroboros.drafters.draft_tree.memory import DrafterMemory
+from ouroboros.drafters.draft_tree.candidates import Weights
 from ouroboros.drafters.draft_tree.state import RANKS, SIZES
 from ouroboros.drafters.draft_tree.tree_grower import Shape, TreeGrower, warm_up_jit
-from ouroboros.drafters.pool import check_pool
+from ouroboros.drafters.pool import DrafterMemory, check_pool
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence

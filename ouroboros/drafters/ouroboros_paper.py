@@ -65,7 +65,7 @@ class OuroborosPaper:
         self.pool_state = pool_state
         if pool is None:
             per_key = max(1, verification_set_size, topk)
-            pool = PhrasePool(phrase_len=ngram_size - 1, per_key=per_key, use_context=False)
+            pool = PhrasePool(phrase_len=ngram_size - 1, per_key=per_key)
         elif pool.phrase_len != ngram_size - 1:
             raise ValueError(
                 f"the pool holds phrases of {pool.phrase_len} tokens, ngram_size asks for "

@@ -1,10 +1,7 @@
-"""The phrase pool: for each token, the phrases that followed it most recently.
+"""What outlives a prompt, in memory and as files: a pool of phrases, or Ouroboros's memory.
 
-A phrase may remember the tokens before its key (its context): asked with a context, the pool gives
-the phrases that agree with more of it first.
-
-Invariant: at most `per_key` phrases under each key, each once, the newest last; adding a phrase
-that is there already makes it the newest.
+A `PhrasePool` holds, for each token, the phrases that followed it most recently; the published
+drafter and lookahead decoding draw on one. A `DrafterMemory` holds what `Ouroboros` remembers.
 """
 
 from __future__ import annotations
@@ -13,11 +10,17 @@ import json
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-FORMAT = "ouroboros-phrase-pool-2"
-CONTEXT = 6  # tokens before a key that a phrase remembers
+POOL_FORMAT, MEMORY_FORMAT = "ouroboros-phrase-pool-2", "ouroboros-phrases-2"
+CONTEXT = 6  # tokens before a phrase that are remembered
+RATES = (
+    "tokens", "cost", "phrase_hits", "phrase_trials", "draft_hits", "draft_trials", "finds",
+    "find_trials", "accepted", "expected",
+)  # fmt: skip
+"""What `Ouroboros` learns about costs and hit rates, in the order in which it is saved."""
 REMEDY = "make a new one with pool.save (in a run: save_pools=true), or start cold"
 
 
@@ -53,12 +56,8 @@ def read_pool_file(
 
 def _common_suffix(a: Sequence[int], b: Sequence[int]) -> int:
     """Return how many tokens two sequences share at their ends."""
-    count = 0
-    for x, y in zip(reversed(a), reversed(b), strict=False):
-        if x != y:
-            break
-        count += 1
-    return count
+    pairs = enumerate(zip(reversed(a), reversed(b), strict=False))
+    return next((n for n, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 def check_pool(pool_state: str, pool: object, kind: type) -> None:
@@ -69,14 +68,18 @@ def check_pool(pool_state: str, pool: object, kind: type) -> None:
     if pool is None and pool_state == "loaded":
         raise ValueError(f'pool_state="loaded" needs a pool: give pool={kind.__name__}.load(...)')
     if pool is not None and not isinstance(pool, kind):
-        name = kind.__name__
-        raise ValueError(f"pool is {pool!r}: give a {name}, such as {name}.load(...)")
+        raise ValueError(f"pool is {pool!r}: give a {kind.__name__}, as {kind.__name__}.load(...)")
     if pool is not None and pool_state == "cold":
         raise ValueError('a cold start would empty the pool: give pool_state="loaded" or "task"')
 
 
 class PhrasePool:
-    """Phrases of up to `phrase_len` tokens by the token before them, least recent dropped.
+    """Phrases of up to `phrase_len` tokens by the token before them (their key).
+
+    A phrase may remember the tokens before its key (its context): `get`, given a context, returns
+    the phrases that agree with more of it first. Invariant: at most `per_key` phrases under each
+    key, each once, the newest last; adding a phrase again makes it the newest, and the oldest is
+    dropped.
 
     >>> pool = PhrasePool(phrase_len=2, per_key=2)
     >>> for phrase in [(1, 2), (3, 4), (1, 2), (5, 6)]:
@@ -85,7 +88,7 @@ class PhrasePool:
     [(5, 6), (1, 2)]
     """
 
-    def __init__(self, *, phrase_len: int, per_key: int, use_context: bool = True) -> None:
+    def __init__(self, *, phrase_len: int, per_key: int) -> None:
         if phrase_len < 1 or per_key < 1:
             raise ValueError(
                 f"phrase_len {phrase_len} and per_key {per_key} must be at least 1 "
@@ -93,7 +96,6 @@ class PhrasePool:
             )
         self.phrase_len = phrase_len
         self.per_key = per_key
-        self.use_context = use_context
         self._phrases: dict[int, OrderedDict[tuple[int, ...], tuple[int, ...]]] = {}
 
     def __len__(self) -> int:
@@ -125,8 +127,7 @@ class PhrasePool:
         """Insert every full phrase of `tokens` that ends at index `start` or later."""
         n = self.phrase_len
         for at in range(max(0, start - n), len(tokens) - n):
-            before = tokens[max(0, at - CONTEXT) : at] if self.use_context else ()
-            self.add(tokens[at], tokens[at + 1 : at + 1 + n], before)
+            self.add(tokens[at], tokens[at + 1 : at + 1 + n], tokens[max(0, at - CONTEXT) : at])
 
     def replace(self, key: int, old: Sequence[int], new: Sequence[int]) -> None:
         """Put `new` in the place of `old`, as the newest of its key."""
@@ -142,7 +143,7 @@ class PhrasePool:
         if not phrases or count <= 0:
             return []
         newest = list(reversed(phrases))
-        if self.use_context and before and len(newest) > 1:
+        if before and len(newest) > 1 and any(phrases.values()):
             newest.sort(key=lambda phrase: -_common_suffix(phrases[phrase], before))
         return newest[:count]
 
@@ -152,9 +153,7 @@ class PhrasePool:
 
     def copy(self) -> PhrasePool:
         """Return another pool with the same phrases, contexts and order."""
-        other = PhrasePool(
-            phrase_len=self.phrase_len, per_key=self.per_key, use_context=self.use_context
-        )
+        other = PhrasePool(phrase_len=self.phrase_len, per_key=self.per_key)
         other.restore(self)
         return other
 
@@ -173,10 +172,9 @@ class PhrasePool:
         content = {
             "phrase_len": self.phrase_len,
             "per_key": self.per_key,
-            "use_context": self.use_context,
             "phrases": {key: list(value.items()) for key, value in self._phrases.items()},
         }
-        write_pool_file(path, FORMAT, tokenizer_id, content)
+        write_pool_file(path, POOL_FORMAT, tokenizer_id, content)
 
     @classmethod
     def load(
@@ -186,14 +184,13 @@ class PhrasePool:
         file, another tokenizer or another phrase length."""
 
         def parse(content: dict) -> PhrasePool:
-            length, use_context = content["phrase_len"], bool(content["use_context"])
-            pool = cls(phrase_len=length, per_key=per_key, use_context=use_context)
+            pool = cls(phrase_len=content["phrase_len"], per_key=per_key)
             for key, pairs in content["phrases"].items():
                 for phrase, before in pairs:
                     pool.add(int(key), *(_token_ids(tokens) for tokens in (phrase, before)))
             return pool
 
-        pool = read_pool_file(path, FORMAT, tokenizer_id, parse, what="phrase pool")
+        pool = read_pool_file(path, POOL_FORMAT, tokenizer_id, parse, what="phrase pool")
         if pool.phrase_len != phrase_len:
             raise ValueError(
                 f"{path} holds phrases of {pool.phrase_len} tokens, ngram_size asks for "
@@ -202,9 +199,44 @@ class PhrasePool:
         return pool
 
 
-def _token_ids(values: list) -> tuple[int, ...]:
-    """Return token ids. Raises `ValueError` or its like for other values."""
+@dataclass(frozen=True)
+class DrafterMemory:
+    """Texts one after another with -1 between them; recycled predictions, oldest first, each the
+    CONTEXT tokens before it (nearest first, -1 where there was none) and itself; and the learned
+    `rates` (`RATES`; empty: the priors)."""
+
+    text: tuple[int, ...] = ()
+    recycled: tuple[tuple[int, ...], ...] = ()
+    rates: tuple[float, ...] = ()
+
+    def __len__(self) -> int:
+        """The number of tokens and predictions."""
+        return len(self.text) + len(self.recycled)
+
+    def save(self, path: str | Path, *, tokenizer_id: str) -> None:
+        """Write JSON, whole or not at all; `tokenizer_id` is the tokenizer's
+        `vocab.fingerprint`."""
+        write_pool_file(path, MEMORY_FORMAT, tokenizer_id, asdict(self))
+
+    @classmethod
+    def load(cls, path: str | Path, *, tokenizer_id: str) -> DrafterMemory:
+        """Read a file back. Raises `ValueError` for a corrupt file and for another tokenizer."""
+
+        def parse(content: dict) -> DrafterMemory:
+            recycled = tuple(_token_ids(entry, -1) for entry in content["recycled"])
+            rates = tuple(map(float, content["rates"]))
+            if any(len(e) != CONTEXT + 1 or e[0] < 0 or e[-1] < 0 for e in recycled):
+                raise ValueError("a prediction of another size")
+            if len(rates) not in (0, len(RATES)):
+                raise ValueError("rates of another version")
+            return cls(_token_ids(content["text"], -1), recycled, rates)
+
+        return read_pool_file(path, MEMORY_FORMAT, tokenizer_id, parse, what="phrases")
+
+
+def _token_ids(values: list, least: int = 0) -> tuple[int, ...]:
+    """Return token ids. Raises `ValueError` or its like for other values and ids below `least`."""
     tokens = tuple(map(int, values))
-    if any(token < 0 for token in tokens):
+    if any(token < least for token in tokens):
         raise ValueError("a negative token id")
     return tokens

@@ -18,7 +18,7 @@ from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli import configs
 from ouroboros.cli import errors as asking
 from ouroboros.decoders import check_decoders, decoder_factories
-from ouroboros.drafters.draft_tree.memory import DrafterMemory
+from ouroboros.drafters.pool import DrafterMemory
 from ouroboros.instantiate import find_class
 
 

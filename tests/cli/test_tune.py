@@ -8,7 +8,7 @@ from measured import sample, step
 
 import ouroboros
 from ouroboros.costs import Costs, Surface
-from ouroboros.drafters.draft_tree.estimator import Weights
+from ouroboros.drafters.draft_tree.candidates import Weights
 from ouroboros.tuning.search import SPACES
 from ouroboros.tuning.tune import Machine, speed
 

@@ -20,7 +20,7 @@ from ouroboros.generate import token_selector
 from ouroboros.decode import decode
 from ouroboros.drafters import DrafterMemory
 from ouroboros.drafters.calibration import calibrate, with_weight_noise
-from ouroboros.drafters.draft_tree.estimator import Weights
+from ouroboros.drafters.draft_tree.candidates import Weights
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.drafters.pool import PhrasePool
 from ouroboros.engine.eager import PREFILL_ALONE

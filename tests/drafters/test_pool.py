@@ -102,27 +102,18 @@ def test_docstrings_hold():
     assert result.attempted and not result.failed
 
 
-def test_without_context_only_recency_counts():
-    pool = PhrasePool(phrase_len=1, per_key=2, use_context=False)
-    pool.add(1, [5], before=[3, 4])
-    pool.add(1, [6])
-    assert pool.get(1, 2, before=[3, 4]) == [(6,), (5,)]
-    pool.use_context = True
-    assert pool.get(1, 2, before=[3, 4]) == [(5,), (6,)]
-
-
 phrase = st.lists(token, min_size=1, max_size=3)
 
 
-@given(st.lists(st.tuples(token, phrase, text), max_size=20), text, st.booleans())
-def test_a_saved_pool_comes_back_with_its_contexts(tmp_path_factory, entries, before, context):
+@given(st.lists(st.tuples(token, phrase, text), max_size=20), text)
+def test_a_saved_pool_comes_back_with_its_contexts(tmp_path_factory, entries, before):
     path = tmp_path_factory.mktemp("pool") / "pool.json"
-    pool = PhrasePool(phrase_len=3, per_key=2, use_context=context)
+    pool = PhrasePool(phrase_len=3, per_key=2)
     for entry in entries:
         pool.add(*entry)
     pool.save(path, tokenizer_id="ours")
     loaded = PhrasePool.load(path, tokenizer_id="ours", phrase_len=3, per_key=2)
-    assert list(loaded) == list(pool) and loaded.use_context == context
+    assert list(loaded) == list(pool)
     for key in range(4):
         assert loaded.get(key, 2, before=before) == pool.get(key, 2, before=before)
     assert [p.name for p in path.parent.iterdir()] == [path.name]

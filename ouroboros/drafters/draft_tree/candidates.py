@@ -1,27 +1,28 @@
-"""The tokens that may follow a node, and its children: the most probable of them.
+"""The tokens that may follow a node, and how likely each is the target's next token.
 
-Phrases alone propose candidates at first; once the draft model has ranked the tokens after the
-node, both do. A candidate's share is that of a PPM mixture over match lengths k:
+Phrases alone propose tokens at first; once the draft model has ranked the tokens after the node,
+both do. A candidate of the phrases has a share, that of a PPM mixture over match lengths k:
 
     p_k(t) = (c_k(t) + STRENGTH p_{k-1}(t)) / (C_k + STRENGTH),   p_0 = 0
 
 c_k(t) sums the weights of the occurrences that match at least k tokens and continue with t, C_k
 those of all tokens. The weight of an occurrence is FADE to the power of how many are newer.
 
-Invariant: ties keep the order of discovery, and a node's child probabilities sum to at most 1.
+Two logistic models turn features (named in `state`) into probabilities: one sees the phrases alone,
+the other the draft model's ranking too. Invariants: an estimate depends on the text, the path, the
+ranking, temperature and noise, and on what was learned before the step, never on the rest of the
+tree; ties keep the order of discovery; a node's child probabilities sum to at most 1.
 """
 
 from __future__ import annotations
 
-from ouroboros.drafters.draft_tree.estimator import (
-    N_DRAFT,
-    N_PHRASE,
-    position_key,
-    probability,
-    set_draft_features,
-    set_phrase_features,
-)
-from ouroboros.drafters.draft_tree.jit import jit
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
 from ouroboros.drafters.draft_tree.phrase_index import (
     fill_path,
     find_occurrences,
@@ -34,18 +35,75 @@ from ouroboros.drafters.draft_tree.phrase_index import (
 from ouroboros.drafters.draft_tree.state import (
     CANDIDATES,
     DRAFT,
+    DRAFT_FEATURES,
     JUDGED,
     LEVELS,
     ORDERS,
     PHRASE,
+    PHRASE_FEATURES,
+    RANKS,
     RECENT,
     RECYCLED,
     SHORTLIST,
+    jit,
 )
 
+FORMAT = "ouroboros-estimates-2"
+N_PHRASE, N_DRAFT = len(PHRASE_FEATURES), len(DRAFT_FEATURES)
 STRENGTH = 1.5
 FADE = 0.95
 RECYCLED_WEIGHT = 1.5
+MIN_SHARE, MIN_RATE = 0.002, 0.02  # shares and rates are clipped this far from 0 and 1
+ROUNDING = 2.0**-23  # of a share near 1: shares are computed in float32
+MAX_MARGIN, MAX_DRAFT_ODDS = 12.0, 7.6  # margins and the draft's log-odds are clipped, in logits
+GOLDEN = -0x61C8864680B583EB
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights of the estimate without (`index`) and with the draft model's view (`draft`), in the
+    order of `PHRASE_FEATURES` and `DRAFT_FEATURES`; `about` says what they were fitted on and how
+    well they predict."""
+
+    index: tuple[float, ...]
+    draft: tuple[float, ...]
+    about: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.index) != N_PHRASE or len(self.draft) != N_DRAFT:
+            raise ValueError(
+                f"{len(self.index)} and {len(self.draft)} weights for {N_PHRASE} and {N_DRAFT} "
+                "features: fit them anew"
+            )
+
+    def save(self, path: str | Path) -> None:
+        """Write JSON, which `load` reads."""
+        content = {
+            "format": FORMAT,
+            "index": dict(zip(PHRASE_FEATURES, self.index, strict=True)),
+            "draft": dict(zip(DRAFT_FEATURES, self.draft, strict=True)),
+            "about": self.about,
+        }
+        Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path | None = None) -> Weights:
+        """Read a file, by default the shipped one. Raises `ValueError` for any other file."""
+        where = files(__package__) / "weights.json" if path is None else Path(path)
+        try:
+            content = json.loads(where.read_text(encoding="utf-8"))
+            if content["format"] != FORMAT:
+                raise KeyError("format")
+            index = tuple(float(content["index"][name]) for name in PHRASE_FEATURES)
+            draft = tuple(float(content["draft"][name]) for name in DRAFT_FEATURES)
+            return cls(index, draft, content["about"])
+        except OSError as error:
+            raise ValueError(f"cannot read the weights {where}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{where} holds no weights of this version ({error}): fit them anew, or leave "
+                "weights out for the shipped ones"
+            ) from error
 
 
 def fill_tables(s) -> None:
@@ -146,134 +204,201 @@ def find_candidates(s, m, node):
 
 
 @jit
-def candidate_of(s, m, token):
-    """Return the number of a token among the present node's candidates, -1 if it is none."""
-    known = m.slot[token]
-    return known % CANDIDATES if known // CANDIDATES == s.stamp else -1
+def _mix(x):
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
 
 
 @jit
-def noise_key(s, depth):
-    """Return the key of the noise that samples the token after a node of that depth."""
-    if not s.noisy:
-        return 0
-    return position_key(s.seed, s.length - s.start + depth)
+def _log(x):
+    mantissa, exponent = math.frexp(x)
+    if mantissa < 0.7071067811865476:
+        mantissa = mantissa * 2
+        exponent = exponent - 1
+    s = (mantissa - 1) / (mantissa + 1)
+    square = s * s
+    series = 1 / 21
+    for half in range(9, -1, -1):
+        series = series * square + 1 / (2 * half + 1)
+    return 2 * s * series + exponent * 0.6931471805599453
 
 
 @jit
-def _rank_of(s, token, ids, shares):
-    """Return the draft model's rank of a token, -1 where it is not ranked."""
-    for rank in range(s.ranks):
-        if ids[rank] == token and shares[rank] > 0.0:
-            return rank
-    return -1
+def position_key(seed, position):
+    """Return the key of one position's noise, for `gumbel_of`."""
+    return _mix(_mix(seed + GOLDEN) + position)
 
 
 @jit
-def _offer(s, token, p, kind):
-    """Insert a child into the best ones, if it is among them."""
-    at = s.best
-    while at > 0 and s.best_prob[at - 1] < p:
+def gumbel_of(key, token):
+    """Return a token's Gumbel noise in float64: one value of `ouroboros.select.gumbel_rows`.
+
+    The noise is a function of seed, position and id, so it is known before the target speaks; a
+    whole row of the vocabulary would cost more than everything else in a step.
+    """
+    bits = _mix(key + (token + 1) * GOLDEN)
+    uniform = (((bits >> 12) & 0xFFFFFFFFFFFFF) + 0.5) * 2.220446049250313e-16
+    return -_log(-_log(uniform))
+
+
+@jit
+def log_odds(p, margin):
+    """Return the log-odds of a probability, clipped to `margin` from 0 and 1."""
+    p = min(max(p, margin), 1.0 - margin)
+    return math.log(p / (1.0 - p))
+
+
+@jit
+def _set_phrase_features(s, x, c, token):
+    """Write the phrase features of candidate `c` (below 0: a token that no phrase proposes)."""
+    match = s.candidate_match[c] if c >= 0 else 0
+    x[0] = 1.0
+    x[1] = log_odds(s.share[c] if c >= 0 else 0.0, MIN_SHARE)
+    x[2] = math.log2(1.0 + match)
+    x[3] = math.log2(1.0 + (s.candidate_rank[c] if c >= 0 else SHORTLIST))
+    x[4] = 1.0 if c >= 0 and token == s.longest_next else 0.0
+    x[5] = 1.0 if c >= 0 and match == s.longest else 0.0
+    x[6] = 1.0 if c >= 0 and s.candidate_kind[c] == RECYCLED else 0.0
+    x[7] = s.phrase_odds
+    x[8] = s.temperature
+    x[9] = s.temperature * x[1]
+    x[10] = s.temperature * gumbel_of(s.noise_key, token) if s.noisy else 0.0
+    x[11] = s.temperature * x[2]
+
+
+@jit
+def _set_draft_features(s, x, c, rank, scores, shares, ranks):
+    """Write the draft model's features after the phrase features: of its token number `rank`, or
+    below 0 of a token that it does not rank. `scores` and `shares` are its ranking's, [ranks]."""
+    last = ranks - 1
+    while last > 0 and shares[last] <= 0.0:
+        last -= 1
+    if last == 0:  # the draft rules out all but its first
+        share, margin = (1.0, MAX_MARGIN) if rank == 0 else (0.0, -MAX_MARGIN)
+    elif rank >= 0:
+        share = shares[rank]
+        margin = s.logit_scale * (scores[rank] - scores[1 if rank == 0 else 0])
+    else:
+        share = 0.5 * shares[last]
+        margin = s.logit_scale * (scores[last] - scores[0])
+    others = 0.0
+    for other in range(last + 1):
+        if other != rank:
+            others += shares[other]
+    rest = max(others, 1.0 - share - ROUNDING)
+    odds = MAX_DRAFT_ODDS if share > 0.0 else -MAX_DRAFT_ODDS
+    if rest > 0.0 and share > 0.0:
+        odds = min(max(s.logit_scale * math.log(share / rest), -MAX_DRAFT_ODDS), MAX_DRAFT_ODDS)
+    margin = min(max(margin, -MAX_MARGIN), MAX_MARGIN)
+    x[N_PHRASE] = odds
+    x[N_PHRASE + 1] = margin
+    x[N_PHRASE + 2] = math.log2(1.0 + (rank if rank >= 0 else RANKS))
+    x[N_PHRASE + 3] = 1.0 if rank < 0 else 0.0
+    x[N_PHRASE + 4] = 1.0 if c < 0 else 0.0
+    x[N_PHRASE + 5] = s.draft_odds
+    x[N_PHRASE + 6] = 1.0 if rank == 0 and c >= 0 and s.candidate_rank[c] == 0 else 0.0
+    x[N_PHRASE + 7] = s.temperature * margin
+    x[N_PHRASE + 8] = s.temperature * odds
+
+
+@jit
+def _probability(x, weights, count):
+    """Return the probability that weights give to the first `count` features of `x`."""
+    odds = 0.0
+    for i in range(count):
+        odds += weights[i] * x[i]
+    if odds >= 0:
+        return 1.0 / (1.0 + math.exp(-odds))
+    e = math.exp(odds)
+    return e / (1.0 + e)
+
+
+@jit
+def _add_option(s, node, c, token, kind, rank, ranks):
+    """Add a token that may follow a node to the options: candidate `c`, or below 0 one that the
+    draft model alone proposes. `ranking` lists options by falling probability."""
+    option = s.options
+    s.options = option + 1
+    x = s.features[option]
+    _set_phrase_features(s, x, c, token)
+    if ranks:
+        scores, shares = s.ranked_score[node], s.ranked_share[node]
+        _set_draft_features(s, x, c, rank, scores, shares, ranks)
+        p = _probability(x, s.draft_weights, N_DRAFT)
+    else:
+        p = _probability(x, s.phrase_weights, N_PHRASE)
+    s.option_token[option] = token
+    s.option_prob[option] = p
+    s.option_kind[option] = kind
+    at = option
+    while at > 0 and s.option_prob[s.ranking[at - 1]] < p:
+        s.ranking[at] = s.ranking[at - 1]
         at -= 1
-    if at >= s.max_children:
-        return
-    end = min(s.best, s.max_children - 1)
-    for place in range(end, at, -1):
-        s.best_token[place] = s.best_token[place - 1]
-        s.best_prob[place] = s.best_prob[place - 1]
-        s.best_kind[place] = s.best_kind[place - 1]
-    s.best_token[at] = token
-    s.best_prob[at] = p
-    s.best_kind[at] = kind
-    s.best = end + 1
+    s.ranking[at] = option
 
 
 @jit
-def _keep_best(s, node):
-    """Make the best ones the node's children; tokens that were children keep their nodes."""
+def list_options(s, m, node, ranks):
+    """List the tokens that may follow a node: those that phrases propose and, if `ranks` is not 0,
+    the first `ranks` of the draft model's ranking. `path` and the node's occurrences must be
+    filled."""
+    find_candidates(s, m, node)
+    if s.noisy:
+        s.noise_key = position_key(s.seed, s.length - s.start + s.depth[node])
+    s.options = 0
+    for place in range(s.listed):
+        c = s.shortlist[place]
+        token = s.candidate[c]
+        found = -1
+        for rank in range(ranks - 1, -1, -1):
+            if s.ranked[node, rank] == token and s.ranked_share[node, rank] > 0.0:
+                found = rank
+        kind = s.candidate_kind[c] | JUDGED if ranks else s.candidate_kind[c]
+        _add_option(s, node, c, token, kind, found, ranks)
+    for rank in range(ranks):
+        if s.ranked_share[node, rank] <= 0.0:
+            continue
+        token = s.ranked[node, rank]
+        known = m.slot[token]
+        c = known % CANDIDATES if known // CANDIDATES == s.stamp else -1
+        if c < 0 or s.candidate_rank[c] >= s.listed:
+            _add_option(s, node, c, token, DRAFT, rank, ranks)
+
+
+@jit
+def find_children(s, m, node, ranks):
+    """Make the likeliest options the node's children, with probabilities that sum to at most 1;
+    a token that was a child keeps its node in the tree."""
+    list_options(s, m, node, ranks)
+    count = min(s.options, s.max_children)
     total = 0.0
-    for j in range(s.best):
-        total += s.best_prob[j]
-        s.best_node[j] = -1
+    for j in range(count):
+        option = s.ranking[j]
+        total += s.option_prob[option]
+        s.option_node[j] = -1
         for old in range(s.children[node]):
-            if s.child_token[node, old] == s.best_token[j]:
-                s.best_node[j] = s.child_node[node, old]
+            if s.child_token[node, old] == s.option_token[option]:
+                s.option_node[j] = s.child_node[node, old]
     scale = 1.0 / max(1.0, total)
-    for j in range(s.best):
-        s.child_token[node, j] = s.best_token[j]
-        s.child_prob[node, j] = s.best_prob[j] * scale
-        s.child_kind[node, j] = s.best_kind[j]
-        s.child_node[node, j] = s.best_node[j]
-    s.children[node] = s.best
+    for j in range(count):
+        option = s.ranking[j]
+        s.child_token[node, j] = s.option_token[option]
+        s.child_prob[node, j] = s.option_prob[option] * scale
+        s.child_kind[node, j] = s.option_kind[option]
+        s.child_node[node, j] = s.option_node[j]
+    s.children[node] = count
 
 
 @jit
 def phrase_children(s, m, node):
     """Find a new node's children from phrases alone."""
-    depth = fill_path(s, node)
+    fill_path(s, node)
     find_occurrences(s, m, node)
-    find_candidates(s, m, node)
-    key = noise_key(s, depth)
-    s.best = 0
-    for place in range(s.listed):
-        c = s.shortlist[place]
-        set_phrase_features(s, c, s.candidate[c], key)
-        p = probability(s, s.phrase_weights, N_PHRASE)
-        _offer(s, s.candidate[c], p, s.candidate_kind[c])
     s.children[node] = 0
-    _keep_best(s, node)
+    s.ranks[node] = 0
+    find_children(s, m, node, 0)
     s.phrase_children[node] = s.children[node]
     for j in range(s.children[node]):
         s.phrase_child[node, j] = s.child_token[node, j]
     s.top_phrase[node] = s.candidate[s.shortlist[0]] if s.listed else -1
-
-
-@jit
-def draft_children(s, m, node, ids, scores, shares):
-    """Find a node's children anew from phrases and the draft model's ranking after it, [ranks]."""
-    depth = fill_path(s, node)
-    find_candidates(s, m, node)
-    key = noise_key(s, depth)
-    s.best = 0
-    for place in range(s.listed):
-        c = s.shortlist[place]
-        token = s.candidate[c]
-        set_phrase_features(s, c, token, key)
-        set_draft_features(s, c, _rank_of(s, token, ids, shares), scores, shares)
-        p = probability(s, s.draft_weights, N_DRAFT)
-        _offer(s, token, p, s.candidate_kind[c] | JUDGED)
-    for rank in range(s.ranks):
-        if shares[rank] <= 0.0:
-            continue
-        token = ids[rank]
-        c = candidate_of(s, m, token)
-        if c < 0 or s.candidate_rank[c] >= s.listed:
-            set_phrase_features(s, c, token, key)
-            set_draft_features(s, c, rank, scores, shares)
-            p = probability(s, s.draft_weights, N_DRAFT)
-            _offer(s, token, p, DRAFT)
-    _keep_best(s, node)
-    s.top_draft[node] = ids[0]
-
-
-def considered(s, m, node: int, ranking=None) -> list[tuple[int, list[float]]]:
-    """Return each token considered after a node of this step, with its features.
-
-    `ranking` is the draft model's after the node, (ids, scores, shares), each [ranks]; None: from
-    phrases alone. Valid until the next `learn`.
-    """
-    key = noise_key(s, fill_path(s, node))
-    find_candidates(s, m, node)
-    tokens = [int(s.candidate[s.shortlist[place]]) for place in range(s.listed)]
-    if ranking is not None:
-        ids, scores, shares = ranking
-        ranked = [int(ids[rank]) for rank in range(s.ranks) if shares[rank] > 0.0]
-        tokens += [token for token in ranked if token not in tokens]
-    found = []
-    for token in tokens:
-        c = candidate_of(s, m, token)
-        set_phrase_features(s, c, token, key)
-        if ranking is not None:
-            set_draft_features(s, c, _rank_of(s, token, ids, shares), scores, shares)
-        found.append((token, [float(x) for x in s.features]))
-    return found

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ouroboros.drafters.draft_tree.jit import host_jit, jit
 from ouroboros.drafters.draft_tree.phrase_index import fill_path, recycle
-from ouroboros.drafters.draft_tree.state import SIZES
+from ouroboros.drafters.draft_tree.state import SIZES, host_jit, jit
 
 DECAY = 0.95  # weight of earlier observations after each new one
 PHRASE_HITS, DRAFT_HITS = 0.5, 0.7  # prior hit rates
@@ -30,9 +29,9 @@ def _learn_hits(s, node, token):
     if s.top_phrase[node] >= 0:
         s.phrase_hits = DECAY * s.phrase_hits + (1.0 if s.top_phrase[node] == token else 0.0)
         s.phrase_trials = DECAY * s.phrase_trials + 1.0
-    if s.top_draft[node] < 0:
+    if s.ranks[node] == 0:
         return
-    s.draft_hits = DECAY * s.draft_hits + (1.0 if s.top_draft[node] == token else 0.0)
+    s.draft_hits = DECAY * s.draft_hits + (1.0 if s.ranked[node, 0] == token else 0.0)
     s.draft_trials = DECAY * s.draft_trials + 1.0
     for j in range(s.phrase_children[node]):
         if s.phrase_child[node, j] == token:

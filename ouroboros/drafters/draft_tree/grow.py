@@ -1,69 +1,155 @@
-"""Grow the tree, best first: the child most likely to be reached joins next, if it is worth it.
-
-Each growth starts at the root again and meets the nodes made before with their new estimates, so a
-new estimate moves, drops or revives everything below it. Ties go to the child pushed first.
+"""Grow the tree, and decide what is worth its cost: nodes, draft calls, nodes to verify.
 
 A step is `begin`, `add_rankings` after each draft call, `propose`, and `feedback.learn`.
+
+The tree grows best first: the child most likely to be reached joins next, if it is worth it; ties
+go to the child pushed first. Each growth starts at the root again and meets the nodes made before
+with their new estimates, so a new estimate moves, drops or revives everything below it.
+
+With tokens as the gain and target calls as the cost, the best rule continues exactly where an
+action gains more tokens than its cost would buy at the average rate (renewal reward; Dinkelbach
+1967 for ratios). Decisions depend on counts and estimates, never on a clock, so runs repeat.
 """
 
 from __future__ import annotations
 
-from ouroboros.drafters.draft_tree.candidates import draft_children, phrase_children
-from ouroboros.drafters.draft_tree.estimator import set_step_features
-from ouroboros.drafters.draft_tree.jit import host_jit, jit
-from ouroboros.drafters.draft_tree.node_budget import nodes_to_verify, plan_draft_call, set_floor
-from ouroboros.drafters.draft_tree.phrase_index import append
-from ouroboros.drafters.draft_tree.state import NODES
+from heapq import heappop, heappush
+
+from ouroboros.drafters.draft_tree.candidates import (
+    MIN_RATE,
+    find_children,
+    log_odds,
+    phrase_children,
+)
+from ouroboros.drafters.draft_tree.phrase_index import append, fill_path
+from ouroboros.drafters.draft_tree.state import MAX_CALLS, NODES, SIZES, host_jit, jit
+
+MAX_PHRASE_HITS = 0.75  # the phrases' hit rate counts as at most this
+MIN_TRUST = 0.2  # estimates count for at least this share
+MIN_REACH = 0.01  # nodes reached less likely than this are left out,
+MIN_WORTH = 0.8  # and those worth less than this share of their cost
+CALL_FACTOR = 2.5  # a draft call is worth this many times its immediate gain: it leads to others
 
 
 @jit
-def _precedes(s, a, b):
-    """Whether heap entry a comes before entry b."""
-    if s.heap_reach[a] != s.heap_reach[b]:
-        return s.heap_reach[a] > s.heap_reach[b]
-    return s.heap_tick[a] < s.heap_tick[b]
+def rate(s):
+    """Return the tokens per cost so far."""
+    return s.tokens / s.cost
 
 
 @jit
-def _swap(s, a, b):
-    s.heap_reach[a], s.heap_reach[b] = s.heap_reach[b], s.heap_reach[a]
-    s.heap_tick[a], s.heap_tick[b] = s.heap_tick[b], s.heap_tick[a]
-    s.heap_node[a], s.heap_node[b] = s.heap_node[b], s.heap_node[a]
-    s.heap_child[a], s.heap_child[b] = s.heap_child[b], s.heap_child[a]
+def _set_constants(s):
+    """Set what is constant over a step: the sources' hit rates, trust in the estimates, the least
+    probability at which a node joins.
+
+    Trees collect overestimates, most of all on texts unlike those of the fit; so estimates count
+    by the share of the tokens expected of earlier trees that was accepted.
+    """
+    s.phrase_odds = log_odds(s.phrase_hits / s.phrase_trials, MIN_RATE)
+    s.draft_odds = log_odds(s.draft_hits / s.draft_trials, MIN_RATE)
+    s.trust = min(max(s.accepted / s.expected, MIN_TRUST), 1.0)
+    s.floor = max(MIN_REACH, MIN_WORTH * rate(s) * s.node_cost / s.trust)
 
 
 @jit
-def push(s, node, child, reach):
-    """Push a node's child onto the heap, with its probability of being reached."""
-    at = s.heap
-    s.heap_reach[at] = reach
-    s.heap_node[at] = node
-    s.heap_child[at] = child
-    s.heap_tick[at] = s.tick
-    s.tick += 1
-    s.heap = at + 1
-    while at > 0 and _precedes(s, at, (at - 1) // 2):
-        _swap(s, at, (at - 1) // 2)
-        at = (at - 1) // 2
+def _add_hoped(s, size, reach, there):
+    """Insert a hoped-for node among the first `size` of `likely`; return the new size.
+
+    It is in the tree with probability `there`, and is then reached with probability `reach`.
+    """
+    if size >= NODES:
+        return size
+    at = size
+    while at > 1 and s.likely[at - 1] < reach:
+        s.likely[at] = s.likely[at - 1]
+        s.there[at] = s.there[at - 1]
+        at -= 1
+    s.likely[at] = reach
+    s.there[at] = there
+    return size + 1
 
 
 @jit
-def pop(s):
-    """Remove the likeliest child from the heap; return its parent and its number there."""
-    node, child = s.heap_node[0], s.heap_child[0]
-    size = s.heap - 1
-    _swap(s, 0, size)
-    s.heap = size
-    at = 0
-    while True:
-        best = at
-        for below in range(2 * at + 1, min(2 * at + 3, size)):
-            if _precedes(s, below, best):
-                best = below
-        if best == at:
-            return node, child
-        _swap(s, at, best)
-        at = best
+def _list_tree(s):
+    """Fill `likely` with the tree's nodes."""
+    for place in range(s.tree_size):
+        s.likely[place] = s.reach[s.order[place]]
+        s.there[place] = 1.0
+
+
+@jit
+def _best_size(s, size):
+    """Return how many of the first `size` of `likely` pay best to verify, and their worth in
+    tokens: expected tokens - rate x cost of verifying them."""
+    nodes = 1.0
+    value = 0.0
+    most = -rate(s) * s.verify_cost[1]
+    best = 1
+    for place in range(1, size):
+        nodes += s.there[place]
+        value += s.there[place] * s.likely[place] * s.trust
+        if nodes > s.max_nodes:
+            break
+        whole = min(int(nodes), SIZES - 2)
+        part = min(nodes - whole, 1.0)
+        cost = s.verify_cost[whole] + part * (s.verify_cost[whole + 1] - s.verify_cost[whole])
+        worth = value - rate(s) * cost
+        if worth >= most:
+            most = worth
+            best = place + 1
+    return best, most
+
+
+@jit
+def nodes_to_verify(s):
+    """Return how many nodes of `order` pay best to verify."""
+    _list_tree(s)
+    return _best_size(s, s.tree_size)[0]
+
+
+@jit
+def plan_draft_call(s):
+    """List in `to_score` the nodes that the draft model shall score next; return how many.
+
+    They are the likeliest unscored nodes, as many as pay best; 0 where no call pays. Where phrases
+    are silent or wrong, the draft model may find the token, and phrases then continue from it: the
+    call must cost less than what that adds to the tree, after the cost of verifying it.
+    """
+    s.pending = 0
+    if s.calls >= MAX_CALLS:
+        return 0
+    size = s.tree_size
+    _list_tree(s)
+    before = _best_size(s, size)[1]
+    finds = s.finds / s.find_trials
+    hits = min(s.phrase_hits / s.phrase_trials, MAX_PHRASE_HITS)
+    count = 0
+    best = 0.0
+    for place in range(s.tree_size):
+        node = s.order[place]
+        depth = s.depth[node]
+        if s.scored[node] or depth >= s.max_depth or depth > s.max_draft_depth:
+            continue
+        reach = s.reach[node] * finds
+        if count >= s.draft_nodes or reach <= s.floor:
+            break
+        s.to_score[count] = node
+        count += 1
+        if s.judge or s.children[node] == 0:
+            known = 0.0
+            for j in range(s.children[node]):
+                known += s.child_prob[node, j]
+            there = 1.0 - known  # the target's token is none of the children
+            while there > 0.0 and reach > s.floor and depth < s.max_depth:
+                size = _add_hoped(s, size, reach, there)
+                reach *= hits
+                depth += 1
+        gain = _best_size(s, size)[1] - before
+        worth = CALL_FACTOR * gain - rate(s) * s.draft_cost[min(count, SIZES - 1)]
+        if worth > best:
+            best = worth
+            s.pending = count
+    return s.pending
 
 
 @jit
@@ -77,45 +163,45 @@ def make_node(s, m, token, parent):
     s.parent[node] = parent
     s.depth[node] = s.depth[parent] + 1 if node else 0
     s.scored[node] = 0
-    s.top_draft[node] = -1
     s.draft_row[node] = -1
     phrase_children(s, m, node)
     return node
 
 
 @jit
-def _push_children(s, node):
-    if s.depth[node] >= s.max_depth:
-        return
-    for j in range(s.children[node]):
-        reach = s.reach[node] * s.child_prob[node, j]
-        if reach >= s.floor:
-            push(s, node, j, reach)
+def _push_children(s, heap, ticks, node):
+    """Push a node's children onto the heap; return how many have been pushed in all."""
+    if s.depth[node] < s.max_depth:
+        for j in range(s.children[node]):
+            reach = s.reach[node] * s.child_prob[node, j]
+            if reach >= s.floor:
+                heappush(heap, (-reach, ticks, node, j))
+                ticks += 1
+    return ticks
 
 
 @jit
 def _grow(s, m):
     """Grow the tree from the root, which must be made."""
-    s.heap = 0
-    s.tick = 0
     s.tree_size = 1
     s.order[0] = 0
     s.reach[0] = 1.0
-    _push_children(s, 0)
-    while s.heap > 0 and s.tree_size < s.max_nodes:
-        parent, j = pop(s)
+    heap = [(0.0, 0, 0, 0) for _ in range(0)]
+    ticks = _push_children(s, heap, 0, 0)
+    while heap and s.tree_size < s.max_nodes:
+        reach, _, parent, j = heappop(heap)
         node = s.child_node[parent, j]
         if node < 0:
             node = make_node(s, m, s.child_token[parent, j], parent)
             if node < 0:
                 return
             s.child_node[parent, j] = node
-        s.reach[node] = s.reach[parent] * s.child_prob[parent, j]
+        s.reach[node] = -reach
         s.kind[node] = s.child_kind[parent, j]
         s.prob[node] = s.child_prob[parent, j]
         s.order[s.tree_size] = node
         s.tree_size += 1
-        _push_children(s, node)
+        ticks = _push_children(s, heap, ticks, node)
 
 
 @jit
@@ -150,8 +236,7 @@ def begin(states, m, new_tokens, max_depth, max_draft_depth):
     s.calls = 0
     s.drafted = 0
     s.spent = 0.0
-    set_floor(s)
-    set_step_features(s)
+    _set_constants(s)
     make_node(s, m, m.text[s.length - 1], -1)
     _grow(s, m)
     return _next_draft_call(s)
@@ -162,11 +247,16 @@ def add_rankings(states, m, ids, scores, shares):
     """Take the draft model's rankings after the nodes in `to_score`, each [nodes, ranks], and grow
     anew. Return how many nodes it shall score next."""
     s = states[0]
-    s.ranks = ids.shape[1]
     for i in range(s.pending):
         node = s.to_score[i]
         if s.judge or s.children[node] == 0:
-            draft_children(s, m, node, ids[i], scores[i], shares[i])
+            s.ranks[node] = ids.shape[1]
+            for rank in range(s.ranks[node]):
+                s.ranked[node, rank] = ids[i, rank]
+                s.ranked_score[node, rank] = scores[i, rank]
+                s.ranked_share[node, rank] = shares[i, rank]
+            fill_path(s, node)
+            find_children(s, m, node, s.ranks[node])
         s.scored[node] = 1
     _grow(s, m)
     return _next_draft_call(s)

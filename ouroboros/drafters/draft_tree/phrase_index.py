@@ -10,8 +10,7 @@ plus one. Positions inside the path count too, so a loop continues by itself. Po
 
 from __future__ import annotations
 
-from ouroboros.drafters.draft_tree.jit import jit
-from ouroboros.drafters.draft_tree.state import CONTEXT, LONGEST, OCCURRENCES, RING
+from ouroboros.drafters.draft_tree.state import CONTEXT, LONGEST, OCCURRENCES, RING, jit
 
 
 @jit

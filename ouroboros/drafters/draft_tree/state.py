@@ -1,15 +1,31 @@
-"""The state of a drafter: all sizes, and the arrays that the compiled functions work on.
+"""The drafter's state, and how its functions are compiled.
 
-Nodes are numbers below `NODES`, made as the tree grows and discarded at the next step; node 0 is
-the root, the sequence's last token. Invariant: `order` lists the tree's nodes by falling
-probability, so a parent precedes its children.
+The state is one record of arrays and sizes, and the arrays of `Memory`, which grow. Nodes are
+numbers below `NODES`, made as the tree grows and discarded at the next step; node 0 is the root,
+the sequence's last token. Invariant: `order` lists the tree's nodes by falling probability, so a
+parent precedes its children.
+
+numba compares a cached function with its own source file only, but functions are compiled into
+their callers, so the cache folder is named after all sources of this package and the CPU. Without a
+writable folder nothing is cached, and every process compiles anew. NUMBA_DISABLE_JIT=1 runs the
+functions as Python, for debugging.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
+import llvmlite.binding
+import numba
 import numpy as np
+
+from ouroboros.drafters.pool import CONTEXT, RATES
+
+Function = TypeVar("Function", bound=Callable)
 
 NODES = 1024  # nodes made in one step, those dropped again included
 CHILDREN = 5  # most children of a node
@@ -20,40 +36,26 @@ LEVELS = len(ORDERS)
 CANDIDATES = 64  # distinct tokens after a node: at least OCCURRENCES + RECENT
 SHORTLIST = 8  # candidates with the largest shares, which the estimator sees
 RECENT = 12  # newest recycled predictions after a token that are looked at
-CONTEXT = 6  # tokens of context that a recycled prediction keeps
 RING = 1 << 14  # recycled predictions kept, 32 bytes each
 RANKS = 6  # the draft model's likeliest tokens after a node
+OPTIONS = SHORTLIST + RANKS  # tokens that may become a node's children
 MAX_CALLS = 48  # draft calls in one step
 SIZES = 257  # calls of 1 to SIZES - 1 nodes have a cost
 
 PHRASE, RECYCLED, DRAFT, JUDGED = 1, 2, 4, 8  # who proposes a child, as bits
 
 PHRASE_FEATURES = (
-    "one",
-    "log-odds of the share",
-    "log2(1 + match)",
-    "log2(1 + rank)",
-    "newest of the longest matches",
-    "match is the longest",
-    "only recycled",
-    "log-odds of the index's hit rate",
-    "temperature",
-    "temperature x log-odds of the share",
-    "temperature x noise",
-    "temperature x log2(1 + match)",
-)
+    "one", "log-odds of the share", "log2(1 + match)", "log2(1 + rank)",
+    "newest of the longest matches", "match is the longest", "only recycled",
+    "log-odds of the index's hit rate", "temperature", "temperature x log-odds of the share",
+    "temperature x noise", "temperature x log2(1 + match)",
+)  # fmt: skip
 DRAFT_FEATURES = (
-    *PHRASE_FEATURES,
-    "log-odds of the draft's share",
-    "the draft's margin",
-    "log2(1 + the draft's rank)",
-    "not among the draft's ranks",
-    "not in the index",
-    "log-odds of the draft's hit rate",
-    "first for both",
-    "temperature x the draft's margin",
+    *PHRASE_FEATURES, "log-odds of the draft's share", "the draft's margin",
+    "log2(1 + the draft's rank)", "not among the draft's ranks", "not in the index",
+    "log-odds of the draft's hit rate", "first for both", "temperature x the draft's margin",
     "temperature x log-odds of the draft's share",
-)
+)  # fmt: skip
 
 
 class Memory(NamedTuple):
@@ -79,16 +81,17 @@ _INTEGERS = {
     "length": (), "start": (), "recycled": (), "stamp": (),
     # settings
     "max_nodes": (), "max_children": (), "draft_nodes": (), "recycle": (), "judge": (),
-    "noisy": (), "seed": (), "ranks": (),
+    "noisy": (), "seed": (),
     # the step: depth limits of tree and draft, nodes made, nodes in the tree, draft calls, nodes
     # that the draft shall score now, nodes that it has scored in this step
     "max_depth": (), "max_draft_depth": (), "made": (), "tree_size": (), "calls": (), "pending": (),
     "drafted": (),
     # by node: `occurrence` and `match` are positions of its token in the text, and how many tokens
-    # up to there agree; `draft_row` is its row in the draft's tree, `top_*` each source's first
+    # up to there agree; `draft_row` is its row in the draft's tree, `top_phrase` the first phrase's
+    # token; `ranks` tokens after it were ranked by the draft model
     "token": NODES, "parent": NODES, "depth": NODES, "kind": NODES, "scored": NODES, "place": NODES,
     "draft_row": NODES, "occurrences": NODES, "occurrence": (NODES, OCCURRENCES),
-    "match": (NODES, OCCURRENCES), "top_phrase": NODES, "top_draft": NODES,
+    "match": (NODES, OCCURRENCES), "top_phrase": NODES, "ranks": NODES, "ranked": (NODES, RANKS),
     "children": NODES, "child_token": (NODES, CHILDREN), "child_node": (NODES, CHILDREN),
     "child_kind": (NODES, CHILDREN),
     "phrase_children": NODES, "phrase_child": (NODES, CHILDREN),  # those before the draft's view
@@ -97,15 +100,12 @@ _INTEGERS = {
     # for the host: the draft's tree, the proposal, draft rows of the accepted path
     "draft_token": NODES, "draft_parent": NODES, "draft_depth": NODES,
     "out_token": NODES, "out_parent": NODES, "out_depth": NODES, "out_kind": NODES, "kept": NODES,
-    # scratch of one node: its path, its candidates, the best children so far
+    # scratch of one node: its path, its candidates, the tokens that may become its children
     "path": NODES + 1, "level_of": LONGEST + 1, "top_level": (), "candidates": (),
     "candidate": CANDIDATES, "candidate_match": CANDIDATES, "candidate_kind": CANDIDATES,
     "candidate_rank": CANDIDATES, "listed": (), "shortlist": SHORTLIST, "longest": (),
-    "longest_next": (), "best": (), "best_token": CHILDREN, "best_kind": CHILDREN,
-    "best_node": CHILDREN,
-    # the heap of children that may join the tree
-    "heap": (), "heap_node": NODES * CHILDREN, "heap_child": NODES * CHILDREN,
-    "heap_tick": NODES * CHILDREN, "tick": (),
+    "longest_next": (), "noise_key": (), "options": (), "option_token": OPTIONS,
+    "option_kind": OPTIONS, "option_node": OPTIONS, "ranking": OPTIONS,
 }  # fmt: skip
 _REALS = {
     "temperature": (), "logit_scale": (),  # logits in one unit of a score
@@ -114,24 +114,18 @@ _REALS = {
     "phrase_odds": (), "draft_odds": (), "trust": (), "floor": (),
     # by node: P(reached), P(accepted | its parent is)
     "reach": NODES, "prob": NODES, "out_prob": NODES,
-    "child_prob": (NODES, CHILDREN), "best_prob": CHILDREN, "heap_reach": NODES * CHILDREN,
+    "child_prob": (NODES, CHILDREN), "ranked_score": (NODES, RANKS), "ranked_share": (NODES, RANKS),
     # the tree plus what a draft call may add, likeliest first: P(reached), P(there at all)
     "likely": NODES, "there": NODES,
     # scratch of one node
     "weight": (CANDIDATES, LEVELS), "total": LEVELS, "share": CANDIDATES, "recency": CANDIDATES,
-    "features": len(DRAFT_FEATURES),
+    "features": (OPTIONS, len(DRAFT_FEATURES)), "option_prob": OPTIONS,
     "phrase_weights": len(PHRASE_FEATURES), "draft_weights": len(DRAFT_FEATURES),
     # cost of a target and a draft call by nodes, of one more node, of this step's draft calls
     "verify_cost": SIZES, "draft_cost": SIZES, "node_cost": (), "spent": (),
     # learned: tokens and cost so far, hits of trials, finds of trials, tokens accepted and expected
-    "tokens": (), "cost": (), "phrase_hits": (), "phrase_trials": (), "draft_hits": (),
-    "draft_trials": (), "finds": (), "find_trials": (), "accepted": (), "expected": (),
+    **dict.fromkeys(RATES, ()),
 }  # fmt: skip
-RATES = (
-    "tokens", "cost", "phrase_hits", "phrase_trials", "draft_hits", "draft_trials", "finds",
-    "find_trials", "accepted", "expected",
-)  # fmt: skip
-"""The learned fields, which outlive a prompt, in the order in which they are saved."""
 
 
 def new_state() -> Any:
@@ -158,3 +152,62 @@ def new_memory(vocab: int) -> Memory:
         np.zeros(vocab, np.int32),
         np.zeros(vocab, np.int64),
     )
+
+
+def cache_folder() -> Path | None:
+    """Return a writable folder for this package's machine code on this CPU, None without one."""
+    package = Path(__file__).parent
+    files = [package.parent / "pool.py", *sorted(package.glob("*.py"))]
+    sources = hashlib.sha256(b"".join(file.read_bytes() for file in files))
+    name = f"ouroboros-{sources.hexdigest()[:16]}-{llvmlite.binding.get_host_cpu_name()}"
+    places = [package / "__pycache__", Path("~/.cache/numba").expanduser()]
+    if numba.config.CACHE_DIR:  # NUMBA_CACHE_DIR
+        places = [Path(numba.config.CACHE_DIR)]
+    for place in places:
+        try:
+            (place / name).mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(place / name, os.W_OK | os.X_OK):
+            return place / name
+    return None
+
+
+CACHE = cache_folder()
+CACHED = CACHE is not None and any(CACHE.rglob("*.nbi"))
+"""Whether an earlier process has compiled these functions."""
+
+
+def jit(function: Function) -> Function:
+    """Compile a function at its first call, or load its cached machine code."""
+    if CACHE is None:
+        return numba.njit(function)
+    configured, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(CACHE)
+    try:
+        return numba.njit(cache=True)(function)
+    finally:
+        numba.config.CACHE_DIR = configured
+
+
+class HostCall:
+    """A compiled function that the host calls in every step, without numba's type dispatch.
+
+    Examining the types of a record and a dozen arrays takes numba as long as the work itself.
+    Invariant: every call passes the same types.
+    """
+
+    def __init__(self, dispatcher: Any) -> None:
+        self.dispatcher = dispatcher
+        self.call: Callable | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self.call is not None:
+            return self.call(*args)
+        result = self.dispatcher(*args)
+        self.call = self.dispatcher.get_overload(self.dispatcher.signatures[0])
+        return result
+
+
+def host_jit(function: Function) -> Function | HostCall:
+    """Compile a function that the host calls in every step, always with the same types."""
+    return function if numba.config.DISABLE_JIT else HostCall(jit(function))

@@ -15,25 +15,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ouroboros.drafters.draft_tree import feedback, grow, jit
-from ouroboros.drafters.draft_tree.candidates import fill_tables
-from ouroboros.drafters.draft_tree.estimator import Weights
-from ouroboros.drafters.draft_tree.memory import DrafterMemory
+from ouroboros.drafters.draft_tree import feedback, grow, state
+from ouroboros.drafters.draft_tree.candidates import Weights, fill_tables
 from ouroboros.drafters.draft_tree.phrase_index import append
 from ouroboros.drafters.draft_tree.state import (
     CHILDREN,
-    CONTEXT,
     JUDGED,
     NODES,
     PHRASE,
     RANKS,
-    RATES,
     RECYCLED,
     RING,
     SIZES,
     new_memory,
     new_state,
 )
+from ouroboros.drafters.pool import CONTEXT, RATES, DrafterMemory
 
 log = logging.getLogger(__name__)
 MAX_TEXT = 1 << 20  # tokens, 8 bytes each
@@ -267,12 +264,12 @@ def _extend(array: np.ndarray, size: int, value: int) -> np.ndarray:
 def warm_up_jit() -> None:
     """Compile the functions of a step, or load them, before any measured step; log a warning where
     that takes long. Later calls do nothing."""
-    if jit.CACHE is None:
+    if state.CACHE is None:
         log.warning(
             "no folder for compiled code can be written: compiling the drafter takes 15 s in each "
             "process; set NUMBA_CACHE_DIR"
         )
-    elif not jit.CACHED:
+    elif not state.CACHED:
         log.warning("compiling the drafter for this machine, once; it takes some 15 s")
     grower = TreeGrower(Weights.load(), Shape(draft_nodes=1))
     grower.set_costs([1.0], [0.0])

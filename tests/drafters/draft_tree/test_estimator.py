@@ -7,14 +7,15 @@ import pytest
 from growing_texts import chain_text, growth
 from scipy.special import softmax
 
-from ouroboros.drafters.draft_tree.candidates import considered
-from ouroboros.drafters.draft_tree.estimator import (
+from ouroboros.drafters.draft_tree.candidates import (
     MAX_DRAFT_ODDS,
     MAX_MARGIN,
     Weights,
     gumbel_of,
+    list_options,
     position_key,
 )
+from ouroboros.drafters.draft_tree.phrase_index import fill_path
 from ouroboros.drafters.draft_tree.state import DRAFT_FEATURES
 from ouroboros.select import gumbel
 
@@ -24,18 +25,25 @@ FIRST, SECOND = TEXT[-3], TEXT[-2]  # the index knows the first alone
 FROM_DRAFT = "the draft's margin", "log-odds of the draft's share"
 
 
+def options(grown, ids, scores, shares) -> dict[int, dict[str, float]]:
+    """Features by token of all that may follow the root, where the draft ranks `ids`."""
+    s, ranks = grown.state, len(ids)
+    s.ranked[0, :ranks], s.ranked_score[0, :ranks], s.ranked_share[0, :ranks] = ids, scores, shares
+    fill_path(s, 0)
+    list_options(s, grown.memory, 0, ranks)
+    rows = zip(s.option_token[: s.options].tolist(), s.features.tolist(), strict=False)
+    return {token: dict(zip(DRAFT_FEATURES, row, strict=True)) for token, row in rows}
+
+
 def features(
     temperature: float, logits=LOGITS, *, of=FIRST, seed=None, ids=(FIRST, SECOND)
 ) -> dict[str, float]:
-    """Of the token `of` after a text, where the draft ranks `ids` by those logits."""
+    """Features of the token `of` after a text, where the draft ranks `ids` by those logits."""
     grown = growth(vocab=12)
     grown.start(temperature=temperature, seed=seed)
     grown.begin(TEXT, 10, 10)
     scores = np.array(logits) / (temperature or 1.0)
-    grown.state.ranks = len(scores)
-    ranking = np.array(ids), np.array(scores), softmax(scores.astype(np.float32)).astype(float)
-    found = dict(considered(grown.state, grown.memory, 0, ranking))
-    return dict(zip(DRAFT_FEATURES, found[of], strict=True))
+    return options(grown, ids, scores, softmax(scores.astype(np.float32)).astype(float))[of]
 
 
 def test_what_the_draft_says_counts_in_logits_at_any_temperature():
@@ -76,12 +84,8 @@ def test_what_the_draft_does_not_rank_counts_against_its_first():
     grown = growth(vocab=12)
     grown.start()
     grown.begin(TEXT, 10, 10)
-    grown.state.ranks = 2
-    ranking = np.array([FIRST, SECOND]), np.array([0.0, 0.0]), np.array([0.5, 0.25])
-    found = dict(considered(grown.state, grown.memory, 0, ranking))[FIRST]
-    assert found[DRAFT_FEATURES.index("log-odds of the draft's share")] == pytest.approx(
-        0, abs=1e-6
-    )
+    found = options(grown, [FIRST, SECOND], [0.0, 0.0], [0.5, 0.25])[FIRST]
+    assert found["log-odds of the draft's share"] == pytest.approx(0, abs=1e-6)
 
 
 def test_the_temperature_is_a_feature_alone_and_with_others():
@@ -100,11 +104,7 @@ def test_hit_rates_are_features():
     s = grown.state
     s.phrase_hits, s.draft_hits = 0.25 * s.phrase_trials, 0.75 * s.draft_trials
     grown.begin(TEXT, 10, 10)
-    s.ranks = 2
-    ranking = np.array([FIRST, SECOND]), np.array(LOGITS), np.array(softmax(LOGITS))
-    found = dict(
-        zip(DRAFT_FEATURES, dict(considered(s, grown.memory, 0, ranking))[FIRST], strict=True)
-    )
+    found = options(grown, [FIRST, SECOND], LOGITS, softmax(LOGITS))[FIRST]
     assert found["log-odds of the index's hit rate"] == pytest.approx(-np.log(3))
     assert found["log-odds of the draft's hit rate"] == pytest.approx(np.log(3))
 

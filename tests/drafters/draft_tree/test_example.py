@@ -29,7 +29,7 @@ The text is `a b c a b d a b`; its last token `b` is the root of the tree.
 
 import pytest
 
-from ouroboros.drafters.draft_tree.estimator import Weights
+from ouroboros.drafters.draft_tree.candidates import Weights
 from ouroboros.drafters.draft_tree.state import DRAFT_FEATURES, PHRASE_FEATURES
 from ouroboros.drafters.draft_tree.tree_grower import Shape, TreeGrower
 from ouroboros.tree import TokenTree

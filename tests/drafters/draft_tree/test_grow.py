@@ -5,12 +5,12 @@ import pytest
 from growing_texts import chain_text, depths, growth, path_of, ranking, step
 
 from ouroboros.drafters.draft_tree.feedback import EXPECTED, TREE_DECAY
-from ouroboros.drafters.draft_tree.grow import make_node, pop, push
-from ouroboros.drafters.draft_tree.node_budget import (
+from ouroboros.drafters.draft_tree.grow import (
     CALL_FACTOR,
     MAX_PHRASE_HITS,
     MIN_REACH,
     MIN_WORTH,
+    make_node,
     nodes_to_verify,
     plan_draft_call,
     rate,
@@ -53,13 +53,6 @@ def test_the_tree_holds_the_likeliest_nodes_of_all(vocab, max_nodes):
         last = own[-1][0]
         assert {one for one in own if one[0] > last} == {one for one in every if one[0] > last}
         assert len({tokens for _, tokens in own}) == len(own) <= max_nodes
-
-
-def test_equals_leave_the_heap_in_the_order_they_came():
-    s = growth().state
-    for number, reach in enumerate([0.5, 0.9, 0.5, 0.9, 0.1, 0.5]):
-        push(s, number, 2, reach)
-    assert [pop(s) for _ in range(6)] == [(number, 2) for number in (1, 3, 0, 2, 5, 4)]
 
 
 @pytest.mark.parametrize("trust", [1.0, 0.3])

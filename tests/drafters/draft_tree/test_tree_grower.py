@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from growing_texts import chain_text, depths, growth, ranking, step
 
-from ouroboros.drafters.draft_tree import jit, tree_grower
+from ouroboros.drafters.draft_tree import state, tree_grower
 
 RUN = """
 import json
@@ -52,7 +52,7 @@ def test_no_index_leaves_its_array(tmp_path):
 
 def test_without_a_writable_cache_folder_nothing_is_cached_and_nothing_raises(tmp_path):
     (tmp_path / "file").touch()
-    code = "from ouroboros.drafters.draft_tree import grow, jit; print(jit.CACHE)"
+    code = "from ouroboros.drafters.draft_tree import grow, state; print(state.CACHE)"
     assert run(code, NUMBA_CACHE_DIR=str(tmp_path / "file")).strip() == "None"
 
 
@@ -67,8 +67,8 @@ def test_without_a_writable_cache_folder_nothing_is_cached_and_nothing_raises(tm
 def test_a_warning_precedes_a_long_compilation(monkeypatch, cache, cached, warning):
     told, before = [], []
     load = tree_grower.Weights.load
-    monkeypatch.setattr(jit, "CACHE", cache)
-    monkeypatch.setattr(jit, "CACHED", cached)
+    monkeypatch.setattr(state, "CACHE", cache)
+    monkeypatch.setattr(state, "CACHED", cached)
     monkeypatch.setattr(tree_grower.log, "warning", told.append)
     monkeypatch.setattr(tree_grower.Weights, "load", lambda: before.append(list(told)) or load())
     tree_grower.warm_up_jit.__wrapped__()
@@ -82,10 +82,10 @@ def test_the_host_always_calls_compiled_functions_with_the_same_types(monkeypatc
         function
         for room in (tree_grower.grow, tree_grower.feedback)
         for function in vars(room).values()
-        if isinstance(function, jit.HostCall)
+        if isinstance(function, state.HostCall)
     ]
     assert len(calls) == 5
-    monkeypatch.setattr(jit.HostCall, "__call__", lambda self, *args: self.dispatcher(*args))
+    monkeypatch.setattr(state.HostCall, "__call__", lambda self, *args: self.dispatcher(*args))
     grown = growth(vocab=4, call=0.1)
     for vocab, seed, known in ((3, None, 1), (60, 7, 2), (60, 7, 1500)):
         text = chain_text(known + 200, vocab)
