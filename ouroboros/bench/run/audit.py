@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
+from itertools import product
 
 import psutil
 import torch
@@ -60,11 +61,11 @@ def audit_run(
     answers = Answers(job.task, job.examples, next(iter(job.decoders)), samples.values())
     choose = job.sampling.choose("", 0, vocab=job.target.vocab_size)
     rules = {name: DrafterCapabilities.of(make()).rule for name, make in job.decoders.items()}
-    in_law = {name for name, rule in rules.items() if rule(choose) is not choose}
+    keeps_distribution = {name for name, rule in rules.items() if rule(choose) is not choose}
 
     def findings(example: Example, repeat: int, group: Mapping[str, Sample]) -> tuple[dict, list]:
         """Judge one prompt's completions, by decoder; return findings and controls."""
-        found = _without_comparison(job, group, in_law, finished)
+        found = _without_comparison(job, group, keeps_distribution, finished)
         plain = group.get(PLAIN)
         if plain is None or plain.error:
             reason = Finding("not judged", f"{PLAIN} has no completion of this prompt")
@@ -95,23 +96,22 @@ def audit_run(
         return {PLAIN: reference, **judged, **found}, measured
 
     rows = []
-    for repeat in range(job.repeats):
-        for example in job.examples:
-            keys = {name: (example.id, name, repeat) for name in job.decoders}
-            group = {name: samples[key] for name, key in keys.items() if key in samples}
-            if group or finished:
-                found, measured = findings(example, repeat, group)
-                known = {
-                    name: {k: v for k, v in asdict(one).items() if v not in (None, "", {})}
-                    for name, one in found.items()
-                }
-                rows.append(Row(example.id, repeat, known, [asdict(one) for one in measured]))
-            on_row()
+    for repeat, example in product(range(job.repeats), job.examples):
+        keys = {name: (example.id, name, repeat) for name in job.decoders}
+        group = {name: samples[key] for name, key in keys.items() if key in samples}
+        if group or finished:
+            found, measured = findings(example, repeat, group)
+            known = {
+                name: {k: v for k, v in asdict(finding).items() if v not in (None, "", {})}
+                for name, finding in found.items()
+            }
+            rows.append(Row(example.id, repeat, known, [asdict(control) for control in measured]))
+        on_row()
     folder.write_text(AUDIT, "".join(json.dumps(asdict(row)) + "\n" for row in rows))
 
 
 def _without_comparison(
-    job: Bench, group: Mapping[str, Sample], in_law: Collection[str], finished: bool
+    job: Bench, group: Mapping[str, Sample], keeps_distribution: Collection[str], finished: bool
 ) -> dict[str, Finding]:
     """Return the findings that need neither model nor standard decoding: a missing or failed
     completion, a refused prompt, or a decoder that preserves the distribution only."""
@@ -128,7 +128,7 @@ def _without_comparison(
         elif sample.error:
             failed = Finding("BUG", f"failed: {sample.error}")
             found[name] = Finding("not measured", sample.error) if refused else failed
-        elif name in in_law:
+        elif name in keeps_distribution:
             found[name] = Finding("in law", "rejection sampling: equal in law, not in tokens")
     return found
 

@@ -23,8 +23,11 @@ from ouroboros.processors import processed
 from ouroboros.reference_pair import FOLDER
 from ouroboros.select import Sampler, TokenSelector, argmax
 
-AUDITS = ("none", "differing", "all")
-PARALLEL_DRAFTS = ("every", "first", "shared")
+CHOICES = {
+    "audit": ("none", "differing", "all"),
+    "parallel": ("tree", None),
+    "parallel_draft": ("every", "first", "shared", None),
+}
 
 
 @dataclass(frozen=True)
@@ -125,34 +128,25 @@ class RunConfig:
     record_predictions: bool = False
     """Write the target's prediction at every node, for replays of any drafter."""
 
-    def __post_init__(self) -> None:
-        self.check()
-
     @classmethod
     def from_mapping(cls, options: Mapping) -> RunConfig:
         """Return the config of plain values, as conf/config.yaml and run.json have them.
 
         Options that are missing have their defaults; `temperature` may be "matched".
         """
-        own = dict(options)
+        own = {"decoder": {}, **options}
         drawn = {f.name for f in fields(Sampling)}
         known = {f.name for f in fields(cls)} - {"sampling"} | drawn
-        for name in own:
-            if name not in known:
-                raise ValueError(
-                    f"{name} is no option of a run: choose from {', '.join(sorted(known))}"
-                )
-        model, task = PairSpec.from_mapping(own.pop("model")), own.pop("task")
+        for name in own.keys() - known:
+            raise ValueError(
+                f"{name} is no option of a run: choose from {', '.join(sorted(known))}"
+            )
+        own["model"] = PairSpec.from_mapping(own["model"])
+        own["task"] = TaskSpec.from_mapping(own["task"])
         sampling = {name: own.pop(name) for name in drawn & own.keys()}
         if sampling.get("temperature") == "matched":
-            sampling["temperature"] = matched_temperature(model.target)
-        return cls(
-            model=model,
-            task=TaskSpec.from_mapping(task),
-            sampling=Sampling(**sampling),
-            decoder=own.pop("decoder", None) or {},
-            **own,
-        )
+            sampling["temperature"] = matched_temperature(own["model"].target)
+        return cls(sampling=Sampling(**sampling), **own)
 
     def to_mapping(self) -> dict:
         """Return plain values, as `from_mapping` takes them."""
@@ -185,8 +179,7 @@ class RunConfig:
                     found[f"decoder.{name}.{option}"] = Path(str(own[option]))
         return found
 
-    def check(self) -> None:
-        """Raise `ValueError` for a value out of its range, or options that exclude each other."""
+    def __post_init__(self) -> None:
         for name, value, null in (
             ("max_new", self.max_new, True),
             ("repeats", self.repeats, False),
@@ -201,13 +194,21 @@ class RunConfig:
                 raise ValueError(f"{name}={getattr(self, name)}: give true or false")
         if not isinstance(self.record_trees, bool | None):
             raise ValueError(f"record_trees={self.record_trees}: give true, false or null")
-        if self.audit not in AUDITS:
-            raise ValueError(f"audit={self.audit}: choose one of {', '.join(AUDITS)}")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                known = ", ".join("null" if choice is None else choice for choice in choices)
+                raise ValueError(f"{name}={getattr(self, name)}: choose one of {known}")
         if self.record_predictions and self.timing:
             raise ValueError(
                 "record_predictions=true takes time in every step: give timing=false as well"
             )
-        self._check_parallel()
+        for name in ("options", "target_options", "draft_options"):
+            for plan in ("tp_plan", "distributed_config"):
+                if self.parallel and getattr(self.model, name).get(plan) is not None:
+                    raise ValueError(
+                        f"parallel=tree with model.{name}.{plan}: transformers would spread one "
+                        "model over all processes; leave one of the two out"
+                    )
         check_decoders(self.decoder)
         if self.save_pools and not self.carried_pools:
             raise ValueError(
@@ -230,23 +231,6 @@ class RunConfig:
                 raise ValueError(
                     f"{what}.verification=rejection supports no repetition_penalty: give 1.0"
                 )
-
-    def _check_parallel(self) -> None:
-        if self.parallel not in (None, "tree"):
-            raise ValueError(f"parallel={self.parallel}: choose tree, or null for one process")
-        if self.parallel_draft not in (None, *PARALLEL_DRAFTS):
-            choices = ", ".join(PARALLEL_DRAFTS)
-            raise ValueError(
-                f"parallel_draft={self.parallel_draft}: choose one of {choices}, or null"
-            )
-        for name in ("options", "target_options", "draft_options"):
-            for plan in ("tp_plan", "distributed_config"):
-                if self.parallel and getattr(self.model, name).get(plan) is not None:
-                    raise ValueError(
-                        f"parallel=tree with model.{name}.{plan}: transformers spreads one model "
-                        "over every process, so that none is left for another part of the tree; "
-                        "leave one of the two out"
-                    )
 
 
 def check_whole(name: str, value: object, *, least: int = 1, null: bool = False) -> None:

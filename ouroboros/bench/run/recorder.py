@@ -30,15 +30,12 @@ def prefix_keys(
     >>> list(prefix_keys(2, tree, [4, 5, 6, 7, 8]))
     [(2, ()), (3, ()), (4, ()), (3, (9,)), (3, (9, 1))]
     """
-    found: list[PrefixKey] = []
-    for token, parent in zip(tree.tokens, tree.parents, strict=True):
-        if parent < 0:
-            found.append((base - len(off), tuple(off)))
-            continue
-        along, off = found[parent]
+    keys: list[PrefixKey] = [(base - len(off), tuple(off))]
+    for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
+        along, off = keys[parent]
         agrees = not off and along < len(recorded) and recorded[along] == token
-        found.append((along + 1, ()) if agrees else (along, (*off, token)))
-    return iter(found)
+        keys.append((along + 1, ()) if agrees else (along, (*off, token)))
+    return iter(keys)
 
 
 class Recorder:
@@ -46,9 +43,9 @@ class Recorder:
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
-        own = DrafterCapabilities.of(drafter)
-        self.draft, self.rule = own.draft, own.rule
-        self.ranks, self.observe_ranked = own.ranks, own.observe_ranked
+        wrapped = DrafterCapabilities.of(drafter)
+        self.draft, self.rule = wrapped.draft, wrapped.rule
+        self.ranks, self.observe_ranked = wrapped.ranks, wrapped.observe_ranked
         self._prompt: tuple[int, ...] = ()
         self._steps: list[tuple[int, TokenTree, list[int], list[int]]] = []
         self._base = 0

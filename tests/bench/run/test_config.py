@@ -79,7 +79,7 @@ def test_overrides_name_options_by_their_dotted_names():
         ("repetition_penalty", 1.2, r"mine\.verification=rejection supports no"),
         ("model.engine", "fast", r"model\.engine=fast: choose from"),
         ("model.max_len", "long", r"model\.max_len=long: give a whole number"),
-        ("parallel", "data", "parallel=data: choose tree"),
+        ("parallel", "data", "parallel=data: choose one of tree, null"),
         ("parallel_draft", "last", "parallel_draft=last: choose one of every, first, shared"),
         ("overwrite", "yes", "overwrite=yes: give true or false"),
         ("save_pools", True, r"save_pools=true, but .* decoder\.ouroboros\.pool_state=task"),
