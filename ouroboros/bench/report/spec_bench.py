@@ -26,61 +26,56 @@ TURN = re.compile(r"(\d+)/(\d+)")
 """Ids of a task with turns: "<question id>/<turn>", turns from 1."""
 
 
-def write_answers(measured: Measured, folder: Path) -> list[Path]:
-    """Write `<model>-<decoder>.jsonl` for each decoder that has answers; return the files."""
+def write_answers(measured: Measured, folder: Path) -> None:
+    """Write `<model>-<decoder>.jsonl` for each decoder that has answers."""
     folder.mkdir(parents=True, exist_ok=True)
-    model, files = measured.run["model"]["name"], []
     for decoder in measured.run["decoders"]:
-        lines = answers(measured.run, measured.samples, decoder)
-        if lines:
-            files.append(folder / f"{model}-{decoder}.jsonl")
+        if lines := answers(measured.run, measured.samples, decoder):
             text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-            files[-1].write_text(text, encoding="utf-8")
-    return files
+            file = folder / f"{measured.run['model']['name']}-{decoder}.jsonl"
+            file.write_text(text, encoding="utf-8")
 
 
 def answers(run: Mapping, samples: Sequence[Sample], decoder: str) -> list[dict]:
     """Return one decoder's answers, in the order of the questions."""
     examples = list(dict.fromkeys(sample.example for sample in samples))
     matches = [TURN.fullmatch(example) for example in examples]
-    known = all(matches)
     places = {  # (question id, turn) of each example: as its id says, else numbered from 1
-        example: (int(match[1]), int(match[2])) if match and known else (number, 1)
+        example: (int(match[1]), int(match[2])) if match and all(matches) else (number, 1)
         for number, (example, match) in enumerate(zip(examples, matches, strict=True), start=1)
     }
     turns: dict[int, int] = {}
     for question, turn in places.values():
         turns[question] = max(turn, turns.get(question, 0))
-    rounds: dict[int, dict[int, list[Sample]]] = {}
+    asked: dict[int, dict[int, list[Sample]]] = {question: {} for question in turns}
     for sample in sorted(samples, key=lambda one: places[one.example][1]):
         if sample.decoder == decoder and not sample.error:
-            question = rounds.setdefault(places[sample.example][0], {})
-            question.setdefault(sample.repeat, []).append(sample)
+            asked[places[sample.example][0]].setdefault(sample.repeat, []).append(sample)
     found = []
-    for question, count in turns.items():
-        repeats = sorted(rounds.get(question, {}).items())
-        whole = [(repeat, own) for repeat, own in repeats if len(own) == count]
-        if whole:
-            identity = f"{run.get('identity')}/{decoder}/{question}"
-            found.append(
-                {
-                    "question_id": question,
-                    "category": whole[0][1][0].group or run["task"]["name"],
-                    "answer_id": uuid.uuid5(uuid.NAMESPACE_URL, identity).hex,
-                    "model_id": f"{run['model']['name']}-{decoder}",
-                    "choices": [_choice(repeat, own) for repeat, own in whole],
-                    "tstamp": datetime.fromisoformat(run["provenance"]["time"]).timestamp(),
-                }
-            )
+    for question, repeats in asked.items():
+        whole = {n: own for n, own in sorted(repeats.items()) if len(own) == turns[question]}
+        if not whole:
+            continue
+        identity = f"{run.get('identity')}/{decoder}/{question}"
+        choices = [
+            {
+                "index": repeat,
+                "turns": [s.text for s in own],
+                "decoding_steps": [len(s.steps) for s in own],
+                "new_tokens": [len(s.new_tokens) for s in own],
+                "wall_time": [s.wall_s for s in own],
+                "accept_lengths": [step.new for s in own for step in s.steps],
+            }
+            for repeat, own in whole.items()
+        ]
+        found.append(
+            {
+                "question_id": question,
+                "category": next(iter(whole.values()))[0].group or run["task"]["name"],
+                "answer_id": uuid.uuid5(uuid.NAMESPACE_URL, identity).hex,
+                "model_id": f"{run['model']['name']}-{decoder}",
+                "choices": choices,
+                "tstamp": datetime.fromisoformat(run["provenance"]["time"]).timestamp(),
+            }
+        )
     return found
-
-
-def _choice(repeat: int, turns: Sequence[Sample]) -> dict:
-    return {
-        "index": repeat,
-        "turns": [s.text for s in turns],
-        "decoding_steps": [len(s.steps) for s in turns],
-        "new_tokens": [len(s.new_tokens) for s in turns],
-        "wall_time": [s.wall_s for s in turns],
-        "accept_lengths": [step.new for s in turns for step in s.steps],
-    }

@@ -7,7 +7,7 @@ parent, a percentage and a letter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +65,18 @@ def viewer_run(
         for decoder, sample in samples.items():
             trees = measured.trees.get(sample.key, [])
             nodes_left -= sum(len(tree.tokens) for tree in trees)
-            completions[decoder] = _completion(sample, split)
+            completions[decoder] = {
+                "pieces": split(sample.new_tokens),
+                "sources": _letters(source for step in sample.steps for source in step.sources),
+                "steps": [
+                    [s.new, s.drafted, s.accepted, s.scored, s.draft_calls]
+                    + [round(1e3 * seconds, 2) for seconds in (s.draft_s, s.verify_s, s.host_s)]
+                    for s in sample.steps
+                ],
+                "repetition": repetition(sample.new_tokens),
+                "finish": sample.finish,
+                "error": sample.error,
+            }
             if trees and nodes_left >= 0:
                 completions[decoder]["trees"] = [_tree(tree, texts, split) for tree in trees]
         group = next(iter(samples.values())).group
@@ -122,29 +133,15 @@ def _tree(tree: ProposedTree, texts: dict[int, tuple[int, str]], split) -> dict:
             texts[token] = (len(texts), f"#{token}" if part_of_a_character else text)
         return texts[token][0]
 
-    source = tree.source or ("",) * len(tree.tokens)
     return {
         "text": [place(*pair) for pair in zip(tree.tokens, [0, *tree.parents[1:]], strict=True)],
         "parent": list(tree.parents),
         "percent": [round(100 * share) for share in tree.probability],
-        "source": "".join(LETTERS.get(name, LETTERS["unknown"]) for name in source),
+        "source": _letters(tree.source or ("",) * len(tree.tokens)),
         "path": list(tree.path),
         "then": place(tree.then, tree.path[-1]),
     }
 
 
-def _completion(sample: Sample, split) -> dict:
-    sources = [source for step in sample.steps for source in step.sources]
-    counts = [[s.new, s.drafted, s.accepted, s.scored, s.draft_calls] for s in sample.steps]
-    times = [[1e3 * s.draft_s, 1e3 * s.verify_s, 1e3 * s.host_s] for s in sample.steps]
-    return {
-        "pieces": split(sample.new_tokens),
-        "sources": "".join(LETTERS.get(source, LETTERS["unknown"]) for source in sources),
-        "steps": [
-            [*count, *(round(ms, 2) for ms in own)]
-            for count, own in zip(counts, times, strict=True)
-        ],
-        "repetition": repetition(sample.new_tokens),
-        "finish": sample.finish,
-        "error": sample.error,
-    }
+def _letters(sources: Iterable[str]) -> str:
+    return "".join(LETTERS.get(name, LETTERS["unknown"]) for name in sources)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from scipy.stats import binomtest
 
+from ouroboros.bench.metrics.intervals import wilson
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.report.plots.marks import BLUE, RED, SOURCES, Mark, decoder_marks
 from ouroboros.bench.report.summary import Summary
@@ -142,14 +143,15 @@ def _calibration(panels: Mapping[str, Mapping], marks: Mapping[str, Mark]) -> Fi
     grid = figure.subplots(2, len(panels), sharex=True, squeeze=False, gridspec_kw=heights)
     for (upper, lower), (name, one) in zip(grid.T, panels.items(), strict=True):
         bins = pd.DataFrame(one["reliability"])
-        hits = (bins["came"] * bins["observations"]).round().astype(int)
-        tests = [binomtest(*pair) for pair in zip(hits, bins["observations"], strict=True)]
-        limits = [test.proportion_ci(method="wilson") for test in tests]
+        pairs = zip(
+            (bins["came"] * bins["observations"]).round(), bins["observations"], strict=True
+        )
+        limits = [wilson(int(hits), count) for hits, count in pairs]
+        ends = np.array([(ci.low, ci.high) for ci in limits]).T
+        reach = np.maximum([bins["came"] - ends[0], ends[1] - bins["came"]], 0)
         upper.plot([0, 1], [0, 1], color=style.MUTED, linewidth=0.9, linestyle=":")
-        below = [max(0, came - ci.low) for came, ci in zip(bins["came"], limits, strict=True)]
-        above = [max(0, ci.high - came) for came, ci in zip(bins["came"], limits, strict=True)]
         points = marks[name].points(marker="o", linestyle="solid")
-        upper.errorbar(bins["thought"], bins["came"], yerr=[below, above], **points)
+        upper.errorbar(bins["thought"], bins["came"], yerr=reach, **points)
         upper.set(xlim=(0, 1), ylim=(0, 1.03))
         style.as_percent(upper)
         upper.set_title(

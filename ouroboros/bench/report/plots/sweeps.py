@@ -131,6 +131,5 @@ def _all_runs(summaries: Sequence[Summary]) -> pd.DataFrame:
 
 def _panels(frame: pd.DataFrame) -> dict[str, str]:
     """The first known speedup and the first known cost, with their labels."""
-    known = [metric for metric in (*SPEEDUPS, *COSTS) if frame[metric].notna().any()]
-    firsts = [[metric for metric in kind if metric in known][:1] for kind in (SPEEDUPS, COSTS)]
-    return {metric: (SPEEDUPS | COSTS)[metric] for first in firsts for metric in first}
+    known = [[m for m in kind if frame[m].notna().any()] for kind in (SPEEDUPS, COSTS)]
+    return {metric: (SPEEDUPS | COSTS)[metric] for kind in known for metric in kind[:1]}
