@@ -15,7 +15,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from ouroboros.bench.report.summary import Summary
 from ouroboros.bench.report.write import make_report
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
@@ -62,14 +61,9 @@ def show(folder: ResultsFolder, *, interrupted: bool, as_json: bool) -> int:
         "decoders": summary.headline(),
     }
     print_document(document, as_json)
-    return 130 if interrupted else ended(summary)
-
-
-def ended(summary: Summary) -> int:
-    """Return the exit code of a finished run; where samples failed, say so on stderr."""
     failed, samples = int(summary.frame["failed"].sum()), summary.facts.samples
-    if not failed:
-        return 0
+    if interrupted or not failed:
+        return 130 if interrupted else 0
     _say(f"{failed} of {samples} samples failed; retry_failed=true measures them again")
     return 1 if failed == samples else SOME_FAILED
 
@@ -80,13 +74,12 @@ def check_timing(launcher: Mapping, *, timing: bool, device: str | None, job: in
     `launcher` is Hydra's `hydra.launcher`, `device` the config's model.device (None: chosen by the
     run), `job` the job's number in its sweep.
     """
-    if not timing or alone(launcher, device=device, job=job):
-        return
-    name = _name(launcher)
-    raise ValueError(
-        f"hydra's {name} runs jobs side by side on one device, so their times would mean nothing: "
-        "give timing=false (counts only), a device for each job, or no parallel launcher"
-    )
+    if timing and not alone(launcher, device=device, job=job):
+        name = launcher["_target_"].rpartition(".")[2]
+        raise ValueError(
+            f"hydra's {name} runs jobs side by side on one device, so their times mean nothing: "
+            "give timing=false (counts only), a device for each job, or no parallel launcher"
+        )
 
 
 def alone(launcher: Mapping, *, device: str | None = None, job: int = 0) -> bool:
@@ -95,24 +88,18 @@ def alone(launcher: Mapping, *, device: str | None = None, job: int = 0) -> bool
     Slurm and Ray allot GPUs to one job at a time, Slurm also nodes that are requested as exclusive.
     A device with the job's number is used by that job only.
     """
-    name = _name(launcher)
-    if name == "BasicLauncher" or device == f"cuda:{job}":
-        return True
-    if name == "JoblibLauncher":
-        return launcher.get("n_jobs") == 1
-    if name == "SlurmLauncher":
-        extra = launcher.get("additional_parameters") or {}
-        return bool(launcher.get("gpus_per_node") or launcher.get("gres") or extra.get("exclusive"))
-    if name == "RayLauncher":
-        ray = launcher.get("ray") or {}
-        if ((ray.get("remote") or {}).get("num_gpus") or 0) >= 1:
-            return True
-        return (ray.get("init") or {}).get("num_cpus") == 1
-    return False
-
-
-def _name(launcher: Mapping) -> str:
-    return str(launcher.get("_target_", "")).rpartition(".")[2]
+    extra, ray = launcher.get("additional_parameters") or {}, launcher.get("ray") or {}
+    gpus = (ray.get("remote") or {}).get("num_gpus") or 0
+    exclusive = {
+        "BasicLauncher": True,
+        "JoblibLauncher": launcher.get("n_jobs") == 1,
+        "SlurmLauncher": launcher.get("gpus_per_node")
+        or launcher.get("gres")
+        or extra.get("exclusive"),
+        "RayLauncher": gpus >= 1 or (ray.get("init") or {}).get("num_cpus") == 1,
+    }
+    name = str(launcher.get("_target_", "")).rpartition(".")[2]
+    return device == f"cuda:{job}" or bool(exclusive.get(name))
 
 
 def _say(line: str) -> None:

@@ -130,8 +130,16 @@ def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
     }
     placed = any(key in options for key in PLACED)
     device = spec.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    _check_device(device)
-    dtype = _dtype(spec.dtype, device)
+    kind, _, index = device.partition(":")
+    if kind == "cuda" and int(index or 0) >= (count := torch.cuda.device_count()):
+        raise ValueError(
+            f"model.device={device}: torch sees {count} GPUs here; give another device"
+        )
+    dtype = fast_dtype(device) if spec.dtype == "auto" else getattr(torch, spec.dtype, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(
+            f"model.dtype {spec.dtype!r} is unknown: use auto, bfloat16, float16 or float32"
+        )
     source = model_path(name)
     if not spec.standin:
         return CachedModel.from_pretrained(
@@ -150,24 +158,6 @@ def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
         model = quantise(model, quantization)
     prepack_linears(model)
     return CachedModel(model, tokenizer=core.tokenizer, max_len=spec.max_len, engine=spec.engine)
-
-
-def _check_device(device: str) -> None:
-    count = torch.cuda.device_count()
-    name, _, index = device.partition(":")
-    if name == "cuda" and int(index or 0) >= count:
-        raise ValueError(
-            f"model.device={device}: torch sees {count} GPUs here; give another device"
-        )
-
-
-def _dtype(name: str, device: str) -> torch.dtype:
-    if name == "auto":
-        return fast_dtype(device)
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ValueError(f"model.dtype {name!r} is unknown: use auto, bfloat16, float16 or float32")
-    return dtype
 
 
 def fast_dtype(device: str) -> torch.dtype:

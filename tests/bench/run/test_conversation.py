@@ -119,8 +119,13 @@ def test_selecting_keeps_the_turns_of_a_conversation_together():
     assert sorted(shuffled) == [e.id for e in examples] and shuffled != sorted(shuffled)
     assert shuffled == [e.id for e in select(examples, limit=None, shuffle=1)]
     assert all(b == a[:-1] + "2" for a, b in zip(shuffled[::2], shuffled[1::2], strict=True))
-    with pytest.raises(ValueError, match="5/2 follows '5/1', which does not precede it"):
-        select(examples[-1:], limit=None)
+    for wrong, options, says in (
+        (examples[-1:], {}, "5/2 follows '5/1', which does not precede it"),
+        (examples, {"stride": 0}, "stride"),
+        ([], {}, "no examples"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            select(wrong, limit=None, **options)
 
 
 def test_the_fingerprint_covers_what_prompts_are_made_of():

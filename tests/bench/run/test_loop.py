@@ -1,7 +1,6 @@
 """The run loop: order, resume after a kill or a torn line, refusals, failures, interruption."""
 
 import errno
-import json
 from dataclasses import replace
 
 import pytest
@@ -13,7 +12,7 @@ from ouroboros.bench.run.config import Sampling, derive_seed
 from ouroboros.bench.run.folder import SAMPLES, SCORES, ResultsFolder
 from ouroboros.bench.run.identity import RunIdentity
 from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.tasks.task import Example, fingerprint, select
+from ouroboros.bench.tasks.task import Example
 from ouroboros.decode import RootOnly
 from ouroboros.select import argmax
 
@@ -233,19 +232,3 @@ def test_sampling_is_shared_by_decoders_and_differs_by_prompt_and_sample(target,
     assert Sampling().choose("p0", 0, vocab=9) is argmax
     assert len({derive_seed(s, e, n) for s in (0, 1) for e in "ab" for n in (0, 1)}) == 8
     assert 0 <= derive_seed(0, "a", 0) < 2**62
-
-
-def test_samples_survive_json(target, tmp_path):
-    for sample in run(job(target), folder_at(tmp_path)):
-        assert Sample.from_dict(json.loads(json.dumps(sample.to_dict()))) == sample
-
-
-def test_select_and_fingerprint():
-    examples = [Example(str(i), "p") for i in range(10)]
-    assert [e.id for e in select(examples, limit=3, stride=4)] == ["0", "4", "8"]
-    assert len(select(examples, limit=None)) == 10
-    assert fingerprint(examples) != fingerprint(examples[:9])
-    with pytest.raises(ValueError, match="stride"):
-        select(examples, limit=1, stride=0)
-    with pytest.raises(ValueError, match="no examples"):
-        select([], limit=None)

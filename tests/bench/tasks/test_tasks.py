@@ -99,17 +99,19 @@ def test_wordings_for_instruct_models_are_answered_in_fences():
     assert task.score(task.load()[0], body + example) == {"passed": 1.0}
 
 
-def test_sandbox_tells_pass_from_failure():
-    assert QUICK.verdict(PROBLEM, "    return 2 * x") == "passed"
-    assert QUICK.verdict(PROBLEM, "    return x").startswith("failed")
-    assert QUICK.verdict(PROBLEM, "    return (").startswith("failed")
-
-
-def test_sandbox_ends_a_program_that_leaves_early_or_forges_output():
-    assert QUICK.verdict(PROBLEM, "    import os; os._exit(0)") != "passed"
-    assert (
-        QUICK.verdict(PROBLEM, "    import os; os.write(1, b'passed\\n'); os._exit(0)") != "passed"
-    )
+@pytest.mark.parametrize(
+    ("body", "verdict"),
+    [
+        ("    return 2 * x", "passed"),
+        ("    return x", "failed"),
+        ("    return (", "failed"),
+        ("    import os; os._exit(0)", "failed"),
+        ("    import os; os.write(1, b'passed\\n'); os._exit(0)", "failed"),
+        ("    y = bytearray(8 << 30)\n    return 4", "failed"),
+    ],
+)
+def test_sandbox_passes_only_right_programs_within_the_limits(body, verdict):
+    assert QUICK.verdict(PROBLEM, body).startswith(verdict)
 
 
 def test_sandbox_ends_endless_loops():
@@ -119,11 +121,6 @@ def test_sandbox_ends_endless_loops():
     stubborn += "        except BaseException: pass"
     assert QUICK.verdict(PROBLEM, stubborn) == "timed out"
     assert time.monotonic() - started < 25
-
-
-def test_sandbox_limits_memory():
-    verdict = QUICK.verdict(PROBLEM, "    y = bytearray(8 << 30)\n    return 4")
-    assert verdict.startswith("failed")
 
 
 WALLS = [
@@ -221,13 +218,6 @@ def test_bubblewrap_has_no_way_to_the_network(how, monkeypatch):
 
 
 @INSIDE
-def test_bubblewrap_has_no_network_card():
-    code = "assert [name for _, name in socket.if_nameindex()] == ['lo'], socket.if_nameindex()"
-    verdict = _ran(code, "import socket\n")
-    assert verdict == "passed"
-
-
-@INSIDE
 @pytest.mark.parametrize("folder", ["/var/tmp", str(Path.home())])
 def test_bubblewrap_keeps_the_system_as_it_is(folder):
     place = Path(folder) / f"ouroboros-was-here-{os.getpid()}"
@@ -235,19 +225,24 @@ def test_bubblewrap_keeps_the_system_as_it_is(folder):
     assert "Read-only file system" in verdict and not place.exists()
 
 
-@INSIDE
-def test_bubblewrap_shows_no_other_process():
-    verdict = _ran("import os\nassert sum(name.isdigit() for name in os.listdir('/proc')) < 4")
-    assert verdict == "passed"
+NETWORK = "import socket\nassert [name for _, name in socket.if_nameindex()] == ['lo']"
+OTHERS = "import os\nassert sum(name.isdigit() for name in os.listdir('/proc')) < 4"
+LIMIT = (
+    "line = next(l for l in open('/proc/self/limits') if l.startswith('Max processes'))\n"
+    "assert int(line.split()[2]) < 100000"
+)
 
 
-def test_processes_are_limited():
-    code = (
-        "line = next(l for l in open('/proc/self/limits') if l.startswith('Max processes'))\n"
-        "assert int(line.split()[2]) < 100000"
-    )
-    verdict = _ran(code)
-    assert verdict == "passed"
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(NETWORK, id="no network card", marks=INSIDE),
+        pytest.param(OTHERS, id="no other process", marks=INSIDE),
+        pytest.param(LIMIT, id="few processes"),
+    ],
+)
+def test_a_program_sees_its_limits(code):
+    assert _ran(code) == "passed"
 
 
 def test_prompts_from_jsonl_and_from_text(tmp_path):
