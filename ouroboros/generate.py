@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import (
@@ -273,12 +274,12 @@ class Generation:
                 )
             choose = token_selector(config, seed, logits_processor, target.vocab_size)
             if self._made is None or self._made[0] is not target or self._made[1] is not draft:
-                drafter = self.decoder
-                if isinstance(drafter, str):
+                made: Any = self.decoder
+                if isinstance(made, str):
                     if draft is not None:
                         check_pair(target, draft)
-                    drafter = make_decoder(drafter, draft, **self.settings)
-                self._made = target, draft, drafter
+                    made = make_decoder(made, draft, **self.settings)
+                self._made = target, draft, made
             max_new, eos = config.max_length - len(prompt), _ids_of(config.eos_token_id)
             drafter, sent, ended = self._made[2], len(prompt), None
             if streamer is not None:
