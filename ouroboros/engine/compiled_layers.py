@@ -158,7 +158,7 @@ def fuse_projections(layer: nn.Module) -> list[FusedProjection]:
     fused = []
     for owner in layer.modules():
         for names in FUSED:
-            plain = [getattr(owner, name, None) for name in names]
+            plain: list[Any] = [getattr(owner, name, None) for name in names]
             if any(type(m) is not nn.Linear or is_wrapper_subclass(m.weight) for m in plain):
                 continue
             kind = {(m.in_features, m.bias is None, m.weight.dtype, m.weight.device) for m in plain}

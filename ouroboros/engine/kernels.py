@@ -220,16 +220,7 @@ if triton is not None:
 
     @triton.jit
     def _join(
-        sums,
-        tops,
-        totals,
-        out,
-        n,
-        group,
-        kv_heads,
-        parts,
-        WIDTH: tl.constexpr,
-        PARTS: tl.constexpr,
+        sums, tops, totals, out, n, group, kv_heads, parts, WIDTH: tl.constexpr, PARTS: tl.constexpr
     ):
         """Combine the parts of one packed row and write it to its place in [n, heads, width]."""
         which = tl.program_id(0)

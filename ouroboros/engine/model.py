@@ -101,7 +101,7 @@ class CachedModel(TreeModel):
         already, whatever is there: calls can then be timed without a prefill."""
         return self._resident_if_cached(CachedSequence(list(cached)))
 
-    def _resident_if_cached(self, sequence: CachedSequence) -> CachedSequence:
+    def _resident_if_cached(self, sequence):
         """Return the sequence, which has the slots if it begins with cached tokens."""
         if sequence.tokens:
             self.empty()

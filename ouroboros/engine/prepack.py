@@ -88,7 +88,7 @@ def _supported() -> bool:
 
 
 def _can_be_packed(module: nn.Module) -> TypeGuard[nn.Linear]:
-    if type(module) not in (nn.Linear, PackedLinear):
+    if not isinstance(module, nn.Linear) or type(module) not in (nn.Linear, PackedLinear):
         return False
     weight: torch.Tensor = module.weight
     plain = type(weight) in (nn.Parameter, torch.Tensor) and weight.is_cpu

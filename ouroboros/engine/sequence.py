@@ -78,7 +78,8 @@ class CachedSequence:
         """Return how many leading tokens of `tokens`, its last left out, are cached."""
         limit = min(len(self.tokens), len(tokens) - 1)
         cached, start = self.tokens[:limit], list(tokens[:limit])
-        return limit if cached == start else first_mismatch(cached, start)  # type: ignore
+        different = first_mismatch(cached, start) if cached != start else None
+        return limit if different is None else different
 
     def reusable_nodes(self, base: int, tree: TokenTree, most: int) -> int:
         """Return how many of the first nodes of a tree rooted at slot `base` need not be fed again:

@@ -83,12 +83,7 @@ class Static(Engine):
     """An `Engine` of fixed shapes. On a GPU it replays `graphs` of `compiled` layers."""
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        info: ModelInfo,
-        cache: SlotCache,
-        *,
-        compiled: bool = True,
+        self, model: PreTrainedModel, info: ModelInfo, cache: SlotCache, *, compiled: bool = True
     ) -> None:
         super().__init__(model, info, cache)
         self.graphs = info.device.type == "cuda"

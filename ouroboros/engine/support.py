@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import psutil
 import torch
@@ -140,7 +141,8 @@ def _widened(model: PreTrainedModel) -> Iterator[torch.dtype]:
 @contextmanager
 def _narrowed(model: PreTrainedModel, window: int | None) -> Iterator[None]:
     """Narrow the sliding window in the context, in every config that the model's parts read."""
-    configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
+    parts: list[Any] = [part for part in model.modules() if hasattr(part, "config")]
+    configs = {id(part.config): part.config for part in parts}
     wide = [c for c in configs.values() if window and getattr(c, "sliding_window", None) == window]
     for config in wide:
         config.sliding_window = TRIAL_WINDOW

@@ -88,7 +88,7 @@ class ShardedModel(CachedModel):
         self.exchanges = 0
         self.exchanged_bytes = 0
         self._call_ms = call_ms or (lambda nodes, context: nodes)
-        self.resident: ShardedSequence = self.new_sequence()
+        self.resident: ShardedSequence = self.new_sequence()  # type: ignore[assignment]
         self._checksum = 0
         self._logits: torch.Tensor | None = None
         self._failed: Exception | None = None
