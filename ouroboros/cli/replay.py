@@ -12,10 +12,9 @@ from omegaconf import DictConfig
 
 from ouroboros import vocab
 from ouroboros.bench.metrics.intervals import COST_RATIO
-from ouroboros.bench.replay.draft_errors import DraftErrorModel
 from ouroboros.bench.replay.recording import RecordedRuns, read_recording, runs_of
 from ouroboros.bench.replay.replay import OffTextRates, RecordedTarget, replay, replay_table
-from ouroboros.bench.replay.simulated_draft import SimulatedDraft
+from ouroboros.bench.replay.simulated_draft import DraftErrorModel, SimulatedDraft
 from ouroboros.bench.run.config import check_whole
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder, load_costs
 from ouroboros.bench.run.pair import PairSpec, load_draft, load_tokenizer

@@ -72,13 +72,10 @@ def tune(args: argparse.Namespace) -> int:
         if own is not None
     ]
     report, best = tuning.tune(
-        machines,
-        on,
-        args.decoders,
+        *(machines, on, args.decoders, args.results),
         trials=args.trials,
         first=args.first * len(args.temperatures) * len(args.prompts),
         seed=args.seed,
-        searches=args.results / "searches.jsonl",
         about=(file_hashes(config), args.overrides),
     )
     plain = [text.recorded.runs[0].new_tokens for text in on]

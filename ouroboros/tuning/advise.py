@@ -1,7 +1,7 @@
 """Which decoder, with which settings, here? Predictions for settings that were not run.
 
 The loop itself replays every decoder on recorded texts, and the costs of a machine turn its counts
-into seconds. Texts and costs are the `Evidence`: from a short run here (`measure_evidence`), or
+into seconds. Texts and costs are the `Evidence`: from a short run here (`measured_evidence`), or
 from a results folder of any machine (`recorded_evidence`), for which no target is loaded.
 """
 
@@ -9,31 +9,108 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from ouroboros.bench.metrics.intervals import speedup
-from ouroboros.bench.metrics.sample import PLAIN, Sample
-from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns, runs_of
-from ouroboros.bench.replay.replay import USUAL_RATES, OffTextRates, check_drafter, replay
+from ouroboros import vocab
+from ouroboros.bench.metrics.intervals import Interval, speedup
+from ouroboros.bench.metrics.metrics import METRICS, phase_shares
+from ouroboros.bench.metrics.sample import PLAIN, Sample, steps_of
+from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns, read_recording, runs_of
+from ouroboros.bench.replay.replay import (
+    USUAL_RATES,
+    OffTextRates,
+    RecordedTarget,
+    check_drafter,
+    replay,
+)
+from ouroboros.bench.run.costs import load_costs
+from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.loop import WARM_UP, Bench, eos_ids
+from ouroboros.bench.run.pair import PairSpec, load_draft, load_tokenizer
 from ouroboros.bench.run.prompts import longest, prompt_ids
 from ouroboros.bench.run.recorder import Recorder
-from ouroboros.costs import Costs
+from ouroboros.bench.tasks.registry import TaskSpec
+from ouroboros.costs import UNTIMED, CostModel, Costs
 from ouroboros.decode import DrafterCapabilities, RootOnly
-from ouroboros.decoders import make_decoder, wants_costs
+from ouroboros.decoders import decoder_factories, make_decoder, needs_draft, wants_costs
 from ouroboros.engine.model import CachedModel
 from ouroboros.tuning.break_even import why_slower
-from ouroboros.tuning.predict import Prediction, predict
-from ouroboros.tuning.search import SPACES, Settings, Space, search
+from ouroboros.tuning.search import SPACES, Settings, search
 
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)  # tree sizes to be timed
 CALLS = 3  # timed calls of each size at each visit
 WARM_UP_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a decoder is expected to do at some settings.
+
+    `cost_per_token` is in target calls of one node (greedy: 1); `shares` are of the time after the
+    first step: "draft", "verify", "host". `samples` and `plain` (greedy's) have predicted seconds.
+    `failed` is the reason why nothing is predicted; there are no figures then.
+    """
+
+    settings: Mapping[str, object]
+    tokens_per_s: float = 0.0
+    speedup: Interval | None = None
+    cost_per_token: float = 0.0
+    tokens_per_step: float = 0.0
+    shares: Mapping[str, float] | None = None
+    failed: str | None = None
+    plain: Sequence[Sample] = field(default=(), repr=False)
+    samples: Sequence[Sample] = field(default=(), repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        plain: Sequence[Sample],
+        samples: Sequence[Sample],
+        costs: Costs,
+        settings: Settings | None = None,
+    ) -> Prediction:
+        """Predict a decoder's samples against plain decoding's of the same prompts.
+
+        `failed` says so if the costs do not cover the samples' calls.
+        """
+        settings, model = dict(settings or {}), CostModel(costs)
+        try:
+            ours, base = ([model.predict(sample) for sample in of] for of in (samples, plain))
+            cost = cost_per_token(samples, model)
+        except ValueError as error:
+            return cls(settings, failed=str(error))
+        later = [step for sample in ours for step in sample.steps[1:]]
+        return cls(
+            settings,
+            METRICS["output_throughput"](ours) or 0.0,
+            speedup(base, ours),
+            cost or 0.0,
+            METRICS["tokens_per_target_call"](ours) or 0.0,
+            {name: share or 0.0 for name, share in phase_shares(later or steps_of(ours)).items()},
+            plain=base,
+            samples=ours,
+        )
+
+    def to_dict(self) -> dict:
+        """Return JSON values, without the samples."""
+        found = asdict(replace(self, plain=(), samples=()))
+        return {key: value for key, value in found.items() if key not in ("plain", "samples")}
+
+
+def cost_per_token(samples: Sequence[Sample], model: CostModel) -> float | None:
+    """Return the cost of a token in target calls of one node: sum of costs / sum of tokens.
+
+    None without tokens. Raises `ValueError` for calls that the costs do not cover.
+    """
+    parts = [model.cost(sample) for sample in samples]
+    tokens = sum(count for _, count in parts)
+    return sum(spent for spent, _ in parts) / tokens if tokens else None
 
 
 @dataclass
@@ -64,10 +141,12 @@ class Evidence:
         if name != PLAIN and wants_costs(config):
             key += f" {costs}"
         if key not in self.counted:
-            drafter = RootOnly()
+            drafter, rates = RootOnly(), None
             if name != PLAIN:
                 drafter = make_decoder(config, self.draft, costs=costs, **settings)
-            rates = self._rates(name, config)
+            if self.rates is not None:
+                keys = (name, kind_of(config), "")
+                rates = next((self.rates[key] for key in keys if key in self.rates), USUAL_RATES)
             check_drafter(drafter, self.recorded, rates=rates)
             self.counted[key] = replay(self.recorded, drafter, name=name, rates=rates)
         return self.counted[key]
@@ -78,13 +157,7 @@ class Evidence:
             plain, counts = self.counts(PLAIN, {}, {}), self.counts(name, config, settings)
         except ValueError as error:
             return Prediction(dict(settings), failed=str(error))
-        return predict(plain, counts, self.costs, settings=settings)
-
-    def _rates(self, name: str, config: Mapping) -> OffTextRates | None:
-        if self.rates is None:
-            return None
-        keys = (name, kind_of(config), "")
-        return next((self.rates[key] for key in keys if key in self.rates), USUAL_RATES)
+        return Prediction.of(plain, counts, self.costs, settings)
 
 
 @dataclass(frozen=True)
@@ -104,7 +177,7 @@ class Advice:
         return max(top.items(), key=lambda pair: pair[1].tokens_per_s)
 
     def table(self) -> pd.DataFrame:
-        """Return one row per prediction; cells that are not known are empty."""
+        """Return one row per prediction; unknown cells are empty."""
         rows, live = [], self.evidence.live
         for name, kinds in self.predictions.items():
             for kind, one in kinds.items():
@@ -131,37 +204,38 @@ def advise(
     decoders: Mapping[str, Mapping],
     *,
     search_settings: bool = True,
-    on_try: Callable[[], object] = lambda: None,
+    progress: bool = False,
 ) -> Advice:
     """Predict greedy and each decoder (configs by name) as configured and at its best settings.
 
-    The best settings are those of one round of `search` over the decoder's space. `on_try` is
-    called after each prediction. Decoders that cannot be predicted have a `Prediction.failed`.
+    The best settings are those of one round of `search` over the decoder's space. Decoders that
+    cannot be predicted have a `Prediction.failed`.
     """
-    decoders = {PLAIN: {}} | dict(decoders)
     found: dict[str, dict[str, Prediction]] = {}
     why, tried = [], 0
-    for name, config in decoders.items():
-        known: dict[str, Prediction] = {}
+    with tqdm(desc="settings", leave=False, disable=not progress) as bar:
+        for name, config in ({PLAIN: {}} | dict(decoders)).items():
+            known: dict[str, Prediction] = {}
 
-        def rate(settings: dict, name=name, config=config, known=known) -> float:
-            """Return the predicted tokens per second, 0 where nothing is predicted."""
-            key = json.dumps(settings)
-            if key not in known:
-                known[key] = evidence.predicted(name, config, settings)
-                on_try()
-            return known[key].tokens_per_s
+            def rate(settings: dict, name=name, config=config, known=known) -> float:
+                """Return the predicted tokens per second, 0 where nothing is predicted."""
+                key = json.dumps(settings)
+                if key not in known:
+                    known[key] = evidence.predicted(name, config, settings)
+                    bar.update()
+                return known[key].tokens_per_s
 
-        rate({})
-        start = known["{}"]
-        found[name] = {"configured": start}
-        if search_settings and not start.failed:
-            best = search(rate, space_of(config), configured=config, rounds=1)
-            if best:
-                found[name]["best"] = known[json.dumps(best)]
-        tried += len(known)
-        if start.failed:
-            why.append(f"{name} is not predicted: {start.failed}")
+            rate({})
+            start = known["{}"]
+            found[name] = {"configured": start}
+            if search_settings and not start.failed:
+                space = SPACES.get(kind_of(config), {})
+                best = search(rate, space, configured=config, rounds=1)
+                if best:
+                    found[name]["best"] = known[json.dumps(best)]
+            tried += len(known)
+            if start.failed:
+                why.append(f"{name} is not predicted: {start.failed}")
     for name, kinds in found.items():
         start = kinds["configured"]
         line = why_slower(name, start.plain, start.samples) if start.samples else None
@@ -181,42 +255,69 @@ def kind_of(config: Mapping) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
-def space_of(config: Mapping) -> Space:
-    """Return the settings that are searched for a decoder, by its class."""
-    return SPACES.get(kind_of(config), {})
-
-
 def recorded_evidence(
-    recording: Mapping[str, RecordedRuns],
-    costs: Costs,
+    path: Path | str,
+    spec: PairSpec,
+    decoders: Mapping[str, Mapping],
     *,
-    draft: CachedModel | None = None,
-    decision_costs: Costs | None = None,
-    rates: Mapping[str, OffTextRates] | None = None,
-    live: Mapping[str, Sequence[Sample]] | None = None,
-) -> Evidence:
-    """Return the evidence of a recording: greedy's texts, and off-text rates of each decoder whose
-    predictions were recorded, where no `rates` are given."""
-    measured = {name: OffTextRates.measured(own.runs) for name, own in recording.items()}
-    own_rates = rates or {name: one for name, one in measured.items() if one}
-    return Evidence(runs_of(recording, PLAIN), costs, draft, decision_costs, own_rates, live or {})
-
-
-def measure_evidence(
-    bench: Bench,
-    draft: CachedModel | None,
     costs: Costs | None = None,
-    *,
     rates: Mapping[str, OffTextRates] | None = None,
+    task: TaskSpec | None = None,
+    timing: bool = True,
 ) -> Evidence:
-    """Run the decoders of a bench on its prompts and return the evidence.
+    """Return the evidence of a results folder: greedy's texts; the run's own `costs` and off-text
+    `rates` where none are given.
 
-    Decoders decide by `bench.costs`. Predictions go by `costs`; without them by `bench.costs` with
-    the host's time per step and the prefill of this run. Raises `ValueError` for a decoder that
-    fails.
+    Of the pair only the draft is loaded, if `decoders` (configs by name) need it. Without `timing`
+    the costs are those by which the run's decoders decided.
     """
-    assert bench.costs is not None
-    decoders = {name: make() for name, make in bench.decoders.items()}
+    folder, tokenizer = ResultsFolder(path), load_tokenizer(spec)
+    recording = read_recording(path, tokenizer, task=task)
+    recorded, decision_costs = runs_of(recording, PLAIN), costs or folder.load_costs()
+    live: dict[str, list[Sample]] = {}
+    for sample in folder.load_samples() if costs is None else ():
+        if not sample.error:
+            live.setdefault(sample.decoder, []).append(sample)
+    if costs is None:
+        costs = load_costs(path) if timing else decision_costs or Costs.load(UNTIMED)
+    assert costs is not None
+    draft = None
+    if any(map(needs_draft, decoders.values())):
+        draft = load_draft(spec)
+        vocab.check_pair(RecordedTarget(recorded, tokenizer=tokenizer), draft)  # type: ignore[arg-type]
+    rates = rates or _measured_rates(recording)
+    return Evidence(recorded, costs, draft, decision_costs, rates, live)
+
+
+def measured_evidence(
+    bench: Bench,
+    configs: Mapping[str, Mapping],
+    *,
+    costs: Costs | None = None,
+    rates: Mapping[str, OffTextRates] | None = None,
+    nodes: Sequence[int] = NODES,
+    visits: int = 3,
+) -> Evidence:
+    """Run decoders (configs by name) on a bench's prompts and return the evidence.
+
+    Without `costs`, both models' calls are timed here: trees of so many `nodes`, in `visits`
+    rounds; the host's time per step and the prefill are those of the run. Raises `ValueError` for a
+    decoder that fails.
+    """
+    target, tokenizer = bench.target, bench.target.tokenizer
+    draft = bench.models[1] if len(bench.models) > 1 else None
+    timed = costs
+    if timed is None:
+        reach = min(model.max_len for model in bench.models) - max(nodes)
+        reach = max(1, min(longest(tokenizer, bench.examples) + bench.max_new, reach))
+        grid = {"nodes": nodes, "contexts": [max(1, reach // 2), reach], "visits": visits}
+        with tqdm(total=2 * visits, desc="calls", unit="visit", leave=False) as bar:
+            timed = Costs.measure_grid(
+                bench.models, **grid, repeats=CALLS, on_visit=lambda _: bar.update()
+            )
+    makers = decoder_factories(configs, draft, timed, tokenizer=tokenizer)
+    bench = replace(bench, costs=timed, decoders=makers)
+    decoders = {name: make() for name, make in makers.items()}
     short = replace(bench, max_new=min(bench.max_new, WARM_UP_TOKENS))
     for decoder in decoders.values():
         short.measure(decoder, WARM_UP, 0)
@@ -229,39 +330,27 @@ def measure_evidence(
         sample = replace(bench.measure(decoder, example, 0), decoder=name, order=order)
         if sample.error:
             raise ValueError(f"{name} failed on {example.id}: {sample.error}")
-        prompt = tuple(prompt_ids(bench.target.tokenizer, example))
+        prompt = tuple(prompt_ids(tokenizer, example))
         off = decoder.predictions(sample.new_tokens) if isinstance(decoder, Recorder) else {}
         runs[name].append(RecordedRun(example.id, prompt, sample.new_tokens, sample.finish, 0, off))
         live[name].append(sample)
-    target = bench.target
     limits = bench.sampling, bench.max_new, target.max_len, target.vocab_size, eos_ids(target)
     recording = {name: RecordedRuns(own, *limits) for name, own in runs.items()}
-    options = {"draft": draft, "decision_costs": bench.costs, "rates": rates}
+    recorded, rates = runs_of(recording, PLAIN), rates or _measured_rates(recording)
     if costs is not None:
-        return recorded_evidence(recording, costs, **options)
-    return recorded_evidence(recording, with_host_time(bench.costs, live), live=live, **options)
-
-
-def with_host_time(costs: Costs, live: Mapping[str, Sequence[Sample]]) -> Costs:
-    """Return the costs with the host's milliseconds per step (medians, by decoder) and the prefill
-    of timed runs, greedy's among them."""
-    steps = {
-        name: [1e3 * step.host_s for one in own for step in one.steps[1:] if step.scored]
-        for name, own in live.items()
-    }
-    host = {name: float(np.median(own)) for name, own in steps.items() if own}
-    first = float(np.median([1e3 * sample.steps[0].verify_s for sample in live[PLAIN]]))
-    return replace(
-        costs,
+        return Evidence(recorded, costs, draft, timed, rates)
+    steps = {n: [s for one in own for s in one.steps[1:] if s.scored] for n, own in live.items()}
+    host = {n: 1e3 * float(np.median([s.host_s for s in own])) for n, own in steps.items() if own}
+    first = 1e3 * float(np.median([sample.steps[0].verify_s for sample in live[PLAIN]]))
+    costs = replace(
+        timed,
         host_ms={**host, "": float(np.median(list(host.values())))},
-        prefill_ms=max(0.0, first - costs.target.call_ms(1, min(costs.target.ms))),
+        prefill_ms=max(0.0, first - timed.target.call_ms(1, min(timed.target.ms))),
     )
+    return Evidence(recorded, costs, draft, timed, rates, live)
 
 
-def timed_sizes(bench: Bench, nodes: Sequence[int] = NODES) -> dict:
-    """Return the tree sizes and contexts at which the calls of a bench's models are to be timed:
-    contexts half way and up to the longest prompt with its new tokens."""
-    reach = min(model.max_len for model in bench.models) - max(nodes)
-    prompt = longest(bench.target.tokenizer, bench.examples)
-    reach = max(1, min(prompt + bench.max_new, reach))
-    return {"nodes": list(nodes), "contexts": [max(1, reach // 2), reach]}
+def _measured_rates(recording: Mapping[str, RecordedRuns]) -> dict[str, OffTextRates]:
+    """Return the off-text rates of each decoder whose predictions were recorded."""
+    measured = {name: OffTextRates.measured(own.runs) for name, own in recording.items()}
+    return {name: one for name, one in measured.items() if one}

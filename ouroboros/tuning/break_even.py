@@ -7,8 +7,8 @@ arXiv 2211.17192, eq. 1), a step gives (1 - alpha^(gamma + 1)) / (1 - alpha) tok
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -24,37 +24,6 @@ HIGHEST = 0.99  # agreement up to which a published speedup is explained
 GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20)
 
 
-@dataclass(frozen=True)
-class IdealDrafting:
-    """Drafting in calls of a pair alone; all times are in those of a greedy step.
-
-    `draft`: one draft call; `verify`: a target call that scores a whole draft; `host`: a step's
-    time outside both models, beyond greedy's. `tokens_per_draft_call` is above 1 where the draft
-    model drafts phrases; `free` tokens are gained where the whole draft was right.
-    """
-
-    gamma: int
-    draft: float
-    verify: float = 1.0
-    host: float = 0.0
-    tokens_per_draft_call: float = 1.0
-    free: float = 0.0
-
-    @property
-    def step(self) -> float:
-        """Cost of a step: max(1, gamma / tokens_per_draft_call) * draft + verify + host."""
-        calls = max(1.0, self.gamma / self.tokens_per_draft_call)
-        return calls * self.draft + self.verify + self.host
-
-    def tokens(self, agreement: float) -> float:
-        """Return the expected tokens of a step: chain_tokens + free * agreement^gamma."""
-        return chain_tokens(agreement, self.gamma) + self.free * agreement**self.gamma
-
-    def speedup(self, agreement: float) -> float:
-        """Return the expected speedup over greedy: tokens / step."""
-        return self.tokens(agreement) / self.step
-
-
 def chain_tokens(agreement: float, gamma: float) -> float:
     """Return the expected tokens of a step with a chain of `gamma` draft tokens.
 
@@ -68,30 +37,37 @@ def chain_tokens(agreement: float, gamma: float) -> float:
     return (1.0 - agreement ** (gamma + 1)) / (1.0 - agreement)
 
 
-def agreement_for(tokens: float, gamma: float) -> float | None:
-    """Return the agreement at which a chain gives `tokens` a step (the inverse of `chain_tokens`);
-    0 for at most 1 token, None for more than gamma + 1."""
-    if tokens <= 1.0:
+def expected_speedup(
+    agreement: float,
+    gamma: int,
+    *,
+    draft: float,
+    host: float = 0.0,
+    tokens_per_draft_call: float = 1.0,
+    free: float = 0.0,
+) -> float:
+    """Return the expected speedup over greedy of steps with `gamma` draft tokens.
+
+    Times are in target calls: `draft` of a draft call, `host` outside both models.
+    `tokens_per_draft_call` is above 1 where the draft model drafts phrases; `free` tokens are
+    gained where the whole draft was right.
+    """
+    cost = max(1.0, gamma / tokens_per_draft_call) * draft + 1.0 + host
+    return (chain_tokens(agreement, gamma) + free * agreement**gamma) / cost
+
+
+def agreement_for(
+    gain: Callable[[float], float], value: float, *, highest: float = 1.0, xtol: float = 2e-12
+) -> float | None:
+    """Return the agreement at which an increasing `gain(agreement)` reaches a value.
+
+    0 where it does so at once, None where it does not up to `highest`.
+    """
+    if gain(0.0) >= value:
         return 0.0
-    if tokens > gamma + 1.0:
+    if gain(highest) < value:
         return None
-    return float(brentq(lambda a: chain_tokens(a, gamma) - tokens, 0.0, 1.0))
-
-
-def break_even(ideal: IdealDrafting) -> float | None:
-    """Return the agreement at which the speedup is 1; None if no agreement reaches it."""
-    if ideal.speedup(0.0) >= 1.0:
-        return 0.0
-    if ideal.speedup(1.0) < 1.0:
-        return None
-    return float(brentq(lambda a: ideal.speedup(a) - 1.0, 0.0, 1.0))
-
-
-def best_gamma(ideal: IdealDrafting, agreement: float, gammas: Sequence[int]) -> IdealDrafting:
-    """Return the ideal with the gamma of the highest speedup, the smallest of equals; `verify` is
-    kept as that of a call of any of these sizes."""
-    every = (replace(ideal, gamma=gamma) for gamma in gammas)
-    return max(every, key=lambda one: one.speedup(agreement))
+    return float(brentq(lambda agreement: gain(agreement) - value, 0.0, highest, xtol=xtol))
 
 
 def suppose(
@@ -120,30 +96,29 @@ def suppose(
         raise ValueError(f"agreement={agreements}: give shares from 0 to below 1")
     plain_ms = costs.target.call_ms(1, CONTEXT)
     draft = costs.draft.call_ms(1, CONTEXT) / plain_ms
-    token = IdealDrafting(1, draft, host=costs.host_ms.get("", 0.0) / plain_ms)
-    phrase = replace(token, tokens_per_draft_call=tokens_per_draft_call, free=free)
+    token = partial(expected_speedup, draft=draft, host=costs.host_ms.get("", 0.0) / plain_ms)
+    phrase = partial(token, tokens_per_draft_call=tokens_per_draft_call, free=free)
     rows = []
     for agreement in agreements:
-        plain, ours = (best_gamma(ideal, agreement, gammas) for ideal in (token, phrase))
+        gamma, gamma_by_phrases = (
+            max(gammas, key=partial(ideal, agreement)) for ideal in (token, phrase)
+        )
         rows.append(
             {
                 "agreement": float(agreement),
-                "gamma": plain.gamma,
-                "speculative": plain.speedup(agreement),
-                "breaks even at": break_even(plain),
-                "gamma by phrases": ours.gamma,
-                "ouroboros": ours.speedup(agreement),
+                "gamma": gamma,
+                "speculative": token(agreement, gamma),
+                "breaks even at": agreement_for(lambda a, gamma=gamma: token(a, gamma), 1.0),
+                "gamma by phrases": gamma_by_phrases,
+                "ouroboros": phrase(agreement, gamma_by_phrases),
                 "at most": 1.0 / (1.0 - agreement),
             }
         )
 
-    def missing(agreement: float) -> float:
-        return best_gamma(phrase, agreement, gammas).speedup(agreement) - published
+    def ours(agreement: float) -> float:
+        return max(phrase(agreement, gamma) for gamma in gammas)
 
-    needs: float | None = 0.0
-    if missing(0.0) < 0.0:
-        found = missing(HIGHEST) >= 0.0
-        needs = float(brentq(missing, 0.0, HIGHEST, xtol=1e-4)) if found else None
+    needs = agreement_for(ours, published, highest=HIGHEST, xtol=1e-4)
     facts = {"published": published, "needs": needs, "target_ms": plain_ms, "draft": draft}
     return pd.DataFrame(rows), facts
 
@@ -159,11 +134,9 @@ def why_slower(name: str, plain: Sequence[Sample], samples: Sequence[Sample]) ->
     if ratio is None or ratio.value >= 1.0 or not base or not ours:
         return None
     unit = sum(map(_seconds, base)) / len(base)
-    draft, verify, host = (
-        float(np.mean([getattr(step, part) for step in ours])) / unit
-        for part in ("draft_s", "verify_s", "host_s")
-    )
-    tokens, nodes = (float(np.mean([getattr(s, part) for s in ours])) for part in ("new", "scored"))
+    parts = ("draft_s", "verify_s", "host_s", "new", "scored")
+    means = [float(np.mean([getattr(step, part) for step in ours])) for part in parts]
+    (draft, verify, host), (tokens, nodes) = [mean / unit for mean in means[:3]], means[3:]
     drafted = float(np.mean([step.drafted for step in ours if step.drafted] or [0]))
     cost = draft + verify + host
     line = f"{name} is slower than greedy ({ratio.value:.2f}x): "
@@ -177,19 +150,19 @@ def why_slower(name: str, plain: Sequence[Sample], samples: Sequence[Sample]) ->
             f"draft's prefill; later ones give {tokens:.2f} tokens for the time of {cost:.2f}: the "
             "completions are too short"
         )
-    parts = [f"a draft of {drafted:.1f} tokens {draft:.2f}"] if draft else []
-    parts += [f"a target call of {nodes:.1f} nodes {verify:.2f}", f"Python {host:.2f}"]
-    needed = agreement_for(cost, drafted)
-    reached = agreement_for(min(tokens, drafted + 1.0), drafted) or 0.0
+    spent = [f"a draft of {drafted:.1f} tokens {draft:.2f}"] if draft else []
+    spent += [f"a target call of {nodes:.1f} nodes {verify:.2f}", f"Python {host:.2f}"]
+    gain = partial(chain_tokens, gamma=drafted)
+    needed, reached = (agreement_for(gain, value) for value in (cost, min(tokens, drafted + 1.0)))
     if not drafted:
         pays = "nothing was drafted"
     elif needed is None:
         pays = f"a draft of {drafted:.1f} tokens cannot give {cost:.2f}"
     else:
-        pays = f"it breaks even at an acceptance of {needed:.2f} per token, here {reached:.2f}"
+        pays = f"it breaks even at an acceptance of {needed:.2f} per token, here {reached or 0:.2f}"
     share, where = max((draft, "drafting"), (verify, "in the target"), (host, "in Python"))
     return (
-        f"{line}a step costs {cost:.2f} greedy steps ({', '.join(parts)}) and gives {tokens:.2f} "
+        f"{line}a step costs {cost:.2f} greedy steps ({', '.join(spent)}) and gives {tokens:.2f} "
         f"tokens; {pays}; {100 * share / cost:.0f} % of the time is {where}"
     )
 

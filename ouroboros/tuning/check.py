@@ -7,73 +7,99 @@ given, on the run's own); no decoder's own counts are used.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from scipy.stats import spearmanr
+from tqdm import tqdm
 
 from ouroboros.bench.metrics.intervals import speedup
 from ouroboros.bench.metrics.sample import PLAIN, Sample
-from ouroboros.costs import CostModel
-from ouroboros.tuning.advise import Evidence, kind_of
-from ouroboros.tuning.predict import cost_per_token
+from ouroboros.bench.replay.replay import OffTextRates
+from ouroboros.bench.report.facts import RunFacts
+from ouroboros.bench.report.gather import load, run_folders
+from ouroboros.bench.run.pair import PairSpec
+from ouroboros.bench.tasks.registry import TaskSpec
+from ouroboros.costs import CostModel, Costs
+from ouroboros.tuning.advise import cost_per_token, kind_of, recorded_evidence
 
 
-def check_run(
-    run: str,
-    samples: Sequence[Sample],
-    evidence: Evidence,
-    decoders: Mapping[str, Mapping],
+def check(
+    place: Path,
     *,
-    timing: bool = True,
-) -> pd.DataFrame:
-    """Return predicted and measured values of each drafter of a run (`decoders`: configs by name).
+    costs: Costs | None = None,
+    rates: Mapping[str, OffTextRates] | None = None,
+    task: TaskSpec | None = None,
+) -> tuple[pd.DataFrame, str, str]:
+    """Return predicted and measured values of each drafter in every run below a folder, what the
+    values are, and a sentence about the runs.
 
-    The value is the speedup over greedy; without `timing` it is tokens per target call's cost. More
-    is better. Columns: run, decoder, kind, predicted, measured, error (predicted / measured - 1),
-    and `elsewhere`: the errors of each half of the prompts, predicted from the other half, () with
-    fewer than two prompts. Other engines are left out.
+    The value is the speedup over greedy; for runs without timing it is tokens per target call's
+    cost. More is better. Columns: run, decoder, kind, predicted, measured, error (predicted /
+    measured - 1), and `elsewhere`: the errors of each half of the prompts, predicted from the other
+    half, () with fewer than two prompts. Other engines are left out.
     """
+    folders, rows, titles, timings = run_folders(place), [], [], []
+    for path in tqdm(folders, desc="folders", leave=False):
+        found = load(path)
+        run, timing = found.run, found.run.get("timing", True)
+        timings.append(timing)
+        titles.append(RunFacts.of(run, found.samples).title)
+        spec = PairSpec.from_mapping(run["config"]["model"])
+        decoders = {name: run["config"]["decoder"][name] for name in run["decoders"]}
+        given = {"costs": costs, "rates": rates, "task": task, "timing": timing}
+        evidence = recorded_evidence(path, spec, decoders, **given)
+        model = CostModel(evidence.costs)
+        live: dict[str, list[Sample]] = {}
+        for sample in found.samples:
+            if not sample.error:
+                live.setdefault(sample.decoder, []).append(sample)
 
-    model = CostModel(evidence.costs)
+        def value(
+            plain: Sequence[Sample],
+            ours: Sequence[Sample],
+            of: set[str] | None = None,
+            timing: bool = timing,
+            model: CostModel = model,
+        ) -> float:
+            plain, ours = ([s for s in side if not of or s.example in of] for side in (plain, ours))
+            if timing:
+                ratio = speedup(plain, ours)
+                assert ratio is not None
+                return ratio.value
+            return 1.0 / (cost_per_token(ours, model) or 1.0)
 
-    def value(pair: tuple[Sequence[Sample], Sequence[Sample]], of: set[str] | None = None) -> float:
-        plain, ours = ([s for s in side if of is None or s.example in of] for side in pair)
-        ratio = speedup(plain, ours) if timing else None
-        cost = None if timing else cost_per_token(ours, model)
-        assert ratio or cost
-        return ratio.value if ratio else 1.0 / (cost or 1.0)
-
-    def replayed(name: str, config: Mapping) -> list[Sample]:
-        counts = evidence.counts(name, config, {})
-        return [model.predict(sample) for sample in counts] if timing else counts
-
-    real: dict[str, list[Sample]] = {}
-    for sample in samples:
-        if not sample.error:
-            real.setdefault(sample.decoder, []).append(sample)
-    plain, rows = replayed(PLAIN, {}), []
-    names = list(dict.fromkeys(sample.example for sample in plain))
-    halves = set(names[::2]), set(names[1::2])
-    for name, config in decoders.items():
-        kind = kind_of(config)
-        if name == PLAIN or kind.startswith("hf"):
-            continue
-        ours, live = (plain, replayed(name, config)), (real[PLAIN], real[name])
-        predicted, measured = value(ours), value(live)
-        swapped = (halves, halves[::-1]) if halves[1] else ()
-        rows.append(
-            {
-                "run": run,
-                "decoder": name,
-                "kind": kind,
-                "predicted": predicted,
-                "measured": measured,
-                "error": predicted / measured - 1.0,
-                "elsewhere": tuple(value(ours, a) / value(live, b) - 1.0 for a, b in swapped),
-            }
-        )
-    return pd.DataFrame(rows)
+        counts = {PLAIN: evidence.counts(PLAIN, {}, {})}
+        examples = list(dict.fromkeys(sample.example for sample in counts[PLAIN]))
+        halves = set(examples[::2]), set(examples[1::2])
+        for name, config in decoders.items():
+            if name == PLAIN or kind_of(config).startswith("hf"):
+                continue
+            counts[name] = evidence.counts(name, config, {})
+            ours = counts[PLAIN], counts[name]
+            if timing:
+                ours = tuple([model.predict(sample) for sample in side] for side in ours)
+            real = live[PLAIN], live[name]
+            predicted, measured = value(*ours), value(*real)
+            swapped = (halves, halves[::-1]) if halves[1] else ()
+            rows.append(
+                {
+                    "run": path.name,
+                    "decoder": name,
+                    "kind": kind_of(config),
+                    "predicted": predicted,
+                    "measured": measured,
+                    "error": predicted / measured - 1.0,
+                    "elsewhere": tuple(value(*ours, a) / value(*real, b) - 1.0 for a, b in swapped),
+                }
+            )
+    timed = all(timings)
+    runs = f"{len(folders)} runs, the first: " if len(folders) > 1 else ""
+    source = "Costs measured apart" if costs else "Costs of the runs themselves"
+    about = f"{runs}{titles[0]}. {source if timed else 'Counts alone'}."
+    what = "speedup over greedy" if timed else "tokens for what a target call costs"
+    return pd.DataFrame(rows), what, about
 
 
 def accuracy(points: pd.DataFrame) -> pd.DataFrame:

@@ -100,7 +100,7 @@ def fits(
     # The shape of a published model does not say how many positions it has.
     limit = position_limit(target.get_text_config()) if Path(place).is_dir() else 1 << 30
     positions = min(limit, max_len or limit)
-    found: dict[str, dict] = {}
+    document: dict = {"free_gb": memory.free_bytes / 1e9, "device": memory.device}
     rows = []
     for kind in ("as is", "int8"):
         sizes = {
@@ -110,16 +110,10 @@ def fits(
         gb = {role: own.weight_bytes / 1e9 for role, own in sizes.items()}
         kv = {role: own.kv_bytes_per_token for role, own in sizes.items()}
         longest = longest_context(sizes, memory.free_bytes)
-        found[kind] = {
-            "weights_gb": gb,
-            "kv_bytes_per_token": kv,
-            "longest_context": longest,
-            "positions": positions,
-        }
-        context = f"{longest}, by memory"
-        if not longest:
-            context = "the weights do not fit"
-        elif longest >= positions:
+        document[kind] = {"weights_gb": gb, "kv_bytes_per_token": kv}
+        document[kind] |= {"longest_context": longest, "positions": positions}
+        context = f"{longest}, by memory" if longest else "the weights do not fit"
+        if longest >= positions:
             context = f"{positions}, the model's (memory: {longest})"
         rows.append(
             {
@@ -129,5 +123,4 @@ def fits(
                 "longest context": context,
             }
         )
-    document = {"free_gb": memory.free_bytes / 1e9, "device": memory.device, **found}
     return document, pd.DataFrame(rows)

@@ -8,16 +8,15 @@ several devices. Invariant: every figure about devices is a prediction from name
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from ouroboros.bench.metrics.metrics import METRICS
-from ouroboros.bench.metrics.sample import PLAIN, Sample, steps_of
-from ouroboros.bench.metrics.trees import ProposedTree
+from ouroboros.bench.metrics.sample import PLAIN, steps_of
 from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.gather import load, run_folders
 from ouroboros.costs import Costs, Surface
@@ -26,59 +25,50 @@ from ouroboros.tree import TokenTree
 
 CONTEXT = 512  # tokens, of the calls whose costs are taken
 GAIN = 1.02  # a wider tree pays if its speed over one device is above this
-
-
-@dataclass(frozen=True)
-class Width:
-    """A decoder at one width, means over steps: `nodes` scored, new `tokens`, tokens `accepted`,
-    draft calls, and nodes of one. `parts[devices]`: nodes of the largest part when each step's tree
-    is cut for so many devices."""
-
-    decoder: str
-    nodes: float
-    tokens: float
-    accepted: float
-    draft_calls: float
-    draft_nodes: float
-    parts: Mapping[int, float]
-
-
-@dataclass(frozen=True)
-class Law:
-    """Tokens per step = `at_one` + `per_doubling` * log2(nodes per step); `r2` of the fit."""
-
-    at_one: float
-    per_doubling: float
-    r2: float
+HEADINGS = {"nodes": "best width (nodes)", "tokens": "tokens/step", "part": "largest part"}
+HEADINGS |= {"speed": "over one device", "speedup": "over greedy"}
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """The widths measured (`measured` says on what), each decoder's law (None: too few widths), and
-    the best width on each number of devices (see `best_widths`)."""
+    """From how many devices on a wider tree pays.
+
+    `measured` says on what the `widths` were (`read_widths`), `laws` fit them by decoder
+    (`law_of`), `best` has the best of them on each number of devices (`best_widths`).
+    """
 
     measured: str
-    widths: Sequence[Width]
-    laws: Mapping[str, Law | None]
+    widths: Sequence[Mapping]
+    laws: Mapping[str, Mapping[str, float] | None]
     best: pd.DataFrame
 
     def to_dict(self) -> dict:
         """Return JSON values; `read_widths` reads the widths of them."""
         return {
             "measured": self.measured,
-            "widths": [asdict(width) for width in self.widths],
-            "laws": {name: law and asdict(law) for name, law in self.laws.items()},
+            "widths": list(self.widths),
+            "laws": dict(self.laws),
             "predicted": self.best.to_dict("records"),
         }
 
-    def width_table(self) -> pd.DataFrame:
-        """Return one row per width: nodes and tokens per step, nodes of the largest part."""
+    def text(self, predicted_by: str) -> str:
+        """Return the tables, the laws and a conclusion for each decoder."""
         rows = [
-            {"decoder": one.decoder, "nodes/step": one.nodes, "tokens/step": one.tokens}
-            | {f"part of {n}": part for n, part in one.parts.items() if n > 1}
-            for one in sorted(self.widths, key=lambda one: (one.decoder, one.nodes))
+            {"decoder": one["decoder"], "nodes/step": one["nodes"], "tokens/step": one["tokens"]}
+            | {f"part of {n}": part for n, part in one["parts"].items() if n > 1}
+            for one in sorted(self.widths, key=lambda one: (one["decoder"], one["nodes"]))
         ]
-        return pd.DataFrame(rows)
+        laws = [
+            f"{name}: tokens/step = {law['at_one']:.2f} + {law['per_doubling']:.2f} log2(nodes), "
+            f"R² {law['r2']:.2f}"
+            for name, law in self.laws.items()
+            if law
+        ]
+        form = {"index": False, "float_format": "{:.2f}".format, "na_rep": "-"}
+        tables = pd.DataFrame(rows), self.best.rename(columns=HEADINGS)
+        widths, best = (table.to_string(**form) for table in tables)
+        parts = [widths, "", *laws, "", f"predicted by {predicted_by}:", best, ""]
+        return "\n".join([*parts, *map(self.conclusion, self.laws)])
 
     def conclusion(self, decoder: str) -> str:
         """Return in one line from how many devices on a wider tree pays."""
@@ -107,25 +97,30 @@ def scaling(
     for runs without trees and for devices that a scaling.json lacks.
     """
     widths, measured = read_widths(place, devices)
-    names = dict.fromkeys(width.decoder for width in widths)
-    laws = {name: law_of([w for w in widths if w.decoder == name]) for name in names}
+    names = dict.fromkeys(width["decoder"] for width in widths)
+    laws = {name: law_of([w for w in widths if w["decoder"] == name]) for name in names}
     best = best_widths(widths, costs, devices=devices, message_ms=message_ms)
     return Scaling(measured, widths, laws, best)
 
 
-def read_widths(place: Path, devices: Sequence[int]) -> tuple[list[Width], str]:
+def read_widths(place: Path, devices: Sequence[int]) -> tuple[list[dict], str]:
     """Return the widths of a folder's runs (greedy left out) or of a scaling.json, and on what they
-    were measured. Raises as `scaling`."""
+    were measured.
+
+    A width has means over steps: `nodes` scored, new `tokens`, tokens `accepted`, `draft_calls`,
+    `draft_nodes` of a call, and `parts`: by number of devices, the nodes of the largest part when
+    each step's tree is cut. Raises as `scaling`.
+    """
     if place.is_file():
         try:
             known = json.loads(place.read_text(encoding="utf-8"))
             widths = [
-                Width(**{**row, "parts": {int(n): p for n, p in row["parts"].items()}})
+                {**row, "parts": {int(n): part for n, part in row["parts"].items()}}
                 for row in known["widths"]
             ]
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{place} holds no widths: give a folder of runs") from error
-        lacking = sorted(set(devices) - {n for width in widths for n in width.parts})
+        lacking = sorted(set(devices) - {n for width in widths for n in width["parts"]})
         if lacking:
             raise ValueError(
                 f"{place} says nothing of {lacking} devices: give the folder of its runs"
@@ -137,102 +132,91 @@ def read_widths(place: Path, devices: Sequence[int]) -> tuple[list[Width], str]:
         titles.append(RunFacts.of(run.run, run.samples).title)
         for name in run.run["decoders"]:
             samples = [s for s in run.samples if s.decoder == name and not s.error]
-            trees = [tree for s in samples for tree in run.trees.get(s.key, ())]
-            if name != PLAIN and not trees:
+            trees = [
+                TokenTree(tree.tokens, tree.parents)
+                for sample in samples
+                for tree in run.trees.get(sample.key, ())
+            ]
+            if name == PLAIN:
+                continue
+            if not trees:
                 raise ValueError(f"{path} has no trees of {name}: run it with record_trees=true")
-            if name != PLAIN:
-                widths.append(width_of(name, samples, trees, devices))
+            steps = steps_of(samples)
+            calls = sum(step.draft_calls for step in steps)
+            widths.append(
+                {
+                    "decoder": name,
+                    "nodes": float(np.mean([step.scored for step in steps])),
+                    "tokens": METRICS["tokens_per_target_call"](samples) or 0.0,
+                    "accepted": float(np.mean([step.accepted for step in steps])),
+                    "draft_calls": calls / len(steps),
+                    "draft_nodes": sum(s.draft_scored for s in steps) / calls if calls else 0.0,
+                    "parts": {
+                        count: float(np.mean([max(map(len, cut(t, [0] * count))) for t in trees]))
+                        for count in devices
+                    },
+                }
+            )
     return widths, f"{len(titles)} runs, the first: {titles[0]}."
 
 
-def width_of(
-    decoder: str, samples: Sequence[Sample], trees: Iterable[ProposedTree], devices: Sequence[int]
-) -> Width:
-    """Return a decoder's width from its samples and the trees of their steps."""
-    steps = steps_of(samples)
-    shapes = [TokenTree(tree.tokens, tree.parents) for tree in trees]
-    calls = sum(step.draft_calls for step in steps)
-    return Width(
-        decoder,
-        nodes=float(np.mean([step.scored for step in steps])),
-        tokens=METRICS["tokens_per_target_call"](samples) or 0.0,
-        accepted=float(np.mean([step.accepted for step in steps])),
-        draft_calls=calls / len(steps),
-        draft_nodes=sum(step.draft_scored for step in steps) / calls if calls else 0.0,
-        parts={
-            count: float(np.mean([max(map(len, cut(one, [0] * count))) for one in shapes]))
-            for count in devices
-        },
-    )
+def law_of(widths: Sequence[Mapping]) -> dict[str, float] | None:
+    """Return the least-squares line through a decoder's widths; None for fewer than three.
 
-
-def law_of(widths: Sequence[Width]) -> Law | None:
-    """Return the least-squares line through a decoder's widths; None for fewer than three."""
-    if len({width.nodes for width in widths}) < 3:
+    Tokens per step = `at_one` + `per_doubling` * log2(nodes per step); `r2` of the fit.
+    """
+    if len({width["nodes"] for width in widths}) < 3:
         return None
-    x = np.log2([width.nodes for width in widths])
-    y = np.array([width.tokens for width in widths])
+    x = np.log2([width["nodes"] for width in widths])
+    y = np.array([width["tokens"] for width in widths])
     slope, base = np.polyfit(x, y, 1)
     spread = float(((y - y.mean()) ** 2).sum())
     rest = float(((y - base - slope * x) ** 2).sum())
-    return Law(float(base), float(slope), 1 - rest / spread if spread else 0.0)
-
-
-def step_ms(width: Width, costs: Costs, devices: int, message_ms: float) -> float:
-    """Return the predicted milliseconds of a step on so many devices.
-
-    The target's call is of the largest part and of the tokens accepted in the step before, which
-    that device may lack, plus a message; or of the whole tree where that costs less. The draft runs
-    on every device. Raises `ValueError` for calls that the costs do not cover.
-    """
-    ms = _ms(costs.target, width.nodes)
-    if devices > 1:
-        fed = min(width.nodes, width.parts[devices] + width.accepted)
-        ms = min(ms, _ms(costs.target, fed)) + message_ms
-    if width.draft_calls:
-        if costs.draft is None:
-            raise ValueError("the costs have no draft model: give draft_ms")
-        ms += width.draft_calls * _ms(costs.draft, max(1.0, width.draft_nodes))
-    return ms + costs.host_ms.get(width.decoder, costs.host_ms.get("", 0.0))
+    r2 = 1 - rest / spread if spread else 0.0
+    return {"at_one": float(base), "per_doubling": float(slope), "r2": r2}
 
 
 def best_widths(
-    widths: Sequence[Width], costs: Costs, *, devices: Sequence[int], message_ms: float
+    widths: Sequence[Mapping], costs: Costs, *, devices: Sequence[int], message_ms: float
 ) -> pd.DataFrame:
     """Return the width of most tokens per millisecond for each decoder and number of devices.
 
-    Columns: decoder, devices, nodes and tokens per step, `part` (nodes of the largest part),
-    `speed` over the best on one device, `speedup` over plain decoding. Widths that the costs do not
-    cover are left out.
+    On several devices the target's call is of the largest part and of the tokens accepted in the
+    step before, which that device may lack, plus a message; or of the whole tree where that costs
+    less. The draft runs on every device. Columns: decoder, devices, nodes and tokens per step,
+    `part` (nodes of the largest part), `speed` over the best on one device, `speedup` over plain
+    decoding. Widths that the costs do not cover are left out.
     """
+
+    def call_ms(surface: Surface, nodes: float) -> float:
+        return surface.call_ms(nodes, min(CONTEXT, max(surface.ms)))
+
+    def step_ms(width: Mapping, count: int) -> float:
+        ms = call_ms(costs.target, width["nodes"])
+        if count > 1:
+            fed = min(width["nodes"], width["parts"][count] + width["accepted"])
+            ms = min(ms, call_ms(costs.target, fed)) + message_ms
+        if width["draft_calls"]:
+            if costs.draft is None:
+                raise ValueError("the costs have no draft model: give draft_ms")
+            ms += width["draft_calls"] * call_ms(costs.draft, max(1.0, width["draft_nodes"]))
+        return ms + costs.host_of(width["decoder"])
+
     rows = []
-    plain_ms = _ms(costs.target, 1.0) + costs.host_ms.get(PLAIN, costs.host_ms.get("", 0.0))
-    for decoder in dict.fromkeys(width.decoder for width in widths):
-        rates: dict[int, tuple[float, Width]] = {}
-        for width in (one for one in widths if one.decoder == decoder):
+    plain_ms = call_ms(costs.target, 1.0) + costs.host_of(PLAIN)
+    for decoder in dict.fromkeys(width["decoder"] for width in widths):
+        rates: dict[int, tuple[float, Mapping]] = {}
+        for width in (one for one in widths if one["decoder"] == decoder):
             for count in {1, *devices}:
                 try:
-                    rate = width.tokens / step_ms(width, costs, count, message_ms)
+                    rate = width["tokens"] / step_ms(width, count)
                 except ValueError:
                     break
                 if count not in rates or rate > rates[count][0]:
                     rates[count] = rate, width
         for count in devices if rates else ():
             rate, width = rates[count]
-            rows.append(
-                {
-                    "decoder": decoder,
-                    "devices": count,
-                    "nodes": width.nodes,
-                    "tokens": width.tokens,
-                    "part": width.nodes if count == 1 else width.parts[count],
-                    "speed": rate / rates[1][0],
-                    "speedup": rate * plain_ms,
-                }
-            )
-    columns = ["decoder", "devices", "nodes", "tokens", "part", "speed", "speedup"]
-    return pd.DataFrame(rows, columns=columns)
-
-
-def _ms(surface: Surface, nodes: float) -> float:
-    return surface.call_ms(nodes, min(CONTEXT, max(surface.ms)))
+            part = width["nodes"] if count == 1 else width["parts"][count]
+            speed, over_greedy = rate / rates[1][0], rate * plain_ms
+            rows.append((decoder, count, width["nodes"], width["tokens"], part, speed, over_greedy))
+    return pd.DataFrame(rows, columns=["decoder", "devices", *HEADINGS])

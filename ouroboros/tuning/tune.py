@@ -7,11 +7,10 @@ Invariant: every sample of one text has the text's tokens.
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import pandas as pd
@@ -22,66 +21,63 @@ from ouroboros.bench.metrics.intervals import calls_part, pooled
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
 from ouroboros.bench.replay.replay import check_drafter, replay
-from ouroboros.bench.run.folder import JsonLines, locked, read_lines
+from ouroboros.bench.run.folder import ResultsFolder, read_lines
 from ouroboros.bench.run.identity import code_hash, identity
 from ouroboros.bench.run.loop import Bench, eos_ids
 from ouroboros.bench.run.prompts import prompt_ids
 from ouroboros.bench.tasks.task import Example
 from ouroboros.costs import CostModel, Costs
-from ouroboros.decode import DrafterCapabilities, RootOnly
+from ouroboros.decode import RootOnly
 from ouroboros.decoders import Decoder, make_decoder, wants_costs
 from ouroboros.engine.model import CachedModel
 from ouroboros.tuning.search import SPACES, Settings, random_settings, search
 
 FINALISTS = 3
+SEARCHES = "searches.jsonl"
 
 
 @dataclass
 class Text:
-    """A prompt of a task under one bench's sampling, and what plain decoding makes of it."""
+    """A prompt of a task under one bench's sampling, and its plain decoding."""
 
     task: str
     bench: Bench
     example: Example
-    _recorded: RecordedRuns | None = field(default=None, repr=False)
 
     @property
     def cell(self) -> tuple[str, float]:
         """Task and temperature: each cell has the same weight in a score."""
         return self.task, self.bench.sampling.temperature
 
-    @property
+    @cached_property
     def recorded(self) -> RecordedRuns:
-        """The recorded text, a single run; recorded at first use. Raises `ValueError` if plain
-        decoding fails."""
-        if self._recorded is None:
-            plain, target = self.bench.measure(RootOnly(), self.example, 0), self.bench.target
-            if plain.error:
-                raise ValueError(f"{self.example.id}: plain decoding failed: {plain.error}")
-            prompt = tuple(prompt_ids(target.tokenizer, self.example))
-            run = RecordedRun(self.example.id, prompt, plain.new_tokens, plain.finish)
-            limits = self.bench.sampling, self.bench.max_new, target.max_len, target.vocab_size
-            dtype = str(target.dtype).removeprefix("torch.")
-            self._recorded = RecordedRuns([run], *limits, frozenset(eos_ids(target)), dtype)
-        return self._recorded
+        """The recorded text, a single run. Raises `ValueError` if plain decoding fails."""
+        plain, target = self.bench.measure(RootOnly(), self.example, 0), self.bench.target
+        if plain.error:
+            raise ValueError(f"{self.example.id}: plain decoding failed: {plain.error}")
+        prompt = tuple(prompt_ids(target.tokenizer, self.example))
+        run = RecordedRun(self.example.id, prompt, plain.new_tokens, plain.finish)
+        limits = self.bench.sampling, self.bench.max_new, target.max_len, target.vocab_size
+        dtype = str(target.dtype).removeprefix("torch.")
+        return RecordedRuns([run], *limits, frozenset(eos_ids(target)), dtype)
 
     def counts(self, decoder: Decoder, name: str) -> Sample:
-        """Return a decoder's sample on this text; `error` is the reason of a failure."""
+        """Return a decoder's sample on this text; `error` is the reason of a failure.
+
+        Decoders that cannot be replayed run live.
+        """
         (run,) = self.recorded.runs
         try:
-            replayable = not DrafterCapabilities.of(decoder).reads_rejected
             check_drafter(decoder, self.recorded)
         except ValueError:
-            replayable = False
-        if replayable:
-            try:
-                return replay(self.recorded, decoder, name=name)[0]  # type: ignore[arg-type]
-            except ValueError as error:
-                return Sample(run.example, name, 0, 0, len(run.prompt), error=str(error))
-        found = replace(self.bench.measure(decoder, self.example, 0), decoder=name)
-        if not found.error and tuple(found.new_tokens) != run.new_tokens:
-            return replace(found, error="another text than plain decoding's: is this float32?")
-        return found
+            found = replace(self.bench.measure(decoder, self.example, 0), decoder=name)
+            if not found.error and tuple(found.new_tokens) != run.new_tokens:
+                return replace(found, error="the text is not plain decoding's: is this float32?")
+            return found
+        try:
+            return replay(self.recorded, decoder, name=name)[0]  # type: ignore[arg-type]
+        except ValueError as error:
+            return Sample(run.example, name, 0, 0, len(run.prompt), error=str(error))
 
 
 def texts(
@@ -179,11 +175,11 @@ def tune(
     machines: Sequence[Machine],
     on: Sequence[Text],
     names: Sequence[str],
+    results: Path,
     *,
     trials: int = 24,
     first: int | None = None,
     seed: int = 0,
-    searches: Path | None = None,
     about: object = None,
 ) -> tuple[pd.DataFrame, dict[str, dict[str, dict]]]:
     """Search every decoder by each machine's costs; return a report and the best settings, by
@@ -192,25 +188,25 @@ def tune(
     Each decoder tries its configured settings and random ones, `trials` in all, on the `first`
     texts, then a coordinate search from the best; the last candidates are compared on all texts.
     The report says what the configured settings lose against the best found ("regret"), and what
-    the other machines' best settings lose. Finished searches are kept in the file `searches` and
+    the other machines' best settings lose. Finished searches are kept in the folder `results` and
     skipped when the same search is run again; `about` (JSON values) identifies what they share.
     """
     of = identity(code_hash(), [(*t.cell, t.recorded.runs[0].tokens) for t in on], about, SPACES)
     jobs = [(name, machine) for name in names for machine in machines]
     best: dict[tuple[str, str], dict] = {}
-    with _kept(searches) as kept:
+    results.mkdir(parents=True, exist_ok=True)
+    with ResultsFolder(results).appending(SEARCHES) as lines:
+        done = {row["key"]: row for _, row in read_lines(results / SEARCHES)}
         for name, machine in tqdm(jobs, desc="searches", unit="search"):
             own = asdict(machine.costs), dict(machine.decoders[name])
             key = identity(of, trials, first, seed, name, *own)
-
-            def made(name: str = name, machine: Machine = machine) -> dict:
+            if key not in done:
                 drawn = random_settings(SPACES[name], trials, f"{seed}-{name}")
-                settings = machine.best(name, drawn, on[:first], on)
-                return {"settings": settings, "tried": sorted(machine.tried[name])}
-
-            row = kept(key, made)
-            best[name, machine.name] = row["settings"]
-            machine.tried.setdefault(name, set()).update(row["tried"])
+                found = machine.best(name, drawn, on[:first], on)
+                done[key] = {"key": key, "settings": found, "tried": sorted(machine.tried[name])}
+                lines.append(done[key])
+            best[name, machine.name] = done[key]["settings"]
+            machine.tried.setdefault(name, set()).update(done[key]["tried"])
     top = {
         (name, m.name): max(
             (best[name, other.name] for other in machines),
@@ -220,17 +216,12 @@ def tune(
     }
     rows = []
     for name, machine in jobs:
-        highest = machine.rate(name, top[name, machine.name], on)
-        configured = machine.rate(name, {}, on)
+        rates = {m.name: machine.rate(name, top[name, m.name], on) for m in machines}
+        highest, configured = rates.pop(machine.name), machine.rate(name, {}, on)
 
         def lost(rate: float, highest: float = highest) -> str:
             return f"{100 * (1 - rate / highest):.1f} %" if highest else "-"
 
-        others = {
-            f"best by {m.name}": lost(machine.rate(name, top[name, m.name], on))
-            for m in machines
-            if m is not machine
-        }
         rows.append(
             {
                 "decoder": name,
@@ -238,7 +229,7 @@ def tune(
                 "configured": round(configured, 3),
                 "best found": round(highest, 3),
                 "regret": lost(configured),
-                **others,
+                **{f"best by {other}": lost(rate) for other, rate in rates.items()},
                 "settings tried": len(machine.tried[name]),
                 "settings": machine.full(name, top[name, machine.name]),
             }
@@ -246,22 +237,3 @@ def tune(
     return pd.DataFrame(rows), {
         name: {machine.name: top[name, machine.name] for machine in machines} for name in names
     }
-
-
-@contextlib.contextmanager
-def _kept(path: Path | None) -> Iterator[Callable[[str, Callable[[], dict]], dict]]:
-    """Open the file of finished searches, for this process alone: (key, search) -> its result."""
-    if path is None:
-        yield lambda key, made: made()
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path) as file:
-        lines, rows = JsonLines(file, path), {row["key"]: row for _, row in read_lines(path)}
-
-        def kept(key: str, made: Callable[[], dict]) -> dict:
-            if key not in rows:
-                rows[key] = {"key": key, **made()}
-                lines.append(rows[key])
-            return rows[key]
-
-        yield kept

@@ -17,35 +17,56 @@ measures the reference pair's ranks and confidences instead, of which a simulate
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 from sentence_pieces import NAME, sentence_pieces
+from tqdm import tqdm
 
-from ouroboros.bench.replay.draft_errors import DraftErrorModel
-from ouroboros.bench.replay.recording import RecordedRuns, read_recording, renumbered, runs_of
+from ouroboros.bench.metrics.intervals import Interval
+from ouroboros.bench.replay.recording import (
+    RecordedRun,
+    RecordedRuns,
+    read_recording,
+    renumbered,
+    runs_of,
+)
 from ouroboros.bench.replay.replay import OffTextRates
+from ouroboros.bench.replay.simulated_draft import (
+    CHOICES,
+    NOWHERE,
+    DraftErrorModel,
+    SimulatedDraft,
+    repeats,
+)
 from ouroboros.bench.report.plots import style
+from ouroboros.bench.report.plots.marks import LINES, decoder_marks
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import provenance, without_paths
 from ouroboros.bench.run.loop import eos_ids
 from ouroboros.bench.run.pair import PairSpec, load_pair, load_tokenizer
 from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.cli import CONF
-from ouroboros.costs import Costs
+from ouroboros.costs import Costs, Surface
+from ouroboros.decode import RootOnly, decode
 from ouroboros.decoders import decoder_config
-from ouroboros.tuning.agreement import (
-    DraftValue,
-    draft_values,
-    held_out_examples,
-    pays_from,
-    with_ratio,
-)
-from ouroboros.tuning.plots import agreement_curves
+from ouroboros.engine.model import CachedModel
+from ouroboros.select import argmax
+from ouroboros.tree import TokenTree
+from ouroboros.tuning.advise import Evidence, Prediction
+from ouroboros.tuning.search import search
 
+CONTEXT = 512  # tokens, of the calls whose costs are taken
+ALL = "all"
+COLUMNS = 3  # panels of a plot side by side
+ROWS = 48  # confidence rows kept of each rank
 REFERENCE = PairSpec("reference", "reference/target", "reference/draft", dtype="float32")
 HELD_OUT = 3
 RATIOS = (0.18, 0.3)  # of a draft call to a target call, one node each
@@ -79,6 +100,24 @@ REAL_GROUPS = {
 }
 
 
+@dataclass(frozen=True)
+class DraftValue:
+    """The speedup over greedy of a decoder on a group of prompts, by the costs of that name with a
+    draft call of `ratio` target calls.
+
+    `agreement` is its draft's, None without a draft. `settings` were chosen on other prompts.
+    """
+
+    group: str
+    costs: str
+    ratio: float
+    decoder: str
+    agreement: float | None
+    speedup: Interval
+    prompts: int
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     torch.set_num_threads(1)
@@ -109,10 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     values = list(
         draft_values(
-            *(recorded, decoders, options.agreement or agreements, machines, tokenizer),
-            spaces=SPACES,
-            rates=rates,
-            held_out=HELD_OUT,
+            recorded, decoders, options.agreement or agreements, machines, tokenizer, rates
         )
     )
     held = held_out_examples(recorded.runs, HELD_OUT)
@@ -148,6 +184,108 @@ def chosen(
     runs.sort(key=lambda run: order.index(run.group))
     limits = [limit for limit in (max_new, recorded.max_new) if limit]
     return renumbered(replace(recorded, runs=runs, max_new=min(limits, default=1 << 30)))
+
+
+def draft_values(
+    recorded: RecordedRuns,
+    decoders: Mapping[str, Mapping],
+    agreements: Sequence[float],
+    machines: Mapping[tuple[str, float], Costs],
+    tokenizer,
+    rates: OffTextRates | None,
+) -> Iterator[DraftValue]:
+    """Yield the value of every decoder (configs by name) for each agreement, machine and group.
+
+    `machines` are costs by (name, ratio), see `with_ratio`. Held-out prompts choose settings in
+    `SPACES`. Without `rates` decoders that read predictions off the text are refused.
+    """
+    chosen = held_out_examples(recorded.runs, HELD_OUT)
+    parts = [
+        replace(recorded, runs=[r for r in recorded.runs if (r.example in chosen) == held])
+        for held in (True, False)
+    ]
+    drafting = [name for name, own in decoders.items() if "draft" in own]
+    others = [name for name in decoders if name not in ("greedy", *drafting)]
+    rounds = [(None, others), *((one, drafting) for one in agreements)]
+    for agreement, names in tqdm(rounds, desc="agreements", leave=False):
+        draft = SimulatedDraft.of(agreement, recorded, tokenizer) if agreement is not None else None
+        counted: tuple[dict, dict] = {}, {}
+        for (costs_name, ratio), costs in machines.items():
+            given = {"draft": draft, "rates": None if rates is None else {"": rates}}
+            tried, shown = (
+                Evidence(part, costs, **given, counted=known)  # type: ignore[arg-type]
+                for part, known in zip(parts, counted, strict=True)
+            )
+            for name in names:
+                config, space = decoders[name], SPACES.get(name, {})
+
+                def rate(settings, name=name, config=config, tried=tried) -> float:
+                    return tried.predicted(name, config, settings).tokens_per_s
+
+                best = search(rate, space, configured=config, rounds=1)
+                sides = shown.counts("greedy", {}, {}), shown.counts(name, config, best)
+                groups = list(dict.fromkeys(sample.group for sample in sides[1]))
+                for group in [*(groups if len(groups) > 1 else ()), ALL]:
+                    plain, own = ([s for s in o if group in (s.group, ALL)] for o in sides)
+                    found = Prediction.of(plain, own, costs)
+                    if found.speedup is None:
+                        raise ValueError(f"{name}: {found.failed}")
+                    prompts = len({sample.example for sample in own})
+                    setting = group, costs_name, ratio, name, agreement
+                    yield DraftValue(*setting, found.speedup, prompts, best)
+
+
+def held_out_examples(runs: Sequence[RecordedRun], step: int) -> set[str]:
+    """Return every `step`-th prompt of each group."""
+    by_group: dict[str, dict[str, None]] = {}
+    for run in runs:
+        by_group.setdefault(run.group, {})[run.example] = None
+    return {one for examples in by_group.values() for one in [*examples][step - 1 :: step]}
+
+
+def with_ratio(costs: Costs, ratio: float) -> Costs:
+    """Return the costs of calls alone, at every context those at `CONTEXT`, with the draft's calls
+    scaled so that one of a single node costs `ratio` of the target's.
+
+    Raises `ValueError` for costs without a draft.
+    """
+    if costs.draft is None:
+        raise ValueError("the costs have no draft model: give draft_ms")
+
+    def flat(surface: Surface, factor: float = 1.0) -> Surface:
+        sizes = next(iter(surface.ms.values()))
+        row = {nodes: factor * surface.call_ms(nodes, CONTEXT) for nodes in sizes}
+        return Surface({math.inf: row}, padded=surface.padded)
+
+    target, draft = flat(costs.target), flat(costs.draft)
+    factor = ratio * target.call_ms(1, CONTEXT) / draft.call_ms(1, CONTEXT)
+    return Costs(target, flat(costs.draft, factor))
+
+
+def pays_from(values: Sequence[DraftValue]) -> dict[str, tuple[float | None, bool]]:
+    """Return for each decoder with a draft the agreement from which on it is faster than the best
+    decoder without one, on straight lines between the agreements tried.
+
+    `values` are of one group under one set of costs. (None, False): at no agreement that was tried;
+    (a, True): already at the lowest one, a.
+    """
+    without = max((one.speedup.value for one in values if one.agreement is None), default=1.0)
+    found: dict[str, tuple[float | None, bool]] = {}
+    for name in dict.fromkeys(one.decoder for one in values if one.agreement is not None):
+        line = sorted(
+            (one.agreement, one.speedup.value - without)
+            for one in values
+            if one.decoder == name and one.agreement is not None
+        )
+        below = [at for at, (_, gain) in enumerate(line) if gain < 0]
+        if line[-1][1] < 0:
+            found[name] = None, False
+        elif not below:
+            found[name] = line[0][0], True
+        else:
+            (left, low), (right, high) = line[below[-1]], line[below[-1] + 1]
+            found[name] = left + (right - left) * -low / (high - low), False
+    return found
 
 
 def write(options: argparse.Namespace, values: Sequence[DraftValue], title: str) -> None:
@@ -188,6 +326,48 @@ def write(options: argparse.Namespace, values: Sequence[DraftValue], title: str)
         style.save(figure, *(options.out / f"agreement_{costs}.{kind}" for kind in ("png", "svg")))
 
 
+@style.styled
+def agreement_curves(rows: Sequence[DraftValue]) -> Figure:
+    """Draw speedup over the draft's agreement, a panel per group of prompts.
+
+    `rows` share one set of costs. The line style is the draft's cost ratio; decoders without a
+    draft are level lines.
+    """
+    frame = pd.json_normalize([asdict(row) for row in rows])
+    frame = frame.rename(columns={"speedup.value": "speedup"}).sort_values("agreement")
+    groups, ratios = list(dict.fromkeys(row.group for row in rows)), sorted(set(frame["ratio"]))
+    marks = decoder_marks(list(dict.fromkeys(frame["decoder"])))
+    down, across = -(-len(groups) // COLUMNS), min(COLUMNS, len(groups))
+    figure = style.new_figure(1.2 + (2.5 if len(groups) > 1 else 3.6) * down)
+    panels = list(figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).flat)
+    for axes, group in zip(panels, groups, strict=False):
+        own = frame[frame["group"] == group]
+        for (name, ratio), line in own.groupby(["decoder", "ratio"], sort=False):
+            mark = marks[name]
+            if line["agreement"].notna().all():
+                look = mark.points(linestyle=LINES[ratios.index(ratio) % len(LINES)], markersize=4)
+                look |= {"label": f"{name}, a draft call costs {ratio:g}"}
+                error = style.reach(line, "speedup")
+                axes.errorbar(line["agreement"], line["speedup"], yerr=error, **look)
+            elif ratio == ratios[0]:
+                value, low, high = line.iloc[0][["speedup", "speedup.low", "speedup.high"]]
+                axes.axhline(value, color=mark.colour, linewidth=1.4, label=f"{name}, no draft")
+                if pd.notna(low):
+                    axes.axhspan(low, high, color=mark.colour, alpha=0.12, linewidth=0)
+        axes.set_title(f"{group}, {own['prompts'].iloc[0]} prompts")
+        axes.grid(axis="y")
+    for axes in panels[max(0, len(groups) - across) : len(groups)]:
+        axes.set_xlabel("agreement of the draft")
+    for axes in panels[len(groups) :]:
+        axes.set_axis_off()
+    figure.supylabel("speedup over greedy", fontsize=10)
+    handles, labels = panels[0].get_legend_handles_labels()
+    what = "Error bars and bands: 95 % bootstrap over prompts, paired"
+    place = {"loc": "outside lower center", "ncols": 3, "title": what, "title_fontsize": 9}
+    figure.legend(handles, labels, **place)
+    return figure
+
+
 def measure(path: Path) -> None:
     """Measure how the reference pair's draft errs on development text, and write it."""
     pair = load_pair(REFERENCE, with_draft=True)
@@ -196,9 +376,64 @@ def measure(path: Path) -> None:
     prompts = [pair.target.tokenizer(one.prompt).input_ids for one in task.load()[:30:3]]
     about = {"pair": "the reference pair", "dtype": REFERENCE.dtype, "task": "development.jsonl"}
     options = {"max_new": task.max_new, "eos": eos_ids(pair.target), "about": about}
-    found = DraftErrorModel.measure(pair.target, pair.draft, prompts, **options)
-    found.save(path)
+    found = measured_errors(pair.target, pair.draft, prompts, **options)
+    path.write_text(json.dumps(asdict(found)) + "\n", encoding="utf-8")
     print(found.about)
+
+
+def measured_errors(
+    target: CachedModel,
+    draft: CachedModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new: int,
+    eos: Collection[int] = (),
+    about: Mapping[str, object],
+) -> DraftErrorModel:
+    """Measure the draft's choices along the target's greedy texts, one draft call for a text."""
+    rows: dict[int, list[list[float]]] = {rank: [] for rank in range(CHOICES + 1)}
+    agreed: dict[bool, list[bool]] = {True: [], False: []}
+    for prompt in map(list, prompts):
+        target.empty()
+        draft.empty()
+        text = decode(target, RootOnly(), prompt, max_new=max_new, eos=eos).new_tokens
+        tree = TokenTree.chain(prompt[-1], text[:-1])
+        logits = draft.score(draft.new_sequence(), prompt, tree)
+        top = logits.double().softmax(-1).topk(CHOICES, dim=-1)
+        ids, shares = top.indices.tolist(), top.values.tolist()
+        first = argmax(logits, prompt, tree)
+        again = repeats([*prompt, *text])[len(prompt) :]
+        for at, truth in enumerate(text):
+            choices = [first[at], *ids[at][1:]]
+            rank = choices.index(truth) + 1 if truth in choices else NOWHERE
+            rows[rank].append(shares[at])
+            agreed[again[at]].append(rank == 1)
+    lacking = [rank for rank, own in rows.items() if not own]
+    if lacking or not all(0 < np.mean(own) < 1 for own in agreed.values()):
+        raise ValueError(
+            f"too few positions (none of rank {lacking}, 0: none of the choices): give more prompts"
+        )
+    misses = [row for rank, own in rows.items() if rank != 1 for row in own]
+    at_repeats, elsewhere = float(np.mean(agreed[True])), float(np.mean(agreed[False]))
+    count = len(misses) + len(rows[1])
+    shares_of = {
+        "agreement": len(rows[1]) / count,
+        "agreement_at_repeats": at_repeats,
+        "agreement_elsewhere": elsewhere,
+        "repeats": len(agreed[True]) / count,
+        "mean_first_where_right": float(np.mean([row[0] for row in rows[1]])),
+        "mean_first_where_wrong": float(np.mean([row[0] for row in misses])),
+    }
+    found = {**about, "prompts": len(prompts), "places": count}
+    found |= {name: round(share, 4) for name, share in shares_of.items()}
+    confidence = {}
+    for rank, own in rows.items():  # rows evenly spread by first probability
+        ordered, kept = sorted(own, reverse=True), min(ROWS, len(own))
+        picked = [ordered[int((index + 0.5) * len(ordered) / kept)] for index in range(kept)]
+        confidence[rank] = [tuple(round(share, 4) for share in row) for row in picked]
+    ranks = {rank: round(len(rows[rank]) / len(misses), 4) for rank in range(2, CHOICES + 1)}
+    odds = at_repeats / (1 - at_repeats) * (1 - elsewhere) / elsewhere
+    return DraftErrorModel(ranks, confidence, round(odds, 4), found)
 
 
 def parser() -> argparse.ArgumentParser:

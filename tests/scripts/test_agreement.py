@@ -2,11 +2,17 @@
 
 import json
 import random
+from dataclasses import asdict
 
 import agreement
 import pytest
+import torch
 
-from ouroboros.bench.replay.draft_errors import DraftErrorModel
+from ouroboros.bench.metrics.intervals import Interval
+from ouroboros.bench.replay.recording import RecordedRun
+from ouroboros.bench.replay.scripted import ScriptedModel
+from ouroboros.bench.replay.simulated_draft import DraftErrorModel, SimulatedDraft
+from ouroboros.costs import Costs, Surface
 
 
 @pytest.fixture
@@ -56,5 +62,77 @@ def test_a_real_tokenizer():
     assert found("a", add_special_tokens=False).input_ids == found("a").input_ids[1:]
 
 
-def test_the_shipped_draft_errors_are_of_the_reference_pair():
-    assert DraftErrorModel.load().source == "ranks and confidences of the reference pair"
+def test_a_simulated_draft_measured_like_a_model_gives_back_its_errors(tmp_path):
+    recorded = [drafted_text(seed) for seed in range(12)]
+    draft = SimulatedDraft(0.7, recorded, vocab_size=400)
+
+    class Target(ScriptedModel):
+        """Says the recorded text."""
+
+        def score(self, sequence, tokens, tree):
+            run = next(r for r in recorded if r.prompt == tuple(tokens[: len(r.prompt)]))
+            draft.follow(run.tokens)
+            return torch.nn.functional.one_hot(torch.tensor([run.tokens[len(tokens)]]), 400).float()
+
+    prompts = [run.prompt for run in recorded]
+    found = agreement.measured_errors(Target(), draft, prompts, max_new=480, about={"pair": "x"})
+    assert abs(found.about["agreement"] - 0.7) < 0.03 and found.about["places"] == 12 * 480
+    for rank, share in draft.errors.shares.items():
+        assert abs(found.shares[rank] - share) < 0.05
+    assert 0.7 < found.odds / draft.errors.odds < 1.5
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps(asdict(found)))
+    assert DraftErrorModel.load(path) == found
+
+
+def drafted_text(seed: int) -> RecordedRun:
+    """A text of which about a third repeats itself."""
+    draw, text = random.Random(f"text-{seed}"), [1]
+    while len(text) < 500:
+        if len(text) > 40 and draw.random() < 0.1:
+            at = draw.randrange(len(text) - 12)
+            text += text[at : at + draw.randrange(4, 12)]
+        else:
+            text.append(draw.randrange(3, 400))
+    return RecordedRun(str(seed), tuple(text[:20]), tuple(text[20:500]))
+
+
+def value(decoder, share, speedup):
+    return agreement.DraftValue("all", "flat", 0.18, decoder, share, Interval(speedup), 3)
+
+
+VALUES = [
+    value("lookup", None, 1.4),
+    value("suffix", None, 2.0),
+    *(value("chain", a, s) for a, s in ((0.8, 2.5), (0.6, 1.5), (0.7, 1.9))),
+    *(value("tree", a, s) for a, s in ((0.6, 2.1), (0.8, 3.0))),
+    *(value("late", a, s) for a, s in ((0.6, 1.1), (0.8, 1.9))),
+]
+
+
+def test_where_a_draft_pays():
+    assert agreement.pays_from(VALUES) == {
+        "chain": (pytest.approx(0.7 + 0.1 / 6), False),
+        "tree": (0.6, True),
+        "late": (None, False),
+    }
+
+
+def test_the_draft_is_scaled_and_nothing_else():
+    costs = Costs(
+        Surface({256: {1: 8, 4: 12}, 1024: {1: 16, 4: 24}}),
+        Surface({256: {1: 2, 4: 3}, 1024: {1: 4, 4: 6}}),
+        {"": 1.0},
+        50.0,
+    )
+    found = agreement.with_ratio(costs, 0.3)
+    assert found.draft is not None and not found.host_ms and not found.prefill_ms
+    one, four = (found.target.call_ms(n, 9000) for n in (1, 4))
+    assert four == pytest.approx(1.5 * one) == pytest.approx(costs.target.call_ms(4, 512))
+    assert found.draft.call_ms(1, 9000) == pytest.approx(0.3 * one)
+    assert found.draft.call_ms(4, 9000) == pytest.approx(0.45 * one)
+    constant = Costs(Surface.flat({1: 1.0, 64: 1.0}), Surface.constant(0.18))
+    again = agreement.with_ratio(constant, 0.3)
+    assert again.draft is not None and again.draft.call_ms(40, 10) == pytest.approx(0.3)
+    with pytest.raises(ValueError, match="no draft"):
+        agreement.with_ratio(Costs(Surface.constant(1.0)), 0.3)

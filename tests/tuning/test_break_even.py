@@ -1,16 +1,17 @@
 """When speculation pays: closed forms against simulation, and the one line that says why not."""
 
 import random
+from functools import partial
 
 import pytest
 from measured import sample, step
 
+from ouroboros.costs import Costs, Surface
 from ouroboros.tuning.break_even import (
-    IdealDrafting,
     agreement_for,
-    best_gamma,
-    break_even,
     chain_tokens,
+    expected_speedup,
+    suppose,
     why_slower,
 )
 
@@ -33,41 +34,40 @@ def test_tokens_of_a_chain(agreement, gamma):
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 5, 12])
-@pytest.mark.parametrize("draft", [0.05, 0.18, 0.5])
-def test_break_even_against_brute_force(gamma, draft):
-    ideal = IdealDrafting(gamma, draft, verify=1.05, host=0.02)
-    grid = [i / 10000 for i in range(10001)]
-    worth = [a for a in grid if ideal.speedup(a) >= 1.0]
-    found = break_even(ideal)
+@pytest.mark.parametrize("draft", [0.05, 0.18, 0.5, 1.2])
+def test_the_agreement_that_a_speedup_needs_against_brute_force(gamma, draft):
+    def gain(agreement: float) -> float:
+        return expected_speedup(agreement, gamma, draft=draft, host=0.02)
+
+    worth = [i / 10000 for i in range(10001) if gain(i / 10000) >= 1.0]
+    found = agreement_for(gain, 1.0)
     assert found is None if not worth else found == pytest.approx(worth[0], abs=1e-4)
 
 
-def test_a_draft_that_costs_as_much_as_the_target_never_pays():
-    assert break_even(IdealDrafting(5, draft=1.2)) is None
-    assert break_even(IdealDrafting(5, draft=0.0)) == 0.0
-
-
 def test_the_agreement_is_the_inverse_of_the_tokens():
+    gain = partial(chain_tokens, gamma=6)
     for agreement in (0.0, 0.2, 0.9, 1.0):
-        assert agreement_for(chain_tokens(agreement, 6), 6) == pytest.approx(agreement, abs=1e-9)
-    assert agreement_for(0.9, 6) == 0.0 and agreement_for(7.1, 6) is None
-
-
-def test_the_best_gamma_grows_with_the_agreement():
-    ideal, gammas = IdealDrafting(1, draft=0.17), range(1, 30)
-    best = [best_gamma(ideal, agreement, gammas).gamma for agreement in (0.5, 0.7, 0.9)]
-    assert best == sorted(best) and best[0] < best[-1]
-    for gamma in gammas:
-        other = IdealDrafting(gamma, draft=0.17)
-        assert other.speedup(0.7) <= best_gamma(ideal, 0.7, gammas).speedup(0.7)
+        assert agreement_for(gain, gain(agreement)) == pytest.approx(agreement, abs=1e-9)
+    assert agreement_for(gain, 0.9) == 0.0 and agreement_for(gain, 7.1) is None
 
 
 def test_phrases_and_free_tokens():
-    plain = IdealDrafting(6, draft=0.2)
-    phrases = IdealDrafting(6, draft=0.2, tokens_per_draft_call=3.0, free=1.0)
-    assert plain.step == pytest.approx(2.2) and phrases.step == pytest.approx(1.4)
-    assert phrases.tokens(1.0) == 8.0
-    assert IdealDrafting(1, draft=0.2, tokens_per_draft_call=3.0).step == pytest.approx(1.2)
+    assert expected_speedup(1.0, 6, draft=0.2) == pytest.approx(7 / 2.2)
+    phrases = {"draft": 0.2, "tokens_per_draft_call": 3.0}
+    assert expected_speedup(1.0, 6, **phrases, free=1.0) == pytest.approx(8 / 1.4)
+    assert expected_speedup(1.0, 1, **phrases) == pytest.approx(2 / 1.2)
+
+
+def test_the_best_gamma_grows_with_the_agreement():
+    costs = Costs(Surface.constant(10.0), Surface.constant(1.7))
+    table, facts = suppose(costs, [0.5, 0.7, 0.9], gammas=range(1, 30), published=1.5)
+    assert facts["draft"] == pytest.approx(0.17) and 0 < facts["needs"] < 0.5
+    assert list(table.gamma) == sorted(set(table.gamma))
+    for row in table.itertuples():
+        every = [expected_speedup(row.agreement, gamma, draft=0.17) for gamma in range(1, 30)]
+        assert row.speculative == pytest.approx(max(every))
+        assert row.ouroboros > row.speculative
+    assert suppose(costs, [0.5], published=99)[1]["needs"] is None
 
 
 GREEDY = [sample(name, "greedy", [step(0, 0, times=(0, 1.0, 0))] * 9, wall_s=9.0) for name in "ab"]

@@ -8,7 +8,7 @@ from measured import sample, step
 from ouroboros.bench.metrics.metrics import METRICS, phase_shares
 from ouroboros.bench.metrics.sample import PLAIN, steps_of
 from ouroboros.costs import CostModel, Costs, Surface
-from ouroboros.tuning.predict import predict
+from ouroboros.tuning.advise import Prediction
 
 COSTS = Costs(
     Surface.flat({1: 10.0, 5: 14.0}), Surface.constant(2.0), {"": 1.0, PLAIN: 0.0}, prefill_ms=30.0
@@ -42,7 +42,7 @@ def test_a_branching_first_tree_after_a_long_prompt_is_a_call_of_its_own():
 def test_a_prediction_is_the_bench_s_own_metrics():
     plain = [sample(name, PLAIN, [chain(0, 0)] * 6) for name in "ab"]
     ours = [sample(name, "fast", [chain(4, 2), chain(4, 2)]) for name in "ab"]
-    found = predict(plain, ours, COSTS, settings={"gamma": 4})
+    found = Prediction.of(plain, ours, COSTS, {"gamma": 4})
     ours_ms = 2 * (14 + 8 + 1) + 30 + 6
     assert found.speedup.value == pytest.approx((6 * 10 + 30) / ours_ms)
     assert found.tokens_per_s == pytest.approx(METRICS["output_throughput"](found.samples))
@@ -53,5 +53,5 @@ def test_a_prediction_is_the_bench_s_own_metrics():
 
 
 def test_what_the_costs_do_not_cover_is_said():
-    found = predict([], [sample("a", "fast", [chain(9, 2)])], COSTS)
+    found = Prediction.of([], [sample("a", "fast", [chain(9, 2)])], COSTS)
     assert "costs cover 1 to 5" in found.failed and found.tokens_per_s == 0

@@ -6,35 +6,35 @@ from dataclasses import replace
 
 import pytest
 
-from ouroboros.bench.metrics.sample import Sample
-from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.costs import Costs, Surface
-from ouroboros.trace import StepRecord
 from ouroboros.tuning.plots import scaling_law
-from ouroboros.tuning.scaling import Width, best_widths, law_of, step_ms, width_of
+from ouroboros.tuning.scaling import best_widths, law_of
 
-NARROW = Width("x", 16.0, 2.0, 1.0, 0.0, 0.0, {1: 16.0, 2: 9.0, 4: 5.0})
-WIDE = Width("x", 64.0, 3.0, 2.0, 0.0, 0.0, {1: 64.0, 2: 33.0, 4: 17.0})
+NAMES = ("decoder", "nodes", "tokens", "accepted", "draft_calls", "draft_nodes", "parts")
+NARROW = dict(zip(NAMES, ("x", 16.0, 2.0, 1.0, 0.0, 0.0, {1: 16.0, 2: 9.0, 4: 5.0}), strict=True))
+WIDE = dict(zip(NAMES, ("x", 64.0, 3.0, 2.0, 0.0, 0.0, {1: 64.0, 2: 33.0, 4: 17.0}), strict=True))
+LINE = [{**NARROW, "nodes": 2.0**n, "tokens": 1 + 0.5 * n} for n in range(1, 5)]
 STEEP = Costs(Surface.flat({1: 1.0, 16: 1.0, 64: 4.0}))
 
 
 def test_the_law_is_the_line_through_the_logarithms():
-    widths = [replace(NARROW, nodes=2.0**n, tokens=1 + 0.5 * n) for n in range(5)]
-    law = law_of(widths)
-    assert law is not None
-    assert (law.at_one, law.per_doubling, law.r2) == pytest.approx((1.0, 0.5, 1.0))
-    assert law_of(widths[:2]) is None
+    law = law_of(LINE)
+    assert law == pytest.approx({"at_one": 1.0, "per_doubling": 0.5, "r2": 1.0})
+    assert law_of(LINE[:2]) is None
 
 
 def test_a_step_on_several_devices_is_the_largest_part_and_what_it_lacks_and_a_message():
-    assert step_ms(WIDE, STEEP, 1, 0.1) == pytest.approx(4.0)
-    assert step_ms(WIDE, STEEP, 2, 0.1) == pytest.approx(1.0 + 3.0 * 19 / 48 + 0.1)
-    assert step_ms(NARROW, STEEP, 2, 0.1) == pytest.approx(1.1)
-    drafting = replace(NARROW, draft_calls=2.0, draft_nodes=1.0)
-    with pytest.raises(ValueError, match="no draft model"):
-        step_ms(drafting, STEEP, 1, 0.0)
-    with_draft = replace(STEEP, draft=Surface.constant(0.25), host_ms={"": 0.5})
-    assert step_ms(drafting, with_draft, 1, 0.0) == pytest.approx(2.0)
+    def ms(width, devices, costs=STEEP):
+        found = best_widths([width], costs, devices=[devices], message_ms=0.1)
+        return [width["tokens"] / speedup for speedup in found.speedup]
+
+    assert ms(WIDE, 1) == pytest.approx([4.0])
+    assert ms(WIDE, 2) == pytest.approx([1.0 + 3.0 * 19 / 48 + 0.1])
+    assert ms(NARROW, 2) == pytest.approx([1.1])
+    drafting = {**NARROW, "draft_calls": 2.0, "draft_nodes": 1.0}
+    assert ms(drafting, 1) == [], "these costs have no draft"
+    with_draft = replace(STEEP, draft=Surface.constant(0.25), host_ms={"x": 0.5})
+    assert ms(drafting, 1, with_draft) == pytest.approx([2.0])
 
 
 def test_a_wider_tree_pays_where_one_device_is_steep():
@@ -52,17 +52,8 @@ def test_widths_beyond_the_costs_are_left_out():
     assert list(found.nodes) == [16.0]
 
 
-def test_a_width_is_counted_and_its_trees_are_cut():
-    step = StepRecord(2, 5, 1, 2, 3, ("draft", "bonus"), 0.0, 0.0, 0.0, draft_scored=6)
-    sample = Sample("a", "x", 0, 0, 4, new_tokens=(1, 2), steps=(step,))
-    star = ProposedTree((9, 1, 2, 3, 4), (-1, 0, 0, 0, 0), (0, 1), 5)
-    found = width_of("x", [sample], [star], [1, 2, 4])
-    assert found == Width("x", 5.0, 2.0, 1.0, 3.0, 2.0, {1: 5.0, 2: 3.0, 4: 2.0})
-
-
 def test_the_plot_has_a_point_for_each_width_and_a_line():
-    widths = [replace(NARROW, nodes=2.0**n, tokens=1 + 0.5 * n) for n in range(1, 5)]
-    axes = scaling_law(widths, {"x": law_of(widths)}).axes[0]
+    axes = scaling_law(LINE, {"x": law_of(LINE)}).axes[0]
     points, line = sorted(axes.lines, key=lambda one: -len(one.get_xdata()))
     assert len(points.get_xdata()) == 4 and line.get_ydata().tolist() == pytest.approx([1.5, 3.0])
     assert "+0.50 per doubling" in axes.get_title(loc="left")

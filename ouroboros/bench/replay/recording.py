@@ -7,7 +7,7 @@ of texts from any engine. What a recording does not hold (a length limit, a cont
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -65,13 +65,11 @@ class RecordedRuns:
 
     def save(self, path: Path) -> None:
         """Write JSONL, which `read_recording` reads: a header, then one line per run."""
-        head = {key: getattr(self, key) for key in ("max_new", "max_len", "vocab_size", "dtype")}
-        head |= {"format": FORMAT, "sampling": asdict(self.sampling), "eos": sorted(self.eos)}
-        lines = [
-            head,
-            *({**asdict(r), "predictions": predictions_to_json(r.predictions)} for r in self.runs),
-        ]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        head = {**asdict(replace(self, runs=())), "format": FORMAT, "eos": sorted(self.eos)}
+        del head["runs"]
+        rows = [{**asdict(r), "predictions": predictions_to_json(r.predictions)} for r in self.runs]
+        lines = [json.dumps(row) + "\n" for row in (head, *rows)]
+        path.write_text("".join(lines), encoding="utf-8")
 
 
 def read_recording(
@@ -128,7 +126,7 @@ def renumbered(recorded: RecordedRuns) -> RecordedRuns:
 
 
 def _prompts_of_run(folder: ResultsFolder, task: TaskSpec | None, tokenizer) -> PromptOf:
-    """Return what gives the prompts of a recorded run."""
+    """Return a function that gives the prompts of a recorded run."""
     run = folder.load_run()
     fingerprint = vocab.fingerprint(tokenizer)
     if run["model"].get("tokenizer", fingerprint) != fingerprint:
@@ -149,7 +147,7 @@ def _prompts_of_run(folder: ResultsFolder, task: TaskSpec | None, tokenizer) -> 
     def prompt_of(example: str, repeat: int) -> list[int]:
         if example not in by_id:
             raise ValueError(
-                f"{example} was recorded, but is not among the {len(by_id)} examples chosen here: "
+                f"{example} was recorded, but is not among the {len(by_id)} prompts chosen here: "
                 "give task, task.limit and task.stride of the recorded run (limit=<n> replays "
                 "fewer of its prompts)"
             )
@@ -171,27 +169,20 @@ def _of_folder(folder: ResultsFolder, prompt_of: PromptOf) -> dict[str, Recorded
                 f"{one.example} has {len(prompt)} prompt tokens here and {one.prompt_tokens} in "
                 "the recording: give the task and model that were recorded"
             )
-        known = predictions.get(one.key, {})
-        runs[one.decoder].append(
-            RecordedRun(
-                one.example, prompt, one.new_tokens, one.finish, one.repeat, known, one.group
-            )
-        )
+        text = one.example, prompt, one.new_tokens, one.finish, one.repeat
+        runs[one.decoder].append(RecordedRun(*text, predictions.get(one.key, {}), one.group))
     model, sampling = run["model"], Sampling(**run["sampling"])
     limits = run["max_new"], model.get("max_len", ANY), model.get("vocab_size", ANY)
-
-    def eos(own: Sequence[RecordedRun]) -> frozenset[int]:
-        """The end-of-sequence ids; a run that did not note them ended with some."""
-        return frozenset(model.get("eos", {r.new_tokens[-1] for r in own if r.finish == "eos"}))
-
-    return {
-        name: RecordedRuns(own, sampling, *limits, eos(own), model.get("dtype"))
-        for name, own in runs.items()
-    }
+    found = {}
+    for name, own in runs.items():
+        ends = {r.new_tokens[-1] for r in own if r.finish == "eos"}  # where no ids were recorded
+        eos = frozenset(model.get("eos", ends))
+        found[name] = RecordedRuns(own, sampling, *limits, eos, model.get("dtype"))
+    return found
 
 
 def _of_file(path: Path, tokenizer) -> RecordedRuns:
-    """Read a file of `RecordedRuns.save`, or JSONL of texts."""
+    """Read a file of `RecordedRuns.save`, or JSONL of texts, without a chat template."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # a string may contain U+2028
         rows = [json.loads(line) for line in lines if line.strip()]
@@ -199,49 +190,32 @@ def _of_file(path: Path, tokenizer) -> RecordedRuns:
         raise ValueError(f"cannot read the recording {path}: give JSONL ({error})") from error
     if not rows:
         raise ValueError(f"the recording {path} is empty: record some runs first")
-    if isinstance(rows[0], dict) and rows[0].get("format") == FORMAT:
-        return _of_saved(path, rows)
     runs: list[RecordedRun] = []
+    if isinstance(rows[0], dict) and rows[0].pop("format", "") == FORMAT:
+        try:
+            head, *rows = rows
+            for row in rows:
+                ids = {key: tuple(row[key]) for key in ("prompt", "new_tokens")}
+                known = predictions_from_json(row["predictions"])
+                runs.append(RecordedRun(**{**row, **ids, "predictions": known}))
+            sampling, eos = Sampling(**head["sampling"]), frozenset(head["eos"])
+            return RecordedRuns(**{**head, "runs": runs, "sampling": sampling, "eos": eos})
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is no recording of this version: record it anew") from error
     for number, row in enumerate(rows, start=1):
         try:
-            name, group = str(row.get("id", f"{path.stem}/{number}")), str(row.get("category", ""))
-            runs += _of_turns(name, group, row.get("turns", [row]), tokenizer)
+            before, group = "", str(row.get("category", ""))
+            for turn, one in enumerate(row.get("turns", [row])):
+                before += one["prompt"]
+                prompt = tokenizer(before).input_ids
+                new = tokenizer(one["completion"], add_special_tokens=False).input_ids
+                name = str(row.get("id", f"{path.stem}/{number}"))
+                run = RecordedRun(name, tuple(prompt), tuple(new), repeat=turn, group=group)
+                runs.append(run)
+                before += f"\n\n{one['completion']}\n\n"
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f'{path}, line {number}: give {{"prompt": text, "completion": text}}, or "turns", '
                 "a list of these"
             ) from error
     return RecordedRuns(runs)
-
-
-def _of_saved(path: Path, rows: Sequence[dict]) -> RecordedRuns:
-    try:
-        head, *lines = rows
-        settings = {key: head[key] for key in ("max_new", "max_len", "vocab_size", "dtype")}
-        runs = [
-            RecordedRun(
-                **{
-                    **line,
-                    "prompt": tuple(line["prompt"]),
-                    "new_tokens": tuple(line["new_tokens"]),
-                    "predictions": predictions_from_json(line["predictions"]),
-                }
-            )
-            for line in lines
-        ]
-        return RecordedRuns(
-            runs, Sampling(**head["sampling"]), eos=frozenset(head["eos"]), **settings
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no recording of this version: record it anew") from error
-
-
-def _of_turns(name: str, group: str, turns: Sequence[dict], tokenizer) -> Iterator[RecordedRun]:
-    """Yield the runs of one conversation, as plain text without a chat template."""
-    before = ""
-    for number, turn in enumerate(turns):
-        before += turn["prompt"]
-        prompt = tokenizer(before).input_ids
-        new = tokenizer(turn["completion"], add_special_tokens=False).input_ids
-        yield RecordedRun(name, tuple(prompt), tuple(new), repeat=number, group=group)
-        before += f"\n\n{turn['completion']}\n\n"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
 
 import pandas as pd
 import torch
@@ -27,7 +26,7 @@ from ouroboros.bench.run.loop import text_of
 from ouroboros.bench.run.recorder import PrefixKey, prefix_keys
 from ouroboros.costs import CostModel, Costs
 from ouroboros.decode import Drafter, DrafterCapabilities, RootOnly, stream
-from ouroboros.select import Ranked, TokenSelector
+from ouroboros.select import TokenSelector
 from ouroboros.trace import DecodeTrace, cut
 from ouroboros.tree import TokenTree
 
@@ -98,24 +97,15 @@ class RecordedChoice(TokenSelector):
         self.text, self.predictions, self.rates = run.tokens, dict(run.predictions), rates
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        by_node = list(prefix_keys(len(tokens), tree, self.text))
-        return [self._at(by_node[node]) for node in tree.logit_nodes]
-
-    def ranked(
-        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
-    ) -> Ranked:
-        raise NotImplementedError("a recording has no runners-up")
-
-    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        raise NotImplementedError("a recording has no scores")
-
-    def _at(self, place: PrefixKey) -> int:
-        along, off = place
-        if not off and along < len(self.text):
-            return self.text[along]
-        if self.rates is not None and place not in self.predictions:
-            self.predictions[place] = self.rates.token(self.text, place)
-        return self.predictions.get(place, UNKNOWN)
+        by_node, found = list(prefix_keys(len(tokens), tree, self.text)), []
+        for along, off in map(by_node.__getitem__, tree.logit_nodes):
+            if not off and along < len(self.text):
+                found.append(self.text[along])
+                continue
+            if self.rates is not None and (along, off) not in self.predictions:
+                self.predictions[along, off] = self.rates.token(self.text, (along, off))
+            found.append(self.predictions.get((along, off), UNKNOWN))
+        return found
 
 
 class Predictions(Sequence[int]):
@@ -127,10 +117,6 @@ class Predictions(Sequence[int]):
     def __len__(self) -> int:
         return len(self.chosen)
 
-    @overload
-    def __getitem__(self, at: int) -> int: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[int]: ...
     def __getitem__(self, at):
         if isinstance(at, slice):
             return [self[node] for node in range(*at.indices(len(self)))]
@@ -148,11 +134,10 @@ class Replayed(Drafting):
 
     def __init__(self, drafter: Drafter, choose: TokenSelector) -> None:
         super().__init__(drafter, choose)
-        self.observe = self._observe
-
-    def _observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        name = type(self.drafter).__name__
-        self.drafter.observe(tree, Predictions(chosen, tree.logit_nodes, name), path)
+        name = type(drafter).__name__
+        self.observe = lambda tree, chosen, path: drafter.observe(
+            tree, Predictions(chosen, tree.logit_nodes, name), path
+        )
 
 
 def check_drafter(

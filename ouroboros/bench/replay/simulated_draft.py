@@ -1,44 +1,75 @@
 """A draft model simulated on recorded text at a given agreement: what would such a draft be worth?
 
-It takes the place of a draft's `CachedModel` and answers with logits. After the recorded text so
-far, the recorded next token is its first choice in a share `agreement` of all new tokens; where it
-is not, ranks and confidences are drawn from a measured `DraftErrorModel`. Off the recorded text its
-choices are tokens of the text so far.
+It replaces a draft's `CachedModel`. On the recorded text its first choice is the recorded next
+token in a share `agreement` of all new tokens; ranks and confidences are drawn from a measured
+`DraftErrorModel`. Off the recorded text its choices are tokens of the text so far.
 
-Invariant: an answer depends on seed, text, position and the tokens before it alone, so every
-decoder meets the same draft, whatever it asks in whatever order; and a draft of a higher agreement
-is right wherever one of a lower agreement is.
+Invariant: the logits depend on seed, text, position and the tokens before it alone, so every
+decoder meets the same draft, in whatever order it asks; and a draft of a higher agreement is right
+wherever one of a lower agreement is.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import NamedTuple
+from pathlib import Path
 
 import torch
 from scipy.optimize import brentq
 
-from ouroboros.bench.replay.draft_errors import CHOICES, NOWHERE, DraftErrorModel, repeats
 from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
 from ouroboros.bench.replay.scripted import ANY, ScriptedModel
 from ouroboros.bench.run.recorder import PrefixKey, prefix_keys
 from ouroboros.engine.sequence import CachedSequence
 from ouroboros.tree import TokenTree
 
-CONTEXT = 4  # tokens before a place that its answer depends on
+CHOICES = 5
+NOWHERE = 0  # the rank of a truth that is none of the choices
+CONTEXT = 4  # tokens before a position that its logits depend on
 NEAR_END = 64  # a sequence is compared with the text over this many last tokens
+SHIPPED = Path(__file__).with_name("draft_errors.json")
 
 
-class Answer(NamedTuple):
-    """The five best ids after a place, their log-probabilities, and that of any other id."""
+@dataclass(frozen=True)
+class DraftErrorModel:
+    """How a draft model errs and how confident it is, measured on a pair.
 
-    ids: tuple[int, ...]
-    logs: tuple[float, ...]
-    other: float
+    `shares[rank]`: among the misses, how often the truth is the draft's choice of that rank (2
+    to 5); the rest, up to 1, are truths that are none of the choices. `confidence[rank]`: rows of
+    the five best choices' probabilities, descending, where the truth has that rank (`NOWHERE` too).
+    `odds`: the odds of agreement where the text repeats itself (`repeats`) over those elsewhere: a
+    draft is right where a look-up is right too. `about` describes the pair in plain values.
+    """
+
+    shares: Mapping[int, float]
+    confidence: Mapping[int, Sequence[tuple[float, ...]]]
+    odds: float = 1.0
+    about: Mapping[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path = SHIPPED) -> DraftErrorModel:
+        """Read the fields from JSON. Raises `ValueError` for anything else."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            shares = {int(rank): float(share) for rank, share in values["shares"].items()}
+            rows = {int(k): [tuple(row) for row in own] for k, own in values["confidence"].items()}
+            return cls(shares, rows, float(values["odds"]), values["about"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path} holds no measured draft errors: make it with "
+                "scripts/reproduce/agreement.py --measure"
+            ) from error
+
+    @property
+    def source(self) -> str:
+        """The pair that was measured, in words."""
+        return f"ranks and confidences of {self.about.get('pair', 'a pair')}"
 
 
 class SimulatedDraft(ScriptedModel):
@@ -73,7 +104,6 @@ class SimulatedDraft(ScriptedModel):
         self.errors = DraftErrorModel.load() if errors is None else errors
         again = [one for run in runs for one in repeats(run.tokens)[len(run.prompt) :]]
         self._rates = rates_at(agreement, self.errors.odds, sum(again) / max(1, len(again)))
-        self.width = vocab_size
         self.follow(())
 
     @classmethod
@@ -85,7 +115,7 @@ class SimulatedDraft(ScriptedModel):
 
     @property
     def title(self) -> str:
-        """What it is, for the title of everything measured with it."""
+        """Its agreement and source, for the title of every measurement with it."""
         return f"draft simulated at agreement {self.agreement:g} ({self.errors.source})"
 
     def follow(self, text: Sequence[int]) -> None:
@@ -93,12 +123,12 @@ class SimulatedDraft(ScriptedModel):
         self.text = tuple(text)
         self._again = repeats(self.text)
         self._key = f"{self.seed}-{zlib.crc32(repr(self.text).encode())}"
-        self._answers: dict[PrefixKey, Answer] = {}
+        self._choices: dict[PrefixKey, tuple[list[int], tuple[float, ...], float]] = {}
 
     def score(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
-        """Return the logits after `tree.logit_nodes`, [len(tree.logit_nodes), width] float32."""
+        """Return the logits after `tree.logit_nodes`, [len(tree.logit_nodes), vocab_size]."""
         if tokens[-1] != tree.tokens[0]:
             raise ValueError(
                 f"the tree's root is {tree.tokens[0]}, the sequence's last token {tokens[-1]}: "
@@ -111,61 +141,62 @@ class SimulatedDraft(ScriptedModel):
         sequence.forwards += 1
         sequence.scored += len(tree) - (min(first, len(last)) if last and grown else 0)
         sequence.tree, sequence.base = tree, len(tokens) - 1
-        by_node = list(prefix_keys(len(tokens), tree, self.text, off=self._off(tokens)))
-        answers = [self._answer(by_node[node]) for node in tree.logit_nodes]
-        logits = torch.tensor([[one.other] for one in answers]).repeat(1, self.width)
-        ids = torch.tensor([one.ids for one in answers])
-        return logits.scatter_(1, ids, torch.tensor([one.logs for one in answers]))
-
-    def _off(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return the tokens from where a sequence leaves the text."""
         near = max(0, len(tokens) - NEAR_END)
         start = near if tuple(tokens[:near]) == self.text[:near] else 0
-        for at in range(start, len(tokens)):
-            if at >= len(self.text) or tokens[at] != self.text[at]:
-                return tokens[at:]
-        return ()
+        length = len(self.text)
+        left = (a for a in range(start, len(tokens)) if a >= length or tokens[a] != self.text[a])
+        off = tokens[next(left, len(tokens)) :]
+        by_node = list(prefix_keys(len(tokens), tree, self.text, off=off))
+        ids, logs, others = zip(*(self._choice(by_node[n]) for n in tree.logit_nodes), strict=True)
+        logits = torch.tensor(others)[:, None].repeat(1, self.vocab_size)
+        return logits.scatter_(1, torch.tensor(ids), torch.tensor(logs))
 
-    def _answer(self, place: PrefixKey) -> Answer:
-        """Return the answer at a place: rank of the truth, confidence and ids, drawn by the place.
+    def _choice(self, place: PrefixKey) -> tuple[list[int], tuple[float, ...], float]:
+        """Return the five best ids after a place, their logits, and the logit of any other id.
 
-        Off the text there is no truth, but the draft is as confident.
+        Rank of the truth, confidence and ids are drawn by the place. Off the text there is no
+        truth, but the draft is as confident.
         """
-        if place in self._answers:
-            return self._answers[place]
+        if place in self._choices:
+            return self._choices[place]
         along, off = place
-        near = (*self.text[max(0, along - CONTEXT) : along], *off)[-CONTEXT:]
+        before = self.text[:along]
+        near = (*before[-CONTEXT:], *off)[-CONTEXT:]
         draw = random.Random(f"{self._key}-{along + len(off)}-{near}-{bool(off)}")
         truth = self.text[along] if not off and along < len(self.text) else None
-        rank = self._rank(draw, again=truth is not None and self._again[along])
-        row = draw.choice(self.errors.confidence[rank])
-        ids = self._others(draw, self.text[:along], truth)
-        if rank != NOWHERE and truth is not None:
-            ids[rank - 1] = truth
-        self._answers[place] = Answer(tuple(ids), *_log_shares(row, self.width))
-        return self._answers[place]
-
-    def _rank(self, draw: random.Random, *, again: bool) -> int:
-        right, among = draw.random() < self._rates[again], draw.random()
-        if right:
-            return 1
-        for rank, share in self.errors.shares.items():
+        right = draw.random() < self._rates[truth is not None and self._again[along]]
+        among, rank = draw.random(), 1 if right else NOWHERE
+        for missed, share in self.errors.shares.items():
             among -= share
-            if among < 0:
-                return rank
-        return NOWHERE
-
-    def _others(self, draw: random.Random, before: Sequence[int], truth: int | None) -> list[int]:
-        """Draw different ids of the text before (any id where it has too few), never the truth."""
+            if among < 0 and rank == NOWHERE:
+                rank = missed
+        row = draw.choice(self.errors.confidence[rank])
         ids: list[int] = []
         tries = 0
-        while len(ids) < CHOICES:
+        while len(ids) < CHOICES:  # ids of the text before; any id where it has too few
             known = before and tries < 8 * CHOICES
-            drawn = draw.choice(before) if known else draw.randrange(self.width)
+            drawn = draw.choice(before) if known else draw.randrange(self.vocab_size)
             tries += 1
-            if drawn != truth and drawn not in ids and drawn < self.width:
+            if drawn != truth and drawn not in ids and drawn < self.vocab_size:
                 ids.append(drawn)
-        return ids
+        if rank != NOWHERE and truth is not None:
+            ids[rank - 1] = truth
+        self._choices[place] = ids, *_log_shares(row, self.vocab_size)
+        return self._choices[place]
+
+
+def repeats(text: Sequence[int]) -> list[bool]:
+    """Return for each token whether it followed the two tokens before it the last time, too.
+
+    >>> repeats([1, 2, 3, 1, 2, 3])
+    [False, False, False, False, False, True]
+    """
+    last: dict[tuple[int, int], int] = {}
+    found = [False] * min(2, len(text))
+    for before, near, token in zip(text, text[1:], text[2:], strict=False):
+        found.append(last.get((before, near)) == token)
+        last[before, near] = token
+    return found
 
 
 def rates_at(agreement: float, odds: float, share: float) -> tuple[float, float]:

@@ -12,11 +12,16 @@ from ouroboros.baselines import Speculative
 from tiny import Session
 
 from ouroboros import Ouroboros, OuroborosPaper, argmax
-from ouroboros.bench.replay.draft_errors import CHOICES, NOWHERE, DraftErrorModel, repeats
 from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns, renumbered
 from ouroboros.bench.replay.replay import replay_run
-from ouroboros.bench.replay.scripted import ScriptedModel
-from ouroboros.bench.replay.simulated_draft import SimulatedDraft, rates_at
+from ouroboros.bench.replay.simulated_draft import (
+    CHOICES,
+    NOWHERE,
+    DraftErrorModel,
+    SimulatedDraft,
+    rates_at,
+    repeats,
+)
 from ouroboros.bench.run.config import Sampling
 from ouroboros.tree import ROOT, TokenTree
 
@@ -195,29 +200,8 @@ def test_sampled_texts_and_strange_agreements_are_refused():
         SimulatedDraft(0.5, RUNS, vocab_size=20)
 
 
-def test_a_pair_is_measured_and_read_again(tmp_path):
-    """A simulated draft, measured like a model, gives back the errors it was made of."""
-    first = drafted(0.7)
-
-    class Target(ScriptedModel):
-        """Says the recorded text."""
-
-        def score(self, sequence, tokens, tree):
-            run = next(r for r in RUNS if r.prompt == tuple(tokens[: len(r.prompt)]))
-            first.follow(run.tokens)
-            return torch.nn.functional.one_hot(
-                torch.tensor([run.tokens[len(tokens)]]), VOCAB
-            ).float()
-
-    prompts = [run.prompt for run in RUNS]
-    found = DraftErrorModel.measure(Target(), first, prompts, max_new=480, about={"pair": "x"})
-    assert abs(found.about["agreement"] - 0.7) < 0.03 and found.about["places"] == 12 * 480
-    assert all(
-        abs(found.shares[rank] - share) < 0.05 for rank, share in first.errors.shares.items()
-    )
-    assert 0.7 < found.odds / first.errors.odds < 1.5
-    found.save(tmp_path / "one.json")
-    assert DraftErrorModel.load(tmp_path / "one.json") == found
+def test_the_shipped_errors_are_of_the_reference_pair_and_other_files_are_refused(tmp_path):
+    assert DraftErrorModel.load().source == "ranks and confidences of the reference pair"
     (tmp_path / "two.json").write_text("{}")
     with pytest.raises(ValueError, match=r"two\.json holds no measured"):
         DraftErrorModel.load(tmp_path / "two.json")
