@@ -35,7 +35,7 @@ from ouroboros.tuning.break_even import suppose
 from ouroboros.tuning.check import accuracy, check
 from ouroboros.tuning.memory import DeviceMemory, config_of, fits, footprint_of
 from ouroboros.tuning.plots import predicted_dots, scaling_law
-from ouroboros.tuning.scaling import scaling
+from ouroboros.tuning.scaling import scaling, scaling_text
 
 KEPT = ("model", "max_new", "temperature", "top_k", "top_p", "min_p", "threads", "seed")
 Models = Mapping[str, tuple[str, torch.dtype]]
@@ -92,7 +92,9 @@ def evidence_of(
     made, examples = task.load()
     pair = load_pair(spec, with_draft=any(map(needs_draft, decoders.values())))
     sampling = Sampling(**{field.name: config[field.name] for field in fields(Sampling)})
-    bench = Bench(pair.target, pair.models, made, examples, {}, config["max_new"], sampling)
+    bench = Bench(
+        pair.target, pair.models, made, examples, {}, config["max_new"], sampling=sampling
+    )
     timing = {"nodes": config["nodes"], "visits": config["visits"]}
     return measured_evidence(bench, decoders, **given, **timing)
 
@@ -163,14 +165,13 @@ def print_scaling(config: dict, costs: Costs | None) -> dict:
     options = {"devices": config["devices"], "message_ms": config["message_ms"]}
     found = scaling(Path(config["scaling"]), costs, **options)
     by = costs.about.get("name") or costs.about.get("computed") or "measured costs"
-    text = found.text(f"{by}, with {config['message_ms']} ms for a message")
+    text, measured = scaling_text(found, str(by)), found["measured"]
     print(text)
-    document = {**found.to_dict(), "message_ms": config["message_ms"]}
     if config["results_dir"]:
-        figure = scaling_law(found.widths, found.laws)
-        style.with_title(figure, "Tokens per step over nodes per step", found.measured)
-        write(config, "scaling", document, f"{found.measured}\n\n```\n{text}\n```\n", figure)
-    return {"scaling": document}
+        figure = scaling_law(found["widths"], found["laws"])
+        style.with_title(figure, "Tokens per step over nodes per step", measured)
+        write(config, "scaling", found, f"{measured}\n\n```\n{text}\n```\n", figure)
+    return {"scaling": found}
 
 
 def write(config: dict, name: str, document: dict, text: str = "", figure: Figure | None = None):

@@ -42,10 +42,7 @@ def replay_all(cfg: DictConfig, as_json: bool = False) -> int:
     folder = ResultsFolder(path) if path.is_dir() else None
     task = task and TaskSpec.from_mapping(task)
     recording = read_recording(path, tokenizer, task=task, limit=config["limit"])
-    of = config["recorded_decoder"]
-    if of and folder and of not in recording:
-        raise ValueError(f"recorded_decoder={of} is not in this run: choose from {[*recording]}")
-    recorded = {name: runs_of(recording, of or name) for name in config["decoder"]}
+    recorded = {name: runs_of(recording, name) for name in config["decoder"]}
     first = next(iter(recorded.values()))
     costs, draft = load_costs(config["costs"]), draft_of(config, first, tokenizer)
     decision_costs = costs or (folder and folder.load_costs()) or Costs.load(UNTIMED)

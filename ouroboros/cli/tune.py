@@ -78,16 +78,14 @@ def tune(args: argparse.Namespace) -> int:
         seed=args.seed,
         about=(file_hashes(config), args.overrides),
     )
-    plain = [text.recorded.runs[0].new_tokens for text in on]
+    plain = [Sample("", "", 0, 0, 0, new_tokens=text.recorded.runs[0].new_tokens) for text in on]
     facts = {
         "texts": len(on),
         "prompts": [Path(path).name for path in args.prompts],
         "temperatures": args.temperatures,
         "max_new": args.max_new,
         "trials_each": args.trials,
-        "repetition_rate": METRICS["repetition_rate"](
-            [Sample("", "", 0, 0, 0, new_tokens=tokens) for tokens in plain]
-        ),
+        "repetition_rate": METRICS["repetition_rate"](plain),
         "costs": {machine.name: dict(machine.costs.about) for machine in machines},
         "provenance": provenance(),
         "report": [row.dropna().to_dict() for _, row in report.astype(object).iterrows()],
@@ -119,24 +117,20 @@ def fit(args: argparse.Namespace) -> int:
     config = RunConfig.from_mapping(composed(["decoder=[ouroboros]", *args.overrides]))
     torch.set_num_threads(config.threads or torch.get_num_threads())
     paths = args.prompts or [str(Path(CONF, "task", "development.jsonl"))]
-    pair = load_pair(config.model, with_draft=True)
-    target = pair.target
-    assert pair.draft is not None
-    examples = {Path(path).stem: Prompts(path=path).load()[: args.limit] for path in paths}
+    target, draft = load_pair(config.model, with_draft=True).models
     prompts = {
-        name: [target.tokenizer(example.prompt).input_ids for example in own]
-        for name, own in examples.items()
+        Path(path).stem: [
+            target.tokenizer(example.prompt).input_ids
+            for example in Prompts(path=path).load()[: args.limit]
+        ]
+        for path in paths
     }
-    weights = calibrate(
-        target,
-        pair.draft,
-        prompts,
-        temperatures=args.temperatures,
-        max_new=args.max_new,
-        noise=args.noise,
-        eos=sorted(eos_ids(target)),
-        pair=f"{config.model.name}, {config.model.dtype}",
-    )
+    options = {"temperatures": args.temperatures, "max_new": args.max_new, "noise": args.noise}
+    options |= {
+        "eos": sorted(eos_ids(target)),
+        "pair": f"{config.model.name}, {config.model.dtype}",
+    }
+    weights = calibrate(target, draft, prompts, **options)
     args.fit.parent.mkdir(parents=True, exist_ok=True)
     weights.save(args.fit)
     style.save(fitted_weights(weights.about), args.fit.with_suffix(".png"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,82 +24,60 @@ from ouroboros.tree import TokenTree
 
 CONTEXT = 512  # tokens, of the calls whose costs are taken
 GAIN = 1.02  # a wider tree pays if its speed over one device is above this
+COLUMNS = ("devices", "nodes", "tokens", "part", "speed", "speedup")
 HEADINGS = {"nodes": "best width (nodes)", "tokens": "tokens/step", "part": "largest part"}
 HEADINGS |= {"speed": "over one device", "speedup": "over greedy"}
 
 
-@dataclass(frozen=True)
-class Scaling:
-    """From how many devices on a wider tree pays.
-
-    `measured` says on what the `widths` were (`read_widths`), `laws` fit them by decoder
-    (`law_of`), `best` has the best of them on each number of devices (`best_widths`).
-    """
-
-    measured: str
-    widths: Sequence[Mapping]
-    laws: Mapping[str, Mapping[str, float] | None]
-    best: pd.DataFrame
-
-    def to_dict(self) -> dict:
-        """Return JSON values; `read_widths` reads the widths of them."""
-        return {
-            "measured": self.measured,
-            "widths": list(self.widths),
-            "laws": dict(self.laws),
-            "predicted": self.best.to_dict("records"),
-        }
-
-    def text(self, predicted_by: str) -> str:
-        """Return the tables, the laws and a conclusion for each decoder."""
-        rows = [
-            {"decoder": one["decoder"], "nodes/step": one["nodes"], "tokens/step": one["tokens"]}
-            | {f"part of {n}": part for n, part in one["parts"].items() if n > 1}
-            for one in sorted(self.widths, key=lambda one: (one["decoder"], one["nodes"]))
-        ]
-        laws = [
-            f"{name}: tokens/step = {law['at_one']:.2f} + {law['per_doubling']:.2f} log2(nodes), "
-            f"R² {law['r2']:.2f}"
-            for name, law in self.laws.items()
-            if law
-        ]
-        form = {"index": False, "float_format": "{:.2f}".format, "na_rep": "-"}
-        tables = pd.DataFrame(rows), self.best.rename(columns=HEADINGS)
-        widths, best = (table.to_string(**form) for table in tables)
-        parts = [widths, "", *laws, "", f"predicted by {predicted_by}:", best, ""]
-        return "\n".join([*parts, *map(self.conclusion, self.laws)])
-
-    def conclusion(self, decoder: str) -> str:
-        """Return in one line from how many devices on a wider tree pays."""
-        own = self.best[self.best.decoder == decoder]
-        alone = own[own.devices == 1]
-        if alone.empty:
-            return f"{decoder}: the costs cover none of its widths, or devices= lacks 1"
-        nodes = alone.nodes.iloc[0]
-        wider = own[(own.nodes > nodes) & (own.speed > GAIN)]
-        if wider.empty:
-            return f"{decoder}: no wider tree pays on up to {own.devices.max()} devices"
-        first = wider.loc[wider.devices.idxmin()]
-        return (
-            f"{decoder}: from {first.devices} devices on a wider tree pays ({first.nodes:.0f} "
-            f"nodes a step instead of {nodes:.0f}): {first.speed:.2f}x over one device"
-        )
-
-
 def scaling(
     place: Path, costs: Costs, *, devices: Sequence[int] = (1, 2, 4, 8), message_ms: float = 0.05
-) -> Scaling:
-    """Return from how many devices on a wider tree pays.
+) -> dict:
+    """Return from how many devices on a wider tree pays, as JSON values.
 
     `place` is a folder of runs at several widths with recorded trees, or the scaling.json of an
-    earlier answer. `message_ms` is the time of one exchange between devices. Raises `ValueError`
-    for runs without trees and for devices that a scaling.json lacks.
+    earlier answer. `message_ms` is the time of one exchange between devices. The answer has the
+    `widths` (`read_widths`), on what they were `measured`, `laws` that fit them by decoder
+    (`law_of`), and the best of them on each number of devices, `predicted` (`best_widths`). Raises
+    `ValueError` for runs without trees and for devices that a scaling.json lacks.
     """
     widths, measured = read_widths(place, devices)
     names = dict.fromkeys(width["decoder"] for width in widths)
     laws = {name: law_of([w for w in widths if w["decoder"] == name]) for name in names}
-    best = best_widths(widths, costs, devices=devices, message_ms=message_ms)
-    return Scaling(measured, widths, laws, best)
+    best = best_widths(widths, costs, devices=devices, message_ms=message_ms).to_dict("records")
+    found = {"measured": measured, "widths": widths, "laws": laws, "predicted": best}
+    return {**found, "message_ms": message_ms}
+
+
+def scaling_text(found: Mapping, costs: str) -> str:
+    """Return the tables, the laws and a conclusion for each decoder of an answer of `scaling`."""
+    widths = [
+        {"decoder": one["decoder"], "nodes/step": one["nodes"], "tokens/step": one["tokens"]}
+        | {f"part of {n}": part for n, part in one["parts"].items() if n > 1}
+        for one in sorted(found["widths"], key=lambda one: (one["decoder"], one["nodes"]))
+    ]
+    best = pd.DataFrame(found["predicted"], columns=["decoder", *COLUMNS])
+    laws, ends = [], []
+    for name, law in found["laws"].items():
+        if law:
+            line = f"{law['at_one']:.2f} + {law['per_doubling']:.2f} log2(nodes)"
+            laws.append(f"{name}: tokens/step = {line}, R² {law['r2']:.2f}")
+        own = best[best.decoder == name]
+        nodes = own[own.devices == 1].nodes.min()
+        wider = own[(own.nodes > nodes) & (own.speed > GAIN)]
+        if np.isnan(nodes):
+            ends.append(f"{name}: the costs cover none of its widths, or devices= lacks 1")
+        elif wider.empty:
+            ends.append(f"{name}: no wider tree pays on up to {own.devices.max()} devices")
+        else:
+            first = wider.loc[wider.devices.idxmin()]
+            ends.append(
+                f"{name}: from {first.devices} devices on a wider tree pays ({first.nodes:.0f} "
+                f"nodes a step instead of {nodes:.0f}): {first.speed:.2f}x over one device"
+            )
+    form = {"index": False, "float_format": "{:.2f}".format, "na_rep": "-"}
+    tables = [t.to_string(**form) for t in (pd.DataFrame(widths), best.rename(columns=HEADINGS))]
+    by = f"predicted by {costs}, with {found['message_ms']} ms for a message:"
+    return "\n".join([tables[0], "", *laws, "", by, tables[1], "", *ends])
 
 
 def read_widths(place: Path, devices: Sequence[int]) -> tuple[list[dict], str]:
@@ -203,20 +180,20 @@ def best_widths(
         return ms + costs.host_of(width["decoder"])
 
     rows = []
-    plain_ms = call_ms(costs.target, 1.0) + costs.host_of(PLAIN)
-    for decoder in dict.fromkeys(width["decoder"] for width in widths):
-        rates: dict[int, tuple[float, Mapping]] = {}
-        for width in (one for one in widths if one["decoder"] == decoder):
-            for count in {1, *devices}:
-                try:
-                    rate = width["tokens"] / step_ms(width, count)
-                except ValueError:
-                    break
-                if count not in rates or rate > rates[count][0]:
-                    rates[count] = rate, width
-        for count in devices if rates else ():
-            rate, width = rates[count]
+    for width in widths:
+        for count in dict.fromkeys((1, *devices)):
             part = width["nodes"] if count == 1 else width["parts"][count]
-            speed, over_greedy = rate / rates[1][0], rate * plain_ms
-            rows.append((decoder, count, width["nodes"], width["tokens"], part, speed, over_greedy))
-    return pd.DataFrame(rows, columns=["decoder", "devices", *HEADINGS])
+            try:
+                rate = width["tokens"] / step_ms(width, count)
+            except ValueError:
+                break
+            rows.append((width["decoder"], count, width["nodes"], width["tokens"], part, rate))
+    plain_ms = call_ms(costs.target, 1.0) + costs.host_of(PLAIN)
+    found = pd.DataFrame(rows, columns=["decoder", *COLUMNS[:-2], "rate"])
+    found["rate"] = found["rate"].astype(float)
+    best = found.loc[found.groupby(["decoder", "devices"], sort=False).rate.idxmax()]
+    alone = best[best.devices == 1].set_index("decoder").rate
+    best["speed"] = best.rate / best.decoder.map(alone)
+    best["speedup"] = best.rate * plain_ms
+    kept = best[best.devices.isin(list(devices))].drop(columns="rate")
+    return kept.reset_index(drop=True)

@@ -35,7 +35,6 @@ from ouroboros.bench.replay.recording import (
     RecordedRun,
     RecordedRuns,
     read_recording,
-    renumbered,
     runs_of,
 )
 from ouroboros.bench.replay.replay import OffTextRates
@@ -66,6 +65,7 @@ from ouroboros.tuning.search import search
 CONTEXT = 512  # tokens, of the calls whose costs are taken
 ALL = "all"
 COLUMNS = 3  # panels of a plot side by side
+SPARE_IDS = 64  # ids that a renumbered vocabulary has beyond those of its longest run
 ROWS = 48  # confidence rows kept of each rank
 REFERENCE = PairSpec("reference", "reference/target", "reference/draft", dtype="float32")
 HELD_OUT = 3
@@ -286,6 +286,27 @@ def pays_from(values: Sequence[DraftValue]) -> dict[str, tuple[float | None, boo
             (left, low), (right, high) = line[below[-1]], line[below[-1] + 1]
             found[name] = left + (right - left) * -low / (high - low), False
     return found
+
+
+def renumbered(recorded: RecordedRuns) -> RecordedRuns:
+    """Return the runs with each one's token ids numbered by first appearance.
+
+    Decoders do not depend on the ids themselves, and rows of logits become hundreds wide instead of
+    tens of thousands. Valid for counts alone, and only if nothing is carried from run to run.
+    """
+    runs, size = [], 0
+    for run in recorded.runs:
+        names = {token: number for number, token in enumerate(sorted(recorded.eos))}
+
+        def ids(tokens: Sequence[int], names: dict[int, int] = names) -> tuple[int, ...]:
+            return tuple(names.setdefault(token, len(names)) for token in tokens)
+
+        prompt, new = ids(run.prompt), ids(run.new_tokens)
+        off = {(at, ids(path)): ids([token])[0] for (at, path), token in run.predictions.items()}
+        runs.append(replace(run, prompt=prompt, new_tokens=new, predictions=off))
+        size = max(size, len(names))
+    eos = frozenset(range(len(recorded.eos)))
+    return replace(recorded, runs=runs, vocab_size=size + SPARE_IDS, eos=eos)
 
 
 def write(options: argparse.Namespace, values: Sequence[DraftValue], title: str) -> None:

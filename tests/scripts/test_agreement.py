@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ouroboros.bench.metrics.intervals import Interval
-from ouroboros.bench.replay.recording import RecordedRun
+from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
 from ouroboros.bench.replay.scripted import ScriptedModel
 from ouroboros.bench.replay.simulated_draft import DraftErrorModel, SimulatedDraft
 from ouroboros.costs import Costs, Surface
@@ -83,6 +83,16 @@ def test_a_simulated_draft_measured_like_a_model_gives_back_its_errors(tmp_path)
     path = tmp_path / "one.json"
     path.write_text(json.dumps(asdict(found)))
     assert DraftErrorModel.load(path) == found
+
+
+def test_renumbered_texts_are_the_same_texts():
+    recorded = RecordedRuns([drafted_text(seed) for seed in range(3)], vocab_size=400)
+    made = agreement.renumbered(recorded)
+    assert made.vocab_size < 400 + 64
+    for old, new in zip(recorded.runs, made.runs, strict=True):
+        firsts = [[run.tokens.index(token) for token in run.tokens] for run in (old, new)]
+        assert firsts[0] == firsts[1]
+        assert (len(new.prompt), new.example) == (len(old.prompt), old.example)
 
 
 def drafted_text(seed: int) -> RecordedRun:

@@ -1,14 +1,14 @@
 """Recorded runs: the prompts and continuations of a target, enough to replay drafters without it.
 
-`read_recording` reads all kinds: a results folder, a file that `RecordedRuns.save` wrote, and JSONL
-of texts from any engine. What a recording does not hold (a length limit, a context) is unlimited.
+`read_recording` reads both kinds: a results folder, and JSONL of texts from any engine. Limits that
+a recording lacks (of length, of context) are unlimited.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ouroboros import vocab
@@ -18,11 +18,8 @@ from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import check_files
 from ouroboros.bench.run.prompts import Answers, prompt_ids, with_context
-from ouroboros.bench.run.recorder import PrefixKey, predictions_from_json, predictions_to_json
+from ouroboros.bench.run.recorder import PrefixKey
 from ouroboros.bench.tasks.registry import TaskSpec
-
-FORMAT = "ouroboros-recording-1"
-SPARE_IDS = 64  # ids that a renumbered vocabulary has beyond those of its longest run
 
 PromptOf = Callable[[str, int], Sequence[int]]
 """(example id, repeat) -> the token ids of its prompt."""
@@ -63,14 +60,6 @@ class RecordedRuns:
     eos: frozenset[int] = frozenset()
     dtype: str | None = None
 
-    def save(self, path: Path) -> None:
-        """Write JSONL, which `read_recording` reads: a header, then one line per run."""
-        head = {**asdict(replace(self, runs=())), "format": FORMAT, "eos": sorted(self.eos)}
-        del head["runs"]
-        rows = [{**asdict(r), "predictions": predictions_to_json(r.predictions)} for r in self.runs]
-        lines = [json.dumps(row) + "\n" for row in (head, *rows)]
-        path.write_text("".join(lines), encoding="utf-8")
-
 
 def read_recording(
     path: Path | str,
@@ -99,30 +88,9 @@ def read_recording(
     return {name: replace(one, runs=one.runs[:limit]) for name, one in found.items()}
 
 
-def runs_of(recording: Mapping[str, RecordedRuns], decoder: str | None) -> RecordedRuns:
+def runs_of(recording: Mapping[str, RecordedRuns], decoder: str = PLAIN) -> RecordedRuns:
     """Return the runs of a decoder, else greedy's, else the first decoder's."""
-    return recording.get(decoder or "") or recording.get(PLAIN) or next(iter(recording.values()))
-
-
-def renumbered(recorded: RecordedRuns) -> RecordedRuns:
-    """Return the runs with each one's token ids numbered by first appearance.
-
-    Decoders do not depend on the ids themselves, and rows of logits become hundreds wide instead of
-    tens of thousands. Valid for counts alone, and only if nothing is carried from run to run.
-    """
-    runs, size = [], 0
-    for run in recorded.runs:
-        names = {token: number for number, token in enumerate(sorted(recorded.eos))}
-
-        def ids(tokens: Sequence[int], names: dict[int, int] = names) -> tuple[int, ...]:
-            return tuple(names.setdefault(token, len(names)) for token in tokens)
-
-        prompt, new = ids(run.prompt), ids(run.new_tokens)
-        off = {(at, ids(path)): ids([token])[0] for (at, path), token in run.predictions.items()}
-        runs.append(replace(run, prompt=prompt, new_tokens=new, predictions=off))
-        size = max(size, len(names))
-    eos = frozenset(range(len(recorded.eos)))
-    return replace(recorded, runs=runs, vocab_size=size + SPARE_IDS, eos=eos)
+    return recording.get(decoder) or recording.get(PLAIN) or next(iter(recording.values()))
 
 
 def _prompts_of_run(folder: ResultsFolder, task: TaskSpec | None, tokenizer) -> PromptOf:
@@ -182,7 +150,7 @@ def _of_folder(folder: ResultsFolder, prompt_of: PromptOf) -> dict[str, Recorded
 
 
 def _of_file(path: Path, tokenizer) -> RecordedRuns:
-    """Read a file of `RecordedRuns.save`, or JSONL of texts, without a chat template."""
+    """Read JSONL of texts, without a chat template."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # a string may contain U+2028
         rows = [json.loads(line) for line in lines if line.strip()]
@@ -191,17 +159,6 @@ def _of_file(path: Path, tokenizer) -> RecordedRuns:
     if not rows:
         raise ValueError(f"the recording {path} is empty: record some runs first")
     runs: list[RecordedRun] = []
-    if isinstance(rows[0], dict) and rows[0].pop("format", "") == FORMAT:
-        try:
-            head, *rows = rows
-            for row in rows:
-                ids = {key: tuple(row[key]) for key in ("prompt", "new_tokens")}
-                known = predictions_from_json(row["predictions"])
-                runs.append(RecordedRun(**{**row, **ids, "predictions": known}))
-            sampling, eos = Sampling(**head["sampling"]), frozenset(head["eos"])
-            return RecordedRuns(**{**head, "runs": runs, "sampling": sampling, "eos": eos})
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} is no recording of this version: record it anew") from error
     for number, row in enumerate(rows, start=1):
         try:
             before, group = "", str(row.get("category", ""))

@@ -6,13 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 from ouroboros.baselines import Lookahead, PromptLookup, Speculative
-from ouroboros.baselines.hf import HFGenerate
 from tiny import CONTEXT, VOCAB, TableModel, prompt_of
 
 from ouroboros import Ouroboros
 from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
 from ouroboros.bench.replay.replay import USUAL_RATES, OffTextRates, RecordedChoice, replay_run
-from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.recorder import Recorder
 from ouroboros.decode import RootOnly, decode
 from ouroboros.tree import TokenTree
@@ -130,13 +128,3 @@ def test_a_question_asked_twice_has_one_answer():
     tree = TokenTree.chain(6, [7, 3, 4]).graft([(3, 4)], at=0)
     one, other = (RecordedChoice(run, USUAL_RATES)(torch.empty(0), [5, 6], tree) for _ in range(2))
     assert one == other and one[:2] == [7, 8]
-
-
-def test_other_engines_and_rejection_sampling_are_refused():
-    target, draft = pair()
-    recorded = replace(recorded_by(target, PROMPTS), sampling=Sampling(temperature=0.8))
-    with pytest.raises(ValueError, match="another engine"):
-        replay_run(HFGenerate(mode="greedy"), recorded, recorded.runs[0])
-    rejecting = Speculative(draft, gamma=2, verification="rejection")
-    with pytest.raises(ValueError, match="rejection sampling"):
-        replay_run(rejecting, recorded, recorded.runs[0])

@@ -12,7 +12,7 @@ from ouroboros.baselines import Speculative
 from tiny import Session
 
 from ouroboros import Ouroboros, OuroborosPaper, argmax
-from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns, renumbered
+from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
 from ouroboros.bench.replay.replay import replay_run
 from ouroboros.bench.replay.simulated_draft import (
     CHOICES,
@@ -174,16 +174,6 @@ def test_more_agreement_means_fewer_calls():
         for a in (0.3, 0.6, 0.9)
     ]
     assert steps == sorted(steps, reverse=True) and len(set(steps)) == 3
-
-
-def test_renumbered_texts_are_the_same_texts():
-    recorded = renumbered(RECORDED)
-    assert recorded.vocab_size < VOCAB + 64
-    for old, new in zip(RUNS, recorded.runs, strict=True):
-        assert [new.tokens.index(t) for t in new.tokens] == [
-            old.tokens.index(t) for t in old.tokens
-        ]
-        assert (len(new.prompt), new.example) == (len(old.prompt), old.example)
 
 
 def test_the_title_says_what_it_is():
