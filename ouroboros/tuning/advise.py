@@ -29,8 +29,7 @@ from ouroboros.bench.replay.replay import (
     check_drafter,
     replay,
 )
-from ouroboros.bench.run.costs import load_costs
-from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.loop import WARM_UP, Bench, eos_ids
 from ouroboros.bench.run.pair import PairSpec, load_draft, load_tokenizer
 from ouroboros.bench.run.prompts import longest, prompt_ids
