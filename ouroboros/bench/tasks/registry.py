@@ -51,12 +51,7 @@ class TaskSpec:
     def to_mapping(self) -> dict:
         """Return the config, as `from_mapping` takes it."""
         choice = {"limit": self.limit, "stride": self.stride, "shuffle": self.shuffle}
-        return {**self.options, **choice, "_target_": self.target}
-
-    @property
-    def target(self) -> str:
-        """The dotted path of the task's class."""
-        return TASKS.get(self.name, self.name)
+        return {**self.options, **choice, "_target_": TASKS.get(self.name, self.name)}
 
     def files(self) -> dict[str, Path]:
         """Return the local file that the options name, if any, by option."""
@@ -65,6 +60,6 @@ class TaskSpec:
 
     def load(self) -> tuple[Task, list[Example]]:
         """Return the task and the chosen examples. Raises `ValueError` for unusable options."""
-        task = instantiate({"_target_": self.target, **self.options}, "task")
+        task = instantiate({**self.options, "_target_": TASKS.get(self.name, self.name)}, "task")
         chosen = select(task.load(), limit=self.limit, stride=self.stride, shuffle=self.shuffle)
         return task, chosen
