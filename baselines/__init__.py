@@ -1,13 +1,14 @@
 """What Ouroboros is measured against, on the same engine (and transformers' own, as a peer)."""
 
-from ouroboros.baselines.greedy import Greedy
 from ouroboros.baselines.hf import HFGenerate
-from ouroboros.baselines.lookahead import Lookahead
 from ouroboros.baselines.prompt_lookup import PromptLookup
 from ouroboros.baselines.racer import Racer
 from ouroboros.baselines.recycling import TokenRecycling
 from ouroboros.baselines.speculative import Speculative
 from ouroboros.baselines.suffix import SuffixDecoding
+
+from ouroboros.decode import RootOnly
+from ouroboros.drafters.lookahead import Lookahead
 
 __all__ = [
     "Greedy",
@@ -19,3 +20,7 @@ __all__ = [
     "SuffixDecoding",
     "TokenRecycling",
 ]
+
+
+class Greedy(RootOnly):
+    """Standard decoding: one target call for each token. With a sampler, plain sampling."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Literal
 
 import torch
@@ -32,7 +32,7 @@ Stop = Callable[[list[int]], int | None]
 
 
 class SharedNoise(LogitsProcessor):
-    """Adds a `Sampler`'s noise, so that the argmax is its sample."""
+    """Add a `Sampler`'s noise, so that the argmax is its sample."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
@@ -54,7 +54,7 @@ def as_processors(choose: TokenSelector) -> LogitsProcessorList:
 
 
 class Arrivals(BaseStreamer):
-    """Notes when tokens arrive, and how many: (seconds, count) pairs, the prompt left out."""
+    """Record when new tokens arrive: (seconds, count) pairs, without the prompt."""
 
     def __init__(self) -> None:
         self.at: list[tuple[float, int]] = []
@@ -70,7 +70,7 @@ class Arrivals(BaseStreamer):
 
 
 class StopWhen(StoppingCriteria):
-    """Ends generation where `stop`, given the new tokens, says so."""
+    """End generation once `stop`, given the new tokens, returns a number."""
 
     def __init__(self, stop: Stop, prompt_len: int) -> None:
         self.stop = stop
@@ -85,10 +85,9 @@ class HFGenerate:
     """`model.generate` in one of three modes.
 
     `greedy`; `assisted` (needs `draft`; `settings` are the assistant's generation settings, such as
-    num_assistant_tokens, num_assistant_tokens_schedule, assistant_confidence_threshold;
-    transformers'
-    defaults where not given); `prompt_lookup` (prompt_lookup_num_tokens, max_matching_ngram_size).
-    A step's time is one figure: transformers does not tell drafting from verifying.
+    num_assistant_tokens, num_assistant_tokens_schedule and assistant_confidence_threshold, by
+    default transformers' own); `prompt_lookup` (prompt_lookup_num_tokens, max_matching_ngram_size).
+    A step's time counts as verification: transformers does not separate drafting from it.
     """
 
     def __init__(
@@ -135,7 +134,20 @@ class HFGenerate:
             pad_token_id=0,
             **(self.settings if self.mode == "prompt_lookup" else {}),
         )
-        with _bare(target.model), self._assistant_settings(), _counted(self.draft) as calls:
+        with ExitStack() as stack:
+            # the model's own defaults (say, a repetition penalty) apply to no other decoder
+            stack.enter_context(_generation_config(target.model, GenerationConfig()))
+            calls: list[float] = []  # the time of each draft call
+            if self.draft is not None:
+                assistant = self.draft.model
+                own = GenerationConfig.from_dict(assistant.generation_config.to_dict())
+                for name, value in {"is_assistant": True, **self.settings}.items():
+                    setattr(own, name, value)
+                stack.enter_context(_generation_config(assistant, own))
+                hook = assistant.register_forward_pre_hook(
+                    lambda *_: calls.append(time.perf_counter())
+                )
+                stack.callback(hook.remove)
             started = time.perf_counter()
             out = target.model.generate(
                 ids, attention_mask=torch.ones_like(ids), generation_config=config, **options
@@ -151,47 +163,15 @@ class HFGenerate:
             trace.finish = "context"
         return trace
 
-    @contextmanager
-    def _assistant_settings(self) -> Iterator[None]:
-        """Set the assistant's generation settings for one run, and put the old ones back."""
-        if self.draft is None:
-            yield
-            return
-        model = self.draft.model
-        before = model.generation_config
-        wanted = GenerationConfig.from_dict(before.to_dict())
-        for name, value in {"is_assistant": True, **self.settings}.items():
-            setattr(wanted, name, value)
-        model.generation_config = wanted
-        try:
-            yield
-        finally:
-            model.generation_config = before
-
 
 @contextmanager
-def _bare(model: PreTrainedModel) -> Iterator[None]:
-    """Take the model's own generation config away for one run: what it adds to the choice (a
-    repetition penalty, say) is not the run's, and no other decoder of the run applies it."""
-    before, model.generation_config = model.generation_config, GenerationConfig()
+def _generation_config(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
+    """Replace a model's generation config for one run."""
+    before, model.generation_config = model.generation_config, config
     try:
         yield
     finally:
         model.generation_config = before
-
-
-@contextmanager
-def _counted(draft: CachedModel | None) -> Iterator[list[float]]:
-    """Collect the time of each call of the draft model."""
-    calls: list[float] = []
-    if draft is None:
-        yield calls
-        return
-    hook = draft.model.register_forward_pre_hook(lambda *_: calls.append(time.perf_counter()))
-    try:
-        yield calls
-    finally:
-        hook.remove()
 
 
 def _steps(

@@ -1,5 +1,5 @@
 """RACER (Zhang et al., Findings of ACL 2026, arXiv 2604.14885): n-grams of the context first, then
-the successors' matrix of Token Recycling, breadth first, in what is left of the tree."""
+the successor rows of Token Recycling, breadth first, until the tree is full."""
 
 from __future__ import annotations
 
@@ -10,30 +10,23 @@ from itertools import count
 from typing import Literal
 
 from ouroboros.baselines import recycling
-from ouroboros.baselines.recycling import WIDTH, Successors
-from ouroboros.baselines.suffix import SOURCE, check_state
-from ouroboros.baselines.suffix_tree import PrefixKey, SuffixTree
+from ouroboros.baselines.recycling import WIDTH, TokenRecycling
+from ouroboros.baselines.suffix_tree import SOURCE, PrefixKey, SuffixTree
 
 from ouroboros.engine.eager import read_alone
-from ouroboros.engine.model import CachedModel
-from ouroboros.select import Ranked, TokenSelector
+from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree, TreeBuilder
 
 
-class Racer:
-    """Drafts `nodes` nodes: the most frequent continuations of the last `shortest` to `ngram` - 1
-    tokens, at most `ngram` tokens long with them, and the target's own former choices.
+class Racer(TokenRecycling):
+    """Draft up to `nodes` nodes: the most frequent continuations of the last `shortest` to
+    `ngram` - 1 tokens, n-grams of at most `ngram` tokens with these; then successor rows.
 
-    The matrix's part begins with `breadth` children of the root; child j of a node with breadth b
-    gets half of b, halved j times (the root's children pass on the whole of theirs), at least 1.
-    It learns from accepted text and from every row that the target computed, rejected ones too, but
-    not from the prompt's rows, which are never scored; `read_prompt` takes what followed each token
-    in the prompt instead. `state` "task" keeps both between prompts; `memory` as in `SuffixTree`.
+    The successor part gives the root `breadth` children; child j of a node with breadth b gets
+    b / 2, halved j times (children of the root: b, halved j times), at least 1. Prompt tokens are
+    never scored as tree nodes, so `read_prompt` learns successors from the prompt's text. `state`
+    "task" keeps n-grams and rows between prompts; `memory` as in `SuffixTree`.
     """
-
-    draft: CachedModel | None = None
-    reads_rejected = True
-    ranks = WIDTH
 
     def __init__(
         self,
@@ -51,26 +44,23 @@ class Racer:
                 f"nodes {nodes} must be at least 1, shortest {shortest} at least 1 and below "
                 f"ngram {ngram}, and breadth {breadth} 0 to {WIDTH}"
             )
-        check_state(state)
+        super().__init__(read_prompt=read_prompt, state=state)
         self.nodes = nodes
         self.ngram, self.shortest, self.breadth = ngram, shortest, breadth
-        self.read_prompt = read_prompt
-        self.state = state
         self.tree = SuffixTree(depth=ngram, memory=memory)
-        self.successors = Successors()
         self._seen = 0
 
     def reset(self, choose: TokenSelector) -> None:
-        """Forget all with state "cold"; otherwise the text ends."""
+        """Forget all with state "cold"; otherwise end the text."""
+        super().reset(choose)
         if self.state == "cold":
             self.tree.forget()
-            self.successors = Successors()
         elif self.tree.text:
             self.tree.close()
         self._seen = 0
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
-        """Return the tree below the last token."""
+        """Return n-gram continuations and successors below the last token."""
         if not self._seen and self.read_prompt:
             self.successors.read(tokens)
         unread = not self._seen
@@ -83,16 +73,9 @@ class Racer:
         self._recycle(builder)
         return builder.build().pruned(budget - 1)
 
-    def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Nothing to learn of the choices alone."""
-
-    def observe_ranked(self, tree: TokenTree, ranked: Ranked, path: Sequence[int]) -> None:
-        """Keep the target's first tokens after every node."""
-        self.successors.learn(tree, ranked, path)
-
     def _retrieve(self, builder: TreeBuilder) -> None:
-        """Hang what followed the matching suffixes, the most frequent first, then the nearest, then
-        that of the longest match. Nodes that several suffixes propose count once."""
+        """Add continuations of the matching suffixes: most frequent first, ties by depth, then by
+        longest match. A node that several suffixes propose is added once."""
         tree, order = self.tree, count()
         heap: list[tuple[int, int, int, int, PrefixKey, int]] = []
 
@@ -107,10 +90,11 @@ class Racer:
             push(tree.place(tree.active[length - 1]), 0, length)
         while heap and len(builder) <= self.nodes:
             _, _, _, parent, place, length = heapq.heappop(heap)
-            node = self._hang(builder, parent, tree.token(place), SOURCE)
+            node = self._child(builder, parent, tree.token(place), SOURCE)
             push(place, node, length)
 
     def _recycle(self, builder: TreeBuilder) -> None:
+        """Add successors breadth first until the tree is full."""
         rows = self.successors.rows
         queue = deque([(0, self.breadth)])
         while queue and len(builder) <= self.nodes:
@@ -119,11 +103,12 @@ class Racer:
             for token in rows.get(builder.tokens[node], ())[:breadth]:
                 if token < 0 or len(builder) > self.nodes:  # -1 where the vocabulary ends
                     break
-                child = self._hang(builder, node, token, recycling.SOURCE)
+                child = self._child(builder, node, token, recycling.SOURCE)
                 queue.append((child, max(1, left)))
                 left //= 2
 
-    def _hang(self, builder: TreeBuilder, node: int, token: int, source: str) -> int:
+    def _child(self, builder: TreeBuilder, node: int, token: int, source: str) -> int:
+        """Return a node's child with this token, added if need be."""
         known = builder.children.get((node, token))
         if known is None:
             builder.graft([(token,)], node, source=source)

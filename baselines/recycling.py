@@ -1,15 +1,16 @@
-"""Token Recycling (Luo et al., ACL 2025, arXiv 2408.08696): what the target last ranked first after
-each token, accepted or not, drafts what may follow that token again."""
+"""Token Recycling (Luo et al., ACL 2025, arXiv 2408.08696): draft the tokens that the target ranked
+highest when it last scored a token, whether accepted or rejected, after that token again."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from ouroboros.baselines.suffix import check_state
+from ouroboros.baselines.suffix_tree import check_state
 
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
@@ -41,10 +42,7 @@ def template(nodes: int) -> list[tuple[int, int]]:
     root. How likely a path is falls with its length and with each rank on it."""
 
     def likely(path: tuple[int, ...]) -> float:
-        found = 1.0
-        for rank in path:
-            found *= 0.5 / (1 + rank)
-        return found
+        return math.prod(0.5 / (1 + rank) for rank in path)
 
     kept = sorted(PATHS, key=lambda path: -likely(path))[:nodes]
     index = {path: at for at, path in enumerate(kept)}
@@ -52,16 +50,16 @@ def template(nodes: int) -> list[tuple[int, int]]:
 
 
 class Successors:
-    """The tokens that the target last ranked first after each token, the best first: at most 8 for
-    each id of the vocabulary that was ever scored."""
+    """The target's WIDTH likeliest tokens after each token id when it was last scored, best
+    first."""
 
     def __init__(self) -> None:
         self.rows: dict[int, list[int]] = {}
 
     def learn(self, tree: TokenTree, ranked: Ranked, path: Sequence[int]) -> None:
-        """Overwrite the row of every token that was asked, by probability (the order of `ranked`
-        holds the noise of one position). Of equal tokens the last node counts, or the last that
-        was accepted."""
+        """Overwrite the row of every scored token, ordered by probability (`ranked` is ordered by
+        scores that include one position's noise). Of nodes with the same token the last accepted
+        one counts, else the last one."""
         order = np.argsort(-ranked.shares, axis=1, kind="stable")
         ids = np.take_along_axis(ranked.ids, order, axis=1).tolist()
         for at, node in enumerate(tree.logit_nodes):
@@ -70,18 +68,19 @@ class Successors:
             self.rows[tree.tokens[node]] = ids[bisect_left(tree.logit_nodes, node)]
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Learn from a text what followed each token, the newest first, before what was known."""
+        """Put the tokens that followed each token of a text at the front of its row, newest
+        first."""
         for token, after in pairwise(tokens):
             known = self.rows.get(token, [])
-            self.rows[token] = [after, *(one for one in known if one != after)][:WIDTH]
+            self.rows[token] = [after, *(other for other in known if other != after)][:WIDTH]
 
 
 class TokenRecycling:
-    """Drafts the published static tree, or its `nodes` likeliest, from the successors' matrix.
+    """Fill the published static tree, or its `nodes` likeliest nodes, from the successor rows.
 
-    It learns from every row that the target computed, rejected ones too; with `read_prompt` also
-    from what followed each token in the prompt. `state` "task" keeps the matrix between prompts, as
-    the published code does. At most 8 ids for each token of the vocabulary are held.
+    The rows are learned from every scored node, rejected ones included; with `read_prompt` also
+    from the prompt's text. `state` "task" keeps the rows between prompts, as the published code
+    does.
     """
 
     draft: CachedModel | None = None
@@ -105,13 +104,13 @@ class TokenRecycling:
         self._fresh = True
 
     def reset(self, choose: TokenSelector) -> None:
-        """Forget all with state "cold"."""
+        """Forget all rows with state "cold"."""
         if self.state == "cold":
             self.successors = Successors()
         self._fresh = True
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
-        """Return the tree below the last token, as far as its successors are known."""
+        """Return the template's nodes below the last token for which successors are known."""
         unread, self._fresh = self._fresh, False
         if unread and self.read_prompt:
             self.successors.read(tokens)
@@ -134,8 +133,8 @@ class TokenRecycling:
         return tree.pruned(budget - 1)
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Nothing to learn of the choices alone."""
+        """Nothing to learn: `observe_ranked` does."""
 
     def observe_ranked(self, tree: TokenTree, ranked: Ranked, path: Sequence[int]) -> None:
-        """Keep the target's first tokens after every node."""
+        """Learn the target's likeliest tokens after every node."""
         self.successors.learn(tree, ranked, path)

@@ -1,7 +1,8 @@
 """SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975; its code: snowflakedb/ArcticInference).
 
-What followed the last m tokens before, for each m, most frequent first; the draft that is expected
-to bring most tokens is taken, or, where a draft model stands by, that model's if it promises more.
+For every length m, the continuations of earlier occurrences of the last m tokens are a draft, whose
+score is its expected number of accepted tokens. The draft with the best score is proposed; below a
+threshold a draft model, if given, drafts instead.
 """
 
 from __future__ import annotations
@@ -12,15 +13,13 @@ from itertools import count
 from typing import Literal, NamedTuple
 
 from ouroboros.baselines.speculative import Speculative
-from ouroboros.baselines.suffix_tree import END, PrefixKey, SuffixTree
+from ouroboros.baselines.suffix_tree import END, SOURCE, PrefixKey, SuffixTree, check_state
 
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
 from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree
-
-SOURCE = "prompt"  # looked up in the text so far
 
 
 class Draft(NamedTuple):
@@ -35,16 +34,16 @@ NOTHING = Draft([], [], 0.0)
 
 
 class SuffixDecoding:
-    """Drafts from a suffix tree over prompt and output, and over past outputs with `state` "task".
+    """Draft from a suffix tree over prompt and output, and over past outputs with `state` "task".
 
-    After a match of m tokens at most `factor` m + `offset` tokens are drafted, and never more than
-    `max_tokens`: the most frequent continuation, or with `branches` a tree of the most probable
-    ones, none less probable than `least`. With `draft`, that model drafts up to `gamma` tokens by
-    itself (ending as `Speculative` with `confidence`) wherever the best score is below `threshold`
-    (None: gamma). It learns from accepted text only. `depth` and `memory` as in `SuffixTree`.
+    After a match of m tokens, draft at most `factor` m + `offset` and `max_tokens` tokens: the most
+    frequent continuation, or with `branches` a tree of the most probable ones; stop below
+    probability `least`. With `draft`, that model drafts up to `gamma` tokens (as `Speculative` with
+    `confidence`) wherever the best score is below `threshold` (None: gamma). Only accepted text is
+    learned. `depth` and `memory` as in `SuffixTree`.
 
-    Unlike the published code it takes the text's own end for no occurrence, and copies on from the
-    draft itself where a chain reaches that end, so that a loop is drafted round and round.
+    Unlike the published code, the current suffix is not an occurrence of itself, and a chain that
+    reaches the end of the text continues with its own tokens, so loops are drafted repeatedly.
     """
 
     def __init__(
@@ -88,8 +87,8 @@ class SuffixDecoding:
         return self._chain.draft_sequence if self._chain else None
 
     def reset(self, choose: TokenSelector) -> None:
-        """Forget the text before; with state "task" its output is kept, but for the last token,
-        which no later step saw."""
+        """Begin a prompt; with state "task" keep the last output, all but its last token, which
+        no later step saw."""
         if self.state == "task" and self._seen:
             self._past.extend([*self._text.text[self._prompt :], *self._accepted])
             self._past.close()
@@ -99,7 +98,7 @@ class SuffixDecoding:
             self._chain.reset(choose)
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
-        """Return the best draft below the last token, or that token alone."""
+        """Return the best draft below the last token, or the root alone."""
         unread = not self._seen
         self._index(tokens)
         if unread and self.branches and read_alone(tokens):
@@ -120,7 +119,7 @@ class SuffixDecoding:
         return TokenTree((tokens[-1], *draft.tokens), parents, source=source).pruned(budget - 1)
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Note what was accepted; the next step sees it in the text."""
+        """Keep the accepted tokens, which `reset` may need."""
         self._accepted = [tree.tokens[node] for node in path[1:]]
 
     def _index(self, tokens: Sequence[int]) -> None:
@@ -134,10 +133,10 @@ class SuffixDecoding:
         self._seen = len(tokens)
 
     def _best(self, tree: SuffixTree, places: Sequence[PrefixKey], room: int) -> Draft:
-        """Return the draft of highest score over all match lengths, the longest match of equals.
+        """Return the draft with the highest score over all match lengths; ties go to the longest.
 
-        A match that occurred as often as a longer one has the same continuations, and needs no
-        look; nor do those that may not draft as many tokens as the best score found.
+        Skip matches with as many occurrences as a longer one, since their continuations are the
+        same, and those whose length limit is below the best score.
         """
         best, seen = NOTHING, -1
         draw = branches if self.branches else chain
@@ -155,8 +154,8 @@ class SuffixDecoding:
 
 
 def chain(tree: SuffixTree, place: PrefixKey, limit: int, least: float) -> Draft:
-    """Draft the most frequent child again and again, at most `limit` tokens, until the path's
-    probability falls below `least`; past the text's own end the draft itself goes on."""
+    """Draft the most frequent continuation, up to `limit` tokens, until its probability falls below
+    `least`; past the end of the text, repeat the draft itself."""
     tokens: list[int] = []
     (node, at), score, share = place, 0.0, 1.0
     while at < 0 and len(tokens) < limit:
@@ -179,7 +178,7 @@ def chain(tree: SuffixTree, place: PrefixKey, limit: int, least: float) -> Draft
 
 
 def branches(tree: SuffixTree, place: PrefixKey, limit: int, least: float) -> Draft:
-    """Draft the `limit` most probable continuations, as a tree, none less probable than `least`."""
+    """Draft a tree of the `limit` most probable nodes, none below probability `least`."""
     tokens: list[int] = []
     parents: list[int] = []
     score, order = 0.0, count()
@@ -200,9 +199,3 @@ def branches(tree: SuffixTree, place: PrefixKey, limit: int, least: float) -> Dr
         score -= share
         grow(place, -share, len(tokens) - 1)
     return Draft(tokens, parents, score)
-
-
-def check_state(state: str) -> None:
-    """Raise `ValueError` for a state that is neither "cold" nor "task"."""
-    if state not in ("cold", "task"):
-        raise ValueError(f"state {state!r} is not one of cold, task")

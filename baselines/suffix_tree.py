@@ -1,8 +1,8 @@
-"""A suffix tree with counts, grown token by token: what followed each string, and how often.
+"""A suffix tree with counts, extended token by token: the continuations of each string.
 
-A string that occurred once is a leaf that points into the text; it is opened by one token when it
-occurs again, so only what repeats takes nodes. Invariant: for every string of at most `depth`
-tokens that occurred twice there is a node, and its count is that of its occurrences.
+A string that occurred once is a leaf that points into the text; a second occurrence extends it by
+one node, so only repeated strings take nodes. Invariant: every string of at most `depth` tokens
+that occurred twice has a node with the count of its occurrences.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-END = -1  # stands in the text after each text that is closed
+END = -1  # in the text, after each closed text
+SOURCE = "prompt"  # of nodes looked up in the text so far
 
 
 class PrefixKey(NamedTuple):
-    """Where a string stands: at a node, or (with `at`) on the text below a leaf."""
+    """The position of a string in the tree: a node, or (with `at`) a place in the text below a
+    leaf."""
 
     node: int
     at: int = -1  # index into the text of the token that comes next; -1: see the node's children
@@ -24,12 +26,11 @@ ROOT = PrefixKey(0)
 
 
 class SuffixTree:
-    """Counts of all strings of at most `depth` tokens, and of what followed them.
+    """Counts of all strings of at most `depth` tokens and of their continuations.
 
     `active[m - 1]` is the node of the last m tokens, for each m up to the longest suffix that
-    occurred before. About 1 kB a token on ordinary text, and `depth` times 0.3 kB a token where
-    everything occurs twice. `memory`: texts are forgotten, the oldest first, when all that are
-    closed hold more tokens.
+    occurred before. Memory: about 1 kB per token of ordinary text, at most `depth` x 0.3 kB. When
+    the closed texts hold more than `memory` tokens, the oldest are forgotten.
     """
 
     def __init__(self, *, depth: int, memory: int = 1 << 16) -> None:
@@ -40,7 +41,7 @@ class SuffixTree:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Forget all text."""
         self.text: list[int] = []
         self.active: list[int] = []
         self.tokens = [END]  # by node: its last token,
@@ -69,7 +70,7 @@ class SuffixTree:
             self.active = longer[: self.depth - 1]
 
     def close(self) -> None:
-        """End the text: what comes next does not follow it."""
+        """End the text: later tokens do not continue it."""
         self.text.append(END)
         self.active = []
         if len(self.text) > self.memory:
@@ -98,7 +99,7 @@ class SuffixTree:
         return leaf
 
     def _visit(self, child: int, length: int) -> None:
-        """Count one more occurrence; a string met for the second time is opened."""
+        """Count one more occurrence; the second one gives a leaf its child."""
         self.counts[child] += 1
         if self.children[child] is _NONE and length < self.depth:
             start = self.starts[child]
@@ -107,11 +108,11 @@ class SuffixTree:
             self.followed[child] = 1
 
     def place(self, node: int) -> PrefixKey:
-        """Return where a node stands: below a leaf the text itself goes on."""
+        """Return a node's position; below a leaf the text itself continues."""
         return PrefixKey(node) if self.children[node] else PrefixKey(node, self.starts[node])
 
     def follow(self, places: Sequence[PrefixKey], token: int) -> list[PrefixKey]:
-        """Return where the suffixes of another text stand after one more token: `places` are those
+        """Return the positions of another text's suffixes after one more token; `places` are those
         of its last 1, 2, ... tokens, up to the longest that occurs here."""
         found = []
         for node, at in (ROOT, *places[: self.depth - 2]):
@@ -127,7 +128,7 @@ class SuffixTree:
         return found
 
     def after(self, place: PrefixKey) -> list[tuple[int, PrefixKey]]:
-        """Return the places one token on, each with its count."""
+        """Return the positions one token later, each with its count."""
         node, at = place
         if at < 0:
             children = self.children[node].items()
@@ -137,9 +138,15 @@ class SuffixTree:
         return []
 
     def token(self, place: PrefixKey) -> int:
-        """Return the last token of the string that stands at a place."""
+        """Return the last token of the string at a position."""
         node, at = place
         return self.tokens[node] if at < 0 else self.text[at - 1]
 
 
 _NONE: dict[int, int] = {}  # the children of every leaf; never written to
+
+
+def check_state(state: str) -> None:
+    """Raise `ValueError` for a state that is neither "cold" nor "task"."""
+    if state not in ("cold", "task"):
+        raise ValueError(f"state {state!r} is not one of cold, task")

@@ -16,7 +16,6 @@ from transformers import (
 )
 
 from ouroboros.costs import Costs, Surface
-from ouroboros.generate import token_selector
 from ouroboros.decode import decode
 from ouroboros.drafters import DrafterMemory
 from ouroboros.drafters.calibration import calibrate, with_weight_noise
@@ -26,6 +25,7 @@ from ouroboros.drafters.pool import PhrasePool
 from ouroboros.engine.eager import PREFILL_ALONE
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.sharded import GatheringSelector
+from ouroboros.generate import token_selector
 from ouroboros.processors import Processed, processed
 from ouroboros.select import Sampler, argmax
 from ouroboros.tree import TokenTree
