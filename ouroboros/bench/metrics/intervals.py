@@ -129,12 +129,13 @@ def over_runs(ratios: Sequence[Interval]) -> Interval:
     return Interval(value, value * float(np.exp(-half)), value * float(np.exp(half)))
 
 
-def _bootstrapped(data: Sequence[np.ndarray], statistic) -> Interval:
+def _bootstrapped(data: Iterable[np.ndarray], statistic) -> Interval:
+    data = tuple(data)
     value = float(statistic(*data))
     if data[0].size < 2:
         return Interval(value)
     ends = bootstrap(
-        tuple(data),
+        data,
         statistic,
         paired=True,
         vectorized=True,

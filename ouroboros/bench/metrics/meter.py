@@ -18,7 +18,8 @@ class Meter:
         devices = {weight.device for model in models for weight in model.model.parameters()}
         self.gpus = sorted((d for d in devices if d.type == "cuda"), key=lambda d: d.index or 0)
         self._cards: list = []  # by UUID: NVML and torch number the cards differently
-        self._started, self._joules = 0.0, None
+        self._started = 0.0
+        self._joules: float | None = None
         try:
             if self.gpus:
                 pynvml.nvmlInit()

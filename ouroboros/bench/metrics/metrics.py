@@ -17,7 +17,6 @@ import numpy as np
 from ouroboros.bench.metrics.intervals import (
     COST_RATIO,
     Interval,
-    Part,
     calls_part,
     decode_part,
     mean_of,
@@ -57,7 +56,7 @@ def over_steps(
     return formula
 
 
-def over_samples(part: Part, *, times: float = 1) -> Callable:
+def over_samples(part: Callable[[Sample], tuple[float, float]], *, times: float = 1) -> Callable:
     """Return the formula `times` x sum of a sample's first part / sum of its second."""
 
     def formula(samples: Samples) -> float | None:

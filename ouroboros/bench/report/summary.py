@@ -47,7 +47,7 @@ class Summary:
     @cached_property
     def metrics(self) -> Mapping[str, Metric]:
         """The registered metrics and those of the task's scores, by name."""
-        scores = sorted(name for name in self.frame if name.startswith("score."))
+        scores = sorted(str(name) for name in self.frame if str(name).startswith("score."))
         own = {name: score_metric(name.removeprefix("score.")) for name in scores}
         return METRICS | {name: m for name, m in own.items() if name.count(".") == 1}
 
