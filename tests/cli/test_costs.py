@@ -39,7 +39,7 @@ def test_costs_are_probed_at_load_and_recorded(run_priced):
 def test_a_resumed_run_goes_by_the_recorded_costs(run_priced, monkeypatch):
     folder, _ = run_priced("resumed")
     folder.save_run(folder.load_run(), status="running")
-    folder.save_costs(OWN)
+    OWN.save(folder.path / "costs.json")
     lines = (folder.path / "samples.jsonl").read_text().splitlines(keepends=True)
     (folder.path / "samples.jsonl").write_text(lines[0])
     monkeypatch.setattr(Costs, "measure", None)
