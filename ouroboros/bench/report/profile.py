@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -178,7 +179,7 @@ class Profile:
             parts += [f"Milliseconds per call of the {model}:", as_text(table)]
         parts += ["Milliseconds per step:", as_text(self.step_table()), LEGEND]
         for name, rows in self.operators.groupby(["decoder", "kind", "steps"], sort=False):
-            decoder, kind, steps = name
+            decoder, kind, steps = map(str, name)
             parts.append(f"## {decoder}, {steps} steps under a slowing profiler: {PASSES[kind]}")
             table = _text(rows[["name", "ms", "share", "calls"]])
             parts.append(as_text(table.replace({"name": {r"\|": r"\\|"}}, regex=True)))
@@ -201,10 +202,10 @@ class Profile:
         parts = " · ".join(self.facts.title_parts[1:])
         figure = style.with_title(plots.verify_cost(self.calls), f"Cost of a call · {parts}", note)
         style.save(figure, self.folder.path / "verify_cost.png")
-        if figure := plots.step_time(self.steps):
+        if steps := plots.step_time(self.steps):
             note = f"{self.facts.footnote}. Numbers in the bars: % of the step."
-            style.with_title(figure, f"Where a step's time goes · {self.facts.title}", note)
-            style.save(figure, self.folder.path / "step_time.png")
+            style.with_title(steps, f"Where a step's time goes · {self.facts.title}", note)
+            style.save(steps, self.folder.path / "step_time.png")
 
 
 def _smallest(calls: pd.DataFrame) -> pd.DataFrame:
@@ -218,7 +219,7 @@ def call_frame(costs: Costs) -> pd.DataFrame:
     for model, surface in (("target", costs.target), ("draft", costs.draft)):
         bytes_read = costs.footprints.get(model)
         for context, calls in surface.ms.items() if surface else ():
-            spread_ms = surface.spread_ms.get(context, {})
+            spread_ms = surface.spread_ms.get(context, {}) if surface else {}
             read_mb = bytes_read and bytes_read.call_bytes(int(context)) / 1e6
             floor_ms = costs.floor_ms(model, int(context))
             rows += [
@@ -226,8 +227,8 @@ def call_frame(costs: Costs) -> pd.DataFrame:
                 for nodes, ms in calls.items()
             ]
     names = ["model", "context", "nodes", "ms", "spread_ms", "read_mb", "floor_ms"]
-    calls = pd.DataFrame(rows, columns=names).astype(dict.fromkeys(names[3:], float))
-    return calls.assign(floor_share=calls["floor_ms"] / calls["ms"])
+    frame = pd.DataFrame(rows, columns=names).astype(dict.fromkeys(names[3:], float))
+    return frame.assign(floor_share=frame["floor_ms"] / frame["ms"])
 
 
 def step_frame(samples: Sequence[Sample]) -> pd.DataFrame:
@@ -265,7 +266,7 @@ def step_frame(samples: Sequence[Sample]) -> pd.DataFrame:
 
 
 def operators(
-    models: Sequence[CachedModel], make: Callable[[], Drafter], prompt: Sequence[int], *, steps: int
+    models: Sequence[CachedModel], make: Callable[[], Any], prompt: Sequence[int], *, steps: int
 ) -> pd.DataFrame:
     """Return the operators and functions with most time in `steps` steps after the first.
 

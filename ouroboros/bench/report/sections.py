@@ -91,8 +91,8 @@ def summarised(measured: Sequence[Measured]) -> list[Run]:
     """Summarise each measurement, find the sweeps (jobs in numbered folders), name every run."""
     jobs: dict[Path | None, list[int]] = {}
     for index, one in enumerate(measured):
-        folder = one.folders[0]
-        jobs.setdefault(folder.parent if folder.name.isdigit() else None, []).append(index)
+        home = one.folders[0]
+        jobs.setdefault(home.parent if home.name.isdigit() else None, []).append(index)
     runs: dict[int, Run] = {}
     sweeps = {folder: members for folder, members in jobs.items() if folder and len(members) > 1}
     swept_runs = {index for members in sweeps.values() for index in members}
@@ -186,7 +186,7 @@ def sections(runs: Sequence[Run]) -> list[Section]:
             if figure := draw(summary):
                 bars = speedups.error_bars([summary]) if name in ("speedup", "cost") else ""
                 pictures.append(Picture(prefix + name, caption + bars, figure))
-        shown = [Table(prefix + name, *rest) for name, *rest in tables.run_tables(summary)]
+        shown = [Table(prefix + n, text, frame) for n, text, frame in tables.run_tables(summary)]
         notes = [f"{summary.facts.footnote}.", *summary.notes]
         parts.append(Section(title, notes, shown, pictures, main=len(runs) <= FEW_RUNS))
     return parts
@@ -253,4 +253,5 @@ def _sweep(folder: Path, runs: Sequence[Run]) -> Section:
 
 
 def _compared(name: str, lead: Mapping[str, Sequence], summaries: Sequence[Summary]) -> list[Table]:
-    return [Table(f"{name}-{key}", *rest) for key, *rest in tables.comparisons(lead, summaries)]
+    found = tables.comparisons(lead, summaries)
+    return [Table(f"{name}-{key}", text, frame) for key, text, frame in found]

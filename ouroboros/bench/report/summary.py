@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
@@ -76,7 +77,8 @@ class Summary:
         for name, row in self.frame.iterrows():
             verdicts = dict(self.verdicts.get(str(name), {}))
             decoders[name] = {**self._values(row), "verdicts": verdicts, "groups": {}}
-        for (group, name), row in self.groups.iterrows():
+        groups: Any = self.groups.iterrows()
+        for (group, name), row in groups:
             decoders[name]["groups"][group] = self._values(row)
         return {**self.facts.to_dict(), "notes": self.notes, "decoders": decoders}
 
@@ -102,14 +104,14 @@ class Summary:
 def summarise(measured: Measured) -> Summary:
     """Return every metric of every decoder of a measurement."""
     run, costs = measured.run, measured.priced
-    facts = RunFacts.of(run, measured.samples, costs and costs.name)
+    facts = RunFacts.of(run, measured.samples, costs.name if costs else None)
     good: dict[str, list[Sample]] = {name: [] for name in run["decoders"]}
     failed: dict[str, list[Sample]] = {name: [] for name in run["decoders"]}
     for sample in measured.samples:
         (failed if sample.error else good)[sample.decoder].append(sample)
     whole_scores = run.get("corpus_scores", {}) if facts.parts == 1 else {}
     verdicts = {name: tally(measured.audit, name) for name in good}
-    shared = {
+    shared: dict[str, Any] = {
         "greedy": good.get(PLAIN, []),
         "ouroboros": good.get(METHOD, []),
         "hf_greedy": good.get(PEER, []),
@@ -175,7 +177,7 @@ def _frame(rows: Mapping) -> pd.DataFrame:
     return frame.astype({name: float for name in numbers if frame[name].isna().any()})
 
 
-def plain(value: object, digits: int | None = None) -> object:
+def plain(value: Any, digits: int | None = None) -> object:
     """Return a cell of a frame as a plain JSON value, a float rounded to `digits`."""
     if isinstance(value, Mapping | list | str):
         return value

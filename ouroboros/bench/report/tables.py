@@ -167,7 +167,7 @@ def terminal_table(summary: Summary, width: int = 100) -> Table:
     """
 
     def fits(frame: pd.DataFrame) -> bool:
-        texts = ["\n".join([name, *frame[name]]) for name in frame]
+        texts = ["\n".join([str(name), *frame[name]]) for name in frame]
         return sum(max(map(len, text.split("\n"))) + 2 for text in texts) - 2 <= width
 
     frame = run_table(summary, "default")
@@ -176,8 +176,8 @@ def terminal_table(summary: Summary, width: int = 100) -> Table:
         choices.append(choices[-1].drop(columns=METRICS[name].heading, errors="ignore"))
     shown = next((one for one in choices if fits(one)), choices[-1])
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for place, name in enumerate(shown):
-        table.add_column(name, justify="right" if place else "left", overflow="fold")
+    for place, heading in enumerate(shown):
+        table.add_column(str(heading), justify="right" if place else "left", overflow="fold")
     for row in shown.itertuples(index=False):
         table.add_row(*row)
     return table

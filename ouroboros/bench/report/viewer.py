@@ -115,12 +115,14 @@ def splitter(tokenizer: Tokenizer | None) -> Callable[[Sequence[int]], list[str]
     The texts of a completion, joined, are its text: a token that ends inside a character adds "",
     and the next one adds the whole character.
     """
+    if not tokenizer:
+        return lambda tokens: [f"{token} " for token in tokens]
 
     def split(tokens: Sequence[int]) -> list[str]:
         stream = DecodeStream(skip_special_tokens=False)
         return [stream.step(tokenizer, token) or "" for token in tokens]
 
-    return split if tokenizer else lambda tokens: [f"{token} " for token in tokens]
+    return split
 
 
 def _tree(tree: ProposedTree, texts: dict[int, tuple[int, str]], split) -> dict:

@@ -105,11 +105,8 @@ def page(runs: Sequence[Run], parts: Sequence[Section], *, tokenizer: str | None
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "svg": lambda figure: Markup(style.inline_svg(figure)),
-        "prose": prose,
-        "cell": unbroken,
-    }
+    environment.filters["svg"] = lambda figure: Markup(style.inline_svg(figure))
+    environment.filters |= {"prose": prose, "cell": unbroken}
     return environment.get_template("page.html.jinja").render(
         sections=parts,
         glossary=legend([run.summary for run in runs]),

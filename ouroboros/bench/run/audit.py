@@ -15,7 +15,7 @@ from itertools import product
 import psutil
 import torch
 
-from ouroboros.audit.audit import WHOLE, Auditor, Finding, well_ended
+from ouroboros.audit.audit import WHOLE, Auditor, Control, Finding, well_ended
 from ouroboros.audit.report import Row
 from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.run.folder import AUDIT, ResultsFolder, read_lines
@@ -68,8 +68,8 @@ def audit_run(
         found = _without_comparison(job, group, keeps_distribution, finished)
         plain = group.get(PLAIN)
         if plain is None or plain.error:
-            reason = Finding("not judged", f"{PLAIN} has no completion of this prompt")
-            return {**dict.fromkeys(group, reason), **found}, []
+            unjudged = Finding("not judged", f"{PLAIN} has no completion of this prompt")
+            return {**dict.fromkeys(group, unjudged), **found}, []
         prompt = prompt_ids(job.target.tokenizer, answers.with_history(example, repeat))
         for name in group.keys() - found.keys():
             if not _ends_by_a_rule(job, group[name], len(prompt)):
@@ -81,7 +81,8 @@ def audit_run(
             reason = (
                 f"copies in float64 and float32 need {lacking / 2**30:.0f} GiB more than is free"
             )
-            short, measured = Finding("not judged", reason), []
+            short = Finding("not judged", reason)
+            measured: list[Control] = []
             same = {n for n, new in others.items() if tuple(new) == tuple(plain.new_tokens)}
             judged = {n: Finding("identical") if n in same else short for n in others}
             judged["reference"] = short

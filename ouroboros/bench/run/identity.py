@@ -246,8 +246,8 @@ def source_hash(target: str) -> str:
     finder.import_hook(module)
     digest = hashlib.sha256()
     for name, found in sorted(finder.modules.items()):
-        if found.__file__:
-            digest.update(f"{name}\0{Path(found.__file__).read_text('utf-8')}\0".encode())
+        if file := found.__file__:  # type: ignore[attr-defined]
+            digest.update(f"{name}\0{Path(file).read_text('utf-8')}\0".encode())
     return digest.hexdigest()[:16]
 
 

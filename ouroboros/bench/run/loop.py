@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from ouroboros import vocab
 from ouroboros.bench.metrics.meter import Meter
@@ -113,7 +114,9 @@ class Bench:
             have = {sample.key for sample in done}
             missing = [turn for turn in self.turns() if (turn[0].id, turn[1], turn[2]) not in have]
             decoders = self._warm_up(dict.fromkeys(name for _, name, _, _ in missing))
-            carried = {n: d for n, d in decoders.items() if getattr(d, "pool_state", "") == "task"}
+            carried: dict[str, Any] = {
+                n: d for n, d in decoders.items() if getattr(d, "pool_state", "") == "task"
+            }
             tokenizer_id = vocab.fingerprint(self.target.tokenizer) if carried else ""
             for name in carried.keys() & {sample.decoder for sample in done}:
                 if (path := folder.pool_path(name)).exists():
@@ -187,19 +190,19 @@ class Bench:
     ) -> tuple[DecodeTrace, float | None]:
         """Return the trace, truncated at its first stop string, and the seconds from `started` (of
         `time.perf_counter`) to the end of the first step."""
-        limits = {"max_new": self.max_new, "eos": eos_ids(self.target), "choose": choose}
-        ends = StopStrings(self.target.tokenizer, self.task.stop)
+        most, eos = self.max_new, eos_ids(self.target)
+        end = StopStrings(self.target.tokenizer, self.task.stop)
         if isinstance(decoder, Peer):
-            trace = decoder.run(self.target, prompt, **limits, stop=ends)
+            trace = decoder.run(self.target, prompt, max_new=most, eos=eos, choose=choose, stop=end)
             keep = StopStrings(self.target.tokenizer, self.task.stop)(trace.new_tokens)
             first = trace.steps[0] if trace.steps else None
             first_s = None if first is None else first.draft_s + first.verify_s + first.host_s
             return (trace if keep is None else cut(trace, keep)), first_s
         ttft_s: float | None = None
-        for trace in stream(self.target, decoder, prompt, **limits):
+        for trace in stream(self.target, decoder, prompt, max_new=most, eos=eos, choose=choose):
             if ttft_s is None and trace.steps:
                 ttft_s = time.perf_counter() - started
-            keep = ends(trace.new_tokens)
+            keep = end(trace.new_tokens)
             if keep is not None:
                 return cut(trace, keep), ttft_s
         return trace, ttft_s
@@ -238,7 +241,7 @@ def eos_ids(model: CachedModel) -> frozenset[int]:
     """Return the model's end-of-sequence ids: generation config, else tokenizer, else none."""
     config = getattr(model.model, "generation_config", None)
     found = (getattr(source, "eos_token_id", None) for source in (config, model.tokenizer))
-    ids = next((ids for ids in found if ids is not None), [])
+    ids = next((ids for ids in found if ids is not None), ())
     return frozenset([ids] if isinstance(ids, int) else ids)
 
 

@@ -293,7 +293,7 @@ def stop_requests(notice: bytes) -> Iterator[Callable[[], bool]]:
         signals.append(number)
         os.write(2, notice)  # not a print: the handler may run in the middle of one
 
-    handled = (signal.SIGINT, signal.SIGTERM)
+    handled: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread():
         handled = ()
     before = {number: signal.signal(number, note) for number in handled}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ouroboros.bench.tasks.dataset import DEEPSEEK, CodeTask, Template
 from ouroboros.bench.tasks.task import Example
@@ -72,9 +72,9 @@ class MBPP(CodeTask):
         if split not in SPLITS:
             raise ValueError(f"task.split {split!r} is not one of {', '.join(SPLITS)}")
         self.split = split
-        source = {"path": path, "revision": revision, "template": template, "stop": stop}
-        limits = {"timeout_s": timeout_s, "memory_mib": memory_mib}
-        super().__init__(**source, execute_code=execute_code, **limits)
+        source: dict[str, Any] = {"path": path, "revision": revision, "template": template}
+        limits: dict[str, Any] = {"timeout_s": timeout_s, "memory_mib": memory_mib}
+        super().__init__(**source, stop=stop, execute_code=execute_code, **limits)
 
     @property
     def version(self) -> str:

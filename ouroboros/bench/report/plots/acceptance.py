@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,7 +27,7 @@ def acceptance_histograms(summary: Summary) -> Figure | None:
     None if no decoder drafts.
     """
     found = {
-        name: pd.Series(counts).rename(int)
+        str(name): pd.Series(counts).rename(int)
         for name, counts in summary.frame["acceptance_histogram"].items()
         if any(int(accepted) for accepted in counts)
     }
@@ -38,7 +39,7 @@ def acceptance_histograms(summary: Summary) -> Figure | None:
     grid = figure.subplots(lines, 2, sharex=True, sharey=True, squeeze=False)
     for axes, (name, steps) in zip(grid.flat, found.items(), strict=False):
         axes.bar(steps.index, steps / steps.sum(), width=0.8, color=marks[name].colour)
-        mean = summary.frame.loc[name, "tokens_per_target_call"]
+        mean: Any = summary.frame.loc[name, "tokens_per_target_call"]
         axes.set_title(f"{name}: {mean:.2f} tokens per step", fontsize=10, pad=4)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         style.as_percent(axes)
@@ -60,9 +61,8 @@ def acceptance_by_position(summary: Summary) -> Figure | None:
     figure = style.new_figure(3.9)
     axes = figure.add_subplot()
     for name, mark in decoder_marks(list(summary.frame.index)).items():
-        tries, rates = summary.frame.loc[
-            name, ["tries_per_position", "acceptance_rate_per_position"]
-        ]
+        row: Any = summary.frame.loc[name]
+        tries, rates = row["tries_per_position"], row["acceptance_rate_per_position"]
         reached = sum(steps >= FEWEST_STEPS for steps in tries)
         if reached:
             axes.errorbar(range(1, reached + 1), rates[:reached], label=name, **mark.points())
@@ -84,7 +84,7 @@ def source_shares(summary: Summary) -> Figure | None:
         return None
     frame = pd.DataFrame.from_dict(counts, orient="index").fillna(0)
     frame = frame[sorted(frame, key=[*SOURCES, *frame].index)]
-    marks = {name: SOURCES.get(name, SOURCES["unknown"])[0] for name in frame}
+    marks = {name: SOURCES.get(name, SOURCES["unknown"])[0] for name in map(str, frame)}
     figure = style.stacked_bars(frame.div(frame.sum(axis=1), axis=0), marks)
     figure.axes[0].set_xlim(0, 1)
     style.as_percent(figure.axes[0], "x")
@@ -98,7 +98,7 @@ def tree_shapes(summary: Summary) -> Figure | None:
 
     None if no trees were recorded.
     """
-    found = {name: trees for name, trees in summary.frame["trees"].items() if trees}
+    found = {str(name): trees for name, trees in summary.frame["trees"].items() if trees}
     if not found:
         return None
     marks = decoder_marks(list(summary.frame.index))
@@ -121,7 +121,7 @@ def tree_shapes(summary: Summary) -> Figure | None:
 
 def reliability(summary: Summary) -> Figure | None:
     """Draw estimated against actual acceptance of tree nodes; None if no decoder estimates it."""
-    trees = {name: one for name, one in summary.frame["trees"].items() if one}
+    trees = {str(name): one for name, one in summary.frame["trees"].items() if one}
     found = {name: one["calibration"] for name, one in trees.items() if one["calibration"]}
     marks = decoder_marks(list(summary.frame.index))
     return _calibration(dict(list(found.items())[:MOST_PANELS]), marks) if found else None

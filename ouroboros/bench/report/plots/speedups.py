@@ -108,11 +108,11 @@ def _bars(summary: Summary, metric: str, axis: str, label: str) -> Figure | None
     marks = decoder_marks(list(summary.frame.index))
     colours = [marks[name].colour for name in frame.index]
     error = style.reach(frame, metric)
-    look = {"height": 0.62, "error_kw": {"ecolor": style.INK, "elinewidth": 1.2, "capsize": 3}}
-    axes.barh(range(len(frame)), frame[metric], color=colours, xerr=error, **look)
+    ends = {"ecolor": style.INK, "elinewidth": 1.2, "capsize": 3}
+    axes.barh(range(len(frame)), frame[metric], 0.62, color=colours, xerr=error, error_kw=ends)
     beside = axes.get_yaxis_transform()
     for place, row in enumerate(frame.to_dict("records")):
-        axes.text(1.01, place, label.format(**row), va="center", fontsize=9.5, transform=beside)
+        axes.text(1.01, place, label.format_map(row), va="center", fontsize=9.5, transform=beside)
     axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
     axes.set_xlim(0, 1.03 * max(1, (frame[metric] + np.nan_to_num(error[1])).max()))
     axes.set_xlabel(axis)

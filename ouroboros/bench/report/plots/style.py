@@ -8,6 +8,7 @@ import textwrap
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -67,7 +68,7 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def as_percent(axes: Axes, which: str = "y") -> None:
+def as_percent(axes: Axes, which: Literal["x", "y"] = "y") -> None:
     """Write an axis of shares as whole percentages, with grid lines."""
     getattr(axes, f"{which}axis").set_major_formatter(PercentFormatter(1, decimals=0))
     axes.grid(axis=which)
@@ -84,15 +85,16 @@ def stacked_bars(
     axes = figure.add_subplot()
     rows = range(len(parts))
     box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-    text = {"ha": "center", "va": "center", "fontsize": 8.5, "color": "#000000", "bbox": box}
+    text: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8.5, "bbox": box}
     for name, widths in parts.items():
         mark = marks[str(name)]
-        look = {"color": mark.colour, "hatch": mark.hatch, "edgecolor": "white", "linewidth": 0.5}
-        axes.barh(rows, widths, left=left[name], height=0.66, label=name, **look)
+        look: dict[str, Any] = {"color": mark.colour, "hatch": mark.hatch, "edgecolor": "white"}
+        look |= {"left": left[name], "height": 0.66, "linewidth": 0.5}
+        axes.barh(rows, widths, label=name, **look)
         middles = left[name] + widths / 2
         for row, x, width, total in zip(rows, middles, widths, totals, strict=True):
             if width > 0.055 * totals.max():
-                axes.text(x, row, f"{100 * width / total:.0f}", **text)
+                axes.text(x, row, f"{100 * width / total:.0f}", color="#000000", **text)
     for row, total, label in zip(rows, totals, labels, strict=False):
         axes.text(total + 0.01 * totals.max(), row, label, va="center", fontsize=9)
     axes.set_xlim(0, (1.06 + 0.012 * max(map(len, labels), default=0)) * totals.max())
@@ -104,8 +106,9 @@ def legend_above(figure: Figure, columns: int = 6) -> None:
     """Put the first panel's legend above all panels."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if len(figure.axes) == 1:
-        place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
-        figure.axes[0].legend(handles, labels, ncols=min(columns, 6), **place)
+        place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1)}
+        place |= {"ncols": min(columns, 6), "borderaxespad": 0.2}
+        figure.axes[0].legend(handles, labels, **place)
     else:
         figure.legend(handles, labels, loc="outside upper left", ncols=min(columns, 6))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,7 +34,7 @@ def sweep_lines(setting: str, values: Sequence, summaries: Sequence[Summary]) ->
     """
     order = sorted(range(len(values)), key=lambda index: sort_key(values[index]))
     values = [values[index] for index in order]
-    frame = _all_runs([summaries[index] for index in order])
+    frame: Any = _all_runs([summaries[index] for index in order])
     panels = _panels(frame)
     if len(set(map(str, values))) < 2 or not panels:
         return None
@@ -69,7 +70,7 @@ def sweep_map(
         list(dict.fromkeys(map(str, sorted((pair[side] for pair in values), key=sort_key))))
         for side in (0, 1)
     )
-    frame = _all_runs(summaries).xs(decoder, level="decoder")
+    frame: Any = _all_runs(summaries).xs(decoder, level="decoder")
     panels = _panels(frame)
     if len(across) < 2 or len(down) < 2 or not panels:
         return None
@@ -102,9 +103,9 @@ def _heat_map(axes: Axes, cells: pd.DataFrame, metric: str, shape: tuple[int, in
     The colours span at least the best cell's 95 % interval, so that noise looks like noise.
     """
     less, values = metric in COSTS, np.full(shape, np.nan)
-    for place, value in cells[metric].items():
+    for place, value in zip(cells.index, cells[metric], strict=True):
         values[place] = value
-    best = cells[metric].idxmin() if less else cells[metric].idxmax()
+    best: Any = cells[metric].idxmin() if less else cells[metric].idxmax()
     value, low, high = cells.loc[best, [metric, f"{metric}.low", f"{metric}.high"]]
     middle = (np.nanmin(values) + np.nanmax(values)) / 2
     half = np.nanmax([np.nanmax(values) - np.nanmin(values), high - low]) / 2
