@@ -84,7 +84,7 @@ class Speculative:
         if isinstance(self._choose, Rejection):
             return self._candidates(self._choose, tokens, budget)
         room = min(self.gamma, budget - 1, self.model.max_len - len(tokens) + 1)
-        if room > 0 and not self.confidence and self._choose.context_free:
+        if room > 0 and self.draft_sequence and not self.confidence and self._choose.context_free:
             drafted = self.model.roll(self.draft_sequence, tokens, room, self._choose)
             return TokenTree.chain(tokens[-1], drafted, source="draft")
         sequence, recorder = self._scratch.at(tokens), TopKRecorder(self._choose, 2)

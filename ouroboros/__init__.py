@@ -7,7 +7,7 @@ Names are imported when they are first used, so that `ouroboros --help` need not
 import sys
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ouroboros.decode import Drafter, decode
@@ -43,7 +43,7 @@ _MODULES = {
 __all__ = list(_MODULES)
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     """Import a public name on first use (PEP 562)."""
     if name not in _MODULES:
         raise AttributeError(f"module 'ouroboros' has no attribute {name!r}")

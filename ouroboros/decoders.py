@@ -13,7 +13,8 @@ from typing import Protocol, runtime_checkable
 
 import yaml
 
-from ouroboros import conf, vocab
+import ouroboros.conf as conf
+from ouroboros import vocab
 from ouroboros.costs import Costs
 from ouroboros.decode import Drafter
 from ouroboros.drafters import DrafterMemory

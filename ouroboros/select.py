@@ -49,11 +49,11 @@ class TokenSelector(Protocol):
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
     ) -> Ranked:
         """Return the best `count` tokens of each row, the chosen one first; waits once."""
-        ...
+        raise TypeError(f"{type(self).__name__} ranks no tokens")
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
         """Return scores like `logits` whose argmax is the choice; -inf for excluded ids."""
-        ...
+        raise TypeError(f"{type(self).__name__} has no scores")
 
 
 class Ranked(NamedTuple):

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -84,7 +85,7 @@ def evidence_of(
 ) -> Evidence:
     """Return the evidence of `runs=`, else of a short run of the pair here."""
     decoders, spec = config["decoder"], PairSpec.from_mapping(config["model"])
-    given = {"costs": costs, "rates": rates_by_decoder(config["rates"])}
+    given: dict[str, Any] = {"costs": costs, "rates": rates_by_decoder(config["rates"])}
     if config["runs"]:
         return recorded_evidence(config["runs"], spec, decoders, task=own_task, **given)
     if task is None:
@@ -252,6 +253,6 @@ def print_table(table: pd.DataFrame, *, digits: int = 2, missing: str = "-") -> 
     print(known(table, missing).to_string(index=False, float_format=form))
 
 
-def known(table: pd.DataFrame, missing: object = None) -> pd.DataFrame:
+def known(table: pd.DataFrame, missing: Any = None) -> pd.DataFrame:
     """Return a table with `missing` in place of NaN, as JSON wants it."""
     return table.astype(object).where(table.notna(), missing)

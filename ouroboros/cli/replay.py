@@ -6,6 +6,7 @@ The options are in conf/hydra/help/replay.yaml.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import torch
 from omegaconf import DictConfig
@@ -23,6 +24,7 @@ from ouroboros.cli.configs import chosen, plain
 from ouroboros.cli.errors import check_unused
 from ouroboros.cli.output import print_document
 from ouroboros.costs import UNTIMED, Costs
+from ouroboros.decode import Drafter
 from ouroboros.decoders import check_decoders, decoder_factories, needs_draft
 from ouroboros.engine.model import CachedModel
 
@@ -50,7 +52,8 @@ def replay_all(cfg: DictConfig, as_json: bool = False) -> int:
     rates, limit = rates_given(config["rates"]), config["max_new"]
     options = {"max_new": limit, "rates": rates, "tokenizer": tokenizer, "progress": True}
     samples = {
-        name: replay(recorded[name], make(), name=name, **options) for name, make in makers.items()
+        name: replay(recorded[name], cast(Drafter, make()), name=name, **options)
+        for name, make in makers.items()
     }
     ratio = config["model"].get("draft_cost")
     if ratio is None and folder:
@@ -83,7 +86,7 @@ def draft_of(config: dict, recorded: RecordedRuns, tokenizer) -> CachedModel | N
         errors = DraftErrorModel.load(Path(options["errors"])) if options["errors"] else None
         own = {**options, "errors": errors, "recorded": recorded, "tokenizer": tokenizer}
         try:
-            return SimulatedDraft.of(**own)
+            return cast(CachedModel, SimulatedDraft.of(**own))
         except TypeError as error:
             raise ValueError(f"draft: {error}") from error
     draft = load_draft(PairSpec.from_mapping(config["model"]))

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -25,6 +26,7 @@ from ouroboros.bench.run.pair import load_pair
 from ouroboros.bench.run.run import short_path
 from ouroboros.bench.tasks.humaneval import STOP
 from ouroboros.bench.tasks.prompts import Prompts
+from ouroboros.bench.tasks.task import Task
 from ouroboros.cli import CONF
 from ouroboros.cli.configs import composed
 from ouroboros.cli.output import print_document
@@ -61,7 +63,8 @@ def tune(args: argparse.Namespace) -> int:
     tasks = {Path(path).stem: Prompts(path=path, stop=STOP) for path in args.prompts}
     drafts = any(map(needs_draft, config.decoder.values()))
     pair = load_pair(config.model, with_draft=drafts)
-    bench = Bench(pair.target, pair.models, next(iter(tasks.values())), [], {}, args.max_new)
+    first = cast(Task, next(iter(tasks.values())))
+    bench = Bench(pair.target, pair.models, first, [], {}, args.max_new)
     samplings = [Sampling(seed=args.seed, temperature=one) for one in args.temperatures]
     benches = [replace(bench, sampling=one) for one in samplings]
     on = tuning.texts({name: task.load() for name, task in tasks.items()}, benches, args.limit)

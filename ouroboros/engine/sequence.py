@@ -110,6 +110,7 @@ class TreeModel(Protocol):
 
     def empty(self) -> None:
         """Forget what is cached, so that the next sequence is fed from its first token."""
+        return
 
     def score(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree

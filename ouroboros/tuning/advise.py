@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -36,7 +37,7 @@ from ouroboros.bench.run.prompts import longest, prompt_ids
 from ouroboros.bench.run.recorder import Recorder
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.costs import UNTIMED, CostModel, Costs
-from ouroboros.decode import DrafterCapabilities, RootOnly
+from ouroboros.decode import Drafter, DrafterCapabilities, RootOnly
 from ouroboros.decoders import decoder_factories, make_decoder, needs_draft, wants_costs
 from ouroboros.engine.model import CachedModel
 from ouroboros.tuning.break_even import why_slower
@@ -140,9 +141,11 @@ class Evidence:
         if name != PLAIN and wants_costs(config):
             key += f" {costs}"
         if key not in self.counted:
-            drafter, rates = RootOnly(), None
+            drafter: Drafter = RootOnly()
+            rates = None
             if name != PLAIN:
-                drafter = make_decoder(config, self.draft, costs=costs, **settings)
+                made = make_decoder(config, self.draft, costs=costs, **settings)
+                drafter = cast(Drafter, made)  # checked below
             if self.rates is not None:
                 keys = (name, kind_of(config), "")
                 rates = next((self.rates[key] for key in keys if key in self.rates), USUAL_RATES)
@@ -213,7 +216,7 @@ def advise(
     found: dict[str, dict[str, Prediction]] = {}
     why, tried = [], 0
     with tqdm(desc="settings", leave=False, disable=not progress) as bar:
-        for name, config in ({PLAIN: {}} | dict(decoders)).items():
+        for name, config in {PLAIN: {}, **decoders}.items():
             known: dict[str, Prediction] = {}
 
             def rate(settings: dict, name=name, config=config, known=known) -> float:

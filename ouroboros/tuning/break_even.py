@@ -108,7 +108,7 @@ def suppose(
                 "agreement": float(agreement),
                 "gamma": gamma,
                 "speculative": token(agreement, gamma),
-                "breaks even at": agreement_for(lambda a, gamma=gamma: token(a, gamma), 1.0),
+                "breaks even at": agreement_for(partial(token, gamma=gamma), 1.0),
                 "gamma by phrases": gamma_by_phrases,
                 "ouroboros": phrase(agreement, gamma_by_phrases),
                 "at most": 1.0 / (1.0 - agreement),

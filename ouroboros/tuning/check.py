@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -77,11 +78,11 @@ def check(
             if name == PLAIN or kind_of(config).startswith("hf"):
                 continue
             counts[name] = evidence.counts(name, config, {})
-            ours = counts[PLAIN], counts[name]
+            plain, ours = counts[PLAIN], counts[name]
             if timing:
-                ours = tuple([model.predict(sample) for sample in side] for side in ours)
+                plain, ours = ([model.predict(one) for one in side] for side in (plain, ours))
             real = live[PLAIN], live[name]
-            predicted, measured = value(*ours), value(*real)
+            predicted, measured = value(plain, ours), value(*real)
             swapped = (halves, halves[::-1]) if halves[1] else ()
             rows.append(
                 {
@@ -91,7 +92,9 @@ def check(
                     "predicted": predicted,
                     "measured": measured,
                     "error": predicted / measured - 1.0,
-                    "elsewhere": tuple(value(*ours, a) / value(*real, b) - 1.0 for a, b in swapped),
+                    "elsewhere": tuple(
+                        value(plain, ours, a) / value(*real, b) - 1.0 for a, b in swapped
+                    ),
                 }
             )
     timed = all(timings)
@@ -115,6 +118,7 @@ def accuracy(points: pd.DataFrame) -> pd.DataFrame:
     groups = {"all": points} | dict(iter(points.groupby("kind", sort=False)))
     rows = {}
     for kind, own in groups.items():
+        best: Any = own.predicted.idxmax()
         elsewhere = [abs(error) for errors in own.elsewhere for error in errors]
         rank = spearmanr(own.predicted, own.measured).statistic if len(own) > 2 else np.nan
         rows[kind] = {
@@ -124,6 +128,6 @@ def accuracy(points: pd.DataFrame) -> pd.DataFrame:
             "median_bias": float(own.error.median()),
             "median_error_elsewhere": float(np.median(elsewhere)) if elsewhere else None,
             "rank_correlation": None if np.isnan(rank) else float(rank),
-            "regret": own.measured.max() / own.measured[own.predicted.idxmax()] - 1.0,
+            "regret": own.measured.max() / own.measured[best] - 1.0,
         }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("decoder")

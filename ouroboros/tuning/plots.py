@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,12 +27,13 @@ def predicted_dots(points: pd.DataFrame, *, what: str) -> Figure:
     figure = style.new_figure(6.2)
     axes = figure.add_subplot()
     axes.plot(ends, ends, color=style.MUTED, linewidth=1)
-    band = {"color": style.GRID, "alpha": 0.45, "linewidth": 0, "label": f"within {MARGIN:.0%}"}
+    band: dict[str, Any] = {"color": style.GRID, "alpha": 0.45, "linewidth": 0}
+    band["label"] = f"within {MARGIN:.0%}"
     axes.fill_between(ends, (1 - MARGIN) * ends, (1 + MARGIN) * ends, **band)
     marks = decoder_marks(list(points["kind"].unique()))
     for kind, own in points.groupby("kind", sort=False):
         label = f"{kind}: {len(own)} settings, median error {errors[own.index].median():.1%}"
-        look = marks[kind].points(linestyle="none", markersize=7, alpha=0.85)
+        look = marks[str(kind)].points(linestyle="none", markersize=7, alpha=0.85)
         axes.errorbar(own["measured"], own["predicted"], label=label.replace("_", " "), **look)
     axes.set(xlim=ends, ylim=ends, xlabel=f"{what}, measured", ylabel=f"{what}, predicted")
     axes.set_aspect("equal")

@@ -74,8 +74,8 @@ def scaling_text(found: Mapping, costs: str) -> str:
                 f"{name}: from {first.devices} devices on a wider tree pays ({first.nodes:.0f} "
                 f"nodes a step instead of {nodes:.0f}): {first.speed:.2f}x over one device"
             )
-    form = {"index": False, "float_format": "{:.2f}".format, "na_rep": "-"}
-    tables = [t.to_string(**form) for t in (pd.DataFrame(widths), best.rename(columns=HEADINGS))]
+    shown = pd.DataFrame(widths), best.rename(columns=HEADINGS)
+    tables = [t.to_string(index=False, float_format="{:.2f}".format, na_rep="-") for t in shown]
     by = f"predicted by {costs}, with {found['message_ms']} ms for a message:"
     return "\n".join([tables[0], "", *laws, "", by, tables[1], "", *ends])
 

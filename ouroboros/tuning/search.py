@@ -7,12 +7,13 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from ouroboros import conf
 
-Settings = Mapping[str, object]
+Settings = Mapping[str, Any]
 Space = Mapping[str, Sequence]
 """The values that a search may try for each setting."""
 
@@ -61,7 +62,8 @@ def search(
 def random_settings(space: Space, count: int, seed: str) -> list[dict]:
     """Return {} (the configured settings) and `count - 1` different random settings of a space, or
     all of them where it has fewer."""
-    rng, found = random.Random(seed), [{}]
+    found: list[dict] = [{}]
+    rng = random.Random(seed)
     count = min(count, 1 + math.prod(map(len, space.values())))
     while len(found) < count:
         drawn = {key: rng.choice(values) for key, values in space.items()}

@@ -210,7 +210,7 @@ def tune(
     top = {
         (name, m.name): max(
             (best[name, other.name] for other in machines),
-            key=lambda own, name=name, m=m: m.rate(name, own, on),
+            key=partial(m.rate, name, among=on),
         )
         for name, m in jobs
     }

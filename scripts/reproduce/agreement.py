@@ -22,6 +22,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -60,7 +61,7 @@ from ouroboros.engine.model import CachedModel
 from ouroboros.select import argmax
 from ouroboros.tree import TokenTree
 from ouroboros.tuning.advise import Evidence, Prediction
-from ouroboros.tuning.search import search
+from ouroboros.tuning.search import Space, search
 
 CONTEXT = 512  # tokens, of the calls whose costs are taken
 ALL = "all"
@@ -70,11 +71,11 @@ ROWS = 48  # confidence rows kept of each rank
 REFERENCE = PairSpec("reference", "reference/target", "reference/draft", dtype="float32")
 HELD_OUT = 3
 RATIOS = (0.18, 0.3)  # of a draft call to a target call, one node each
-DECODERS = ("greedy", "speculative", "prompt_lookup", "suffix_decoding", "lookahead", "ouroboros")
-DECODERS += ("ouroboros_text",)
-AGREEMENTS = (0.5, 0.6, 0.7, 0.8, 0.88, 0.95)
+DECODERS = ["greedy", "speculative", "prompt_lookup", "suffix_decoding", "lookahead", "ouroboros"]
+DECODERS += ["ouroboros_text"]
+AGREEMENTS: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.88, 0.95)
 RATES = OffTextRates(0.7, 0.04)
-SPACES = {  # settings chosen on the held-out prompts; Ouroboros decides by the costs itself
+SPACES: dict[str, Space] = {  # chosen on the held-out prompts; Ouroboros decides by the costs
     "speculative": {
         "gamma": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16],
         "confidence": [0.0, 0.2, 0.3, 0.4],
@@ -127,7 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.recording is None:
         raise SystemExit("give a recording: a results folder with greedy in it, or JSONL of texts")
     decoders = {name: decoder_config(name) for name in DECODERS}
-    agreements, rates, groups = AGREEMENTS, RATES, {}
+    rates: OffTextRates | None = RATES
+    agreements, groups = AGREEMENTS, {}
     tokenizer, tokens = load_tokenizer(REFERENCE), "the reference pair's tokenizer"
     if options.real_text:
         agreements, rates, groups = REAL_AGREEMENTS, None, REAL_GROUPS
@@ -338,8 +340,8 @@ def write(options: argparse.Namespace, values: Sequence[DraftValue], title: str)
     folder = ResultsFolder(options.out)
     config = {name: str(value) for name, value in vars(options).items()}
     about = without_paths({"config": config, "provenance": provenance()})
-    rows = [asdict(one) for one in values]
-    folder.write_json("agreement.json", {**about, "title": title, "rows": rows})
+    found = {**about, "title": title, "rows": [asdict(one) for one in values]}
+    folder.write_json("agreement.json", found)
     folder.write_text("agreement.md", text)
     for costs in dict.fromkeys(one.costs for one in values):
         figure = agreement_curves([one for one in values if one.costs == costs])
@@ -364,7 +366,7 @@ def agreement_curves(rows: Sequence[DraftValue]) -> Figure:
     for axes, group in zip(panels, groups, strict=False):
         own = frame[frame["group"] == group]
         for (name, ratio), line in own.groupby(["decoder", "ratio"], sort=False):
-            mark = marks[name]
+            mark = marks[str(name)]
             if line["agreement"].notna().all():
                 look = mark.points(linestyle=LINES[ratios.index(ratio) % len(LINES)], markersize=4)
                 look |= {"label": f"{name}, a draft call costs {ratio:g}"}
@@ -384,8 +386,8 @@ def agreement_curves(rows: Sequence[DraftValue]) -> Figure:
     figure.supylabel("speedup over greedy", fontsize=10)
     handles, labels = panels[0].get_legend_handles_labels()
     what = "Error bars and bands: 95 % bootstrap over prompts, paired"
-    place = {"loc": "outside lower center", "ncols": 3, "title": what, "title_fontsize": 9}
-    figure.legend(handles, labels, **place)
+    place: dict[str, Any] = {"loc": "outside lower center", "ncols": 3, "title_fontsize": 9}
+    figure.legend(handles, labels, title=what, **place)
     return figure
 
 
@@ -396,7 +398,7 @@ def measure(path: Path) -> None:
     task = Prompts(path=str(Path(CONF, "task", "development.jsonl")))
     prompts = [pair.target.tokenizer(one.prompt).input_ids for one in task.load()[:30:3]]
     about = {"pair": "the reference pair", "dtype": REFERENCE.dtype, "task": "development.jsonl"}
-    options = {"max_new": task.max_new, "eos": eos_ids(pair.target), "about": about}
+    options: dict[str, Any] = {"max_new": task.max_new, "eos": eos_ids(pair.target), "about": about}
     found = measured_errors(pair.target, pair.draft, prompts, **options)
     path.write_text(json.dumps(asdict(found)) + "\n", encoding="utf-8")
     print(found.about)

@@ -25,6 +25,7 @@ import numpy as np
 
 from ouroboros.drafters.pool import CONTEXT, RATES
 
+CONFIG: Any = numba.config  # numba sets its attributes when it is imported
 Function = TypeVar("Function", bound=Callable)
 
 NODES = 1024  # nodes made in one step, those dropped again included
@@ -161,8 +162,8 @@ def cache_folder() -> Path | None:
     sources = hashlib.sha256(b"".join(file.read_bytes() for file in files))
     name = f"ouroboros-{sources.hexdigest()[:16]}-{llvmlite.binding.get_host_cpu_name()}"
     places = [package / "__pycache__", Path("~/.cache/numba").expanduser()]
-    if numba.config.CACHE_DIR:  # NUMBA_CACHE_DIR
-        places = [Path(numba.config.CACHE_DIR)]
+    if CONFIG.CACHE_DIR:  # NUMBA_CACHE_DIR
+        places = [Path(CONFIG.CACHE_DIR)]
     for place in places:
         try:
             (place / name).mkdir(parents=True, exist_ok=True)
@@ -181,12 +182,12 @@ CACHED = CACHE is not None and any(CACHE.rglob("*.nbi"))
 def jit(function: Function) -> Function:
     """Compile a function at its first call, or load its cached machine code."""
     if CACHE is None:
-        return numba.njit(function)
-    configured, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(CACHE)
+        return numba.njit(function)  # type: ignore[return-value]
+    configured, CONFIG.CACHE_DIR = CONFIG.CACHE_DIR, str(CACHE)
     try:
-        return numba.njit(cache=True)(function)
+        return numba.njit(cache=True)(function)  # type: ignore[return-value]
     finally:
-        numba.config.CACHE_DIR = configured
+        CONFIG.CACHE_DIR = configured
 
 
 class HostCall:
@@ -210,4 +211,4 @@ class HostCall:
 
 def host_jit(function: Function) -> Function | HostCall:
     """Compile a function that the host calls in every step, always with the same types."""
-    return function if numba.config.DISABLE_JIT else HostCall(jit(function))
+    return function if CONFIG.DISABLE_JIT else HostCall(jit(function))

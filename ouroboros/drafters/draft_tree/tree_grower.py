@@ -171,11 +171,9 @@ class TreeGrower:
     def proposal(self) -> Nodes:
         """Return the part of the tree that is worth verifying."""
         size = self._proposed = grow.propose(self._states)
-        return Nodes(
-            *(tuple(values[:size].tolist()) for values in self._out),
-            ("", *(SOURCES[kind] for kind in self._kind[1:size].tolist())),
-            tuple(self._prob[:size].tolist()),
-        )
+        tokens, parents, depths = (tuple(values[:size].tolist()) for values in self._out)
+        sources = ("", *(SOURCES[kind] for kind in self._kind[1:size].tolist()))
+        return Nodes(tokens, parents, depths, sources, tuple(self._prob[:size].tolist()))
 
     def drafted_prefix(self, path: Sequence[int]) -> list[int]:
         """Return the rows in the draft model's tree of an accepted path, as far as it scored it."""
