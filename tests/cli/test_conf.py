@@ -106,7 +106,7 @@ def test_decoders_that_an_experiment_sets_may_be_left_out(capsys):
     assert said.endswith("left out: speculative, lookahead, prompt_lookup\n")
     configs.composed(["experiment=cpu_float32"])
     assert not capsys.readouterr().err
-    with pytest.raises(ValueError, match="there is no decoder 'lookahed' .did you mean lookahead"):
+    with pytest.raises(ValueError, match=r"there is no decoder 'lookahed' .did you mean lookahead"):
         configs.composed(["decoder=[greedy]", "++decoder.lookahed.window_size=3"])
 
 

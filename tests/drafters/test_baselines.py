@@ -303,9 +303,19 @@ def test_transformers_generation_stops_where_told(models):
     assert trace.new_tokens == truth[len(prompt) : len(prompt) + stop(truth[len(prompt) :])]
 
 
+def test_names_of_the_published_code_are_aliases():
+    named = Lookahead(LEVEL=5, WINDOW_SIZE=7, GUESS_SET_SIZE=6)
+    assert (named.window.height, named.window.size, named.branches) == (4, 7, 6)
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
+        (lambda m: Lookahead(LEVEL=5, window_size=3), "verification_set_size and GUESS_SET_SIZE"),
+        (
+            lambda m: Lookahead(LEVEL=5, ngram_size=5, window_size=3, GUESS_SET_SIZE=3),
+            "exactly one of ngram_size and LEVEL",
+        ),
         (lambda m: Speculative(m.draft, gamma=0), "gamma 0"),
         (lambda m: PromptLookup(max_ngram_size=0, num_tokens=1), "max_ngram_size 0"),
         (lambda m: PromptLookup(max_ngram_size=1, num_tokens=0), "num_tokens 0"),
