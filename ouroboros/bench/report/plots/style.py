@@ -110,7 +110,7 @@ def legend_above(figure: Figure, columns: int = 6) -> None:
         place |= {"ncols": min(columns, 6), "borderaxespad": 0.2}
         figure.axes[0].legend(handles, labels, **place)
     else:
-        figure.legend(handles, labels, loc="outside upper left", ncols=min(columns, 6))
+        figure.legend(handles, labels, loc="outside upper left", ncols=min(columns, 4))
 
 
 @styled
