@@ -103,14 +103,9 @@ def stacked_bars(
 
 
 def legend_above(figure: Figure, columns: int = 6) -> None:
-    """Put the first panel's legend above all panels."""
+    """Put the first panel's legend above all panels, as wide as the figure at most."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    if len(figure.axes) == 1:
-        place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1)}
-        place |= {"ncols": min(columns, 6), "borderaxespad": 0.2}
-        figure.axes[0].legend(handles, labels, **place)
-    else:
-        figure.legend(handles, labels, loc="outside upper left", ncols=min(columns, 4))
+    figure.legend(handles, labels, loc="outside upper left", ncols=min(columns, 5))
 
 
 @styled
