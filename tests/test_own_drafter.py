@@ -1,4 +1,4 @@
-"""The document about a drafter of one's own runs as it stands."""
+"""The page about writing your own drafter: its code runs exactly as printed."""
 
 from __future__ import annotations
 

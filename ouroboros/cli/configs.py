@@ -23,7 +23,7 @@ def plain(cfg: DictConfig) -> dict:
 
 def chosen(config: dict) -> dict:
     """Return a command's config without the decoders that an experiment sets but `decoder=[...]`
-    leaves out; they are named on stderr. Raises `ValueError` for one that there is not."""
+    leaves out; they are named on stderr. Raises `ValueError` for an unknown one."""
     decoders = config.get("decoder") or {}
     absent = [name for name, own in decoders.items() if own and "_target_" not in own]
     for name in absent:

@@ -44,5 +44,5 @@ def check_round_trip(tokenizer, name: str) -> None:
         f"the tokenizer of {name!r} ({type(tokenizer).__name__}) gives {text[at:][:12]!r} back for "
         f"{PROBE[at:][:12]!r}: give the tokenizer that the model was trained with or, if this is "
         "it, set tokenizer_class to PreTrainedTokenizerFast in a local copy's "
-        "tokenizer_config.json, so that tokenizer.json is read as it stands"
+        "tokenizer_config.json, so that tokenizer.json is read unchanged"
     )

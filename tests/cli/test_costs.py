@@ -46,7 +46,7 @@ def test_a_resumed_run_goes_by_the_recorded_costs(run_priced, monkeypatch):
     _, told = run_priced("resumed")
     assert told == OWN == folder.load_costs() and len(folder.load_samples()) == 4
     CostAware.told = "nothing"
-    assert rebuild(folder).costs == OWN == CostAware.told, "an audit goes by them too"
+    assert rebuild(folder).costs == OWN == CostAware.told, "an audit uses them too"
     monkeypatch.undo()
     _, told = run_priced("resumed", "overwrite=true")
     assert told == folder.load_costs() != OWN
