@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -29,7 +29,6 @@ NAMES = ("epyc", "flat")
 """Shipped costs. "epyc": a few cores of a CPU, where a call of 64 nodes takes 2.5 times as long as
 a call of one. "flat": the shape of a GPU's, where it takes as long."""
 UNTIMED = "epyc"  # used by runs without timing
-TABLE = ("verify_ms", "draft_ms", "host_ms", "prefill_ms", "about")
 PROBED_NODES = (1, 2, 3, 4, 6, 8, 12, 24, 64, 96)  # between them costs are interpolated
 PROBED_CONTEXT = 1024  # up to here the cost of a call hardly depends on the context
 PROBE_VISITS, PROBE_S = 5, 4.0
@@ -66,45 +65,37 @@ class Costs:
         every context: {verify_ms: {1: 14.8, 8: 15.6, 64: 21.0}, draft_ms: 2.9, host_ms: 1,
         prefill_ms: 30}; `draft_ms` may be given by nodes too. Raises `ValueError` otherwise.
         """
-        if not isinstance(source, str | Path | Mapping):
-            raise ValueError(f"costs={source}: give a name ({', '.join(NAMES)}), a file or null")
         values: Any = source
         if not isinstance(source, Mapping):
-            path = Path(__file__).with_name(f"{source}.yaml") if source in NAMES else Path(source)
+            shipped = Path(__file__).parent / f"{source}.yaml"
+            path = shipped if source in NAMES else Path(str(source))
             if not path.is_file():
-                names = ", ".join(NAMES)
-                raise ValueError(f"costs={source} is neither a file nor one of {names}")
-            try:
+                raise ValueError(f"costs={source} is neither a file nor one of {', '.join(NAMES)}")
+        try:
+            if not isinstance(source, Mapping):
                 text = path.read_text(encoding="utf-8")
                 # YAML would read JSON's 1e-05 as text.
                 values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-            except (OSError, ValueError, yaml.YAMLError) as error:
-                reason = " ".join(str(error).split())
-                raise ValueError(f"cannot read the costs {path}: {reason}") from error
-        try:
-            if "verify_ms" not in values:
-                footprints = {role: Footprint(**own) for role, own in values["footprints"].items()}
-                draft = values["draft"] and Surface(**values["draft"])
-                models = {"target": Surface(**values["target"]), "draft": draft}
-                return cls(**{**values, **models, "footprints": footprints})
-            if unknown := set(values) - set(TABLE):
-                raise ValueError(f"{', '.join(unknown)}: choose from {', '.join(TABLE)}")
-            draft, host = values.get("draft_ms"), values.get("host_ms")
-            if draft is not None:
-                by_nodes = isinstance(draft, Mapping)
-                draft = Surface.flat(draft) if by_nodes else Surface.constant(float(draft))
-            return cls(
-                Surface.flat(values["verify_ms"]),
-                draft,
-                {} if host is None else {"": float(host)},
-                float(values.get("prefill_ms", 0.0)),
-                about=values.get("about", {}),
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            if "verify_ms" in values:
+                return cls._of_table(**values)
+            footprints = {role: Footprint(**own) for role, own in values["footprints"].items()}
+            draft = values["draft"] and Surface(**values["draft"])
+            models = {"target": Surface(**values["target"]), "draft": draft}
+            return cls(**{**values, **models, "footprints": footprints})
+        except Exception as error:
             raise ValueError(
                 f"{source} holds no costs: give verify_ms (nodes: milliseconds) and, if known, "
                 "draft_ms, host_ms, prefill_ms; or a costs.json that was measured"
             ) from error
+
+    @classmethod
+    def _of_table(cls, verify_ms, draft_ms=None, host_ms=0.0, prefill_ms=0.0, about=None) -> Costs:
+        """Return the costs of a small table; see `load`."""
+        if draft_ms is not None:
+            by_nodes = isinstance(draft_ms, Mapping)
+            draft_ms = Surface.flat(draft_ms) if by_nodes else Surface.constant(float(draft_ms))
+        host = {"": float(host_ms)} if host_ms else {}
+        return cls(Surface.flat(verify_ms), draft_ms, host, float(prefill_ms), about=about or {})
 
     def save(self, path: Path) -> None:
         """Write JSON, which `load` reads."""
@@ -121,11 +112,10 @@ class Costs:
     ) -> Costs:
         """Time calls of both models for a few seconds: up to 96 nodes, on up to `context` tokens.
 
-        The models are timed in turn, up to five times each; where calls are slow, once or twice. A
-        tree never costs more than a larger one, since other work on the machine only slows a call
-        down. For an engine that pads its calls, its own sizes are timed. The last tokens of a
-        model's context, beside which no tree of 96 nodes has room, cost as much as those before
-        them. The models' caches are left empty.
+        The models are timed in turn, up to five times each. A tree never costs more than a larger
+        one, since other work on the machine only slows a call down. For an engine that pads its
+        calls, its own sizes are timed. The last tokens of a model's context, beside which no tree
+        of 96 nodes has room, cost as much as those before. The models' caches are left empty.
         """
         from ouroboros.costs import timing
         from ouroboros.engine.static import NODES, Static
@@ -148,42 +138,21 @@ class Costs:
         known_to = {longest: max(longest, min(context, reach))}
         pairs = zip(surfaces, padded, strict=True)
         found = [surface.monotone(known_to, padded=pads) for surface, pads in pairs]
-        return cls(
-            found[0],
-            found[1] if draft is not None else None,
-            about={"measured": "by a probe at load"},
-        )
+        return cls(*found, about={"measured": "by a probe at load"})
 
     @classmethod
     def measure_grid(
-        cls,
-        models: Sequence[CachedModel],
-        *,
-        on_visit: Callable[[Costs], object] = lambda costs: None,
-        **grid,
+        cls, models: Sequence[CachedModel], *, on_visit: Callable[[], object] = lambda: None, **grid
     ) -> Costs:
         """Time calls of a target and perhaps a draft on every tree size and context, with their
-        bytes and the bandwidth of this machine's memory.
-
-        `grid` holds the `nodes`, `contexts`, `visits`, `repeats` and `padded` of
-        `timing.time_calls`. `on_visit` is called after each context with the costs so far.
-        """
+        bytes and the bandwidth of this machine's memory. `on_visit` and `grid` as in
+        `timing.time_calls`."""
         from ouroboros.costs import timing
 
-        footprints = [timing.footprint(model) for model in models]
+        footprints = dict(zip(("target", "draft"), map(timing.footprint, models), strict=False))
         bandwidth = timing.copy_bandwidth(models[0].device)
-
-        def whole(found: Sequence[Surface]) -> Costs:
-            return cls(
-                found[0],
-                found[1] if len(found) > 1 else None,
-                footprints=dict(zip(("target", "draft"), footprints, strict=False)),
-                copy_bytes_per_s=bandwidth,
-            )
-
-        return whole(
-            timing.time_calls(models, on_visit=lambda found: on_visit(whole(found)), **grid)
-        )
+        surfaces = timing.time_calls(models, on_visit=on_visit, **grid)
+        return cls(*surfaces, footprints=footprints, copy_bytes_per_s=bandwidth)
 
     @classmethod
     def of_samples(cls, samples: Sequence[Sample]) -> Costs:
@@ -196,18 +165,17 @@ class Costs:
         if not later:
             raise ValueError("these samples have no timed steps: give those of a timing run")
         context = max(s.prompt_tokens + len(s.new_tokens) for s in samples)
-        verify = _medians((step.scored, 1e3 * step.verify_s) for _, step in later)
-        host = _medians((name, 1e3 * step.host_s) for name, step in later)
-        host[""] = median(1e3 * step.host_s for _, step in later)
-        first = [1e3 * s.steps[0].verify_s for s in samples if s.steps and s.steps[0].scored]
-        drafting = [step for _, step in later if step.draft_calls]
-        draft = None
+        verify = _medians((step.scored, step.verify_s) for _, step in later)
+        host = _medians((name, step.host_s) for name, step in later)
+        host |= _medians(("", step.host_s) for _, step in later)
+        drafting, draft = [step for _, step in later if step.draft_calls], None
         if drafting and all(step.draft_scored for step in drafting):
-            ms = ((draft_nodes(s), 1e3 * s.draft_s / s.draft_calls) for s in drafting)
-            draft = Surface({context: _medians(ms)})
+            by_nodes = ((draft_nodes(s), s.draft_s / s.draft_calls) for s in drafting)
+            draft = Surface({context: _medians(by_nodes)})
         elif drafting:
             calls = sum(step.draft_calls for step in drafting)
             draft = Surface.constant(1e3 * sum(step.draft_s for step in drafting) / calls)
+        first = [1e3 * s.steps[0].verify_s for s in samples if s.steps and s.steps[0].scored]
         prefill = max(0.0, median(first) - verify[min(verify)])
         return cls(Surface({context: verify}), draft, host, prefill)
 
@@ -224,9 +192,9 @@ class Costs:
         """Return the least costs of a pair on a machine that nobody measured.
 
         A call reads its weights, keys and values once, at `bandwidth_gb_s` (10^9 bytes a second),
-        however few nodes it scores, until the arithmetic of many nodes takes longer: `tflops`
-        (10^12 operations a second, two for each weight of two bytes; None: never). Real calls take
-        longer. No prefill is counted. Raises `ValueError` for figures that are not above 0.
+        until the arithmetic of many nodes takes longer: `tflops` (10^12 operations a second, two
+        for each weight of two bytes; None: never). Real calls take longer. Raises `ValueError` for
+        figures not above 0.
         """
         if bandwidth_gb_s <= 0 or (tflops is not None and tflops <= 0):
             raise ValueError(f"bandwidth_gb_s={bandwidth_gb_s}, tflops={tflops}: give both above 0")
@@ -256,25 +224,25 @@ class Costs:
         at = min(self.target.ms) if context is None else context
         return self.draft.call_ms(1, at) / self.target.call_ms(1, at)
 
-    def step_ms(self, step: StepRecord, context: int, *, decoder: str = "") -> float:
-        """Return the milliseconds of one step on a sequence of `context` tokens.
+    def drafting_ms(self, step: StepRecord, context: int) -> float:
+        """Return the milliseconds of a step's draft calls on a sequence of `context` tokens.
 
-        The draft calls of a step are taken as equally large; text that the draft reads after a long
-        pause, if no tree measured is so large, as calls of the largest. Raises `ValueError` beyond
-        what was measured, and for a step that drafted where the costs have no draft.
+        They are taken as equally large; text that the draft reads after a long pause, if no tree
+        measured is so large, as calls of the largest. Raises `ValueError` beyond what was measured,
+        and where the costs have no draft.
         """
-        drafting = 0.0
-        if step.draft_calls:
-            if self.draft is None:
-                raise ValueError("the costs have no draft model: measure the pair or give draft_ms")
-            nodes, largest = draft_nodes(step), min(max(row) for row in self.draft.ms.values())
-            if nodes > largest and step.draft_caught_up:
-                nodes = max(1, round(step.draft_scored / step.draft_calls))
-                calls, rest = divmod(step.draft_caught_up, largest)
-                drafting = calls * self.draft.call_ms(largest, context)
-                drafting += self.draft.call_ms(rest, context) if rest else 0.0
-            drafting = step.draft_calls * self.draft.call_ms(nodes, context) + drafting
-        return self.target.call_ms(step.scored, context) + drafting + self.host_of(decoder)
+        if not step.draft_calls:
+            return 0.0
+        if self.draft is None:
+            raise ValueError("the costs have no draft model: measure the pair or give draft_ms")
+        reading, call_ms = 0.0, self.draft.call_ms
+        nodes, largest = draft_nodes(step), min(max(row) for row in self.draft.ms.values())
+        if nodes > largest and step.draft_caught_up:
+            nodes = max(1, round(step.draft_scored / step.draft_calls))
+            calls, rest = divmod(step.draft_caught_up, largest)
+            reading = calls * call_ms(largest, context) + (call_ms(rest, context) if rest else 0.0)
+        reading += max(0, step.draft_forwards - step.draft_calls) * call_ms(1, context)
+        return step.draft_calls * call_ms(nodes, context) + reading
 
     def host_of(self, decoder: str) -> float:
         """Return the milliseconds that a decoder's step takes outside of both models."""
@@ -288,16 +256,6 @@ class Costs:
         return 1e3 * self.footprints[role].call_bytes(context) / self.copy_bytes_per_s
 
 
-class Step(NamedTuple):
-    """A step, its predicted milliseconds without the prefill, and the context it was made at."""
-
-    record: StepRecord
-    verify_ms: float
-    draft_ms: float
-    host_ms: float
-    context: int
-
-
 class CostModel:
     """Predicts samples by costs; `name` describes these in titles: "the costs 'epyc'".
 
@@ -306,32 +264,28 @@ class CostModel:
 
     def __init__(self, costs: Costs, name: str = "") -> None:
         self.costs, self.name = costs, name
-        self._known: dict[Sample, list[Step]] = {}
+        self._known: dict[Sample, list[tuple[float, float, int]]] = {}
 
-    def steps(self, sample: Sample) -> list[Step]:
-        """Return a sample's steps with predicted milliseconds; the prefill is left out.
+    def steps(self, sample: Sample) -> list[tuple[float, float, int]]:
+        """Return each step's milliseconds of verifying and of drafting, and the context it was made
+        at; the prefill is left out.
 
         Raises `ValueError` where a step is larger than any call that was measured.
         """
         if sample in self._known:
             return self._known[sample]
-        costs, steps = self.costs, []
+        call_ms, steps = self.costs.target.call_ms, []
         context, draft_has_read = sample.prompt_tokens, False
         for index, step in enumerate(sample.steps):
-            # The first draft call reads the prompt: that is its prefill.
-            counted = step if draft_has_read else replace(step, draft_caught_up=0)
-            draft_has_read = draft_has_read or step.draft_calls > 0
-            verify, host = costs.target.call_ms(step.scored, context), costs.host_of(sample.decoder)
-            drafting = costs.step_ms(counted, context, decoder=sample.decoder) - verify - host
             # Forwards beyond one a call: long text before a branching tree is one of its own. Older
             # records do not count them; there it is certain of the target's first call alone.
             branching = step.scored > step.drafted + 1 and context > LONG_TEXT
             forwards = step.target_forwards or 1 + int(not index and branching)
-            verify += (forwards - 1) * costs.target.call_ms(1, context)
-            if costs.draft is not None and step.draft_forwards > step.draft_calls:
-                forwards = step.draft_forwards - step.draft_calls
-                drafting += forwards * costs.draft.call_ms(1, context)
-            steps.append(Step(step, verify, drafting, host, context))
+            verify = call_ms(step.scored, context) + (forwards - 1) * call_ms(1, context)
+            # The first draft call reads the prompt: that is its prefill.
+            counted = step if draft_has_read else replace(step, draft_caught_up=0)
+            draft_has_read = draft_has_read or step.draft_calls > 0
+            steps.append((verify, self.costs.drafting_ms(counted, context), context))
             context += step.new
         self._known[sample] = steps
         return steps
@@ -342,18 +296,15 @@ class CostModel:
         The first step holds the target's prefill, and the first that calls the draft the draft's:
         the target's at the ratio of their calls. Raises `ValueError` as `steps`.
         """
-        costs, steps = self.costs, self.steps(sample)
-        records: list[StepRecord] = []
-        reading = next((step for step in steps if step.record.draft_calls), None)
-        for step in steps:
-            verify, drafting = step.verify_ms, step.draft_ms
-            if not records:
-                verify += costs.prefill_ms
-            if step is reading and costs.draft is not None:
-                draft, target = (s.call_ms(1, step.context) for s in (costs.draft, costs.target))
-                drafting += costs.prefill_ms * draft / target
-            draft_s, verify_s, host_s = 1e-3 * drafting, 1e-3 * verify, 1e-3 * step.host_ms
-            records.append(replace(step.record, draft_s=draft_s, verify_s=verify_s, host_s=host_s))
+        costs, records = self.costs, []
+        host_ms, unread = costs.host_of(sample.decoder), costs.draft is not None
+        for step, (verify, drafting, context) in zip(sample.steps, self.steps(sample), strict=True):
+            verify += 0.0 if records else costs.prefill_ms
+            if unread and step.draft_calls:
+                drafting += costs.prefill_ms * (costs.draft_ratio(context) or 0.0)
+                unread = False
+            times = {"draft_s": drafting / 1e3, "verify_s": verify / 1e3, "host_s": host_ms / 1e3}
+            records.append(replace(step, **times))
         spent = [record.draft_s + record.verify_s + record.host_s for record in records]
         ttft_s = spent[0] if spent else None
         return replace(sample, steps=tuple(records), wall_s=sum(spent), ttft_s=ttft_s)
@@ -365,7 +316,7 @@ class CostModel:
         The prefill and host time are left out. Raises `ValueError` as `steps`.
         """
         call_ms = self.costs.target.call_ms
-        calls = ((s.verify_ms + s.draft_ms) / call_ms(1, s.context) for s in self.steps(sample))
+        calls = ((verify + draft) / call_ms(1, at) for verify, draft, at in self.steps(sample))
         return sum(calls), len(sample.new_tokens)
 
     def predict_all(self, samples: Sequence[Sample]) -> list[Sample]:
@@ -393,9 +344,9 @@ def draft_nodes(step: StepRecord) -> int:
     return max(1, round((step.draft_scored + step.draft_caught_up) / step.draft_calls))
 
 
-def _medians(pairs: Iterable[tuple]) -> dict:
-    """Return the median value of each key, keys in order."""
-    values: dict = defaultdict(list)
+def _medians(pairs: Iterable[tuple[Any, float]]) -> dict:
+    """Return the median of each key's seconds, in milliseconds, keys in order."""
+    seconds: dict = defaultdict(list)
     for key, value in pairs:
-        values[key].append(value)
-    return {key: median(values[key]) for key in sorted(values)}
+        seconds[key].append(value)
+    return {key: 1e3 * median(seconds[key]) for key in sorted(seconds)}

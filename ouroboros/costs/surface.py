@@ -51,15 +51,15 @@ class Surface:
         return cls({math.inf: {math.inf: ms}}, padded=True)
 
     def call_ms(self, nodes: float, context: float) -> float:
-        """Return the milliseconds of one call, bilinear between what was measured.
+        """Return the milliseconds of one call; see `calls_ms`."""
+        return float(self.calls_ms([nodes], context)[0])
+
+    def calls_ms(self, nodes: Sequence[float], context: float) -> np.ndarray:
+        """Return the milliseconds of calls of ascending sizes, bilinear between what was measured.
 
         A context below the smallest measured costs what that costs. Raises `ValueError` beyond what
         was measured.
         """
-        return float(self.calls_ms([nodes], context)[0])
-
-    def calls_ms(self, nodes: Sequence[float], context: float) -> np.ndarray:
-        """Return the milliseconds of calls of ascending sizes; see `call_ms`."""
         contexts = list(self.ms)
         if context > contexts[-1]:
             raise ValueError(
@@ -74,22 +74,8 @@ class Surface:
         low = self._at(below, nodes)
         return low + (high - low) * ((context - below) / (above - below))
 
-    def monotone(self, known_to: Mapping[int, int], *, padded: bool) -> Surface:
-        """Return the surface where no tree costs more than a larger one.
-
-        `known_to` renames contexts: up to which context a measured one holds.
-        """
-        ms = {
-            known_to.get(int(context), context): {
-                n: min(ms for m, ms in row.items() if m >= n) for n in row
-            }
-            for context, row in self.ms.items()
-        }
-        spread = {known_to.get(int(c), c): row for c, row in self.spread_ms.items()}
-        return Surface(ms, padded, spread)
-
     def _at(self, context: float, nodes: Sequence[float]) -> np.ndarray:
-        """The milliseconds at a measured context."""
+        """Return the milliseconds at a measured context."""
         sizes, ms = list(self.ms[context]), np.array(list(self.ms[context].values()))
         if nodes[-1] > sizes[-1] or (nodes[0] < sizes[0] and not self.padded):
             outside = nodes[0] if nodes[0] < sizes[0] else nodes[-1]
@@ -97,9 +83,17 @@ class Surface:
                 f"a call scores {outside:.0f} nodes, the costs cover {sizes[0]:.0f} to "
                 f"{sizes[-1]:.0f}: measure trees of more sizes"
             )
-        if self.padded:
-            return ms[np.searchsorted(sizes, nodes)]
-        return np.interp(nodes, sizes, ms)
+        return ms[np.searchsorted(sizes, nodes)] if self.padded else np.interp(nodes, sizes, ms)
+
+    def monotone(self, known_to: Mapping[int, int], *, padded: bool) -> Surface:
+        """Return the surface where no tree costs more than a larger one. `known_to` renames
+        contexts: up to which context a measured one holds."""
+        ms, spread = (
+            {known_to.get(int(context), context): row for context, row in table.items()}
+            for table in (self.ms, self.spread_ms)
+        )
+        rows = {c: {n: min(row[m] for m in row if m >= n) for n in row} for c, row in ms.items()}
+        return Surface(rows, padded, spread)
 
 
 @dataclass(frozen=True)

@@ -39,19 +39,17 @@ def time_calls(
     seed: int = 0,
     padded: bool = False,
     limit_s: float = math.inf,
-    on_visit: Callable[[list[Surface]], object] = lambda surfaces: None,
+    on_visit: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Surface]:
     """Time `score` and its argmax on random trees; return each model's medians and spread.
 
     Each of the `visits` goes through the contexts and times every model and tree size there
-    `repeats` times; `on_visit` is called after each context with the surfaces so far. After
-    `limit_s` seconds no further visit begins. Every size is called once before, untimed. A context
-    counts the tokens of the sequence, the tree's root included; they are taken as cached, since a
-    call costs the same whatever its slots hold. `padded`: the models pad trees up to these very
-    sizes. The models' caches are left empty.
-
-    Raises `ValueError` for a context and tree beyond a model's positions.
+    `repeats` times; `on_visit` is called after each context. After `limit_s` seconds no further
+    visit begins. Every size is called once before, untimed. A context counts the tokens of the
+    sequence, the tree's root included; they are taken as cached, since a call costs the same
+    whatever its slots hold. `padded`: the models pad trees up to these very sizes. The models'
+    caches are left empty. Raises `ValueError` for a context and tree beyond a model's positions.
     """
     draw, started = random.Random(seed), clock()
     trees = {size: random_tree(size, draw=draw) for size in sorted(set(nodes))}
@@ -67,45 +65,43 @@ def time_calls(
         )
     vocab = min(IDS, *(model.vocab_size for model in models))
     text = [draw.randrange(vocab) for _ in range(contexts[-1])]
-    times: list[dict] = [{context: defaultdict(list) for context in contexts} for _ in models]
-    pairs = [(index, size) for index in range(len(models)) for size in trees]
+    pairs = [(model, size) for model in models for size in trees]
+    times: defaultdict[tuple, list[float]] = defaultdict(list)
 
-    def call_ms(index: int, size: int, context: int) -> float:
-        model, tree = models[index], trees[size]
+    def call_ms(model: CachedModel, size: int, context: int) -> float:
+        tree = TokenTree((text[context - 1], *trees[size].tokens[1:]), trees[size].parents)
         sequence = model.new_sequence(cached=text[: context - 1])
-        tree = TokenTree((text[context - 1], *tree.tokens[1:]), tree.parents)
         began = clock()
         argmax(model.score(sequence, text[:context], tree), text[:context], tree)
         return 1e3 * (clock() - began)
 
-    def surfaces() -> list[Surface]:
-        found = []
-        for own in times:
-            ms: defaultdict = defaultdict(dict)
-            spread: defaultdict = defaultdict(dict)
-            for context, row in own.items():
-                for size, seen in row.items():
-                    low, ms[context][size], high = map(float, np.percentile(seen, (25, 50, 75)))
-                    spread[context][size] = (high - low) / 2
-            found.append(Surface(ms, padded, spread))
-        return found
+    def quartiles(model: CachedModel) -> Surface:
+        found = {
+            context: {
+                size: np.percentile(times[model, context, size], (25, 50, 75)) for size in trees
+            }
+            for context in contexts
+        }
+        ms = {c: {n: at[1] for n, at in row.items()} for c, row in found.items()}
+        spread = {c: {n: (at[2] - at[0]) / 2 for n, at in row.items()} for c, row in found.items()}
+        return Surface(ms, padded, spread)
 
     for model in models:  # so that the cache does not grow while calls are timed
         model.cache.reserve(padded_slots(contexts[-1] + padded_nodes(max(*trees, NODES[-1]))))
         model.cache.clear()
-    for index, size in pairs:
-        call_ms(index, size, contexts[-1])
+    for model, size in pairs:
+        call_ms(model, size, contexts[-1])
     for visit in range(visits):
         if visit and clock() - started > limit_s:
             break
         for context in contexts:
             for _ in range(repeats):
-                for index, size in draw.sample(pairs, len(pairs)):
-                    times[index][context][size].append(call_ms(index, size, context))
-            on_visit(surfaces())
+                for model, size in draw.sample(pairs, len(pairs)):
+                    times[model, context, size].append(call_ms(model, size, context))
+            on_visit()
     for model in models:
         model.empty()
-    return surfaces()
+    return [quartiles(model) for model in models]
 
 
 def random_tree(nodes: int, *, draw: random.Random) -> TokenTree:

@@ -100,7 +100,7 @@ def test_without_a_decoder_that_asks_nothing_is_probed(run_bench, saved_pair, mo
     ("given", "says"),
     [
         ("nope", "costs=nope is neither a file nor one of epyc, flat"),
-        ("3", "costs=3: give a name (epyc, flat), a file or null"),
+        ("3", "costs=3 is neither a file nor one of epyc, flat"),
     ],
 )
 def test_costs_that_are_none_are_one_line(run_bench, given, says):

@@ -23,7 +23,7 @@ def test_a_surface_has_every_size_at_every_context():
     for model in models:
         new = model.new_sequence
         model.new_sequence = lambda new=new, **o: sequences.append(new(**o)) or sequences[-1]
-    told = {"on_visit": lambda found: visits.append(len(sequences[-1].tokens))}
+    told = {"on_visit": lambda: visits.append(len(sequences[-1].tokens))}
     nodes, contexts = [4, 1, 2], [9, 5]
     found = time_calls(models, nodes=nodes, contexts=contexts, visits=2, repeats=2, **told)
     assert len(found) == len(models)

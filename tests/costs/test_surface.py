@@ -2,12 +2,14 @@
 
 import json
 import math
+import statistics
 from dataclasses import replace
 
 import pytest
+from composing import ROOT
 
 from ouroboros.bench.metrics.sample import Sample
-from ouroboros.costs import Costs, Footprint, Surface
+from ouroboros.costs import NAMES, CostModel, Costs, Footprint, Surface
 from ouroboros.trace import StepRecord
 
 SURFACE = Surface({100: {1: 10.0, 9: 18.0}, 300: {1: 12.0, 9: 20.0}})
@@ -16,24 +18,44 @@ SURFACE = Surface({100: {1: 10.0, 9: 18.0}, 300: {1: 12.0, 9: 20.0}})
 def step(scored, draft_calls=0, verify_s=0.0, draft_s=0.0, *, new=1, draft_scored=0):
     times = (draft_s, verify_s, 0.001)
     record = StepRecord(0, scored, 0, new, draft_calls, ("target",) * new, *times)
-    return StepRecord(**{**vars(record), "draft_scored": draft_scored})
+    return replace(record, draft_scored=draft_scored)
+
+
+def sample(*steps, prompt=3, decoder="d") -> Sample:
+    tokens = tuple(range(sum(own.new for own in steps)))
+    return Sample("e", decoder, 0, 0, prompt, tokens, steps=steps)
+
+
+def predicted_ms(costs: Costs, one: Sample) -> list[float]:
+    return [1e3 * (s.verify_s + s.draft_s + s.host_s) for s in CostModel(costs).predict(one).steps]
+
+
+def test_a_surface_is_bilinear_and_flat_below_its_smallest_context():
+    rows = [(1, 100, 10), (5, 100, 14), (1, 200, 11), (5, 200, 15), (9, 300, 20), (5, 7, 14)]
+    for nodes, context, ms in rows:
+        assert SURFACE.call_ms(nodes, context) == pytest.approx(ms)
+    padded = Surface({10: {2: 5.0, 8: 6.0}, 20: {2: 7.0, 8: 8.0}}, padded=True)
+    assert [padded.call_ms(n, 10) for n in (1, 2, 3, 8)] == [5, 5, 6, 6]
+    assert padded.call_ms(3, 15) == 7
+    assert Surface.flat({1: 10.0, 5: 14.0}).call_ms(3, 10**6) == 12
+    assert Surface.constant(2.0).call_ms(300, 10**6) == 2
 
 
 @pytest.mark.parametrize(
-    ("nodes", "context", "ms"),
-    [(1, 100, 10), (5, 100, 14), (1, 200, 11), (5, 200, 15), (9, 300, 20), (5, 7, 14)],
+    ("surface", "call", "says"),
+    [
+        (SURFACE, (10, 200), "scores 10 nodes, the costs cover 1 to 9: measure"),
+        (SURFACE, (1, 301), "has 301 tokens, the costs cover up to 300: measure"),
+        (Surface.flat({4: 1.0, 8: 1.0}), (1, 10), "scores 1 nodes, the costs cover 4 to 8"),
+        (Surface({10: {2: 5.0, 8: 6.0}}, padded=True), (9, 10), "cover 2 to 8"),
+    ],
 )
-def test_a_surface_is_bilinear_and_flat_below_its_smallest_context(nodes, context, ms):
-    assert SURFACE.call_ms(nodes, context) == pytest.approx(ms)
+def test_nothing_is_extrapolated(surface, call, says):
+    with pytest.raises(ValueError, match=says):
+        surface.call_ms(*call)
 
 
-def test_nothing_is_extrapolated():
-    with pytest.raises(ValueError, match="scores 10 nodes, the costs cover 1 to 9: measure"):
-        SURFACE.call_ms(10, 200)
-    with pytest.raises(ValueError, match="has 301 tokens, the costs cover up to 300: measure"):
-        SURFACE.call_ms(1, 301)
-    with pytest.raises(ValueError, match="scores 1 nodes, the costs cover 4 to 8"):
-        Surface.flat({4: 1.0, 8: 1.0}).call_ms(1, 10)
+def test_a_surface_without_a_measurement_is_refused():
     for table in ({}, {10: {}}):
         with pytest.raises(ValueError, match="no milliseconds"):
             Surface(table)
@@ -41,39 +63,30 @@ def test_nothing_is_extrapolated():
         Surface({10: {1: 1.0}, math.inf: {1: 1.0}})
 
 
-def test_an_engine_that_pads_pays_for_the_next_size():
-    padded = Surface({10: {2: 5.0, 8: 6.0}, 20: {2: 7.0, 8: 8.0}}, padded=True)
-    assert [padded.call_ms(n, 10) for n in (1, 2, 3, 8)] == [5, 5, 6, 6]
-    assert padded.call_ms(3, 15) == 7
-    with pytest.raises(ValueError, match="cover 2 to 8"):
-        padded.call_ms(9, 10)
-
-
-def test_a_surface_without_contexts_or_sizes_holds_everywhere():
-    assert Surface.flat({1: 10.0, 5: 14.0}).call_ms(3, 10**6) == 12
-    assert Surface.constant(2.0).call_ms(300, 10**6) == 2
-
-
-def test_time_is_verification_drafting_and_host():
+def test_a_step_takes_verifying_drafting_and_host_time():
     costs = Costs(Surface.flat({1: 10, 5: 14}), Surface.constant(2), {"": 1, "slow": 3}, 30)
-    assert costs.step_ms(step(3, draft_calls=4), 9) == pytest.approx(12 + 8 + 1)
-    assert costs.step_ms(step(3, draft_calls=4), 9, decoder="slow") == pytest.approx(12 + 8 + 3)
-    with pytest.raises(ValueError, match="no draft model"):
-        Costs(Surface.flat({1: 10})).step_ms(step(1, draft_calls=1), 9)
+    steps = step(3), step(3, draft_calls=4), step(3, draft_calls=4)
+    for decoder, host in (("d", 1), ("slow", 3)):
+        found = predicted_ms(costs, sample(*steps, decoder=decoder))
+        assert found[0] == pytest.approx(30 + 12 + host)
+        assert found[1] == pytest.approx(12 + 8 + host + 30 * 2 / 10), "with the draft's prefill"
+        assert found[2] == pytest.approx(12 + 8 + host)
+    alone = CostModel(Costs(Surface.flat({1: 10})))
+    assert alone.predict_all([sample(step(1, draft_calls=1))]) == []
+    assert "no draft model" in alone.why_not([sample(step(1, draft_calls=1))])
+    assert alone.why_not([sample(step(0))]) is None, "another engine's"
 
 
-def test_a_step_pays_for_the_nodes_of_its_draft_calls():
+def test_a_draft_call_costs_by_its_nodes_and_the_text_it_reads():
+    """After a long pause the draft reads text, as calls of the largest size."""
     costs = Costs(SURFACE, Surface.flat({1: 1.0, 5: 2.0}))
-    drafted = step(1, draft_calls=2, draft_scored=6)
-    assert costs.step_ms(drafted, 100) == pytest.approx(10 + 2 * 1.5)
-
-
-def test_text_that_the_draft_takes_in_after_a_pause_is_calls_of_the_largest_size():
-    costs = Costs(SURFACE, Surface.flat({1: 1.0, 5: 2.0}))
-    late = replace(step(1, draft_calls=2, draft_scored=2), draft_caught_up=13)
-    assert costs.step_ms(late, 100) == pytest.approx(10 + 2 * 1.0 + 2 * 2.0 + 1.5)
+    first, drafted = step(1, draft_calls=1, draft_scored=1), step(1, 2, draft_scored=6)
+    late = replace(step(1, 2, draft_scored=2), draft_caught_up=13)
+    found = predicted_ms(costs, sample(first, drafted, late, prompt=1))
+    assert found[1] == pytest.approx(10 + 2 * 1.5)
+    assert found[2] == pytest.approx(10 + 2 * 1.0 + 2 * 2.0 + 1.5)
     with pytest.raises(ValueError, match="scores 6 nodes, the costs cover 1 to 5"):
-        costs.step_ms(step(1, draft_calls=1, draft_scored=6), 100)
+        predicted_ms(costs, sample(step(1, draft_calls=1, draft_scored=6)))
 
 
 def test_the_floor_is_what_must_be_read():
@@ -84,38 +97,36 @@ def test_the_floor_is_what_must_be_read():
     assert Costs(SURFACE, footprints=foot).floor_ms("target", 500) is None
 
 
-def test_costs_are_a_file(tmp_path):
-    whole = Costs(
-        Surface(SURFACE.ms, True, {100: {1: 1e-5, 9: 0.2}}),
-        Surface.flat({1: 0.5}),
-        {"greedy": 0.1, "": 0.2},
-        3.0,
-        {"target": Footprint(3, 2, 1)},
-        1e10,
-        {"dtype": "float32", "threads": 1},
-    )
-    for name, costs in (("a.json", whole), ("b.json", Costs(Surface.constant(1.0)))):
-        costs.save(tmp_path / name)
-        assert Costs.load(tmp_path / name) == costs
-
-
 def test_costs_are_the_medians_of_later_steps():
     first = step(1, verify_s=0.5)
     steps = (first, *(step(1, 0, t) for t in (0.01, 0.02, 0.09)), step(4, 2, 0.03, 0.004))
-    costs = Costs.of_samples([Sample("e", "d", 0, 0, 3, (1, 2, 3, 4, 5), steps=steps)])
+    costs = Costs.of_samples([sample(*steps)])
     assert costs.target.ms[8] == pytest.approx({1: 20.0, 4: 30.0})
     assert costs.draft is not None and costs.draft.call_ms(1, 8) == pytest.approx(2.0)
     assert costs.host_ms == pytest.approx({"": 1.0, "d": 1.0})
     assert costs.prefill_ms == pytest.approx(480.0)
-    with pytest.raises(ValueError, match="no timed steps"):
-        Costs.of_samples([Sample("e", "d", 0, 0, 3, steps=(first,))])
-
-
-def test_draft_calls_cost_by_their_nodes_where_the_samples_say():
-    early = step(1, 2, draft_s=9.0, draft_scored=2)
     plain, wide = (step(1, 2, draft_s=s, draft_scored=n) for s, n in ((0.004, 2), (0.01, 40)))
-    costs = Costs.of_samples([Sample("e", "d", 0, 0, 3, (1, 2, 3), steps=(early, plain, wide))])
+    costs = Costs.of_samples([sample(first, plain, wide)])
     assert costs.draft is not None and costs.draft.ms[6] == pytest.approx({1: 2.0, 20: 5.0})
+    with pytest.raises(ValueError, match="no timed steps"):
+        Costs.of_samples([sample(first)])
+
+
+WHOLE = Costs(
+    Surface(SURFACE.ms, True, {100: {1: 1e-5, 9: 0.2}}),
+    Surface.flat({1: 0.5}),
+    {"greedy": 0.1, "": 0.2},
+    3.0,
+    {"target": Footprint(3, 2, 1)},
+    1e10,
+    {"dtype": "float32", "threads": 1},
+)
+
+
+@pytest.mark.parametrize("costs", [WHOLE, Costs(Surface.constant(1.0)), *map(Costs.load, NAMES)])
+def test_costs_survive_their_file(tmp_path, costs):
+    costs.save(tmp_path / "costs.json")
+    assert Costs.load(tmp_path / "costs.json") == costs
 
 
 def test_costs_are_a_small_table_by_hand(tmp_path):
@@ -123,8 +134,8 @@ def test_costs_are_a_small_table_by_hand(tmp_path):
     path.write_text("verify_ms: {1: 14.8, 64: 21}\ndraft_ms: 2.9\nhost_ms: 1\n")
     by_hand = Costs(Surface.flat({1: 14.8, 64: 21.0}), Surface.constant(2.9), {"": 1.0})
     assert Costs.load(path) == by_hand
-    path.write_text(json.dumps({"verify_ms": {"1": 2}}))
-    assert Costs.load(path) == Costs(Surface.flat({1: 2.0}))
+    path.write_text(json.dumps({"verify_ms": {"1": 2}, "draft_ms": {"1": 1, "9": 3}}))
+    assert Costs.load(path) == Costs(Surface.flat({1: 2.0}), Surface.flat({1: 1, 9: 3}))
 
 
 @pytest.mark.parametrize(
@@ -136,5 +147,32 @@ def test_other_files_are_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ValueError, match="holds no costs: give verify_ms"):
         Costs.load(path)
-    with pytest.raises(ValueError, match="neither a file nor one of"):
+    with pytest.raises(ValueError, match="none is neither a file nor one of epyc, flat"):
         Costs.load(tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_named_set_covers_large_trees_at_every_context(name):
+    costs = Costs.load(name)
+    for role in ("target", "draft"):
+        surface = getattr(costs, role)
+        assert surface.call_ms(96, 10) == surface.call_ms(96, 100_000) > 0
+    assert costs.about["machine"]
+
+
+def test_epyc_is_the_profile_of_the_reference_pair():
+    measured = json.loads((ROOT / "results/profile/costs.json").read_text())
+    costs = Costs.load("epyc")
+    for surface, role in ((costs.target, "target"), (costs.draft, "draft")):
+        rows = measured[role]["ms"].values()
+        for nodes in next(iter(rows)):
+            median = statistics.median(row[nodes] for row in rows)
+            assert surface.call_ms(int(nodes), 700) == pytest.approx(median, abs=0.051)
+
+
+def test_flat_is_flat_up_to_64_nodes():
+    costs = Costs.load("flat")
+    assert costs.draft is not None
+    one = costs.target.call_ms(1, 9)
+    assert {costs.target.call_ms(nodes, 9) for nodes in (1, 24, 64)} == {one}
+    assert costs.target.call_ms(65, 9) > one and costs.draft.call_ms(24, 9) == 0.18 * one

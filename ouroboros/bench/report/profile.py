@@ -111,7 +111,7 @@ def profile(
                 visits=options.visits,
                 repeats=options.calls,
                 padded=options.padded,
-                on_visit=lambda costs: bar.update(),
+                on_visit=bar.update,
             )
 
     result = run(config, say=say, progress=progress, measure_costs=measure)
