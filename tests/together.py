@@ -7,11 +7,10 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative, TokenRecycling
 
 from ouroboros import Ouroboros, OuroborosPaper
-from ouroboros.engine.parallel.ranks import RankLost
+from ouroboros.engine.parallel.ranks import RankLost, Ranks
 
 SIZES = {"window_size": 4, "ngram_size": 4, "verification_set_size": 3}
 DRAFTERS = {
@@ -25,16 +24,16 @@ DRAFTERS = {
 }
 
 
-class Thread:
+class Thread(Ranks):
     """One of `size` ranks that are threads of a `Table`."""
 
     def __init__(self, table: Table, rank: int) -> None:
         self.table, self.rank, self.size = table, rank, table.size
 
-    def all_gather(self, message: np.ndarray) -> list[np.ndarray]:
-        found = self.table.put(self.rank, message.copy())
+    def all_gather(self, message: bytes) -> list[bytes]:
+        found = self.table.put(self.rank, message)
         assert len({len(one) for one in found}) == 1, "messages of several lengths"
-        return [one.copy() for one in found]
+        return found
 
     def broadcast(self, value):
         return self.table.put(self.rank, value)[0]

@@ -138,7 +138,7 @@ class Costs:
         known_to = {longest: max(longest, min(context, reach))}
         pairs = zip(surfaces, padded, strict=True)
         found = [surface.monotone(known_to, padded=pads) for surface, pads in pairs]
-        return cls(*found, about={"measured": "by a probe at load"})
+        return cls(found[0], found[1] if draft else None, about={"measured": "by a probe at load"})
 
     @classmethod
     def measure_grid(
@@ -152,7 +152,8 @@ class Costs:
         footprints = dict(zip(("target", "draft"), map(timing.footprint, models), strict=False))
         bandwidth = timing.copy_bandwidth(models[0].device)
         surfaces = timing.time_calls(models, on_visit=on_visit, **grid)
-        return cls(*surfaces, footprints=footprints, copy_bytes_per_s=bandwidth)
+        draft = surfaces[1] if len(surfaces) > 1 else None
+        return cls(surfaces[0], draft, footprints=footprints, copy_bytes_per_s=bandwidth)
 
     @classmethod
     def of_samples(cls, samples: Sequence[Sample]) -> Costs:
@@ -296,7 +297,7 @@ class CostModel:
         The first step holds the target's prefill, and the first that calls the draft the draft's:
         the target's at the ratio of their calls. Raises `ValueError` as `steps`.
         """
-        costs, records = self.costs, []
+        costs, records = self.costs, list[StepRecord]()
         host_ms, unread = costs.host_of(sample.decoder), costs.draft is not None
         for step, (verify, drafting, context) in zip(sample.steps, self.steps(sample), strict=True):
             verify += 0.0 if records else costs.prefill_ms

@@ -12,6 +12,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import numpy as np
 import torch
@@ -76,14 +77,11 @@ def time_calls(
         return 1e3 * (clock() - began)
 
     def quartiles(model: CachedModel) -> Surface:
-        found = {
-            context: {
-                size: np.percentile(times[model, context, size], (25, 50, 75)) for size in trees
-            }
-            for context in contexts
-        }
-        ms = {c: {n: at[1] for n, at in row.items()} for c, row in found.items()}
-        spread = {c: {n: (at[2] - at[0]) / 2 for n, at in row.items()} for c, row in found.items()}
+        ms: defaultdict = defaultdict(dict)
+        spread: defaultdict = defaultdict(dict)
+        for context, size in product(contexts, trees):
+            low, middle, high = map(float, np.percentile(times[model, context, size], (25, 50, 75)))
+            ms[context][size], spread[context][size] = middle, (high - low) / 2
         return Surface(ms, padded, spread)
 
     for model in models:  # so that the cache does not grow while calls are timed

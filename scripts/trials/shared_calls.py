@@ -19,7 +19,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from statistics import median
 
-import numpy as np
 import torch
 from tabulate import tabulate
 
@@ -74,10 +73,8 @@ def measured(target: CachedModel, ranks: Ranks, args: argparse.Namespace) -> dic
             if turn:
                 found[nodes][way].append(taken)
             if way == WAYS[2]:
-                sizes = ranks.all_gather(
-                    np.array([len(shared.part.nodes)], dtype="<i4").view(np.uint8)
-                )
-                found[nodes]["part"] = [max(int(one.view("<i4")[0]) for one in sizes)]
+                sizes = ranks.all_gather(bytes([len(shared.part.nodes)]))
+                found[nodes]["part"] = [max(size[0] for size in sizes)]
                 found[nodes]["call"].append(1e3 * busy_s)
     return found
 

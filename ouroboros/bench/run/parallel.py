@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-import numpy as np
+import torch
 
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
 from ouroboros.bench.run.loop import Bench
@@ -25,7 +25,7 @@ from ouroboros.costs import Costs, Surface
 from ouroboros.decoders import Decoder, DecoderFactory
 from ouroboros.drafters.on_first_rank import OnFirstRank
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.parallel.ranks import ProcessGroup, RankLost, Ranks, SingleRank, message_ms
+from ouroboros.engine.parallel.ranks import ProcessGroup, RankLost, Ranks, message_ms, own_gpu
 from ouroboros.engine.parallel.sharded import CallMs, ShardedModel
 
 WIDE_CALL = 24  # nodes of the draft call that sharing must make cheaper
@@ -36,7 +36,7 @@ def join_ranks(parallel: str | None) -> Iterator[Ranks]:
     """Yield the ranks of a run; this process alone unless it is parallel. All but rank 0 are quiet.
     If a rank is lost, one of the others prints it and all exit with code 1."""
     if parallel is None:
-        yield SingleRank()
+        yield Ranks()
         return
     ranks, stderr = ProcessGroup.join(), sys.stderr
     with ExitStack() as quiet:
@@ -59,9 +59,11 @@ def join_ranks(parallel: str | None) -> Iterator[Ranks]:
 
 def on_own_device(spec: PairSpec, ranks: Ranks) -> PairSpec:
     """Return the spec with this rank's GPU as its device, unless it names one."""
-    if ranks.size == 1 or spec.device is not None or not ProcessGroup.on_gpus():
+    gpu = own_gpu()
+    if ranks.size == 1 or spec.device is not None or gpu is None:
         return spec
-    return replace(spec, device=f"cuda:{os.environ['LOCAL_RANK']}")
+    torch.cuda.set_device(gpu)
+    return replace(spec, device=f"cuda:{gpu}")
 
 
 def shared_pair(pair: Pair, costs: Costs | None, ranks: Ranks, draft: str | None) -> Pair:
@@ -122,7 +124,7 @@ def folder_of(folder: ResultsFolder, ranks: Ranks) -> Iterator[ResultsFolder]:
 
 def any_rank(ranks: Ranks, asked: bool) -> bool:
     """Return whether any rank was asked to stop."""
-    return any(flag[0] for flag in ranks.all_gather(np.array([asked], dtype=np.uint8)))
+    return b"1" in ranks.all_gather(b"1" if asked else b"0")
 
 
 def parallel_facts(models: Sequence[CachedModel]) -> dict | None:

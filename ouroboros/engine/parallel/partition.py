@@ -1,15 +1,18 @@
 """Cut a tree into one part for each rank: whole branches, and the trunk above them.
 
 Invariant: a part has all ancestors of its nodes, so a rank can score it without another rank's keys
-and values; each of the tree's `logit_nodes` is owned by one rank, which tells the others what was
-chosen there. Ranks that cut the same tree cut it alike.
+and values; each of the tree's `logit_nodes` is owned by one rank, which sends the choice made there
+to the others. Ranks that cut the same tree cut it alike.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+from ouroboros.trace import first_mismatch
 from ouroboros.tree import TokenTree
 
 Nodes = tuple[int, ...]
@@ -39,50 +42,34 @@ def cut(tree: TokenTree, loads: Sequence[int]) -> list[Nodes]:
     >>> cut(TokenTree((9, 1, 2, 3, 4), (-1, 0, 1, 0, 3)), [0, 0])
     [(0, 1, 2), (0, 3, 4)]
     """
-    children: list[list[int]] = [[] for _ in range(len(tree))]
-    for node, parent in enumerate(tree.parents[1:], start=1):
-        children[parent].append(node)
-    leaves, stack, shared = [], [(0, 1)], 0  # (leaf, nodes above and with it, shared with the last)
-    while stack:
-        node, length = stack.pop()
-        shared = min(shared, length - 1)
-        stack += [(child, length + 1) for child in reversed(children[node])]
-        if not children[node]:
-            leaves.append((node, length, shared))
-            shared = length
+    inner = set(tree.parents)
+    paths = sorted(tree.path_to(node) for node in range(len(tree)) if node not in inner)
+    shared = [0, *(first_mismatch(*pair) or 0 for pair in pairwise(paths))]
 
-    def fill(limit: int) -> list[list[int]] | None:
-        """Return each rank's leaves if none feeds more than `limit` tokens; None if impossible."""
-        runs: list[list[int]] = [[] for _ in loads]
-        at = 0
-        for run, fed in zip(runs, loads, strict=True):
-            while at < len(leaves):
-                leaf, length, shared = leaves[at]
-                fed += length - (shared if run else 0)
+    def fill(limit: int) -> list[list[list[int]]]:
+        """Return each rank's paths if none feeds more than `limit` tokens; [] if impossible."""
+        runs, at = [], 0
+        for fed in loads:
+            first = at
+            while at < len(paths):
+                fed += len(paths[at]) - (shared[at] if at > first else 0)
                 if fed > limit:
                     break
-                run.append(leaf)
                 at += 1
-        return runs if at == len(leaves) else None
+            runs.append(paths[first:at])
+        return runs if at == len(paths) else []
 
-    low, high = 1, len(tree) + max(loads)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fill(middle) else (middle + 1, high)
-    runs = fill(low)
-    assert runs is not None, "one rank has room for all"
-    parts = [tuple(sorted({n for leaf in run for n in tree.path_to(leaf)})) for run in runs]
-    nonempty = next(part for part in parts if part)
-    return [part or nonempty for part in parts]
+    limits = range(1, len(tree) + max(loads) + 1)  # one rank has room for all at the last
+    runs = fill(limits[bisect_left(limits, True, key=lambda limit: bool(fill(limit)))])
+    parts = [tuple(sorted({node for path in run for node in path})) for run in runs]
+    return [part or next(filter(None, parts)) for part in parts]
 
 
 def assign_owners(tree: TokenTree, nodes: Sequence[Nodes]) -> list[Part]:
     """Return the parts; each logit node is owned by the rank that has it and owns the fewest."""
     owned: list[list[int]] = [[] for _ in nodes]
-    holders: list[list[int]] = [[] for _ in range(len(tree))]
-    for rank, part in enumerate(nodes):
-        for node in part:
-            holders[node].append(rank)
+    members = list(enumerate(map(set, nodes)))
+    holders = {node: [r for r, own in members if node in own] for node in tree.logit_nodes}
     for node in sorted(tree.logit_nodes, key=lambda node: len(holders[node])):
         owned[min(holders[node], key=lambda rank: len(owned[rank]))].append(node)
     return [Part(part, tuple(sorted(own))) for part, own in zip(nodes, owned, strict=True)]

@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from statistics import median
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -33,64 +32,39 @@ class RankLost(BaseException):
     records a failed sample and continues does not continue from this."""
 
 
-class Ranks(Protocol):
-    """The processes that share a decoding: this one is `rank` of `size`."""
-
-    rank: int
-    size: int
-
-    def all_gather(self, message: np.ndarray) -> list[np.ndarray]:
-        """Return every rank's message by rank; all are [bytes] uint8 of one length."""
-        ...
-
-    def broadcast(self, value: T) -> T:
-        """Return rank 0's value on every rank; it must be picklable."""
-        ...
-
-
-class SingleRank:
-    """One process by itself."""
+class Ranks:
+    """The processes that share a decoding: this one is `rank` of `size`; here, it is alone."""
 
     rank, size = 0, 1
 
-    def all_gather(self, message: np.ndarray) -> list[np.ndarray]:
+    def all_gather(self, message: bytes) -> list[bytes]:
+        """Return every rank's message by rank; all have the same length."""
         return [message]
 
     def broadcast(self, value: T) -> T:
+        """Return rank 0's value on every rank; it must be picklable."""
         return value
 
 
-class ProcessGroup:
-    """The processes that torchrun started: gloo between CPUs, NCCL between GPUs."""
+class ProcessGroup(Ranks):
+    """The processes that torchrun started. Messages lie in host memory and are sent by gloo."""
 
     def __init__(self, store: dist.Store) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._store = store
-        self._device = torch.device("cpu")
-        if dist.get_backend() == "nccl":
-            self._device = torch.device("cuda", torch.cuda.current_device())
 
     @classmethod
     def join(cls) -> ProcessGroup:
-        """Join the other ranks, with one process for each GPU. Raises `ValueError` outside of
-        torchrun."""
+        """Join the other ranks. Raises `ValueError` outside of torchrun."""
         if "WORLD_SIZE" not in os.environ:
             raise ValueError(
                 "parallel=tree needs a process for each device: torchrun --nproc-per-node 2 "
                 "-m ouroboros bench parallel=tree ..."
             )
-        if cls.on_gpus():
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         store, rank, size = next(dist.rendezvous("env://"))
         store.set_timeout(TIMEOUT)
-        backend = "nccl" if cls.on_gpus() else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         return cls(store)
-
-    @staticmethod
-    def on_gpus() -> bool:
-        """Return whether each process has a GPU of its own."""
-        return torch.cuda.is_available()
 
     def is_first(self, event: str) -> bool:
         """Return whether this rank is the first to ask about an event (True if nobody answers)."""
@@ -99,12 +73,12 @@ class ProcessGroup:
         except RuntimeError:
             return True
 
-    def all_gather(self, message: np.ndarray) -> list[np.ndarray]:
+    def all_gather(self, message: bytes) -> list[bytes]:
         """See `Ranks.all_gather`. Raises `RankLost` if the other ranks do something else."""
-        messages = self._exchange(b"g", message.tobytes())
+        messages = self._exchange(b"g", message)
         if any(len(other) != len(message) for other in messages):
             raise RankLost(OUT_OF_STEP)
-        return [np.frombuffer(other, dtype=np.uint8) for other in messages]
+        return messages
 
     def broadcast(self, value: T) -> T:
         """See `Ranks.broadcast`. Raises `RankLost` if the other ranks do something else."""
@@ -128,15 +102,21 @@ class ProcessGroup:
     def _gather(self, message: bytes, size: int) -> list[bytes]:
         """Return the first `size` bytes of every rank's message, padded with zeros."""
         padded = bytearray(message[:size].ljust(size, b"\0"))
-        own = torch.frombuffer(padded, dtype=torch.uint8).to(self._device)
+        own = torch.frombuffer(padded, dtype=torch.uint8)
         every = [torch.empty_like(own) for _ in range(self.size)]
         try:
             dist.all_gather(every, own)
-            return [row.cpu().numpy().tobytes() for row in every]  # NCCL's errors show here
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0].split(". This is")[0]
             reason = re.sub(r"^\[[^]]*\] ", "", reason)  # where in gloo's sources
             raise RankLost(f"another rank is gone ({reason})") from error
+        return [row.numpy().tobytes() for row in every]
+
+
+def own_gpu() -> int | None:
+    """Return the index of this process's GPU; processes beyond their number share. None without."""
+    devices = torch.cuda.device_count()
+    return int(os.environ.get("LOCAL_RANK", "0")) % devices if devices else None
 
 
 def all_succeed(ranks: Ranks, work: Callable[[], T]) -> T:
@@ -144,27 +124,26 @@ def all_succeed(ranks: Ranks, work: Callable[[], T]) -> T:
 
     A failed rank raises its own error, the others a `ValueError` that names the rank.
     """
-    failure: Exception | None = None
+    value, failure = None, None
     try:
         value = work()
     except Exception as error:
         failure = error
     reason = "" if failure is None else (str(failure).strip() or type(failure).__name__)
-    message = np.frombuffer(reason.encode()[:512].ljust(512, b"\0"), dtype=np.uint8)
-    for rank, row in enumerate(ranks.all_gather(message)):
-        if failure is None and row.any():
-            reason = row.tobytes().rstrip(b"\0").decode(errors="ignore")
-            raise ValueError(f"rank {rank}: {reason}")
+    reasons = ranks.all_gather(reason.encode()[:512].ljust(512, b"\0"))
     if failure is not None:
         raise failure
-    return value
+    for rank, other in enumerate(reasons):
+        if said := other.rstrip(b"\0").decode(errors="ignore"):
+            raise ValueError(f"rank {rank}: {said}")
+    return value  # type: ignore[return-value]
 
 
 def message_ms(ranks: Ranks, *, size: int = 512, repeats: int = 25) -> float:
     """Return rank 0's median milliseconds of gathering messages of `size` bytes, on every rank."""
-    message, times_ms = np.zeros(size, dtype=np.uint8), []
+    times_ms = []
     for _ in range(repeats):
         started = time.perf_counter()
-        ranks.all_gather(message)
+        ranks.all_gather(bytes(size))
         times_ms.append(1e3 * (time.perf_counter() - started))
     return ranks.broadcast(median(times_ms))

@@ -20,6 +20,7 @@ from itertools import takewhile
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.partition import Part, assign_owners, cut
@@ -33,6 +34,7 @@ CallMs = Callable[[int, int], float]
 """(tokens fed, tokens before them) -> milliseconds of a call."""
 HEADER = np.dtype([("checksum", "<u4"), ("failed", "<u4")])
 CHOICE = np.dtype("<i4")
+RANKED = (("ids", "<i4"), ("scores", "<f8"), ("shares", "<f8"))
 
 
 @dataclass(eq=False)
@@ -53,12 +55,11 @@ class ShardedSequence(CachedSequence):
     def clear(self) -> None:
         """See `CachedSequence.clear`."""
         super().clear()
-        self.cached, self.tail, self.whole = [0] * self.ranks, [], None
+        self.cached, self.tail = [0] * self.ranks, []
 
     def take_over(self, other: CachedSequence) -> None:
         """See `CachedSequence.take_over`."""
-        assert isinstance(other, ShardedSequence)
-        self.cached, self.tail, self.whole = other.cached, other.tail, None
+        self.cached, self.tail = other.cached, other.tail  # type: ignore[attr-defined]
         super().take_over(other)
 
     def loads(self, tokens: Sequence[int]) -> list[int]:
@@ -73,24 +74,21 @@ class ShardedSequence(CachedSequence):
 class ShardedModel(CachedModel):
     """A loaded model whose trees are scored by all `ranks`; it takes the place of `own`.
 
-    `score` returns the logits of this rank's nodes only, which a `GatheringSelector` can read;
-    `decode.stream` makes one of any selector (`adapt_selector`). `call_ms` is the cost of a call:
-    if cutting a tree does not lower it, every rank scores the whole tree (and still chooses for
-    some of its nodes only). Without it, fewer nodes are taken to cost less.
+    `score` returns the logits of this rank's nodes only, which a `GatheringSelector` can read; see
+    `adapt_selector`. If cutting a tree does not lower the cost of a call, `call_ms` (None: as many
+    nodes), every rank scores the whole tree, and still chooses for some of its nodes only.
 
-    `exchanges` counts the gathered choices, `exchanged_bytes` the bytes of all ranks' messages.
+    `exchanges` counts the gathered choices, `exchanged_bytes` the bytes of all ranks' messages;
+    `logits` are those of this rank's nodes in the last call.
     """
 
     def __init__(self, own: CachedModel, ranks: Ranks, *, call_ms: CallMs | None = None) -> None:
         self.__dict__.update(own.__dict__)
-        self.own = own
-        self.ranks = ranks
-        self.exchanges = 0
-        self.exchanged_bytes = 0
+        self.own, self.ranks = own, ranks
+        self.exchanges = self.exchanged_bytes = self._checksum = 0
         self._call_ms = call_ms or (lambda nodes, context: nodes)
         self.resident: ShardedSequence = self.new_sequence()  # type: ignore[assignment]
-        self._checksum = 0
-        self._logits: torch.Tensor | None = None
+        self.logits: torch.Tensor | None = None
         self._failed: Exception | None = None
 
     def alone(self) -> CachedModel:
@@ -123,11 +121,11 @@ class ShardedModel(CachedModel):
         part = self.part.of(tree)
         self._failed = None
         try:
-            self._logits = super().score(sequence, tokens, part)
+            self.logits = super().score(sequence, tokens, part)
         except Exception as error:
-            self._failed, self._logits = error, torch.empty(0, self.width)
+            self._failed, self.logits = error, torch.empty(0, self.width)
         sequence.cached, sequence.tail = [len(tokens) - 1] * self.ranks.size, []
-        return self._logits
+        return self.logits
 
     def accept(self, sequence: CachedSequence, path: Sequence[int]) -> None:
         """Keep this rank's nodes of the path; see `CachedModel.accept`."""
@@ -156,33 +154,27 @@ class ShardedModel(CachedModel):
         """What this rank scored in the last call."""
         return self.resident.parts[self.ranks.rank]
 
-    def answers(self, logits: torch.Tensor) -> bool:
-        """Return whether these logits are this rank's part of the last call's."""
-        return logits is self._logits
-
     def gather(
-        self, rows: Callable[[TokenTree], np.ndarray], dtype: np.dtype, tree: TokenTree
+        self, rows: Callable[[TokenTree], ArrayLike], dtype: np.dtype, tree: TokenTree
     ) -> np.ndarray:
         """Return one row for each of the tree's `logit_nodes` from all ranks, [rows] of `dtype`.
 
         `rows` computes those of this rank's part. If a rank has failed, it raises its own error and
         the others a `RuntimeError` that names it.
         """
-        size, own = HEADER.itemsize, self.part
-        parts = self.resident.parts
-        most = max(len(part.owned) for part in parts)
-        message = np.zeros(size + most * dtype.itemsize, dtype=np.uint8)
+        parts, own = self.resident.parts, self.part
+        table = np.zeros(max(len(part.owned) for part in parts), dtype=dtype)
         try:
             if self._failed is not None:
                 raise self._failed
-            message[size:].view(dtype)[: len(own.owned)] = rows(own.of(tree))[: len(own.owned)]
+            table[: len(own.owned)] = np.asarray(rows(own.of(tree)))[: len(own.owned)]
         except Exception as error:
             self._failed = error
-        message[:size].view(HEADER)[0] = self._checksum, self._failed is not None
-        every = self.ranks.all_gather(message)
+        header = np.array([(self._checksum, self._failed is not None)], dtype=HEADER)
+        every = self.ranks.all_gather(header.tobytes() + table.tobytes())
         self.exchanges += 1
-        self.exchanged_bytes += len(message) * self.ranks.size
-        headers = [row[:size].view(HEADER)[0] for row in every]
+        self.exchanged_bytes += sum(map(len, every))
+        headers = [np.frombuffer(message, HEADER, 1)[0] for message in every]
         if any(header["checksum"] != self._checksum for header in headers):
             raise RankLost(
                 "the ranks no longer draft alike: give parallel_draft=first, which drafts on one"
@@ -192,9 +184,9 @@ class ShardedModel(CachedModel):
             self.empty()  # the ranks' caches may differ by now
             raise self._failed or RuntimeError(f"rank {failed[0]} failed")
         whole = np.empty(len(tree.logit_nodes), dtype=dtype)
-        for part, row in zip(parts, every, strict=True):
-            at = np.searchsorted(tree.logit_nodes, part.owned)
-            whole[at] = row[size:].view(dtype)[: len(part.owned)]
+        for part, message in zip(parts, every, strict=True):
+            found = np.frombuffer(message, dtype, offset=HEADER.itemsize)
+            whole[np.searchsorted(tree.logit_nodes, part.owned)] = found[: len(part.owned)]
         return whole
 
 
@@ -203,25 +195,23 @@ class GatheringSelector(TokenSelector):
     rank chooses in its part and sends the result to the others."""
 
     def __init__(self, choose: TokenSelector, model: ShardedModel) -> None:
-        self.choose = choose
-        self.model = model
+        self.choose, self.model = choose, model
         self.context_free = choose.context_free
+        self.scores = choose.scores  # type: ignore[method-assign]
         self.temperature, self.noise_seed = choose.temperature, choose.noise_seed
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        if not self.model.answers(logits):
+        if logits is not self.model.logits:
             return self.choose(logits, tokens, tree)
-        return self.model.gather(
-            lambda part: np.array(self.choose(logits, tokens, part)), CHOICE, tree
-        ).tolist()
+        found = self.model.gather(lambda part: self.choose(logits, tokens, part), CHOICE, tree)
+        return found.tolist()
 
     def ranked(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
     ) -> Ranked:
-        if not self.model.answers(logits):
+        if logits is not self.model.logits:
             return self.choose.ranked(logits, tokens, tree, count)
-        kinds = (("ids", CHOICE), ("scores", "<f8"), ("shares", "<f8"))
-        dtype = np.dtype([(name, kind, (count,)) for name, kind in kinds])
+        dtype = np.dtype([(name, kind, (count,)) for name, kind in RANKED])
 
         def rows(part: TokenTree) -> np.ndarray:
             own = self.choose.ranked(logits, tokens, part, count)
@@ -232,6 +222,3 @@ class GatheringSelector(TokenSelector):
 
         found = self.model.gather(rows, dtype, tree)
         return Ranked(found["ids"].astype(np.int64), found["scores"], found["shares"])
-
-    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        return self.choose.scores(logits, tokens, tree)

@@ -7,7 +7,6 @@ import os
 import signal
 import time
 
-import numpy as np
 import pytest
 import torch
 from ouroboros.baselines import Greedy
@@ -19,7 +18,7 @@ from ouroboros import Sampler, argmax
 from ouroboros.decode import decode
 from ouroboros.drafters.on_first_rank import OnFirstRank
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.parallel.ranks import ProcessGroup, RankLost, SingleRank, all_succeed
+from ouroboros.engine.parallel.ranks import ProcessGroup, RankLost, Ranks, all_succeed
 from ouroboros.engine.parallel.sharded import ShardedModel
 from ouroboros.testing import RandomTrees
 from ouroboros.tree import TokenTree
@@ -107,16 +106,15 @@ def test_ranks_that_have_parted_find_it_out(size, tmp_path):
     def work():
         ranks = ProcessGroup.join()
         for others in (
-            lambda: ranks.all_gather(np.zeros(size + 1, np.uint8)),
+            lambda: ranks.all_gather(bytes(size + 1)),
             lambda: ranks.broadcast(None),
         ):
-            mine = np.zeros(size, np.uint8)
             with pytest.raises(RankLost, match="no longer take the same steps"):
-                ranks.all_gather(mine) if ranks.rank else others()
-        every = ranks.all_gather(np.full(size, ranks.rank, np.uint8))
-        return [list(own) for own in every], len(ranks.broadcast(bytes(size)))
+                ranks.all_gather(bytes(size)) if ranks.rank else others()
+        every = ranks.all_gather(bytes([ranks.rank]) * size)
+        return every, len(ranks.broadcast(bytes(size)))
 
-    want = [[0] * size, [1] * size], size
+    want = [bytes(size), b"\1" * size], size
     assert in_processes(2, work, tmp_path) == [(0, want)] * 2
 
 
@@ -141,13 +139,13 @@ def test_every_rank_scores_the_first_ranks_tree():
 
 def test_a_drafter_on_the_first_rank_is_itself_alone():
     truth = decode(CachedModel(llama()), Greedy(), [5, 6], max_new=20).tokens
-    drafter = OnFirstRank(RandomDrafter(truth, seed=1), SingleRank())
+    drafter = OnFirstRank(RandomDrafter(truth, seed=1), Ranks())
     assert decode(CachedModel(llama()), drafter, [5, 6], max_new=20).tokens == truth
     assert drafter.trees and drafter.deepest  # its own
 
 
 def test_a_draft_that_fails_fails_on_every_rank():
-    class Other(SingleRank):
+    class Other(Ranks):
         rank = 1
 
         def broadcast(self, value):
@@ -158,6 +156,6 @@ def test_a_draft_that_fails_fails_on_every_rank():
             raise MemoryError("no memory left")
 
     with pytest.raises(MemoryError, match="no memory left"):
-        OnFirstRank(Failing(), SingleRank()).propose([5], 3)
+        OnFirstRank(Failing(), Ranks()).propose([5], 3)
     with pytest.raises(RuntimeError, match="rank 0 failed to draft"):
         OnFirstRank(Failing(), Other()).propose([5], 3)
