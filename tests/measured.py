@@ -10,7 +10,6 @@ from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.report.gather import Measured, load
 from ouroboros.bench.run.folder import SAMPLES, SCORES, ResultsFolder
-from ouroboros.bench.run.identity import RunIdentity
 from ouroboros.trace import StepRecord
 
 
@@ -107,16 +106,13 @@ def write_run(
 ) -> ResultsFolder:
     """Write a finished results folder."""
     folder = ResultsFolder(path)
-    folder.open_run(dict(run), RunIdentity(run.get("identity", "x")))
+    folder.open_run({"identity": "x", **run})
     folder.save_run(folder.load_run(), status="finished")
-    with folder.appending(SAMPLES) as lines:
-        for row in samples:
-            lines.append(row.to_dict())
-    if scores:
-        with folder.appending(SCORES) as lines:
-            for (example, decoder, repeat), values in scores.items():
-                key = {"example": example, "decoder": decoder, "repeat": repeat}
-                lines.append({**key, "scores": values})
+    for row in samples:
+        folder.append(SAMPLES, row.to_dict())
+    for (example, decoder, repeat), values in (scores or {}).items():
+        key = {"example": example, "decoder": decoder, "repeat": repeat}
+        folder.append(SCORES, {**key, "scores": values})
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -52,6 +53,8 @@ def check_unused(results_dir: str | None) -> None:
 def one_line(error: BaseException) -> str:
     """Return an error's message on one line, without Hydra's list of search paths; for an unknown
     option or config, with the nearest match and the known names."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full: free some space and rerun; what was written is kept"
     text = str(error).strip() or type(error).__name__
     text = " ".join(text.split("Config search path")[0].split())
     if option := re.search(r"Could not override '([^']+)'", text):

@@ -66,10 +66,9 @@ def replay_all(cfg: DictConfig, as_json: bool = False) -> int:
     document = {"title": title, "decoders": rows}
     if config["results_dir"]:
         out = ResultsFolder(config["results_dir"])
-        out.path.mkdir(parents=True, exist_ok=True)
-        with out.appending(SAMPLES) as lines:
+        with out.locked():
             for sample in (one for own in samples.values() for one in own):
-                lines.append(sample.to_dict())
+                out.append(SAMPLES, sample.to_dict())
         out.write_json("replay.json", document)
     print(title)
     print(table.reset_index().to_string(index=False, na_rep="-", float_format="{:.3f}".format))

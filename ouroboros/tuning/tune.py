@@ -22,7 +22,7 @@ from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
 from ouroboros.bench.replay.replay import check_drafter, replay
 from ouroboros.bench.run.folder import ResultsFolder, read_lines
-from ouroboros.bench.run.identity import code_hash, identity
+from ouroboros.bench.run.identity import identity, sources_hash
 from ouroboros.bench.run.loop import Bench, eos_ids
 from ouroboros.bench.run.prompts import prompt_ids
 from ouroboros.bench.tasks.task import Example
@@ -191,12 +191,12 @@ def tune(
     the other machines' best settings lose. Finished searches are kept in the folder `results` and
     skipped when the same search is run again; `about` (JSON values) identifies what they share.
     """
-    of = identity(code_hash(), [(*t.cell, t.recorded.runs[0].tokens) for t in on], about, SPACES)
+    of = identity(sources_hash(), [(*t.cell, t.recorded.runs[0].tokens) for t in on], about, SPACES)
     jobs = [(name, machine) for name in names for machine in machines]
     best: dict[tuple[str, str], dict] = {}
-    results.mkdir(parents=True, exist_ok=True)
-    with ResultsFolder(results).appending(SEARCHES) as lines:
-        done = {row["key"]: row for _, row in read_lines(results / SEARCHES)}
+    folder = ResultsFolder(results)
+    with folder.locked(SEARCHES):
+        done = {row["key"]: row for row in read_lines(results / SEARCHES)}
         for name, machine in tqdm(jobs, desc="searches", unit="search"):
             own = asdict(machine.costs), dict(machine.decoders[name])
             key = identity(of, trials, first, seed, name, *own)
@@ -204,7 +204,7 @@ def tune(
                 drawn = random_settings(SPACES[name], trials, f"{seed}-{name}")
                 found = machine.best(name, drawn, on[:first], on)
                 done[key] = {"key": key, "settings": found, "tried": sorted(machine.tried[name])}
-                lines.append(done[key])
+                folder.append(SEARCHES, done[key])
             best[name, machine.name] = done[key]["settings"]
             machine.tried.setdefault(name, set()).update(done[key]["tried"])
     top = {

@@ -65,7 +65,7 @@ def test_an_edited_drafter_does_not_resume_and_failures_are_kept(mine, run_bench
     for change, told in (
         ("threads=2", "(threads was 1, is 2)"),
         ("seed=7", "(seed was 0, is 7)"),
-        ("task.limit=1", "prompts was "),
+        ("task.limit=1", "task.limit was None, is 1"),
     ):
         assert told in run_bench(*rule, change, "retry_failed=true")[2]
 

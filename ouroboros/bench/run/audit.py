@@ -21,7 +21,6 @@ from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.run.folder import AUDIT, ResultsFolder, read_lines
 from ouroboros.bench.run.loop import Bench, StopStrings, eos_ids
 from ouroboros.bench.run.prompts import Answers, prompt_ids
-from ouroboros.bench.tasks.task import Example
 from ouroboros.decode import DrafterCapabilities
 from ouroboros.engine.model import CachedModel
 
@@ -31,7 +30,7 @@ BYTES_PER_WEIGHT = 16  # copies in float64 and float32, and a third while one is
 
 def load_audit(folder: ResultsFolder) -> list[Row]:
     """Return the rows of audit.jsonl; [] without such a file."""
-    return [Row(**row) for _, row in read_lines(folder.path / AUDIT)]
+    return list(read_lines(folder.path / AUDIT, lambda row: Row(**row)))
 
 
 def audit_run(
@@ -50,102 +49,85 @@ def audit_run(
     """
     if PLAIN not in job.decoders:
         return
-    finished = folder.load_run()["status"] == "finished"
+    finished, vocab = folder.load_run()["status"] == "finished", job.target.vocab_size
     quick = not controls and job.target.dtype in (torch.bfloat16, torch.float16)
-    auditor = Auditor(
-        job.target,
-        rows=THOROUGH if controls else QUICK,
-        exact=torch.float32 if quick else torch.float64,
-    )
+    exact, sizes = torch.float32 if quick else torch.float64, THOROUGH if controls else QUICK
+    auditor = Auditor(job.target, rows=sizes, exact=exact)
     samples = {sample.key: sample for sample in folder.load_samples()}
     answers = Answers(job.task, job.examples, next(iter(job.decoders)), samples.values())
-    choose = job.sampling.choose("", 0, vocab=job.target.vocab_size)
+    choose = job.sampling.choose("", 0, vocab=vocab)
     rules = {name: DrafterCapabilities.of(make()).rule for name, make in job.decoders.items()}
-    keeps_distribution = {name for name, rule in rules.items() if rule(choose) is not choose}
-
-    def findings(example: Example, repeat: int, group: Mapping[str, Sample]) -> tuple[dict, list]:
-        """Judge one prompt's completions, by decoder; return findings and controls."""
-        found = _without_comparison(job, group, keeps_distribution, finished)
-        plain = group.get(PLAIN)
-        if plain is None or plain.error:
-            unjudged = Finding("not judged", f"{PLAIN} has no completion of this prompt")
-            return {**dict.fromkeys(group, unjudged), **found}, []
-        prompt = prompt_ids(job.target.tokenizer, answers.with_history(example, repeat))
-        for name in group.keys() - found.keys():
-            if not _ends_by_a_rule(job, group[name], len(prompt)):
-                reason = "its end follows no rule: no end token, no limit, no stop string"
-                found[name] = Finding("BUG", reason)
-        others = {n: s.new_tokens for n, s in group.items() if n not in found and n != PLAIN}
-        lacking = 0 if auditor.ready else _lacking_bytes(job.target)
-        if lacking:
-            reason = (
-                f"copies in float64 and float32 need {lacking / 2**30:.0f} GiB more than is free"
-            )
-            short = Finding("not judged", reason)
-            measured: list[Control] = []
-            same = {n for n, new in others.items() if tuple(new) == tuple(plain.new_tokens)}
-            judged = {n: Finding("identical") if n in same else short for n in others}
-            judged["reference"] = short
-        else:
-            choose = job.sampling.choose(example.id, repeat, vocab=job.target.vocab_size)
-            judged, measured = auditor.judge(
-                prompt, plain.new_tokens, others, choose=choose, controls=controls
-            )
-        reference = judged.pop("reference", Finding("reference"))
-        if not controls and reference.verdict != "BUG":
-            reference = Finding("reference")
-        return {PLAIN: reference, **judged, **found}, measured
-
+    in_law = {name for name, rule in rules.items() if rule(choose) is not choose}
     rows = []
     for repeat, example in product(range(job.repeats), job.examples):
         keys = {name: (example.id, name, repeat) for name in job.decoders}
-        group = {name: samples[key] for name, key in keys.items() if key in samples}
-        if group or finished:
-            found, measured = findings(example, repeat, group)
+        group = {name: samples.get(key) for name, key in keys.items() if finished or key in samples}
+        findings, plain = _without_comparison(job, group, in_law), group.get(PLAIN)
+        controlled: list[Control] = []
+        if plain is not None and not plain.error:
+            prompt = prompt_ids(job.target.tokenizer, answers.with_history(example, repeat))
+            for name, sample in group.items():
+                if (
+                    sample
+                    and name not in findings
+                    and not _ends_by_a_rule(job, sample, len(prompt))
+                ):
+                    reason = "its end follows no rule: no end token, no limit, no stop string"
+                    findings[name] = Finding("BUG", reason)
+            new = {n: s.new_tokens for n, s in group.items() if s and n not in {PLAIN, *findings}}
+            if not auditor.ready and (lacking := _lacking_bytes(job.target)):
+                gib = f"{lacking / 2**30:.0f} GiB more than is free"
+                short = Finding("not judged", f"copies in float64 and float32 need {gib}")
+                equal = Finding("identical")
+                judged = {n: equal if ids == plain.new_tokens else short for n, ids in new.items()}
+                judged["reference"] = short
+            else:
+                choose = job.sampling.choose(example.id, repeat, vocab=vocab)
+                judged, controlled = auditor.judge(
+                    prompt, plain.new_tokens, new, choose=choose, controls=controls
+                )
+            reference = judged.pop("reference", Finding("reference"))
+            if not controls and reference.verdict != "BUG":
+                reference = Finding("reference")
+            findings = {PLAIN: reference, **judged, **findings}
+        if findings:
             known = {
                 name: {k: v for k, v in asdict(finding).items() if v not in (None, "", {})}
-                for name, finding in found.items()
+                for name, finding in findings.items()
             }
-            rows.append(Row(example.id, repeat, known, [asdict(control) for control in measured]))
+            rows.append(Row(example.id, repeat, known, list(map(asdict, controlled))))
         on_row()
     folder.write_text(AUDIT, "".join(json.dumps(asdict(row)) + "\n" for row in rows))
 
 
 def _without_comparison(
-    job: Bench, group: Mapping[str, Sample], keeps_distribution: Collection[str], finished: bool
+    job: Bench, group: Mapping[str, Sample | None], in_law: Collection[str]
 ) -> dict[str, Finding]:
-    """Return the findings that need neither model nor standard decoding: a missing or failed
-    completion, a refused prompt, or a decoder that preserves the distribution only."""
-    errors = {sample.error for sample in group.values()}
-    reason = next(iter(errors), None)
+    """Return the findings that need neither model nor standard decoding."""
+    plain, errors = group.get(PLAIN), {sample and sample.error for sample in group.values()}
     # The caller's error (`ValueError`), in the same words from all, such as too long a prompt.
-    refused = PLAIN in group and len(errors) == 1 and (reason or "").startswith("ValueError: ")
+    refused = plain and len(errors) == 1 and (plain.error or "").startswith("ValueError: ")
     found = {}
-    for name in job.decoders:
-        sample = group.get(name)
+    for name, sample in group.items():
         if sample is None:
-            if finished:
-                found[name] = Finding("BUG", "missing: there is no such completion")
+            found[name] = Finding("BUG", "missing: there is no such completion")
         elif sample.error:
             failed = Finding("BUG", f"failed: {sample.error}")
             found[name] = Finding("not measured", sample.error) if refused else failed
-        elif name in keeps_distribution:
+        elif name in in_law:
             found[name] = Finding("in law", "rejection sampling: equal in law, not in tokens")
+        elif plain is None or plain.error:
+            found[name] = Finding("not judged", f"{PLAIN} has no completion of this prompt")
     return found
 
 
 def _ends_by_a_rule(job: Bench, sample: Sample, prompt_len: int) -> bool:
     """Return whether a completion ends at an end token, a limit or a stop string."""
-    stopped = sample.finish == "stop"
-    ended = well_ended(
-        sample.new_tokens,
-        eos=eos_ids(job.target),
-        max_new=job.max_new,
-        room=job.target.max_len - prompt_len + 1,
-        stopped=stopped,
-    )
-    stop = StopStrings(job.target.tokenizer, job.task.stop)(sample.new_tokens)
-    return ended and stop == (len(sample.new_tokens) if stopped else None)
+    new, stopped = sample.new_tokens, sample.finish == "stop"
+    room, eos = job.target.max_len - prompt_len + 1, eos_ids(job.target)
+    ended = well_ended(new, eos=eos, max_new=job.max_new, room=room, stopped=stopped)
+    stop = StopStrings(job.target.tokenizer, job.task.stop)(new)
+    return ended and stop == (len(new) if stopped else None)
 
 
 def _lacking_bytes(target: CachedModel) -> int:

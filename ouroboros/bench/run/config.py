@@ -1,4 +1,4 @@
-"""The options of a run with their defaults and ranges: what conf/config.yaml sets.
+"""The options of a run with their defaults and ranges: what conf/config.yaml sets and explains.
 
 Every range and combination is checked here, before anything is loaded. Errors name the option, its
 value and the remedy in one line.
@@ -10,10 +10,10 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
+from omegaconf import OmegaConf
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from ouroboros.bench.run.pair import PairSpec
@@ -23,10 +23,20 @@ from ouroboros.processors import processed
 from ouroboros.reference_pair import FOLDER
 from ouroboros.select import Sampler, TokenSelector, argmax
 
-CHOICES = {
+CHOICES: dict[str, tuple] = {
     "audit": ("none", "differing", "all"),
     "parallel": ("tree", None),
     "parallel_draft": ("every", "first", "shared", None),
+    "record_trees": (True, False, None),
+    **dict.fromkeys(
+        ("overwrite", "retry_failed", "save_pools", "timing", "record_predictions"), (True, False)
+    ),
+}
+RANGES = {
+    "temperature": (0.0, math.inf, "of 0 (greedy) or more, or matched"),
+    "top_p": (1e-9, 1.0, "above 0, up to 1 (no cut)"),
+    "min_p": (0.0, 1.0, "from 0 (no cut) to 1"),
+    "repetition_penalty": (1e-9, math.inf, "above 0; 1 is none"),
 }
 
 
@@ -39,8 +49,8 @@ class Sampling:
     """
 
     seed: int = 0
-    temperature: float = 0.0  # 0: greedy decoding
-    top_k: int = 0  # 0: no cut
+    temperature: float = 0.0
+    top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
@@ -48,20 +58,15 @@ class Sampling:
     def __post_init__(self) -> None:
         check_whole("seed", self.seed, least=0)
         check_whole("top_k", self.top_k, least=0)
-        for name, low, high, words in (
-            ("temperature", 0.0, math.inf, "of 0 (greedy) or more, or matched"),
-            ("top_p", 1e-9, 1.0, "above 0, up to 1 (no cut)"),
-            ("min_p", 0.0, 1.0, "from 0 (no cut) to 1"),
-            ("repetition_penalty", 1e-9, math.inf, "above 0; 1 is none"),
-        ):
+        for name, (low, high, words) in RANGES.items():
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not low <= value <= high:
                 raise ValueError(f"{name}={value}: give a number {words}")
 
     def choose(self, example: str, sample: int, *, vocab: int) -> TokenSelector:
-        """Return the token selector of an example's repeat `sample`, the same for every decoder;
-        `vocab` is the target's vocabulary size."""
+        """Return the token selector of an example's repeat `sample`; `vocab` is the target's
+        vocabulary size."""
         choose: TokenSelector = argmax
         if self.temperature:
             choose = Sampler(
@@ -85,48 +90,33 @@ def derive_seed(seed: int, example: str, sample: int) -> int:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All options of a run. Raises `ValueError` for values and combinations that cannot run."""
+    """All options of a run, as conf/config.yaml explains them.
+
+    `decoder` holds decoder configs by name, as `make_decoder` takes them. Raises `ValueError` for
+    values and combinations that cannot run.
+    """
 
     model: PairSpec
     task: TaskSpec
     decoder: Mapping[str, Mapping[str, object]]
-    """Decoder configs by name; `ouroboros.decoders.make_decoder` takes each."""
     sampling: Sampling = field(default_factory=Sampling)
     max_new: int | None = None
-    """New tokens per prompt; None: the task's default."""
     repeats: int = 1
-    """Times that each decoder decodes each prompt; with a temperature, independent samples."""
     context_tokens: int | None = None
-    """Pad each prompt with other prompts of the task to this many tokens."""
     part: str | None = None
-    """Shard of the prompts, as "2/4"; a report joins the shards."""
     threads: int | None = None
-    """CPU threads; None: torch's default."""
     parallel: str | None = None
-    """"tree": share each tree among the processes of torchrun, which all hold both models."""
     parallel_draft: str | None = None
-    """Where the draft then runs: on every rank, on the first, or shared; None: by the costs."""
     audit: str = "differing"
-    """Which completions to audit: those that differ from greedy's, all with controls, or none."""
     results_dir: str | None = None
-    """None: results/local/<task>-<model>-<time>."""
     overwrite: bool = False
-    """Replace the run in `results_dir`."""
     retry_failed: bool = False
-    """Measure the failed samples of the run in `results_dir` again."""
     save_pools: bool = False
-    """Keep the phrase pools that decoders carry from prompt to prompt."""
     timing: bool = True
-    """False: other jobs share the device, so only counts are reported."""
     costs: str | Mapping | None = None
-    """Call costs for decoders and report: a name, a file, a folder of a timed run or a table; None:
-    measured at load where a decoder asks for costs (named ones without `timing`)."""
     published: Mapping | None = None
-    """{source, hardware, tokens_per_s: {decoder: ...}} of a published run."""
     record_trees: bool | None = None
-    """Write the first repeat's trees; None: of decoders that give node probabilities."""
     record_predictions: bool = False
-    """Write the target's prediction at every node, for replays of any drafter."""
 
     @classmethod
     def from_mapping(cls, options: Mapping) -> RunConfig:
@@ -138,9 +128,8 @@ class RunConfig:
         drawn = {f.name for f in fields(Sampling)}
         known = {f.name for f in fields(cls)} - {"sampling"} | drawn
         for name in own.keys() - known:
-            raise ValueError(
-                f"{name} is no option of a run: choose from {', '.join(sorted(known))}"
-            )
+            names = ", ".join(sorted(known))
+            raise ValueError(f"{name} is no option of a run: choose from {names}")
         own["model"] = PairSpec.from_mapping(own["model"])
         own["task"] = TaskSpec.from_mapping(own["task"])
         sampling = {name: own.pop(name) for name in drawn & own.keys()}
@@ -156,7 +145,10 @@ class RunConfig:
 
     def replaced(self, overrides: Mapping[str, object]) -> RunConfig:
         """Return the config with some values replaced, by their dotted names."""
-        return RunConfig.from_mapping(with_overrides(self.to_mapping(), overrides))
+        options = OmegaConf.create(self.to_mapping())
+        for name, value in overrides.items():
+            OmegaConf.update(options, name, value, merge=False, force_add=True)
+        return RunConfig.from_mapping(OmegaConf.to_container(options))  # type: ignore[arg-type]
 
     @property
     def needs_draft(self) -> bool:
@@ -180,28 +172,17 @@ class RunConfig:
         return found
 
     def __post_init__(self) -> None:
-        for name, value, null in (
-            ("max_new", self.max_new, True),
-            ("repeats", self.repeats, False),
-            ("threads", self.threads, True),
-            ("context_tokens", self.context_tokens, True),
-            ("task.limit", self.task.limit, True),
-            ("task.stride", self.task.stride, False),
-        ):
-            check_whole(name, value, null=null)
-        for name in ("overwrite", "retry_failed", "save_pools", "timing", "record_predictions"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)}: give true or false")
-        if not isinstance(self.record_trees, bool | None):
-            raise ValueError(f"record_trees={self.record_trees}: give true, false or null")
+        for name in ("max_new", "repeats", "threads", "context_tokens"):
+            check_whole(name, getattr(self, name), null=name != "repeats")
+        check_whole("task.limit", self.task.limit, null=True)
+        check_whole("task.stride", self.task.stride)
         for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                known = ", ".join("null" if choice is None else choice for choice in choices)
-                raise ValueError(f"{name}={getattr(self, name)}: choose one of {known}")
+            value = getattr(self, name)
+            if (type(value), value) not in [(type(choice), choice) for choice in choices]:
+                known = ", ".join(json.dumps(choice).strip('"') for choice in choices)
+                raise ValueError(f"{name}={value}: choose one of {known}")
         if self.record_predictions and self.timing:
-            raise ValueError(
-                "record_predictions=true takes time in every step: give timing=false as well"
-            )
+            raise ValueError("record_predictions=true slows every step: give timing=false as well")
         for name in ("options", "target_options", "draft_options"):
             for plan in ("tp_plan", "distributed_config"):
                 if self.parallel and getattr(self.model, name).get(plan) is not None:
@@ -250,20 +231,3 @@ def matched_temperature(target: str | None) -> float:
             f"temperature=matched is known of reference/target, not of {target}: give a number"
         )
     return json.loads((FOLDER / "evaluation.json").read_text())["matched_temperature"]
-
-
-def with_overrides(options: Mapping, overrides: Mapping[str, object]) -> dict:
-    """Return nested options with some values replaced or added, by their dotted names.
-
-    >>> with_overrides({"task": {"limit": 3}}, {"task.limit": 5, "seed": 1})
-    {'task': {'limit': 5}, 'seed': 1}
-    """
-    found = deepcopy(dict(options))
-    for name, value in overrides.items():
-        *parents, last = name.split(".")
-        below = found
-        for parent in parents:
-            below[parent] = dict(below.get(parent) or {})
-            below = below[parent]
-        below[last] = value
-    return found

@@ -14,26 +14,25 @@
 
 Invariants: lines are only appended, and an appended line is on disk. A torn last line is never
 read, and is dropped before the next append. Of two samples with one key the later one counts. One
-process writes at a time. `ouroboros.bench.run.identity` decides whether a run may be resumed.
-Finished .jsonl files may be gzipped (.jsonl.gz): they read the same and refuse appends.
+process writes at a time. Finished .jsonl files may be gzipped (.jsonl.gz): they read the same and
+refuse appends.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import gzip
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
-from ouroboros.bench.run.identity import RunIdentity, check_loaded
+from ouroboros.bench.run.identity import changes
 from ouroboros.bench.run.recorder import (
     PrefixKey,
     predictions_from_json,
@@ -47,12 +46,13 @@ PREDICTIONS, TREES, COSTS = "predictions.jsonl", "trees.jsonl", "costs.json"
 FAILURES = "failures.jsonl"
 MADE = (
     *(RUN, SCORES, AUDIT, PREDICTIONS, TREES, COSTS, FAILURES),
-    *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png"),
+    *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png", "pool-*.json*"),
 )
 """The files that overwriting a run removes (samples.jsonl is emptied, since it holds the lock)."""
 SampleKey = tuple[str, str, int]
 MOST_TREE_BYTES = 32 << 20
 """Size of trees.jsonl beyond which no more trees are written."""
+REMEDY = "use another results_dir, or overwrite=true"
 
 
 class ResultsFolder:
@@ -60,36 +60,67 @@ class ResultsFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        self._locked = False
 
-    def check_open(self, claim: RunIdentity) -> dict | None:
+    @contextlib.contextmanager
+    def locked(self, name: str = SAMPLES) -> Iterator[None]:
+        """Make the folder and keep other processes from writing here (by a lock on the file
+        `name`); may be nested.
+
+        Raises `ValueError` where another process writes here, and where the samples are packed.
+        """
+        if self._locked:
+            yield
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        refuse_packed(self.path / name)
+        with open(self.path / name, "a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ValueError(f"{self.path}: another run is writing here") from error
+            self._locked = True
+            try:
+                yield
+            finally:
+                self._locked = False
+
+    def check_open(
+        self, facts: Mapping, *, overwrite: bool = False, retry_failed: bool = False
+    ) -> dict | None:
         """Return the run.json to resume, None for a new run; change nothing.
 
-        Raises `ValueError` where the folder holds another run or a finished one.
+        Raises `ValueError` where the folder holds another run than that of `facts`, or a finished
+        one (with `retry_failed`: one without failed samples).
         """
-        old = None if claim.overwrite else self._old_run()
-        if old is not None:
-            failed = claim.retry_failed and any(sample.error for sample in self.load_samples())
-            claim.check(old, self.path, failed=failed)
+        old = None if overwrite else self._old_run()
+        if old is None:
+            return None
+        if what := changes(old, facts):
+            raise ValueError(
+                f"{self.path} holds a run with other settings, sources or environment ({what}): "
+                f"resume it as it was, {REMEDY}"
+            )
+        if old.get("status") == "finished" and not retry_failed:
+            raise ValueError(f"{self.path} holds this run, already finished: {REMEDY}")
+        if old.get("status") == "finished" and not any(s.error for s in self.load_samples()):
+            raise ValueError(f"{self.path}: no sample failed, so nothing is to retry; {REMEDY}")
         return old
 
-    def open_run(self, facts: dict, claim: RunIdentity) -> dict:
+    def open_run(self, facts: dict, *, overwrite: bool = False, retry_failed: bool = False) -> dict:
         """Start the run or resume the one in this folder; return its run.json.
 
-        Raises `ValueError` as `check_open` does, where another process writes here, and where task,
-        models or length differ from those in `facts`. Overwriting removes the old run's files.
+        Raises `ValueError` as `check_open` does. Overwriting removes the old run's files.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with locked(self.path / SAMPLES) as samples:
-            old = self.check_open(claim)
+        with self.locked():
+            old = self.check_open(facts, overwrite=overwrite, retry_failed=retry_failed)
             if old is not None:
-                check_loaded(old, facts, self.path)
                 return self.save_run({**old, "resumed": old["resumed"] + 1}, status="running")
-            if claim.overwrite:
-                samples.truncate(0)
-                for path in [*map(self.path.joinpath, MADE), *self.path.glob("pool-*.json*")]:
-                    path.unlink(missing_ok=True)
-            own = {"identity": claim.identity, "environment": dict(claim.environment)}
-            return self.save_run({**own, **facts, "resumed": 0}, status="running")
+            if overwrite:
+                os.truncate(self.path / SAMPLES, 0)
+                for path in (path for name in MADE for path in self.path.glob(name)):
+                    path.unlink()
+            return self.save_run({**facts, "resumed": 0}, status="running")
 
     def pool_path(self, decoder: str) -> Path:
         """Return the file of a decoder's carried phrase pool."""
@@ -126,56 +157,54 @@ class ResultsFolder:
     def write_text(self, name: str, text: str) -> None:
         """Write a whole text file, or nothing at all."""
         part = self.path / f"{name}.part"
-        with named_errors(self.path / name):
-            part.write_text(text, encoding="utf-8")
-            part.replace(self.path / name)
+        part.write_text(text, encoding="utf-8")
+        part.replace(self.path / name)
+
+    def append(self, name: str, row: Mapping[str, object], key: SampleKey | None = None) -> None:
+        """Append a line to a .jsonl file, after dropping a torn one; it is on disk when this
+        returns. `key` is that of the sample that the line is about, whose own line comes later."""
+        path, line = self.path / name, {"key": list(key), **row} if key else row
+        refuse_packed(path)
+        with open(path, "a+b") as file:
+            if size := file.tell():
+                file.seek(size - 1)
+                if file.read() != b"\n":
+                    file.truncate(path.read_bytes().rfind(b"\n") + 1)
+            file.write(json.dumps(line).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def load_samples(self) -> list[Sample]:
         """Return the samples on disk in the order of measurement, the newest of each key."""
         samples: dict[SampleKey, Sample] = {}
-        for number, line in read_lines(self.path / SAMPLES):
-            try:
-                sample = Sample.from_dict(line)
-            except (KeyError, TypeError) as error:
-                raise ValueError(f"{self.path / SAMPLES}, line {number}: not a sample") from error
+        for sample in read_lines(self.path / SAMPLES, Sample.from_dict):
             samples.pop(sample.key, None)
             samples[sample.key] = sample
         return list(samples.values())
 
     def load_scores(self) -> dict[SampleKey, dict[str, float]]:
         """Return the scores on disk by sample key."""
-        rows = [line for _, line in read_lines(self.path / SCORES)]
+        rows = read_lines(self.path / SCORES)
         return {(r["example"], r["decoder"], r["repeat"]): r["scores"] for r in rows}
-
-    def add(self, name: str, key: SampleKey, row: Mapping[str, object]) -> None:
-        """Append a row about a sample to a .jsonl file, before the sample's own line."""
-        with self.appending(name) as lines:
-            lines.append({"key": list(key), **row})
 
     def load_predictions(self) -> dict[SampleKey, dict[PrefixKey, int]]:
         """Return the predictions on disk by sample key."""
-        rows = [line for _, line in read_lines(self.path / PREDICTIONS)]
+        rows = read_lines(self.path / PREDICTIONS)
         return {tuple(row["key"]): predictions_from_json(row["predictions"]) for row in rows}
 
     def add_trees(self, key: SampleKey, trees: Sequence[ProposedTree]) -> None:
-        """Append a sample's trees, before the sample's line, unless the file is full."""
+        """Append a sample's trees, unless the file is full."""
         path, names = self.path / TREES, list[str]()
         if not path.exists() or path.stat().st_size < MOST_TREE_BYTES:
             rows = [tree_to_json(tree, names) for tree in trees]
-            self.add(TREES, key, {"sources": names, "steps": rows})
+            self.append(TREES, {"sources": names, "steps": rows}, key)
 
     def load_trees(self) -> dict[SampleKey, list[ProposedTree]]:
         """Return the trees on disk by sample key, one per step; the newest of each key."""
         return {
             tuple(line["key"]): [tree_from_json(row, line["sources"]) for row in line["steps"]]
-            for _, line in read_lines(self.path / TREES)
+            for line in read_lines(self.path / TREES)
         }
-
-    @contextlib.contextmanager
-    def appending(self, name: str) -> Iterator[JsonLines]:
-        """Open a .jsonl file for this process alone, its torn last line dropped."""
-        with locked(self.path / name) as file:
-            yield JsonLines(file, self.path / name)
 
     def _old_run(self) -> dict | None:
         path = self.path / RUN
@@ -185,38 +214,6 @@ class ResultsFolder:
             return json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{path} is damaged: use another results_dir") from error
-
-
-class JsonLines:
-    """A locked file to append to, its torn last line dropped."""
-
-    def __init__(self, file: TextIO, path: Path) -> None:
-        self._file, self._path = file, path
-        file.truncate(path.read_bytes().rfind(b"\n") + 1)
-
-    def append(self, row: dict) -> None:
-        """Append one line; it is on disk when this returns. Raises as `named_errors`."""
-        with named_errors(self._path):
-            self._file.write(json.dumps(row) + "\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[TextIO]:
-    """Open a file for appending by this process alone.
-
-    Raises `ValueError` where another process has it open, or where it is packed.
-    """
-    packed = _packed(path)
-    if packed.exists():
-        raise ValueError(f"{packed} is complete and packed: gunzip it to resume the run")
-    with open(path, "a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ValueError(f"{path.parent}: another run is writing here") from error
-        yield file
 
 
 def load_costs(source: str | Path | Mapping | None) -> Costs | None:
@@ -234,20 +231,19 @@ def load_costs(source: str | Path | Mapping | None) -> Costs | None:
     return replace(costs, about={"name": Path(source).name})
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, dict]]:
-    """Yield (number, object) of each whole line, packed or not; nothing for a missing file.
+def read_lines(path: Path, parse: Callable[[dict], Any] = dict) -> Iterator[Any]:
+    """Yield `parse` of the object on each whole line, packed or not; nothing for a missing file.
 
-    Raises `ValueError` with the line's number for damaged JSON.
+    Raises `ValueError` with the line's number for damaged JSON and what `parse` cannot read.
     """
     if not exists(path):
         return
-    packed = _packed(path)
-    read = gzip.decompress(packed.read_bytes()) if packed.exists() else path.read_bytes()
+    read = path.read_bytes() if path.exists() else gzip.decompress(_packed(path).read_bytes())
     text = read.decode("utf-8", errors="replace")
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
         try:
-            yield number, json.loads(line)
-        except ValueError as error:
+            yield parse(json.loads(line))
+        except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}, line {number}: damaged JSON") from error
 
 
@@ -256,19 +252,11 @@ def exists(path: Path) -> bool:
     return path.exists() or _packed(path).exists()
 
 
+def refuse_packed(path: Path) -> None:
+    """Raise `ValueError` where a .jsonl file is packed."""
+    if _packed(path).exists():
+        raise ValueError(f"{_packed(path)} is complete and packed: gunzip it to resume the run")
+
+
 def _packed(path: Path) -> Path:
     return path.with_name(f"{path.name}.gz")
-
-
-@contextlib.contextmanager
-def named_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk into an `OSError` that names the file and the remedy."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise OSError(
-            f"the disk is full while writing {path}: free some space and rerun the command; "
-            "finished samples are kept"
-        ) from error

@@ -1,10 +1,9 @@
-"""The identity of a run: what its samples depend on, and whether a results folder may be resumed.
+"""What a run records about itself, and whether a results folder may be resumed.
 
-Two runs are the same where their settings, prompts, the content of the files that the config names
-and the source of classes from outside this package are equal. A run may be resumed where versions,
-device, threads and this package's code are equal as well, and the loaded task and models too.
-Hashes depend on names, sizes and bytes, never on times or folders: a copied model is the same
-model. Nothing here records a host name or an absolute path.
+A run may be resumed where its options, prompts, the content of the files that it names, the source
+of classes from outside this package, versions, device, threads and this package's code are equal,
+and the loaded task and models too. Hashes depend on names, sizes and bytes, never on times or
+folders: a copied model is the same model. Nothing here records a host name or an absolute path.
 """
 
 from __future__ import annotations
@@ -17,17 +16,16 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from modulefinder import ModuleFinder
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
+from pandas import json_normalize
 
 from ouroboros import baselines, conf
 from ouroboros.bench.run.config import RunConfig
@@ -48,12 +46,11 @@ PACKAGES = (*SAMPLED_BY[1:], "ouroboros-decoding", "numpy", "accelerate", "hydra
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "bf16")
 ROOT = Path(__file__).parents[3]
 CODE = (
-    *("*.py", "engine/**/*.py", "drafters/**/*.py", "drafters/**/*.json", "costs/*.py"),
-    *("costs/*.yaml", "audit/*.py", "bench/tasks/*.py", "bench/tasks/examples/*"),
-    *(f"bench/run/{name}.py" for name in ("config", "pair", "prompts", "recorder", "loop", "run")),
-    "bench/metrics/meter.py",
+    *("ouroboros/**/*.py", "ouroboros/drafters/**/*.json", "ouroboros/costs/*.yaml"),
+    *("ouroboros/bench/tasks/examples/*", "ouroboros/reference/*/*.safetensors"),
 )
-"""The files of this package that samples depend on."""
+NO_CODE = re.compile(r"ouroboros/(cli|tuning|bench/(replay|report|metrics/(?!meter)))")
+"""Code that no sample depends on."""
 WHOLE_BYTES = 64 << 20
 """Files up to this size are hashed whole, larger ones by samples."""
 SAMPLES, SAMPLE_BYTES = 32, 64 << 10
@@ -62,70 +59,19 @@ MODEL_FILES = frozenset(
 )
 KNOWN = frozenset(["ouroboros", "torch", "transformers", "optimum", "torchao"])
 """Packages that the environment already names by version or code hash."""
-CHANGES = 6  # differences that an error lists
-REMEDY = "use another results_dir, or overwrite=true"
+SHOWN = 6  # differences that an error lists
 _ABSOLUTE = re.compile(r"(?<![\w./:])/(?:[^\s/'\":,;()]+/)+([^\s/'\":,;()]*)")
 
 
-@dataclass(frozen=True)
-class RunIdentity:
-    """The run to start or resume in a folder.
+def describe(config: RunConfig, examples: Sequence[Example]) -> dict:
+    """Return what run.json records of a run before its models are loaded.
 
-    `identity` hashes everything that samples depend on and that is known before models are loaded;
-    `inputs` are the hashed values as run.json keeps them, `environment` the versions and the
-    machine. `overwrite` replaces any run in the folder; `retry_failed` reopens a finished one that
-    has failed samples.
+    `identity` hashes the options, prompts and files; shards of one run share it.
     """
-
-    identity: str
-    inputs: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, object] = field(default_factory=dict)
-    overwrite: bool = False
-    retry_failed: bool = False
-
-    @classmethod
-    def of(cls, config: RunConfig, examples: Sequence[Example]) -> RunIdentity:
-        """Return the identity of a config's run over these examples, here and now."""
-        own, prompts, files = settings(config), fingerprint(examples), contents(config)
-        inputs = {"config": own, "contents": files, "task": {"fingerprint": prompts}}
-        return cls(
-            identity(own, prompts, files),
-            without_paths(inputs),
-            environment(),
-            overwrite=config.overwrite,
-            retry_failed=config.retry_failed,
-        )
-
-    def check(self, old: Mapping, path: Path, *, failed: bool) -> None:
-        """Raise `ValueError` unless the run of run.json `old` at `path` is this one, unfinished (or
-        with `retry_failed`, and some samples `failed`), in the same environment."""
-        if old.get("identity") != self.identity:
-            what = (
-                changes(_inputs(old), _inputs(self.inputs)) if self.inputs else "another identity"
-            )
-            raise ValueError(
-                f"{path} holds a run with other settings, sources or prompts ({what}): {REMEDY}"
-            )
-        if old.get("status") == "finished" and not self.retry_failed:
-            raise ValueError(f"{path} holds this run, already finished: {REMEDY}")
-        if old.get("status") == "finished" and not failed:
-            raise ValueError(f"{path}: no sample failed, so there is nothing to retry; {REMEDY}")
-        if what := changes(old.get("environment", {}), self.environment):
-            raise ValueError(
-                f"{path} was measured in another environment ({what}): resume it there, {REMEDY}"
-            )
-
-
-def check_loaded(old: Mapping, facts: Mapping, path: Path) -> None:
-    """Raise `ValueError` where task, models or length in `facts` differ from run.json `old`."""
-    before, now = (
-        flat({key: run.get(key) for key in ("task", "model", "max_new")}, depth=2)
-        for run in (old, facts)
-    )
-    if what := changes(before, now):
-        raise ValueError(
-            f"{path} holds a run with other prompts, models or length ({what}): {REMEDY}"
-        )
+    options = settings(config)
+    contents = {"prompts": fingerprint(examples), **file_hashes(config), **source_hashes(config)}
+    found = {"identity": identity(options, contents), "config": options, "contents": contents}
+    return without_paths({**found, "provenance": provenance()})
 
 
 def settings(config: RunConfig) -> dict:
@@ -133,55 +79,49 @@ def settings(config: RunConfig) -> dict:
     return {key: item for key, item in config.to_mapping().items() if key not in NOT_IDENTITY}
 
 
-def contents(config: RunConfig) -> dict[str, str]:
-    """Return hashes of the files that a config names, by option, and of the sources of classes from
-    outside this package, such as a user's drafter."""
-    found = file_hashes(config)
-    below: list[tuple[str, object]] = [("", config.to_mapping())]
-    for where, value in below:  # grows while it is read
-        if isinstance(value, Mapping):
-            target = str(value.get("_target_", "ouroboros"))
-            if target.partition(".")[0] not in KNOWN:
-                found[f"source of {where}"] = source_hash(target)
-            below += [(f"{where}.{key}".lstrip("."), item) for key, item in value.items()]
-    return found
+def environment(run: Mapping) -> dict[str, object]:
+    """Return what all samples of a run.json share: versions, device, threads, and code."""
+    found = run.get("provenance", {})
+    versions, host = found.get("versions", {}), found.get("machine", {})
+    names = ("cpu", "threads", "gpus", "cuda")
+    return {
+        **{name: versions.get(name) for name in SAMPLED_BY},
+        **{name: host.get(name) for name in names},
+        "code": found.get("sources"),
+    }
 
 
 def changes(old: Mapping, new: Mapping) -> str:
-    """Return the first few values that differ, as text for an error."""
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    listed = [f"{name} was {old.get(name)}, is {new.get(name)}" for name in names[:CHANGES]]
-    more = [f"and {len(names) - CHANGES} more"] if len(names) > CHANGES else []
-    return ", ".join(listed + more)
+    """Return the first few differences between two run.json that rule out a resume, as text; ""
+    without any. Only what both of them record is compared."""
+    both = old.keys() & new.keys() & {"config", "contents", "task", "model", "max_new"}
 
+    def compared(run: Mapping) -> dict:
+        parts = {key: run[key] for key in both}
+        config, loaded = parts.pop("config", {}), parts
+        ((config,), (loaded,)) = (json_normalize(p).to_dict("records") for p in (config, loaded))
+        return {**config, **loaded, **environment(run)}
 
-def flat(value: object, name: str = "", depth: int = 99) -> dict[str, object]:
-    """Return nested values by their dotted names, down to a depth.
-
-    >>> flat({"task": {"limit": 3}, "seed": 0})
-    {'task.limit': 3, 'seed': 0}
-    """
-    if not isinstance(value, Mapping) or not value or not depth:
-        return {name.lstrip("."): value}
-    below = (flat(item, f"{name}.{key}", depth - 1) for key, item in value.items())
-    return {key: item for part in below for key, item in part.items()}
-
-
-def _inputs(run: Mapping) -> dict[str, object]:
-    """Return the values that an identity hashes by the names that errors give them."""
-    hashes = run.get("contents", {}).items()
-    files = {k if k.startswith("source") else f"content of {k}": v for k, v in hashes}
-    prompts = run.get("task", {}).get("fingerprint")
-    return {"prompts": prompts, **flat(run.get("config", {})), **files}
+    before, now = compared(old), compared(json.loads(json.dumps(new)))
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    listed = [f"{name} was {before.get(name)}, is {now.get(name)}" for name in names[:SHOWN]]
+    return ", ".join(listed + [f"and {len(names) - SHOWN} more"] * (len(names) > SHOWN))
 
 
 def file_hashes(config: RunConfig) -> dict[str, str]:
-    """Return a hash of each existing file or folder that a config names, by option.
-
-    Hub ids and paths that do not exist are left out.
-    """
+    """Return a hash of each existing file or folder that a config names, by option."""
     found = config.files()
     return {option: content_hash(path) for option, path in found.items() if path.exists()}
+
+
+def source_hashes(config: RunConfig) -> dict[str, str]:
+    """Return a hash of the source of each class from outside this package, by option."""
+    found = {}
+    for name, target in json_normalize(config.to_mapping()).iloc[0].items():
+        option, _, last = str(name).rpartition(".")
+        if last == "_target_" and str(target).partition(".")[0] not in KNOWN:
+            found[f"source of {option}"] = source_hash(str(target))
+    return found
 
 
 def check_files(files: Mapping[str, Path], recorded: Mapping[str, str]) -> None:
@@ -241,27 +181,10 @@ def source_hash(target: str) -> str:
         module = module.rpartition(".")[0]
     if not module or top is None:
         return ""
-    home = top.parents[1] if top.name == "__init__.py" else top.parent
-    finder = ModuleFinder([str(home)])
+    finder = ModuleFinder([str(top.parents[top.name == "__init__.py"])])
     finder.import_hook(module)
-    digest = hashlib.sha256()
-    for name, found in sorted(finder.modules.items()):
-        if file := found.__file__:  # type: ignore[attr-defined]
-            digest.update(f"{name}\0{Path(file).read_text('utf-8')}\0".encode())
-    return digest.hexdigest()[:16]
-
-
-def environment() -> dict[str, object]:
-    """Return what all samples of a run share: versions, device, threads and this package's code.
-
-    Two starts of one installation on one machine give equal values.
-    """
-    found, host = versions(), machine()
-    return {
-        **{name: found.get(name) for name in SAMPLED_BY},
-        **{name: host[name] for name in ("cpu", "threads", "gpus", "cuda")},
-        "code": code_hash(),
-    }
+    paths = {name: found.__file__ for name, found in finder.modules.items()}  # type: ignore[attr-defined]
+    return identity(*((name, Path(p).read_text("utf-8")) for name, p in sorted(paths.items()) if p))
 
 
 def provenance() -> dict:
@@ -277,31 +200,21 @@ def provenance() -> dict:
 
 @cache
 def sources_hash() -> str:
-    """Return a hash of the code, the decoders' settings and the reference pair's weights.
+    """Return a hash of what samples depend on: code, the decoders' settings, the shipped pair.
 
     A published figure is stale when its run recorded another hash.
     """
-    package = ROOT / "ouroboros"
-    weights = sorted(package.glob("reference/*/*.safetensors"))
+    files = [(str(path), content_hash(ROOT / path)) for path in code_files()]
     decoders = sorted(Path(conf.__file__).parent.glob("decoder/*.yaml"))
-    return identity(
-        code_hash(),
-        [hashlib.sha256(path.read_bytes()).hexdigest() for path in weights],
-        [yaml.safe_load(path.read_text("utf-8")) for path in decoders],
-    )
-
-
-def code_hash() -> str:
-    """Return a hash of the code that samples depend on (see `code_files`)."""
-    return identity(*((str(path), (ROOT / path).read_text("utf-8")) for path in code_files()))
+    return identity(files, [yaml.safe_load(path.read_text("utf-8")) for path in decoders])
 
 
 def code_files() -> list[Path]:
-    """Return the files of `code_hash`, relative to the checkout or installation: engine, drafters,
-    rivals, costs, tasks, run loop."""
-    found = {path for pattern in CODE for path in (ROOT / "ouroboros").glob(pattern)}
+    """Return the files of `sources_hash`, relative to the checkout or installation."""
+    found = {path for pattern in CODE for path in ROOT.glob(pattern)}
     found |= set(Path(baselines.__file__).parent.glob("*.py"))
-    return sorted(path.relative_to(ROOT) for path in found)
+    names = sorted(path.relative_to(ROOT) for path in found)
+    return [name for name in names if not NO_CODE.match(name.as_posix())]
 
 
 def versions() -> dict[str, str]:

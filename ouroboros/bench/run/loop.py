@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from ouroboros import vocab
 from ouroboros.bench.metrics.meter import Meter
-from ouroboros.bench.metrics.sample import Sample
+from ouroboros.bench.metrics.sample import Sample, step_s
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import FAILURES, PREDICTIONS, SAMPLES, SCORES, ResultsFolder
 from ouroboros.bench.run.identity import without_paths
@@ -34,8 +34,7 @@ from ouroboros.costs import Costs
 from ouroboros.decode import stream
 from ouroboros.decoders import Decoder, DecoderFactory, Peer
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import TokenSelector
-from ouroboros.trace import DecodeTrace, cut
+from ouroboros.trace import cut
 
 WARM_UP = Example(
     "warm-up",
@@ -51,11 +50,9 @@ WARM_UP_TOKENS = 32
 class Bench:
     """A run with everything loaded: models, task, decoders.
 
-    `models` are all models whose caches are emptied before each sample. `record_predictions` also
-    writes what the target predicted at every node, for replays. `record_trees` writes the trees of
-    the first repeat: of every drafter, of none, or (None) of drafters that give node probabilities.
-    `costs` are the costs given to the decoders, if any. Raises `ValueError` where the examples need
-    a chat template and the tokenizer has none.
+    `models` are all models whose caches are emptied before each sample; `costs` those given to the
+    decoders, if any. The other options are those of `RunConfig`. Raises `ValueError` where the
+    examples need a chat template and the tokenizer has none.
     """
 
     target: CachedModel
@@ -98,7 +95,7 @@ class Bench:
     def run(
         self,
         folder: ResultsFolder,
-        on_sample: Callable[[Sample], None],
+        on_sample: Callable[[Sample], object],
         *,
         retry_failed: bool = False,
     ) -> None:
@@ -107,13 +104,13 @@ class Bench:
         With `retry_failed` a failed sample is measured again; its new line replaces the old one.
         Carried pools are restored from the folder.
         """
-        with folder.appending(SAMPLES) as lines:
+        with folder.locked():
             done = [s for s in folder.load_samples() if not (retry_failed and s.error)]
             for sample in done:
                 on_sample(sample)
             have = {sample.key for sample in done}
-            missing = [turn for turn in self.turns() if (turn[0].id, turn[1], turn[2]) not in have]
-            decoders = self._warm_up(dict.fromkeys(name for _, name, _, _ in missing))
+            missing = [turn for turn in self.turns() if (turn[0].id, *turn[1:3]) not in have]
+            decoders = self._warm_up(dict.fromkeys(turn[1] for turn in missing))
             carried: dict[str, Any] = {
                 n: d for n, d in decoders.items() if getattr(d, "pool_state", "") == "task"
             }
@@ -124,25 +121,26 @@ class Bench:
                     carried[name].restore(pool)
             answers = Answers(self.task, self.examples, next(iter(self.decoders)), done)
             for example, name, repeat, order in missing:
-                decoder = decoders[name]
                 with_trees = self.record_trees is not False and repeat == 0
+                recorder, decoder, reasons = None, decoders[name], list[str]()
                 if (with_trees or self.record_predictions) and not isinstance(decoder, Peer):
-                    decoder = Recorder(decoder)
-                reasons: list[str] = []
-                sample = self.measure(decoder, example, repeat, answers, on_error=reasons.append)
+                    recorder = Recorder(decoder)
+                sample = self.measure(
+                    recorder or decoder, example, repeat, answers, on_error=reasons.append
+                )
                 sample = replace(sample, decoder=name, order=order)
                 answers.add(sample)
                 for reason in reasons:
-                    folder.add(FAILURES, sample.key, {"traceback": reason})
-                if isinstance(decoder, Recorder) and self.record_predictions:
-                    found = predictions_to_json(decoder.predictions(sample.new_tokens))
-                    folder.add(PREDICTIONS, sample.key, {"predictions": found})
-                if isinstance(decoder, Recorder) and with_trees:
-                    trees = decoder.trees()[: len(sample.steps)]
+                    folder.append(FAILURES, {"traceback": reason}, sample.key)
+                if recorder and self.record_predictions:
+                    found = predictions_to_json(recorder.predictions(sample.new_tokens))
+                    folder.append(PREDICTIONS, {"predictions": found}, sample.key)
+                if recorder and with_trees:
+                    trees = recorder.trees()[: len(sample.steps)]
                     proposed = [tree for tree in trees if len(tree.tokens) > 1]
                     if any(tree.probability or self.record_trees for tree in proposed):
                         folder.add_trees(sample.key, trees)
-                lines.append(sample.to_dict())
+                folder.append(SAMPLES, sample.to_dict())
                 if name in carried:
                     carried[name].pool.save(folder.pool_path(name), tokenizer_id=tokenizer_id)
                 on_sample(sample)
@@ -153,7 +151,7 @@ class Bench:
         example: Example,
         repeat: int,
         answers: Answers | None = None,
-        on_error: Callable[[str], None] = lambda traceback: None,
+        on_error: Callable[[str], object] = lambda traceback: None,
     ) -> Sample:
         """Decode one example from empty caches; a failure becomes the sample's `error`, and its
         traceback goes to `on_error`.
@@ -161,7 +159,8 @@ class Bench:
         `answers` are needed for later turns of a conversation.
         """
         sample = Sample(example.id, "", repeat, 0, 0, group=example.group)
-        tokenizer = self.target.tokenizer
+        tokenizer, ttft_s = self.target.tokenizer, None
+        limits: dict[str, Any] = {"max_new": self.max_new, "eos": eos_ids(self.target)}
         try:
             asked = example if answers is None else answers.with_history(example, repeat)
             prompt = prompt_ids(tokenizer, asked)
@@ -169,49 +168,38 @@ class Bench:
             for model in self.models:
                 model.empty()
             choose = self.sampling.choose(example.id, repeat, vocab=self.target.vocab_size)
-            trace, ttft_s = self._decoded(decoder, prompt, choose, self.meter.start())
-            cost = self.meter.stop()
+            stop, started = StopStrings(tokenizer, self.task.stop), self.meter.start()
+            if isinstance(decoder, Peer):
+                trace = decoder.run(self.target, prompt, **limits, choose=choose, stop=stop)
+                keep = StopStrings(tokenizer, self.task.stop)(trace.new_tokens)
+                ttft_s = step_s(trace.steps[0]) if trace.steps else None
+            else:
+                for trace in stream(self.target, decoder, prompt, **limits, choose=choose):
+                    if ttft_s is None and trace.steps:
+                        ttft_s = time.perf_counter() - started
+                    keep = stop(trace.new_tokens)
+                    if keep is not None:
+                        break
+            trace = trace if keep is None else cut(trace, keep)
             return replace(
                 sample,
+                **self.meter.stop(),
                 new_tokens=tuple(trace.new_tokens),
                 text=text_of(tokenizer, trace.new_tokens),
                 finish=trace.finish,
                 steps=tuple(trace.steps),
                 ttft_s=ttft_s,
-                **cost,
             )
         except Exception as error:
             reason = (str(error).strip() or "no message").splitlines()[0]
             on_error(without_paths("".join(traceback.format_exception(error))))
             return replace(sample, error=without_paths(f"{type(error).__name__}: {reason}"))
 
-    def _decoded(
-        self, decoder: Decoder, prompt: Sequence[int], choose: TokenSelector, started: float
-    ) -> tuple[DecodeTrace, float | None]:
-        """Return the trace, truncated at its first stop string, and the seconds from `started` (of
-        `time.perf_counter`) to the end of the first step."""
-        most, eos = self.max_new, eos_ids(self.target)
-        end = StopStrings(self.target.tokenizer, self.task.stop)
-        if isinstance(decoder, Peer):
-            trace = decoder.run(self.target, prompt, max_new=most, eos=eos, choose=choose, stop=end)
-            keep = StopStrings(self.target.tokenizer, self.task.stop)(trace.new_tokens)
-            first = trace.steps[0] if trace.steps else None
-            first_s = None if first is None else first.draft_s + first.verify_s + first.host_s
-            return (trace if keep is None else cut(trace, keep)), first_s
-        ttft_s: float | None = None
-        for trace in stream(self.target, decoder, prompt, max_new=most, eos=eos, choose=choose):
-            if ttft_s is None and trace.steps:
-                ttft_s = time.perf_counter() - started
-            keep = end(trace.new_tokens)
-            if keep is not None:
-                return cut(trace, keep), ttft_s
-        return trace, ttft_s
-
-    def score(self, folder: ResultsFolder, on_score: Callable[[], None]) -> None:
+    def score(self, folder: ResultsFolder, on_score: Callable[[], object]) -> None:
         """Score the folder's samples after all timing; equal completions are scored once."""
         known: dict[tuple[str, str], dict[str, float]] = {}
         examples = {example.id: example for example in self.examples}
-        with folder.appending(SCORES) as lines:
+        with folder.locked():
             done = folder.load_scores()
             for sample in folder.load_samples():
                 if sample.error or sample.key in done:
@@ -221,12 +209,10 @@ class Bench:
                     known[completion] = self.task.score(examples[sample.example], sample.text)
                 if scores := known[completion]:
                     key = dict(zip(("example", "decoder", "repeat"), sample.key, strict=True))
-                    lines.append({**key, "scores": scores})
+                    folder.append(SCORES, {**key, "scores": scores})
                 on_score()
-        if not (folder.path / SCORES).stat().st_size:
-            (folder.path / SCORES).unlink()
 
-    def _warm_up(self, names: Collection[str]) -> dict[str, Decoder]:
+    def _warm_up(self, names: Mapping[str, object]) -> dict[str, Decoder]:
         """Return new decoders, after others of their kind have decoded a fixed text each."""
         if names:
             for model in self.models:
@@ -248,9 +234,8 @@ def eos_ids(model: CachedModel) -> frozenset[int]:
 class StopStrings:
     """Finds the first stop string in a growing completion: call it after each step.
 
-    The result is the shortest prefix whose text contains a stop string, however many tokens a step
-    added. Only the tail is decoded: the tokens that are new since the last call, and before them as
-    many as the longest stop string has bytes, since a token is at least one byte.
+    Only the tail is decoded: the tokens that are new since the last call, and before them as many
+    as the longest stop string has bytes, since a token is at least one byte.
     """
 
     def __init__(self, tokenizer, strings: Sequence[str]) -> None:

@@ -27,13 +27,11 @@ PLACED = ("device_map", "tp_plan")  # transformers itself puts such models on a 
 class PairSpec:
     """The models of a run: what `load_pair` loads.
 
-    `target` and `draft` are hub ids or folders; "reference/target" and "reference/draft" are the
-    pair that ships with the package. `dtype` "auto" is bfloat16 where the hardware multiplies it.
-    `options` (for both), `target_options` and `draft_options` go to `from_pretrained`; values with
-    a `_target_`, such as a quantization_config, are instantiated. `standin` names a shape for
-    "target" and one for "draft": a Llama pair then runs inside larger models of these shapes, and
-    is quantised once these are built. `draft_cost` is the cost of a draft call in target calls;
-    None: by the costs, or the bytes of weights.
+    `target` and `draft` are hub ids or folders, or "reference/target" and "reference/draft", the
+    shipped pair. `dtype` "auto" is bfloat16 where the hardware multiplies it. `options` (for both),
+    `target_options` and `draft_options` go to `from_pretrained`, values with a `_target_`
+    instantiated. `standin` names a shape for each role: a Llama pair then runs inside larger models
+    of these shapes. `draft_cost` is the cost of a draft call in target calls.
     """
 
     name: str
@@ -128,7 +126,6 @@ def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
         else value
         for key, value in {**spec.options, **getattr(spec, f"{role}_options")}.items()
     }
-    placed = any(key in options for key in PLACED)
     device = spec.device or ("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, index = device.partition(":")
     if kind == "cuda" and int(index or 0) >= (count := torch.cuda.device_count()):
@@ -142,13 +139,9 @@ def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
         )
     source = model_path(name)
     if not spec.standin:
+        on = None if any(key in options for key in PLACED) else device
         return CachedModel.from_pretrained(
-            source,
-            dtype=dtype,
-            device=None if placed else device,
-            max_len=spec.max_len,
-            engine=spec.engine,
-            **options,
+            source, dtype=dtype, device=on, max_len=spec.max_len, engine=spec.engine, **options
         )
     quantization = options.pop("quantization_config", None)
     core = CachedModel.from_pretrained(source, dtype=torch.float32, **options)

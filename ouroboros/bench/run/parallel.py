@@ -22,7 +22,7 @@ from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import Pair, PairSpec
 from ouroboros.costs import Costs, Surface
-from ouroboros.decoders import Decoder, DecoderFactory
+from ouroboros.decoders import Decoder, DecoderFactory, Peer
 from ouroboros.drafters.on_first_rank import OnFirstRank
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.ranks import ProcessGroup, RankLost, Ranks, message_ms, own_gpu
@@ -102,7 +102,7 @@ def draft_on_first(
 
     def make(factory: DecoderFactory) -> Decoder:
         decoder = factory()
-        return decoder if hasattr(decoder, "run") else OnFirstRank(decoder, ranks)
+        return decoder if isinstance(decoder, Peer) else OnFirstRank(decoder, ranks)
 
     return {name: partial(make, factory) for name, factory in factories.items()}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.tasks.task import Conversation, Example, Task
@@ -45,9 +46,8 @@ class Answers:
     def __init__(
         self, task: Task, examples: Sequence[Example], first: str, done: Iterable[Sample]
     ) -> None:
-        self._task = task
+        self._task, self._first = task, first
         self._examples = {example.id: example for example in examples}
-        self._first = first
         self._samples: dict[tuple[str, int], Sample] = {}
         for sample in done:
             self.add(sample)
@@ -77,23 +77,18 @@ def with_context(
 ) -> list[Example]:
     """Pad each prompt with other prompts to about `tokens` tokens.
 
-    The padding is the prompts of `others` (the whole task) that precede the example in the task's
-    order, cyclically, the nearest last and the farthest truncated at its start. Longer prompts stay
-    unchanged. Raises `ValueError` for conversations, and where `others` have too little text.
+    The padding is the prompts of `others` (the whole task) that precede the example, cyclically,
+    the nearest last and the farthest truncated at its start. Longer prompts stay unchanged. Raises
+    `ValueError` for conversations, and where `others` have too little text.
     """
     if any(e.messages or e.follows for e in others):
         raise ValueError("context_tokens lengthens plain prompts only, not chats: leave it null")
     texts = [tokenizer(e.prompt + SEPARATOR, add_special_tokens=False).input_ids for e in others]
-    index_of = {example.id: index for index, example in enumerate(others)}
-    longer = []
+    index_of, longer = {example.id: index for index, example in enumerate(others)}, []
     for example in examples:
         index = index_of[example.id]
         room = tokens - len(texts[index])
-        before: list[int] = []
-        for ids in [*reversed(texts[:index]), *reversed(texts[index + 1 :])]:
-            if len(before) >= room:
-                break
-            before = [*ids, *before]
+        before = list(chain.from_iterable([*texts[index + 1 :], *texts[:index]]))
         if len(before) < room:
             raise ValueError(
                 f"context_tokens={tokens} is more than all of the task's prompts together: "

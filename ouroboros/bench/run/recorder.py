@@ -8,10 +8,10 @@ tree contains the prefix.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 
 from ouroboros.bench.metrics.trees import ProposedTree
-from ouroboros.decode import Drafter, DrafterCapabilities
-from ouroboros.engine.sequence import CachedSequence
+from ouroboros.decode import Drafter
 from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree
 
@@ -39,21 +39,16 @@ def prefix_keys(
 
 
 class Recorder:
-    """A drafter that wraps another one and records each tree, its path and the predictions."""
+    """A drafter that wraps another one, with its capabilities, and records each step."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
-        wrapped = DrafterCapabilities.of(drafter)
-        self.draft, self.rule = wrapped.draft, wrapped.rule
-        self.ranks, self.observe_ranked = wrapped.ranks, wrapped.observe_ranked
         self._prompt: tuple[int, ...] = ()
         self._steps: list[tuple[int, TokenTree, list[int], list[int]]] = []
         self._base = 0
 
-    @property
-    def draft_sequence(self) -> CachedSequence | None:
-        """The wrapped drafter's sequence."""
-        return getattr(self.drafter, "draft_sequence", None)
+    def __getattr__(self, name: str):
+        return getattr(self.drafter, name)
 
     def reset(self, choose: TokenSelector) -> None:
         """Start a run."""
@@ -86,13 +81,8 @@ class Recorder:
         """Return the run's trees, one per step, with their accepted paths."""
         return [
             ProposedTree(
-                tree.tokens,
-                tree.parents,
-                tuple(path),
-                chosen[path[-1]],
-                tree.probability,
-                tree.source,
-                tuple(sorted(tree.probe)),
+                *(tree.tokens, tree.parents, tuple(path), chosen[path[-1]]),
+                *(tree.probability, tree.source, tuple(sorted(tree.probe))),
             )
             for _, tree, chosen, path in self._steps
         ]
@@ -101,15 +91,9 @@ class Recorder:
 def tree_to_json(tree: ProposedTree, names: list[str]) -> dict:
     """Return a tree as JSON values; sources become indices into `names`, which is extended."""
     names += [name for name in dict.fromkeys(tree.source) if name not in names]
-    row = {
-        "tokens": tree.tokens,
-        "parents": tree.parents,
-        "path": tree.path,
-        "then": tree.then,
-        "probability": [round(float(share), 4) for share in tree.probability],
-        "source": [names.index(name) for name in tree.source],
-        "probe": tree.probe,
-    }
+    row = asdict(tree)
+    row["probability"] = [round(float(share), 4) for share in tree.probability]
+    row["source"] = [names.index(name) for name in tree.source]
     return {key: value for key, value in row.items() if value != () and value != []}
 
 

@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -28,12 +28,10 @@ from ouroboros.bench.run.audit import audit_run
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import COSTS, ResultsFolder, load_costs
 from ouroboros.bench.run.identity import (
-    RunIdentity,
     check_files,
-    contents,
+    describe,
     machine,
     provenance,
-    settings,
     without_paths,
 )
 from ouroboros.bench.run.loop import Bench, eos_ids
@@ -94,18 +92,15 @@ def run(
     costs = load_costs(config.costs)
     if config.threads:
         torch.set_num_threads(config.threads)
-    with join_ranks(config.parallel) as ranks:
+    with ExitStack() as stack:
+        ranks = stack.enter_context(join_ranks(config.parallel))
         first = ranks.rank == 0
         task, examples = config.task.load()
         name = f"{task.name}-{config.model.name}-{datetime.now():%Y%m%d-%H%M%S}"
         folder = ResultsFolder(config.results_dir or Path("results", "local", name))
-        found, limit = len(conversations(examples)), config.task.limit
-        if limit is not None and found < limit:
-            stride = config.task.stride
-            hint = f" at task.stride={stride}; task.stride=1 takes all" if stride > 1 else ""
-            say(f"task.limit={limit}, but there are only {found}{hint}")
-        identity = RunIdentity.of(config, examples)
-        all_succeed(ranks, lambda: folder.check_open(identity) if first else None)
+        facts = describe(config, examples)
+        choice = {"overwrite": config.overwrite, "retry_failed": config.retry_failed}
+        all_succeed(ranks, lambda: folder.check_open(facts, **choice) if first else None)
         recorded = None if config.overwrite or not first else folder.load_costs()
         spec = on_own_device(config.model, ranks)
         pair = all_succeed(ranks, lambda: load_pair(spec, with_draft=config.needs_draft))
@@ -113,29 +108,34 @@ def run(
             costs = recorded or measure_costs(pair)
         shared = ranks if config.parallel else None
         bench = build(config, task, examples, pair, costs=recorded or costs, ranks=shared)
-        facts = run_facts(config, bench)
-        record = all_succeed(ranks, lambda: folder.open_run(facts, identity) if first else {})
+        facts |= run_facts(config, bench)
+        all_succeed(ranks, lambda: stack.enter_context(folder.locked()) if first else None)
+        record = all_succeed(ranks, lambda: folder.open_run(facts, **choice) if first else {})
         if first and bench.costs is not None and recorded is None:
             folder.write_json(COSTS, asdict(bench.costs))
-        for line in caveats(bench, timing=config.timing):
+        for line in caveats(config, bench, examples, folder):
             say(line)
         say(f"results: {short_path(folder.path)}")
-        failed = [f"{s.decoder} on {s.example}" for s in folder.load_samples() if s.error]
-        if config.retry_failed and failed:
-            more = f" and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
-            say(f"measuring failed samples again: {', '.join(failed[:NAMED])}{more}")
+        asked = stack.enter_context(stop_requests(b"" if ranks.rank else STOPPING))
         try:
             with folder_of(folder, ranks) as own:
-                finished = measure(bench, own, config, ranks, progress=progress)
+                finished = stage(
+                    lambda tick: bench.run(own, tick, retry_failed=config.retry_failed),
+                    *("", bench.total, progress, lambda: any_rank(ranks, asked())),
+                )
         except RankLost:
-            if first:
-                folder.save_run(record, status="interrupted")
-            raise
+            if not asked():  # else this rank was interrupted as well, only earlier
+                if first:
+                    folder.save_run(record, status="interrupted")
+                raise
+            finished = False
         if not first:
             return RunResult(folder, bench, finished, first=False)
         record["parallel"] = parallel_facts(bench.models)
         bench = unshared(bench)
-        finished = finished and score(bench, folder, progress=progress)
+        finished = finished and stage(
+            lambda tick: bench.score(folder, tick), "scoring", None, progress, asked
+        )
         if not finished:
             say(INTERRUPTED)
         elif not config.save_pools:
@@ -143,8 +143,50 @@ def run(
         record["corpus_scores"] = corpus_scores(task, bench.examples, folder.load_samples())
         folder.save_run(record, status="finished" if finished else "interrupted")
         if finished and config.audit != "none":
-            audit(bench, folder, controls=config.audit == "all", say=say, progress=progress)
+            prompts, controls = len(bench.examples) * bench.repeats, config.audit == "all"
+            try:
+                audited = stage(
+                    lambda tick: audit_run(bench, folder, controls=controls, on_row=tick),
+                    *("audit", prompts, progress, asked),
+                )
+                reason = "" if audited else "interrupted"
+            except Exception as error:
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            if reason:
+                say(f"no audit: {reason}; 'ouroboros audit' repeats it")
         return RunResult(folder, bench, finished)
+
+
+def stage(
+    work: Callable[[Callable], object],
+    what: str,
+    total: int | None,
+    progress: bool,
+    asked: Callable[[], bool],
+) -> bool:
+    """Do `work` with a progress bar; return False where it was interrupted.
+
+    `work` gets a function to call after each unit of work, with its sample if there is one.
+    """
+    failed, unit = 0, "prompt" if what == "audit" else "sample"
+    later = {"desc": what, "leave": False, "delay": 2} if what else {"mininterval": 0.5}
+    with tqdm(total=total, unit=unit, dynamic_ncols=True, disable=not progress, **later) as bar:
+
+        def tick(sample: Sample | None = None) -> None:
+            nonlocal failed
+            if sample:
+                failed += sample.error is not None
+                named = sample.decoder + (f", {failed} failed" if failed else "")
+                bar.set_postfix_str(named, refresh=False)
+            bar.update()
+            if asked():
+                raise KeyboardInterrupt
+
+        try:
+            work(tick)
+        except KeyboardInterrupt:
+            return False
+    return True
 
 
 def build(
@@ -176,17 +218,8 @@ def build(
     if ranks is not None and config.parallel_draft == "first":
         decoders = draft_on_first(decoders, ranks)
     return Bench(
-        target=pair.target,
-        models=pair.models,
-        task=task,
-        examples=examples,
-        decoders=decoders,
-        max_new=max_new,
-        repeats=config.repeats,
-        sampling=config.sampling,
-        record_predictions=config.record_predictions,
-        record_trees=config.record_trees,
-        costs=costs,
+        *(pair.target, pair.models, task, examples, decoders, max_new, config.repeats),
+        *(config.sampling, config.record_predictions, config.record_trees, costs),
     )
 
 
@@ -222,62 +255,6 @@ def rebuild(folder: ResultsFolder, overrides: Mapping[str, object] | None = None
     return bench
 
 
-def measure(
-    bench: Bench, folder: ResultsFolder, config: RunConfig, ranks: Ranks, *, progress: bool
-) -> bool:
-    """Measure the samples that the folder lacks; return False where any rank was interrupted."""
-    failed, total = 0, bench.total
-    bar = tqdm(
-        total=total, unit="sample", mininterval=0.5, dynamic_ncols=True, disable=not progress
-    )
-    with stop_requests(b"" if ranks.rank else STOPPING) as asked, bar:
-
-        def on_sample(sample: Sample) -> None:
-            nonlocal failed
-            failed += sample.error is not None
-            bar.set_postfix_str(sample.decoder + (f", {failed} failed" if failed else ""), False)
-            bar.update()
-            if any_rank(ranks, asked()):
-                raise KeyboardInterrupt
-
-        try:
-            bench.run(folder, on_sample, retry_failed=config.retry_failed)
-        except (KeyboardInterrupt, RankLost) as error:
-            if isinstance(error, RankLost) and not asked():
-                raise  # otherwise this rank was interrupted as well, only earlier
-            return False
-    return True
-
-
-def score(bench: Bench, folder: ResultsFolder, *, progress: bool) -> bool:
-    """Score the folder's samples; return False where Ctrl-C (or SIGTERM) interrupted it."""
-    bar = tqdm(desc="scoring", unit="sample", leave=False, delay=2, disable=not progress)
-    with stop_requests(STOPPING) as asked, bar:
-
-        def on_score() -> None:
-            bar.update()
-            if asked():
-                raise KeyboardInterrupt
-
-        try:
-            bench.score(folder, on_score)
-        except KeyboardInterrupt:
-            return False
-    return True
-
-
-def audit(bench: Bench, folder: ResultsFolder, *, controls: bool, say: Say, progress: bool) -> None:
-    """Audit every completion against greedy's; a failed or interrupted audit is only reported."""
-    total = len(bench.examples) * bench.repeats
-    bar = tqdm(total=total, desc="audit", unit="prompt", leave=False, delay=2, disable=not progress)
-    try:
-        with bar:
-            audit_run(bench, folder, controls=controls, on_row=bar.update)
-    except (KeyboardInterrupt, Exception) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        say(f"no audit: {reason}; 'ouroboros audit' repeats it")
-
-
 @contextmanager
 def stop_requests(notice: bytes) -> Iterator[Callable[[], bool]]:
     """Handle Ctrl-C and SIGTERM in two stages: the first writes a notice to stderr, the second
@@ -293,9 +270,8 @@ def stop_requests(notice: bytes) -> Iterator[Callable[[], bool]]:
         signals.append(number)
         os.write(2, notice)  # not a print: the handler may run in the middle of one
 
-    handled: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread():
-        handled = ()
+    main = threading.current_thread() is threading.main_thread()
+    handled = (signal.SIGINT, signal.SIGTERM) if main else ()
     before = {number: signal.signal(number, note) for number in handled}
     try:
         yield lambda: bool(signals)
@@ -314,65 +290,72 @@ def short_path(path: Path) -> str:
     return os.path.abspath(path) if near.split(os.sep)[0] == os.pardir else near
 
 
-def caveats(bench: Bench, *, timing: bool) -> Iterator[str]:
+def caveats(
+    config: RunConfig, bench: Bench, examples: Sequence[Example], folder: ResultsFolder
+) -> Iterator[str]:
     """Yield a line for each reason to read the run's figures with care."""
+    found, limit, stride = len(conversations(examples)), config.task.limit, config.task.stride
+    if limit is not None and found < limit:
+        hint = f" at task.stride={stride}; task.stride=1 takes all" if stride > 1 else ""
+        yield f"task.limit={limit}, but there are only {found}{hint}"
     if PLAIN not in bench.decoders:
         yield f"without {PLAIN} in decoder=[...] there is no speedup and no losslessness verdict"
     float32_on_cpu = bench.target.device.type == "cpu" and bench.target.dtype == torch.float32
-    if timing and float32_on_cpu and "AMD" in str(machine()["cpu"]):
+    if config.timing and float32_on_cpu and "AMD" in str(machine()["cpu"]):
         yield (  # MKL multiplies each of so few rows by itself there
             "float32 on an AMD processor: calls of one to three nodes take longer than calls of "
             "four, which flatters speedups over greedy; model.dtype=bfloat16 has no such step"
         )
+    failed = [f"{s.decoder} on {s.example}" for s in folder.load_samples() if s.error]
+    if config.retry_failed and failed:
+        more = f" and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
+        yield f"measuring failed samples again: {', '.join(failed[:NAMED])}{more}"
 
 
 def run_facts(config: RunConfig, bench: Bench) -> dict:
-    """Return what run.json records beside identity, environment and status.
+    """Return what run.json records of the loaded task, models and decoders.
 
     `part` is this run's shard of the prompts; shards have one identity, and a report joins them.
     `carried_pools` are the decoders that carry a phrase pool from prompt to prompt. `timing` false
     means that other jobs shared the device, so that seconds mean nothing.
     """
-    target, spec = bench.target, config.model
+    target, spec, task = bench.target, config.model, bench.task
     roles = dict(zip(("target", "draft"), bench.models, strict=False))
     quantised = {role: quantised_by(model.model) for role, model in roles.items()}
-    execution = getattr(bench.task, "execution", None)
-    return without_paths(
-        {
-            "task": {
-                **{name: getattr(bench.task, name) for name in ("name", "version", "licence")},
-                "prompts": len(bench.examples),
-                "fingerprint": fingerprint(bench.examples),
-                "stop": list(bench.task.stop),
-            },
-            "model": {
-                **{key: getattr(spec, key) for key in ("name", "target", "draft", "standin")},
-                "commits": [
-                    getattr(getattr(model.model, "config", None), "_commit_hash", None)
-                    for model in bench.models
-                ],
-                "dtype": str(target.dtype).removeprefix("torch."),
-                "quantised": {role: by for role, by in quantised.items() if by} or None,
-                "draft_cost": draft_cost(spec.draft_cost, bench.models, bench.costs),
-                "engines": {role: model.describe_engine() for role, model in roles.items()},
-                "device": str(target.device),
-                "max_len": target.max_len,
-                "vocab_size": target.vocab_size,
-                "tokenizer": vocab.fingerprint(target.tokenizer),
-                "eos": sorted(eos_ids(target)),
-            },
-            "sandbox": kind() if execution is not None and execution.allowed else None,
-            "decoders": list(bench.decoders),
-            "carried_pools": config.carried_pools,
-            "sampling": asdict(bench.sampling),
-            "max_new": bench.max_new,
-            **{name: getattr(config, name) for name in ("repeats", "part", "timing", "published")},
-            "samples_wanted": bench.total,
-            "config": settings(config),
-            "contents": contents(config),
-            "provenance": provenance(),
-        }
-    )
+    execution = getattr(task, "execution", None)
+    facts = {
+        "task": {
+            **{name: getattr(task, name) for name in ("name", "version", "licence")},
+            "prompts": len(bench.examples),
+            "fingerprint": fingerprint(bench.examples),
+            "stop": list(task.stop),
+        },
+        "model": {
+            **{key: getattr(spec, key) for key in ("name", "target", "draft", "standin")},
+            "commits": [
+                getattr(getattr(model.model, "config", None), "_commit_hash", None)
+                for model in bench.models
+            ],
+            "dtype": str(target.dtype).removeprefix("torch."),
+            "quantised": {role: by for role, by in quantised.items() if by} or None,
+            "draft_cost": draft_cost(spec.draft_cost, bench.models, bench.costs),
+            "engines": {role: model.describe_engine() for role, model in roles.items()},
+            "device": str(target.device),
+            "max_len": target.max_len,
+            "vocab_size": target.vocab_size,
+            "tokenizer": vocab.fingerprint(target.tokenizer),
+            "eos": sorted(eos_ids(target)),
+        },
+        "sandbox": kind() if execution is not None and execution.allowed else None,
+        "decoders": list(bench.decoders),
+        "carried_pools": config.carried_pools,
+        "sampling": asdict(bench.sampling),
+        "max_new": bench.max_new,
+        **{name: getattr(config, name) for name in ("repeats", "part", "timing", "published")},
+        "samples_wanted": bench.total,
+        "provenance": provenance(),
+    }
+    return without_paths(facts)
 
 
 def draft_cost(

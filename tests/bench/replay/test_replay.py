@@ -23,7 +23,6 @@ from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns, read_rec
 from ouroboros.bench.replay.replay import check_drafter, replay_run
 from ouroboros.bench.run.config import RunConfig, Sampling
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.bench.run.identity import RunIdentity
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import PairSpec
 from ouroboros.bench.run.recorder import predictions_from_json, predictions_to_json, prefix_keys
@@ -93,7 +92,7 @@ def recorded(path, pair, made: dict, task=None, **changes) -> tuple:
         timing=False,
     )
     facts = run_facts(config, job)
-    folder.open_run(facts, RunIdentity("a"))
+    folder.open_run(facts)
     job.run(folder, lambda sample: None)
     prompts = {e.id: list(job.target.tokenizer(e.prompt).input_ids) for e in job.examples}
     return folder, lambda example, repeat: prompts[example]

@@ -17,7 +17,6 @@ from ouroboros.bench.run import audit as auditing
 from ouroboros.bench.run.audit import audit_run, load_audit
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
-from ouroboros.bench.run.identity import RunIdentity
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.tasks.task import Example
 from ouroboros.cli import audit as command
@@ -56,7 +55,7 @@ def job_of(pair, **changes) -> Bench:
 def run(job: Bench, path) -> ResultsFolder:
     folder = ResultsFolder(path)
     facts = {"decoders": list(job.decoders)}
-    folder.open_run(facts, RunIdentity("x"))
+    folder.open_run(facts)
     job.run(folder, lambda sample: None)
     folder.save_run(folder.load_run(), status="finished")
     return folder

@@ -6,7 +6,7 @@ import pytest
 from composing import ROOT, composed, names
 from hydra.errors import HydraException
 
-from ouroboros.bench.run.config import RunConfig, with_overrides
+from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.identity import settings
 from ouroboros.cli import errors as asking
 from ouroboros.decoders import check_decoders
@@ -27,7 +27,7 @@ GOOD = {
 
 
 def config(path: str = "seed", value: object = 0) -> RunConfig:
-    return RunConfig.from_mapping(with_overrides(GOOD, {path: value}))
+    return RunConfig.from_mapping(GOOD).replaced({path: value})
 
 
 def test_defaults_are_those_of_the_config_file():
@@ -81,10 +81,10 @@ def test_overrides_name_options_by_their_dotted_names():
         ("model.max_len", "long", r"model\.max_len=long: give a whole number"),
         ("parallel", "data", "parallel=data: choose one of tree, null"),
         ("parallel_draft", "last", "parallel_draft=last: choose one of every, first, shared"),
-        ("overwrite", "yes", "overwrite=yes: give true or false"),
+        ("overwrite", "yes", "overwrite=yes: choose one of true, false"),
         ("save_pools", True, r"save_pools=true, but .* decoder\.ouroboros\.pool_state=task"),
         ("record_predictions", True, "give timing=false as well"),
-        ("record_trees", "yes", "give true, false or null"),
+        ("record_trees", "yes", "record_trees=yes: choose one of true, false, null"),
         ("decoder.ouroboros.pool_state", "loaded", r"decoder\.ouroboros\.pool=<file>"),
         ("decoder.ouroboros.pool", "p.json", r"decoder\.ouroboros\.pool_state=loaded or task"),
     ],

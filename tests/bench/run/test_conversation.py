@@ -9,7 +9,6 @@ from bench_models import byte_tokenizer, tiny_pair
 from ouroboros.bench.metrics.metrics import corpus_scores
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
-from ouroboros.bench.run.identity import RunIdentity
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.prompts import check_chat, prompt_ids, with_context
 from ouroboros.bench.tasks.specbench import SpecBench
@@ -56,7 +55,7 @@ def target():
 
 def run(target, path, decoders) -> list[Sample]:
     folder = ResultsFolder(path)
-    folder.open_run({}, RunIdentity("a"))
+    folder.open_run({})
     seen: list[Sample] = []
     Bench(target, [target], Echo(), TURNS, decoders, 4, repeats=2).run(folder, seen.append)
     return seen

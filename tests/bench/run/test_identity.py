@@ -12,9 +12,9 @@ from ouroboros.bench.run import identity as module
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import (
-    RunIdentity,
     code_files,
     content_hash,
+    describe,
     file_hashes,
     git_state,
     identity,
@@ -52,11 +52,11 @@ def config(tmp_path) -> RunConfig:
     "name", ["target/model.safetensors", "draft/tokenizer.json", "rows.jsonl", "pool.json"]
 )
 def test_other_contents_at_the_same_path_are_another_run(config, tmp_path, name):
-    before = RunIdentity.of(config, []).identity
+    before = describe(config, [])["identity"]
     (tmp_path / "target" / "README.md").write_text("no part of the model")
-    assert RunIdentity.of(config, []).identity == before
+    assert describe(config, [])["identity"] == before
     (tmp_path / name).write_text("other")
-    assert RunIdentity.of(config, []).identity != before
+    assert describe(config, [])["identity"] != before
 
 
 def test_only_what_exists_is_hashed_and_ids_are_not(config):
@@ -91,11 +91,11 @@ def test_a_copy_is_the_same_and_a_large_file_is_sampled_to_its_end(tmp_path, mon
 def test_a_resumed_run_must_load_the_same_task_and_models(tmp_path, name, facts):
     whole = {"task": {"stop": [], "version": "1"}, "model": {"commits": ["a"]}, "max_new": 8}
     folder = ResultsFolder(tmp_path)
-    folder.open_run(whole, RunIdentity("a"))
-    with pytest.raises(ValueError, match=f"length .{name}.*overwrite=true") as refusal:
-        folder.open_run({**whole, **facts}, RunIdentity("a"))
+    folder.open_run(whole)
+    with pytest.raises(ValueError, match=f"environment .{name}.*overwrite=true") as refusal:
+        folder.open_run({**whole, **facts})
     assert "\n" not in str(refusal.value) and folder.load_run()["resumed"] == 0
-    assert folder.open_run(whole, RunIdentity("a"))["resumed"] == 1
+    assert folder.open_run(whole)["resumed"] == 1
 
 
 def test_the_code_hash_covers_all_code_that_samples_depend_on():

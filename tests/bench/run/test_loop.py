@@ -1,16 +1,13 @@
 """The run loop: order, resume after a kill or a torn line, refusals, failures, interruption."""
 
-import errno
 from dataclasses import replace
 
 import pytest
 from bench_models import tiny_pair
 
 from ouroboros.bench.metrics.sample import Sample
-from ouroboros.bench.run import folder as lines_module
 from ouroboros.bench.run.config import Sampling, derive_seed
 from ouroboros.bench.run.folder import SAMPLES, SCORES, ResultsFolder
-from ouroboros.bench.run.identity import RunIdentity
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.tasks.task import Example
 from ouroboros.decode import RootOnly
@@ -60,12 +57,12 @@ def run(bench: Bench, folder: ResultsFolder) -> list[Sample]:
     return seen
 
 
-FACTS = {"decoders": ["greedy", "other"]}
+FACTS, OTHER = {"config": {"seed": 0}}, {"config": {"seed": 1}}
 
 
 def folder_at(path) -> ResultsFolder:
     folder = ResultsFolder(path)
-    folder.open_run(FACTS, RunIdentity("a"))
+    folder.open_run(FACTS)
     return folder
 
 
@@ -119,13 +116,13 @@ def test_other_settings_and_finished_runs_are_refused_unless_overwritten(tmp_pat
     folder = folder_at(tmp_path)
     (tmp_path / SAMPLES).write_text("")
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"other settings.*overwrite=true"):
-        folder.open_run(FACTS, RunIdentity("b"))
-    assert folder.open_run(FACTS, RunIdentity("a"))["resumed"] == 1
+    with pytest.raises(ValueError, match=r"other settings.*seed was 0, is 1.*overwrite=true"):
+        folder.open_run(OTHER)
+    assert folder.open_run(FACTS)["resumed"] == 1
     folder.save_run(folder.load_run(), status="finished")
     with pytest.raises(ValueError, match=r"finished.*overwrite=true"):
-        folder.open_run(FACTS, RunIdentity("a"))
-    assert folder.open_run(FACTS, RunIdentity("b", overwrite=True))["resumed"] == 0
+        folder.open_run(FACTS)
+    assert folder.open_run(OTHER, overwrite=True)["resumed"] == 0
     assert not (tmp_path / SAMPLES).read_text() and (tmp_path / "notes.txt").exists()
 
 
@@ -151,24 +148,12 @@ def test_ctrl_c_keeps_what_is_there(target, tmp_path):
     assert len(run(job(target), folder)) == 6
 
 
-def test_a_full_disk_is_one_clear_line(tmp_path, monkeypatch):
-    folder = folder_at(tmp_path)
-
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with folder.appending(SAMPLES) as lines:
-        monkeypatch.setattr(lines_module.os, "fsync", full)
-        with pytest.raises(OSError, match=r"^the disk is full while writing .*samples.jsonl"):
-            lines.append({"a": 1})
-
-
 def test_two_runs_cannot_write_into_one_folder(tmp_path):
     folder = folder_at(tmp_path)
     with (
-        folder.appending(SAMPLES),
+        folder.locked(),
         pytest.raises(ValueError, match="another run"),
-        folder.appending(SAMPLES),
+        ResultsFolder(tmp_path).locked(),
     ):
         pass
 
@@ -178,8 +163,8 @@ def test_a_folder_in_use_is_not_opened_and_not_changed(target, tmp_path, overwri
     folder = folder_at(tmp_path)
     run(job(target), folder)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with folder.appending(SAMPLES), pytest.raises(ValueError, match="another run"):
-        folder.open_run(FACTS, RunIdentity("a", overwrite=overwrite))
+    with ResultsFolder(tmp_path).locked(), pytest.raises(ValueError, match="another run"):
+        folder.open_run(FACTS, overwrite=overwrite)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

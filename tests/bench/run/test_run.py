@@ -74,5 +74,5 @@ def test_packed_samples_are_read_and_not_appended_to(config):
     path.with_name(f"{SAMPLES}.gz").write_bytes(gzip.compress(path.read_bytes()))
     path.unlink()
     assert folder.load_samples() == samples
-    with pytest.raises(ValueError, match="gunzip it to resume"), folder.appending(SAMPLES):
+    with pytest.raises(ValueError, match="gunzip it to resume"), folder.locked():
         pass

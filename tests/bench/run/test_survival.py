@@ -17,7 +17,6 @@ from ouroboros.baselines import Greedy, Speculative
 from ouroboros import Ouroboros
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
-from ouroboros.bench.run.identity import RunIdentity
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.run import stop_requests
 from ouroboros.bench.tasks.task import Example
@@ -52,7 +51,7 @@ def bench() -> Bench:
 
 def opened(path: Path, **changes) -> ResultsFolder:
     folder = ResultsFolder(path)
-    folder.open_run({}, RunIdentity("a", **changes))
+    folder.open_run({}, **changes)
     return folder
 
 
@@ -91,7 +90,7 @@ def test_a_run_killed_twenty_times_is_the_run_that_never_was(bench, tmp_path):
         folder = ResultsFolder(tmp_path / f"stormy{rounds}")
 
         def resume(folder=folder) -> None:
-            folder.open_run({}, RunIdentity("a"))
+            folder.open_run({})
             bench.run(folder, no_more)
 
         path = folder.path / SAMPLES
@@ -152,12 +151,12 @@ def test_failed_samples_are_measured_anew_only_when_asked(tmp_path, monkeypatch)
     assert [s.key for s in folder.load_samples() if s.error] == [("p0", "moody", 0)]
     with pytest.raises(ValueError, match="finished"):
         folder.save_run(folder.load_run(), status="finished")
-        folder.check_open(RunIdentity("a"))
+        folder.check_open({})
     lines = whole_lines(tmp_path / SAMPLES)
     monkeypatch.setattr(Moody, "bad", False)
     bench.run(folder, no_more)
     assert whole_lines(tmp_path / SAMPLES) == lines
-    folder.open_run({}, RunIdentity("a", retry_failed=True))
+    folder.open_run({}, retry_failed=True)
     seen = []
     bench.run(folder, seen.append, retry_failed=True)
     assert len(seen) == 6 and not any(s.error for s in folder.load_samples())
@@ -165,7 +164,7 @@ def test_failed_samples_are_measured_anew_only_when_asked(tmp_path, monkeypatch)
     assert len(whole_lines(tmp_path / SAMPLES).splitlines()) == 7
     folder.save_run(folder.load_run(), status="finished")
     with pytest.raises(ValueError, match=r"no sample failed.*results_dir"):
-        folder.check_open(RunIdentity("a", retry_failed=True))
+        folder.check_open({}, retry_failed=True)
 
 
 class Grumpy(Ouroboros):
@@ -197,12 +196,15 @@ def test_a_retried_sample_has_the_pool_that_the_run_carried(tmp_path, monkeypatc
 
 
 def test_a_resume_in_another_environment_is_refused_in_one_line(tmp_path):
-    here, there = {"torch": "2.13", "threads": 2}, {"torch": "2.14", "threads": 2}
-    folder = opened(tmp_path, environment=here)
-    assert folder.check_open(RunIdentity("a", environment=here))
-    reason = r"another environment \(torch was 2.13, is 2.14\): resume it there, use another"
+    def facts(torch: str) -> dict:
+        return {"provenance": {"versions": {"torch": torch}, "machine": {"threads": 2}}}
+
+    folder = ResultsFolder(tmp_path)
+    folder.open_run(facts("2.13"))
+    assert folder.check_open(facts("2.13"))
+    reason = r"environment \(torch was 2.13, is 2.14\): resume it as it was, use another"
     with pytest.raises(ValueError, match=reason) as refusal:
-        folder.open_run({}, RunIdentity("a", environment=there))
+        folder.open_run(facts("2.14"))
     assert "\n" not in str(refusal.value) and folder.load_run()["resumed"] == 0
-    folder.open_run({}, RunIdentity("a", environment=there, overwrite=True))
-    assert folder.load_run()["environment"] == there
+    folder.open_run(facts("2.14"), overwrite=True)
+    assert folder.load_run()["provenance"] == facts("2.14")["provenance"]

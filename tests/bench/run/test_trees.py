@@ -8,7 +8,6 @@ from bench_models import tiny_pair
 
 from ouroboros.bench.run import folder as store
 from ouroboros.bench.run.folder import TREES, ResultsFolder
-from ouroboros.bench.run.identity import RunIdentity
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.tasks.task import Example
 from ouroboros.decode import RootOnly
@@ -52,7 +51,7 @@ def bench() -> Bench:
 
 def ran(bench, path, **changes):
     folder = ResultsFolder(path)
-    folder.open_run({}, RunIdentity("a"))
+    folder.open_run({})
     replace(bench, **changes).run(folder, lambda sample: None)
     return folder
 
