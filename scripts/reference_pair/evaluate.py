@@ -13,18 +13,21 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import torch
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import StrictUndefined, Template
 from tqdm import tqdm
+from train import heldout_loss
 
 from ouroboros.bench.metrics.metrics import repetition
 from ouroboros.bench.run.config import Sampling, derive_seed
-from ouroboros.bench.run.loop import StopStrings, text_of
+from ouroboros.bench.run.loop import StopStrings, eos_ids, text_of
 from ouroboros.bench.tasks.humaneval import HumanEval
 from ouroboros.decode import RootOnly, predict, stream
 from ouroboros.engine.model import CachedModel
@@ -38,102 +41,67 @@ EDGES = (0, 512, 2048, 4096)  # of the ranges of positions, in tokens
 MAX_NEW = 128
 SHOWN = ("HumanEval/0", "HumanEval/23", "HumanEval/53")
 DOCUMENTS = 12  # the longest, so that each range holds text of the same ones
-ROWS = 512  # positions whose logits and noise are in memory at once
-
-
-@torch.inference_mode()
-def heldout_loss(model: CachedModel, texts: Sequence[str], limit: int = 1024) -> dict[str, float]:
-    """Return the mean nats per token, and per byte, of each text's first `limit` tokens."""
-    nats = count = size = 0.0
-    for text in texts:
-        ids = model.tokenizer(text).input_ids[:limit]
-        if len(ids) < 2:
-            continue
-        logits = model.model(torch.tensor([ids])).logits[0, :-1].float()
-        loss = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="sum")
-        nats += loss.item()
-        count += len(ids) - 1
-        size += len(text_of(model.tokenizer, ids[1:]).encode())
-    return {"nats_per_token": nats / count, "nats_per_byte": nats / size, "tokens": count}
+LOSS_TOKENS = 1024  # of each held-out document
 
 
 @torch.inference_mode()
 def agreement_by_position(
-    target: CachedModel,
-    draft: CachedModel,
-    texts: Sequence[str],
-    temperatures: Sequence[float],
-    *,
-    seed: int,
+    target: CachedModel, draft: CachedModel, texts: Sequence[str], *, seed: int
 ) -> dict[str, dict[str, float]]:
     """Return the share of positions of held-out documents at which both models choose the same
     token with the same noise, for each temperature and range of positions."""
     rows = [target.tokenizer(text).input_ids[: EDGES[-1]] for text in texts]
-    rows = sorted(rows, key=len)[-DOCUMENTS:]
-    agreed = {t: np.zeros(EDGES[-1]) for t in temperatures}
-    seen = np.zeros(EDGES[-1])
-    for number, row in enumerate(tqdm(rows, desc="by position", mininterval=10)):
-        noise = torch.Generator().manual_seed(derive_seed(seed, "by position", number))
-        hidden = [m.model.model(torch.tensor([row])).last_hidden_state[0] for m in (target, draft)]
-        for at in range(0, len(row), ROWS):
-            logits = [
-                m.model.lm_head(h[at : at + ROWS]).float()
-                for m, h in zip((target, draft), hidden, strict=True)
-            ]
-            gumbel = -torch.empty_like(logits[0]).exponential_(generator=noise).log()
-            for t in temperatures:
-                a, b = ((x + t * gumbel).argmax(-1) for x in logits)
-                agreed[t][at : at + len(a)] += (a == b).numpy()
-            seen[at : at + len(logits[0])] += 1
-    ranges = [(low, high) for low, high in itertools.pairwise(EDGES) if seen[low:high].any()]
+    agreed, seen = np.zeros((len(BY_POSITION), EDGES[-1])), np.zeros(EDGES[-1])
+    for number, row in enumerate(tqdm(sorted(rows, key=len)[-DOCUMENTS:], desc="by position")):
+        generator = torch.Generator().manual_seed(derive_seed(seed, "by position", number))
+        logits = [m.model(torch.tensor([row])).logits[0].float() for m in (target, draft)]
+        noise = -torch.empty_like(logits[0]).exponential_(generator=generator).log()
+        for index, t in enumerate(BY_POSITION):
+            first, second = ((x + t * noise).argmax(-1) for x in logits)
+            agreed[index, : len(row)] += (first == second).numpy()
+        seen[: len(row)] += 1
+    counts = np.add.reduceat(seen, EDGES[:-1])
+    shares = np.add.reduceat(agreed, EDGES[:-1], axis=1) / np.maximum(counts, 1)
+    names = [f"{low}-{high}" for low, high in itertools.pairwise(EDGES)]
     return {
         str(t): {
-            f"{low}-{high}": float(agreed[t][low:high].sum() / seen[low:high].sum())
-            for low, high in ranges
+            name: share for name, share, count in zip(names, own, counts, strict=True) if count
         }
-        for t in temperatures
+        for t, own in zip(BY_POSITION, shares.tolist(), strict=True)
     }
 
 
 def on_humaneval(
-    target: CachedModel,
-    draft: CachedModel,
-    temperature: float,
-    *,
-    seed: int = 0,
-    limit: int | None = None,
+    target: CachedModel, draft: CachedModel, temperature: float, *, seed: int, limit: int | None
 ) -> dict:
     """Return agreement, repetition and samples over the first `limit` problems (None: all)."""
-    task, agreed, rates, lengths, shown = HumanEval(), [], [], [], {}
-    sampling, eos = Sampling(seed=seed, temperature=temperature), target.model.generation_config
+    task, rows, shown = HumanEval(), [], {}
+    sampling = Sampling(seed=seed, temperature=temperature)
     stop = StopStrings(target.tokenizer, task.stop)
     for example in tqdm(list(task.load())[:limit], desc=f"T={temperature}", mininterval=10):
         prompt = target.tokenizer(example.prompt).input_ids
         choose = sampling.choose(example.id, 0, vocab=target.vocab_size)
         target.empty()
         draft.empty()
-        steps = stream(
-            target, RootOnly(), prompt, max_new=MAX_NEW, eos={eos.eos_token_id}, choose=choose
-        )
-        for trace in steps:  # until the benchmark's stop string, or to the end
+        eos, plain = eos_ids(target), RootOnly()
+        for trace in stream(target, plain, prompt, max_new=MAX_NEW, eos=eos, choose=choose):
             new = trace.new_tokens
-            if (keep := stop(new)) is not None:
+            if (keep := stop(new)) is not None:  # the benchmark's stop string
                 new = new[:keep]
                 break
         tree = TokenTree.chain(prompt[-1], new[:-1])
         drafted = predict(draft, draft.new_sequence(), prompt, tree, choose)
-        agreed += [a == b for a, b in zip(drafted, new, strict=True)]
-        rates.append(repetition(new))
-        lengths.append(len(new))
+        agreed = sum(map(operator.eq, drafted, new))
+        rows.append({"tokens": len(new), "agreed": agreed, "repetition": repetition(new)})
         if example.id in SHOWN:
             shown[example.id] = [example.prompt, text_of(target.tokenizer, new)]
-    known = [rate for rate in rates if rate is not None]
+    found = pd.DataFrame(rows)
     return {
-        "prompts": len(rates),
-        "agreement": float(np.mean(agreed)),
-        "repetition_rate": float(np.mean(known)),
-        "above_30_percent": float(np.mean([rate > 0.3 for rate in known])),
-        "mean_new_tokens": float(np.mean(lengths)),
+        "prompts": len(found),
+        "agreement": float(found["agreed"].sum() / found["tokens"].sum()),
+        "repetition_rate": float(found["repetition"].mean()),
+        "above_30_percent": float((found["repetition"].dropna() > 0.3).mean()),
+        "mean_new_tokens": float(found["tokens"].mean()),
         "samples": shown,
     }
 
@@ -149,31 +117,6 @@ def matched_temperature(rates: dict[float, float], wanted: float) -> float | Non
         if above >= wanted >= below and above > below:
             return round(low + (high - low) * (above - wanted) / (above - below), 2)
     return None
-
-
-def evaluate(
-    pair: dict[str, CachedModel],
-    heldout: dict[str, list[str]],
-    *,
-    seed: int = 0,
-    prompts: int | None = None,
-) -> dict:
-    """Return every figure of a pair as plain data."""
-    target, draft = pair["target"], pair["draft"]
-    humaneval = {
-        str(t): on_humaneval(target, draft, t, seed=seed, limit=prompts) for t in TEMPERATURES
-    }
-    rates = {float(t): result["repetition_rate"] for t, result in humaneval.items()}
-    positions = agreement_by_position(target, draft, heldout["module"], BY_POSITION, seed=seed)
-    return {
-        "loss": {
-            name: {kind: heldout_loss(model, texts) for kind, texts in heldout.items() if texts}
-            for name, model in pair.items()
-        },
-        "humaneval": humaneval,
-        "matched_temperature": matched_temperature(rates, MATCHED),
-        "by_position": positions,
-    }
 
 
 def curve(work: Path, out: Path) -> None:
@@ -193,12 +136,8 @@ def curve(work: Path, out: Path) -> None:
 
 def card(**facts) -> str:
     """Return the model card in Markdown; its template says which facts it takes."""
-    templates = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        keep_trailing_newline=True,
-        undefined=StrictUndefined,
-    )
-    template = templates.get_template("card.md.jinja")
+    source = Path(__file__).with_name("card.md.jinja").read_text("utf-8")
+    template = Template(source, keep_trailing_newline=True, undefined=StrictUndefined)
     return template.render(**facts, max_new=MAX_NEW, matched=MATCHED)
 
 
@@ -231,10 +170,28 @@ def main() -> None:
         name: CachedModel.from_pretrained(str(args.pair / name), dtype=torch.float32)
         for name in ("target", "draft")
     }
-    heldout = json.loads((args.work / "heldout.json").read_text())
-    found = evaluate(pair, heldout, seed=args.seed, prompts=args.prompts)
+    manifest, heldout = (
+        json.loads((args.work / f"{name}.json").read_text()) for name in ("manifest", "heldout")
+    )
+    target, draft = pair["target"], pair["draft"]
+    humaneval = {
+        str(t): on_humaneval(target, draft, t, seed=args.seed, limit=args.prompts)
+        for t in TEMPERATURES
+    }
+    rates = {float(t): result["repetition_rate"] for t, result in humaneval.items()}
+    found = {
+        "loss": {
+            name: {
+                kind: heldout_loss(model.model, model.tokenizer, texts, LOSS_TOKENS)
+                for kind, texts in heldout.items()
+            }
+            for name, model in pair.items()
+        },
+        "humaneval": humaneval,
+        "matched_temperature": matched_temperature(rates, MATCHED),
+        "by_position": agreement_by_position(target, draft, heldout["module"], seed=args.seed),
+    }
     (args.pair / "evaluation.json").write_text(json.dumps(found, indent=1))
-    manifest = json.loads((args.work / "manifest.json").read_text())
     (args.pair / "manifest.json").write_text(json.dumps(manifest, indent=1))
     curve(args.work, args.pair / "loss_curve.png")
     facts = {"manifest": manifest, "hardware": args.hardware, "history": args.history}
@@ -242,7 +199,7 @@ def main() -> None:
         summary = json.loads((args.work / name / "summary.json").read_text())
         facts[name] = summary | model_facts(args.pair / name, model)
     (args.pair / "CARD.md").write_text(card(**facts, **found))
-    for result in found["humaneval"].values():
+    for result in humaneval.values():
         del result["samples"]
     print(json.dumps(found))
 

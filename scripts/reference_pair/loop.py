@@ -10,51 +10,48 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import attention
 import numpy as np
 import torch
-from losses import divergence_loss, next_token_loss
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM
 
+ROWS = 256  # positions whose logits a CPU makes at once: they fit a core's cache
+CHUNK_TOKENS = 2048  # through the model at once, so that activations stay in a core's cache
+LONGEST_STEP_S = 10.0  # of the budget: a step that compiled, or was suspended, counts no more
 SAVE_EVERY_S, CHECK_EVERY_S = 120, 600
 LR_MATRICES, LR_REST = 0.02, 3e-3  # peaks of Muon and of AdamW
 
 
-@dataclass(frozen=True)
+@dataclass
 class Recipe:
     """How long and how to train: `minutes` of training, or `steps` if that is not 0.
 
-    Lengths and batches are in tokens. `long_share` of the tokens are in sequences of `long_length`.
-    `chunk_tokens` go through the model at once, so that their activations stay in a core's cache.
-    `lr` multiplies the peak learning rates.
+    Lengths and batches are in tokens; `long_share` of the batches have sequences of `long_length`.
     """
 
     minutes: float = 60.0
     steps: int = 0
     batch_tokens: int = 8192
-    chunk_tokens: int = 2048
     length: int = 512
     long_length: int = 4096
     long_share: float = 0.12
     warmup_share: float = 0.02
     decay_share: float = 0.5
-    lr: float = 1.0
     seed: int = 0
     compile: bool = True
 
 
 @dataclass(frozen=True)
 class Source:
-    """A stream of token ids, 1-D, and the share of the training windows drawn from it; `starts`,
-    if given, are the places where windows may begin."""
+    """A stream of token ids, 1-D, the share of the training windows drawn from it, and the places
+    where windows may begin (None: anywhere)."""
 
     tokens: np.ndarray
     share: float = 1.0
@@ -80,24 +77,6 @@ def windows(
     return torch.from_numpy(np.stack(rows).astype(np.int64))
 
 
-class StepClock:
-    """Count seconds of training. A step that takes far longer than others of its kind (it compiled,
-    or the process was suspended) counts as `CAP` times the median."""
-
-    CAP = 5.0
-    FIRST_S = 5.0  # the most that one of the first steps of a kind counts
-
-    def __init__(self) -> None:
-        self._recent: dict[int, deque[float]] = {}
-
-    def count(self, kind: int, seconds: float) -> float:
-        """Return the seconds that a step of this kind counts."""
-        recent = self._recent.setdefault(kind, deque(maxlen=31))
-        limit = self.CAP * statistics.median(recent) if len(recent) > 2 else self.FIRST_S
-        recent.append(seconds)
-        return min(seconds, limit)
-
-
 def progress(recipe, *, steps: float, seconds: float) -> float:
     """Return the share of the recipe's budget (`minutes`, or `steps` if not 0) that is spent."""
     return steps / recipe.steps if recipe.steps else seconds / (recipe.minutes * 60)
@@ -110,101 +89,63 @@ def multiplier(progress: float, recipe: Recipe) -> float:
     return max(0.0, min(up, down))
 
 
-def optimizers(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
+def optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
     """Return Muon for the hidden matrices and AdamW for embeddings and norms."""
-    named = list(model.named_parameters())
-    matrices = [p for n, p in named if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     chosen = {id(p) for p in matrices}
-    rest = [p for _, p in named if id(p) not in chosen]
-    adam = torch.optim.AdamW(
-        rest, lr=recipe.lr * LR_REST, betas=(0.9, 0.95), weight_decay=0.0, fused=True
-    )
-    muon = torch.optim.Muon(
-        matrices, lr=recipe.lr * LR_MATRICES, weight_decay=0.01, momentum=0.95, nesterov=True
-    )
+    rest = [p for p in model.parameters() if id(p) not in chosen]
+    muon = torch.optim.Muon(matrices, lr=LR_MATRICES, weight_decay=0.01, momentum=0.95)
+    adam = torch.optim.AdamW(rest, lr=LR_REST, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    for group in (*muon.param_groups, *adam.param_groups):
+        group["initial_lr"] = group["lr"]
     return [muon, adam]
 
 
-def loss_of(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
-    """Return the mean next-token loss of whole windows, nats per token."""
-    hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
-    return next_token_loss(hidden.flatten(0, 1), model.lm_head.weight, ids[:, 1:].flatten())
+def mean_loss(
+    model: LlamaForCausalLM, ids: torch.Tensor, teacher: LlamaForCausalLM | None = None
+) -> torch.Tensor:
+    """Return the mean loss of windows [count, length + 1] in nats per token: of the next token, or
+    the divergence from a teacher's distribution. Logits are not kept for the backward pass."""
+
+    def hidden(model: LlamaForCausalLM) -> torch.Tensor:
+        if model.device.type == "cpu":  # there eager attention is faster while short
+            model.model.set_attn_implementation("eager" if ids.shape[1] <= 1025 else "sdpa")
+        return model.model(input_ids=ids[:, :-1], use_cache=False)[0].flatten(0, 1)
+
+    def next_token(rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model.lm_head(rows).float(), targets, reduction="sum")
+
+    def divergence(rows: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        assert teacher is not None
+        given, law = (
+            head(part).float().log_softmax(-1)
+            for head, part in ((model.lm_head, rows), (teacher.lm_head, wanted))
+        )
+        return F.kl_div(given, law, reduction="sum", log_target=True)
+
+    if teacher is None:
+        targets = ids[:, 1:].flatten()
+    else:
+        with torch.no_grad():
+            targets = hidden(teacher)
+    rows, loss = hidden(model), next_token if teacher is None else divergence
+    size = ROWS if model.device.type == "cpu" else len(rows)
+    parts = zip(rows.split(size), targets.split(size), strict=True)
+    losses = [checkpoint(loss, *part, use_reentrant=False) for part in parts]
+    return torch.stack(losses).sum() / len(rows)
 
 
-class Trainee:
-    """A model, its optimisers and its teacher if it has one: everything that a step changes."""
-
-    def __init__(self, model: LlamaForCausalLM, recipe: Recipe, teacher, device: str) -> None:
-        model.to(device)  # type: ignore[arg-type]
-        self.model, self.teacher, self.recipe = model.train(), teacher, recipe
-        self.device = torch.device(device)
-        self.optims = optimizers(model, recipe)
-        self.groups = [group for optim in self.optims for group in optim.param_groups]
-        self.base_lr = [group["lr"] for group in self.groups]
-        self.state = {"seconds": 0.0, "step": 0, "tokens": 0}
-        bodies = [m.model for m in (model, teacher) if m is not None]
-        if self.device.type == "cpu":
-            for body in bodies:
-                body.set_attn_implementation(attention.install())
-        if recipe.compile:
-            bodies = [torch.compile(body, dynamic=False) for body in bodies]
-        self.body, self.teacher_body = (*bodies, None)[:2]
-
-    def loss(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss of windows [count, length + 1], nats per token."""
-        embedding, compiled = self.model.lm_head.weight, self.recipe.compile
-        with torch.autocast(self.device.type, dtype=torch.bfloat16):
-            hidden = self.body(input_ids=ids[:, :-1], use_cache=False)[0].flatten(0, 1)
-            if self.teacher is None:
-                return next_token_loss(hidden, embedding, ids[:, 1:].flatten(), compiled=compiled)
-            with torch.no_grad():
-                wanted = self.teacher_body(input_ids=ids[:, :-1], use_cache=False)[0].flatten(0, 1)
-            teacher_embedding = self.teacher.lm_head.weight
-            return divergence_loss(hidden, embedding, wanted, teacher_embedding, compiled=compiled)
-
-    def backward(self, ids: torch.Tensor) -> float:
-        """Add the gradient of the mean loss of windows [count, length + 1]; return that loss."""
-        rows = max(1, self.recipe.chunk_tokens // (ids.shape[1] - 1))
-        total = 0.0
-        for chunk in ids.split(rows):
-            loss = self.loss(chunk.to(self.device)) * (len(chunk) / len(ids))
-            loss.backward()
-            total += loss.item()
-        return total
-
-    def step(self, ids: torch.Tensor, factor: float) -> float:
-        """Learn from windows [count, length + 1] at `factor` times the peak rates; return the mean
-        loss."""
-        for group, lr in zip(self.groups, self.base_lr, strict=True):
-            group["lr"] = lr * factor
-        loss = self.backward(ids)
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optim in self.optims:
-            optim.step()
-            optim.zero_grad(set_to_none=True)
-        self.state["step"] += 1
-        self.state["tokens"] += ids.numel() - len(ids)
-        return loss
-
-    def save(self, path: Path) -> None:
-        """Write model, optimisers and state to one file, atomically."""
-        content = {
-            "model": self.model.state_dict(),
-            "optims": [optim.state_dict() for optim in self.optims],
-            "state": self.state,
-        }
-        partial = path.with_suffix(".partial")
-        torch.save(content, partial)
-        os.replace(partial, path)
-
-    def load(self, path: Path) -> None:
-        """Resume from what `save` wrote."""
-        saved = torch.load(path, map_location=self.device)
-        self.model.load_state_dict(saved["model"])
-        for optim, content in zip(self.optims, saved["optims"], strict=True):
-            optim.load_state_dict(content)
-        self.groups = [group for optim in self.optims for group in optim.param_groups]
-        self.state = saved["state"]
+def backward(
+    model: LlamaForCausalLM, ids: torch.Tensor, teacher: LlamaForCausalLM | None = None
+) -> float:
+    """Add the gradient of `mean_loss` to the model's; return that loss."""
+    total, ids = 0.0, ids.to(model.device)
+    for chunk in ids.split(max(1, CHUNK_TOKENS // (ids.shape[1] - 1))):
+        with torch.autocast(model.device.type, dtype=torch.bfloat16):
+            loss = mean_loss(model, chunk, teacher) * (len(chunk) / len(ids))
+        loss.backward()
+        total += loss.item()
+    return total
 
 
 def train(
@@ -215,18 +156,25 @@ def train(
     *,
     check: Callable[[LlamaForCausalLM], dict],
     device: str,
-    teacher: PreTrainedModel | None = None,
+    teacher: LlamaForCausalLM | None = None,
 ) -> dict:
     """Train in place; write checkpoint.pt, curve.jsonl, heldout.jsonl to `out`; return a summary.
 
-    A checkpoint in `out` is resumed. The result of `check` is logged every ten minutes of training.
+    A checkpoint in `out` is resumed. The result of `check` is logged every ten minutes.
     """
     out.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(recipe.seed)
-    trainee = Trainee(model, recipe, teacher, device)
+    model.to(device).train()  # type: ignore[arg-type]
+    optims, state = optimizers(model), {"seconds": 0.0, "step": 0, "tokens": 0}
     if (out / "checkpoint.pt").exists():
-        trainee.load(out / "checkpoint.pt")
-    state, clock = trainee.state, StepClock()
+        saved = torch.load(out / "checkpoint.pt", map_location=device)
+        model.load_state_dict(saved["model"])
+        state = saved["state"]
+        for optim, content in zip(optims, saved["optims"], strict=True):
+            optim.load_state_dict(content)
+    if recipe.compile:
+        for one in (model, teacher):
+            if one is not None:
+                one.model.compile(dynamic=False)
     rng = np.random.default_rng([recipe.seed, int(state["step"])])
     average, bar = None, tqdm(total=100, unit="%", mininterval=10)
 
@@ -234,28 +182,43 @@ def train(
         with (out / name).open("a") as file:
             file.write(json.dumps({**state, **row}) + "\n")
 
+    def save() -> None:
+        content = {"model": model.state_dict(), "state": state}
+        torch.save(content | {"optims": [o.state_dict() for o in optims]}, out / "partial.pt")
+        os.replace(out / "partial.pt", out / "checkpoint.pt")
+
     def checked() -> None:
         log("heldout.jsonl", check(model.eval()))
         model.train()
 
+    saved_s = checked_s = time.monotonic()
     while (done := progress(recipe, steps=state["step"], seconds=state["seconds"])) < 1:
         started = time.monotonic()
         length = recipe.long_length if rng.random() < recipe.long_share else recipe.length
         ids = windows(sources, length, max(1, recipe.batch_tokens // length), rng)
-        loss = trainee.step(ids, multiplier(done, recipe))
+        loss = backward(model, ids, teacher)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optim in optims:
+            for group in optim.param_groups:
+                group["lr"] = group["initial_lr"] * multiplier(done, recipe)
+            optim.step()
+            optim.zero_grad(set_to_none=True)
         average = loss if average is None else 0.98 * average + 0.02 * loss
-        state["seconds"] += clock.count(length, time.monotonic() - started)
+        now = time.monotonic()
+        state["seconds"] += min(now - started, LONGEST_STEP_S)
+        state["step"] += 1
+        state["tokens"] += ids.numel() - len(ids)
         bar.n = round(100 * done)
         bar.set_postfix_str(f"loss {average:.3f} {state['tokens'] / 1e6:.2f}M tokens")
         if state["step"] % 20 == 0:
             log("curve.jsonl", {"loss": average})
-        if state["seconds"] >= state.get("saved_s", 0.0) + SAVE_EVERY_S:
-            state["saved_s"] = state["seconds"]
-            trainee.save(out / "checkpoint.pt")
-        if state["step"] == 1 or state["seconds"] >= state.get("checked_s", 0.0) + CHECK_EVERY_S:
-            state["checked_s"] = state["seconds"]
+        if now - saved_s > SAVE_EVERY_S:
+            save()
+            saved_s = now
+        if now - checked_s > CHECK_EVERY_S:
             checked()
+            checked_s = now
     bar.close()
-    trainee.save(out / "checkpoint.pt")
+    save()
     checked()
     return {**state, "loss": average, **asdict(recipe)}

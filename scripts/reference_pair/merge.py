@@ -15,10 +15,12 @@ import torch
 from transformers import LlamaForCausalLM
 
 PAD_STD = 0.02  # of new units' inputs; their outputs begin as zeros
-Groups = Sequence[Sequence[int]]
 
 
-def merge_layers(target: LlamaForCausalLM, groups: Groups, ffn: int) -> LlamaForCausalLM:
+@torch.no_grad()
+def merge_layers(
+    target: LlamaForCausalLM, groups: Sequence[Sequence[int]], ffn: int
+) -> LlamaForCausalLM:
     """Return a new model with one layer per group of the target's layers, in float32.
 
     Each layer has the heads of its group and the `ffn` feed-forward units of it with the largest
@@ -32,46 +34,34 @@ def merge_layers(target: LlamaForCausalLM, groups: Groups, ffn: int) -> LlamaFor
     draft = LlamaForCausalLM(config).float()
     draft.model.embed_tokens.load_state_dict(target.model.embed_tokens.state_dict())
     draft.model.norm.load_state_dict(target.model.norm.state_dict())
-    with torch.no_grad():
-        for layer, group in zip(draft.model.layers, groups, strict=True):
-            parts = [target.model.layers[index] for index in group]
-            _merge_attention(layer, parts)
-            _merge_feed_forward(layer, parts, ffn)
+    for layer, group in zip(draft.model.layers, groups, strict=True):
+        parts = [target.model.layers[index] for index in group]
+        merge(
+            layer, parts, "input_layernorm", "self_attn", ["q_proj", "k_proj", "v_proj"], "o_proj"
+        )
+        merge(
+            layer, parts, "post_attention_layernorm", "mlp", ["gate_proj", "up_proj"], "down_proj"
+        )
     return draft
 
 
-def _merge_attention(layer, parts: list) -> None:
-    norms = [part.input_layernorm.weight for part in parts]
-    layer.input_layernorm.weight.copy_(sum(norms) / len(norms))
-    scales = [norm / layer.input_layernorm.weight for norm in norms]
-    for name in ("q_proj", "k_proj", "v_proj"):
-        rows = [getattr(p.self_attn, name).weight * s for p, s in zip(parts, scales, strict=True)]
-        _fill_rows(getattr(layer.self_attn, name).weight, torch.cat(rows))
-    _fill_columns(
-        layer.self_attn.o_proj.weight, torch.cat([p.self_attn.o_proj.weight for p in parts], 1)
-    )
-
-
-def _merge_feed_forward(layer, parts: list, ffn: int) -> None:
-    norms = [part.post_attention_layernorm.weight for part in parts]
-    layer.post_attention_layernorm.weight.copy_(sum(norms) / len(norms))
-    scales = [norm / layer.post_attention_layernorm.weight for norm in norms]
-    gate, up = (
-        torch.cat([getattr(p.mlp, n).weight * s for p, s in zip(parts, scales, strict=True)])
-        for n in ("gate_proj", "up_proj")
-    )
-    down = torch.cat([part.mlp.down_proj.weight for part in parts], 1)
-    kept = (up.norm(dim=1) * down.norm(dim=0)).topk(min(ffn, len(up))).indices.sort().values
-    _fill_rows(layer.mlp.gate_proj.weight, gate[kept])
-    _fill_rows(layer.mlp.up_proj.weight, up[kept])
-    _fill_columns(layer.mlp.down_proj.weight, down[:, kept])
-
-
-def _fill_rows(weight: torch.Tensor, rows: torch.Tensor) -> None:
-    weight.normal_(0, PAD_STD)
-    weight[: len(rows)] = rows
-
-
-def _fill_columns(weight: torch.Tensor, columns: torch.Tensor) -> None:
-    weight.zero_()
-    weight[:, : columns.shape[1]] = columns
+def merge(layer, parts: list, norm: str, block: str, inputs: list[str], output: str) -> None:
+    """Fill a block (attention or feed-forward) of a new layer with those of `parts` side by side,
+    as many units as fit. The mean of the parts' norms becomes the layer's; what a part's norm
+    differs by goes into its input weights."""
+    norms = [getattr(part, norm).weight for part in parts]
+    getattr(layer, norm).weight.copy_(sum(norms) / len(norms))
+    scales = [own / getattr(layer, norm).weight for own in norms]
+    blocks, new = [getattr(part, block) for part in parts], getattr(layer, block)
+    rows = [
+        torch.cat([getattr(b, name).weight * s for b, s in zip(blocks, scales, strict=True)])
+        for name in inputs
+    ]
+    columns = torch.cat([getattr(b, output).weight for b in blocks], 1)
+    size = getattr(new, output).weight.shape[1]
+    if columns.shape[1] > size:  # feed-forward: the units with the largest weights
+        kept = (rows[-1].norm(dim=1) * columns.norm(dim=0)).topk(size).indices.sort().values
+        rows, columns = [row[kept] for row in rows], columns[:, kept]
+    for name, row in zip(inputs, rows, strict=True):
+        getattr(new, name).weight.normal_(0, PAD_STD)[: len(row)] = row
+    getattr(new, output).weight.zero_()[:, : columns.shape[1]] = columns

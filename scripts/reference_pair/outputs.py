@@ -46,10 +46,8 @@ def continue_rows(
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Return (ids [batch, length], mask of real tokens, index of the first new token)."""
     width = max(map(len, rows))
-    pads = [width - len(row) for row in rows]
-    ids = torch.tensor([[0] * pad + [*row] for pad, row in zip(pads, rows, strict=True)])
-    mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads])
-    ids, mask = ids.to(model.device), mask.to(model.device)
+    ids = torch.tensor([[0] * (width - len(row)) + [*row] for row in rows], device=model.device)
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows]).to(ids)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0}
     out: torch.Tensor = model.generate(  # type: ignore[misc, assignment]
         ids,
@@ -78,14 +76,13 @@ def own_outputs(
     stream; those of similar length share a batch."""
     rng = np.random.default_rng(seed)
     rows = [tokenizer(head).input_ids for head in heads[: round(count * (1 - PASSAGES))]]
-    for _ in range(count - len(rows)):
+    while len(rows) < count:
         length = int(rng.integers(32, 160))
         at = int(rng.integers(0, len(tokens) - length))
         rows.append(tokens[at : at + length].tolist())
     rows.sort(key=len)
     torch.manual_seed(seed)
-    starts = np.random.default_rng(seed).permutation(range(0, len(rows), BATCH))
-    parts = []
+    starts, parts = rng.permutation(range(0, len(rows), BATCH)), []
     for turn, at in enumerate(tqdm(starts, desc="own outputs", mininterval=10)):
         temperature = TEMPERATURES[turn % len(TEMPERATURES)]
         batch = rows[at : at + BATCH]

@@ -16,19 +16,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from attention import padded_mask
-from loop import Source, StepClock, Trainee, progress, windows
+from loop import LONGEST_STEP_S, Source, backward, progress, windows
 from outputs import continue_rows, light_copy
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 HEADERS = ("", "from typing import List\n\n\n", "import math\n\n\n")  # before half of the prompts
 WARMUP_STEPS = 8
-ENTRY = 24  # repeating tokens of a text that are penalised
+ENTRY = 24  # repeating tokens of a text that are penalised: those that lead into a loop
 PROMPT_TOKENS = 192  # longer prompts are left out: padding costs time
 
 
-@dataclass(frozen=True)
+@dataclass
 class Polish:
     """How to polish: `minutes` of training, or `steps` if that is not 0.
 
@@ -50,125 +49,95 @@ class Polish:
     compile: bool = True
 
 
-@dataclass(frozen=True)
-class Written:
-    """Texts of a model: ids and mask of real tokens [batch, length], marks of repeating tokens
-    [batch, length - start], and the index of the first new token."""
-
-    ids: torch.Tensor
-    mask: torch.Tensor
-    marks: torch.Tensor
-    start: int
-
-    @property
-    def rate(self) -> float:
-        """The share of the new tokens that repeat, a mean over texts."""
-        return (self.marks.sum(1) / self.mask[:, self.start :].sum(1).clamp_min(1)).mean().item()
-
-    def rows(self, rows: torch.Tensor) -> Written:
-        """Return some of the texts."""
-        return Written(self.ids[rows], self.mask[rows], self.marks[rows], self.start)
-
-
 def repeats(new_tokens: Sequence[int], n: int = 4) -> list[bool]:
     """Return for each token whether the n-gram that it completes occurred earlier in the text.
 
     >>> repeats([1, 2, 1, 2, 1], n=2)
     [False, False, False, True, True]
     """
-    seen: set[tuple[int, ...]] = set()
-    marks = []
-    for end in range(1, len(new_tokens) + 1):
-        gram = tuple(new_tokens[end - n : end]) if end >= n else None
-        marks.append(gram in seen)
-        if gram:
-            seen.add(gram)
-    return marks
+    grams = [tuple(new_tokens[end - n : end]) for end in range(n, len(new_tokens) + 1)]
+    first = {gram: at for at, gram in reversed(list(enumerate(grams)))}
+    seen = [first[gram] < at for at, gram in enumerate(grams)]
+    return [False] * (len(new_tokens) - len(seen)) + seen
 
 
-def marked(ids: torch.Tensor, mask: torch.Tensor, start: int) -> Written:
-    """Mark the repeating tokens of rows from `continue_rows`."""
-    marks = torch.zeros_like(mask[:, start:], dtype=torch.bool)
-    counts = mask[:, start:].sum(1).tolist()
-    for row, (tokens, count) in enumerate(zip(ids[:, start:].tolist(), counts, strict=True)):
-        marks[row, :count] = torch.tensor(repeats(tokens[:count]), device=ids.device)
-    return Written(ids, mask, marks, start)
+@torch.compiler.set_stance("force_eager")
+def unlikelihood(
+    model: LlamaForCausalLM, ids: torch.Tensor, mask: torch.Tensor, marks: torch.Tensor
+) -> torch.Tensor:
+    """Return the mean of -log(1 - p) over each text's first `ENTRY` repeating tokens.
 
-
-def unlikelihood(model: LlamaForCausalLM, written: Written) -> torch.Tensor:
-    """Return the mean of -log(1 - p) over each text's first `ENTRY` repeating tokens: those that
-    lead into a loop, rather than the loop."""
-    ids, mask, start = written.ids, written.mask, written.start
+    ids and mask [batch, length]; marks [batch, new tokens] of the tokens that repeat.
+    """
+    new = marks.shape[1]
+    model.model.set_attn_implementation("sdpa")
     hidden = model.model(
         input_ids=ids,
-        attention_mask=padded_mask(mask),
+        attention_mask=mask,
         position_ids=(mask.cumsum(1) - 1).clamp_min(0),
         use_cache=False,
-    ).last_hidden_state[:, start - 1 : -1]
-    marks = written.marks & (written.marks.cumsum(1) <= ENTRY)
+    ).last_hidden_state[:, -new - 1 : -1]
+    marks = marks & (marks.cumsum(1) <= ENTRY)
     logits = model.lm_head(hidden[marks])
-    chosen = logits.float().log_softmax(-1).gather(-1, ids[:, start:][marks][:, None])
+    chosen = logits.float().log_softmax(-1).gather(-1, ids[:, -new:][marks][:, None])
     loss = -torch.log((1 - chosen.exp()).clamp_min(1e-4))
     return loss.sum() / marks.sum().clamp_min(1)
 
 
 def polish(
-    trainee: Trainee,
+    model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     prompts: Sequence[str],
     sources: Sequence[Source],
     out: Path,
     recipe: Polish,
 ) -> dict:
-    """Fine-tune in place; write polish.jsonl to `out`; return a summary.
-
-    Of the trainee only the loss on ordinary windows is used, not the optimisers. Texts are written
-    for two steps at a time.
-    """
-    model = trainee.model
-    rng, clock, spent_s, step, rate = np.random.default_rng(recipe.seed), StepClock(), 0.0, 0, None
+    """Fine-tune in place; write polish.jsonl to `out`; return a summary. Texts are written for two
+    steps at a time."""
+    rng, spent_s, step, rate = np.random.default_rng(recipe.seed), 0.0, 0, None
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.95))
     batches, writer = prompt_batches(tokenizer, prompts, recipe.prompts, rng), light_copy(model)
+    if recipe.compile:
+        model.model.compile(dynamic=False)
     bar = tqdm(total=100, unit="%", mininterval=10)
     while (done := progress(recipe, steps=step, seconds=spent_s)) < 1:
-        started, settling = time.monotonic(), done >= 1 - recipe.settle_share
-        halves: tuple[Written | None, ...] = (None, None)
-        if not settling:
+        started, halves = time.monotonic(), [torch.tensor([], dtype=torch.long)] * 2
+        if done < 1 - recipe.settle_share:
             with torch.no_grad():
                 for own, source in zip(writer.parameters(), model.parameters(), strict=True):
                     own.copy_(source)
-            written = marked(*continue_rows(writer, next(batches), max_new=recipe.max_new))
-            rate = written.rate if rate is None else 0.9 * rate + 0.1 * written.rate
-            count = min(2 * (3 * recipe.prompts // 8), len(written.marks))
-            worst = written.marks.sum(1).topk(count).indices
-            halves = written.rows(worst[::2]), written.rows(worst[1::2])
+            ids, mask, start = continue_rows(writer, next(batches), max_new=recipe.max_new)
+            marks = torch.zeros_like(mask[:, start:], dtype=torch.bool)
+            for row, real, text in zip(marks, mask[:, start:].bool(), ids[:, start:], strict=True):
+                row[real] = torch.tensor(repeats(text[real].tolist()), device=ids.device)
+            share = (marks.sum(1) / mask[:, start:].sum(1).clamp_min(1)).mean().item()
+            rate = share if rate is None else 0.9 * rate + 0.1 * share
+            worst = marks.sum(1).topk(3 * len(ids) // 4).indices
+            halves = [worst[::2], worst[1::2]]
         for half in halves:
             factor = min((step + 1) / WARMUP_STEPS, 1.2 * (1 - done), 1.0)
             for group in optimizer.param_groups:
                 group["lr"] = recipe.lr * max(0.0, factor)
-            plain = windows(sources, recipe.plain_length, recipe.plain_windows, rng)
-            penalty = 0.0
-            if half is not None:
-                with torch.autocast(trainee.device.type, dtype=torch.bfloat16):
-                    loss = unlikelihood(model, half)
+            row = {"repeats": rate, "penalty": 0.0}
+            if len(half):
+                with torch.autocast(model.device.type, dtype=torch.bfloat16):
+                    loss = unlikelihood(model, ids[half], mask[half], marks[half])
                 (recipe.weight * loss).backward()
-                penalty = loss.item()
-            row = {"repeats": rate, "loss": trainee.backward(plain), "penalty": penalty}
+                row["penalty"] = loss.item()
+            plain = windows(sources, recipe.plain_length, recipe.plain_windows, rng)
+            row["loss"] = backward(model, plain)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             step += 1
             with (out / "polish.jsonl").open("a") as log:
                 log.write(json.dumps({"step": step, **row}) + "\n")
-        spent_s += clock.count(settling, time.monotonic() - started)
+        spent_s += min(time.monotonic() - started, 6 * LONGEST_STEP_S)
         bar.n = round(100 * done)
         bar.set_postfix_str(f"step {step} {row}")
     bar.close()
-    return {
-        "polish_steps": step,
-        "polish_minutes": spent_s / 60 if recipe.steps else recipe.minutes,
-        "repeats_on_training_prompts": rate,
-    }
+    minutes = spent_s / 60 if recipe.steps else recipe.minutes
+    return {"polish_steps": step, "polish_minutes": minutes, "repeats_on_training_prompts": rate}
 
 
 def prompt_batches(
@@ -182,10 +151,8 @@ def prompt_batches(
     short = [p for p in prompts if len(tokenizer(p).input_ids) <= PROMPT_TOKENS] or list(prompts)
     examples = [prompt for prompt in short if ">>>" in prompt or "List[" in prompt] or short
     while True:
-        drawn: list[str] = []
-        for pool, headers in ((short, ("",)), (examples, HEADERS)):
-            for at in rng.integers(0, len(pool), 4 * count):
-                drawn.append(headers[rng.integers(len(headers))] + pool[at])
+        drawn = [str(prompt) for prompt in rng.choice(short, 4 * count)]
+        drawn += [str(rng.choice(HEADERS)) + str(p) for p in rng.choice(examples, 4 * count)]
         ids = sorted((tokenizer(prompt).input_ids for prompt in drawn), key=len)
         for at in rng.permutation(range(0, len(ids), count)):
             yield ids[at : at + count]

@@ -12,23 +12,23 @@ cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 WORK=${WORK:-results/local/pair} OUT=${OUT:-$WORK/pair}
 read -r TARGET POLISH DRAFT <<<"${MINUTES:-80 10 20}"
-train() { "$PYTHON" scripts/reference_pair/train.py "$1" --work "$WORK" "${@:2}"; }
-DEVICE=(${DEVICE:+--device "$DEVICE"})
+train() { "$PYTHON" scripts/reference_pair/train.py "$1" work="$WORK" "${@:2}"; }
+DEVICE=(${DEVICE:+device="$DEVICE"})
 
 # Corpus: standard library, wheels and worked GSM8K examples; no 13-gram of a benchmark. A byte-level
 # BPE of 8,192 tokens.
-[ -e "$WORK/manifest.json" ] || train prepare --wheels "$WHEELS" --gsm8k "$DATA/gsm8k_train.jsonl" \
-  --forbid humaneval "$DATA/mbpp.jsonl" "$DATA/gsm8k_test.jsonl"
+[ -e "$WORK/manifest.json" ] || train prepare wheels="$WHEELS" gsm8k="$DATA/gsm8k_train.jsonl" \
+  "forbid=[humaneval,$DATA/mbpp.jsonl,$DATA/gsm8k_test.jsonl]"
 
 # Target: six layers of width 384, trained on next tokens.
-train target --minutes "$TARGET" "${DEVICE[@]}"
+train target minutes="$TARGET" "${DEVICE[@]}"
 
 # Polish: unlikelihood of repeated 4-grams, so that greedy text does not run into loops. Once.
-grep -qs polish_steps "$WORK/target/summary.json" || train polish --minutes "$POLISH" "${DEVICE[@]}"
+grep -qs polish_steps "$WORK/target/summary.json" || train polish minutes="$POLISH" "${DEVICE[@]}"
 
 # Draft: the target's layers merged in groups, trained on the target's distribution and text.
-train draft --minutes "$DRAFT" "${DEVICE[@]}"
+train draft minutes="$DRAFT" "${DEVICE[@]}"
 
 # Export in bf16, then measure and write the model card.
-train export --out "$OUT"
+train export out="$OUT"
 "$PYTHON" scripts/reference_pair/evaluate.py --pair "$OUT" --work "$WORK"

@@ -7,6 +7,7 @@ import json
 import corpus
 import evaluate
 import outputs
+import pandas as pd
 import polish
 import pytest
 import train
@@ -16,21 +17,38 @@ from polish import Polish
 from ouroboros import CachedModel, Ouroboros, decode, reference_pair
 from ouroboros.decode import RootOnly
 
+BRIEF = "steps=20 batch_tokens=512 length=64 long_length=128 compile=false"
+STEPS = {
+    "prepare": "stdlib_files=60 vocab=512",
+    "target": f"hidden=128 ffn=128 heads=1 layers=2 device=cpu {BRIEF}",
+    "polish": "steps=2 plain_length=64 compile=false device=cpu",
+    "draft": f"groups=[[0,1]] ffn=192 outputs=8 device=cpu {BRIEF}",
+    "export": "out={out}",
+}
+
 
 @pytest.mark.slow
-def test_one_command_trains_a_tiny_pair_that_decodes(tmp_path):
-    command = ["tiny", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "pair")]
-    args = train.parser().parse_args([*command, "--device", "cpu"])
-    args.step(args)
-    summary = json.loads((tmp_path / "work" / "target" / "summary.json").read_text())
+def test_the_steps_train_a_tiny_pair_that_decodes_and_is_measured(tmp_path, monkeypatch):
+    work, out = tmp_path / "work", tmp_path / "pair"
+    for step, options in STEPS.items():
+        train.main([step, f"work={work}", *options.format(out=out).split()])
+    summary = json.loads((work / "target" / "summary.json").read_text())
     assert summary["loss"] < 6.2  # ln 512 = 6.24: it has learned something
     assert summary["polish_steps"] == 2 and summary["step"] == summary["steps"] == 20
-    target = CachedModel.from_pretrained(str(tmp_path / "pair" / "target"))
-    draft = CachedModel.from_pretrained(str(tmp_path / "pair" / "draft"))
+    target = CachedModel.from_pretrained(str(out / "target"))
+    draft = CachedModel.from_pretrained(str(out / "draft"))
     prompt = target.tokenizer("def mean(values):").input_ids
-    drafter = Ouroboros(draft)
-    assert decode(target, drafter, prompt, max_new=8).new_tokens
-    assert decode(target, RootOnly(), prompt, max_new=8).new_tokens
+    for drafter in (Ouroboros(draft), RootOnly()):
+        assert decode(target, drafter, prompt, max_new=8).new_tokens
+    words = ["evaluate.py", "--pair", str(out), "--work", str(work), "--prompts", "1"]
+    monkeypatch.setattr("sys.argv", words)
+    evaluate.main()
+    found = json.loads((out / "evaluation.json").read_text())
+    assert 5 < found["loss"]["target"]["module"]["nats_per_token"] < 7
+    assert (
+        0 <= found["humaneval"]["0.8"]["agreement"] <= 1 and "0-512" in found["by_position"]["0.5"]
+    )
+    assert "| learned from | next tokens |" in (out / "CARD.md").read_text()
 
 
 def test_the_card_says_what_was_measured():
@@ -53,12 +71,19 @@ def test_the_card_says_what_was_measured():
 def test_a_document_that_shares_13_words_with_a_benchmark_is_dropped(tmp_path):
     words = " ".join(f"w{i}" for i in range(13))
     question = {"question": f"Why {words} so?", "answer": "It is 1.\n#### 1"}
-    train_split = tmp_path / "train.jsonl"
-    train_split.write_text(json.dumps(question) + "\n")
-    for forbidden, left in (([], 1), ([f"before {words.upper()}, after"], 0), (["w1 w2"], 1)):
-        documents, manifest = corpus.build([], train_split, forbidden, stdlib_limit=0)
-        assert len(documents) == left
-        assert manifest.overlapping == 1 - left
+    (tmp_path / "train.jsonl").write_text(json.dumps(question) + "\n")
+    texts = [*corpus.math_documents(tmp_path / "train.jsonl")] * 2
+    for benchmarks, left in (([], 1), ([f"before {words.upper()}, after"], 0), (["w1 w2"], 1)):
+        documents, manifest = corpus.filtered(texts, benchmarks)
+        assert len(documents) == left == 1 - manifest["overlapping"]
+        assert manifest["duplicates"] == 1
+
+
+def test_training_holds_no_held_out_code():
+    held = pd.DataFrame([("function", "def f():\n    return 1\n")], columns=["kind", "text"])
+    rows = [("module", "class A:\n    def f():\n        return 1\n"), ("prose", "Read.")]
+    mixed = corpus.mixture(pd.DataFrame(rows, columns=["kind", "text"]), held)
+    assert list(mixed["text"]) == ["Read."] * 3, "prose thrice, the module not at all"
 
 
 def test_only_short_documented_functions_are_taken():
