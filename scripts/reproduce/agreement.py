@@ -2,7 +2,6 @@
 
     python scripts/reproduce/agreement.py results/agreement/recorded --out results/agreement
     python scripts/reproduce/agreement.py texts.jsonl --out results/real_text --real-text
-    python scripts/reproduce/agreement.py --measure draft_errors.json
 
 Drafts are simulated, calls counted, their time predicted from costs. One prompt in three of each
 group chooses settings, the figures are of the others. Writes agreement.json, agreement.md and a
@@ -10,17 +9,15 @@ plot for each set of costs.
 
 --real-text is for texts of a real model, JSONL of {id, category, turns: [{prompt, completion}]}.
 They are tokenized with 32,000 SentencePiece ids (pip install 'ouroboros-decoding[recordings]'), and
-no decoder learns from predictions off the text, which such a recording does not hold. --measure
-measures the reference pair's ranks and confidences instead, of which a simulated draft is made.
+no decoder learns from predictions off the text, which such a recording does not hold.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,34 +29,16 @@ from sentence_pieces import NAME, sentence_pieces
 from tqdm import tqdm
 
 from ouroboros.bench.metrics.intervals import Interval
-from ouroboros.bench.replay.recording import (
-    RecordedRun,
-    RecordedRuns,
-    read_recording,
-    runs_of,
-)
+from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns, read_recording, runs_of
 from ouroboros.bench.replay.replay import OffTextRates
-from ouroboros.bench.replay.simulated_draft import (
-    CHOICES,
-    NOWHERE,
-    DraftErrorModel,
-    SimulatedDraft,
-    repeats,
-)
+from ouroboros.bench.replay.simulated_draft import DraftErrorModel, SimulatedDraft
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.report.plots.marks import LINES, decoder_marks
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import provenance, without_paths
-from ouroboros.bench.run.loop import eos_ids
-from ouroboros.bench.run.pair import PairSpec, load_pair, load_tokenizer
-from ouroboros.bench.tasks.prompts import Prompts
-from ouroboros.cli import CONF
+from ouroboros.bench.run.pair import PairSpec, load_tokenizer
 from ouroboros.costs import Costs, Surface
-from ouroboros.decode import RootOnly, decode
 from ouroboros.decoders import decoder_config
-from ouroboros.engine.model import CachedModel
-from ouroboros.select import argmax
-from ouroboros.tree import TokenTree
 from ouroboros.tuning.advise import Evidence, Prediction
 from ouroboros.tuning.search import Space, search
 
@@ -67,15 +46,14 @@ CONTEXT = 512  # tokens, of the calls whose costs are taken
 ALL = "all"
 COLUMNS = 3  # panels of a plot side by side
 SPARE_IDS = 64  # ids that a renumbered vocabulary has beyond those of its longest run
-ROWS = 48  # confidence rows kept of each rank
+HELD_OUT = 3  # one prompt in so many of each group chooses settings
 REFERENCE = PairSpec("reference", "reference/target", "reference/draft", dtype="float32")
-HELD_OUT = 3
 RATIOS = (0.18, 0.3)  # of a draft call to a target call, one node each
 DECODERS = ["greedy", "speculative", "prompt_lookup", "suffix_decoding", "lookahead", "ouroboros"]
 DECODERS += ["ouroboros_text"]
-AGREEMENTS: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.88, 0.95)
+AGREEMENTS = (0.5, 0.6, 0.7, 0.8, 0.88, 0.95)
 RATES = OffTextRates(0.7, 0.04)
-SPACES: dict[str, Space] = {  # chosen on the held-out prompts; Ouroboros decides by the costs
+SPACES: dict[str, Space] = {  # Ouroboros decides by the costs
     "speculative": {
         "gamma": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16],
         "confidence": [0.0, 0.2, 0.3, 0.4],
@@ -101,148 +79,106 @@ REAL_GROUPS = {
 }
 
 
-@dataclass(frozen=True)
-class DraftValue:
-    """The speedup over greedy of a decoder on a group of prompts, by the costs of that name with a
-    draft call of `ratio` target calls.
-
-    `agreement` is its draft's, None without a draft. `settings` were chosen on other prompts.
-    """
-
-    group: str
-    costs: str
-    ratio: float
-    decoder: str
-    agreement: float | None
-    speedup: Interval
-    prompts: int
-    settings: Mapping[str, object] = field(default_factory=dict)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("recording", type=Path, help="a results folder with greedy in it, or JSONL of texts")
+    add("--out", type=Path, required=True, help="where results go")
+    add("--real-text", action="store_true", help="texts of a real model, see above")
+    add("--agreement", type=float, nargs="+", help="shares of first choices that are right")
+    add("--costs", nargs="+", default=["epyc", "flat"], help="names or files of costs")
+    add("--per-group", type=int, help="prompts of each group, spread evenly; default: all")
+    add("--max-new", type=int, help="new tokens of each text; default: as recorded")
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    if options.measure:
-        measure(options.measure)
-        return
-    if options.recording is None:
-        raise SystemExit("give a recording: a results folder with greedy in it, or JSONL of texts")
     decoders = {name: decoder_config(name) for name in DECODERS}
+    tokens = "the reference pair's tokenizer"
     rates: OffTextRates | None = RATES
-    agreements, groups = AGREEMENTS, {}
-    tokenizer, tokens = load_tokenizer(REFERENCE), "the reference pair's tokenizer"
     if options.real_text:
-        agreements, rates, groups = REAL_AGREEMENTS, None, REAL_GROUPS
-        decoders.pop("lookahead")
+        tokenizer, tokens, rates = sentence_pieces(), NAME, None
+        del decoders["lookahead"]
         for name in ("ouroboros", "ouroboros_text"):
             decoders[name]["recycle"] = False
-        tokenizer, tokens = sentence_pieces(), NAME
-    recorded = chosen(
-        runs_of(read_recording(options.recording, tokenizer), "greedy"),
-        groups,
-        per_group=options.per_group,
-        max_new=options.max_new,
-    )
-    machines = {
-        (name, ratio): with_ratio(Costs.load(name), ratio)
-        for name in options.costs
-        for ratio in RATIOS
-    }
-    values = list(
-        draft_values(
-            recorded, decoders, options.agreement or agreements, machines, tokenizer, rates
-        )
-    )
-    held = held_out_examples(recorded.runs, HELD_OUT)
-    shown = [run for run in recorded.runs if run.example not in held]
-    tried = ", ".join(f"{one:g}" for one in options.agreement or agreements)
-    parts = [
-        f"{options.recording.name}: {len(shown)} recorded greedy answers",
-        f"draft simulated at agreement {tried} ({DraftErrorModel.load().source})",
+    else:
+        tokenizer = load_tokenizer(REFERENCE)
+    agreements = options.agreement or (REAL_AGREEMENTS if options.real_text else AGREEMENTS)
+    found = runs_of(read_recording(options.recording, tokenizer), "greedy")
+    groups = REAL_GROUPS if options.real_text else {}
+    recorded = chosen(found, groups, per_group=options.per_group, max_new=options.max_new)
+    loaded = {name: Costs.load(name) for name in options.costs}
+    machines = {(name, r): with_ratio(costs, r) for name, costs in loaded.items() for r in RATIOS}
+    rows = study(recorded, decoders, agreements, machines, tokenizer, rates)
+    held = sum(run.example in held_out(recorded.runs) for run in recorded.runs)
+    title = [
+        f"{options.recording.name}: {len(recorded.runs) - held} recorded greedy answers",
+        f"draft simulated at agreement {', '.join(f'{a:g}' for a in agreements)} "
+        f"({DraftErrorModel.load().source})",
         "no predictions off the text" if rates is None else rates.title,
-        f"settings chosen on {len(recorded.runs) - len(shown)} other answers",
+        f"settings chosen on {held} other answers",
         tokens,
         "predicted from counted calls alone",
     ]
-    write(options, values, " · ".join(parts))
+    config = {name: str(value) for name, value in vars(options).items()}
+    about = without_paths({"config": config, "provenance": provenance()})
+    write(options.out, {**about, "title": " · ".join(title), "rows": rows})
 
 
 def chosen(
-    recorded: RecordedRuns, groups: dict, *, per_group: int | None, max_new: int | None
+    recorded: RecordedRuns,
+    groups: Mapping[str, Sequence[str]],
+    *,
+    per_group: int | None,
+    max_new: int | None,
 ) -> RecordedRuns:
-    """Return the runs in named groups, at most `per_group` prompts of each, spread evenly."""
+    """Return the runs by named groups of categories, at most `per_group` prompts of each, spread
+    evenly."""
     named = {category: name for name, categories in groups.items() for category in categories}
     runs = [replace(run, group=named.get(run.group, run.group)) for run in recorded.runs]
-    by_group: dict[str, list[str]] = {}
-    for run in runs:
-        if run.example not in by_group.setdefault(run.group, []):
-            by_group[run.group].append(run.example)
+    examples = by_group(runs)
     kept: set[str] = set()
-    for examples in by_group.values():
-        step = max(1.0, len(examples) / (per_group or len(examples)))
-        kept |= {examples[int(at * step)] for at in range(int(len(examples) / step))}
-    order = [*groups, *by_group]
+    for own in examples.values():
+        step = max(1.0, len(own) / (per_group or len(own)))
+        kept |= {own[int(at * step)] for at in range(int(len(own) / step))}
+    order = [*groups, *examples]
     runs = [run for run in runs if run.example in kept and run.new_tokens]
     runs.sort(key=lambda run: order.index(run.group))
     limits = [limit for limit in (max_new, recorded.max_new) if limit]
     return renumbered(replace(recorded, runs=runs, max_new=min(limits, default=1 << 30)))
 
 
-def draft_values(
-    recorded: RecordedRuns,
-    decoders: Mapping[str, Mapping],
-    agreements: Sequence[float],
-    machines: Mapping[tuple[str, float], Costs],
-    tokenizer,
-    rates: OffTextRates | None,
-) -> Iterator[DraftValue]:
-    """Yield the value of every decoder (configs by name) for each agreement, machine and group.
+def by_group(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
+    """Return the examples of each group, in order."""
+    groups = dict.fromkeys(run.group for run in runs)
+    return {g: list(dict.fromkeys(r.example for r in runs if r.group == g)) for g in groups}
 
-    `machines` are costs by (name, ratio), see `with_ratio`. Held-out prompts choose settings in
-    `SPACES`. Without `rates` decoders that read predictions off the text are refused.
+
+def held_out(runs: Sequence[RecordedRun]) -> set[str]:
+    """Return the examples that choose settings."""
+    groups = by_group(runs).values()
+    return {example for own in groups for example in own[HELD_OUT - 1 :: HELD_OUT]}
+
+
+def renumbered(recorded: RecordedRuns) -> RecordedRuns:
+    """Return the runs with each one's token ids numbered by first appearance.
+
+    Decoders do not depend on the ids themselves, and rows of logits become hundreds wide instead of
+    tens of thousands. Valid for counts alone, and only if nothing is carried from run to run.
     """
-    chosen = held_out_examples(recorded.runs, HELD_OUT)
-    parts = [
-        replace(recorded, runs=[r for r in recorded.runs if (r.example in chosen) == held])
-        for held in (True, False)
-    ]
-    drafting = [name for name, own in decoders.items() if "draft" in own]
-    others = [name for name in decoders if name not in ("greedy", *drafting)]
-    rounds = [(None, others), *((one, drafting) for one in agreements)]
-    for agreement, names in tqdm(rounds, desc="agreements", leave=False):
-        draft = SimulatedDraft.of(agreement, recorded, tokenizer) if agreement is not None else None
-        counted: tuple[dict, dict] = {}, {}
-        for (costs_name, ratio), costs in machines.items():
-            given = {"draft": draft, "rates": None if rates is None else {"": rates}}
-            tried, shown = (
-                Evidence(part, costs, **given, counted=known)  # type: ignore[arg-type]
-                for part, known in zip(parts, counted, strict=True)
-            )
-            for name in names:
-                config, space = decoders[name], SPACES.get(name, {})
+    runs, size = [], 0
+    for run in recorded.runs:
+        names = {token: number for number, token in enumerate(sorted(recorded.eos))}
 
-                def rate(settings, name=name, config=config, tried=tried) -> float:
-                    return tried.predicted(name, config, settings).tokens_per_s
+        def ids(tokens: Collection[int], names: dict[int, int] = names) -> tuple[int, ...]:
+            return tuple(names.setdefault(token, len(names)) for token in tokens)
 
-                best = search(rate, space, configured=config, rounds=1)
-                sides = shown.counts("greedy", {}, {}), shown.counts(name, config, best)
-                groups = list(dict.fromkeys(sample.group for sample in sides[1]))
-                for group in [*(groups if len(groups) > 1 else ()), ALL]:
-                    plain, own = ([s for s in o if group in (s.group, ALL)] for o in sides)
-                    found = Prediction.of(plain, own, costs)
-                    if found.speedup is None:
-                        raise ValueError(f"{name}: {found.failed}")
-                    prompts = len({sample.example for sample in own})
-                    setting = group, costs_name, ratio, name, agreement
-                    yield DraftValue(*setting, found.speedup, prompts, best)
-
-
-def held_out_examples(runs: Sequence[RecordedRun], step: int) -> set[str]:
-    """Return every `step`-th prompt of each group."""
-    by_group: dict[str, dict[str, None]] = {}
-    for run in runs:
-        by_group.setdefault(run.group, {})[run.example] = None
-    return {one for examples in by_group.values() for one in [*examples][step - 1 :: step]}
+        prompt, new = ids(run.prompt), ids(run.new_tokens)
+        off = {(at, ids(path)): ids([token])[0] for (at, path), token in run.predictions.items()}
+        runs.append(replace(run, prompt=prompt, new_tokens=new, predictions=off))
+        size = max(size, len(names))
+    eos = frozenset(range(len(recorded.eos)))
+    return replace(recorded, runs=runs, vocab_size=size + SPARE_IDS, eos=eos)
 
 
 def with_ratio(costs: Costs, ratio: float) -> Costs:
@@ -264,107 +200,125 @@ def with_ratio(costs: Costs, ratio: float) -> Costs:
     return Costs(target, flat(costs.draft, factor))
 
 
-def pays_from(values: Sequence[DraftValue]) -> dict[str, tuple[float | None, bool]]:
+def study(
+    recorded: RecordedRuns,
+    decoders: Mapping[str, Mapping],
+    agreements: Sequence[float],
+    machines: Mapping[tuple[str, float], Costs],
+    tokenizer,
+    rates: OffTextRates | None,
+) -> list[dict]:
+    """Return the predicted speedup of every decoder (configs by name) for each agreement, machine
+    (costs by name and ratio, see `with_ratio`) and group of prompts, a row each.
+
+    Without `rates` decoders that read predictions off the text are refused.
+    """
+    held, rows = held_out(recorded.runs), []
+    parts = [
+        replace(recorded, runs=[r for r in recorded.runs if (r.example in held) == wanted])
+        for wanted in (True, False)
+    ]
+    for agreement in tqdm([None, *agreements], desc="agreements", leave=False):
+        given: dict[str, Any] = {"rates": rates and {"": rates}}
+        if agreement is not None:
+            given["draft"] = SimulatedDraft.of(agreement, recorded, tokenizer)
+        counted: list[dict] = [{}, {}]
+        for (costs_name, ratio), costs in machines.items():
+            tried, shown = (
+                Evidence(part, costs, counted=known, **given)
+                for part, known in zip(parts, counted, strict=True)
+            )
+            for name, config in decoders.items():
+                if name == "greedy" or ("draft" in config) != ("draft" in given):
+                    continue
+
+                def rate(settings, name=name, config=config, tried=tried) -> float:
+                    return tried.predicted(name, config, settings).tokens_per_s
+
+                best = search(rate, SPACES.get(name, {}), configured=config, rounds=1)
+                plain, ours = shown.counts("greedy", {}, {}), shown.counts(name, config, best)
+                groups = list(dict.fromkeys(sample.group for sample in ours))
+                for group in [*(groups if len(groups) > 1 else ()), ALL]:
+                    base, own = ([s for s in of if group in (s.group, ALL)] for of in (plain, ours))
+                    found = Prediction.of(base, own, costs)
+                    if found.speedup is None:
+                        raise ValueError(f"{name}: {found.failed}")
+                    row = {"group": group, "costs": costs_name, "ratio": ratio, "decoder": name}
+                    row |= {"agreement": agreement, "speedup": asdict(found.speedup)}
+                    prompts = len({sample.example for sample in own})
+                    rows.append(row | {"prompts": prompts, "settings": best})
+    return rows
+
+
+def pays_from(rows: pd.DataFrame) -> dict[str, str]:
     """Return for each decoder with a draft the agreement from which on it is faster than the best
     decoder without one, on straight lines between the agreements tried.
 
-    `values` are of one group under one set of costs. (None, False): at no agreement that was tried;
-    (a, True): already at the lowest one, a.
+    `rows` (decoder, agreement, speedup.value) are of one group under one set of costs.
     """
-    without = max((one.speedup.value for one in values if one.agreement is None), default=1.0)
-    found: dict[str, tuple[float | None, bool]] = {}
-    for name in dict.fromkeys(one.decoder for one in values if one.agreement is not None):
-        line = sorted(
-            (one.agreement, one.speedup.value - without)
-            for one in values
-            if one.decoder == name and one.agreement is not None
-        )
-        below = [at for at, (_, gain) in enumerate(line) if gain < 0]
-        if line[-1][1] < 0:
-            found[name] = None, False
-        elif not below:
-            found[name] = line[0][0], True
+    alone = rows["agreement"].isna()
+    without = rows.loc[alone, "speedup.value"].max() if alone.any() else 1.0
+    found = {}
+    for name, own in rows[~alone].sort_values("agreement").groupby("decoder", sort=False):
+        tried, gain = own["agreement"].to_numpy(), own["speedup.value"].to_numpy() - without
+        below = np.flatnonzero(gain < 0)
+        if not len(below):
+            found[str(name)] = f"at most {tried[0]:.2f}"
+        elif below[-1] == len(tried) - 1:
+            found[str(name)] = f"above {tried[-1]:g}"
         else:
-            (left, low), (right, high) = line[below[-1]], line[below[-1] + 1]
-            found[name] = left + (right - left) * -low / (high - low), False
+            ends = slice(below[-1], below[-1] + 2)
+            found[str(name)] = f"{np.interp(0, gain[ends], tried[ends]):.2f}"
     return found
 
 
-def renumbered(recorded: RecordedRuns) -> RecordedRuns:
-    """Return the runs with each one's token ids numbered by first appearance.
-
-    Decoders do not depend on the ids themselves, and rows of logits become hundreds wide instead of
-    tens of thousands. Valid for counts alone, and only if nothing is carried from run to run.
-    """
-    runs, size = [], 0
-    for run in recorded.runs:
-        names = {token: number for number, token in enumerate(sorted(recorded.eos))}
-
-        def ids(tokens: Sequence[int], names: dict[int, int] = names) -> tuple[int, ...]:
-            return tuple(names.setdefault(token, len(names)) for token in tokens)
-
-        prompt, new = ids(run.prompt), ids(run.new_tokens)
-        off = {(at, ids(path)): ids([token])[0] for (at, path), token in run.predictions.items()}
-        runs.append(replace(run, prompt=prompt, new_tokens=new, predictions=off))
-        size = max(size, len(names))
-    eos = frozenset(range(len(recorded.eos)))
-    return replace(recorded, runs=runs, vocab_size=size + SPARE_IDS, eos=eos)
-
-
-def write(options: argparse.Namespace, values: Sequence[DraftValue], title: str) -> None:
-    """Print the tables; write them, the values and the plots to --out."""
-    frame = pd.DataFrame([asdict(one) | {"cell": one.speedup.text()} for one in values])
-    frame["agreement"] = frame["agreement"].map("{:g}".format, na_action="ignore").fillna("-")
+def write(out: Path, document: dict) -> None:
+    """Write agreement.json (`document`: title, rows, and how they were made), its tables and plots;
+    print the tables."""
+    frame, title = pd.json_normalize(document["rows"]), document["title"]
+    frame["cell"] = [Interval(**row["speedup"]).text() for row in document["rows"]]
     pays: dict[tuple, dict] = {}
     for (costs, ratio, group), rows in frame.groupby(["costs", "ratio", "group"], sort=False):
-        own = [values[index] for index in rows.index]
-        highest = max(one.agreement for one in own if one.agreement is not None)
-        for name, (agreement, lowest) in pays_from(own).items():
-            known = f"above {highest:g}" if agreement is None else f"{agreement:.2f}"
-            line = pays.setdefault((costs, f"{ratio:g}", name), {})
-            line[group] = f"at most {known}" if lowest else known
+        for name, words in pays_from(rows).items():
+            pays.setdefault((costs, f"{ratio:g}", name), {})[group] = words
     starts = pd.DataFrame.from_dict(pays, orient="index")
     starts = starts.rename_axis(["costs", "draft call", "decoder"]).reset_index().fillna("-")
     text = f"# {title}\n\nFrom which agreement on a draft pays beside what needs none\n\n"
     text += starts.to_markdown(index=False) + "\n"
-    for (costs, ratio), rows in frame.groupby(["costs", "ratio"], sort=False):
+    shares = frame["agreement"].map("{:g}".format, na_action="ignore").fillna("-")
+    cells = frame.assign(agreement=shares).groupby(["costs", "ratio"], sort=False)
+    for (costs, ratio), rows in cells:
         index = ["decoder", "agreement"]
         table = rows.pivot_table("cell", index, "group", aggfunc="first", sort=False)
         table = table[list(dict.fromkeys(rows["group"]))].reset_index()
         text += f"\nSpeedup over greedy, costs {costs}, a draft call {ratio:g} of a target call\n\n"
         text += table.to_markdown(index=False) + "\n"
     print(text)
-    if options.out is None:
-        return
-    options.out.mkdir(parents=True, exist_ok=True)
-    folder = ResultsFolder(options.out)
-    config = {name: str(value) for name, value in vars(options).items()}
-    about = without_paths({"config": config, "provenance": provenance()})
-    found = {**about, "title": title, "rows": [asdict(one) for one in values]}
-    folder.write_json("agreement.json", found)
+    out.mkdir(parents=True, exist_ok=True)
+    folder = ResultsFolder(out)
+    folder.write_json("agreement.json", document)
     folder.write_text("agreement.md", text)
-    for costs in dict.fromkeys(one.costs for one in values):
-        figure = agreement_curves([one for one in values if one.costs == costs])
-        style.with_title(figure, f"costs {costs} · {title}")
-        style.save(figure, *(options.out / f"agreement_{costs}.{kind}" for kind in ("png", "svg")))
+    for costs in dict.fromkeys(frame["costs"]):
+        rows = frame[frame["costs"] == costs]
+        figure = style.with_title(agreement_curves(rows), f"costs {costs} · {title}")
+        style.save(figure, *(out / f"agreement_{costs}.{kind}" for kind in ("png", "svg")))
 
 
 @style.styled
-def agreement_curves(rows: Sequence[DraftValue]) -> Figure:
+def agreement_curves(rows: pd.DataFrame) -> Figure:
     """Draw speedup over the draft's agreement, a panel per group of prompts.
 
     `rows` share one set of costs. The line style is the draft's cost ratio; decoders without a
     draft are level lines.
     """
-    frame = pd.json_normalize([asdict(row) for row in rows])
-    frame = frame.rename(columns={"speedup.value": "speedup"}).sort_values("agreement")
-    groups, ratios = list(dict.fromkeys(row.group for row in rows)), sorted(set(frame["ratio"]))
-    marks = decoder_marks(list(dict.fromkeys(frame["decoder"])))
+    rows = rows.rename(columns={"speedup.value": "speedup"}).sort_values("agreement")
+    groups, ratios = list(dict.fromkeys(rows.sort_index()["group"])), sorted(set(rows["ratio"]))
+    marks = decoder_marks(list(dict.fromkeys(rows["decoder"])))
     down, across = -(-len(groups) // COLUMNS), min(COLUMNS, len(groups))
     figure = style.new_figure(1.2 + (2.5 if len(groups) > 1 else 3.6) * down)
     panels = list(figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).flat)
     for axes, group in zip(panels, groups, strict=False):
-        own = frame[frame["group"] == group]
+        own = rows[rows["group"] == group]
         for (name, ratio), line in own.groupby(["decoder", "ratio"], sort=False):
             mark = marks[str(name)]
             if line["agreement"].notna().all():
@@ -389,90 +343,6 @@ def agreement_curves(rows: Sequence[DraftValue]) -> Figure:
     place: dict[str, Any] = {"loc": "outside lower center", "ncols": 3, "title_fontsize": 9}
     figure.legend(handles, labels, title=what, **place)
     return figure
-
-
-def measure(path: Path) -> None:
-    """Measure how the reference pair's draft errs on development text, and write it."""
-    pair = load_pair(REFERENCE, with_draft=True)
-    assert pair.draft is not None
-    task = Prompts(path=str(Path(CONF, "task", "development.jsonl")))
-    prompts = [pair.target.tokenizer(one.prompt).input_ids for one in task.load()[:30:3]]
-    about = {"pair": "the reference pair", "dtype": REFERENCE.dtype, "task": "development.jsonl"}
-    options: dict[str, Any] = {"max_new": task.max_new, "eos": eos_ids(pair.target), "about": about}
-    found = measured_errors(pair.target, pair.draft, prompts, **options)
-    path.write_text(json.dumps(asdict(found)) + "\n", encoding="utf-8")
-    print(found.about)
-
-
-def measured_errors(
-    target: CachedModel,
-    draft: CachedModel,
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_new: int,
-    eos: Collection[int] = (),
-    about: Mapping[str, object],
-) -> DraftErrorModel:
-    """Measure the draft's choices along the target's greedy texts, one draft call for a text."""
-    rows: dict[int, list[list[float]]] = {rank: [] for rank in range(CHOICES + 1)}
-    agreed: dict[bool, list[bool]] = {True: [], False: []}
-    for prompt in map(list, prompts):
-        target.empty()
-        draft.empty()
-        text = decode(target, RootOnly(), prompt, max_new=max_new, eos=eos).new_tokens
-        tree = TokenTree.chain(prompt[-1], text[:-1])
-        logits = draft.score(draft.new_sequence(), prompt, tree)
-        top = logits.double().softmax(-1).topk(CHOICES, dim=-1)
-        ids, shares = top.indices.tolist(), top.values.tolist()
-        first = argmax(logits, prompt, tree)
-        again = repeats([*prompt, *text])[len(prompt) :]
-        for at, truth in enumerate(text):
-            choices = [first[at], *ids[at][1:]]
-            rank = choices.index(truth) + 1 if truth in choices else NOWHERE
-            rows[rank].append(shares[at])
-            agreed[again[at]].append(rank == 1)
-    lacking = [rank for rank, own in rows.items() if not own]
-    if lacking or not all(0 < np.mean(own) < 1 for own in agreed.values()):
-        raise ValueError(
-            f"too few positions (none of rank {lacking}, 0: none of the choices): give more prompts"
-        )
-    misses = [row for rank, own in rows.items() if rank != 1 for row in own]
-    at_repeats, elsewhere = float(np.mean(agreed[True])), float(np.mean(agreed[False]))
-    count = len(misses) + len(rows[1])
-    shares_of = {
-        "agreement": len(rows[1]) / count,
-        "agreement_at_repeats": at_repeats,
-        "agreement_elsewhere": elsewhere,
-        "repeats": len(agreed[True]) / count,
-        "mean_first_where_right": float(np.mean([row[0] for row in rows[1]])),
-        "mean_first_where_wrong": float(np.mean([row[0] for row in misses])),
-    }
-    found = {**about, "prompts": len(prompts), "places": count}
-    found |= {name: round(share, 4) for name, share in shares_of.items()}
-    confidence = {}
-    for rank, own in rows.items():  # rows evenly spread by first probability
-        ordered, kept = sorted(own, reverse=True), min(ROWS, len(own))
-        picked = [ordered[int((index + 0.5) * len(ordered) / kept)] for index in range(kept)]
-        confidence[rank] = [tuple(round(share, 4) for share in row) for row in picked]
-    ranks = {rank: round(len(rows[rank]) / len(misses), 4) for rank in range(2, CHOICES + 1)}
-    odds = at_repeats / (1 - at_repeats) * (1 - elsewhere) / elsewhere
-    return DraftErrorModel(ranks, confidence, round(odds, 4), found)
-
-
-def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = found.add_argument
-    add("recording", nargs="?", type=Path, help="a results folder, a recording, JSONL of texts")
-    add("--out", type=Path, help="where results go; default: printed only")
-    add("--real-text", action="store_true", help="texts of a real model, see above")
-    add("--agreement", type=float, nargs="+", help="shares of first choices that are right")
-    add("--costs", nargs="+", default=["epyc", "flat"], help="names or files of costs")
-    add("--per-group", type=int, help="prompts of each group, spread evenly; default: all")
-    add("--max-new", type=int, help="new tokens of each text; default: as recorded")
-    add("--measure", type=Path, metavar="FILE", help="measure the pair's draft errors instead")
-    return found
 
 
 if __name__ == "__main__":

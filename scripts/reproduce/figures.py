@@ -37,42 +37,35 @@ BEFORE = Path("results", "local", "before")
 MADE_BY = "provenance.json"
 RECORDS = ("run.json", "agreement.json", "tuning.json", MADE_BY)
 """Files that say how a folder was made, the best first."""
+REPORTS = ("summary.md", "agreement.md", "tuning.md", "check.md")
 
 
-def written(page: str, root: Path, place: Path) -> str:
-    """Return a page with its tables made anew from the folders below `root`; links start at
-    `place`. Raises `ValueError` for a marker of an unknown kind."""
-
-    def made(found: re.Match) -> str:
-        kind, *folders = found[1].split()
-        if kind not in KINDS:
-            raise ValueError(f"<!-- results: {found[1]} -->: choose from {', '.join(KINDS)}")
-        text = table(kind, folders, root, place)
-        return f"<!-- results: {found[1]} -->\n\n{text}\n\n<!-- end -->"
-
-    return MARKED.sub(made, page)
-
-
-def table(kind: str, folders: Sequence[str], root: Path, place: Path) -> str:
-    """Return one table in Markdown and the line below it."""
-    paths = behind(kind, folders, root)
+def table(marker: str, root: Path, place: Path) -> str:
+    """Return a marker's table in Markdown and the line below it, with links from `place`."""
+    kind, *folders = marker.split()
+    if kind not in KINDS:
+        raise ValueError(f"<!-- results: {marker} -->: choose from {', '.join(KINDS)}")
+    paths = behind(marker, root)
     if not paths:
         return f"*Not measured yet: `scripts/reproduce/{Path(folders[0]).parts[1]}.sh`.*"
     if kind in ONE_FOLDER and len(paths) > 1:
-        raise ValueError(f"results: {kind} {' '.join(folders)}: give one folder, not {len(paths)}")
-    frame, notes = KINDS[kind][0](paths)
+        raise ValueError(f"results: {marker}: give one folder, not {len(paths)}")
+    frame, notes = KINDS[kind][0](*paths)
     frame = frame.fillna("-")
     frame = frame.drop(columns=[name for name in frame if frame[name].isin(["-", ""]).all()])
     align = ["left", *["right"] * (frame.shape[1] - 1)]
     text = frame.to_markdown(index=False, tablefmt="github", disable_numparse=True, colalign=align)
-    links = [link(root / folder, place) for folder in folders]
+    links = []
+    for folder in (root / name for name in folders):
+        file = next((folder / name for name in REPORTS if (folder / name).exists()), folder)
+        links.append(f"[{folder.name}]({Path(os.path.relpath(file, place)).as_posix()})")
     return f"{text}\n\n*{' · '.join([*notes, *measured_on(paths), *links])}*"
 
 
-def behind(kind: str, folders: Sequence[str], root: Path) -> list[Path]:
-    """Return the given folders, or those below them, that hold what a kind of table reads."""
-    name = KINDS[kind][1]
-    return [path.parent for folder in folders for path in sorted((root / folder).rglob(name))]
+def behind(marker: str, root: Path) -> list[Path]:
+    """Return a marker's folders, or those below them, that hold what its kind of table reads."""
+    kind, *folders = marker.split()
+    return [path.parent for f in folders for path in sorted((root / f).rglob(KINDS[kind][1]))]
 
 
 def made_by(path: Path) -> Mapping:
@@ -80,8 +73,7 @@ def made_by(path: Path) -> Mapping:
     for name in RECORDS:
         if (path / name).exists():
             found = json.loads((path / name).read_text("utf-8"))
-            found = found.get("provenance") or found.get("about", {}).get("provenance")
-            if found:
+            if found := found.get("provenance") or found.get("about", {}).get("provenance"):
                 return found
     return {}
 
@@ -102,45 +94,38 @@ def measured_on(paths: Sequence[Path]) -> list[str]:
     machines = [found["machine"] for found in made]
     names = {name for machine in machines for name in machine["gpus"] or [machine["cpu"]]}
     threads = {f"{m['threads']} thread{'s' * (m['threads'] > 1)}" for m in machines}
-    days = sorted(found["time"][:10] for found in made)
-    span = " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "no date"
-    commits = {
-        found["git"]["commit"][:7] + " with changes" * found["git"]["dirty"]
-        for found in made
-        if found.get("git")
-    }
+    days = sorted(found["time"][:10] for found in made) or ["no date"]
+    git = [found["git"] for found in made if found.get("git")]
+    commits = {one["commit"][:7] + " with changes" * one["dirty"] for one in git}
+    span = " to ".join(dict.fromkeys([days[0], days[-1]]))
     return [*sorted(names), *sorted(threads), span, f"commit {', '.join(sorted(commits)) or '-'}"]
 
 
-def link(folder: Path, place: Path) -> str:
-    """Return a link to a folder's report, or to the folder."""
-    names = ("summary.md", "agreement.md", "tuning.md", "check.md")
-    file = next((folder / name for name in names if (folder / name).exists()), folder)
-    return f"[{folder.name}]({Path(os.path.relpath(file, place)).as_posix()})"
-
-
-def check(page: Path, root: Path) -> int:
-    """Print a line for each table of a page that differs from its folders, and a warning for stale
-    folders; return the number of tables that differ."""
-    text = page.read_text("utf-8")
-    new = written(text, root, page.resolve().parent)
+def update(page: Path, root: Path, *, write: bool) -> int:
+    """Write a page's tables anew, or only name those that differ; return how many differ. Stale
+    folders are a warning, one line for each reason."""
+    text, place = page.read_text("utf-8"), page.resolve().parent
     reasons: dict[str, dict[str, None]] = {}
     wrong = 0
-    for old, fresh in zip(MARKED.finditer(text), MARKED.finditer(new), strict=True):
-        if old[2] != fresh[2]:
+    for found in MARKED.finditer(text):
+        new = f"<!-- results: {found[1]} -->\n\n{table(found[1], root, place)}\n\n<!-- end -->"
+        text = text.replace(found[0], new)
+        if new != found[0] and not write:
             wrong += 1
             print(
-                f"error: {page.name}: the table <!-- results: {old[1]} --> is not what the folder "
-                "gives: run make figures",
+                f"error: {page.name}: the table <!-- results: {found[1]} --> is not what the "
+                "folder gives: run make figures",
                 file=sys.stderr,
             )
-        kind, *folders = old[1].split()
-        for path in behind(kind, folders, root):
+        for path in behind(found[1], root):
             if why := stale(path):
                 stage = Path(*path.relative_to(root).parts[:2]).as_posix()
                 reasons.setdefault(why, {})[stage] = None
     for why, stages in reasons.items():
         print(f"warning: {page.name}: {', '.join(stages)}: {why}", file=sys.stderr)
+    if write and text != page.read_text("utf-8"):
+        page.write_text(text, encoding="utf-8")
+        print(f"wrote {page.name}", file=sys.stderr)
     return wrong
 
 
@@ -158,37 +143,33 @@ def begin(folder: Path) -> None:
         (folder / MADE_BY).write_text(json.dumps({"provenance": provenance()}, indent=1) + "\n")
 
 
+def pack(results: Path) -> None:
+    """Compress samples and trees of published results; those of results/local stay as they are."""
+    for name in ("samples.jsonl", "trees.jsonl"):
+        for path in results.rglob(name):
+            if path.relative_to(results).parts[0] != "local":
+                packed = gzip.compress(path.read_bytes(), mtime=0)
+                path.with_name(f"{name}.gz").write_bytes(packed)
+                path.unlink()
+
+
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    pages = "default: README.md and docs/**/*.md"
-    parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help=pages)
+    default = "default: README.md and docs/**/*.md"
+    parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help=default)
     parser.add_argument("--check", action="store_true", help="change nothing, name what differs")
     parser.add_argument("--begin", type=Path, metavar="FOLDER", help="prepare a results folder")
     args = parser.parse_args(words)
     if args.begin:
         begin(args.begin)
         return 0
-    root, wrong = Path.cwd(), 0
-    if not args.check:  # samples and trees are kept packed, beside the tables made of them
-        for path in [
-            *(root / "results").rglob("samples.jsonl"),
-            *root.glob("results/**/trees.jsonl"),
-        ]:
-            if path.relative_to(root).parts[1] != "local":
-                packed = gzip.compress(path.read_bytes(), mtime=0)
-                path.with_name(f"{path.name}.gz").write_bytes(packed)
-                path.unlink()
-    for page in args.pages or [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
-        text = page.read_text("utf-8")
-        if not args.check:
-            new = written(text, root, page.resolve().parent)
-            if new != text:
-                page.write_text(new, encoding="utf-8")
-                print(f"wrote {page.name}", file=sys.stderr)
-        wrong += check(page, root)
-    return int(wrong > 0)
+    root = Path.cwd()
+    if not args.check:
+        pack(root / "results")
+    pages = args.pages or [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    return int(sum([update(page, root, write=not args.check) for page in pages]) > 0)
 
 
 if __name__ == "__main__":

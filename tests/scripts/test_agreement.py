@@ -5,35 +5,29 @@ import random
 from dataclasses import asdict
 
 import agreement
+import pandas as pd
 import pytest
 import torch
+from draft_errors import measured_errors
 
-from ouroboros.bench.metrics.intervals import Interval
 from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
 from ouroboros.bench.replay.scripted import ScriptedModel
 from ouroboros.bench.replay.simulated_draft import DraftErrorModel, SimulatedDraft
 from ouroboros.costs import Costs, Surface
 
 
-@pytest.fixture
-def recording(tmp_path):
-    """Conversations of two categories, as JSONL."""
-    draw, rows = random.Random(0), []
-    for number in range(8):
+def test_a_recording_is_studied_by_group(tmp_path, monkeypatch):
+    draw, turns = random.Random(0), []
+    for number in range(8):  # conversations of two categories
         words = [draw.choice(["one ", "two ", "three ", "four "]) for _ in range(12)]
         turn = {"prompt": "".join(words), "completion": "".join(words[3:] + words[:6])}
-        rows.append({"id": number, "category": "ab"[number % 2], "turns": [turn, turn]})
-    path = tmp_path / "turns.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def test_a_recording_is_studied_by_group(recording, tmp_path, monkeypatch):
+        turns.append({"id": number, "category": "ab"[number % 2], "turns": [turn, turn]})
+    (tmp_path / "turns.jsonl").write_text("".join(json.dumps(row) + "\n" for row in turns))
     monkeypatch.setattr(agreement, "DECODERS", ("greedy", "speculative", "prompt_lookup"))
     monkeypatch.setattr(agreement, "SPACES", {"speculative": {"gamma": [1, 9]}})
     monkeypatch.setattr(agreement, "RATIOS", (0.01, 3.0))
-    given = [str(recording), "--out", str(tmp_path / "out"), "--agreement", "0.6", "0.9"]
-    agreement.main([*given, "--costs", "flat", "--max-new", "40"])
+    given = [str(tmp_path / "turns.jsonl"), "--out", str(tmp_path / "out"), "--costs", "flat"]
+    agreement.main([*given, "--agreement", "0.6", "0.9", "--max-new", "40"])
     kept = json.loads((tmp_path / "out" / "agreement.json").read_text())
     rows = kept["rows"]
     assert {row["group"] for row in rows} == {"a", "b", "all"}
@@ -42,8 +36,10 @@ def test_a_recording_is_studied_by_group(recording, tmp_path, monkeypatch):
         (r["decoder"], r["agreement"], r["group"], r["ratio"]): r["speedup"]["value"] for r in rows
     }
     assert value["speculative", 0.9, "all", 0.01] > value["speculative", 0.6, "all", 0.01]
-    gammas = {ratio: {r["settings"].get("gamma", 7) for r in rows if r["ratio"] == ratio
-                      and r["decoder"] == "speculative"} for ratio in (0.01, 3.0)}  # fmt: skip
+    gammas: dict[float, set] = {0.01: set(), 3.0: set()}
+    for row in rows:
+        if row["decoder"] == "speculative":
+            gammas[row["ratio"]].add(row["settings"].get("gamma", 7))
     assert gammas[3.0] == {1} and min(gammas[0.01]) >= 7, "a dear draft drafts little"
     for part in ("turns.jsonl", "12 recorded", "simulated at agreement 0.6, 0.9", "tokenizer"):
         assert part in kept["title"]
@@ -62,6 +58,18 @@ def test_a_real_tokenizer():
     assert found("a", add_special_tokens=False).input_ids == found("a").input_ids[1:]
 
 
+def drafted_text(seed: int) -> RecordedRun:
+    """A text of which about a third repeats itself."""
+    draw, text = random.Random(f"text-{seed}"), [1]
+    while len(text) < 500:
+        if len(text) > 40 and draw.random() < 0.1:
+            at = draw.randrange(len(text) - 12)
+            text += text[at : at + draw.randrange(4, 12)]
+        else:
+            text.append(draw.randrange(3, 400))
+    return RecordedRun(str(seed), tuple(text[:20]), tuple(text[20:500]))
+
+
 def test_a_simulated_draft_measured_like_a_model_gives_back_its_errors(tmp_path):
     recorded = [drafted_text(seed) for seed in range(12)]
     draft = SimulatedDraft(0.7, recorded, vocab_size=400)
@@ -75,7 +83,7 @@ def test_a_simulated_draft_measured_like_a_model_gives_back_its_errors(tmp_path)
             return torch.nn.functional.one_hot(torch.tensor([run.tokens[len(tokens)]]), 400).float()
 
     prompts = [run.prompt for run in recorded]
-    found = agreement.measured_errors(Target(), draft, prompts, max_new=480, about={"pair": "x"})
+    found = measured_errors(Target(), draft, prompts, max_new=480, about={"pair": "x"})
     assert abs(found.about["agreement"] - 0.7) < 0.03 and found.about["places"] == 12 * 480
     for rank, share in draft.errors.shares.items():
         assert abs(found.shares[rank] - share) < 0.05
@@ -83,6 +91,8 @@ def test_a_simulated_draft_measured_like_a_model_gives_back_its_errors(tmp_path)
     path = tmp_path / "one.json"
     path.write_text(json.dumps(asdict(found)))
     assert DraftErrorModel.load(path) == found
+    with pytest.raises(ValueError, match="too few positions"):
+        measured_errors(Target(), draft, prompts[:1], max_new=1, about={})
 
 
 def test_renumbered_texts_are_the_same_texts():
@@ -95,54 +105,31 @@ def test_renumbered_texts_are_the_same_texts():
         assert (len(new.prompt), new.example) == (len(old.prompt), old.example)
 
 
-def drafted_text(seed: int) -> RecordedRun:
-    """A text of which about a third repeats itself."""
-    draw, text = random.Random(f"text-{seed}"), [1]
-    while len(text) < 500:
-        if len(text) > 40 and draw.random() < 0.1:
-            at = draw.randrange(len(text) - 12)
-            text += text[at : at + draw.randrange(4, 12)]
-        else:
-            text.append(draw.randrange(3, 400))
-    return RecordedRun(str(seed), tuple(text[:20]), tuple(text[20:500]))
-
-
-def value(decoder, share, speedup):
-    return agreement.DraftValue("all", "flat", 0.18, decoder, share, Interval(speedup), 3)
-
-
-VALUES = [
-    value("lookup", None, 1.4),
-    value("suffix", None, 2.0),
-    *(value("chain", a, s) for a, s in ((0.8, 2.5), (0.6, 1.5), (0.7, 1.9))),
-    *(value("tree", a, s) for a, s in ((0.6, 2.1), (0.8, 3.0))),
-    *(value("late", a, s) for a, s in ((0.6, 1.1), (0.8, 1.9))),
-]
-
-
 def test_where_a_draft_pays():
-    assert agreement.pays_from(VALUES) == {
-        "chain": (pytest.approx(0.7 + 0.1 / 6), False),
-        "tree": (0.6, True),
-        "late": (None, False),
+    lines = {
+        "lookup": {None: 1.4},
+        "suffix": {None: 2.0},
+        "chain": {0.8: 2.5, 0.6: 1.5, 0.7: 1.9},
+        "tree": {0.6: 2.1, 0.8: 3.0},
+        "late": {0.6: 1.1, 0.8: 1.9},
     }
+    rows = [(name, a, s) for name, own in lines.items() for a, s in own.items()]
+    frame = pd.DataFrame(rows, columns=["decoder", "agreement", "speedup.value"])
+    words = {"chain": "0.72", "tree": "at most 0.60", "late": "above 0.8"}
+    assert agreement.pays_from(frame) == words
 
 
 def test_the_draft_is_scaled_and_nothing_else():
-    costs = Costs(
-        Surface({256: {1: 8, 4: 12}, 1024: {1: 16, 4: 24}}),
-        Surface({256: {1: 2, 4: 3}, 1024: {1: 4, 4: 6}}),
-        {"": 1.0},
-        50.0,
+    surfaces = (
+        Surface({c: {n: ms * c / 256 for n, ms in own.items()} for c in (256, 1024)})
+        for own in ({1: 8, 4: 12}, {1: 2, 4: 3})
     )
+    costs = Costs(*surfaces, {"": 1.0}, 50.0)
     found = agreement.with_ratio(costs, 0.3)
     assert found.draft is not None and not found.host_ms and not found.prefill_ms
     one, four = (found.target.call_ms(n, 9000) for n in (1, 4))
     assert four == pytest.approx(1.5 * one) == pytest.approx(costs.target.call_ms(4, 512))
     assert found.draft.call_ms(1, 9000) == pytest.approx(0.3 * one)
     assert found.draft.call_ms(4, 9000) == pytest.approx(0.45 * one)
-    constant = Costs(Surface.flat({1: 1.0, 64: 1.0}), Surface.constant(0.18))
-    again = agreement.with_ratio(constant, 0.3)
-    assert again.draft is not None and again.draft.call_ms(40, 10) == pytest.approx(0.3)
     with pytest.raises(ValueError, match="no draft"):
         agreement.with_ratio(Costs(Surface.constant(1.0)), 0.3)

@@ -63,7 +63,7 @@ class DraftErrorModel:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{path} holds no measured draft errors: make it with "
-                "scripts/reproduce/agreement.py --measure"
+                "scripts/reproduce/draft_errors.py"
             ) from error
 
     @property
