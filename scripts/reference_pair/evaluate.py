@@ -17,11 +17,11 @@ import operator
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import torch
 from jinja2 import StrictUndefined, Template
+from matplotlib.figure import Figure
 from tqdm import tqdm
 from train import heldout_loss
 
@@ -33,7 +33,6 @@ from ouroboros.decode import RootOnly, predict, stream
 from ouroboros.engine.model import CachedModel
 from ouroboros.tree import TokenTree
 
-matplotlib.use("Agg")
 TEMPERATURES = (0.0, 0.2, 0.35, 0.5, 0.65, 0.8)
 BY_POSITION = (0.0, 0.5, 0.8)
 MATCHED = 0.14  # share of repeated 4-grams that greedy text of real code models has
@@ -121,36 +120,27 @@ def matched_temperature(rates: dict[float, float], wanted: float) -> float | Non
 
 def curve(work: Path, out: Path) -> None:
     """Draw the loss curves of both trainings (their losses are different things)."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
     titles = {"target": "Target: next-token loss", "draft": "Draft: divergence from the target"}
-    for axis, (name, title) in zip(axes, titles.items(), strict=True):
-        rows = [json.loads(line) for line in (work / name / "curve.jsonl").open()]
-        axis.plot([r["tokens"] / 1e6 for r in rows], [r["loss"] for r in rows], lw=1.5)
+    for axis, (name, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+        rows = pd.read_json(work / name / "curve.jsonl", lines=True)
+        axis.plot(rows["tokens"] / 1e6, rows["loss"], lw=1.5)
         axis.set(title=title, xlabel="training tokens (millions)", ylabel="nats per token")
-        axis.set_ylim(0, min(6.0, 1.05 * max(r["loss"] for r in rows)))
+        axis.set_ylim(0, min(6.0, 1.05 * rows["loss"].max()))
         axis.grid(alpha=0.3)
     figure.savefig(out, dpi=110)
 
 
-def card(**facts) -> str:
-    """Return the model card in Markdown; its template says which facts it takes."""
-    source = Path(__file__).with_name("card.md.jinja").read_text("utf-8")
-    template = Template(source, keep_trailing_newline=True, undefined=StrictUndefined)
-    return template.render(**facts, max_new=MAX_NEW, matched=MATCHED)
-
-
-def model_facts(folder: Path, model: CachedModel) -> dict:
-    """Return what the card says of a model's weights."""
+def facts_of(pair: Path, work: Path, name: str, model: CachedModel) -> dict:
+    """Return what the card says of a model: the summary of its training, and its weights."""
     config, network = model.model.config, model.model
     total = sum(p.numel() for p in network.parameters())
     heads = f"{config.num_attention_heads} / {config.num_key_value_heads}"
-    return {
+    return json.loads((work / name / "summary.json").read_text()) | {
         "parameters": total,
         "inner": total - network.get_input_embeddings().weight.numel(),
         "shape": f"{config.num_hidden_layers}, {config.hidden_size}, {heads}",
-        "weights_mb": sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e6,
+        "weights_mb": sum(p.stat().st_size for p in (pair / name).glob("*.safetensors")) / 1e6,
     }
 
 
@@ -194,11 +184,12 @@ def main() -> None:
     (args.pair / "evaluation.json").write_text(json.dumps(found, indent=1))
     (args.pair / "manifest.json").write_text(json.dumps(manifest, indent=1))
     curve(args.work, args.pair / "loss_curve.png")
-    facts = {"manifest": manifest, "hardware": args.hardware, "history": args.history}
-    for name, model in pair.items():
-        summary = json.loads((args.work / name / "summary.json").read_text())
-        facts[name] = summary | model_facts(args.pair / name, model)
-    (args.pair / "CARD.md").write_text(card(**facts, **found))
+    facts = {name: facts_of(args.pair, args.work, name, model) for name, model in pair.items()}
+    source = Path(__file__).with_name("card.md.jinja").read_text("utf-8")
+    template = Template(source, keep_trailing_newline=True, undefined=StrictUndefined)
+    about = {"hardware": args.hardware, "history": args.history, "manifest": manifest}
+    card = template.render(**facts, **found, **about, max_new=MAX_NEW, matched=MATCHED)
+    (args.pair / "CARD.md").write_text(card)
     for result in humaneval.values():
         del result["samples"]
     print(json.dumps(found))

@@ -57,23 +57,20 @@ class Source:
     share: float = 1.0
     starts: np.ndarray | None = None
 
-    def window(self, length: int, rng: np.random.Generator) -> np.ndarray:
-        """Return `length` + 1 ids from a random place."""
-        last = len(self.tokens) - length
-        if self.starts is None:
-            at = int(rng.integers(0, last))
-        else:
-            at = int(self.starts[rng.integers(0, np.searchsorted(self.starts, last))])
-        return self.tokens[at : at + length + 1]
-
 
 def windows(
     sources: Sequence[Source], length: int, count: int, rng: np.random.Generator
 ) -> torch.Tensor:
     """Return [count, length + 1] ids from random places, sources drawn by their shares."""
-    shares = np.array([source.share for source in sources])
-    drawn = rng.choice(len(sources), size=count, p=shares / shares.sum())
-    rows = [sources[at].window(length, rng) for at in drawn]
+    shares, rows = np.array([source.share for source in sources]), []
+    for drawn in rng.choice(len(sources), size=count, p=shares / shares.sum()):
+        tokens, starts = sources[drawn].tokens, sources[drawn].starts
+        last = len(tokens) - length
+        if starts is None:
+            at = int(rng.integers(0, last))
+        else:
+            at = int(starts[rng.integers(0, np.searchsorted(starts, last))])
+        rows.append(tokens[at : at + length + 1])
     return torch.from_numpy(np.stack(rows).astype(np.int64))
 
 

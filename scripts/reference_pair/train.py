@@ -26,15 +26,19 @@ from outputs import function_prompts, light_copy, own_outputs
 from polish import Polish, polish
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+@dataclass
+class Step:
+    """What every step is told: the folder for everything between the steps, and the device."""
+
+    work: str = MISSING
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @dataclass
-class Target(Recipe):
+class Target(Recipe, Step):
     """The target's shape and training."""
 
-    work: str = MISSING
-    device: str = DEVICE
     hidden: int = 384
     ffn: int = 1024
     heads: int = 3
@@ -43,19 +47,14 @@ class Target(Recipe):
 
 
 @dataclass
-class Polishing(Polish):
+class Polishing(Polish, Step):
     """The target's last stage."""
-
-    work: str = MISSING
-    device: str = DEVICE
 
 
 @dataclass
-class Draft(Recipe):
+class Draft(Recipe, Step):
     """The draft's shape and training; `groups` are the target's layers that are merged into one."""
 
-    work: str = MISSING
-    device: str = DEVICE
     groups: list[list[int]] = field(default_factory=lambda: [[0], [1, 2], [4, 5]])
     ffn: int = 1920
     outputs: int = 8000  # prompts whose outputs the draft learns on
@@ -63,10 +62,9 @@ class Draft(Recipe):
 
 
 @dataclass
-class Export:
+class Export(Step):
     """Where the pair is written."""
 
-    work: str = MISSING
     out: str = MISSING
 
 
