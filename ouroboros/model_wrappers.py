@@ -81,6 +81,7 @@ def locked(*models: Model | None) -> Iterator[None]:
 def _wrapped(model: Model, role: Literal["target", "draft"]) -> Iterator[CachedModel]:
     """Yield the model's wrapper, emptied; then restore attention and training mode."""
     if isinstance(model, CachedModel):
+        model.packed.check(closely=True)
         yield model
         return
     attention, training = _attention(model), model.training

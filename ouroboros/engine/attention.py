@@ -39,25 +39,21 @@ def packed_attention(
 
     Returns [1, n, heads, width]. `attention_mask` is [1, 1, n, slots], additive or boolean.
     """
-    batch, heads, n, width = query.shape
-    kv_heads = key.shape[1]
-    group = heads // kv_heads
+    _, heads, n, width = query.shape
+    group = heads // key.shape[1]
     plain = attention_mask is None and n > 1
     odd_mask = attention_mask is not None and attention_mask.shape[1] != 1
     if group == 1 or plain or odd_mask or kwargs.get("position_bias") is not None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
-    packed = query.reshape(batch, kv_heads, group * n, width)
+    packed = query.reshape(len(query), -1, group * n, width)
     if attention_mask is not None:
-        slots = attention_mask.shape[-1]
-        attention_mask = attention_mask.expand(batch, group, n, slots)
-        attention_mask = attention_mask.reshape(batch, 1, group * n, slots)
+        attention_mask = attention_mask.expand(-1, group, -1, -1).flatten(1, 2)[:, None]
     out = torch.nn.functional.scaled_dot_product_attention(
         packed, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
     )
-    out = out.reshape(batch, heads, n, value.shape[-1])
-    return out.transpose(1, 2).contiguous(), None
+    return out.reshape(len(query), heads, n, -1).transpose(1, 2).contiguous(), None
 
 
 def kernel_attention(
@@ -85,25 +81,23 @@ for name, function in ((NAME, packed_attention), (KERNEL_NAME, kernel_attention)
     AttentionMaskInterface.register(name, sdpa_mask)
 
 
-def use_packed_attention(model: PreTrainedModel) -> None:
+def use_packed_attention(model: PreTrainedModel) -> str | None:
     """Switch a model that runs on `sdpa` to the kernel on a GPU where that works, else to packed
-    attention if its queries are grouped; leave other models as they are."""
+    attention if its queries are grouped. Return why a GPU's kernel is not used (None if it is)."""
     config = model.config.get_text_config()
-    modular = getattr(model, "_supports_attention_backend", False)
-    if not modular or config._attn_implementation != "sdpa":
-        return
+    if config._attn_implementation == KERNEL_NAME:
+        return None
+    if not model._supports_attention_backend or config._attn_implementation not in ("sdpa", NAME):
+        return "the model does not run on sdpa"
     heads = getattr(config, "num_attention_heads", 0)
-    grouped = (getattr(config, "num_key_value_heads", None) or heads) < heads
+    reason = None
     if model.device.type == "cuda":
-        reason = why_no_kernel(model.device, model.dtype, head_width(config))
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        reason = why_no_kernel(model.device, model.dtype, width)
         if reason is None:
             model.set_attn_implementation(KERNEL_NAME)
-            return
+            return None
         log.warning("attention runs without the project's kernel (%s)", reason)
-    if grouped:
+    if (getattr(config, "num_key_value_heads", None) or heads) < heads:
         model.set_attn_implementation(NAME)
-
-
-def head_width(config) -> int:
-    """Return the width of an attention head."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return reason

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import DynamicLayer
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ def tolerance(dtype: torch.dtype) -> float:
     return 2e-3 if dtype in (torch.float32, torch.float64) else 0.25
 
 
-class SlotLayer(CacheLayerMixin):
-    """One layer's view of the shared pools; `keys` and `values` are [1, heads, capacity, width]."""
+class SlotLayer(DynamicLayer):
+    """One layer's view of the shared pools; `keys` and `values` are [1, heads, capacity, width], of
+    which the first `length` slots are in use."""
 
-    is_sliding = False
-    is_compileable = False
+    _layer_type = None  # transformers shall not take it for its own kind
     keys: torch.Tensor
     values: torch.Tensor
 
@@ -62,9 +62,6 @@ class SlotLayer(CacheLayerMixin):
         self.length = 0
         self.is_initialized = True
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Do nothing: `SlotCache` has allocated the pools."""
-
     def update(self, key_states, value_states, *args, **kwargs):
         """Write after the slots in use; return views of every slot up to the last one written."""
         end = self.length + key_states.shape[-2]
@@ -72,18 +69,11 @@ class SlotLayer(CacheLayerMixin):
         self.values[:, :, self.length : end] = value_states
         return self.keys[:, :, :end], self.values[:, :, :end]
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.length + query_length, 0
-
     def get_seq_length(self) -> int:
         return self.length
 
-    def get_max_length(self) -> int:
-        return -1
 
-    get_max_cache_shape = get_max_length
-
-
+@dataclass(eq=False)
 class AimedLayer:
     """One layer of an aimed cache, as compiled code sees it: alike for all layers.
 
@@ -91,10 +81,10 @@ class AimedLayer:
     and the length of `view` is the number of slots to read.
     """
 
-    def __init__(
-        self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, view: torch.Tensor
-    ) -> None:
-        self.keys, self.values, self.slots, self.view = keys, values, slots, view
+    keys: torch.Tensor
+    values: torch.Tensor
+    slots: torch.Tensor
+    view: torch.Tensor
 
     def update(self, key_states, value_states, *args, **kwargs):
         """Write keys and values, [1, kv_heads, nodes, width]; return all slots to read."""
@@ -115,12 +105,9 @@ class SlotCache(Cache):
     def __init__(self, shapes: list[LayerShape], capacity: int = 512) -> None:
         self.slots = [SlotLayer() for _ in shapes]
         super().__init__(layers=list(self.slots))
-        self.groups: dict[LayerShape, list[int]] = {}
-        for index, shape in enumerate(shapes):
-            self.groups.setdefault(shape, []).append(index)
+        self.groups = {s: [i for i, own in enumerate(shapes) if own == s] for s in shapes}
         self.pools: dict[LayerShape, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.capacity = 0
-        self.length = 0
+        self.capacity = self.length = 0
         self._aim: tuple[torch.Tensor, torch.Tensor] | None = None
         self.reserve(capacity)
 

@@ -52,6 +52,15 @@ class DeduplicatePass(CustomGraphPass):
 OPTIONS: dict[str, Any] = {"post_grad_custom_pre_pass": DeduplicatePass(), "combo_kernels": True}
 
 
+class Swap(NamedTuple):
+    """A module `owner.name`, as it was (`plain`) and as it is while compiled layers are called."""
+
+    owner: nn.Module
+    name: str
+    plain: nn.Module
+    other: nn.Module
+
+
 class CompiledLayers:
     """A model's decoder layers, compiled. `tuned` says whether calls of one node use the tuned
     code; None until both ways were timed."""
@@ -59,12 +68,15 @@ class CompiledLayers:
     def __init__(self, model: PreTrainedModel, *, backend: Any = "inductor") -> None:
         count = model.config.get_text_config().num_hidden_layers
         lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
-        self.layers = next((own for own in lists if len(own) == count), nn.ModuleList())
-        self.plain = list(self.layers)
-        self.compiled = [CompiledLayer(layer, i, backend) for i, layer in enumerate(self.plain)]
+        layers = next((own for own in lists if len(own) == count), nn.ModuleList())
+        self.compiled = [CompiledLayer(layer, i, backend) for i, layer in enumerate(layers)]
         self.tuned: bool | None = None
         self.spread = torch.compile(spread, backend=backend)
-        self.fused = [one for layer in self.plain for one in fuse_projections(layer)]
+        self.swaps = [
+            Swap(layers, str(index), plain, compiled)
+            for index, (plain, compiled) in enumerate(zip(layers, self.compiled, strict=True))
+        ]
+        self.swaps += [swap for layer in layers for swap in fuse_projections(layer)]
 
     def masks(self, inside: torch.Tensor, *rest) -> Masks:
         """Return what `engine.masks.spread` does, by compiled code."""
@@ -76,20 +88,17 @@ class CompiledLayers:
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Put the compiled layers in place for the context."""
-        for index, layer in enumerate(self.compiled):
+        for layer in self.compiled:
             layer.tuned = self.tuned is not False
-            self.layers[index] = layer
-        for owner, name, _, fused in self.fused:
-            setattr(owner, name, fused)
+        for owner, name, _, other in self.swaps:
+            setattr(owner, name, other)
         try:
             # two sizes that happen to be equal are still two
             with _config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
                 yield
         finally:
-            for index, plain in enumerate(self.plain):
-                self.layers[index] = plain
-            for owner, name, projection, _ in self.fused:
-                setattr(owner, name, projection)
+            for owner, name, plain, _ in self.swaps:
+                setattr(owner, name, plain)
 
 
 class CompiledLayer(nn.Module):
@@ -128,21 +137,10 @@ def mark_dynamic(tensor: torch.Tensor, axes: Sequence[int] | None = None) -> Non
             torch._dynamo.maybe_mark_dynamic(tensor, axis)
 
 
-class FusedProjection(NamedTuple):
-    """A projection `owner.name`, as it was (`plain`) and as a part of the common product."""
-
-    owner: nn.Module
-    name: str
-    plain: nn.Module
-    part: nn.Module
-
-
 class ProductColumns(nn.Module):
     """Columns `start` to `end` of the product with the weights of several projections."""
 
-    def __init__(
-        self, weight: nn.Parameter, bias: nn.Parameter | None, start: int, end: int
-    ) -> None:
+    def __init__(self, weight: nn.Parameter, bias: Any, start: int, end: int) -> None:
         super().__init__()
         self.weight, self.bias, self.start, self.end = weight, bias, start, end
 
@@ -152,7 +150,7 @@ class ProductColumns(nn.Module):
 
 
 @torch.no_grad()
-def fuse_projections(layer: nn.Module) -> list[FusedProjection]:
+def fuse_projections(layer: nn.Module) -> list[Swap]:
     """Store the weights of a layer's projections of one input in one buffer each; leave alone what
     is quantised, no plain linear layer, or of different kinds."""
     fused = []
@@ -167,19 +165,16 @@ def fuse_projections(layer: nn.Module) -> list[FusedProjection]:
             weight = _common_buffer([module.weight for module in plain])
             biases = [module.bias for module in plain]
             bias = None if plain[0].bias is None else _common_buffer(biases)
-            start = 0
+            end = 0
             for name, module in zip(names, plain, strict=True):
-                end = start + module.out_features
-                columns = ProductColumns(weight, bias, start, end)
-                fused.append(FusedProjection(owner, name, module, columns))
-                start = end
+                start, end = end, end + module.out_features
+                fused.append(Swap(owner, name, module, ProductColumns(weight, bias, start, end)))
     return fused
 
 
 def _common_buffer(weights: list[nn.Parameter]) -> nn.Parameter:
     """Return one buffer with the values of all weights, which become its views."""
     whole = torch.cat([weight.data for weight in weights])
-    views = whole.split([len(weight) for weight in weights])
-    for weight, view in zip(weights, views, strict=True):
+    for weight, view in zip(weights, whole.split([len(w) for w in weights]), strict=True):
         weight.data = view
     return nn.Parameter(whole, requires_grad=False)

@@ -17,15 +17,26 @@ from transformers import PreTrainedModel
 
 from ouroboros.engine.cache import ModelInfo, SlotCache
 from ouroboros.engine.masks import Layout, Masks, dense
-from ouroboros.tree import TokenTree
+from ouroboros.tree import ROOT, TokenTree
 
 PREFILL_ALONE = 128  # a longer stretch is fed causally, without a dense mask, before the tree
 MOST_HELD = 256  # nodes of a growing tree that are not fed again, at most
 
 
-class Engine:
-    """Runs calls on one model and its cache. Logits may be overwritten by the next call.
-    `forwards` counts how often the model itself was called."""
+def fed_apart(missing: int, tree: TokenTree) -> bool:
+    """Return whether `missing` tokens are fed by a forward of their own, before the tree."""
+    return missing > PREFILL_ALONE and not tree.is_chain
+
+
+def read_alone(prompt: Sequence[int]) -> bool:
+    """Return whether a prompt is so long that a branching tree would need a second forward: then a
+    drafter of trees had better propose nothing until the prompt was read."""
+    return len(prompt) - 1 > PREFILL_ALONE
+
+
+class Eager:
+    """Runs calls on one model and its cache; chains use the model's own causal mask. Logits may be
+    overwritten by the next call. `forwards` counts how often the model itself was called."""
 
     def __init__(self, model: PreTrainedModel, info: ModelInfo, cache: SlotCache) -> None:
         self.model = model
@@ -43,18 +54,24 @@ class Engine:
         most `MOST_HELD`, before the first of the `logit_nodes`) lie there already; then nothing is
         missing.
         """
-        raise NotImplementedError
+        self.cache.reserve(known + len(missing) + len(tree))
+        if fed_apart(len(missing), tree):
+            self.call(Layout.chain(known, missing))
+            known, missing = known + len(missing), []
+            self.cache.set_length(known)
+        return self.call(Layout(known, missing, tree, held))
 
     def follow(self, slot: int, token: torch.Tensor) -> torch.Tensor:
         """Feed one token ([1] int64, on any device) at a slot and position: [1, vocab] logits.
 
         The host need not know the token.
         """
-        raise NotImplementedError
+        self.cache.reserve(slot + 1)
+        return self.call(Layout(slot, [], ROOT), token)
 
     def prepare(self, context: int) -> None:
         """Do beforehand what calls on up to `context` slots need once; the cache is empty."""
-        raise NotImplementedError
+        self.cache.reserve(context)
 
     def choosing(
         self, key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
@@ -62,6 +79,21 @@ class Engine:
         """Return `compute(logits, *inputs)` for logits of the last call, row by row, by a captured
         graph where calls are captured. `key` distinguishes computations, apart from inputs."""
         return compute(logits, *inputs)
+
+    def call(self, layout: Layout, token: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the logits [rows, vocab] of the layout's rows, by one call of the model. A `token`
+        on the device replaces its first one."""
+        self.forwards += 1
+        ids, rows = layout.known_ids(self.info.vocab_size), layout.rows
+        words = np.stack([np.array(ids), layout.positions()[layout.held :]])
+        packed = torch.from_numpy(words).to(self.info.device, non_blocking=True)
+        if token is not None:
+            packed[0, :1] = token
+        keep: int | torch.Tensor = 0  # all of them
+        if len(rows) < len(ids):
+            last = rows == [len(ids) - 1]
+            keep = 1 if last else torch.tensor(rows, device=self.info.device)
+        return self.forward(packed[:1], packed[1:], dense(layout, self.info), keep)
 
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: Masks, keep: int | torch.Tensor
@@ -77,54 +109,3 @@ class Engine:
             logits_to_keep=keep,
         )
         return out.logits[0]
-
-
-def known_ids(ids: list[int], vocab_size: int) -> list[int]:
-    """Return the ids, with id 0 for those beyond the model's vocabulary."""
-    return ids if max(ids) < vocab_size else [i if i < vocab_size else 0 for i in ids]
-
-
-def fed_apart(missing: int, tree: TokenTree) -> bool:
-    """Return whether `missing` tokens are fed by a forward of their own, before the tree."""
-    return missing > PREFILL_ALONE and not tree.is_chain
-
-
-def read_alone(prompt: Sequence[int]) -> bool:
-    """Return whether a prompt is so long that a branching tree would need a second forward: then a
-    drafter of trees had better propose nothing until the prompt was read."""
-    return len(prompt) - 1 > PREFILL_ALONE
-
-
-class Eager(Engine):
-    """An `Engine` of calls exactly as large as needed; chains use the model's own causal mask."""
-
-    def run(
-        self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0
-    ) -> torch.Tensor:
-        self.cache.reserve(known + len(missing) + len(tree))
-        if fed_apart(len(missing), tree):
-            self._call(Layout.chain(known, missing))
-            known, missing = known + len(missing), []
-            self.cache.set_length(known)
-        return self._call(Layout(known, missing, tree, held))
-
-    def follow(self, slot: int, token: torch.Tensor) -> torch.Tensor:
-        self.cache.reserve(slot + 1)
-        self.forwards += 1
-        position = torch.full((1, 1), slot, device=self.info.device)
-        return self.forward(token.to(self.info.device)[None], position, None, 1)
-
-    def prepare(self, context: int) -> None:
-        self.cache.reserve(context)
-
-    def _call(self, layout: Layout) -> torch.Tensor:
-        """Return the logits [rows, vocab] of the layout's rows, by one call of the model."""
-        self.forwards += 1
-        ids, rows = known_ids(layout.ids, self.info.vocab_size), layout.rows
-        words = np.stack([np.array(ids), layout.positions()[layout.held :]])
-        packed = torch.from_numpy(words).to(self.info.device, non_blocking=True)
-        keep: int | torch.Tensor = 0  # all of them
-        if len(rows) < len(ids):
-            last = rows == [len(ids) - 1]
-            keep = 1 if last else torch.tensor(rows, device=self.info.device)
-        return self.forward(packed[:1], packed[1:], dense(layout, self.info), keep)

@@ -76,13 +76,6 @@ def tree_attention(
 ) -> torch.Tensor:
     """Return [1, n, heads, width] for queries [1, heads, n, width], keys and values [1, kv_heads,
     slots, width] and an additive mask [1, 1, n, slots]."""
-    with torch.cuda.device(query.device) if query.is_cuda else nullcontext():
-        return _launch(query, key, value, mask, scale)
-
-
-def _launch(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
-) -> torch.Tensor:
     _, heads, n, width = query.shape
     kv_heads, slots = key.shape[1:3]
     wide = width * query.element_size() > WIDE_BYTES
@@ -91,7 +84,12 @@ def _launch(
     packed = group * n
     rows = min(MOST_ROWS, max(16, triton.next_power_of_2(packed)))
     blocks = triton.cdiv(packed, rows)
-    parts = _parts(query.device, kv_heads * blocks, slots)
+    processors = 132
+    if query.is_cuda:
+        processors = torch.cuda.get_device_properties(query.device).multi_processor_count
+    # as many parts of the slots as give every multiprocessor work
+    wanted = triton.next_power_of_2(triton.cdiv(2 * processors, kv_heads * blocks))
+    parts = max(1, min(wanted, MOST_PARTS, triton.cdiv(slots, 2 * SLOTS)))
     part = triton.cdiv(triton.cdiv(slots, parts), at_once) * at_once
     out = query.new_empty(1, n, heads, width)
     sums = tops = totals = out
@@ -99,26 +97,26 @@ def _launch(
         sums = query.new_empty(parts, kv_heads, packed, width, dtype=torch.float32)
         tops = query.new_empty(parts, kv_heads, packed, dtype=torch.float32)
         totals = torch.empty_like(tops)
-    _attend[(kv_heads, blocks, parts)](
-        *(query, key, value, mask, sums, tops, totals, scale, n, slots, part, group, kv_heads),
-        *(query.stride(1), query.stride(2), key.stride(1), key.stride(2)),
-        *(value.stride(1), value.stride(2), mask.stride(2)),
-        WIDTH=width,
-        ROWS=rows,
-        SLOTS=at_once,
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        WHOLE=parts == 1,
-        num_warps=4,
-        num_stages=1 if wide else 2,
-    )
-    if parts == 1:
-        return out
-    _join[(kv_heads * packed,)](
-        *(sums, tops, totals, out, n, group, kv_heads, parts),
-        WIDTH=width,
-        PARTS=triton.next_power_of_2(parts),
-        num_warps=2,
-    )
+    with torch.cuda.device(query.device) if query.is_cuda else nullcontext():
+        _attend[(kv_heads, blocks, parts)](
+            *(query, key, value, mask, sums, tops, totals, scale, n, slots, part, group, kv_heads),
+            *(query.stride(1), query.stride(2), key.stride(1), key.stride(2)),
+            *(value.stride(1), value.stride(2), mask.stride(2)),
+            WIDTH=width,
+            ROWS=rows,
+            SLOTS=at_once,
+            PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+            WHOLE=parts == 1,
+            num_warps=4,
+            num_stages=1 if wide else 2,
+        )
+        if parts > 1:
+            _join[(kv_heads * packed,)](
+                *(sums, tops, totals, out, n, group, kv_heads, parts),
+                WIDTH=width,
+                PARTS=triton.next_power_of_2(parts),
+                num_warps=2,
+            )
     return out
 
 
@@ -126,15 +124,6 @@ def _launch(
 def _(query, key, value, mask, scale):
     _, heads, n, width = query.shape
     return query.new_empty(1, n, heads, width)
-
-
-def _parts(device: torch.device, programs: int, slots: int) -> int:
-    """Return the number of parts of the slots that gives every multiprocessor work."""
-    processors = 132
-    if device.type == "cuda":
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-    wanted = triton.next_power_of_2(triton.cdiv(2 * processors, programs))
-    return max(1, min(wanted, MOST_PARTS, triton.cdiv(slots, 2 * SLOTS)))
 
 
 if triton is not None:

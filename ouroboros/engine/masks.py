@@ -36,13 +36,12 @@ class Layout(NamedTuple):
     @classmethod
     def chain(cls, base: int, tokens: list[int]) -> Layout:
         """Return the layout of a stretch of text; logits are wanted after its last token."""
-        *missing, last = tokens
-        return cls(base, missing, TokenTree.chain(last, ()))
+        return cls(base, tokens[:-1], TokenTree.chain(tokens[-1], ()))
 
-    @property
-    def ids(self) -> list[int]:
-        """The tokens that are fed."""
-        return [*self.missing, *self.tree.tokens[self.held :]]
+    def known_ids(self, vocab_size: int) -> list[int]:
+        """Return the tokens that are fed, with id 0 for those beyond the vocabulary."""
+        ids = [*self.missing, *self.tree.tokens[self.held :]]
+        return ids if max(ids) < vocab_size else [i if i < vocab_size else 0 for i in ids]
 
     @property
     def rows(self) -> list[int]:
@@ -67,13 +66,11 @@ class Layout(NamedTuple):
             T T T F
             T T F T
         """
-        before, nodes = len(self.missing), len(self.tree)
+        before, ancestors = len(self.missing), self.tree.ancestors()
         if not before:
-            return self.tree.ancestors()[self.held :]
-        seen = np.zeros((before + nodes, before + nodes), dtype=bool)
-        seen[:before, :before] = np.tri(before, dtype=bool)
-        seen[before:, :before] = True
-        seen[before:, before:] = self.tree.ancestors()
+            return ancestors[self.held :]
+        seen = np.tri(before + len(ancestors), dtype=bool)
+        seen[before:, before:] = ancestors
         return seen
 
 

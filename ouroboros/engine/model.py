@@ -14,15 +14,13 @@ from collections.abc import Sequence
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from ouroboros.engine.attention import KERNEL_NAME, head_width, use_packed_attention
+from ouroboros.engine.attention import KERNEL_NAME, use_packed_attention
 from ouroboros.engine.cache import SlotCache
 from ouroboros.engine.eager import MOST_HELD
-from ouroboros.engine.kernels import why_no_kernel
 from ouroboros.engine.loading import check_round_trip, why_not_loaded
-from ouroboros.engine.prepack import prepack_linears
+from ouroboros.engine.prepack import PackedWeights, prepack_linears
 from ouroboros.engine.selection import EngineName, select_engine
 from ouroboros.engine.sequence import CachedSequence, TreeModel
-from ouroboros.engine.static import Static
 from ouroboros.engine.support import check_tree_support
 from ouroboros.select import TokenSelector
 from ouroboros.tree import ROOT, TokenTree
@@ -52,18 +50,19 @@ class CachedModel(TreeModel):
     ) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
-        use_packed_attention(model)
+        self.attention_reason = use_packed_attention(model)
         info = check_tree_support(model)
         self.max_len = min(max_len or info.max_len, info.max_len)
         self.sliding_window = info.sliding_window
         self.layer_types = info.layer_types
         self.vocab_size = info.vocab_size
-        self.width = info.vocab_size
+        self.width = info.vocab_size  # of the logits returned; may be lowered
         self.device = info.device
         self.dtype = info.dtype
         self.cache = SlotCache(info.layers)
         self.engine, self.engine_reason = select_engine(engine, self.model, info, self.cache)
         self.resident: CachedSequence | None = None  # the sequence that has the slots
+        self.packed = PackedWeights()
 
     @classmethod
     def from_pretrained(
@@ -93,8 +92,15 @@ class CachedModel(TreeModel):
         check_round_trip(tokenizer, name_or_path)
         if device is not None and model.device.type != torch.device(device).type:
             model.to(device)  # type: ignore[arg-type]
-        prepack_linears(model)
-        return cls(model, tokenizer=tokenizer, max_len=max_len, engine=engine)
+        wrapped = cls(model, tokenizer=tokenizer, max_len=max_len, engine=engine)
+        wrapped.prepack()
+        return wrapped
+
+    def prepack(self) -> None:
+        """Hold a second copy of the linear layers' weights on a CPU, in an order that is faster to
+        multiply a few rows with, if it is. Loaded models are prepacked; do it for a model of your
+        own once its weights are final. `packed.facts` tells what was decided."""
+        self.packed = prepack_linears(self.model)
 
     def new_sequence(self, cached: Sequence[int] = ()) -> CachedSequence:
         """Return the state of a new sequence. The tokens in `cached` are taken to lie in the slots
@@ -219,25 +225,22 @@ class CachedModel(TreeModel):
         """Return how this model is called, as run.json records it: engine, whether calls are
         captured and layers compiled, the attention, and `fallback`, the reason why a GPU is not
         used the fast way (None if it is)."""
-        config = self.model.config.get_text_config()
-        static = self.engine if isinstance(self.engine, Static) else None
-        attention = config._attn_implementation
-        row: dict[str, object] = {
-            "engine": type(self.engine).__name__.lower(),
-            "captured": static is not None and static.graphs,
-            "compiled": static is not None and static.compiled is not None,
-            "attention": attention,
-        }
-        if self.device.type != "cuda":
-            return {**row, "fallback": None}
+        attention = self.model.config.get_text_config()._attn_implementation
+        captured = getattr(self.engine, "graphs", False)
+        compiled = getattr(self.engine, "compiled", None) is not None
         reasons = [self.engine_reason] if self.engine_reason else []
-        if not reasons and not (row["captured"] and row["compiled"]):
-            reasons.append("not captured with compiled layers")
+        if not reasons and not (captured and compiled):
+            reasons = ["not captured with compiled layers"]
         if attention != KERNEL_NAME:
-            why = why_no_kernel(self.device, self.dtype, head_width(config))
-            why = why or "the model does not run on sdpa"
-            reasons.append(f"attention is {attention}: {why}")
-        return {**row, "fallback": "; ".join(reasons) or None}
+            reasons.append(f"attention is {attention}: {self.attention_reason}")
+        return {
+            "engine": type(self.engine).__name__.lower(),
+            "captured": captured,
+            "compiled": compiled,
+            "attention": attention,
+            "packed": self.packed.facts or None,
+            "fallback": "; ".join(reasons) or None if self.device.type == "cuda" else None,
+        }
 
     def _give_slots(self, sequence: CachedSequence) -> None:
         """Let a sequence have the cache slots."""

@@ -1,99 +1,192 @@
-"""Linear layers on a CPU that multiply a few rows about as fast as one: prepacked float32 weights.
+"""Linear layers on a CPU that multiply a few rows about as fast as one: prepacked weights.
 
-A call of a tree is bound by reading the weights, but torch's product of 4 to 24 rows (MKL's) takes
-2 to 4 times as long as one of a single row. oneDNN's on weights in its own order takes 1.2 to 2.2
-times as long. Up to three rows MKL is faster.
+A call of a tree is bound by reading the weights. oneDNN's product on weights in its own order reads
+them at memory bandwidth for 1 to 16 rows, in float32 and bfloat16; torch's own products may take
+several times as long, or less, depending on processor, dtype and rows. So both are timed on the
+model's own layers as it is packed, and each row count goes the faster way.
 
-Only models that this library loaded or built are packed, since a write through `weight.data`, which
-torch does not count, would go unnoticed. Invariant: the weights stay where and what they are; a
-packed layer holds a second copy, uses it only while its weight was neither replaced nor written to,
-and copies of the model begin without one.
+Only models that this library loaded or built are packed, others on demand (`CachedModel.prepack`).
+Invariant: the weights stay where and what they are. A packed layer holds a second copy and uses it
+only while its weight is unchanged: replacing it and writing to it is seen at each call, writing
+through `weight.data`, which torch does not count, by samples: a few of each weight whenever a text
+begins, and in `generate` some of every row and column. Copies of a model begin without.
 """
 
 from __future__ import annotations
 
+import logging
+import math
+import time
+from bisect import bisect
+from collections.abc import Sequence
+from itertools import product
 from typing import TypeGuard
 
 import psutil
 import torch
 from torch import nn
 
-FEWEST_ROWS = 4  # below, plain products are as fast or faster
+ROWS = (1, 2, 4, 16)  # are timed; row counts in between go as the one below
+HINT = 4  # rows that the weights are laid out for
 SMALLEST = 1 << 20  # smaller weights stay in the processor's caches, packed or not
 FREE_SHARE = 0.5  # of the free memory may be taken, at most
+TIMED_BYTES = 96 << 20  # of weights: more than the processor's caches hold
+ROUNDS, LIMIT_S = 5, 0.5  # of timing
+CLEARLY = 0.9  # plain products are used if they take less than this share of a packed one's time
+SAMPLES = 64  # elements of a weight that are looked at when a text begins
+log = logging.getLogger(__name__)
 
 
 class Packed:
-    """A copy of a weight in oneDNN's order, and the state of the weight that it was made from."""
+    """A copy of a weight in oneDNN's order, and the state of the weight that it was made from.
 
-    of: tuple | None = None
-    weight: torch.Tensor | None = None
+    `faster` says for each of `ROWS` whether its product is. `always`: it is used for any number of
+    rows; one row is padded to two, so that a row has the same bits in any company.
+    """
 
-    def __init__(self, weight: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: torch.Tensor | None = None, *, always: bool = False) -> None:
+        self.of: tuple | None = None
+        self.always, self.faster = always, (always,) * len(ROWS)
         if weight is not None:
             self.source = weight.detach()  # so its place is not reused
             self.of = _state(weight)
-            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.source, FEWEST_ROWS)
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.source, HINT)
 
     def __reduce__(self) -> tuple:  # of copies too
         return Packed, ()
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer that uses its packed weight for several rows, outside of autograd."""
+    """A linear layer that uses its packed weight outside of autograd, where that is faster."""
 
     packed: Packed
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight, own = self.weight, self.packed
+        rows = input.numel() // self.in_features
         if (
             torch.compiler.is_compiling()
-            or input.numel() < FEWEST_ROWS * self.in_features
+            or not own.faster[bisect(ROWS, rows) - 1]
+            or own.of != _state(weight)
+            or input.dtype != weight.dtype
             or torch.is_grad_enabled()
             or torch.is_autocast_enabled("cpu")
-            or own.of != _state(weight)
-            or input.dtype != torch.float32
-            or not input.is_cpu
+            or not (input.is_cpu and rows)
         ):
             return nn.functional.linear(input, weight, self.bias)
-        product = torch.ops.mkldnn._linear_pointwise
-        return product(input, own.weight, self.bias, "none", [], "")
+        multiply = torch.ops.mkldnn._linear_pointwise
+        if rows == 1 and own.always:
+            pair = input.reshape(1, -1).expand(2, -1).contiguous()
+            out = multiply(pair, own.weight, self.bias, "none", [], "")
+            return out[:1].view(*input.shape[:-1], -1)
+        return multiply(input, own.weight, self.bias, "none", [], "")
 
 
-def prepack_linears(model: nn.Module) -> int:
-    """Pack a model's large float32 linear layers on a CPU; return how many are packed now.
+class PackedWeights:
+    """The packed layers of a model, with `facts`, what was decided for them: `layers` and `bytes`
+    packed and, for numbers of `rows`, the `plain_ms` and `packed_ms` of the layers timed and those
+    for which packed products are `used`."""
 
-    Packs none if torch has no oneDNN for this processor, or if the copies would take more than half
-    of the free memory. A layer packed before and unchanged since is left as it is.
+    def __init__(self, layers: Sequence[PackedLinear] = (), facts: dict | None = None) -> None:
+        self.layers = list(layers)
+        self.facts = facts or {}
+        views = [_every_row_and_column(layer.packed.source) for layer in layers]
+        self.views = [view[:: max(1, len(view) // SAMPLES)] for view in views], views
+        self.seen = [torch.cat(each) for each in self.views if each]
+
+    def __reduce__(self) -> tuple:
+        return PackedWeights, ()
+
+    def give_up(self) -> None:
+        """Have the layers multiply plainly from now on."""
+        for layer in self.layers:
+            layer.packed = Packed()
+        self.layers, self.facts = [], {}
+
+    def check(self, *, closely: bool) -> None:
+        """Give the packed weights up if samples of the plain ones have changed."""
+        if self.layers and not torch.equal(torch.cat(self.views[closely]), self.seen[closely]):
+            self.give_up()
+            log.warning(
+                "weights were changed through weight.data: their packed copies are not used any "
+                "more; call prepack() on the CachedModel to pack them anew"
+            )
+
+    def before_call(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
+        """Look at a few samples where a text begins."""
+        cache = kwargs.get("past_key_values")
+        if cache is None or not cache.get_seq_length():
+            self.check(closely=False)
+
+
+def prepack_linears(model: nn.Module, *, every: bool = False) -> PackedWeights:
+    """Pack a model's large float32 and bfloat16 linear layers on a CPU, where that is faster.
+
+    Packs none if torch has no oneDNN for this processor, if the copies would take more than half of
+    the free memory, or if plain products are faster for all numbers of rows. `every` packs small
+    layers too, and has them used for any number of rows.
     """
-    layers = [module for module in model.modules() if _can_be_packed(module)]
-    new = [
-        layer
-        for layer in layers
-        if not (isinstance(layer, PackedLinear) and layer.packed.of == _state(layer.weight))
-    ]
-    taken = sum(layer.weight.nbytes for layer in new)
-    if not _supported() or taken > FREE_SHARE * psutil.virtual_memory().available:
-        return len(layers) - len(new)
-    for layer in new:
-        layer.packed = Packed(layer.weight)  # type: ignore[assignment]
+    for hook in list(model._forward_pre_hooks.values()):
+        if isinstance(before := getattr(hook, "__self__", None), PackedWeights):
+            before.give_up()
+    least = 1 if every else SMALLEST
+    layers = [module for module in model.modules() if _can_be_packed(module, least)]
+    size = sum(layer.weight.nbytes for layer in layers)
+    if not layers or size > FREE_SHARE * psutil.virtual_memory().available:
+        return PackedWeights()
+    for layer in layers:
         layer.__class__ = PackedLinear
-    return len(layers)
+        layer.packed = Packed(layer.weight, always=every)  # type: ignore[assignment]
+    facts: dict[str, object] = {"layers": len(layers), "bytes": size}
+    if not every:
+        plain, packed = _time_both(layers)
+        faster = tuple(a >= CLEARLY * b for a, b in zip(plain, packed, strict=True))
+        for layer in layers:
+            layer.packed.faster = faster
+        used = [rows for rows, better in zip(ROWS, faster, strict=True) if better]
+        facts |= {"rows": ROWS, "plain_ms": plain, "packed_ms": packed, "used": used}
+        if not used:
+            for layer in layers:
+                layer.packed = Packed()
+            return PackedWeights()
+    found = PackedWeights(layers, facts)
+    model.register_forward_pre_hook(found.before_call, with_kwargs=True)
+    return found
 
 
-def _supported() -> bool:
-    """Return whether torch has oneDNN for this processor, of the x86 family."""
-    known = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    return known and torch.backends.mkldnn.is_available()
+@torch.inference_mode()
+def _time_both(layers: list) -> list[list[float]]:
+    """Return the ms of plain and of packed products of some of the layers, for each of `ROWS`: the
+    least of several rounds, since whatever else runs on the machine only adds to it."""
+    some = layers[:: max(1, sum(layer.weight.nbytes for layer in layers) // TIMED_BYTES)]
+    best = [[math.inf] * len(ROWS), [math.inf] * len(ROWS)]
+    begin = time.perf_counter()
+    for turn in range(ROUNDS):
+        for (index, rows), packed in product(enumerate(ROWS), (False, True)):
+            inputs = [torch.ones(rows, own.in_features, dtype=own.weight.dtype) for own in some]
+            for layer in some:
+                layer.packed.faster = (packed,) * len(ROWS)
+            started = time.perf_counter()
+            for layer, each in zip(some, inputs, strict=True):
+                layer(each)
+            took = 1e3 * (time.perf_counter() - started)
+            best[packed][index] = min(best[packed][index], round(took, 3))
+        if turn and time.perf_counter() - begin > LIMIT_S:
+            break
+    return best
 
 
-def _can_be_packed(module: nn.Module) -> TypeGuard[nn.Linear]:
+def _can_be_packed(module: nn.Module, least: int) -> TypeGuard[PackedLinear]:
+    """Return whether a module is a linear layer on a CPU with at least so many plain weights."""
     if not isinstance(module, nn.Linear) or type(module) not in (nn.Linear, PackedLinear):
         return False
     weight: torch.Tensor = module.weight
-    plain = type(weight) in (nn.Parameter, torch.Tensor) and weight.is_cpu
-    large = weight.dtype == torch.float32 and weight.numel() >= SMALLEST
-    return plain and large and not weight.is_inference()
+    if not weight.is_cpu or torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        return False  # of the x86 family
+    half = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    plain = type(weight) in (nn.Parameter, torch.Tensor) and weight.is_contiguous()
+    whole = weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    return plain and (whole or half) and weight.numel() >= least and not weight.is_inference()
 
 
 def _state(weight: torch.Tensor) -> tuple:
@@ -101,3 +194,12 @@ def _state(weight: torch.Tensor) -> tuple:
     if weight.is_inference():
         return ()
     return weight.data_ptr(), weight._version, weight.shape, weight.stride()
+
+
+def _every_row_and_column(weight: torch.Tensor) -> torch.Tensor:
+    """Return a view of the bits of elements of every row and column of a weight."""
+    step = min(weight.shape)
+    while math.gcd(step, weight.shape[1]) > 1:
+        step -= 1
+    bits = {2: torch.int16, 4: torch.int32}[weight.element_size()]
+    return weight.view(-1).view(bits)[::step]

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
-PARTS = (("_data", "_scale"), ("qdata", "scale"))  # as optimum-quanto and torchao name them
+PARTS = (("_data", "qdata"), ("_scale", "scale"))  # as optimum-quanto and torchao name them
 KERNEL_ROW = 16
 
 
@@ -46,9 +46,9 @@ def quantised_by(model: PreTrainedModel) -> str | None:
         return None
     config = model.config.quantization_config
     method = str(getattr(config.quant_method, "value", config.quant_method))
-    kind = getattr(config, "weights", None) or getattr(config, "quant_type", None)
+    kind = getattr(config, "weights", None) or getattr(config, "quant_type", "")
     name = kind if isinstance(kind, str) else type(kind).__name__.removesuffix("Config")
-    return method if kind is None else f"{method} {name}"
+    return f"{method} {name}".strip()
 
 
 def check_kernels(model: PreTrainedModel) -> None:
@@ -98,8 +98,7 @@ def dequantise(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
             plain[id(module)] = linear = nn.Linear(*weight.shape[::-1], device="meta")
             linear.weight = nn.Parameter(_product(name, weight).to(dtype), requires_grad=False)
             bias = getattr(module, "bias", None)
-            bias = None if bias is None else nn.Parameter(bias.detach().to(dtype), False)
-            linear.bias = bias
+            linear.bias = None if bias is None else nn.Parameter(bias.detach().to(dtype), False)
     if not plain:
         raise ValueError(
             f"weights quantised by {quantised_by(model)} cannot be dequantised: use int8 weights "
@@ -110,12 +109,9 @@ def dequantise(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 def _product(name: str, weight: Any) -> torch.Tensor:
     """Return integers times scales in float64, [out, in]."""
-    parts = {part: getattr(weight, part) for part in weight.__tensor_flatten__()[0]}
-    for integers, scales in PARTS:
-        if integers in parts and scales in parts:
-            whole, scale = parts[integers], parts[scales]
-            if whole.dtype == torch.int8 and scale.numel() in (1, len(whole)):
-                zero = parts.get("zero_point")
-                whole = whole.double() if zero is None else whole.double() - zero.double()
-                return whole * scale.double()
-    raise ValueError(f"{name}: {type(weight).__name__} is not int8 with a scale for each row")
+    parts: dict[str, Any] = {p: getattr(weight, p) for p in weight.__tensor_flatten__()[0]}
+    whole, scale = (parts.get(old, parts.get(new)) for old, new in PARTS)
+    if whole is None or whole.dtype != torch.int8 or scale.numel() not in (1, len(whole)):
+        raise ValueError(f"{name}: {type(weight).__name__} is not int8 with a scale for each row")
+    zero = parts.get("zero_point")
+    return (whole.double() - (0 if zero is None else zero.double())) * scale.double()

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ouroboros.engine.cache import ModelInfo, SlotCache, tolerance
-from ouroboros.engine.eager import Eager, Engine
+from ouroboros.engine.eager import Eager
 from ouroboros.engine.static import Static
 from ouroboros.tree import TokenTree
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 def select_engine(
     name: EngineName, model: PreTrainedModel, info: ModelInfo, cache: SlotCache
-) -> tuple[Engine, str]:
+) -> tuple[Eager, str]:
     """Return the engine (see `CachedModel`), and why it does not capture and compile calls ("" if
     it does, or was not asked to). Raises `ValueError` for an unknown name, and for fixed shapes on
     several devices."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 import torch
@@ -44,7 +45,7 @@ class CachedSequence:
     """One sequence on one model; made by `model.new_sequence()`, changed by the model alone.
 
     `tokens` are those whose keys and values lie in slots 0, 1, ...; the nodes of `tree`, the tree
-    last scored (None once a path of it was accepted), lie from slot `base` on. The counters are
+    last scored (None once a path of it was accepted), lie from slot `base` on. The other fields are
     those of `ModelCounters`.
     """
 
@@ -61,9 +62,7 @@ class CachedSequence:
     @property
     def counters(self) -> ModelCounters:
         """The counters as they are now."""
-        return ModelCounters(
-            self.calls, self.forwards, self.scored, self.caught_up, self.busy_s, self.wait_s
-        )
+        return ModelCounters(*attrgetter(*ModelCounters._fields)(self))
 
     def clear(self) -> None:
         """Forget everything that is cached; the counters stay."""

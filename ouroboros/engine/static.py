@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from ouroboros.engine.cache import ModelInfo, SlotCache
 from ouroboros.engine.compiled_layers import CompiledLayers
-from ouroboros.engine.eager import MOST_HELD, Engine, known_ids
+from ouroboros.engine.eager import MOST_HELD, Eager
 from ouroboros.engine.masks import Layout, spread
 from ouroboros.tree import ROOT, TokenTree
 
@@ -79,8 +79,8 @@ def replay_ms(graph: torch.cuda.CUDAGraph, rounds: int = 5) -> float:
     return min(start.elapsed_time(end) for start, end in pairwise(marks))
 
 
-class Static(Engine):
-    """An `Engine` of fixed shapes. On a GPU it replays `graphs` of `compiled` layers."""
+class Static(Eager):
+    """An engine of fixed shapes. On a GPU it replays `graphs` of `compiled` layers."""
 
     def __init__(
         self, model: PreTrainedModel, info: ModelInfo, cache: SlotCache, *, compiled: bool = True
@@ -100,26 +100,20 @@ class Static(Engine):
     ) -> torch.Tensor:
         largest = NODES[-1]  # long stretches of missing tokens go first, in calls of this size
         while missing and len(missing) + len(tree) > largest:
-            self._call(Layout.chain(known, missing[:largest]))
+            self.call(Layout.chain(known, missing[:largest]))
             known, missing = known + len(missing[:largest]), missing[largest:]
             self.cache.set_length(known)
-        return self._call(Layout(known, missing, tree, held))
-
-    def follow(self, slot: int, token: torch.Tensor) -> torch.Tensor:
-        return self._call(Layout(slot, [], ROOT), token)
+        return self.call(Layout(known, missing, tree, held))
 
     def prepare(self, context: int) -> None:
         """Capture every shape that calls on up to `context` slots have."""
         self.cache.reserve(padded_slots(context + NODES[-1]))
-        if not self.graphs:
-            return
-        for nodes in NODES:
-            words = pack([0], Layout(0, [], ROOT), size=nodes)
+        for nodes in NODES if self.graphs else ():
             slots = 0
             while slots < padded_slots(context + nodes):
                 slots = padded_slots(slots + 1)
                 if slots >= nodes:
-                    self._run_padded(nodes, slots - nodes, words)
+                    self.call(Layout(0, [], ROOT), shape=(nodes, slots))
 
     def choosing(
         self, key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
@@ -147,42 +141,40 @@ class Static(Engine):
         device = self.info.device
         return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
-    def _call(self, layout: Layout, token: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the logits [rows, vocab] of the layout's rows. A `token` on the device replaces
-        its first one."""
-        ids = known_ids(layout.ids, self.info.vocab_size)
-        size = padded_nodes(len(ids))
-        words = pack(ids, layout, size=size)
-        self.forwards += 1
-        logits = self._run_padded(size, layout.base + layout.held, words, token)
-        return logits[: len(layout.tree.logit_nodes)]
-
-    def _run_padded(
-        self, nodes: int, first: int, words: np.ndarray, token: torch.Tensor | None = None
+    def call(
+        self,
+        layout: Layout,
+        token: torch.Tensor | None = None,
+        *,
+        shape: tuple[int, int] | None = None,
     ) -> torch.Tensor:
-        """Load the inputs of a call of `nodes` nodes after `first` slots and run or replay it."""
-        device, slots = self.info.device, padded_slots(first + nodes)
+        """See `Eager.call`; `shape` is the padded number of nodes and of slots."""
+        self.forwards += 1
+        device, ids = self.info.device, layout.known_ids(self.info.vocab_size)
+        size = padded_nodes(len(ids))
+        nodes, slots = shape or (size, padded_slots(layout.base + layout.held + size))
         self.cache.reserve(slots)
+        words = torch.from_numpy(pack(ids, layout, size=nodes))
         with self._on_device():
             if nodes not in self._inputs:
                 self._inputs[nodes] = torch.zeros(len(words), dtype=torch.int64, device=device)
-            source = torch.from_numpy(words)
             if device.type == "cuda":  # pageable memory would be copied twice
-                source = source.pin_memory()
-            inputs = self._inputs[nodes].copy_(source, non_blocking=True)
+                words = words.pin_memory()
+            inputs = self._inputs[nodes].copy_(words, non_blocking=True)
             if token is not None:
                 inputs[:1] = token
-            if not self.graphs:
-                return self._forward(inputs, nodes, slots)
             if self._capacity != self.cache.capacity:  # the cache has moved: graphs are stale
                 self._calls.clear()
                 self._memory = None
                 self._capacity = self.cache.capacity
-            if (nodes, slots) not in self._calls:
-                self._calls[nodes, slots] = self._capture_call(inputs, nodes, slots)
-            graph, _, logits = self._calls[nodes, slots]
-            graph.replay()
-        return logits
+            if not self.graphs:
+                logits = self._forward(inputs, nodes, slots)
+            else:
+                if (nodes, slots) not in self._calls:
+                    self._calls[nodes, slots] = self._capture_call(inputs, nodes, slots)
+                graph, _, logits = self._calls[nodes, slots]
+                graph.replay()
+        return logits[: len(layout.rows)]
 
     def _capture_call(self, inputs: torch.Tensor, nodes: int, slots: int) -> CapturedGraph:
         """Capture a call of one shape, on real inputs, since the warm-up calls write the same slots

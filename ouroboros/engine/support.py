@@ -19,7 +19,6 @@ from typing import Any
 import psutil
 import torch
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
 
 from ouroboros.engine.cache import LayerShape, ModelInfo, tolerance
 from ouroboros.engine.masks import Layout, dense
@@ -28,8 +27,8 @@ from ouroboros.tree import TokenTree
 
 LENGTH, DECOYS = 24, 6  # tokens of the trial, and decoys at its root and half-way
 TRIAL_WINDOW = 2  # so narrow that the trial's tokens reach beyond it
-WIDENED_BYTES = 4 << 30
-"""Weights that are larger in float32 are tried as they are."""
+WIDENED_BYTES = 4 << 30  # weights that are larger in float32 are tried as they are
+ROTARY = "choose a model with rotary or learned positions"
 
 
 def check_tree_support(model: PreTrainedModel) -> ModelInfo:
@@ -41,12 +40,11 @@ def check_tree_support(model: PreTrainedModel) -> ModelInfo:
     if getattr(config, "alibi", False):
         raise ValueError(
             f"{name} is configured with alibi=True: its position biases follow the order of slots, "
-            "not a tree's positions; choose a model with rotary or learned positions"
+            f"not a tree's positions; {ROTARY}"
         )
     max_len = position_limit(config)
     types = tuple(getattr(config, "layer_types", None) or ())
-    unknown = set(types) - {"full_attention", "sliding_attention"}
-    if unknown:
+    if unknown := set(types) - {"full_attention", "sliding_attention"}:
         raise ValueError(
             f"{name} has layers of type {', '.join(sorted(unknown))}: their state cannot be rolled "
             "back to an earlier token or masked by a tree; choose a model whose layers are all "
@@ -76,7 +74,7 @@ def _try_tree(model: PreTrainedModel, info: ModelInfo) -> list[LayerShape]:
     name = type(model).__name__
     if info.max_len < 4:
         raise ValueError(f"{name} has only {info.max_len} positions; at least 4 are needed")
-    chain, tree = _trial_tree(min(LENGTH, info.max_len), info.vocab_size)
+    chain, tree = trial_tree(min(LENGTH, info.max_len), info.vocab_size)
     narrow = replace(info, sliding_window=info.sliding_window and TRIAL_WINDOW)
     with _narrowed(model, info.sliding_window):
         cache = DynamicCache()
@@ -93,22 +91,20 @@ def _try_tree(model: PreTrainedModel, info: ModelInfo) -> list[LayerShape]:
             f"{name} does not follow an explicit attention mask with explicit positions (its "
             f"logits move by {error:.2g} standard deviations among masked tokens, as with ALiBi "
             "position biases or a sliding window that its masks do not keep): trees cannot be "
-            "scored; choose a model with rotary or learned positions"
+            f"scored; {ROTARY}"
         )
     return shapes
 
 
-def _trial_tree(length: int, vocab: int) -> tuple[list[int], TokenTree]:
+def trial_tree(length: int, vocab: int) -> tuple[list[int], TokenTree]:
     """Return the trial's tokens, and a tree whose last path they are: decoys at the root and
     half-way come before it, so that slots are not positions."""
     chain = [(1 + place * place) % vocab for place in range(length)]
     tokens, parents, tip = [chain[0]], [-1], 0
     for place, token in enumerate(chain[1:], start=1):
-        if place in (1, length // 2):
-            tokens += [(7 + decoy) % vocab for decoy in range(DECOYS)]
-            parents += [tip] * DECOYS
-        tokens.append(token)
-        parents.append(tip)
+        decoys = DECOYS if place in (1, length // 2) else 0
+        tokens += [*((7 + decoy) % vocab for decoy in range(decoys)), token]
+        parents += [tip] * (decoys + 1)
         tip = len(tokens) - 1
     return chain, TokenTree(tuple(tokens), tuple(parents))
 
@@ -118,38 +114,36 @@ def _widened(model: PreTrainedModel) -> Iterator[torch.dtype]:
     """Hold half-precision weights as float32 in the context if they are plain tensors (neither
     quantised nor sharded nor offloaded) and fit; yield the dtype that the model computes in."""
     half = (torch.bfloat16, torch.float16)
-    weights = [w for w in (*model.parameters(), *model.buffers()) if w.dtype in half]
-    kept = [weight.data for weight in weights]
+    kept = {w: w.data for w in (*model.parameters(), *model.buffers()) if w.dtype in half}
     plain = all(type(w.data) is torch.Tensor and not w.is_meta for w in model.parameters())
-    size, free = sum(4 * weight.numel() for weight in weights), 0
+    size, free = sum(4 * weight.numel() for weight in kept), 0
     if model.device.type == "cuda":
         free = torch.cuda.mem_get_info(model.device)[0]
     elif model.device.type == "cpu":
         free = psutil.virtual_memory().available
-    if not (weights and plain and size <= min(WIDENED_BYTES, free // 2)):
+    if not (kept and plain and size <= min(WIDENED_BYTES, free // 2)):
         yield model.dtype
         return
     try:
-        for weight, data in zip(weights, kept, strict=True):
+        for weight, data in kept.items():
             weight.data = data.float()
         yield torch.float32
     finally:
-        for weight, data in zip(weights, kept, strict=True):
+        for weight, data in kept.items():
             weight.data = data
 
 
 @contextmanager
 def _narrowed(model: PreTrainedModel, window: int | None) -> Iterator[None]:
     """Narrow the sliding window in the context, in every config that the model's parts read."""
-    parts: list[Any] = [part for part in model.modules() if hasattr(part, "config")]
-    configs = {id(part.config): part.config for part in parts}
-    wide = [c for c in configs.values() if window and getattr(c, "sliding_window", None) == window]
-    for config in wide:
-        config.sliding_window = TRIAL_WINDOW
+    configs: list[Any] = [getattr(part, "config", None) for part in model.modules()]
+    wide = {id(c): c for c in configs if window and getattr(c, "sliding_window", None) == window}
     try:
+        for config in wide.values():
+            config.sliding_window = TRIAL_WINDOW
         yield
     finally:
-        for config in wide:
+        for config in wide.values():
             config.sliding_window = window
 
 
@@ -181,7 +175,7 @@ def _logits(model, info: ModelInfo, ids, positions, mask, cache) -> torch.Tensor
             reason = "its forward takes no position_ids, as where positions are ALiBi biases"
         raise ValueError(
             f"{name} does not accept explicit masks, positions and a cache ({reason}): trees "
-            "cannot be scored; choose a model with rotary or learned positions"
+            f"cannot be scored; {ROTARY}"
         ) from error
     return out.logits.double()
 
@@ -190,15 +184,14 @@ def _cache_shapes(cache: DynamicCache, name: str, count: int) -> list[LayerShape
     """Return the shapes of a cache of `count` tokens; raise `ValueError` for any other state."""
     shapes = []
     for index, layer in enumerate(cache.layers):
-        keys = getattr(layer, "keys", None)
-        if not isinstance(layer, CacheLayerMixin) or keys is None or keys.shape[-2] != count:
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if keys is None or values is None or keys.shape[-2] != count:
             raise ValueError(
                 f"{name} keeps a recurrent or compressed state in layer {index}: it cannot be "
                 "rolled back to an earlier token; choose an attention-only model"
             )
-        assert layer.values is not None
-        width = layer.values.shape[-1]
-        shapes.append(LayerShape(keys.shape[1], keys.shape[-1], width, keys.dtype, keys.device))
+        _, heads, _, width = keys.shape
+        shapes.append(LayerShape(heads, width, values.shape[-1], keys.dtype, keys.device))
     if not shapes:
         raise ValueError(f"{name} keeps no key/value cache; choose an attention-only decoder")
     return shapes
@@ -208,11 +201,8 @@ def position_limit(config) -> int:
     """Return how many positions a text model's config allows; 2**30 without a limit."""
     limits = [getattr(config, key, None) for key in ("max_position_embeddings", "n_positions")]
     limit = next((value for value in limits if value and value > 0), 1 << 30)
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kinds = {rope.get("rope_type"), rope.get("type")} if isinstance(rope, dict) else set()
-    if "longrope" in kinds:  # beyond the original length every position is scaled anew
-        original = rope.get("original_max_position_embeddings") or getattr(
-            config, "original_max_position_embeddings", None
-        )
-        return min(limit, original or limit)
-    return limit
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    if not isinstance(rope, dict) or "longrope" not in (rope.get("rope_type"), rope.get("type")):
+        return limit
+    key = "original_max_position_embeddings"  # beyond it every position is scaled anew
+    return min(limit, rope.get(key) or getattr(config, key, None) or limit)

@@ -64,9 +64,9 @@ class WrongPosition(Misengined):
 
 
 class ShiftedMasks(Eager):
-    def _call(self, layout):
+    def call(self, layout, *token):
         self.last = max(layout.base + len(layout.missing) - 1, 0)
-        return super()._call(layout)
+        return super().call(layout, *token)
 
     def forward(self, ids, positions, mask, keep):
         if mask is not None:

@@ -268,7 +268,7 @@ def test_half_precision_hides_nothing_from_the_trial(monkeypatch, free):
 
 
 def test_the_trials_slots_are_not_its_positions():
-    chain, tree = support._trial_tree(8, 1000)
+    chain, tree = support.trial_tree(8, 1000)
     path = tree.path_to(len(tree) - 1)
     assert [tree.tokens[node] for node in path] == chain and len(tree) == 8 + 2 * support.DECOYS
     assert list(path) == [0, 7, 8, 9, 16, 17, 18, 19]

@@ -15,7 +15,6 @@ from transformers import AutoTokenizer, PreTrainedModel
 from ouroboros import standin, vocab
 from ouroboros.engine.loading import check_round_trip, why_not_loaded
 from ouroboros.engine.model import CachedModel, EngineName
-from ouroboros.engine.prepack import prepack_linears
 from ouroboros.engine.quantised import quantise
 from ouroboros.instantiate import check_arguments, instantiate
 
@@ -149,8 +148,9 @@ def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
     model: PreTrainedModel = standin.embed(core.model, shape, device=device, dtype=dtype)
     if quantization is not None:
         model = quantise(model, quantization)
-    prepack_linears(model)
-    return CachedModel(model, tokenizer=core.tokenizer, max_len=spec.max_len, engine=spec.engine)
+    own = CachedModel(model, tokenizer=core.tokenizer, max_len=spec.max_len, engine=spec.engine)
+    own.prepack()
+    return own
 
 
 def fast_dtype(device: str) -> torch.dtype:
