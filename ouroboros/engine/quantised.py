@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
-PARTS = (("_data", "qdata"), ("_scale", "scale"))  # as optimum-quanto and torchao name them
+PARTS = (("_data", "_scale"), ("qdata", "scale"))  # as optimum-quanto and torchao name them
 KERNEL_ROW = 16
 
 
@@ -110,8 +110,9 @@ def dequantise(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 def _product(name: str, weight: Any) -> torch.Tensor:
     """Return integers times scales in float64, [out, in]."""
     parts: dict[str, Any] = {p: getattr(weight, p) for p in weight.__tensor_flatten__()[0]}
-    whole, scale = (parts.get(old, parts.get(new)) for old, new in PARTS)
-    if whole is None or whole.dtype != torch.int8 or scale.numel() not in (1, len(whole)):
-        raise ValueError(f"{name}: {type(weight).__name__} is not int8 with a scale for each row")
-    zero = parts.get("zero_point")
-    return (whole.double() - (0 if zero is None else zero.double())) * scale.double()
+    for integers, scales in PARTS:
+        whole, scale = parts.get(integers), parts.get(scales)
+        if whole is not None and whole.dtype == torch.int8 and scale.numel() in (1, len(whole)):
+            zero = parts.get("zero_point")
+            return (whole.double() - (0 if zero is None else zero.double())) * scale.double()
+    raise ValueError(f"{name}: {type(weight).__name__} is not int8 with a scale for each row")
