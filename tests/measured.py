@@ -11,6 +11,7 @@ from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.report.gather import Measured, load
 from ouroboros.bench.run.folder import SAMPLES, SCORES, ResultsFolder
 from ouroboros.trace import StepRecord
+from ouroboros.tree import TokenTree
 
 
 def step(drafted: int, accepted: int, *, new=None, draft_calls=0, scored=None, times=(0, 1, 0)):
@@ -118,15 +119,13 @@ def write_run(
 
 def measured_trees(path: Path, model: Mapping) -> Measured:
     """Write and load a run of both decoders; of the first prompt's fast run there are trees."""
-    alone = ProposedTree((100,), (-1,), (0,), 101, (1.0,), ("",))
-    tree = ProposedTree(
+    alone = ProposedTree(TokenTree((100,), (-1,), source=("",), probability=(1.0,)), (0,), 101)
+    tree = TokenTree(
         (101, 102, 103, 104, 105),
         (-1, 0, 0, 1, 1),
-        (0, 1),
-        106,
-        (1.0, 0.6, 0.3, 0.8, 0.1),
-        ("", "phrase", "draft", "draft", "draft"),
+        source=("", "phrase", "draft", "draft", "draft"),
+        probability=(1.0, 0.6, 0.3, 0.8, 0.1),
     )
     folder = write_run(path, {**RUN, "model": model}, [s for p in greedy_and_fast() for s in p])
-    folder.add_trees(("a", "fast", 0), [alone, tree])
+    folder.add_trees(("a", "fast", 0), [alone, ProposedTree(tree, (0, 1), 106)])
     return load(path)

@@ -314,9 +314,7 @@ def measured_evidence(
         reach = max(1, min(longest(tokenizer, bench.examples) + bench.max_new, reach))
         grid = {"nodes": nodes, "contexts": [max(1, reach // 2), reach], "visits": visits}
         with tqdm(total=2 * visits, desc="calls", unit="visit", leave=False) as bar:
-            timed = Costs.measure_grid(
-                bench.models, **grid, repeats=CALLS, on_visit=bar.update
-            )
+            timed = Costs.measure_grid(bench.models, **grid, repeats=CALLS, on_visit=bar.update)
     makers = decoder_factories(configs, draft, timed, tokenizer=tokenizer)
     bench = replace(bench, costs=timed, decoders=makers)
     decoders = {name: make() for name, make in makers.items()}

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from scipy.stats import gmean
 
-from ouroboros.bench.metrics.intervals import Interval, over_runs
+from ouroboros.bench.metrics.intervals import Interval
 
 Table = tuple[pd.DataFrame, list[str]]
 NAMES = {
@@ -121,6 +122,19 @@ def drafters(*paths: Path) -> Table:
             )
         rows.append(last | {"verdict": mean.significance})
     return pd.DataFrame(rows).fillna(""), notes[0]
+
+
+def over_runs(ratios: Sequence[Interval]) -> Interval:
+    """Return the geometric mean of ratios from several independent runs.
+
+    Its interval follows from the variances of the runs' logarithms; None where a run has none.
+    """
+    value = float(gmean([ratio.value for ratio in ratios]))
+    if any(ratio.low is None or ratio.high is None for ratio in ratios):
+        return Interval(value)
+    widths = np.log([ratio.high / ratio.low for ratio in ratios if ratio.low and ratio.high])
+    half = float(np.sqrt((widths**2).sum())) / 2 / len(ratios)
+    return Interval(value, value * float(np.exp(-half)), value * float(np.exp(half)))
 
 
 def verdicts(*paths: Path) -> Table:

@@ -6,7 +6,9 @@ from pathlib import Path
 import figures
 import pytest
 from composing import ROOT
-from tables import KINDS
+from tables import KINDS, over_runs
+
+from ouroboros.bench.metrics.intervals import Interval
 
 PAGE = "# Mine\n\n<!-- results: headline results/main -->\n<!-- end -->\n\nText.\n"
 
@@ -141,3 +143,12 @@ def test_a_verdict_is_shown_only_if_an_audit_gave_it(tmp_path, unequal, verdicts
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     frame, _ = KINDS["verdicts"][0](tmp_path)
     assert list(frame.iloc[0])[3:] == cells
+
+
+def test_a_mean_over_runs_has_a_narrower_interval_than_one_run():
+    wide = Interval(2.0, 1.0, 4.0)
+    both = over_runs([wide, Interval(8.0, 4.0, 16.0)])
+    assert vars(over_runs([wide])) == pytest.approx(vars(wide))
+    assert both.value == pytest.approx(4.0)
+    assert both.high == pytest.approx(4.0 * 2 ** (1 / 2**0.5))
+    assert over_runs([Interval(2.0), Interval(8.0, 7.0, 9.0)]) == Interval(4.0)

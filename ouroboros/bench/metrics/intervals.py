@@ -88,21 +88,20 @@ def speedup(
     """
     base = {(s.example, s.repeat): part(s) for s in baseline}
     ours = {(s.example, s.repeat): part(s) for s in samples}
-    both = ((key[0], (*base[key], *ours[key])) for key in base if key in ours)
-    sums = _sums((prompt, row) for prompt, row in both if all(row))
-    if sums is None:
+    pairs = [(key[0], (*base[key], *ours[key])) for key in base if key in ours]
+    sums = _sums((prompt, row) for prompt, row in pairs if all(row))
+    if not sums.size:
         return None
-    return _bootstrapped(
-        [(sums[0] / sums[1]) / (sums[2] / sums[3])] if macro else sums, gmean if macro else _ratio
-    )
+    if macro:
+        return _bootstrapped([sums[0] / sums[1] / (sums[2] / sums[3])], gmean)
+    return _bootstrapped(sums, _ratio)
 
 
 def pooled(samples: Iterable[Sample], *, part: Part) -> Interval | None:
     """Return `part`'s amount per token, sums over prompts divided once, prompts resampled."""
     sums = _sums((sample.example, part(sample)) for sample in samples)
-    if sums is None or not sums[1].any():
-        return None
-    return _bootstrapped(sums[:, sums[1] > 0], _per_token)
+    sums = sums[:, sums[1] > 0] if sums.size else sums
+    return _bootstrapped(sums, _per_token) if sums.size else None
 
 
 def mean_of(values: Sequence[float]) -> Interval:
@@ -116,48 +115,28 @@ def wilson(successes: int, trials: int) -> Interval:
     return Interval(successes / trials, float(ends.low), float(ends.high))
 
 
-def over_runs(ratios: Sequence[Interval]) -> Interval:
-    """Return the geometric mean of ratios from several independent runs.
-
-    Its interval follows from the variances of the runs' logarithms; None where a run has none.
-    """
-    value = float(gmean([ratio.value for ratio in ratios]))
-    if any(ratio.low is None or ratio.high is None for ratio in ratios):
-        return Interval(value)
-    widths = np.log([ratio.high / ratio.low for ratio in ratios if ratio.low and ratio.high])
-    half = float(np.sqrt((widths**2).sum())) / 2 / len(ratios)
-    return Interval(value, value * float(np.exp(-half)), value * float(np.exp(half)))
-
-
-def _bootstrapped(data: Iterable[np.ndarray], statistic) -> Interval:
+def _bootstrapped(data: Iterable[np.ndarray], statistic: Callable) -> Interval:
     data = tuple(data)
     value = float(statistic(*data))
     if data[0].size < 2:
         return Interval(value)
-    ends = bootstrap(
-        data,
-        statistic,
-        paired=True,
-        vectorized=True,
-        n_resamples=RESAMPLES,
-        batch=max(1, 1_000_000 // data[0].size),
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return Interval(value, float(ends.low), float(ends.high))
+    batch, rng = max(1, 1_000_000 // data[0].size), np.random.default_rng(0)
+    options = {"n_resamples": RESAMPLES, "batch": batch, "method": "percentile", "rng": rng}
+    found = bootstrap(data, statistic, paired=True, vectorized=True, **options)
+    return Interval(value, *map(float, found.confidence_interval))
 
 
-def _sums(parts: Iterable[tuple[str, Sequence[float]]]) -> np.ndarray | None:
-    """[parts, prompts]: the sums over each prompt's rows; None without any."""
+def _sums(parts: Iterable[tuple[str, Sequence[float]]]) -> np.ndarray:
+    """[parts, prompts]: the sums over each prompt's rows; empty without any."""
     rows: dict[str, list[Sequence[float]]] = {}
     for prompt, row in parts:
         rows.setdefault(prompt, []).append(row)
-    return np.array([np.sum(own, axis=0) for own in rows.values()], float).T if rows else None
+    return np.array([np.sum(own, axis=0) for own in rows.values()], float).T
 
 
-def _per_token(amounts, tokens, axis: int = -1):
+def _per_token(amounts, tokens, axis=-1):
     return np.sum(amounts, axis=axis) / np.sum(tokens, axis=axis)
 
 
-def _ratio(base_s, base_n, ours_s, ours_n, axis: int = -1):
+def _ratio(base_s, base_n, ours_s, ours_n, axis=-1):
     return _per_token(base_s, base_n, axis) / _per_token(ours_s, ours_n, axis)

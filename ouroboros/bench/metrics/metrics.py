@@ -60,9 +60,8 @@ def over_samples(part: Callable[[Sample], tuple[float, float]], *, times: float 
     """Return the formula `times` x sum of a sample's first part / sum of its second."""
 
     def formula(samples: Samples) -> float | None:
-        parts = [part(sample) for sample in samples]
-        whole = sum(bottom for _, bottom in parts)
-        return times * sum(top for top, _ in parts) / whole if whole else None
+        tops, bottoms = zip(*map(part, samples), strict=True) if samples else ((), ())
+        return times * sum(tops) / sum(bottoms) if sum(bottoms) else None
 
     return formula
 
@@ -99,20 +98,12 @@ def cost(samples: Samples, ouroboros: Samples, costs) -> Interval | None:
 
 
 def phase_shares(steps: Sequence[StepRecord]) -> dict[str, float | None]:
-    """Return the shares of the time in steps spent in the draft, in the target and on the host.
-
-    None for another engine, which does not tell them apart (its steps have no scored nodes).
-    """
+    """Return the shares of the time in steps spent in the draft, in the target and on the host;
+    None for another engine, whose steps have no scored nodes."""
     steps = [step for step in steps if step.scored]
-    phases = {"draft": "draft_s", "verify": "verify_s", "host": "host_s"}
-    totals = {name: sum(getattr(s, field) for s in steps) for name, field in phases.items()}
+    totals = {p: sum(getattr(s, f"{p}_s") for s in steps) for p in ("draft", "verify", "host")}
     whole = sum(totals.values())
     return {name: seconds / whole if whole else None for name, seconds in totals.items()}
-
-
-def share_of(phase: str) -> Callable:
-    """Return the formula of a phase's share of the time in steps."""
-    return lambda samples: phase_shares(steps_of(samples))[phase]
 
 
 def calls_per_token(samples: Samples, draft_cost: float = COST_RATIO) -> Interval | None:
@@ -126,32 +117,18 @@ def calls_per_token(samples: Samples, draft_cost: float = COST_RATIO) -> Interva
     return replace(found, value=calls / sum(s.new for s in steps))
 
 
-def draft_nodes_per_token(samples: Samples) -> float | None:
-    """Return the nodes that the draft scored / new tokens; None where steps do not record them."""
-    steps = steps_of(samples)
-    if any(s.draft_calls for s in steps) and not any(s.draft_scored for s in steps):
-        return None
-    return over_steps("draft_scored", "new")(samples)
+def tries_per_position(samples: Samples) -> list[int]:
+    """Return at index k - 1: how many steps drafted k tokens or more."""
+    drafted = [s.drafted for s in steps_of(samples)]
+    return [sum(d >= k for d in drafted) for k in range(1, max(drafted, default=0) + 1)]
 
 
 def acceptance_rate_per_position(samples: Samples) -> list[float]:
-    """Return at index k - 1: of the steps that drafted k tokens or more, the share that accepted
+    """Return at index k - 1: of the steps that drafted k or more tokens, the share that accepted
     k."""
-    steps = steps_of(samples)
-    kept = Counter(k for s in steps for k in range(1, min(s.accepted, s.drafted) + 1))
-    return [kept[k] / tries for k, tries in enumerate(tries_per_position(samples), start=1)]
-
-
-def tries_per_position(samples: Samples) -> list[int]:
-    """Return at index k - 1: how many steps drafted k tokens or more."""
-    tried = Counter(k for s in steps_of(samples) for k in range(1, s.drafted + 1))
-    return [tried[k] for k in sorted(tried)]
-
-
-def tokens_by_source(samples: Samples) -> dict[str, int]:
-    """Return the number of new tokens by who proposed them, the most first."""
-    sources = (source or "unknown" for s in steps_of(samples) for source in s.sources)
-    return dict(Counter(sources).most_common())
+    accepted = [min(s.accepted, s.drafted) for s in steps_of(samples)]
+    tries = enumerate(tries_per_position(samples), start=1)
+    return [sum(a >= k for a in accepted) / tried for k, tried in tries]
 
 
 def unequal(samples: Samples, greedy: Samples) -> int | None:
@@ -176,11 +153,14 @@ def calibrated(key: str) -> Callable:
     return lambda trees: (trees["calibration"] or {}).get(key)
 
 
-RATIO: dict = {"unit": "x", "suffix": "x", "better": "higher", "interval": True}
-PAIRED: dict = {**RATIO, "pooled": "sum / sum, paired"}
+SUMS = "sum / sum"
+PAIRED: dict = {"unit": "x", "suffix": "x", "better": "higher", "interval": True}
+PAIRED |= {"pooled": "sum / sum, paired"}
 LEAD: dict = {**PAIRED, "better": "lower"}
 MEAN: dict = {"pooled": "mean over prompts"}
+RATE: dict = {"unit": "tokens/s", "better": "higher", "digits": 1, "timed": True, **MEAN}
 SHARE: dict = {"unit": "%", "digits": 0, "scale": 100.0, "suffix": " %"}
+PHASE: dict = {"timed": True, "tables": "time", **SHARE}
 TIME: dict = {"timed": True, "better": "lower", "tables": "time"}
 COUNT: dict = {"better": "lower", "tables": "counts"}
 TREE: dict = {"unit": "nodes", "pooled": "mean over trees", "digits": 1, "tables": "trees"}
@@ -190,7 +170,7 @@ LOSS: dict = {**NODE, "better": "lower", "digits": 3}
 # fmt: off
 METRICS = Registry(
     Metric("samples", "samples", lambda samples: len(samples),
-           "Completions that were measured; failed ones are counted apart and never averaged.",
+           "Completions that were measured; failed ones are left out.",
            pooled="count", digits=0, by_group=True, tables="speed"),
     Metric("failed", "failed", lambda failed: len(failed), "Completions that failed.",
            pooled="count", better="lower", digits=0, tables="headline"),
@@ -200,31 +180,28 @@ METRICS = Registry(
     # Speed
     Metric("output_throughput", "tokens/s", over_samples(lambda s: (len(s.new_tokens), s.wall_s)),
            "New tokens / seconds from the call to the last token, prefill included.",
-           unit="tokens/s", better="higher", digits=1, timed=True, by_group=True,
-           tables="default speed headline comparison"),
+           tables="default speed headline comparison", by_group=True, **{**RATE, "pooled": SUMS}),
     Metric("macro_throughput", "mean tokens/s",
            mean(lambda s: len(s.new_tokens) / s.wall_s if s.wall_s else None),
-           "Mean over prompts of new tokens / seconds.",
-           unit="tokens/s", better="higher", digits=1, timed=True, **MEAN),
+           "Mean over prompts of new tokens / seconds.", **RATE),
     Metric("latency_speedup", "speedup", over_greedy(),
            "Greedy's seconds per token / the decoder's, same engine and prompts, with prefill.",
            timed=True, by_group=True, tables="default speed headline comparison groups", **PAIRED),
     Metric("predicted_speedup", "predicted speedup",
            lambda samples, greedy, costs: predicted(greedy, samples, costs),
-           "Speedup over greedy with the seconds that the counts take at the run's costs; at costs "
-           "measured in the same run it is a fit, not evidence.",
+           "Speedup over greedy at the run's costs; a fit where these were measured in the run.",
            tables="default speed headline comparison", instead_of="latency_speedup", **PAIRED),
     Metric("latency_speedup_macro", "macro speedup", over_greedy(macro=True),
            "Geometric mean over prompts of each prompt's speedup over greedy.",
-           timed=True, tables="speed comparison", **{**RATIO, "pooled": "geometric mean"}),
+           timed=True, tables="speed comparison", **{**PAIRED, "pooled": "geometric mean"}),
     Metric("decode_speedup", "decode speedup", over_greedy(part=decode_part),
            "Speedup over greedy in time per token after the first step (without the prefill).",
            timed=True, tables="speed headline", **PAIRED),
 
     # Every decoder against Ouroboros
     Metric("latency_vs_ouroboros", "vs Ouroboros", over_ouroboros(),
-           "The decoder's seconds per token / Ouroboros', same prompts: above 1 Ouroboros is "
-           "faster.", timed=True, tables="default lead headline comparison", **LEAD),
+           "The decoder's seconds per token / Ouroboros'; above 1 Ouroboros is faster.",
+           timed=True, tables="default lead headline comparison", **LEAD),
     Metric("predicted_vs_ouroboros", "predicted vs Ouroboros",
            lambda samples, ouroboros, costs: predicted(samples, ouroboros, costs),
            "The decoder's predicted seconds per token / Ouroboros', same prompts.",
@@ -257,15 +234,12 @@ METRICS = Registry(
            lambda samples, hf_greedy: speedup(hf_greedy, samples),
            "Speedup over transformers' own greedy decoding, prefill included.",
            timed=True, tables="time headline", **PAIRED),
-    Metric("draft_share", "draft time", share_of("draft"),
-           "Share of the time in steps spent in the draft model.",
-           timed=True, tables="time", **SHARE),
-    Metric("verify_share", "verify time", share_of("verify"),
-           "Share of the time in steps spent in the target model.",
-           timed=True, tables="time", **SHARE),
-    Metric("host_share", "host time", share_of("host"),
-           "Share of the time in steps spent outside both models, in Python.",
-           timed=True, tables="time", **SHARE),
+    Metric("draft_share", "draft time", lambda samples: phase_shares(steps_of(samples))["draft"],
+           "Share of the time in steps spent in the draft model.", **PHASE),
+    Metric("verify_share", "verify time", lambda samples: phase_shares(steps_of(samples))["verify"],
+           "Share of the time in steps spent in the target model.", **PHASE),
+    Metric("host_share", "host time", lambda samples: phase_shares(steps_of(samples))["host"],
+           "Share of the time in steps spent outside both models, in Python.", **PHASE),
     Metric("host_ms_per_step", "host ms/step", over_steps("host_s", where="scored", times=1e3),
            "Milliseconds per step outside both models (unavailable for another engine).",
            unit="ms", **TIME),
@@ -292,29 +266,25 @@ METRICS = Registry(
     Metric("cost_per_token", "cost/token",
            lambda samples, costs: (
                pooled(samples, part=costs.cost) if costs.predict_all(samples) else None),
-           "Time of both models' calls per new token at the run's costs, in target calls of one "
-           "node: greedy is 1.",
-           better="lower", digits=3, interval=True, tables="counts headline comparison"),
+           "Time of all calls per new token at the run's costs, in target calls of one node.",
+           interval=True, **{**COUNT, "digits": 3, "tables": "counts headline comparison"}),
     Metric("calls_per_token", "calls/token", calls_per_token,
-           "(Target calls + draft cost x draft calls) / new tokens, whatever a call scores: greedy "
-           "is 1 on every machine.",
-           better="lower", digits=3, interval=True, instead_of="output_throughput",
-           tables="default counts headline comparison"),
+           "(Target calls + draft cost x draft calls) / new tokens, whatever a call scores.",
+           interval=True, instead_of="output_throughput",
+           **{**COUNT, "digits": 3, "tables": "default counts headline comparison"}),
     Metric("draft_calls_per_token", "draft calls/token", over_steps("draft_calls", "new"),
            "Draft calls / new tokens.", **COUNT),
     Metric("target_forwards_per_token", "target forwards/token",
            over_steps("target_forwards", "new", recorded="target_forwards"),
-           "Forward passes of the target / new tokens; unavailable where steps do not record them.",
-           digits=3, **COUNT),
+           "Forward passes of the target / new tokens, where recorded.", digits=3, **COUNT),
     Metric("draft_forwards_per_token", "draft forwards/token",
            over_steps("draft_forwards", "new", recorded="target_forwards"),
-           "Forward passes of the draft / new tokens; unavailable where steps do not record them.",
-           digits=3, **COUNT),
+           "Forward passes of the draft / new tokens, where recorded.", digits=3, **COUNT),
     Metric("nodes_per_token", "nodes/token", over_steps("scored", "new", where="scored"),
            "Nodes that the target scored, the prompt excluded / new tokens.", **COUNT),
-    Metric("draft_nodes_per_token", "draft nodes/token", draft_nodes_per_token,
-           "Nodes that the draft scored / new tokens; unavailable where steps do not record them.",
-           **COUNT),
+    Metric("draft_nodes_per_token", "draft nodes/token",
+           over_steps("draft_scored", "new", recorded="target_forwards"),
+           "Nodes that the draft scored / new tokens, where recorded.", **COUNT),
     Metric("scored_per_step", "nodes/call", over_steps("scored", where="scored"),
            "Nodes that the target scored per call, root and probes included, the prompt excluded.",
            unit="nodes/call", digits=1, tables="counts"),
@@ -322,8 +292,8 @@ METRICS = Registry(
            "Accepted / drafted tokens, where a step's drafted is the depth of its deepest branch.",
            better="higher", tables="counts", **SHARE),
     Metric("acceptance_rate_per_position", "acceptance by position", acceptance_rate_per_position,
-           "Of the steps that drafted k tokens or more, the share that accepted k (as vLLM, where "
-           "all drafts are equally long).", pooled="per position", scalar=False),
+           "Of the steps that drafted k tokens or more, the share that accepted k (as vLLM).",
+           pooled="per position", scalar=False),
     Metric("tries_per_position", "tries by position", tries_per_position,
            "Steps that drafted k tokens or more: the denominators of acceptance by position.",
            pooled="per position", scalar=False),
@@ -331,14 +301,15 @@ METRICS = Registry(
            lambda samples: dict(sorted(Counter(s.accepted for s in steps_of(samples)).items())),
            "Steps by the number of draft tokens that they accepted.",
            pooled="histogram", scalar=False),
-    Metric("tokens_by_source", "tokens by source", tokens_by_source,
+    Metric("tokens_by_source", "tokens by source",
+           lambda samples: dict(
+               Counter(x or "unknown" for s in steps_of(samples) for x in s.sources).most_common()),
            "New tokens by who proposed them; corrections and bonus tokens are the target's.",
            pooled="sum", scalar=False),
 
     # Is it lossless, and what the text is like
     Metric("repetition_rate", "repetition", mean(lambda s: repetition(s.new_tokens)),
-           "Share of a completion's 4-grams that occurred before in it; large models' own answers "
-           "have 9 to 15 %, and more flatters every decoder that drafts from the text.",
+           "Share of 4-grams that occurred before in the completion; 9 to 15 % in real answers.",
            tables="speed headline", **MEAN, **SHARE),
     Metric("unequal", "unequal", unequal,
            "Completions whose tokens differ from greedy's for the same prompt and repeat.",
@@ -363,13 +334,11 @@ METRICS = Registry(
     Metric("estimated_acceptance", "estimated", calibrated("thought"),
            "Estimated acceptance of the nodes whose parent was accepted.", **NODE, **SHARE),
     Metric("actual_acceptance", "accepted", calibrated("came"),
-           "Share of the nodes whose parent was accepted that were accepted too.",
-           **NODE, **SHARE),
+           "Share of the nodes whose parent was accepted that were accepted too.", **NODE, **SHARE),
     Metric("tree_log_loss", "log loss", calibrated("log_loss"),
            "Log loss (natural logarithms) of the estimated acceptance.", **LOSS),
     Metric("constant_log_loss", "constant's loss", calibrated("log_loss_of_the_mean"),
-           "Log loss of estimating the mean acceptance for every node: what log loss has to beat.",
-           **LOSS),
+           "Log loss of a constant estimate, the mean acceptance.", **LOSS),
     Metric("tree_brier", "Brier", calibrated("brier"),
            "Brier score (mean squared error) of the estimated acceptance.", **LOSS),
 )
@@ -378,10 +347,8 @@ METRICS = Registry(
 
 def score_metric(name: str) -> Metric:
     """Return the metric of a task's score: "score.pass@1", with the heading "pass@1"."""
-    return Metric(
-        *(f"score.{name}", name, lambda: None, f"The task's score {name}."),
-        **{**MEAN, "better": "higher", "digits": 3, "interval": True, "tables": "default speed"},
-    )
+    look = {"better": "higher", "digits": 3, "interval": True, "tables": "default speed", **MEAN}
+    return Metric(f"score.{name}", name, lambda: None, f"The task's score {name}.", **look)
 
 
 def score_intervals(

@@ -80,14 +80,13 @@ class Registry(dict[str, Metric]):
     def measure(self, given: Mapping[str, object], *, timed=True, groups=False) -> dict:
         """Return every metric by name for what is `given` by name; None where a part of that is
         missing, and of timed ones unless `timed`. `groups`: only those of groups of prompts."""
-        known = {name for name, value in given.items() if value is not None}
-        return {
-            m.name: m(**{name: given[name] for name in m.needs})
-            if known.issuperset(m.needs) and (timed or not m.timed)
-            else None
-            for m in self.values()
-            if m.by_group or not groups
-        }
+        found = {}
+        for metric in self.values():
+            needs = {name: given.get(name) for name in metric.needs}
+            if metric.by_group or not groups:
+                known = None not in needs.values() and (timed or not metric.timed)
+                found[metric.name] = metric(**needs) if known else None
+        return found
 
     def glossary(self) -> pd.DataFrame:
         """Return name, heading, unit, pooling, direction and definition of every metric."""

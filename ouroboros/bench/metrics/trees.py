@@ -8,90 +8,69 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import mean
+from typing import NamedTuple
 
 import numpy as np
+
+from ouroboros.tree import TokenTree
 
 BINS = 10
 
 
-@dataclass(frozen=True)
-class ProposedTree:
-    """One step's tree.
+class ProposedTree(NamedTuple):
+    """One step's tree, its accepted path (root first), and the target's token after the path.
 
-    `path` holds the accepted nodes, root first, and `then` is the target's token after the last of
-    them. `probability[i]` is the drafter's estimate that node i is accepted if its parent is (empty
-    without estimates); `source[i]` names who proposed it; `probe` nodes were computed only.
-
-    >>> tree = ProposedTree((5, 6, 7), (-1, 0, 0), (0, 2), 9, (1.0, 0.6, 0.3))
-    >>> list(tree.outcomes()), tree.depth, tree.leaves
-    ([(1, False), (2, True)], 1, 2)
+    >>> tree = TokenTree((5, 6, 7), (-1, 0, 0), probability=(1.0, 0.6, 0.3))
+    >>> list(ProposedTree(tree, (0, 2), 9).outcomes())
+    [(1, False), (2, True)]
     """
 
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
+    tree: TokenTree
     path: tuple[int, ...]
     then: int
-    probability: tuple[float, ...] = ()
-    source: tuple[str, ...] = ()
-    probe: tuple[int, ...] = ()
 
     def outcomes(self) -> Iterator[tuple[int, bool]]:
         """Yield each node whose parent was accepted, and whether the target chose its token."""
-        after = [*(self.tokens[node] for node in self.path[1:]), self.then]
+        tokens = self.tree.tokens
+        after = [*(tokens[node] for node in self.path[1:]), self.then]
         chosen = dict(zip(self.path, after, strict=True))
-        for node, parent in enumerate(self.parents):
-            if parent in chosen and node not in self.probe:
-                yield node, self.tokens[node] == chosen[parent]
-
-    @property
-    def depth(self) -> int:
-        """The depth of the deepest node."""
-        depths = [0] * len(self.tokens)
-        for node, parent in enumerate(self.parents[1:], start=1):
-            depths[node] = depths[parent] + 1
-        return max(depths)
-
-    @property
-    def leaves(self) -> int:
-        """The nodes without a child; 0 where the root is alone."""
-        return len(self.tokens) - len(set(self.parents) - {-1}) if len(self.tokens) > 1 else 0
+        for node, parent in enumerate(self.tree.parents):
+            if parent in chosen and node not in self.tree.probe:
+                yield node, tokens[node] == chosen[parent]
 
 
-def tree_metrics(trees: Sequence[ProposedTree]) -> dict | None:
-    """Return sizes, sources and calibration of a decoder's trees, one tree a step; None without.
+def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
+    """Return sizes, sources and calibration of a decoder's trees, one a step; None without.
 
     `nodes`, `depth` and `leaves` are means over steps, the root not counted; `sizes` and `depths`
     count steps. Of each source: tokens `proposed`, those `judged` (their parent was accepted) and
     `right`, and their mean estimated probability, `thought`.
     """
-    if not trees:
+    if not steps:
         return None
+    trees = [step.tree for step in steps]
     proposed: Counter[str] = Counter()
     judged: list[tuple[str, float | None, bool]] = []
-    for tree in trees:
-        names = [name or "unknown" for name in tree.source or [""] * len(tree.tokens)]
-        estimates = tree.probability or [None] * len(tree.tokens)
+    for tree, step in zip(trees, steps, strict=True):
+        names = [name or "unknown" for name in tree.source or [""] * len(tree)]
         proposed.update(names[1:])
-        judged += [(names[node], estimates[node], right) for node, right in tree.outcomes()]
-    sources = {}
+        estimates = tree.probability or [None] * len(tree)
+        judged += [(names[node], estimates[node], right) for node, right in step.outcomes()]
+    sources: dict[str, dict] = {}
     for name, count in proposed.most_common():
-        own = [(estimate, right) for source, estimate, right in judged if source == name]
-        known = [estimate for estimate, _ in own if estimate is not None]
-        sources[name] = {
-            "proposed": count,
-            "judged": len(own),
-            "right": sum(right for _, right in own),
-            "thought": mean(known) if known else None,
-        }
+        rights = [right for source, _, right in judged if source == name]
+        known = [share for source, share, _ in judged if source == name and share is not None]
+        sources[name] = {"proposed": count, "judged": len(rights), "right": sum(rights)}
+        sources[name]["thought"] = mean(known) if known else None
     sure = [(estimate, right) for _, estimate, right in judged if estimate is not None]
-    sizes, depths = [len(tree.tokens) - 1 for tree in trees], [tree.depth for tree in trees]
+    sizes, depths = [len(tree) - 1 for tree in trees], [int(t.depths().max()) for t in trees]
+    leaves = [len(tree) - len({*tree.parents} - {-1}) if len(tree) > 1 else 0 for tree in trees]
     return {
         "steps": len(trees),
         "nodes": mean(sizes),
         "depth": mean(depths),
-        "leaves": mean(tree.leaves for tree in trees),
+        "leaves": mean(leaves),
         "sizes": dict(sorted(Counter(sizes).items())),
         "depths": dict(sorted(Counter(depths).items())),
         "sources": sources,
@@ -111,26 +90,23 @@ def calibration(thought: Sequence[float], came: Sequence[bool]) -> dict:
     (0.01, [0.0, 1.0])
     """
     estimate, true = np.clip(np.array(thought, float), 1e-9, 1 - 1e-9), np.array(came, float)
-    constant = np.clip(true.mean(), 1e-9, 1 - 1e-9)
     bins = np.minimum((estimate * BINS).astype(int), BINS - 1)
 
     def log_loss(p) -> float:
         return float(-(true * np.log(p) + (1 - true) * np.log(1 - p)).mean())
 
+    def means(chosen) -> dict:
+        own = {"thought": estimate[chosen], "came": true[chosen]}
+        return {name: float(values.mean()) for name, values in own.items()}
+
     return {
         "observations": len(estimate),
         "log_loss": log_loss(estimate),
-        "log_loss_of_the_mean": log_loss(constant),
+        "log_loss_of_the_mean": log_loss(np.clip(true.mean(), 1e-9, 1 - 1e-9)),
         "brier": float(((estimate - true) ** 2).mean()),
-        "thought": float(estimate.mean()),
-        "came": float(true.mean()),
+        **means(slice(None)),
         "reliability": [
-            {
-                "from": int(index) / BINS,
-                "thought": float(estimate[bins == index].mean()),
-                "came": float(true[bins == index].mean()),
-                "observations": int((bins == index).sum()),
-            }
-            for index in np.unique(bins)
+            {"from": int(index) / BINS, **means(bins == index), "observations": int(count)}
+            for index, count in zip(*np.unique(bins, return_counts=True), strict=True)
         ],
     }

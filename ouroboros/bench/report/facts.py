@@ -52,37 +52,36 @@ class RunFacts:
         published, ships = run.get("published"), target.startswith("reference/")
         if target and (pair == "hf" or (pair == "reference" and not ships)):  # the user's models
             pair = " + ".join(n.split("/")[-1] for n in (target, model.get("draft")) if n)
-        shapes = (
-            f" as a stand-in, shapes {standin['target']} / {standin['draft']}" if standin else ""
-        )
-        rehearsal = bool(published and ships)
+        models, nature = f"{pair} pair", "model"
+        if standin:
+            models += f" as a stand-in, shapes {standin['target']} / {standin['draft']}"
+        if published and ships:
+            models, nature = f"{models} (a rehearsal)", "rehearsal"
 
-        engine = model.get("engines", {}).get("target", {"engine": model.get("engine", "eager")})
+        engine = model.get("engines", {}).get("target", model).get("engine", "eager")
         quantised = [f"{role} {how}" for role, how in (model.get("quantised") or {}).items()]
-        engines = [] if engine["engine"] == "eager" else [f"{engine['engine']} engine"]
+        engines = [] if engine == "eager" else [f"{engine} engine"]
         temperature, penalty = sampling["temperature"], sampling.get("repetition_penalty", 1.0)
+        words = f"T={temperature:g}" if temperature else "greedy (T=0)"
 
-        machines = run.get("machines") or [run["provenance"]["machine"]]
-        cpus = [f"{one['cpu']}, {one['cores']} cores" for one in machines]
-        threads = [f"{m['threads']} thread{'s' * (m['threads'] > 1)}" for m in machines]
-        devices = [
-            one["gpus"][0] if model["device"].startswith("cuda") and one["gpus"] else cpu
-            for one, cpu in zip(machines, cpus, strict=True)
-        ]
-        hosts = [f"{cpu}, {count}" for cpu, count in zip(cpus, threads, strict=True)]
+        devices, hosts = [], []
+        for machine in run.get("machines") or [run["provenance"]["machine"]]:
+            cpu, threads = f"{machine['cpu']}, {machine['cores']} cores", machine["threads"]
+            on_gpu = model["device"].startswith("cuda") and machine["gpus"]
+            devices.append(machine["gpus"][0] if on_gpu else cpu)
+            hosts.append(f"{cpu}, {threads} thread{'s' * (threads > 1)}")
         parts, versions = run.get("parts", 1), run["provenance"]["versions"]
+        merged = f"{parts} parts, merged; " if parts > 1 else ""
         return cls(
             task=task["name"],
             what=f"{task['name']}, {count} {each} x {run['max_new']} tokens",
-            models=f"{pair} pair{shapes}{' (a rehearsal)' * rehearsal}",
+            models=models,
             arithmetic=", ".join([model["dtype"], *quantised, *engines]),
-            sampling=(f"T={temperature:g}" if temperature else "greedy (T=0)")
-            + ("" if penalty == 1.0 else f", repetition penalty {penalty:g}"),
+            sampling=words + ("" if penalty == 1.0 else f", repetition penalty {penalty:g}"),
             device=" + ".join(dict.fromkeys(devices)),
-            footnote=(f"{parts} parts, merged; " if parts > 1 else "")
-            + f"{' + '.join(dict.fromkeys(hosts))}; torch {versions['torch']}, "
+            footnote=f"{merged}{' + '.join(dict.fromkeys(hosts))}; torch {versions['torch']}, "
             f"transformers {versions['transformers']}",
-            nature="stand-in" if standin else "rehearsal" if rehearsal else "model",
+            nature="stand-in" if standin else nature,
             parts=parts,
             prompts=prompts,
             samples=len(samples),

@@ -42,9 +42,7 @@ def run_folders(path: Path) -> list[Path]:
 
     Raises `ValueError` where there is none.
     """
-    if (path / RUN).exists():
-        return [path]
-    found = sorted(file.parent for file in path.rglob(RUN))
+    found = [path] if (path / RUN).exists() else sorted(one.parent for one in path.rglob(RUN))
     if not found:
         raise ValueError(f"{path} is not a results folder: no {RUN} in it or below it")
     return found
@@ -60,8 +58,7 @@ def load(path: Path) -> Measured:
     if not exists(path / SAMPLES):
         raise ValueError(f"{path} has no {SAMPLES}: only the folder that measured has it")
     samples = folder.load_samples()
-    unknown = {sample.decoder for sample in samples} - set(run["decoders"])
-    if unknown:
+    if unknown := {sample.decoder for sample in samples} - set(run["decoders"]):
         names = ", ".join(sorted(unknown))
         raise ValueError(f"{path}: {SAMPLES} has decoders that {RUN} lacks: {names}")
     costs = folder.load_costs()
@@ -89,7 +86,6 @@ def merge(found: Iterable[Measured]) -> list[Measured]:
 
 def _joined(whole: Measured, part: Measured) -> Measured:
     run, other, samples = whole.run, part.run, [*whole.samples, *part.samples]
-    machines = run.get("machines") or [run["provenance"]["machine"]]
 
     def wanted(one: int, two: int, have: int) -> int:
         """How many were asked for: a part's run.json may state the whole's number or its own."""
@@ -97,6 +93,7 @@ def _joined(whole: Measured, part: Measured) -> Measured:
 
     prompts = len({sample.example for sample in samples})
     prompts = wanted(run["task"]["prompts"], other["task"]["prompts"], prompts)
+    machines = run.get("machines") or [run["provenance"]["machine"]]
     joined = {
         "parts": run.get("parts", 1) + 1,
         "machines": [*machines, other["provenance"]["machine"]],

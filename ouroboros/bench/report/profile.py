@@ -8,7 +8,6 @@ from __future__ import annotations
 import cProfile
 import json
 import pstats
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ import pandas as pd
 from torch import profiler
 from tqdm import tqdm
 
-from ouroboros.bench.metrics.sample import Sample
+from ouroboros.bench.metrics.sample import Sample, step_s
 from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.plots import costs as plots
 from ouroboros.bench.report.plots import style
@@ -32,6 +31,7 @@ from ouroboros.bench.run.run import Say, run
 from ouroboros.costs import Costs
 from ouroboros.decode import Drafter, stream
 from ouroboros.engine.model import CachedModel
+from ouroboros.trace import StepRecord
 
 LEGEND = """\
 Calls: median milliseconds from the start of `score` to the arrival of its argmax, on random trees,
@@ -43,12 +43,10 @@ first, which holds the prefill. draft and verify: time in the two models, each u
 its result; host: the rest of the step. wait: the part of draft and verify between the launch of a
 call and its result (on a CPU only the choice of tokens). transformers' own generation (hf_) does
 not separate its phases."""
-NO_OPERATORS = pd.DataFrame(columns=["decoder", "kind", "name", "ms", "calls", "share", "steps"])
-PHASES = ("draft", "verify", "host", "wait")
 PASSES = {
     "device": "operators by their own time on the device",
     "host": "operators by their own time on the CPU",
-    "python": "Python functions by their own time, model calls left out",
+    "python": "this package's functions outside the engine by their own time",
 }
 TOP = 12
 """Rows of each table of operators."""
@@ -73,17 +71,15 @@ class ProfileOptions:
     trace_steps: int = 8
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "contexts"):
-            values = getattr(self, name)
-            if not isinstance(values, list | tuple) or not values:
-                raise ValueError(f"profile.{name}={values}: give a list, as [1,8,64]")
-            for value in values:
-                check_whole(f"profile.{name}", value)
-        for name in ("visits", "calls", "trace_steps"):
-            check_whole(f"profile.{name}", getattr(self, name))
-        for name in ("trace", "padded"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"profile.{name}={getattr(self, name)}: give true or false")
+        for name, value in vars(self).items():
+            if name in ("trace", "padded"):
+                if not isinstance(value, bool):
+                    raise ValueError(f"profile.{name}={value}: give true or false")
+                continue
+            if name in ("nodes", "contexts") and not (isinstance(value, list | tuple) and value):
+                raise ValueError(f"profile.{name}={value}: give a list, as [1,8,64]")
+            for number in value if name in ("nodes", "contexts") else [value]:
+                check_whole(f"profile.{name}", number)
 
 
 def profile(
@@ -102,17 +98,11 @@ def profile(
         raise ValueError("timing=false: a profile measures times; leave it out")
 
     def measure(pair: Pair) -> Costs:
+        grid = {name: getattr(options, name) for name in ("nodes", "contexts", "visits", "padded")}
         visits = options.visits * len(set(options.contexts))
         with tqdm(total=visits, desc="calls", leave=False, disable=not progress) as bar:
-            return Costs.measure_grid(
-                pair.models,
-                nodes=options.nodes,
-                contexts=options.contexts,
-                visits=options.visits,
-                repeats=options.calls,
-                padded=options.padded,
-                on_visit=bar.update,
-            )
+            grid |= {"repeats": options.calls, "on_visit": bar.update}
+            return Costs.measure_grid(pair.models, **grid)
 
     result = run(config, say=say, progress=progress, measure_costs=measure)
     folder, bench, costs = result.folder, result.bench, result.bench.costs
@@ -125,25 +115,23 @@ def profile(
     about = {key: record["provenance"][key] for key in ("machine", "versions")}
     costs = replace(costs, about={"model": record["model"], **about, "batch_size": 1})
     costs.save(folder.path / COSTS)
-    traced = []
-    if result.finished and options.trace:
-        prompt, steps = prompt_ids(bench.target.tokenizer, bench.examples[0]), options.trace_steps
-        traced = [
-            operators(bench.models, make, prompt, steps=steps).assign(decoder=name)
-            for name, make in bench.decoders.items()
-            if isinstance(make(), Drafter)
-        ]
-    found = Profile(
+    traced = [pd.DataFrame(columns=["decoder", "kind", "name", "ms", "calls", "share", "steps"])]
+    for name, make in bench.decoders.items() if result.finished and options.trace else ():
+        if isinstance(make(), Drafter):
+            prompt = prompt_ids(bench.target.tokenizer, bench.examples[0])
+            found = operators(bench.models, make, prompt, steps=options.trace_steps)
+            traced.append(found.assign(decoder=name))
+    whole = Profile(
         folder,
         RunFacts.of(record, samples),
         costs.copy_bytes_per_s and costs.copy_bytes_per_s / 1e9,
         call_frame(costs),
         step_frame(samples),
-        pd.concat([NO_OPERATORS, *traced], ignore_index=True),
+        pd.concat(traced, ignore_index=True),
         sorted({f"{one.decoder} failed: {one.error}" for one in samples if one.error}),
     )
-    found.save()
-    return found
+    whole.save()
+    return whole
 
 
 @dataclass(frozen=True)
@@ -198,14 +186,13 @@ class Profile:
         """Write profile.json, profile.md, verify_cost.png and step_time.png."""
         self.folder.write_json("profile.json", self.to_dict())
         self.folder.write_text("profile.md", self.markdown())
-        note = f"{self.facts.footnote}. Medians; error bars: half the interquartile range."
-        parts = " · ".join(self.facts.title_parts[1:])
-        figure = style.with_title(plots.verify_cost(self.calls), f"Cost of a call · {parts}", note)
+        where, note = " · ".join(self.facts.title_parts[1:]), f"{self.facts.footnote}."
+        bars = f"{note} Medians; error bars: half the interquartile range."
+        figure = style.with_title(plots.verify_cost(self.calls), f"Cost of a call · {where}", bars)
         style.save(figure, self.folder.path / "verify_cost.png")
         if steps := plots.step_time(self.steps):
-            note = f"{self.facts.footnote}. Numbers in the bars: % of the step."
-            style.with_title(steps, f"Where a step's time goes · {self.facts.title}", note)
-            style.save(steps, self.folder.path / "step_time.png")
+            title, bars = f"Where a step's time goes · {self.facts.title}", f"{note} Numbers: %."
+            style.save(style.with_title(steps, title, bars), self.folder.path / "step_time.png")
 
 
 def _smallest(calls: pd.DataFrame) -> pd.DataFrame:
@@ -215,17 +202,15 @@ def _smallest(calls: pd.DataFrame) -> pd.DataFrame:
 
 def call_frame(costs: Costs) -> pd.DataFrame:
     """Return a row per model, context and nodes: ms, spread_ms, read_mb, floor_ms, floor_share."""
-    rows = []
+    rows: list[tuple] = []
     for model, surface in (("target", costs.target), ("draft", costs.draft)):
-        bytes_read = costs.footprints.get(model)
+        footprint = costs.footprints.get(model)
         for context, calls in surface.ms.items() if surface else ():
             spread_ms = surface.spread_ms.get(context, {}) if surface else {}
-            read_mb = bytes_read and bytes_read.call_bytes(int(context)) / 1e6
-            floor_ms = costs.floor_ms(model, int(context))
-            rows += [
-                (model, int(context), int(nodes), ms, spread_ms.get(nodes), read_mb, floor_ms)
-                for nodes, ms in calls.items()
-            ]
+            read_mb = footprint and footprint.call_bytes(int(context)) / 1e6
+            about = (read_mb, costs.floor_ms(model, int(context)))
+            own = ((int(n), ms, spread_ms.get(n)) for n, ms in calls.items())
+            rows += [(model, int(context), *row, *about) for row in own]
     names = ["model", "context", "nodes", "ms", "spread_ms", "read_mb", "floor_ms"]
     frame = pd.DataFrame(rows, columns=names).astype(dict.fromkeys(names[3:], float))
     return frame.assign(floor_share=frame["floor_ms"] / frame["ms"])
@@ -237,16 +222,14 @@ def step_frame(samples: Sequence[Sample]) -> pd.DataFrame:
     Phases are in milliseconds; wait_ms is a part of draft_ms and verify_ms. Phases and nodes of
     another engine are NaN; failed samples are left out.
     """
-    fields = ["draft_s", "verify_s", "host_s", "wait_s"]
-    fields += ["draft_calls", "scored", "draft_scored", "new"]
     rows = [
-        (sample.decoder, index == 0, *(getattr(step, name) for name in fields))
+        {"decoder": sample.decoder, "first": not index, "step_s": step_s(step), **vars(step)}
         for sample in samples
         for index, step in enumerate(() if sample.error else sample.steps)
     ]
-    steps = pd.DataFrame(rows, columns=["decoder", "first", *fields])
-    steps["step_s"] = steps[fields[:3]].sum(axis=1)
     names = pd.Index(dict.fromkeys(sample.decoder for sample in samples), name="decoder")
+    steps = pd.DataFrame(rows, columns=["decoder", "first", "step_s", *StepRecord.__annotations__])
+    steps = steps.drop(columns="sources")
     first = steps["first"].astype(bool)
     later = steps[~first].groupby("decoder")
     means = later.mean().reindex(names)
@@ -255,7 +238,7 @@ def step_frame(samples: Sequence[Sample]) -> pd.DataFrame:
         {
             "step_ms": 1e3 * means["step_s"],
             "tokens_per_step": means["new"],
-            **{f"{phase}_ms": 1e3 * ours[f"{phase}_s"] for phase in PHASES},
+            **{f"{p}_ms": 1e3 * ours[f"{p}_s"] for p in ("draft", "verify", "host", "wait")},
             "steps": later.size().reindex(names, fill_value=0),
             "draft_calls_per_step": means["draft_calls"],
             "nodes_per_step": ours["scored"],
@@ -271,9 +254,9 @@ def operators(
     """Return the operators and functions with most time in `steps` steps after the first.
 
     `models[0]` is the target; all caches are emptied first. Columns: kind ("device", "host" or
-    "python"), name, ms (its own time), share of the whole pass, calls, steps. There are no "device"
-    rows if everything runs on the CPU. Two passes over the same steps, since each profiler slows
-    what the other measures: torch.profiler for operators, cProfile for Python.
+    "python"), name, ms (its own time), share of its kind, calls, steps. There are no "device" rows
+    if everything runs on the CPU. Two passes over the same steps, since each profiler slows what
+    the other measures: torch.profiler for operators, cProfile for Python.
     """
 
     def later_steps() -> Iterator:
@@ -289,11 +272,14 @@ def operators(
     events = seen.key_averages()
     rows = [("device", e.key, e.self_device_time_total / 1e3, e.count) for e in events]
     rows += [("host", e.key, e.self_cpu_time_total / 1e3, e.count) for e in events]
-    for (file, line, function), row in _functions(models, later_steps()).items():
-        path = Path(file)
-        path = path.relative_to(ROOT) if path.is_relative_to(ROOT) else Path(path.name)
-        name = function if file == "~" else f"{path}:{line} {function}"
-        rows.append(("python", name, 1e3 * row[2], row[1]))
+    run = later_steps()
+    with cProfile.Profile(builtins=False) as calls:  # what built-ins take counts for their caller
+        list(run)
+    stats = pstats.Stats(calls).stats  # type: ignore[attr-defined]
+    for (file, line, function), (_, number, own_s, *_) in stats.items():
+        path = Path(file).relative_to(ROOT) if Path(file).is_relative_to(ROOT) else Path(file)
+        if path.parts[0] in ("ouroboros", "baselines") and "engine" not in path.parts:
+            rows.append(("python", f"{path}:{line} {function}", 1e3 * own_s, number))
     frame = pd.DataFrame(rows, columns=["kind", "name", "ms", "calls"])
     frame["share"] = frame["ms"] / frame.groupby("kind")["ms"].transform("sum")
     frame = frame[frame["ms"] > 0].sort_values("ms", ascending=False, kind="stable")
@@ -301,49 +287,13 @@ def operators(
     return frame.assign(steps=count).reset_index(drop=True)
 
 
-def _functions(models: Sequence[CachedModel], run: Iterator) -> dict:
-    """cProfile's statistics of a run, by (file, line, function), with a clock that stops inside
-    every `score` of these models."""
-    inside_s, since = 0.0, None
-
-    def clock() -> float:
-        return (time.perf_counter() if since is None else since) - inside_s
-
-    def stopping(score: Callable) -> Callable:
-        def stopped(*args, **options):
-            nonlocal inside_s, since
-            since = time.perf_counter()
-            try:
-                return score(*args, **options)
-            finally:
-                inside_s += time.perf_counter() - since
-                since = None
-
-        return stopped
-
-    seen = cProfile.Profile(clock)
-    for model in models:
-        model.score = stopping(model.score)  # type: ignore[method-assign]
-    try:
-        seen.enable()
-        for _ in run:
-            pass
-        seen.disable()
-    finally:
-        for model in models:
-            del model.score
-    return pstats.Stats(seen).stats  # type: ignore[attr-defined]
-
-
 def _text(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame as text: shares as percentages, numbers with up to two decimals, "-" if missing."""
 
     def cell(name: str, value) -> str:
-        if pd.isna(value):
-            return "-"
-        if isinstance(value, float) and name.endswith("share"):
-            return f"{value:.0%}"
-        return f"{value:.{2 if value < 100 else 0}f}" if isinstance(value, float) else str(value)
+        if isinstance(value, float) and not pd.isna(value):
+            return f"{value:.0%}" if name.endswith("share") else f"{value:.{2 * (value < 100)}f}"
+        return "-" if pd.isna(value) else str(value)
 
     cells = {name: [cell(str(name), value) for value in column] for name, column in frame.items()}
     return pd.DataFrame(cells).rename(columns=lambda n: n.replace("_per_", "/").replace("_", " "))

@@ -48,9 +48,8 @@ class Summary:
     @cached_property
     def metrics(self) -> Mapping[str, Metric]:
         """The registered metrics and those of the task's scores, by name."""
-        scores = sorted(str(name) for name in self.frame if str(name).startswith("score."))
-        own = {name: score_metric(name.removeprefix("score.")) for name in scores}
-        return METRICS | {name: m for name, m in own.items() if name.count(".") == 1}
+        names = self.frame.filter(regex=r"^score\.[^.]*$").columns.str.removeprefix("score.")
+        return METRICS | {m.name: m for m in map(score_metric, sorted(names))}
 
     @property
     def notes(self) -> list[str]:
@@ -66,31 +65,31 @@ class Summary:
         if not facts.timed:
             predicted = f"; speedups are predicted by {facts.costs}" if facts.costs else ""
             found.append(f"Counts only: other jobs shared the device, no time is shown{predicted}.")
-        if PLAIN not in self.frame.index:
-            found.append(NO_GREEDY)
-        return [*found, *self.problems]
+        return [*found, *[NO_GREEDY] * (PLAIN not in self.frame.index), *self.problems]
 
     def to_dict(self) -> dict:
         """Return summary.json: the facts, and under "decoders" each metric, intervals as {value,
         low, high}."""
-        decoders: dict = {}
+        decoders = {}
         for name, row in self.frame.iterrows():
-            verdicts = dict(self.verdicts.get(str(name), {}))
-            decoders[name] = {**self._values(row), "verdicts": verdicts, "groups": {}}
-        groups: Any = self.groups.iterrows()
-        for (group, name), row in groups:
-            decoders[name]["groups"][group] = self._values(row)
+            own: Any = self.groups[self.groups.index.get_level_values(-1) == name].iterrows()
+            decoders[name] = {
+                **self._values(row),
+                "verdicts": dict(self.verdicts.get(str(name), {})),
+                "groups": {group: self._values(part) for (group, _), part in own},
+            }
         return {**self.facts.to_dict(), "notes": self.notes, "decoders": decoders}
 
     def _values(self, row: pd.Series) -> dict:
         """A frame's row as plain JSON values."""
-        return {
-            name: (found := interval_of(row, name)) and asdict(found)
-            if metric.interval
-            else plain(row[name])
-            for name, metric in self.metrics.items()
-            if name in row
-        }
+        found: dict[str, object] = {}
+        for name, metric in self.metrics.items():
+            if name in row and metric.interval:
+                interval = interval_of(row, name)
+                found[name] = interval and asdict(interval)
+            elif name in row:
+                found[name] = plain(row[name])
+        return found
 
     def headline(self) -> dict[str, dict]:
         """Return the few numbers per decoder of a command's JSON line, rounded."""
@@ -112,9 +111,7 @@ def summarise(measured: Measured) -> Summary:
     whole_scores = run.get("corpus_scores", {}) if facts.parts == 1 else {}
     verdicts = {name: tally(measured.audit, name) for name in good}
     shared: dict[str, Any] = {
-        "greedy": good.get(PLAIN, []),
-        "ouroboros": good.get(METHOD, []),
-        "hf_greedy": good.get(PEER, []),
+        **{role: good.get(role, []) for role in (PLAIN, METHOD, PEER)},
         "costs": costs,
         "draft_cost": COST_RATIO if facts.draft_cost is None else facts.draft_cost,
     }
@@ -132,33 +129,31 @@ def summarise(measured: Measured) -> Summary:
         rows[name] = METRICS.measure(given, timed=facts.timed)
         rows[name] |= {f"score.{key}": value for key, value in scores.items()}
         for group in dict.fromkeys(sample.group for sample in samples if sample.group):
-            part = {"samples": [s for s in samples if s.group == group]}
-            part["greedy"] = [s for s in shared["greedy"] if s.group == group]
+            own = {"samples": samples, "greedy": shared[PLAIN]}
+            part = {role: [s for s in of if s.group == group] for role, of in own.items()}
             groups[group, name] = METRICS.measure(given | part, timed=facts.timed, groups=True)
         errors = sorted({str(sample.error) for sample in failed[name]})
         problems += [f"{name}: {len(failed[name])} failed: {error}" for error in errors]
         if costs and rows[name]["cost_per_token"] is None and (why := costs.why_not(samples)):
             problems.append(f"{name} has no cost/token and no prediction: {why}")
-    by_group = _frame(groups)
-    if groups:
-        by_group.index = pd.MultiIndex.from_tuples(groups, names=["group", "decoder"])
-    frame = _frame(rows)
+    frame = _frame(rows).rename_axis("decoder")
     for metric in METRICS.shown_in("default"):  # by the first of them that is known
         if metric.better and frame[metric.name].notna().any():
             ascending = metric.better == "lower"
             frame = frame.sort_values(metric.name, ascending=ascending, kind="stable")
             break
-    order = sorted(frame.index, key=lambda name: name != PLAIN)
-    frame = frame.loc[order].rename_axis("decoder")
+    frame = frame.loc[sorted(frame.index, key=lambda name: name != PLAIN)]
+    by_group = _frame(groups)
+    if groups:
+        by_group.index = pd.MultiIndex.from_tuples(groups, names=["group", "decoder"])
     return Summary(facts, frame, by_group, verdicts, problems)
 
 
 def interval_of(row: Mapping | pd.Series, name: str) -> Interval | None:
     """Return a metric of a frame's row with its interval; None where it is unavailable."""
-    value, low, high = row[name], row.get(f"{name}.low"), row.get(f"{name}.high")
-    if pd.isna(value):
-        return None
-    return Interval(value) if low is None or pd.isna(low) else Interval(value, low, high)
+    ends = (row[name], row.get(f"{name}.low"), row.get(f"{name}.high"))
+    value, low, high = (None if pd.isna(end) else end for end in ends)
+    return None if value is None else Interval(value, low, high)
 
 
 def _frame(rows: Mapping) -> pd.DataFrame:
@@ -167,7 +162,7 @@ def _frame(rows: Mapping) -> pd.DataFrame:
     for row in rows.values():
         cells: dict[str, object] = {}
         for name, value in row.items():
-            cells[name] = value.value if isinstance(value, Interval) else value
+            cells[name] = getattr(value, "value", value)
             if isinstance(value, Interval) or (name in METRICS and METRICS[name].interval):
                 cells[f"{name}.low"] = getattr(value, "low", None)
                 cells[f"{name}.high"] = getattr(value, "high", None)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 from rich import box
-from rich.table import Table
+from rich.table import Table as TerminalTable
 
 from ouroboros.bench.metrics.intervals import COST_RATIO, Interval
 from ouroboros.bench.metrics.metrics import METRICS
@@ -21,8 +22,6 @@ from ouroboros.bench.metrics.registry import Metric
 from ouroboros.bench.metrics.sample import METHOD, PLAIN
 from ouroboros.bench.report.summary import Summary, interval_of
 
-Captioned = tuple[str, str, pd.DataFrame]
-"""A table's name, caption and cells."""
 CAPTIONS = {
     "default": "Results",
     "speed": "Speed",
@@ -37,10 +36,17 @@ NOTES = """\
 yes-or-no scores Wilson's). Warm-up is excluded; decoders alternate prompt by prompt."""
 
 
+class Table(NamedTuple):
+    """A frame of cells; `name` becomes its file's."""
+
+    name: str
+    caption: str
+    frame: pd.DataFrame
+
+
 def cell(metric: Metric, row: Mapping | pd.Series) -> str:
     """Return a metric of a frame's row as text, with its interval; "-" where it is unavailable."""
-    value = row.get(metric.name)
-    if isinstance(value, str):
+    if isinstance(value := row.get(metric.name), str):
         return value
     interval = None if value is None else interval_of(row, metric.name)
     if interval is None:
@@ -52,7 +58,7 @@ def cell(metric: Metric, row: Mapping | pd.Series) -> str:
 def columns(summary: Summary, table: str) -> list[Metric]:
     """Return the metrics that a table of a run shows: those that some decoder has, and in the
     default table one of the task's scores."""
-    known = {name for name in summary.metrics if _filled(summary.frame, name).any()}
+    known = {name for name in summary.metrics if _known(summary.frame, name)}
     shown = [m for n, m in summary.metrics.items() if n in known and table in m.tables.split()]
     if table == "default":
         scores = [m for m in shown if m.name not in METRICS]
@@ -62,13 +68,10 @@ def columns(summary: Summary, table: str) -> list[Metric]:
 
 def run_table(summary: Summary, table: str) -> pd.DataFrame:
     """Return one table of a run, a row per decoder; empty without any column."""
-    shown, frame = columns(summary, table), summary.frame
-    if table == "lead":
-        frame = frame.drop(index=METHOD, errors="ignore")
-    rows = []
-    for decoder, row in frame.iterrows():
+    shown, rows = columns(summary, table), []
+    for decoder, row in summary.frame.iterrows():
         cells = {metric.heading: cell(metric, row) for metric in shown}
-        if set(cells.values()) <= {"-"}:
+        if set(cells.values()) <= {"-"} or (table == "lead" and decoder == METHOD):
             continue
         if table == "lead":
             lead = interval_of(row, shown[0].name)
@@ -77,19 +80,18 @@ def run_table(summary: Summary, table: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def run_tables(summary: Summary) -> list[Captioned]:
+def run_tables(summary: Summary) -> list[Table]:
     """Return every table of a run that has something to show."""
-    costs = f" (cost/token by {summary.facts.costs})" if summary.facts.costs else ""
-    found = [
-        (name, caption + costs * (name == "counts"), run_table(summary, name))
-        for name, caption in CAPTIONS.items()
-    ]
+    found = [Table(name, text, run_table(summary, name)) for name, text in CAPTIONS.items()]
+    if summary.facts.costs:
+        costs = f"{CAPTIONS['counts']} (cost/token by {summary.facts.costs})"
+        found = [one._replace(caption=costs) if one.name == "counts" else one for one in found]
     for metric in METRICS.shown_in("groups") if len(summary.groups) else []:
         groups = summary.groups.groupby(level="group", sort=False)
         parts = {str(group): part.droplevel("group") for group, part in groups}
         rows = [{"group": name, "samples": str(p["samples"].max())} for name, p in parts.items()]
         caption = f"{metric.heading} by group of prompts"
-        found.append(("groups", caption, _across(metric, rows, parts.values())))
+        found.append(Table("groups", caption, _across(metric, rows, parts.values())))
     sources = [
         {
             "decoder": decoder,
@@ -99,45 +101,41 @@ def run_tables(summary: Summary) -> list[Captioned]:
             "accepted": f"{100 * own['right'] / own['judged']:.0f} %" if own["judged"] else "-",
             "estimated": "-" if own["thought"] is None else f"{100 * own['thought']:.0f} %",
         }
-        for decoder, trees in summary.frame["trees"].items()
-        for source, own in (trees["sources"].items() if trees else ())
+        for decoder, trees in summary.frame["trees"].dropna().items()
+        for source, own in trees["sources"].items()
     ]
-    found.append(("sources", "Nodes of the proposed trees by source", pd.DataFrame(sources)))
-    if summary.facts.published:
-        found.append(published_table(summary))
-    return [one for one in found if one[2].shape[1] > 1]
+    found.append(Table("sources", "Nodes of the proposed trees by source", pd.DataFrame(sources)))
+    found.append(published_table(summary))
+    return [one for one in found if one.frame.shape[1] > 1]
 
 
-def published_table(summary: Summary) -> Captioned:
-    """Return published tokens/s and speedups over greedy beside the measured ones."""
+def published_table(summary: Summary) -> Table:
+    """Return published tokens/s and speedups over greedy beside the measured ones; empty where the
+    run's config has none."""
     facts, frame, published = summary.facts, summary.frame, summary.facts.published or {}
     theirs, rows = published.get("tokens_per_s", {}), []
     for name in dict.fromkeys([*theirs, *frame.index]) if theirs else ():
         row: Mapping | pd.Series = frame.loc[name] if name in frame.index else {}
-        both = name in theirs and theirs.get(PLAIN)
-        speedup = theirs[name] / theirs[PLAIN] if both else None
-        measured = interval_of(row, "latency_speedup") if len(row) else None
-        ratio = measured.value / speedup if measured and speedup else None
-        rows.append(
-            {
-                "decoder": name,
-                "published tokens/s": f"{theirs[name]:.1f}" if name in theirs else "-",
-                "published speedup": f"{speedup:.2f}x" if speedup else "-",
-                "measured tokens/s": cell(METRICS["output_throughput"], row),
-                "measured speedup": cell(METRICS["latency_speedup"], row),
-                "measured / published": f"{ratio:.2f}" if ratio else "-",
-            }
-        )
+        speedup = theirs[name] / theirs[PLAIN] if {name, PLAIN} <= theirs.keys() else None
+        ratio = row["latency_speedup"] / speedup if len(row) and speedup else float("nan")
+        cells = {
+            "published tokens/s": f"{theirs[name]:.1f}" if name in theirs else "-",
+            "published speedup": f"{speedup:.2f}x" if speedup else "-",
+            "measured tokens/s": cell(METRICS["output_throughput"], row),
+            "measured speedup": cell(METRICS["latency_speedup"], row),
+            "measured / published": "-" if pd.isna(ratio) else f"{ratio:.2f}",
+        }
+        rows.append({"decoder": name, **cells})
     nature = "" if facts.nature == "model" else f" (a {facts.nature})"
     caption = (
         f"Published: {published.get('source', 'source not given')}, on "
         f"{published.get('hardware', 'hardware not given')}. Measured{nature}: on {facts.device}. "
         "Speedups are over greedy."
     )
-    return "published", caption, pd.DataFrame(rows)
+    return Table("published", caption, pd.DataFrame(rows))
 
 
-def comparisons(lead: Mapping[str, Sequence], summaries: Sequence[Summary]) -> list[Captioned]:
+def comparisons(lead: Mapping[str, Sequence], summaries: Sequence[Summary]) -> list[Table]:
     """Return the comparisons of runs, named by their metric: decoders across, a row per run.
 
     `lead` holds the first columns, which tell the runs apart: one value per run.
@@ -149,17 +147,16 @@ def comparisons(lead: Mapping[str, Sequence], summaries: Sequence[Summary]) -> l
         | {"prompts": f"{one.facts.prompts}{' (incomplete)' * one.facts.incomplete}"}
         for index, one in enumerate(summaries)
     ]
-    found = []
+    frames, found = [one.frame for one in summaries], []
     for metric in METRICS.shown_in("comparison"):
-        if any(_filled(one.frame, metric.name).any() for one in summaries):
+        if any(_known(frame, metric.name) for frame in frames):
             by = f" By {costs}." if "costs" in metric.needs else ""
             caption = f"{metric.heading}: {metric.definition}{by}"
-            frames = [one.frame for one in summaries]
-            found.append((metric.name, caption, _across(metric, rows, frames)))
+            found.append(Table(metric.name, caption, _across(metric, rows, frames)))
     return found
 
 
-def terminal_table(summary: Summary, width: int = 100) -> Table:
+def terminal_table(summary: Summary, width: int = 100) -> TerminalTable:
     """Return the table that commands print: at most seven columns and the task's scores.
 
     Where a line would be longer than `width`, intervals go below their values; where that is not
@@ -174,8 +171,10 @@ def terminal_table(summary: Summary, width: int = 100) -> Table:
     choices = [frame, frame.replace(r" \[", "\n[", regex=True)]
     for name in ("accepted_per_step", "ttft_ms"):
         choices.append(choices[-1].drop(columns=METRICS[name].heading, errors="ignore"))
-    shown = next((one for one in choices if fits(one)), choices[-1])
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    shown = next(filter(fits, choices), choices[-1])
+    table = TerminalTable(
+        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False
+    )
     for place, heading in enumerate(shown):
         table.add_column(str(heading), justify="right" if place else "left", overflow="fold")
     for row in shown.itertuples(index=False):
@@ -223,7 +222,6 @@ def _across(
     return pd.DataFrame([{**row, **own} for row, own in zip(rows, cells, strict=True)]).fillna("-")
 
 
-def _filled(frame: pd.DataFrame, name: str) -> pd.Series:
-    """Which decoders have a metric: a number, or a text, list or mapping that is not empty."""
-    values = frame[name]
-    return values.map(lambda v: bool(v) if isinstance(v, Mapping | list) else not pd.isna(v))
+def _known(frame: pd.DataFrame, name: str) -> bool:
+    """Whether some decoder has a metric: a number, or a text, list or mapping, not an empty one."""
+    return any(bool(v) if isinstance(v, Mapping | list) else not pd.isna(v) for v in frame[name])

@@ -64,7 +64,7 @@ def viewer_run(
         completions = {}
         for decoder, sample in samples.items():
             trees = measured.trees.get(sample.key, [])
-            nodes_left -= sum(len(tree.tokens) for tree in trees)
+            nodes_left -= sum(len(step.tree) for step in trees)
             completions[decoder] = {
                 "pieces": split(sample.new_tokens),
                 "sources": _letters(source for step in sample.steps for source in step.sources),
@@ -125,8 +125,9 @@ def splitter(tokenizer: Tokenizer | None) -> Callable[[Sequence[int]], list[str]
     return split
 
 
-def _tree(tree: ProposedTree, texts: dict[int, tuple[int, str]], split) -> dict:
+def _tree(step: ProposedTree, texts: dict[int, tuple[int, str]], split: Callable) -> dict:
     """A tree as the page draws it; percentages are empty if the drafter did not estimate any."""
+    tree = step.tree
 
     def place(token: int, parent: int) -> int:
         if token not in texts:
@@ -139,9 +140,9 @@ def _tree(tree: ProposedTree, texts: dict[int, tuple[int, str]], split) -> dict:
         "text": [place(*pair) for pair in zip(tree.tokens, [0, *tree.parents[1:]], strict=True)],
         "parent": list(tree.parents),
         "percent": [round(100 * share) for share in tree.probability],
-        "source": _letters(tree.source or ("",) * len(tree.tokens)),
-        "path": list(tree.path),
-        "then": place(tree.then, tree.path[-1]),
+        "source": _letters(tree.source or ("",) * len(tree)),
+        "path": list(step.path),
+        "then": place(step.then, step.path[-1]),
     }
 
 

@@ -137,7 +137,7 @@ class Bench:
                     folder.append(PREDICTIONS, {"predictions": found}, sample.key)
                 if recorder and with_trees:
                     trees = recorder.trees()[: len(sample.steps)]
-                    proposed = [tree for tree in trees if len(tree.tokens) > 1]
+                    proposed = [step.tree for step in trees if len(step.tree) > 1]
                     if any(tree.probability or self.record_trees for tree in proposed):
                         folder.add_trees(sample.key, trees)
                 folder.append(SAMPLES, sample.to_dict())

@@ -7,14 +7,7 @@ import pytest
 from measured import greedy_and_fast, sample, step
 
 from ouroboros.bench.metrics import METRICS
-from ouroboros.bench.metrics.intervals import (
-    Interval,
-    calls_part,
-    decode_part,
-    over_runs,
-    pooled,
-    speedup,
-)
+from ouroboros.bench.metrics.intervals import Interval, calls_part, decode_part, pooled, speedup
 
 GREEDY, FAST = greedy_and_fast()
 
@@ -48,15 +41,6 @@ def test_a_macro_speedup_weighs_prompts_alike():
     assert (macro.low, macro.high) == pytest.approx((2, 3))
     assert speedup(GREEDY, [], macro=True) is None
     assert speedup(GREEDY, FAST[:1], macro=True) == Interval(pytest.approx(2))
-
-
-def test_a_mean_over_runs_has_a_narrower_interval_than_one_run():
-    wide = Interval(2.0, 1.0, 4.0)
-    both = over_runs([wide, Interval(8.0, 4.0, 16.0)])
-    assert vars(over_runs([wide])) == pytest.approx(vars(wide))
-    assert both.value == pytest.approx(4.0)
-    assert both.high == pytest.approx(4.0 * 2 ** (1 / 2**0.5))
-    assert over_runs([Interval(2.0), Interval(8.0, 7.0, 9.0)]) == Interval(4.0)
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,13 @@ from ouroboros.bench.run.recorder import Recorder
 from ouroboros.decode import RootOnly, decode
 from ouroboros.tree import TokenTree
 
-TREE = ProposedTree(
+TREE = TokenTree(
     tokens=(5, 6, 7, 8, 9, 6),
     parents=(-1, 0, 0, 1, 1, 2),
-    path=(0, 1),
-    then=8,
     probability=(1.0, 0.5, 0.25, 0.75, 0.1, 0.9),
     source=("", "draft", "phrase", "draft", "draft", "phrase"),
 )
+STEP = ProposedTree(TREE, path=(0, 1), then=8)
 
 
 class Branching(RootOnly):
@@ -33,7 +32,7 @@ class Branching(RootOnly):
         return TokenTree.chain(tokens[-1], ()).graft(branches, source="draft")
 
     def observe(self, tree, chosen, path):
-        self.seen.append((tree, list(chosen), list(path)))
+        self.seen.append((tree, list(chosen), tuple(path)))
 
 
 def test_outcomes_are_what_the_target_said_at_accepted_nodes():
@@ -47,21 +46,18 @@ def test_outcomes_are_what_the_target_said_at_accepted_nodes():
         for one, (tree, chosen, path) in zip(found, seen, strict=True):
             judged = [(n, p) for n, p in enumerate(tree.parents) if p in path]
             assert list(one.outcomes()) == [(n, tree.tokens[n] == chosen[p]) for n, p in judged]
-            assert one.depth == tree.draft_depth() and len(one.tokens) == len(tree)
+            assert one.tree is tree and one.path == path
 
 
-def test_a_token_that_came_after_the_end_was_right_too():
-    assert dict(TREE.outcomes()) == {1: True, 2: False, 3: True, 4: False}
+def test_outcomes_count_a_token_after_the_end_and_no_probes():
+    assert dict(STEP.outcomes()) == {1: True, 2: False, 3: True, 4: False}
+    probing = TokenTree((5, 6, 7), (-1, 0, 0), probe=frozenset({2}))
+    assert dict(ProposedTree(probing, (0,), 9).outcomes()) == {1: False}
 
 
-def test_probes_are_not_held_against_anyone():
-    probing = ProposedTree((5, 6, 7), (-1, 0, 0), (0,), 9, probe=(2,))
-    assert dict(probing.outcomes()) == {1: False}
-
-
-def test_sizes_and_sources():
-    alone = ProposedTree((5,), (-1,), (0,), 6)
-    found = tree_metrics([TREE, alone])
+def test_sizes_sources_and_calibration_against_sums_by_hand():
+    alone = ProposedTree(TokenTree((5,), (-1,)), (0,), 6)
+    found = tree_metrics([STEP, alone])
     assert (found["nodes"], found["depth"], found["leaves"]) == (2.5, 1.0, 1.5)
     assert found["sizes"] == {0: 1, 5: 1} and found["depths"] == {0: 1, 2: 1}
     assert found["sources"]["draft"] == {
@@ -70,10 +66,7 @@ def test_sizes_and_sources():
     }
     assert found["sources"]["phrase"]["judged"] == 1
     assert tree_metrics([]) is None and tree_metrics([alone])["calibration"] is None
-
-
-def test_calibration_against_sums_by_hand():
-    found = tree_metrics([TREE])["calibration"]
+    found = found["calibration"]
     pairs = [(0.5, 1), (0.25, 0), (0.75, 1), (0.1, 0)]
     loss = -sum(log(p if came else 1 - p) for p, came in pairs) / 4
     assert found["log_loss"] == pytest.approx(loss)

@@ -108,7 +108,10 @@ def test_trees_and_their_calibration(tmp_path):
     upper, lower = acceptance.reliability(summary).axes
     assert upper.get_title(loc="left").startswith("fast: log loss")
     assert sum(bar.get_height() for bar in lower.patches) == 4  # nodes whose parent was accepted
-    silent = {key: [replace(t, probability=()) for t in own] for key, own in run.trees.items()}
+    silent = {
+        key: [one._replace(tree=replace(one.tree, probability=())) for one in steps]
+        for key, steps in run.trees.items()
+    }
     summary = summarise(replace(run, trees=silent))
     assert acceptance.reliability(summary) is None and acceptance.tree_shapes(summary)
     assert acceptance.tree_shapes(summarise(replace(run, trees={}))) is None

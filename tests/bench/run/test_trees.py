@@ -62,10 +62,10 @@ def test_a_run_keeps_the_trees_of_those_that_are_sure_in_the_first_repeat(bench,
     assert set(trees) == {(f"p{i}", "sure", 0) for i in range(3)}
     for key, steps in trees.items():
         assert len(steps) == len(samples[key].steps)
-        text = [t for one in steps for t in (*(one.tokens[n] for n in one.path[1:]), one.then)]
+        text = [t for one in steps for t in (*(one.tree.tokens[n] for n in one.path[1:]), one.then)]
         assert text == list(samples[key].new_tokens)
-        assert steps[0].probability == (1.0, 0.5, 0.25, 0.125)
-        assert steps[0].source == ("", "draft", "draft", "draft")
+        assert steps[0].tree.probability == (1.0, 0.5, 0.25, 0.125)
+        assert steps[0].tree.source == ("", "draft", "draft", "draft")
 
 
 def test_all_drafters_or_none_on_demand(bench, tmp_path):

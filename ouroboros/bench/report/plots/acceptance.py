@@ -26,28 +26,26 @@ def acceptance_histograms(summary: Summary) -> Figure | None:
 
     None if no decoder drafts.
     """
-    found = {
-        str(name): pd.Series(counts).rename(int)
-        for name, counts in summary.frame["acceptance_histogram"].items()
-        if any(int(accepted) for accepted in counts)
-    }
+    counts = _filled(summary, "acceptance_histogram")
+    found = {name: steps for name, steps in counts.items() if any(map(int, steps))}
     if not found:
         return None
     marks = decoder_marks(list(summary.frame.index))
     lines = -(-len(found) // 2)
     figure = style.new_figure(0.8 + 1.75 * lines)
-    grid = figure.subplots(lines, 2, sharex=True, sharey=True, squeeze=False)
-    for axes, (name, steps) in zip(grid.flat, found.items(), strict=False):
+    grid = figure.subplots(lines, 2, sharex=True, sharey=True, squeeze=False).ravel()
+    for index, axes in enumerate(grid):
+        axes.set_visible(index < len(found))
+        if index >= len(found) - 2:
+            axes.tick_params(labelbottom=True)
+            axes.set_xlabel("draft tokens accepted in a step")
+    for axes, (name, counts) in zip(grid, found.items(), strict=False):
+        steps = pd.Series(counts).rename(int)
         axes.bar(steps.index, steps / steps.sum(), width=0.8, color=marks[name].colour)
         mean: Any = summary.frame.loc[name, "tokens_per_target_call"]
         axes.set_title(f"{name}: {mean:.2f} tokens per step", fontsize=10, pad=4)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         style.as_percent(axes)
-    for axes in grid.flat[max(0, len(found) - 2) : len(found)]:
-        axes.tick_params(labelbottom=True)
-        axes.set_xlabel("draft tokens accepted in a step")
-    for axes in grid.flat[len(found) :]:
-        axes.set_visible(False)
     figure.supylabel("share of steps", fontsize=10)
     return figure
 
@@ -63,22 +61,21 @@ def acceptance_by_position(summary: Summary) -> Figure | None:
     for name, mark in decoder_marks(list(summary.frame.index)).items():
         row: Any = summary.frame.loc[name]
         tries, rates = row["tries_per_position"], row["acceptance_rate_per_position"]
-        reached = sum(steps >= FEWEST_STEPS for steps in tries)
-        if reached:
+        if reached := sum(steps >= FEWEST_STEPS for steps in tries):
             axes.errorbar(range(1, reached + 1), rates[:reached], label=name, **mark.points())
     if not axes.lines:
         return None
     style.as_percent(axes)
     axes.set(ylim=(0, 1.02), xlabel="position in the draft", ylabel="accepted up to here")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    style.legend_above(figure, 6)
+    style.legend_above(figure)
     return figure
 
 
 @style.styled
 def source_shares(summary: Summary) -> Figure | None:
     """Draw the shares of new tokens by who proposed them; None if no engine reports it."""
-    rows = summary.frame["tokens_by_source"].items()
+    rows = _filled(summary, "tokens_by_source").items()
     counts = {name: row for name, row in rows if set(row) - {"unknown"}}
     if not counts:
         return None
@@ -88,7 +85,7 @@ def source_shares(summary: Summary) -> Figure | None:
     figure = style.stacked_bars(frame.div(frame.sum(axis=1), axis=0), marks)
     figure.axes[0].set_xlim(0, 1)
     style.as_percent(figure.axes[0], "x")
-    style.legend_above(figure, 6)
+    style.legend_above(figure)
     return figure
 
 
@@ -98,31 +95,32 @@ def tree_shapes(summary: Summary) -> Figure | None:
 
     None if no trees were recorded.
     """
-    found = {str(name): trees for name, trees in summary.frame["trees"].items() if trees}
+    found = _filled(summary, "trees")
     if not found:
         return None
     marks = decoder_marks(list(summary.frame.index))
     figure = style.new_figure(3.3)
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, key, mean in zip(panels, ("sizes", "depths"), ("nodes", "depth"), strict=True):
+    grid = figure.subplots(1, 2, sharey=True)
+    for axes, key, mean in zip(grid, ("sizes", "depths"), ("nodes", "depth"), strict=True):
         for name, trees in found.items():
-            counts = pd.Series(trees[key]).rename(int)
-            sizes = range(counts.index.max() + 2)
-            shares = [counts[counts.index >= size].sum() / trees["steps"] for size in sizes]
+            counts = pd.Series(trees[key]).rename(int).sort_index()
+            counts = counts.reindex(range(counts.index.max() + 2), fill_value=0)
+            shares = counts[::-1].cumsum()[::-1] / trees["steps"]
             look = {"color": marks[name].colour, "linestyle": marks[name].line, "where": "mid"}
-            axes.step(sizes, shares, label=f"{name}: {trees[mean]:.1f} on average", **look)
+            label = f"{name}: {trees[mean]:.1f} on average"
+            axes.step(shares.index, shares, label=label, **look)
         style.as_percent(axes)
         axes.set(ylim=(0, 1.03), xlabel=f"{mean} of the proposed tree, or more")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(loc="upper right")
-    panels[0].set_ylabel("share of steps")
+    grid[0].set_ylabel("share of steps")
     return figure
 
 
 def reliability(summary: Summary) -> Figure | None:
     """Draw estimated against actual acceptance of tree nodes; None if no decoder estimates it."""
-    trees = {str(name): one for name, one in summary.frame["trees"].items() if one}
-    found = {name: one["calibration"] for name, one in trees.items() if one["calibration"]}
+    trees = _filled(summary, "trees").items()
+    found = {name: one["calibration"] for name, one in trees if one["calibration"]}
     marks = decoder_marks(list(summary.frame.index))
     return _calibration(dict(list(found.items())[:MOST_PANELS]), marks) if found else None
 
@@ -139,26 +137,19 @@ def _calibration(panels: Mapping[str, Mapping], marks: Mapping[str, Mark]) -> Fi
     """A panel per calibration: actual over estimated shares with 95 % Wilson intervals, and below
     how many observations each bin has."""
     figure = style.new_figure(4.6)
-    heights = {"height_ratios": (3, 1)}
-    grid = figure.subplots(2, len(panels), sharex=True, squeeze=False, gridspec_kw=heights)
+    grid = figure.subplots(2, len(panels), sharex=True, squeeze=False, height_ratios=(3, 1))
     for (upper, lower), (name, one) in zip(grid.T, panels.items(), strict=True):
         bins = pd.DataFrame(one["reliability"])
-        pairs = zip(
-            (bins["came"] * bins["observations"]).round(), bins["observations"], strict=True
-        )
-        limits = [wilson(int(hits), count) for hits, count in pairs]
-        ends = np.array([(ci.low, ci.high) for ci in limits]).T
-        reach = np.maximum([bins["came"] - ends[0], ends[1] - bins["came"]], 0)
+        hits = (bins["came"] * bins["observations"]).round().astype(int)
+        known = [vars(wilson(*pair)) for pair in zip(hits, bins["observations"], strict=True)]
+        reach = [[ci["value"] - ci["low"], ci["high"] - ci["value"]] for ci in known]
         upper.plot([0, 1], [0, 1], color=style.MUTED, linewidth=0.9, linestyle=":")
         points = marks[name].points(marker="o", linestyle="solid")
-        upper.errorbar(bins["thought"], bins["came"], yerr=reach, **points)
+        upper.errorbar(bins["thought"], bins["came"], yerr=np.maximum(reach, 0).T, **points)
         upper.set(xlim=(0, 1), ylim=(0, 1.03))
         style.as_percent(upper)
-        upper.set_title(
-            f"{name}: log loss {one['log_loss']:.3f}\n"
-            f"(a constant estimate: {one['log_loss_of_the_mean']:.3f})",
-            fontsize=10,
-        )
+        baseline = f"(a constant estimate: {one['log_loss_of_the_mean']:.3f})"
+        upper.set_title(f"{name}: log loss {one['log_loss']:.3f}\n{baseline}", fontsize=10)
         bars = lower.bar(bins["from"] + 0.05, bins["observations"], 0.09, color=marks[name].colour)
         lower.bar_label(bars, fontsize=8, padding=1)
         lower.margins(y=0.25)
@@ -167,3 +158,8 @@ def _calibration(panels: Mapping[str, Mapping], marks: Mapping[str, Mark]) -> Fi
     grid[0, 0].set_ylabel("accepted")
     grid[1, 0].set_ylabel("observations")
     return figure
+
+
+def _filled(summary: Summary, metric: str) -> dict[str, Any]:
+    """A metric's values that are not empty, by decoder."""
+    return {str(name): value for name, value in summary.frame[metric].items() if value}

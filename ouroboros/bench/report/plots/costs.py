@@ -31,7 +31,7 @@ def time_shares(summary: Summary) -> Figure | None:
     labels = [f"{ms:.1f} ms" for ms in total_ms]
     figure = style.stacked_bars(shares.mul(total_ms, axis=0), PHASES, labels)
     figure.axes[0].set_xlabel("milliseconds per new token, prefill included")
-    style.legend_above(figure, 3)
+    style.legend_above(figure)
     return figure
 
 
@@ -46,16 +46,16 @@ def step_time(steps: pd.DataFrame) -> Figure | None:
         return None
     parts = steps[["draft_ms", "verify_ms", "host_ms"]].set_axis(list(PHASES)[:3], axis=1)
     parts["not separated"] = steps["step_ms"].where(steps["verify_ms"].isna())
-    labels = [
-        f"{ms:.1f} ms for {tokens:.2f} tokens"
-        for ms, tokens in zip(steps["step_ms"], steps["tokens_per_step"], strict=True)
-    ]
+    labels = (
+        steps["step_ms"].map("{:.1f} ms for ".format)
+        + steps["tokens_per_step"].map("{:.2f} tokens".format)
+    ).tolist()
     figure = style.stacked_bars(parts.dropna(axis=1, how="all").fillna(0.0), PHASES, labels)
     axes = figure.axes[0]
     rows = [place + 0.41 for place in range(len(steps))]
     axes.barh(rows, steps["wait_ms"].fillna(0.0), 0.1, color=RED, label="of which wait for results")
     axes.set_xlabel("milliseconds per step, prefill left out")
-    style.legend_above(figure, 5)
+    style.legend_above(figure)
     return figure
 
 
@@ -66,18 +66,18 @@ def verify_cost(calls: pd.DataFrame) -> Figure:
     `calls` is `Profile.calls`.
     """
     figure = style.new_figure(3.9)
-    panels = figure.subplots(1, calls["model"].nunique(), squeeze=False)[0]
-    for axes, (model, own) in zip(panels, calls.groupby("model", sort=False), strict=True):
+    grid = style.panels(figure, calls["model"].nunique())
+    for axes, (model, own) in zip(grid, calls.groupby("model", sort=False), strict=True):
         for index, (context, line) in enumerate(own.groupby("context", sort=False)):
-            points = Mark(OTHERS[index % len(OTHERS)], MARKERS[index % len(MARKERS)]).points()
-            spread = line["spread_ms"].fillna(0.0)
-            axes.errorbar(
-                line["nodes"], line["ms"], yerr=spread, label=f"{context} tokens", **points
+            look = Mark(OTHERS[index % len(OTHERS)], MARKERS[index % len(MARKERS)]).points()
+            look |= {"yerr": line["spread_ms"].fillna(0.0), "label": f"{context} tokens"}
+            axes.errorbar(line["nodes"], line["ms"], **look)
+        last = own.iloc[-1]
+        if pd.notna(last["floor_ms"]):
+            label = f"floor at {last['context']} tokens"
+            axes.axhline(
+                last["floor_ms"], color=style.INK, linestyle="--", linewidth=1, label=label
             )
-        floor_ms = own["floor_ms"].iloc[-1]
-        if pd.notna(floor_ms):
-            label = f"floor at {own['context'].iloc[-1]} tokens"
-            axes.axhline(floor_ms, color=style.INK, linestyle="--", linewidth=1, label=label)
         sizes = sorted(set(own["nodes"]))
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [str(size) for size in sizes])
@@ -85,6 +85,6 @@ def verify_cost(calls: pd.DataFrame) -> Figure:
         axes.set_ylim(bottom=0)
         axes.grid(axis="y")
         axes.set(xlabel="nodes scored", title=model)
-    panels[0].set_ylabel("milliseconds per call")
-    panels[0].legend(loc="upper left", title="context")
+    grid[0].set_ylabel("milliseconds per call")
+    grid[0].legend(loc="upper left", title="context")
     return figure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -51,32 +52,26 @@ def speedup_dots(summaries: Mapping[str, Summary]) -> Figure | None:
 
     None with fewer than two runs that have speedups.
     """
-    runs = {
-        label: summary.frame.dropna(subset="latency_speedup").drop(PLAIN, errors="ignore")
-        for label, summary in summaries.items()
-    }
-    runs = {label: frame for label, frame in runs.items() if len(frame)}
+    frame = pd.concat({label: one.frame for label, one in summaries.items()}, names=["run"])
+    frame = frame.dropna(subset="latency_speedup").drop(PLAIN, level="decoder", errors="ignore")
+    runs = list(frame.index.unique("run"))
     if len(runs) < 2:
         return None
-    names = list(dict.fromkeys(name for frame in runs.values() for name in frame.index))
+    names = list(frame.index.unique("decoder"))
     figure = style.new_figure(1.4 + len(runs) * (0.25 + 0.17 * len(names)))
     axes = figure.add_subplot()
-    marks = decoder_marks(names)
     for index, name in enumerate(names):
-        have = {
-            row: frame.loc[name] for row, frame in enumerate(runs.values()) if name in frame.index
-        }
-        found = pd.DataFrame(list(have.values()))
-        rows = [row + 0.7 * ((index + 0.5) / len(names) - 0.5) for row in have]
-        error = style.reach(found, "latency_speedup")
-        points = marks[name].points(linestyle="none", markersize=6)
-        axes.errorbar(found["latency_speedup"], rows, xerr=error, label=name, **points)
+        own: Any = frame.xs(name, level="decoder")
+        rows = [runs.index(run) + 0.7 * ((index + 0.5) / len(names) - 0.5) for run in own.index]
+        points = decoder_marks(names)[name].points(linestyle="none", markersize=6, label=name)
+        error = style.reach(own, "latency_speedup")
+        axes.errorbar(own["latency_speedup"], rows, xerr=error, **points)
     for row in range(1, len(runs)):
         axes.axhline(row - 0.5, color=style.GRID, linewidth=0.6)
     axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
     axes.set_xlabel(SPEEDUP)
-    style.name_rows(axes, list(runs))
-    style.legend_above(figure, len(names))
+    style.name_rows(axes, runs)
+    style.legend_above(figure)
     return figure
 
 

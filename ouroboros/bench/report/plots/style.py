@@ -23,29 +23,7 @@ from ouroboros.bench.report.plots.marks import Mark
 WIDTH_IN, DPI = 9.0, 150
 TITLE_WIDTH, NOTE_WIDTH = 104, 150  # characters of a line
 INK, MUTED, GRID = "#222222", "#555555", "#cccccc"
-styled = mpl.rc_context(
-    {
-        "font.size": 10,
-        "axes.titlesize": 11,
-        "axes.titlelocation": "left",
-        "axes.titlepad": 8,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.axisbelow": True,
-        "axes.edgecolor": MUTED,
-        "axes.labelcolor": INK,
-        "text.color": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-        "grid.color": GRID,
-        "grid.linewidth": 0.6,
-        "hatch.linewidth": 0.7,
-        "legend.frameon": False,
-        "legend.fontsize": 9,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "ouroboros",
-    }
-)
+styled = mpl.rc_context(fname=Path(__file__).parent / "plot.mplstyle")
 """The decorator of every function that draws or writes a figure."""
 
 
@@ -55,9 +33,12 @@ def new_figure(height_in: float) -> Figure:
     return Figure(figsize=(WIDTH_IN, height_in), dpi=100, layout=layout)
 
 
+ENDS = ("", ".low", ".high")
+
+
 def reach(frame: pd.DataFrame, metric: str) -> np.ndarray:
     """Return the error bars [2, rows] below and above a metric; NaN (not drawn) without limits."""
-    value, low, high = (frame[metric + end].to_numpy(float) for end in ("", ".low", ".high"))
+    value, low, high = (frame[metric + end].to_numpy(float) for end in ENDS)
     return np.maximum([value - low, high - value], 0)
 
 
@@ -74,35 +55,37 @@ def as_percent(axes: Axes, which: Literal["x", "y"] = "y") -> None:
     axes.grid(axis=which)
 
 
+def panels(figure: Figure, count: int) -> np.ndarray:
+    """Return `count` panels side by side."""
+    return figure.subplots(1, count, squeeze=False)[0]
+
+
 def stacked_bars(
     parts: pd.DataFrame, marks: Mapping[str, Mark], labels: Sequence[str] = ()
 ) -> Figure:
     """Draw a horizontal bar per row and a segment per column, wide ones with their percentage of
     the bar; `labels` are written behind the bars."""
-    totals = parts.sum(axis=1)
-    left = parts.cumsum(axis=1) - parts
+    totals, left = parts.sum(axis=1), parts.cumsum(axis=1) - parts
+    longest = totals.max()
     figure = new_figure(1.3 + 0.42 * len(parts))
     axes = figure.add_subplot()
-    rows = range(len(parts))
     box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-    text: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8.5, "bbox": box}
     for name, widths in parts.items():
-        mark = marks[str(name)]
+        mark, start = marks[str(name)], left[name]
         look: dict[str, Any] = {"color": mark.colour, "hatch": mark.hatch, "edgecolor": "white"}
-        look |= {"left": left[name], "height": 0.66, "linewidth": 0.5}
-        axes.barh(rows, widths, label=name, **look)
-        middles = left[name] + widths / 2
-        for row, x, width, total in zip(rows, middles, widths, totals, strict=True):
-            if width > 0.055 * totals.max():
-                axes.text(x, row, f"{100 * width / total:.0f}", color="#000000", **text)
-    for row, total, label in zip(rows, totals, labels, strict=False):
-        axes.text(total + 0.01 * totals.max(), row, label, va="center", fontsize=9)
-    axes.set_xlim(0, (1.06 + 0.012 * max(map(len, labels), default=0)) * totals.max())
+        bars = axes.barh(range(len(parts)), widths, 0.66, start, label=name, linewidth=0.5, **look)
+        shares = zip(widths, totals, strict=True)
+        texts = [f"{100 * w / t:.0f}" if w > 0.055 * longest else "" for w, t in shares]
+        for text in axes.bar_label(bars, texts, label_type="center", fontsize=8.5, color="#000000"):
+            text.set_bbox(box if text.get_text() else None)
+    for row, (total, label) in enumerate(zip(totals, labels, strict=False)):
+        axes.text(total + 0.01 * longest, row, label, va="center", fontsize=9)
+    axes.set_xlim(0, (1.06 + 0.012 * max(map(len, labels), default=0)) * longest)
     name_rows(axes, list(parts.index))
     return figure
 
 
-def legend_above(figure: Figure, columns: int = 6) -> None:
+def legend_above(figure: Figure, columns: int = 5) -> None:
     """Put the first panel's legend above all panels, as wide as the figure at most."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=min(columns, 5))

@@ -35,26 +35,24 @@ def sweep_lines(setting: str, values: Sequence, summaries: Sequence[Summary]) ->
     order = sorted(range(len(values)), key=lambda index: sort_key(values[index]))
     values = [values[index] for index in order]
     frame: Any = _all_runs([summaries[index] for index in order])
-    panels = _panels(frame)
-    if len(set(map(str, values))) < 2 or not panels:
+    shown = _shown(frame)
+    if len(set(map(str, values))) < 2 or not shown:
         return None
-    numeric = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
+    numeric = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     places = np.array(values if numeric else range(len(values)), float)
-    names = list(frame.index.unique("decoder"))
+    marks = decoder_marks(list(frame.index.unique("decoder")))
     figure = style.new_figure(3.9)
-    for axes, metric in zip(
-        figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True
-    ):
-        for name in names:
+    for axes, (metric, title) in zip(style.panels(figure, len(shown)), shown.items(), strict=True):
+        for name, mark in marks.items():
             line = frame.xs(name, level="decoder").dropna(subset=metric)
-            look = decoder_marks(names)[name].points(label=name, yerr=style.reach(line, metric))
+            look = mark.points(label=name, yerr=style.reach(line, metric))
             axes.errorbar(places[line.index], line[metric], **look)
         axes.set_xticks(places, [str(value) for value in values])
         axes.grid(axis="y")
-        axes.set(xlabel=setting, title=panels[metric])
+        axes.set(xlabel=setting, title=title)
         if metric in COSTS:
             axes.set_ylim(bottom=0)
-    style.legend_above(figure, len(names))
+    style.legend_above(figure)
     return figure
 
 
@@ -66,25 +64,20 @@ def sweep_map(
 
     None if a setting has fewer than two values.
     """
-    across, down = (
-        list(dict.fromkeys(map(str, sorted((pair[side] for pair in values), key=sort_key))))
-        for side in (0, 1)
-    )
+    orders = [
+        list(dict.fromkeys(map(str, sorted(side, key=sort_key))))
+        for side in zip(*values, strict=True)
+    ]
     frame: Any = _all_runs(summaries).xs(decoder, level="decoder")
-    panels = _panels(frame)
-    if len(across) < 2 or len(down) < 2 or not panels:
+    shown = _shown(frame)
+    if min(map(len, orders)) < 2 or not shown:
         return None
-    figure = style.new_figure(1.9 + 0.5 * len(down))
-    for axes, metric in zip(
-        figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True
-    ):
-        cells = frame.dropna(subset=metric)
-        own = [tuple(map(str, values[index])) for index in cells.index]
-        cells.index = pd.MultiIndex.from_tuples([(down.index(y), across.index(x)) for x, y in own])
-        best = _heat_map(axes, cells, metric, (len(down), len(across)))
-        axes.set_title(f"{decoder}: {panels[metric]}\nbest: {best}")
-        axes.set_xticks(range(len(across)), across)
-        axes.set_yticks(range(len(down)), down)
+    cells = [(str(values[index][1]), str(values[index][0])) for index in frame.index]
+    frame.index = pd.MultiIndex.from_tuples(cells)
+    figure = style.new_figure(1.9 + 0.5 * len(orders[1]))
+    for axes, (metric, title) in zip(style.panels(figure, len(shown)), shown.items(), strict=True):
+        best = _heat_map(axes, frame, metric, *orders)
+        axes.set_title(f"{decoder}: {title}\nbest: {best}")
         axes.set_xlabel(settings[0])
     figure.axes[0].set_ylabel(settings[1])
     return figure
@@ -92,34 +85,35 @@ def sweep_map(
 
 def sort_key(value) -> tuple:
     """Return a key that sorts numbers by size, then words, then None."""
-    if isinstance(value, (int, float)):
+    if isinstance(value, int | float):
         return 0, value, ""
     return (2, 0, "") if value is None else (1, 0, str(value))
 
 
-def _heat_map(axes: Axes, cells: pd.DataFrame, metric: str, shape: tuple[int, int]) -> str:
-    """Draw `cells`, indexed by row and column, frame the best, return its value as text.
+def _heat_map(axes: Axes, frame: Any, metric: str, across: list[str], down: list[str]) -> str:
+    """Draw a metric of `frame`, indexed by (down, across), frame the best cell; return its value.
 
     The colours span at least the best cell's 95 % interval, so that noise looks like noise.
     """
-    less, values = metric in COSTS, np.full(shape, np.nan)
-    for place, value in zip(cells.index, cells[metric], strict=True):
-        values[place] = value
-    best: Any = cells[metric].idxmin() if less else cells[metric].idxmax()
-    value, low, high = cells.loc[best, [metric, f"{metric}.low", f"{metric}.high"]]
+    values = frame[metric].unstack().reindex(index=down, columns=across).to_numpy(float)
+    less = metric in COSTS
+    row, column = np.unravel_index((np.nanargmin if less else np.nanargmax)(values), values.shape)
+    value, low, high = (frame.loc[(down[row], across[column]), metric + e] for e in style.ENDS)
     middle = (np.nanmin(values) + np.nanmax(values)) / 2
     half = np.nanmax([np.nanmax(values) - np.nanmin(values), high - low]) / 2
     limits = {"vmin": middle - half, "vmax": middle + half, "aspect": "auto"}
     axes.imshow(values, cmap="cividis_r" if less else "cividis", **limits)
     form = "{:.3f}" if less else "{:.2f}x"
-    for (row, column), cell in np.ndenumerate(values):
+    for (y, x), cell in np.ndenumerate(values):
         if not np.isnan(cell):
             ink = "#000000" if (cell > middle) != less else "#ffffff"
-            axes.text(column, row, form.format(cell), ha="center", va="center", color=ink)
-    corner = (best[1] - 0.5, best[0] - 0.5)
+            axes.text(x, y, form.format(cell), ha="center", va="center", color=ink)
+    corner = (column - 0.5, row - 0.5)
     axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=RED, linewidth=2.5))
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
+    axes.set_xticks(range(len(across)), across)
+    axes.set_yticks(range(len(down)), down)
     ends = "" if pd.isna(low) else f" [{form.format(low)}, {form.format(high)}]"
     return form.format(value) + ends
 
@@ -130,7 +124,7 @@ def _all_runs(summaries: Sequence[Summary]) -> pd.DataFrame:
     return pd.concat(frames, names=["run", "decoder"])
 
 
-def _panels(frame: pd.DataFrame) -> dict[str, str]:
+def _shown(frame: pd.DataFrame) -> dict[str, str]:
     """The first known speedup and the first known cost, with their labels."""
     known = [[m for m in kind if frame[m].notna().any()] for kind in (SPEEDUPS, COSTS)]
     return {metric: (SPEEDUPS | COSTS)[metric] for kind in known for metric in kind[:1]}
