@@ -20,7 +20,6 @@ from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.gather import load, run_folders
 from ouroboros.costs import Costs, Surface
 from ouroboros.engine.parallel.partition import cut
-from ouroboros.tree import TokenTree
 
 CONTEXT = 512  # tokens, of the calls whose costs are taken
 GAIN = 1.02  # a wider tree pays if its speed over one device is above this
@@ -109,11 +108,7 @@ def read_widths(place: Path, devices: Sequence[int]) -> tuple[list[dict], str]:
         titles.append(RunFacts.of(run.run, run.samples).title)
         for name in run.run["decoders"]:
             samples = [s for s in run.samples if s.decoder == name and not s.error]
-            trees = [
-                TokenTree(tree.tokens, tree.parents)
-                for sample in samples
-                for tree in run.trees.get(sample.key, ())
-            ]
+            trees = [step.tree for sample in samples for step in run.trees.get(sample.key, ())]
             if name == PLAIN:
                 continue
             if not trees:
