@@ -47,7 +47,8 @@ CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "bf16")
 ROOT = Path(__file__).parents[3]
 CODE = (
     *("ouroboros/**/*.py", "ouroboros/drafters/**/*.json", "ouroboros/costs/*.yaml"),
-    *("ouroboros/bench/tasks/examples/*", "ouroboros/reference/*/*.safetensors"),
+    *("ouroboros/bench/tasks/*.yaml", "ouroboros/bench/tasks/examples/*"),
+    "ouroboros/reference/*/*.safetensors",
 )
 NO_CODE = re.compile(r"ouroboros/(cli|tuning|bench/(replay|report|metrics/(?!meter)))")
 """Code that no sample depends on."""

@@ -47,7 +47,7 @@ from ouroboros.bench.run.parallel import (
     unshared,
 )
 from ouroboros.bench.run.prompts import longest, with_context
-from ouroboros.bench.tasks.sandbox import kind
+from ouroboros.bench.tasks.sandbox import check_sandbox, kind
 from ouroboros.bench.tasks.task import Example, Task, conversations, fingerprint, part_of
 from ouroboros.costs import UNTIMED, Costs
 from ouroboros.decoders import decoder_factories, wants_costs
@@ -98,6 +98,8 @@ def run(
         task, examples = config.task.load()
         name = f"{task.name}-{config.model.name}-{datetime.now():%Y%m%d-%H%M%S}"
         folder = ResultsFolder(config.results_dir or Path("results", "local", name))
+        if getattr(task, "execute_code", False):
+            check_sandbox(task.timeout_s, task.memory_mib)  # type: ignore[attr-defined]
         facts = describe(config, examples)
         choice = {"overwrite": config.overwrite, "retry_failed": config.retry_failed}
         all_succeed(ranks, lambda: folder.check_open(facts, **choice) if first else None)
@@ -322,7 +324,6 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
     target, spec, task = bench.target, config.model, bench.task
     roles = dict(zip(("target", "draft"), bench.models, strict=False))
     quantised = {role: quantised_by(model.model) for role, model in roles.items()}
-    execution = getattr(task, "execution", None)
     facts = {
         "task": {
             **{name: getattr(task, name) for name in ("name", "version", "licence")},
@@ -346,7 +347,7 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
             "tokenizer": vocab.fingerprint(target.tokenizer),
             "eos": sorted(eos_ids(target)),
         },
-        "sandbox": kind() if execution is not None and execution.allowed else None,
+        "sandbox": kind() if getattr(task, "execute_code", False) else None,
         "decoders": list(bench.decoders),
         "carried_pools": config.carried_pools,
         "sampling": asdict(bench.sampling),

@@ -6,10 +6,9 @@ from typing import ClassVar
 
 from rouge_score.rouge_scorer import RougeScorer
 
-from ouroboros.bench.tasks.dataset import DatasetTask, Template, before_stop
+from ouroboros.bench.tasks.dataset import DatasetTask, before_stop, templates_of
 from ouroboros.bench.tasks.task import Example
 
-LINE = "Please summarize the following document within one sentence"
 KINDS = ("rouge1", "rouge2", "rougeL")
 
 
@@ -26,22 +25,11 @@ class CNNDM(DatasetTask):
     max_new = 128
     hub = ("abisee/cnn_dailymail", "3.0.0", "test")
     fields: ClassVar = {"article": str, "highlights": str, "id": str}
-    templates: ClassVar = {
-        "plain": Template("Document: {article}\nSummary:", ("\n\n", "\nDocument:")),
-        "chat": Template(LINE + " and do not output anything more.\n\n{article}", chat=True),
-        "paper-yi": Template(LINE + ". Document: {article}  Summary: "),
-        "paper-llama2": Template(
-            f"[INST] {LINE} and do not output anything more. Document: {{article}}  "
-            "Summary: [/INST]"
-        ),
-    }
+    templates: ClassVar = templates_of("cnndm")
 
     def load(self) -> list[Example]:
         """Return the articles."""
-        return [
-            self.template.example(f"cnndm/{row['id']}", {"article": row["article"]}, row)
-            for row in self.rows()
-        ]
+        return [self.prompt.example(f"cnndm/{row['id']}", row, row) for row in self.rows()]
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
         """Return the F-measures, each from 0 to 1."""

@@ -1,11 +1,7 @@
 """Tasks made of rows: a local file or the Hugging Face hub, one prompt template per row.
 
-Every error names the file and the line (or the row), and what to do. Each task has an option
-`template` that names one of its prompt templates:
-
-    plain           for base models, with stop strings
-    chat            one user message, for the tokenizer's own chat template
-    paper-<family>  word for word as in the published runs, which used no stop strings
+Every error names the file and the line (or the row), and what to do. The option `template` names
+one of a task's prompt templates (templates.yaml).
 """
 
 from __future__ import annotations
@@ -13,12 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
-from ouroboros.bench.tasks.sandbox import Execution
+import yaml
+
+from ouroboros.bench.tasks.sandbox import verdict
 from ouroboros.bench.tasks.task import Example
 
 BUNDLED = "examples"
@@ -26,15 +25,7 @@ BUNDLED = "examples"
 EXAMPLES = Path(__file__).with_name("examples")
 LINES = (".jsonl", ".ndjson")
 KINDS: dict[type, str] = {str: "non-empty text", int: "a whole number", list: "a list of texts"}
-DEEPSEEK = (
-    "You are an AI programming assistant, utilizing the Deepseek Coder model, developed by "
-    "Deepseek Company, and you only answer questions related to computer science. For politically "
-    "sensitive questions, security and privacy issues, and other non-computer science questions, "
-    "you will refuse to answer\n### Instruction:\n{instruction}\n### Response:\n"
-)
-"""The prompt format of the DeepSeek-coder instruct models."""
-_FENCE = re.compile(r"```[^`\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
-_TAGGED = re.compile(r"\[PYTHON\](.*?)\[/PYTHON\]", re.DOTALL)
+_BLOCK = re.compile(r"```[^`\n]*\n(.*?)(?:```|\Z)|\[PYTHON\](.*?)\[/PYTHON\]", re.DOTALL)
 _BODY = re.compile(r"\n*(?: {2,}|\t)\S")
 
 
@@ -62,6 +53,14 @@ class Template:
         return Example(name, prompt, data, messages, group)
 
 
+@cache
+def templates_of(task: str) -> dict[str, Template]:
+    """Return a task's templates in templates.yaml, by name."""
+    found = yaml.safe_load(Path(__file__).with_name("templates.yaml").read_text("utf-8"))[task]
+    return {k: Template(**{**v, "stop": tuple(v.get("stop", ()))}) for k, v in found.items()}
+
+
+@dataclass(kw_only=True)
 class DatasetTask:
     """The options that tasks share: where rows come from, which template, which stop strings.
 
@@ -79,57 +78,57 @@ class DatasetTask:
     hub: ClassVar[tuple[str, str, str] | None] = None
     needs_path: ClassVar[str] = ""
 
-    def __init__(
-        self,
-        *,
-        path: str | None = None,
-        revision: str | None = None,
-        template: str = "plain",
-        stop: Sequence[str] | None = None,
-    ) -> None:
-        if template not in self.templates:
-            raise ValueError(
-                f"task.template {template!r} is unknown here; choose one of "
-                f"{', '.join(self.templates)}"
-            )
-        if not path and self.needs_path:
+    path: str | None = None
+    revision: str | None = None
+    template: str = "plain"
+    stop: Sequence[str] = None  # type: ignore[assignment]  # the template's
+
+    def __post_init__(self) -> None:
+        if self.template not in self.templates:
+            known = ", ".join(self.templates)
+            raise ValueError(f"task.template {self.template!r} is unknown: choose one of {known}")
+        if not self.path and self.needs_path:
             raise ValueError(f"task={self.name} needs task.path={self.needs_path}")
-        if revision and not self.hub:
-            raise ValueError(f"task.revision={revision}, but task={self.name} is on no hub")
-        self.template_name, self.template = template, self.templates[template]
-        self.stop = self.template.stop if stop is None else tuple(stop)
-        self.revision = revision
-        self.file = Path(path) if path else None
-        if path == BUNDLED:
-            self.file = EXAMPLES / f"{self.name}.jsonl"
+        if self.revision and not self.hub:
+            raise ValueError(f"task.revision={self.revision}, but task={self.name} is on no hub")
+        self.stop = tuple(self.prompt.stop if self.stop is None else self.stop)
+
+    @property
+    def prompt(self) -> Template:
+        """The chosen template."""
+        return self.templates[self.template]
+
+    @property
+    def file(self) -> Path | None:
+        """The file or folder of the rows; None for the hub."""
+        bundled = self.path == BUNDLED
+        return (
+            EXAMPLES / f"{self.name}.jsonl" if bundled else Path(self.path) if self.path else None
+        )
 
     @property
     def version(self) -> str:
         """What identifies the rows: the file's name and hash, or the hub's id and revision."""
         if self.file is None:
-            assert self.hub is not None
-            return f"{' '.join(self.hub)}, revision {self.revision or 'newest'}"
+            return f"{' '.join(self.hub or ())}, revision {self.revision or 'newest'}"
         digest = hashlib.sha256(b"".join(map(read_bytes, files_of(self.file))))
         return f"{self.file.name}, sha256 {digest.hexdigest()[:12]}"
 
     def rows(self) -> list[dict]:
         """Return the rows. Raises `ValueError` where they cannot be read or lack a field."""
-        rows = read_rows(self.file) if self.file is not None else self._hub_rows()
-        checked = []
+        rows = list(read_rows(self.file) if self.file is not None else self._hub_rows())
         for where, row in rows:
             check_fields(row, self.fields, where)
-            checked.append(row)
-        return checked
+        return [row for _, row in rows]
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
         """Return {}: nothing is scored."""
         return {}
 
-    def _hub_rows(self) -> list[tuple[str, dict]]:
+    def _hub_rows(self) -> Iterator[tuple[str, dict]]:
         from datasets import load_dataset
 
-        assert self.hub is not None
-        name, config, split = self.hub
+        name, config, split = self.hub  # type: ignore[misc]
         try:
             loaded = load_dataset(name, config, split=split, revision=self.revision)
         except Exception as error:
@@ -137,9 +136,10 @@ class DatasetTask:
                 f"cannot load {name} from the hub ({type(error).__name__}): give "
                 f"task.path=<file>, or task.path={BUNDLED} for a few rows to try out"
             ) from error
-        return [(f"{name}, row {number}", dict(row)) for number, row in enumerate(loaded)]
+        return ((f"{name}, row {number}", dict(row)) for number, row in enumerate(loaded))
 
 
+@dataclass(kw_only=True)
 class CodeTask(DatasetTask):
     """A task whose completions are code, scored by a problem's own tests.
 
@@ -147,19 +147,9 @@ class CodeTask(DatasetTask):
     are untrusted code: execute them only where that is acceptable.
     """
 
-    def __init__(
-        self,
-        *,
-        path: str | None = None,
-        revision: str | None = None,
-        template: str = "plain",
-        stop: Sequence[str] | None = None,
-        execute_code: bool = False,
-        timeout_s: float = 3.0,
-        memory_mib: int = 2048,
-    ) -> None:
-        super().__init__(path=path, revision=revision, template=template, stop=stop)
-        self.execution = Execution(execute_code, timeout_s, memory_mib)
+    execute_code: bool = False
+    timeout_s: float = 3.0
+    memory_mib: int = 2048
 
     def problem(self, row: Mapping) -> Mapping:
         """Return a row in the form of HumanEval's problems."""
@@ -167,19 +157,21 @@ class CodeTask(DatasetTask):
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
         """Return {"passed": 1.0 or 0.0}, or {} where code may not be executed."""
-        stop = self.stop or self.templates["plain"].stop
-        code = code_of(completion, stop, fenced=self.template.chat or self.template.instructs)
-        return self.execution.score(self.problem(example.data), code)
+        if not self.execute_code:
+            return {}
+        stop, fenced = self.stop or self.templates["plain"].stop, self.prompt.chat
+        code = code_of(completion, stop, fenced=fenced or self.prompt.instructs)
+        problem, limits = self.problem(example.data), (self.timeout_s, self.memory_mib)
+        return {"passed": float(verdict(problem, code, *limits) == "passed")}
 
 
-def before_stop(completion: str, stop: Sequence[str]) -> str:
+def before_stop(completion: str, stop: Iterable[str]) -> str:
     """Return the text up to the first stop string, with which a completion ends.
 
     >>> before_stop("Berlin.\\nQuestion: and", ["\\nQuestion:", "\\n\\n"])
     'Berlin.'
     """
-    ends = [end for end in (completion.find(string) for string in stop) if end >= 0]
-    return completion[: min(ends, default=len(completion))]
+    return min((completion.partition(string)[0] for string in stop), key=len, default=completion)
 
 
 def code_of(completion: str, stop: Sequence[str], *, fenced: bool) -> str:
@@ -191,9 +183,9 @@ def code_of(completion: str, stop: Sequence[str], *, fenced: bool) -> str:
     >>> code_of("    return 1\\nprint(f())", ["\\nprint"], fenced=False)
     '    return 1'
     """
-    block = _FENCE.search(completion) or _TAGGED.search(completion)
+    block = _BLOCK.search(completion)
     if fenced and block and not _BODY.match(completion):
-        return block[1]
+        return block[1] if block[2] is None else block[2]
     return before_stop(completion, [*stop, "\n```"])
 
 
@@ -206,43 +198,43 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return a file's content. Raises `ValueError` where it cannot be read."""
+    """Return a file's content. Raises `ValueError` where it cannot be read as UTF-8."""
     try:
+        path.read_text("utf-8")
         return path.read_bytes()
     except OSError as error:
         raise ValueError(f"cannot read task.path={path}: {error.strerror}") from error
-
-
-def read_text(path: Path) -> str:
-    """Return a file's text. Raises `ValueError` where it is not readable UTF-8."""
-    try:
-        return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"cannot read task.path={path}: not UTF-8 text") from error
 
 
+def read_text(path: Path) -> str:
+    """Return a file's text. Raises `ValueError` where it cannot be read as UTF-8."""
+    return read_bytes(path).decode("utf-8-sig")
+
+
 def read_rows(path: Path) -> Iterator[tuple[str, dict]]:
     """Yield ("file, line", row) for each object of a JSONL file, or of a JSON file's list."""
-
-    def parsed(text: str, where: str):
+    if path.suffix in LINES:
+        texts = enumerate(read_text(path).split("\n"), start=1)
+        rows = [(f"{path.name}, line {n}", text) for n, text in texts if text.strip()]
+    else:
+        rows = [(path.name, read_text(path))]
+    for where, text in rows:
         try:
-            return json.loads(text)
+            found = json.loads(text)
         except ValueError as error:
             raise ValueError(f"{where}: not JSON") from error
-
-    text = read_text(path)
-    if path.suffix in LINES:
-        lines = [(f"{path.name}, line {n}", x) for n, x in enumerate(text.split("\n"), start=1)]
-        rows = ((where, parsed(line, where)) for where, line in lines if line.strip())
-    else:
-        found = parsed(text, path.name)
-        if not isinstance(found, list):
-            raise ValueError(f"{path.name}: not a JSON list of objects")
-        rows = ((f"{path.name}, row {n}", row) for n, row in enumerate(found, start=1))
-    for where, row in rows:
-        if not isinstance(row, dict):
-            raise ValueError(f"{where}: not a JSON object")
-        yield where, row
+        if path.suffix in LINES:
+            found, places = [found], [where]
+        elif isinstance(found, list):
+            places = [f"{path.name}, row {n}" for n in range(1, len(found) + 1)]
+        else:
+            raise ValueError(f"{where}: not a JSON list of objects")
+        for place, row in zip(places, found, strict=True):
+            if not isinstance(row, dict):
+                raise ValueError(f"{place}: not a JSON object")
+            yield place, row
 
 
 def check_fields(row: Mapping, fields: Mapping[str, type], where: str) -> None:
@@ -252,8 +244,8 @@ def check_fields(row: Mapping, fields: Mapping[str, type], where: str) -> None:
         for part in name.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         fits = isinstance(value, kind) and value not in ("", [])
-        if fits and isinstance(value, list):
-            fits = all(isinstance(item, str) for item in value)
+        if isinstance(value, list):
+            fits = fits and all(isinstance(item, str) for item in value)
         if not fits:
             there = "" if name.split(".")[0] in row else f"; it has {', '.join(row) or 'no field'}"
             raise ValueError(f'{where}: its field "{name}" must be {KINDS[kind]}{there}')

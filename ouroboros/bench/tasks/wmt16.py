@@ -7,10 +7,8 @@ from typing import ClassVar
 
 from sacrebleu.metrics import BLEU, CHRF
 
-from ouroboros.bench.tasks.dataset import DatasetTask, Template, before_stop
+from ouroboros.bench.tasks.dataset import DatasetTask, before_stop, templates_of
 from ouroboros.bench.tasks.task import Example
-
-LINE = "Translate this German sentence to English"
 
 
 class WMT16(DatasetTask):
@@ -26,22 +24,12 @@ class WMT16(DatasetTask):
     max_new = 64
     hub = ("wmt/wmt16", "de-en", "test")
     fields: ClassVar = {"translation.de": str, "translation.en": str}
-    templates: ClassVar = {
-        "plain": Template("German: {de}\nEnglish:", ("\n",)),
-        "chat": Template(LINE + " and do not output anything more.\n\n{de}", chat=True),
-        "paper-yi": Template(LINE + ". German: {de} English: "),
-        "paper-llama2": Template(
-            "[INST] " + LINE + " and do not output anything more. German: {de} English:  [/INST]"
-        ),
-    }
+    templates: ClassVar = templates_of("wmt16")
 
     def load(self) -> list[Example]:
         """Return the sentences."""
         pairs = (row["translation"] for row in self.rows())
-        return [
-            self.template.example(f"wmt16/{index}", {"de": pair["de"]}, pair)
-            for index, pair in enumerate(pairs)
-        ]
+        return [self.prompt.example(f"wmt16/{i}", pair, pair) for i, pair in enumerate(pairs)]
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
         """Return sentence-level BLEU (with effective order) and chrF."""

@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from ouroboros.bench.tasks import sandbox
 from ouroboros.bench.tasks.dataset import code_of
 from ouroboros.bench.tasks.humaneval import STOP, HumanEval
 from ouroboros.bench.tasks.prompts import Prompts
-from ouroboros.bench.tasks.sandbox import Execution, kind
+from ouroboros.bench.tasks.sandbox import kind, verdict
 from ouroboros.bench.tasks.task import select
 
 PROBLEM = {
@@ -21,7 +22,7 @@ PROBLEM = {
     "test": "def check(f):\n    assert f(2) == 4\n",
     "entry_point": "double",
 }
-QUICK = Execution(True, timeout_s=2.0, memory_mib=1024)
+QUICK = partial(verdict, timeout_s=2.0, memory_mib=1024)
 
 
 def test_humaneval_loads_from_the_package():
@@ -53,7 +54,7 @@ def test_templates_of_the_published_runs(template, start, middle):
 
 
 def test_an_unknown_template_is_refused_by_name():
-    with pytest.raises(ValueError, match="'paper' is unknown here; choose one of plain, chat"):
+    with pytest.raises(ValueError, match="'paper' is unknown: choose one of plain, chat"):
         HumanEval(template="paper")
 
 
@@ -100,8 +101,9 @@ def test_wordings_for_instruct_models_are_answered_in_fences():
 
 
 @pytest.mark.parametrize(
-    ("body", "verdict"),
+    ("body", "judged"),
     [
+        ("    import os; os.write(1, b'noise'); print(x, flush=True)\n    return 4", "passed"),
         ("    return 2 * x", "passed"),
         ("    return x", "failed"),
         ("    return (", "failed"),
@@ -110,16 +112,16 @@ def test_wordings_for_instruct_models_are_answered_in_fences():
         ("    y = bytearray(8 << 30)\n    return 4", "failed"),
     ],
 )
-def test_sandbox_passes_only_right_programs_within_the_limits(body, verdict):
-    assert QUICK.verdict(PROBLEM, body).startswith(verdict)
+def test_sandbox_passes_only_right_programs_within_the_limits(body, judged):
+    assert QUICK(PROBLEM, body).startswith(judged)
 
 
 def test_sandbox_ends_endless_loops():
     started = time.monotonic()
-    assert QUICK.verdict(PROBLEM, "    while True: pass") == "timed out"
+    assert QUICK(PROBLEM, "    while True: pass") == "timed out"
     stubborn = "    while True:\n        try:\n            while True: pass\n"
     stubborn += "        except BaseException: pass"
-    assert QUICK.verdict(PROBLEM, stubborn) == "timed out"
+    assert QUICK(PROBLEM, stubborn) == "timed out"
     assert time.monotonic() - started < 25
 
 
@@ -146,7 +148,7 @@ def test_sandbox_kills_children_and_keeps_its_folder_to_itself(walls, monkeypatc
         "    return 4"
     )
     before = os.listdir()
-    assert QUICK.verdict(PROBLEM, program) == "passed"
+    assert QUICK(PROBLEM, program) == "passed"
     assert os.listdir() == before
     for _ in range(50):
         if not _running(named):
@@ -175,7 +177,7 @@ def _ran(code: str, known: str = ""):
     """A program of its own, at the top level, in the sandbox."""
     test = "def check(_):\n    pass"
     problem = {"task_id": "x", "prompt": known, "test": test, "entry_point": "None"}
-    return Execution(True, timeout_s=30.0).verdict(problem, code)
+    return verdict(problem, code, timeout_s=30.0)
 
 
 def _listener(how: str):
