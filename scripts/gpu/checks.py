@@ -20,12 +20,14 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
-from typing import Literal
+from types import SimpleNamespace
 
 import torch
-from attention_trial import Check, attention_agrees
+from shapes import load_shapes
+from torch.nn.functional import scaled_dot_product_attention
 
 from ouroboros.audit.reference_forward import recast
 from ouroboros.bench.run.identity import versions
@@ -33,18 +35,34 @@ from ouroboros.bench.run.pair import PairSpec, load_pair
 from ouroboros.costs import Costs
 from ouroboros.costs.timing import random_tree
 from ouroboros.decode import RootOnly, decode
+from ouroboros.engine.attention import kernel_attention
+from ouroboros.engine.kernels import fits
+from ouroboros.engine.masks import additive
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import Sampler, TokenSelector, argmax, gumbel
 from ouroboros.tree import TokenTree
 
-LOGIT_TOLERANCE = 1e-3  # of float32 logits by two engines
 REFERENCE = ("reference", "reference/target", "reference/draft")
+WIDTH = 128  # of an attention head
+LEAST_ERROR = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 1e-3}
+ATTENTION_RATIO = 2.0  # of our attention's error over that of torch's own
+LOGIT_TOLERANCE = 1e-3  # of float32 logits by two engines
 ERROR_RATIO = 1.25  # of the rounding errors of two engines in half precision (root mean squares)
 
 
 @dataclass(frozen=True)
+class Check:
+    """One comparison: whether it passed, and the figures that it rests on."""
+
+    name: str
+    passed: bool
+    figures: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Sizes:
-    """Sizes of trees and contexts to check: as on a GPU, or small for a rehearsal."""
+    """Sizes of trees and contexts to check: as on a GPU, or small for a rehearsal. `layouts` are
+    pairs of query heads and key heads."""
 
     layouts: Sequence[Sequence[int]] = ((56, 8), (32, 4), (64, 8), (32, 32), (3, 1))
     attention_nodes: Sequence[int] = (1, 7, 24, 100, 256)
@@ -69,6 +87,50 @@ def noise_agrees(device: torch.device, *, vocab: int = 64_000, positions: int = 
     return Check("noise", unequal == 0, {"positions": positions, "unequal": unequal})
 
 
+def attention_agrees(
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    layouts: Sequence[Sequence[int]],
+    nodes: Sequence[int],
+    slots: Sequence[int],
+) -> Check:
+    """Compare our attention on random keys with float64; its error may be `ATTENTION_RATIO` times
+    that of torch's own, with keys and values repeated for each query head. On a GPU it must be our
+    kernel that runs."""
+    ours, theirs, kernel, calls = 0.0, 0.0, 0, 0
+    for (heads, kv_heads), count, length in product(layouts, nodes, slots):
+        if length < count:
+            continue
+        group, draw = heads // kv_heads, torch.Generator(device).manual_seed(0)
+        sizes = (heads, count), (kv_heads, length), (kv_heads, length)
+        query, key, value = inputs = [
+            torch.randn(1, *size, WIDTH, generator=draw, device=device).to(dtype) for size in sizes
+        ]
+        seen = torch.zeros(count, length, dtype=torch.bool)  # the tree, after it a few unused slots
+        base = length - count - min(5, length - count)
+        tree = random_tree(count, draw=random.Random(0))
+        seen[:, :base], seen[:, base : base + count] = True, torch.from_numpy(tree.ancestors())
+        mask = additive(seen.to(device), dtype)
+        module = SimpleNamespace(num_key_value_groups=group, is_causal=True, training=False)
+        found = kernel_attention(module, query, key, value, mask)[0].double()  # type: ignore[arg-type]
+
+        def plain(dtype: torch.dtype, inputs=inputs, seen=seen, group=group) -> torch.Tensor:
+            query, *rest = (tensor.to(dtype) for tensor in inputs)
+            key, value = (tensor.repeat_interleave(group, dim=1) for tensor in rest)
+            out = scaled_dot_product_attention(query, key, value, attn_mask=seen.to(device))
+            return out.transpose(1, 2).double()
+
+        exact = plain(torch.float64)
+        ours = max(ours, float((found - exact).abs().max()))
+        theirs = max(theirs, float((plain(dtype) - exact).abs().max()))
+        kernel, calls = kernel + fits(query, key, value, mask), calls + 1
+    right = ours <= max(ATTENTION_RATIO * theirs, LEAST_ERROR[dtype])
+    used = kernel == calls or device.type != "cuda"
+    figures = {"calls": calls, "by_kernel": kernel, "max_error": ours, "max_error_sdpa": theirs}
+    return Check(f"attention {str(dtype)[6:]}", right and used and calls > 0, figures)
+
+
 def engines_agree(
     name: str,
     eager: CachedModel,
@@ -77,7 +139,6 @@ def engines_agree(
     contexts: Sequence[int],
     nodes: Sequence[int],
     exact: CachedModel | None = None,
-    seed: int = 0,
 ) -> Check:
     """Compare logits of random trees of `nodes` nodes after `contexts` tokens, and those of one
     more token after a random path of the tree is accepted.
@@ -86,17 +147,17 @@ def engines_agree(
     `LOGIT_TOLERANCE`. With it (half precision: the same weights in float32), the root mean square
     error of `static` may be `ERROR_RATIO` times that of `eager`.
     """
-    draw = random.Random(seed)
+    draw = random.Random(0)
     models = [model for model in (eager, static, exact) if model is not None]
     for model in models:
         model.empty()
     pairs = [(model, model.new_sequence()) for model in models]
     text = [draw.randrange(min(1000, eager.vocab_size)) for _ in range(max(contexts))]
     rows = flips = 0
-    worst, eager_square, static_square = 0.0, 0.0, 0.0
+    worst, squares = 0.0, torch.zeros(2, dtype=torch.float64)
 
     def compare(tokens: list[int], tree: TokenTree) -> None:
-        nonlocal rows, flips, worst, eager_square, static_square
+        nonlocal rows, flips, worst, squares
         first, second, *truth = (
             model.score(sequence, tokens, tree).clone().double() for model, sequence in pairs
         )
@@ -104,28 +165,25 @@ def engines_agree(
         flips += int((first.argmax(-1) != second.argmax(-1)).sum())
         worst = max(worst, float((first - second).abs().max()))
         for right in truth:
-            eager_square += float((first - right).square().mean(-1).sum())
-            static_square += float((second - right).square().mean(-1).sum())
+            errors = torch.stack([first - right, second - right])
+            squares += errors.square().mean(-1).sum(-1).cpu()
 
-    for context in sorted(contexts):
+    for context, size in product(sorted(contexts), nodes):
         tokens = text[:context]
-        for size in nodes:
-            shape = random_tree(size, draw=draw)
-            tree = TokenTree((tokens[-1], *shape.tokens[1:]), shape.parents)
-            compare(tokens, tree)
-            path = tree.path_to(draw.randrange(len(tree)))
-            for model, sequence in pairs:
-                model.accept(sequence, path)
-            compare(
-                [*tokens, *(tree.tokens[node] for node in path[1:]), text[0]],
-                TokenTree((text[0],), (-1,)),
-            )
+        shape = random_tree(size, draw=draw)
+        tree = TokenTree((tokens[-1], *shape.tokens[1:]), shape.parents)
+        compare(tokens, tree)
+        path = tree.path_to(draw.randrange(len(tree)))
+        for model, sequence in pairs:
+            model.accept(sequence, path)
+        tokens = [*tokens, *(tree.tokens[node] for node in path[1:]), text[0]]
+        compare(tokens, TokenTree.chain(text[0], ()))
     figures = {"rows": rows, "max_logit_difference": worst, "argmax_differs": flips}
     if exact is None:
         return Check(name, rows > 0 and flips == 0 and worst <= LOGIT_TOLERANCE, figures)
-    errors = [(square / max(1, rows)) ** 0.5 for square in (eager_square, static_square)]
-    figures |= {"eager_rms_error": errors[0], "static_rms_error": errors[1]}
-    return Check(name, rows > 0 and errors[1] <= ERROR_RATIO * errors[0], figures)
+    theirs, ours = (squares / max(1, rows)).sqrt().tolist()
+    figures |= {"eager_rms_error": theirs, "static_rms_error": ours}
+    return Check(name, rows > 0 and ours <= ERROR_RATIO * theirs, figures)
 
 
 def rolls_agree(
@@ -180,10 +238,8 @@ def preflight(args: argparse.Namespace, sizes: Sizes, run: Callable) -> None:
     run("versions", lambda: Check("versions", True, versions()))
     grid = {"layouts": sizes.layouts[:2], "nodes": sizes.attention_nodes[::2]}
     run("attention", attention_agrees, args.device, torch.bfloat16, **grid, slots=sizes.slots[:2])
-    standin = dict(zip(("target", "draft"), args.shapes, strict=True)) if args.shapes else None
-    engine: Literal["static", "auto"] = "static" if args.small else "auto"
-    spec = PairSpec(*REFERENCE, dtype="bfloat16", standin=standin, engine=engine)
-    models = dict(zip(("target", "draft"), load_pair(spec, with_draft=True).models, strict=True))
+    pair = load_shapes(args.shapes, small=args.small)
+    models = dict(zip(("target", "draft"), pair.models, strict=True))
     run("served", served, models)
     run("floor", floor_share, models, 256 if args.small else 512)
 
@@ -206,8 +262,7 @@ def correct(args: argparse.Namespace, sizes: Sizes, run: Callable) -> None:
             label = f"engines {role} {name}"
             run(label, engines_agree, label, eager, static, **both)
             for how, choose in (("greedy", argmax), ("sampled", Sampler(temperature=0.8, seed=3))):
-                label = f"roll {role} {name} {how}"
-                count = sizes.roll_tokens
+                label, count = f"roll {role} {name} {how}", sizes.roll_tokens
                 run(label, rolls_agree, label, static, prompts, count=count, choose=choose)
 
 
@@ -217,7 +272,7 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("kind", choices=("preflight", "correct", "lossless"))
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
-    parser.add_argument("--shapes", nargs="+", help="of the target and the draft")
+    parser.add_argument("--shapes", nargs=2, help="of the target and the draft")
     parser.add_argument("--small", action="store_true", help="a rehearsal's sizes")
     args = parser.parse_args(words)
     args.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -39,54 +41,55 @@ class Goal:
     passed: bool | None = None
     note: str = ""
 
+    def judged(self) -> Goal:
+        """Return the goal with `passed`, where both the figure and a bound are known."""
+        if self.figure is None or self.at_least is self.below is None:
+            return self
+        above = self.at_least is None or self.figure >= self.at_least
+        return replace(self, passed=above and (self.below is None or self.figure < self.below))
+
 
 def goals(
     samples: Samples, costs: Costs, *, judged: bool, idle: Mapping[str, float | None] | None = None
 ) -> list[Goal]:
     """Return the goals of a run of all decoders; `idle` is the GPU's idle share by decoder."""
-    good: dict[str, list[Sample]] = {}
+    good: defaultdict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
         if not sample.error:
-            good.setdefault(sample.decoder, []).append(sample)
-    plain, ours = good.get(PLAIN, []), good.get(METHOD, [])
+            good[sample.decoder].append(sample)
+    plain, ours = good[PLAIN], good[METHOD]
     predicted = predicted_speedup(plain, ours, costs)
-    measured = _lead(plain, ours, part=decode_part)
+    measured = lead(plain, ours, part=decode_part)
     reached = measured / predicted if measured and predicted else None
-    leads = {name: _lead(mine, ours) for name, mine in good.items() if not name.startswith(METHOD)}
-    assisted = {name: lead for name, lead in leads.items() if name.startswith(ASSISTED)}
-    others = {name: lead for name, lead in leads.items() if name not in (PLAIN, THEIRS)}
+    note = f"measured {measured:.3f}, predicted {predicted:.3f}" if reached else ""
+    leads = {name: lead(mine, ours) for name, mine in good.items() if not name.startswith(METHOD)}
+    rates = METRICS["acceptance_rate_per_position"](good[CHAIN])
     steps = step_frame(ours)
     host_share = float((steps["host_ms"] / steps["step_ms"]).iloc[0]) if len(steps) else None
     found = [
-        Goal("ouroboros_over_greedy", leads.get(PLAIN), at_least=3.9),
-        Goal("ouroboros_over_hf_greedy", leads.get(THEIRS), at_least=3.9),
-        _over_fastest("ouroboros_over_assisted", assisted, at_least=1.5),
-        _over_fastest("ouroboros_over_every_other", others, at_least=1.25),
+        Goal("ouroboros_over_greedy", leads.get(PLAIN), 3.9),
+        Goal("ouroboros_over_hf_greedy", leads.get(THEIRS), 3.9),
+        over_fastest("assisted", {n: x for n, x in leads.items() if n.startswith(ASSISTED)}, 1.5),
+        over_fastest("every_other", {n: leads[n] for n in leads if n not in (PLAIN, THEIRS)}, 1.25),
         Goal("repetition_of_greedy", METRICS["repetition_rate"](plain), below=0.25),
-        Goal("agreement_of_draft", agreement(good.get(CHAIN, []))),
-        Goal("greedy_of_floor", floor_share(plain, costs), at_least=0.92),
-        Goal("draft_of_floor", draft_floor_share(costs), at_least=0.85),
-        *(
-            Goal(f"gpu_idle_share_{name}", (idle or {}).get(name), below=0.05)
-            for name in (PLAIN, METHOD)
-        ),
+        Goal("agreement_of_draft", rates[0] if rates else None),
+        Goal("greedy_of_floor", floor_share(plain, costs), 0.92),
+        Goal("draft_of_floor", draft_floor_share(costs), 0.85),
+        *(Goal(f"gpu_idle_share_{n}", (idle or {}).get(n), below=0.05) for n in (PLAIN, METHOD)),
         Goal("ouroboros_host_share", host_share, below=0.05),
-        Goal(
-            "ouroboros_of_predicted_speedup",
-            reached,
-            at_least=0.9,
-            note=f"measured {measured:.3f}, predicted {predicted:.3f}, after each first step"
-            if measured and predicted
-            else "",
-        ),
+        Goal("ouroboros_of_predicted_speedup", reached, 0.9, note=note),
     ]
-    return [_judged(goal) for goal in found] if judged else found
+    return [goal.judged() for goal in found] if judged else found
 
 
-def agreement(chains: Samples) -> float | None:
-    """Return how often a draft's first token is the target's, by a decoder that drafts chains."""
-    rates = METRICS["acceptance_rate_per_position"](chains)
-    return rates[0] if rates else None
+def over_fastest(others: str, leads: Mapping[str, float | None], at_least: float) -> Goal:
+    """Return the goal over the fastest of some decoders, which its note names."""
+    known = {decoder: value for decoder, value in leads.items() if value is not None}
+    if not known:
+        return Goal(f"ouroboros_over_{others}", None, at_least)
+    hardest = min(known, key=lambda decoder: known[decoder])
+    note = f"{hardest}, fastest of {', '.join(known)}"
+    return Goal(f"ouroboros_over_{others}", known[hardest], at_least, note=note)
 
 
 def draft_floor_share(costs: Costs) -> float | None:
@@ -100,17 +103,15 @@ def draft_floor_share(costs: Costs) -> float | None:
 def floor_share(samples: Samples, costs: Costs) -> float | None:
     """Return the least time that greedy's steps could take, bytes over bandwidth, as a share of the
     time that they took; each prompt's first step, with its prefill, left out."""
+    if costs.floor_ms("target", 1) is None:
+        return None
     floor_ms = spent_ms = 0.0
     for sample in samples:
         context = sample.prompt_tokens
-        for index, step in enumerate(sample.steps):
-            least = costs.floor_ms("target", context)
-            if least is None:
-                return None
-            if index:
-                floor_ms += least
-                spent_ms += 1e3 * step_s(step)
-            context += step.new
+        for last, step in pairwise(sample.steps):
+            context += last.new
+            floor_ms += costs.floor_ms("target", context) or 0.0
+            spent_ms += 1e3 * step_s(step)
     return floor_ms / spent_ms if spent_ms else None
 
 
@@ -118,32 +119,14 @@ def predicted_speedup(plain: Samples, samples: Samples, costs: Costs) -> float |
     """Return the speedup over greedy, after each first step, that the cost model gives for these
     very counts: calls as measured apart, and no time outside of the models but what `costs` says.
     None where the costs do not reach far enough."""
-    predicted = [CostModel(costs).predict_all(part) for part in (plain, samples)]
-    return _lead(*predicted, part=decode_part) if all(predicted) else None
+    first, second = (CostModel(costs).predict_all(part) for part in (plain, samples))
+    return lead(first, second, part=decode_part) if first and second else None
 
 
-def _over_fastest(name: str, leads: Mapping[str, float | None], *, at_least: float) -> Goal:
-    """The goal over the fastest of some decoders, which its note names."""
-    known = {decoder: lead for decoder, lead in leads.items() if lead is not None}
-    if not known:
-        return Goal(name, None, at_least)
-    hardest = min(known, key=lambda decoder: known[decoder])
-    return Goal(name, known[hardest], at_least, note=f"{hardest}, fastest of {', '.join(known)}")
-
-
-def _lead(others: Samples, ours: Samples, **part) -> float | None:
+def lead(others: Samples, ours: Samples, **part) -> float | None:
+    """Return how many times as fast `ours` is; None where that is unknown."""
     found = speedup(others, ours, **part)
     return None if found is None else found.value
-
-
-def _judged(goal: Goal) -> Goal:
-    if goal.figure is None:
-        return goal
-    low, high = goal.at_least, goal.below
-    if low is None and high is None:
-        return goal
-    passed = (low is None or goal.figure >= low) and (high is None or goal.figure < high)
-    return replace(goal, passed=passed)
 
 
 def main() -> None:
@@ -158,9 +141,8 @@ def main() -> None:
     folder = ResultsFolder(args.folder)
     engines = folder.load_run()["model"]["engines"]
     fallbacks = [f"{role}: {own['fallback']}" for role, own in engines.items() if own["fallback"]]
-    idle = None
-    if args.idle and args.idle.exists():
-        idle = json.loads(args.idle.read_text())["idle_share"]
+    known = args.idle and args.idle.exists()
+    idle = json.loads(args.idle.read_text())["idle_share"] if known else None
     judged = not fallbacks and not args.rehearsal
     found = goals(folder.load_samples(), Costs.load(args.costs), judged=judged, idle=idle)
     words = {True: "reached", False: "missed", None: "not judged"}

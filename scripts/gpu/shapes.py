@@ -9,45 +9,54 @@ or 70 % of both models' layers. Exits with 1 if not even these fit. Nothing is l
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 import torch
 
 from ouroboros import standin
+from ouroboros.bench.run.pair import Pair, PairSpec, load_pair
 from ouroboros.engine.static import NODES, padded_slots
 from ouroboros.tuning.memory import DeviceMemory, footprint_of, longest_context
 
+ROLES = ("target", "draft")
 SHARES = (1, 0.9, 0.8, 0.7)
 WORKSPACE_BYTES = 2 << 30  # graph pools, logits of both models, cuBLAS, the driver
 CACHE_COPIES = 2  # a cache that grows is copied
 
 
-def fitting(shapes: dict[str, str], *, context: int, memory_bytes: int) -> dict[str, str] | None:
-    """Return {role: shape} with the largest of `SHARES` of the layers that fits in bfloat16 with
+def fitting(shapes: Sequence[str], *, context: int, memory_bytes: int) -> list[str] | None:
+    """Return the shapes with the largest of `SHARES` of their layers that fits in bfloat16 with
     caches of `context` tokens; None if none does."""
     slots = CACHE_COPIES * padded_slots(context + NODES[-1])
     for share in SHARES:
-        found = shapes
+        found = list(shapes)
         if share < 1:
-            found = {
-                role: f"{name}@{round(share * standin.shape(name).num_hidden_layers)}"
-                for role, name in shapes.items()
-            }
-        sizes = {
-            role: footprint_of(standin.shape(name), torch.bfloat16) for role, name in found.items()
-        }
+            layers = (round(share * standin.shape(name).num_hidden_layers) for name in shapes)
+            found = [f"{name}@{count}" for name, count in zip(shapes, layers, strict=True)]
+        sizes = {name: footprint_of(standin.shape(name), torch.bfloat16) for name in found}
         if longest_context(sizes, memory_bytes - WORKSPACE_BYTES) >= slots:
             return found
     return None
 
 
+def load_shapes(shapes: Sequence[str], *, small: bool) -> Pair:
+    """Return the reference pair inside these shapes; `small` takes a GPU's engine on a CPU too."""
+    spec = PairSpec(
+        *("reference", "reference/target", "reference/draft", "bfloat16"),
+        standin=dict(zip(ROLES, shapes, strict=True)),
+        engine="static" if small else "auto",
+    )
+    return load_pair(spec, with_draft=True)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("target")
-    parser.add_argument("draft", nargs="?")
+    parser.add_argument("shapes", nargs="+", help="of the target and perhaps a draft")
     parser.add_argument("--context", type=int, default=2048)
     args = parser.parse_args()
-    names = {"target": args.target} | ({"draft": args.draft} if args.draft else {})
-    found = fitting(names, context=args.context, memory_bytes=DeviceMemory.of().total_bytes)
+    memory_bytes = DeviceMemory.of().total_bytes
+    found = fitting(args.shapes, context=args.context, memory_bytes=memory_bytes)
     if found is None:
-        raise SystemExit(f"{' and '.join(names.values())} do not fit in this machine's memory")
-    print("model.standin={" + ",".join(f"{role}:{name}" for role, name in found.items()) + "}")
+        raise SystemExit(f"{' and '.join(args.shapes)} do not fit in this machine's memory")
+    named = (f"{role}:{name}" for role, name in zip(ROLES, found, strict=False))
+    print("model.standin={" + ",".join(named) + "}")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import replace
 
-import attention_trial
+import checks
 import pytest
 import torch
-from attention_trial import attention_agrees, attention_times, random_call
-from checks import engines_agree, lossless, main, noise_agrees, rolls_agree
+from checks import attention_agrees, engines_agree, lossless, main, noise_agrees, rolls_agree
 from shapes import fitting
 from tiny import llama
 
@@ -78,35 +76,17 @@ def test_attention_is_held_against_float64(dtype, monkeypatch):
     sizes = {"layouts": [[6, 2], [2, 2]], "nodes": [1, 5], "slots": [3, 40]}
     check = attention_agrees(CPU, dtype, **sizes)
     assert check.passed and check.figures["calls"] == 6 and not check.figures["by_kernel"]
-    right = attention_trial.kernel_attention
-    monkeypatch.setattr(
-        attention_trial, "kernel_attention", lambda *args: (right(*args)[0] * 1.05, None)
-    )
+    right = checks.kernel_attention
+    monkeypatch.setattr(checks, "kernel_attention", lambda *args: (right(*args)[0] * 1.05, None))
     assert not attention_agrees(CPU, dtype, **sizes).passed
-
-
-def test_a_trial_call_hides_its_unused_slots():
-    one = random_call(4, 2, 3, 20, device=CPU, dtype=torch.float32)
-    key = one.key.clone()
-    key[:, :, -5:] = 99.0
-    assert torch.equal(replace(one, key=key).ours(), one.ours())
-
-
-def test_attention_is_timed_by_layout_nodes_and_slots():
-    sizes = {"layouts": [[4, 2]], "nodes": [1, 5], "slots": [3, 40], "repeats": 1}
-    rows = attention_times(CPU, torch.float32, **sizes)
-    assert [(row["nodes"], row["slots"]) for row in rows] == [(1, 3), (1, 40), (5, 40)]
-    assert rows[1]["read_mb"] == 2 * 2 * 40 * 128 * 4 / 1e6
 
 
 @pytest.mark.parametrize(("memory_gib", "layers"), [(140, ""), (80, "@"), (40, None)])
 def test_shapes_have_fewer_layers_where_memory_is_short(memory_gib, layers):
-    found = fitting(
-        {"target": "yi-34b", "draft": "yi-6b"}, context=2048, memory_bytes=memory_gib << 30
-    )
+    found = fitting(["yi-34b", "yi-6b"], context=2048, memory_bytes=memory_gib << 30)
     assert (found is None) == (layers is None)
     if found:
-        assert all(("@" in name) == bool(layers) for name in found.values())
+        assert all(("@" in name) == bool(layers) for name in found)
 
 
 @pytest.mark.slow
