@@ -10,17 +10,15 @@ name of the model whose shape it has.
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from ouroboros.bench.run.pair import model_path
 from ouroboros.engine.quantised import bytes_of
-from ouroboros.standin import blank, embed, shape
+from ouroboros.standin import embed, shape
 
-RESERVE_BYTES = 1 << 30  # free disk space that must remain
 CARD = """# Stand-in of shape {shape}
 
 Computes the function of `{core}` at the memory traffic of {shape}: made by
@@ -28,25 +26,11 @@ Computes the function of `{core}` at the memory traffic of {shape}: made by
 """
 
 
-def check_disk(config: LlamaConfig, dtype: torch.dtype, out: Path) -> None:
-    """Raise ValueError if `out` is in use, or if its disk cannot hold the checkpoint."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} is not an empty folder: name another one")
-    model = blank(config, dtype)
-    need = bytes_of(model) + model.model.embed_tokens.weight.nbytes
-    parent = next(p for p in (out, *out.absolute().parents) if p.exists())
-    free = shutil.disk_usage(parent).free
-    if need + RESERVE_BYTES > free:
-        raise ValueError(
-            f"the checkpoint needs {need / 1e9:.1f} GB and {parent} has {free / 1e9:.1f} GB free: "
-            "choose a smaller shape or build it in memory with ouroboros.standin.embed"
-        )
-
-
 def save_standin(args: argparse.Namespace) -> None:
-    """Build and save the stand-in. Raises `ValueError` if it does not fit."""
+    """Build and save the stand-in. Raises `ValueError` if the folder is in use."""
+    if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
+        raise ValueError(f"{args.out} is not an empty folder: name another one")
     config, dtype = shape(args.shape), getattr(torch, args.dtype)
-    check_disk(config, dtype, args.out)
     core = LlamaForCausalLM.from_pretrained(model_path(args.core), dtype=dtype)
     model = embed(core, config, device=args.device, dtype=dtype, seed=args.seed)
     model.save_pretrained(args.out)

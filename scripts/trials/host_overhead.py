@@ -17,9 +17,11 @@ import pstats
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -51,20 +53,15 @@ class Script(TokenSelector):
         self.spent_s = 0.0
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        started = time.perf_counter()
-        base, depths = len(tokens), tree.depths()
-        chosen = [self.text[base + depths[node]] for node in tree.logit_nodes]
-        self.spent_s += time.perf_counter() - started
-        return chosen
+        return self.ranked(logits, tokens, tree, 1).ids[:, 0].tolist()
 
     def ranked(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
     ) -> Ranked:
         started = time.perf_counter()
-        base, depths = len(tokens), tree.depths()
-        places = [base + int(depths[node]) for node in tree.logit_nodes]
-        ids = np.array([[self.text[p] + rank for rank in range(count)] for p in places])
-        first = np.array([[self.shares[p]] for p in places])
+        at = len(tokens) + tree.depths()[list(tree.logit_nodes)]
+        ids = np.array([self.text[position] for position in at])[:, None] + np.arange(count)
+        first = np.array([[self.shares[position]] for position in at])
         shares = np.hstack([first, (1 - first) * 0.5 ** np.arange(count - 1)])[:, :count]
         found = Ranked(ids, np.log(np.maximum(shares, 1e-30)), shares)
         self.spent_s += time.perf_counter() - started
@@ -106,24 +103,6 @@ def host_steps(
         started, spent = time.perf_counter(), script.spent_s + drafting.spent_s
 
 
-def host_ms(make: Callable, script: Script, drafting: Script, context: int, args) -> dict:
-    """Return the host's milliseconds per step and per call, the least of the repeats, and what a
-    step consists of."""
-    repeats = [
-        list(host_steps(make(), script, drafting, prompt=context, max_new=args.tokens))
-        for _ in range(args.repeats)
-    ]
-    steps = len(repeats[-1])
-    seconds = min(sum(s for s, _, _ in found) for found in repeats)
-    calls, new = (sum(step[at] for step in repeats[-1]) for at in (1, 2))
-    return {
-        "ms_per_step": 1e3 * seconds / steps,
-        "ms_per_call": 1e3 * seconds / (steps + calls),
-        "draft_calls_per_step": calls / steps,
-        "new_per_step": new / steps,
-    }
-
-
 def host_overhead(args: argparse.Namespace) -> None:
     """Measure; print a table and one JSON document."""
     tokenizer = load_tokenizer(PairSpec("reference", "reference/target"))
@@ -135,16 +114,22 @@ def host_overhead(args: argparse.Namespace) -> None:
     script, drafting = Script(text), draft_script(text, args.agreement)
     config = composed([f"decoder=[{','.join(args.decoders)}]", *args.overrides])
     costs = load_costs(config["costs"] or UNTIMED)
-    rows = []
     draft = cast(CachedModel, ScriptedModel())
-    for name, make in decoder_factories(config["decoder"], draft, costs).items():
-        for context in args.contexts:
-            watch = cProfile.Profile()
-            run = watch.runcall if args.profile else lambda work, *values: work(*values)
-            found = run(host_ms, make, script, drafting, context, args)
-            rows.append({"decoder": name, "context": context, **found})
-            if args.profile:
-                pstats.Stats(watch, stream=sys.stderr).sort_stats("tottime").print_stats(30)
+    factories: Any = decoder_factories(config["decoder"], draft, costs).items()
+    rows = []
+    for (name, make), context in product(factories, args.contexts):
+        with cProfile.Profile() if args.profile else nullcontext() as watch:
+            repeats = [
+                list(host_steps(make(), script, drafting, prompt=context, max_new=args.tokens))
+                for _ in range(args.repeats)
+            ]
+        seconds = min(sum(step[0] for step in found) for found in repeats)
+        steps, (calls, new) = len(repeats[-1]), (sum(s[at] for s in repeats[-1]) for at in (1, 2))
+        row = {"decoder": name, "context": context, "ms_per_step": 1e3 * seconds / steps}
+        row["ms_per_call"] = 1e3 * seconds / (steps + calls)
+        rows.append({**row, "draft_calls_per_step": calls / steps, "new_per_step": new / steps})
+        if watch is not None:
+            pstats.Stats(watch, stream=sys.stderr).sort_stats("tottime").print_stats(30)
     print(tabulate(rows, headers="keys", floatfmt=".3f"))
     print(json.dumps(rows))
 
