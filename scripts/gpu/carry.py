@@ -1,0 +1,127 @@
+"""Collect what a GPU machine without a network lacks, and measure all that travels there.
+
+    git sparse-checkout set --no-cone '/*' '!/results/'     leaves out what no stage reads
+    python scripts/gpu/carry.py                             fills build/gpu with wheels
+    git sparse-checkout disable                             afterwards: results/ is back
+
+The wheels are for Python 3.12 on Linux x86-64, in the versions installed here, less what such a
+machine has (`HAS`, or a list of names by --has). Prints the size of each part of the checkout, with
+build/gpu, and fails above 60 MiB; transfers take 64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from importlib.metadata import requires, version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+PROJECT, EXTRA = "ouroboros-decoding", "bench"
+FOLDER = Path("build", "gpu")
+PYTHON = "3.12"
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux2014_x86_64")
+MOST_BYTES = 60 << 20
+HAS = frozenset(
+    (
+        *("torch", "transformers", "triton", "accelerate", "tokenizers", "safetensors", "numpy"),
+        *("numba", "llvmlite", "pandas", "matplotlib", "scipy", "jinja2", "markupsafe", "psutil"),
+        *("nvidia-ml-py", "hypothesis", "tqdm", "pyyaml", "packaging", "click", "joblib", "regex"),
+        *("rich", "tabulate", "sacrebleu", "portalocker", "colorama", "lxml", "absl-py", "six"),
+    )
+)
+"""What the machine has, and with it all that these need."""
+LEFT = frozenset(("datasets",))  # not carried: no stage reads a hub
+
+
+def carry(has: Collection[str]) -> None:
+    """Collect the wheels and print what travels. Raises `ValueError` above `MOST_BYTES`."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name in carried(has):
+        collect(name, version(name), FOLDER)
+    sizes = travelling(Path.cwd())
+    for part, size in sizes.most_common():
+        print(f"{size / 2**20:8.2f} MiB  {part}")
+    total = sizes.total()
+    print(f"{total / 2**20:8.2f} MiB  in all")
+    if total > MOST_BYTES:
+        raise ValueError(f"more than {MOST_BYTES >> 20} MiB would travel: leave the largest out")
+
+
+def carried(
+    has: Collection[str] = HAS, needs: Callable[[str], Iterable[str] | None] = requires
+) -> list[str]:
+    """Return the distributions that are carried: all that the project and its extra need, and what
+    that needs in turn, less what is there and what is left. Raises `PackageNotFoundError` for one
+    that is not installed here."""
+    found: set[str] = set()
+    waiting = [(PROJECT, EXTRA)]
+    while waiting:
+        name, extra = waiting.pop()
+        for line in needs(name) or ():
+            need = Requirement(line)
+            own = canonicalize_name(need.name)
+            wanted = need.marker is None or need.marker.evaluate({"extra": extra})
+            if wanted and own not in {*found, *has, *LEFT, PROJECT}:
+                found.add(own)
+                waiting.append((own, ""))
+    return sorted(found)
+
+
+def collect(name: str, wanted: str, out: Path) -> None:
+    """Put a distribution's wheel for the target into `out`: the index's, else one built from source
+    that any Python takes. Raises `ValueError` where there is neither."""
+    if list(out.glob(f"{re.sub(r'[-.]+', '_', name)}-{wanted}-*.whl")):
+        return
+    place = ("--python-version", PYTHON, *(f"--platform={one}" for one in PLATFORMS))
+    exact = ("--quiet", "--no-deps", f"{name}=={wanted}")
+    there = pip("download", "--only-binary=:all:", *place, "--dest", str(out), *exact)
+    if not there.returncode:
+        return
+    with tempfile.TemporaryDirectory() as built:
+        made = pip("wheel", "--wheel-dir", built, *exact)
+        pure = next(Path(built).glob("*-none-any.whl"), None)
+        if pure is None:
+            said = (made.stderr.strip() or there.stderr.strip() or "it is not pure").splitlines()
+            raise ValueError(f"no wheel of {name} {wanted} for Python {PYTHON}: {said[-1]}")
+        (out / pure.name).write_bytes(pure.read_bytes())
+
+
+def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run pip."""
+    command = [sys.executable, "-m", "pip", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def travelling(checkout: Path) -> Counter[str]:
+    """Return the bytes of each part at the top of a checkout: files that git tracks or does not
+    ignore, if they are there, and `FOLDER`."""
+    listing = ["git", "-C", str(checkout), "ls-files", "-z", "--cached", "--others"]
+    listing.append("--exclude-standard")
+    names = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split("\0")
+    files = [*(checkout / name for name in names if name), *(checkout / FOLDER).rglob("*")]
+    sizes: Counter[str] = Counter()
+    for file in files:
+        if file.is_file() and not file.is_symlink():
+            sizes[file.relative_to(checkout).parts[0]] += file.stat().st_size
+    return sizes
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--has", type=Path, help="a file with the machine's packages, one a line")
+    args = parser.parse_args()
+    names = args.has.read_text().split() if args.has else HAS
+    try:
+        carry({canonicalize_name(name) for name in names})
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
