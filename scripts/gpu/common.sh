@@ -1,21 +1,36 @@
 # What the scripts of this folder share. Each is one stage of measurements on a machine with one GPU,
-# at most ten minutes long, that can be queued right after the one before:
+# at most ten minutes long, that can be queued right after the one before (docs/guide/gpu.md):
 #
-#   python scripts/gpu/wheels.py build/wheels                        here: what the machine lacks
-#   pip install --no-index --no-deps build/wheels/*.whl              there, with PYTHONPATH=$PWD
-#   OUT=/output bash scripts/gpu/headline.sh                         one stage
-#   OUT=/output bash scripts/gpu/all.sh                              every stage
-#   REHEARSE=1 bash scripts/gpu/all.sh                               all of it, tiny, on a CPU
+#   OUT=/output bash scripts/gpu/headline.sh        one stage
+#   OUT=/output bash scripts/gpu/all.sh             every stage
+#   REHEARSE=1 bash scripts/gpu/all.sh              all of it, tiny, on a CPU
 #
-# A stage that is cut off (LIMIT_S) keeps what is finished: run it again to resume, on another machine
-# after unpacking its archive. OUT gets an archive of each stage as it ends, also if it fails, and one
-# of the compiled kernels.
+# A stage that is cut off (LIMIT_S) keeps what is finished: run it again to resume. OUT gets an archive
+# of each stage as it ends, also if it fails, and one of the compiled kernels; on another machine, put
+# them into build/gpu first.
 
 STAGE=${STAGE:-$(basename "$0" .sh)}
 RESULTS=${RESULTS:-results/local/gpu${REHEARSE:+_rehearsal}}
 LOGS=$RESULTS/$STAGE/logs
-LIMIT_S=${LIMIT_S:-540}
+LIMIT_S=${LIMIT_S:-560}
+SITE=${SITE:-/tmp/ouroboros_site}
 source "$(dirname "${BASH_SOURCE[0]}")/../steps.sh"
+
+# A machine without our packages: install the wheels that were carried into a folder of their own, and
+# make the checkout the package.
+export PYTHONPATH=$SITE:$PWD${PYTHONPATH:+:$PYTHONPATH}
+if [ -z "${DRY:-}" ]; then
+  if ! "$PYTHON" -c "import hydra, ouroboros.conf" 2>/dev/null; then
+    "$PYTHON" -m pip install --quiet --no-index --no-deps --no-cache-dir --upgrade --target "$SITE" \
+      build/gpu/*.whl || exit 1
+    ln -sfn ../baselines ../conf ouroboros/
+  fi
+  for archive in build/gpu/*.tar.gz; do
+    [ ! -e "$archive" ] || tar --skip-old-files -xzf "$archive"
+  done
+  mkdir -p "$RESULTS/$STAGE"
+  env | grep -E '^(TORCH|TRITON|CUDA|OMP)' | sort >"$RESULTS/$STAGE/environment.txt"
+fi
 export TORCHINDUCTOR_CACHE_DIR=$PWD/$RESULTS/compiled/inductor
 export TRITON_CACHE_DIR=$PWD/$RESULTS/compiled/triton
 

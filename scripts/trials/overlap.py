@@ -16,9 +16,10 @@ import argparse
 import json
 
 import torch
+from torch.nn.functional import one_hot
 from tqdm import tqdm
 
-from ouroboros import CachedModel, TokenTree
+from ouroboros import TokenTree
 from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.prompts import Answers, prompt_ids
@@ -30,42 +31,31 @@ def overlap(path: str) -> None:
     """Print both shares over the texts of the results folder `path`."""
     folder = ResultsFolder(path)
     job = rebuild(folder)
-    if len(job.models) < 2 or job.sampling.repetition_penalty != 1.0:
-        raise ValueError("give a run with a draft model and no repetition penalty")
-    if PLAIN not in job.decoders:
-        raise ValueError(f"the run has no decoder {PLAIN!r}, whose text both models score")
+    if len(job.models) < 2 or job.sampling.repetition_penalty != 1.0 or PLAIN not in job.decoders:
+        raise SystemExit(f"give a run of {PLAIN!r} with a draft and without a repetition penalty")
     examples, samples = {example.id: example for example in job.examples}, folder.load_samples()
     answers = Answers(job.task, job.examples, next(iter(job.decoders)), samples)
     shared, same, count = 0.0, 0, 0
     for sample in tqdm([s for s in samples if s.decoder == PLAIN and not s.error]):
-        asked = answers.with_history(examples[sample.example], sample.repeat)
-        prompt = prompt_ids(job.target.tokenizer, asked)
+        history = answers.with_history(examples[sample.example], sample.repeat)
+        prompt = prompt_ids(job.target.tokenizer, history)
+        tree = TokenTree.chain(prompt[-1], sample.new_tokens[:-1])
         choose = job.sampling.choose(sample.example, sample.repeat, vocab=job.target.vocab_size)
-        laws, drawn = [], []
+        distributions, drawn = [], []
         for model in job.models:
-            logits, tree = rows(model, prompt, list(sample.new_tokens))
-            warped = choose.warped(logits) if isinstance(choose, Sampler) else one_hot(logits)
-            laws.append(warped.double().softmax(-1))
+            model.empty()
+            logits = model.score(model.new_sequence(), prompt, tree)
             drawn.append(choose(logits, prompt, tree))
-        width = min(law.shape[-1] for law in laws)
-        shared += float(torch.minimum(laws[0][:, :width], laws[1][:, :width]).sum())
+            if isinstance(choose, Sampler):
+                distributions.append(choose.warped(logits).double().softmax(-1))
+            else:
+                distributions.append(one_hot(logits.argmax(-1), logits.shape[-1]).double())
+        width = min(own.shape[-1] for own in distributions)
+        shared += float(torch.minimum(*(own[:, :width] for own in distributions)).sum())
         same += sum(a == b for a, b in zip(*drawn, strict=True))
         count += len(sample.new_tokens)
     found = {"bound": shared / count, "shared": same / count, "positions": count}
     print(json.dumps({"temperature": job.sampling.temperature, **found}))
-
-
-def rows(model: CachedModel, prompt: list[int], new: list[int]) -> tuple[torch.Tensor, TokenTree]:
-    """Return a model's logits [len(new), width] along a text, and the chain that they are of."""
-    model.empty()
-    tree = TokenTree.chain(prompt[-1], new[:-1])
-    return model.score(model.new_sequence(), prompt, tree), tree
-
-
-def one_hot(logits: torch.Tensor) -> torch.Tensor:
-    """Return logits of the law at temperature 0."""
-    best = logits.argmax(-1, keepdim=True)
-    return torch.full_like(logits, -torch.inf).scatter(-1, best, 0.0)
 
 
 if __name__ == "__main__":
