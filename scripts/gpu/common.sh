@@ -28,8 +28,6 @@ if [ -z "${DRY:-}" ]; then
   for archive in build/gpu/*.tar.gz; do
     [ ! -e "$archive" ] || tar --skip-old-files -xzf "$archive"
   done
-  mkdir -p "$RESULTS/$STAGE"
-  env | grep -E '^(TORCH|TRITON|CUDA|OMP)' | sort >"$RESULTS/$STAGE/environment.txt"
 fi
 export TORCHINDUCTOR_CACHE_DIR=$PWD/$RESULTS/compiled/inductor
 export TRITON_CACHE_DIR=$PWD/$RESULTS/compiled/triton
@@ -59,7 +57,8 @@ names() { echo "$1" | sed -E 's/.*\{target:([^,}]*)(,draft:([^}]*))?\}/\1 \3/'; 
 # archive: this stage's folder and the compiled kernels, without files of more than 5 MB
 archive() {
   if [ -n "${OUT:-}" ] && [ -z "${DRY:-}" ]; then
-    mkdir -p "$OUT"
+    mkdir -p "$OUT" "$RESULTS/$STAGE"
+    env | grep -E '^(TORCH|TRITON|CUDA|OMP)' | sort >"$RESULTS/$STAGE/environment.txt"
     for part in "$STAGE" compiled; do
       [ ! -d "$RESULTS/$part" ] || find "$RESULTS/$part" -type f -size -5M -print0 |
         tar --null -T - -czf "$OUT/$part.tar.gz"
