@@ -14,12 +14,11 @@ from typing import Any
 import pandas as pd
 import torch
 from hydra.core.hydra_config import HydraConfig
-from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
+from ouroboros.bench.metrics.intervals import speedup
 from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.replay.replay import OffTextRates
-from ouroboros.bench.report.plots import style
 from ouroboros.bench.run.config import Sampling, check_whole
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.loop import Bench
@@ -27,16 +26,13 @@ from ouroboros.bench.run.pair import PairSpec, fast_dtype, load_pair, model_path
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.configs import chosen, plain
 from ouroboros.cli.errors import check_unused
-from ouroboros.cli.output import print_document
-from ouroboros.cli.replay import rates_given
+from ouroboros.cli.output import known, print_document, print_table
 from ouroboros.costs import Costs
 from ouroboros.decoders import check_decoders, needs_draft
 from ouroboros.tuning.advise import Evidence, advise, measured_evidence, recorded_evidence
-from ouroboros.tuning.break_even import suppose
 from ouroboros.tuning.check import accuracy, check
 from ouroboros.tuning.memory import DeviceMemory, config_of, fits, footprint_of
-from ouroboros.tuning.plots import predicted_dots, scaling_law
-from ouroboros.tuning.scaling import scaling, scaling_text
+from ouroboros.tuning.scaling import scaling
 
 KEPT = ("model", "max_new", "temperature", "top_k", "top_p", "min_p", "threads", "seed")
 Models = Mapping[str, tuple[str, torch.dtype]]
@@ -69,13 +65,9 @@ def advise_all(cfg: DictConfig, as_json: bool = False) -> int:
         document = print_scaling(config, costs)
     else:
         memory, lines = memory_here(config, models)
-        if config["agreement"] is not None:
-            document = print_supposed(config, costs)
-        else:
-            evidence = evidence_of(config, costs, task, own_task)
-            document = print_advice(config, evidence, overrides)
+        evidence = evidence_of(config, costs, task, own_task)
+        document = {**print_advice(config, evidence, overrides), "memory": memory}
         print(lines)
-        document = {**document, "memory": memory}
     print_document(document, as_json)
     return 0
 
@@ -93,49 +85,55 @@ def evidence_of(
     made, examples = task.load()
     pair = load_pair(spec, with_draft=any(map(needs_draft, decoders.values())))
     sampling = Sampling(**{field.name: config[field.name] for field in fields(Sampling)})
-    bench = Bench(
-        pair.target, pair.models, made, examples, {}, config["max_new"], sampling=sampling
-    )
+    options = {"max_new": config["max_new"], "sampling": sampling}
+    bench = Bench(pair.target, pair.models, made, examples, {}, **options)
     timing = {"nodes": config["nodes"], "visits": config["visits"]}
     return measured_evidence(bench, decoders, **given, **timing)
 
 
 def print_advice(config: dict, evidence: Evidence, overrides: list[str]) -> dict:
     """Predict each decoder, print why one is slow and the best command; return the document."""
-    made = advise(evidence, config["decoder"], search_settings=config["search"], progress=True)
-    name, best = made.best
-    line = bench_command(overrides, name, best.settings)
-    print_table(made.table())
-    print("", *made.why, sep="\n")
-    print(f"\nbest here: {name}, {best.tokens_per_s:.1f} tokens/s predicted\n  {line}")
+    options = {"search_settings": config["search"], "progress": True}
+    found, tried = advise(evidence, config["decoder"], **options)
+    rows, why, live = [], [], evidence.live
+    for decoder, kinds in found.items():
+        for kind, one in kinds.items():
+            timed = live.get(decoder) if kind == "configured" else None
+            measured = speedup(live[PLAIN], timed) if timed else None
+            words = ", ".join(f"{key} {value}" for key, value in one.settings.items())
+            row: dict = {"decoder": decoder, "settings": words or kind}
+            row |= {"tokens/s": one.tokens_per_s or None}
+            row |= {"speedup": one.speedup and one.speedup.text(unit="x")}
+            row |= {"measured": measured and measured.text(unit="x")}
+            row |= {"cost/token": one.cost_per_token or None}
+            shares = (f"{100 * share:.0f}" for share in (one.shares or {}).values())
+            rows.append(row | {"draft/verify/host %": "/".join(shares) or None})
+        start = kinds["configured"]
+        if start.failed:
+            why.append(f"{decoder} is not predicted: {start.failed}")
+        elif start.why and start.speedup:
+            ratio = f"{start.speedup.value:.2f}x"
+            why.append(f"{decoder} is slower than greedy ({ratio}): {start.why}")
+    top = {decoder: kinds.get("best", kinds["configured"]) for decoder, kinds in found.items()}
+    name = max(top, key=lambda decoder: top[decoder].tokens_per_s)
+    line = bench_command(overrides, name, top[name].settings)
+    print_table(pd.DataFrame(rows))
+    print("", *why, sep="\n")
+    print(f"\nbest here: {name}, {top[name].tokens_per_s:.1f} tokens/s predicted\n  {line}")
     document = {
         "decoders": {
-            decoder: {kind: one.to_dict() for kind, one in kinds.items()}
-            for decoder, kinds in made.predictions.items()
+            decoder: {kind: asdict(one) for kind, one in kinds.items()}
+            for decoder, kinds in found.items()
         },
-        "why": made.why,
-        "settings_tried": made.tried,
+        "why": why,
+        "settings_tried": tried,
         "rates": {decoder: asdict(own) for decoder, own in (evidence.rates or {}).items()},
-        "best": {"decoder": name, "settings": dict(best.settings), "command": line},
+        "best": {"decoder": name, "settings": dict(top[name].settings), "command": line},
     }
     if config["results_dir"]:
         write(config, "advice", document)
         evidence.costs.save(Path(config["results_dir"], "costs.json"))
     return document
-
-
-def print_supposed(config: dict, costs: Costs | None) -> dict:
-    """Print what assumed agreements would give; return the document."""
-    given = config["agreement"]
-    agreements = given if isinstance(given, list) else [given]
-    table, facts = suppose(costs, agreements, **config["ideal"])
-    ms, needs = facts.pop("target_ms"), facts["needs"]
-    print(f"a target call: {ms:.1f} ms, {1e3 / ms:.0f} tokens/s")
-    print(f"a draft call: {facts['draft']:.3f} of a target call")
-    print_table(table, missing="never")
-    needed = "no agreement below it" if needs is None else f"an agreement of {needs:.2f}"
-    print(f"{facts['published']}x, as published, needs {needed}")
-    return {"supposed": {**facts, "rows": known(table).to_dict("records")}}
 
 
 def print_check(config: dict, costs: Costs | None, task: TaskSpec | None) -> dict:
@@ -144,18 +142,15 @@ def print_check(config: dict, costs: Costs | None, task: TaskSpec | None) -> dic
     points, what, about = check(Path(config["check"]), costs=costs, rates=rates, task=task)
     found = accuracy(points)
     rows = points.sort_values("error", key=abs, kind="stable")
-    rows = rows[["run", "decoder", "predicted", "measured", "error"]]
-    print(f"{what}\n")
-    print_table(rows, digits=3)
-    print()
-    print_table(found.reset_index(), digits=3)
+    tables = rows[["run", "decoder", "predicted", "measured", "error"]], found.reset_index()
+    print(what)
+    for table in tables:
+        print()
+        print_table(table, digits=3)
     document = {"what": what, "about": about, "accuracy": known(found).to_dict("index")}
-    if config["results_dir"]:
-        title = "Predicted against measured"
-        tables = [t.to_markdown(index=False, floatfmt=".3f") for t in (found.reset_index(), rows)]
-        text = "\n\n".join([f"# {title}: {what}", about, *tables]) + "\n"
-        figure = style.with_title(predicted_dots(points, what=what), title, about)
-        write(config, "check", {**document, "points": points.to_dict("records")}, text, figure)
+    texts = [table.to_markdown(index=False, floatfmt=".3f") for table in tables[::-1]]
+    text = "\n\n".join([f"# Predicted against measured: {what}", about, *texts]) + "\n"
+    write(config, "check", {**document, "points": points.to_dict("records")}, text)
     return document
 
 
@@ -165,24 +160,28 @@ def print_scaling(config: dict, costs: Costs | None) -> dict:
         raise ValueError("scaling= needs costs: give costs=epyc, flat or a file, or machine.*")
     options = {"devices": config["devices"], "message_ms": config["message_ms"]}
     found = scaling(Path(config["scaling"]), costs, **options)
+    laws = pd.DataFrame.from_dict({k: v or {} for k, v in found["laws"].items()}, orient="index")
+    widths, best = pd.json_normalize(found["widths"]), pd.DataFrame(found["predicted"])
+    tables = widths, laws.reset_index(), best
     by = costs.about.get("name") or costs.about.get("computed") or "measured costs"
-    text, measured = scaling_text(found, str(by)), found["measured"]
-    print(text)
-    if config["results_dir"]:
-        figure = scaling_law(found["widths"], found["laws"])
-        style.with_title(figure, "Tokens per step over nodes per step", measured)
-        write(config, "scaling", found, f"{measured}\n\n```\n{text}\n```\n", figure)
+    print(found["measured"], f"devices: predicted by {by}, {config['message_ms']} ms a message")
+    for table in tables:
+        print()
+        print_table(table)
+    texts = [table.to_markdown(index=False, floatfmt=".2f") for table in tables]
+    write(config, "scaling", found, "\n\n".join([found["measured"], *texts]) + "\n")
     return {"scaling": found}
 
 
-def write(config: dict, name: str, document: dict, text: str = "", figure: Figure | None = None):
-    """Write NAME.json, and NAME.md and NAME.png where given, to `results_dir`."""
+def write(config: dict, name: str, document: dict, text: str | None = None) -> None:
+    """Write NAME.json and, with a text, NAME.md to `results_dir`, where one is given."""
+    if not config["results_dir"]:
+        return
     folder = ResultsFolder(config["results_dir"])
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.write_json(f"{name}.json", document)
-    if figure is not None:
+    if text is not None:
         folder.write_text(f"{name}.md", text)
-        style.save(figure, folder.path / f"{name}.png")
 
 
 def memory_here(config: dict, models: Models) -> tuple[dict, str]:
@@ -225,16 +224,14 @@ def models_of(config: dict) -> Models:
 
 def rates_by_decoder(given: object) -> dict[str, OffTextRates]:
     """Return `rates`: of an advice.json, or two shares for every decoder; {} for None."""
-    try:
-        if isinstance(given, str):
-            found = json.loads(Path(given).read_text(encoding="utf-8"))["rates"]
-            return {name: OffTextRates(**own) for name, own in found.items()}
-        rates = rates_given(given)
+    if not isinstance(given, str):
+        rates = OffTextRates.given(given)
         return {"": rates} if rates else {}
+    try:
+        found = json.loads(Path(given).read_text(encoding="utf-8"))["rates"]
+        return {name: OffTextRates(**own) for name, own in found.items()}
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"rates={given}: give two shares, as rates=[0.7,0.04], or an advice.json"
-        ) from error
+        raise ValueError(f"rates={given}: give two shares, or an advice.json") from error
 
 
 def bench_command(overrides: list[str], name: str, settings: Mapping[str, object]) -> str:
@@ -245,14 +242,3 @@ def bench_command(overrides: list[str], name: str, settings: Mapping[str, object
     quoted = (f"'{o}'" if set(o) & set("[]{}$ ") else o for o in [*kept, *chosen])
     names = PLAIN if name == PLAIN else f"[{PLAIN},{name}]"
     return " ".join(["ouroboros bench", f'"decoder={names}"', *quoted])
-
-
-def print_table(table: pd.DataFrame, *, digits: int = 2, missing: str = "-") -> None:
-    """Print a table."""
-    form = f"{{:.{digits}f}}".format
-    print(known(table, missing).to_string(index=False, float_format=form))
-
-
-def known(table: pd.DataFrame, missing: Any = None) -> pd.DataFrame:
-    """Return a table with `missing` in place of NaN, as JSON wants it."""
-    return table.astype(object).where(table.notna(), missing)

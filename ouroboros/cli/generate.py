@@ -33,7 +33,6 @@ from ouroboros.cli.configs import composed
 from ouroboros.decode import Drafter, DrafterCapabilities, stream
 from ouroboros.decoders import decoder_factories, wants_costs
 from ouroboros.engine.model import CachedModel
-from ouroboros.select import TokenSelector
 from ouroboros.trace import first_mismatch
 
 WARM_UP_TOKENS = 16
@@ -45,28 +44,18 @@ Piece = tuple[str, str]
 
 
 class Runner:
-    """One decoder at work on one prompt: its text so far, and a clock that runs in `step` alone.
-
-    So decoders that take turns do not count each other's time.
-    """
+    """One decoder at work on one prompt: its text so far, and a clock that runs in `step` alone, so
+    that decoders that take turns do not count each other's time."""
 
     def __init__(
-        self,
-        name: str,
-        target: CachedModel,
-        drafter: Drafter,
-        prompt: Sequence[int],
-        *,
-        max_new: int,
-        eos: frozenset[int],
-        choose: TokenSelector,
+        self, name: str, target: CachedModel, drafter: Drafter, prompt: Sequence[int], **options
     ) -> None:
         self.name = name
         self.tokens: list[int] = []
         self.pieces: list[Piece] = []
         self.calls, self.seconds, self.done = 0, 0.0, False
         self._text_of = text_stream(target.tokenizer.backend_tokenizer, prompt)
-        self._traces = stream(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose)
+        self._traces = stream(target, drafter, prompt, **options)
 
     def step(self) -> list[Piece]:
         """Take one step of decoding; return the text that it added, [] at the end."""
@@ -128,10 +117,13 @@ def generate(options: argparse.Namespace) -> int:
         runners = load_runners(config, options.prompt)
     interrupted = False
     try:
-        if len(runners) == 1:
-            write_one(runners[0], console, options.prompt)
-        else:
+        if len(runners) > 1:
             race(runners, console, options.prompt)
+        else:
+            write(console, [], options.prompt)
+            while not runners[0].done:
+                write(console, runners[0].step())
+            console.file.write("\n\n")
     except KeyboardInterrupt:
         interrupted = True
     console.print(*closing_lines(runners, console), sep="\n", soft_wrap=True)
@@ -144,45 +136,30 @@ def load_runners(config: RunConfig, prompt: str) -> list[Runner]:
     Raises `ValueError` for another engine's decoder, and for a prompt that cannot be decoded.
     """
     pair = load_pair(config.model, with_draft=config.needs_draft)
-    tokenizer, vocab = pair.target.tokenizer, pair.target.vocab_size
+    target, tokenizer = pair.target, pair.target.tokenizer
     ids, warm_up = (prompt_ids(tokenizer, e) for e in (Example("prompt", prompt), WARM_UP))
     max_new = config.max_new or WARM_UP_TOKENS
     costs = load_costs(config.costs)
     if costs is None and any(map(wants_costs, config.decoder.values())):
         costs = measured_or_named(pair, context=len(ids) + max_new, timing=config.timing)
     factories = decoder_factories(config.decoder, pair.draft, costs, tokenizer=tokenizer)
-    choose = config.sampling.choose("prompt", 0, vocab=vocab)
+    choose = config.sampling.choose("prompt", 0, vocab=target.vocab_size)
+    options = {"choose": choose, "eos": eos_ids(target), "max_new": max_new}
     runners: list[Runner] = []
     for name, factory in factories.items():
-        target = pair.target
         if runners:  # the same weights, with a cache of their own
-            engine = config.model.engine
-            target = CachedModel(
-                target.model, tokenizer=tokenizer, max_len=target.max_len, engine=engine
-            )
+            engine, longest = config.model.engine, target.max_len
+            target = CachedModel(target.model, tokenizer=tokenizer, max_len=longest, engine=engine)
         first, drafter = factory(), factory()
         if not isinstance(first, Drafter) or not isinstance(drafter, Drafter):
             raise ValueError(f"{name} runs on another engine: choose another decoder")
-        models = (target, DrafterCapabilities.of(drafter).draft)
+        models = [m for m in (target, DrafterCapabilities.of(drafter).draft) if m is not None]
         for model in models:
-            if model is not None:
-                model.prepare(len(ids) + max_new)
+            model.prepare(len(ids) + max_new)
         for _ in stream(target, first, warm_up, max_new=WARM_UP_TOKENS, choose=choose):
             pass
-        for model in models:
-            if model is not None:
-                model.prepare(len(ids) + max_new)
-        eos = eos_ids(target)
-        runners.append(Runner(name, target, drafter, ids, max_new=max_new, eos=eos, choose=choose))
+        runners.append(Runner(name, target, drafter, ids, **options))
     return runners
-
-
-def write_one(runner: Runner, console: Console, prompt: str) -> None:
-    """Write one decoder's text as it is decoded."""
-    write(console, [], prompt)
-    while not runner.done:
-        write(console, runner.step())
-    console.file.write("\n\n")
 
 
 def race(runners: Sequence[Runner], console: Console, prompt: str) -> None:
@@ -212,13 +189,12 @@ def turns(runners: Sequence[Runner]) -> Iterator[None]:
 def coloured(pieces: Iterable[Piece], prompt: str = "") -> Text:
     """Return a dim prompt and pieces of text in their sources' colours; control characters, which
     could change a terminal, become replacement characters."""
-    text = Text(CONTROL.sub("\N{REPLACEMENT CHARACTER}", prompt), style="dim")
-    shown = Text()
-    for piece, source in pieces:
+    text = Text()
+    for piece, source in [(prompt, ""), *pieces]:
         drafted = source in SOURCES and source not in OWN
-        style = SOURCES[source][0].colour if drafted else ""
-        shown.append(CONTROL.sub("\N{REPLACEMENT CHARACTER}", piece), style)
-    return Text.assemble(text, shown)
+        style = SOURCES[source][0].colour if drafted else "" if source else "dim"
+        text.append(CONTROL.sub("\N{REPLACEMENT CHARACTER}", piece), style)
+    return text
 
 
 def write(console: Console, pieces: Sequence[Piece], prompt: str = "") -> None:
@@ -233,18 +209,16 @@ def write(console: Console, pieces: Sequence[Piece], prompt: str = "") -> None:
 def columns(runners: Sequence[Runner], console: Console, *, whole: bool) -> Table:
     """Return texts side by side under their figures; unless `whole`, the last lines that fit."""
     width = (console.width - GAP * (len(runners) - 1)) // len(runners)
-    heads = [
-        Text("\n".join((r.name, *r.figures())), style="bold" if r.done else "").wrap(console, width)
-        for r in runners
-    ]
-    room = max(1, console.height - max(map(len, heads)) - 2)
-    texts = [coloured(runner.pieces).wrap(console, width, tab_size=4) for runner in runners]
     table = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
-    for _ in runners:
+    heads, bodies = [], []
+    for one in runners:
         table.add_column(width=width)
-    table.add_row(*(Text("\n").join(lines) for lines in heads))
+        heads.append(Text("\n".join((one.name, *one.figures())), "bold" if one.done else ""))
+        lines = coloured(one.pieces).wrap(console, width, tab_size=4)
+        bodies.append(Text("\n").join(lines if whole else lines[-max(1, console.height - 8) :]))
+    table.add_row(*heads)
     table.add_row(*(Text("-" * width, style="dim") for _ in runners))
-    table.add_row(*(Text("\n").join(lines if whole else lines[-room:]) for lines in texts))
+    table.add_row(*bodies)
     return table
 
 
@@ -253,16 +227,14 @@ def closing_lines(runners: Sequence[Runner], console: Console) -> Iterator[Text 
     if console.is_terminal:
         seen = {source for runner in runners for _, source in runner.pieces}
         yield Text("plain: the target's own token")
-        for name, (mark, meaning) in SOURCES.items():
-            if name in seen and name not in OWN:
-                yield Text(f"{name}: {meaning}", mark.colour)
+        for name in seen & SOURCES.keys() - {*OWN}:
+            mark, meaning = SOURCES[name]
+            yield Text(f"{name}: {meaning}", mark.colour)
     yield from (f"{runner.name}: {', '.join(runner.figures())}" for runner in runners)
     if len(runners) > 1:
-        first, second = (runner.tokens for runner in runners)
-        at = first_mismatch(first, second)
+        at = first_mismatch(*(runner.tokens for runner in runners))
         yield "the two took turns; each time is its own"
-        yield (
-            "the same text, token for token"
-            if at is None
-            else f"the texts differ from token {at + 1} on: 'ouroboros audit' judges such runs"
-        )
+        if at is None:
+            yield "the same text, token for token"
+        else:
+            yield f"the texts differ from token {at + 1} on: 'ouroboros audit' judges such runs"

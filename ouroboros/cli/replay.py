@@ -6,27 +6,24 @@ The options are in conf/hydra/help/replay.yaml.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
 
-from ouroboros import vocab
 from ouroboros.bench.metrics.intervals import COST_RATIO
 from ouroboros.bench.replay.recording import RecordedRuns, read_recording, runs_of
-from ouroboros.bench.replay.replay import OffTextRates, RecordedTarget, replay, replay_table
+from ouroboros.bench.replay.replay import OffTextRates, replay, replay_table
 from ouroboros.bench.replay.simulated_draft import DraftErrorModel, SimulatedDraft
 from ouroboros.bench.run.config import check_whole
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder, load_costs
-from ouroboros.bench.run.pair import PairSpec, load_draft, load_tokenizer
+from ouroboros.bench.run.pair import PairSpec, load_tokenizer
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.configs import chosen, plain
 from ouroboros.cli.errors import check_unused
-from ouroboros.cli.output import print_document
+from ouroboros.cli.output import known, print_document, print_table
 from ouroboros.costs import UNTIMED, Costs
-from ouroboros.decode import Drafter
 from ouroboros.decoders import check_decoders, decoder_factories, needs_draft
-from ouroboros.engine.model import CachedModel
 
 
 def replay_all(cfg: DictConfig, as_json: bool = False) -> int:
@@ -45,14 +42,13 @@ def replay_all(cfg: DictConfig, as_json: bool = False) -> int:
     task = task and TaskSpec.from_mapping(task)
     recording = read_recording(path, tokenizer, task=task, limit=config["limit"])
     recorded = {name: runs_of(recording, name) for name in config["decoder"]}
-    first = next(iter(recorded.values()))
-    costs, draft = load_costs(config["costs"]), draft_of(config, first, tokenizer)
+    costs, draft = load_costs(config["costs"]), draft_of(config, runs_of(recorded), tokenizer)
     decision_costs = costs or (folder and folder.load_costs()) or Costs.load(UNTIMED)
     makers = decoder_factories(config["decoder"], draft, decision_costs, tokenizer=tokenizer)
-    rates, limit = rates_given(config["rates"]), config["max_new"]
-    options = {"max_new": limit, "rates": rates, "tokenizer": tokenizer, "progress": True}
+    rates, limit = OffTextRates.given(config["rates"]), config["max_new"]
+    options: dict[str, Any] = {"max_new": limit, "rates": rates, "tokenizer": tokenizer}
     samples = {
-        name: replay(recorded[name], cast(Drafter, make()), name=name, **options)
+        name: replay(recorded[name], make(), name=name, progress=True, **options)  # type: ignore[arg-type]
         for name, make in makers.items()
     }
     ratio = config["model"].get("draft_cost")
@@ -62,8 +58,7 @@ def replay_all(cfg: DictConfig, as_json: bool = False) -> int:
     table = replay_table(samples, recorded, costs=costs, draft_ratio=ratio, max_new=limit)
     simulated = [one for one in (draft, rates) if isinstance(one, SimulatedDraft | OffTextRates)]
     title = ", ".join([f"replay of {path.name}", *(one.title for one in simulated)])
-    rows = table.astype(object).where(table.notna(), None).to_dict("index")
-    document = {"title": title, "decoders": rows}
+    document = {"title": title, "decoders": known(table).to_dict("index")}
     if config["results_dir"]:
         out = ResultsFolder(config["results_dir"])
         with out.locked():
@@ -71,33 +66,20 @@ def replay_all(cfg: DictConfig, as_json: bool = False) -> int:
                 out.append(SAMPLES, sample.to_dict())
         out.write_json("replay.json", document)
     print(title)
-    print(table.reset_index().to_string(index=False, na_rep="-", float_format="{:.3f}".format))
+    print_table(table.reset_index(), digits=3)
     print_document({"recording": path.name, **document}, as_json)
     return 0
 
 
-def draft_of(config: dict, recorded: RecordedRuns, tokenizer) -> CachedModel | None:
+def draft_of(config: dict, recorded: RecordedRuns, tokenizer) -> Any:
     """Return the draft that the decoders need, loaded or simulated; None where none is needed."""
     if not any(map(needs_draft, config["decoder"].values())):
         return None
-    options = config.get("draft")
-    if options:
-        errors = DraftErrorModel.load(Path(options["errors"])) if options["errors"] else None
-        own = {**options, "errors": errors, "recorded": recorded, "tokenizer": tokenizer}
-        try:
-            return cast(CachedModel, SimulatedDraft.of(**own))
-        except TypeError as error:
-            raise ValueError(f"draft: {error}") from error
-    draft = load_draft(PairSpec.from_mapping(config["model"]))
-    vocab.check_pair(RecordedTarget(recorded, tokenizer=tokenizer), draft)  # type: ignore[arg-type]
-    return draft
-
-
-def rates_given(given: object) -> OffTextRates | None:
-    """Return two shares as rates. Raises `ValueError` for anything else."""
+    if not (options := config.get("draft")):
+        return recorded.load_draft(PairSpec.from_mapping(config["model"]), tokenizer)
+    errors = DraftErrorModel.load(Path(options["errors"])) if options["errors"] else None
+    own = {**options, "errors": errors, "recorded": recorded, "tokenizer": tokenizer}
     try:
-        if given is None:
-            return None
-        return OffTextRates(*map(float, given))  # type: ignore[call-overload]
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"rates={given}: give two shares, as rates=[0.7,0.04]") from error
+        return SimulatedDraft.of(**own)
+    except TypeError as error:
+        raise ValueError(f"draft: {error}") from error

@@ -8,9 +8,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import torch
 
@@ -26,11 +25,11 @@ from ouroboros.bench.run.pair import load_pair
 from ouroboros.bench.run.run import short_path
 from ouroboros.bench.tasks.humaneval import STOP
 from ouroboros.bench.tasks.prompts import Prompts
-from ouroboros.bench.tasks.task import Task
 from ouroboros.cli import CONF
 from ouroboros.cli.configs import composed
 from ouroboros.cli.output import print_document
-from ouroboros.decoders import check_decoders, needs_draft
+from ouroboros.costs import Costs
+from ouroboros.decoders import needs_draft
 from ouroboros.drafters.calibration import calibrate
 from ouroboros.tuning import tune as tuning
 from ouroboros.tuning.search import SPACES
@@ -46,49 +45,53 @@ best found; best by ...: what settings lose that are the best by the other machi
 
 def tune(args: argparse.Namespace) -> int:
     """Search every decoder by every machine's costs and report, or fit; return 0."""
-    if args.fit:
-        return fit(args)
-    development = sorted(Path(CONF, "task").glob("development*.jsonl"))
-    args.prompts = args.prompts or [str(path) for path in development]
-    unknown = [name for name in args.decoders if name not in SPACES]
-    if unknown:
+    if unknown := [name for name in args.decoders if name not in SPACES]:
         known = ", ".join(SPACES)
         raise ValueError(f"nothing to tune of {', '.join(unknown)}: conf/tune has {known}")
-    exact = ("model.standin=null", "model.dtype=float32")
-    names = ",".join(args.decoders)
-    config = RunConfig.from_mapping(composed([f"decoder=[{names}]", *exact, *args.overrides]))
-    check_decoders(config.decoder)
+    names = ["ouroboros"] if args.fit else args.decoders
+    exact = () if args.fit else ("model.standin=null", "model.dtype=float32")
+    overrides = [f"decoder=[{','.join(names)}]", *exact, *args.overrides]
+    config = RunConfig.from_mapping(composed(overrides))
     torch.set_num_threads(config.threads or torch.get_num_threads())
-    costs = {Path(name).stem: load_costs(name) for name in args.costs}
-    tasks = {Path(path).stem: Prompts(path=path, stop=STOP) for path in args.prompts}
+    shipped = "development.jsonl" if args.fit else "development*.jsonl"
+    paths = args.prompts or sorted(map(str, Path(CONF, "task").glob(shipped)))
+    tasks = {Path(path).stem: Prompts(path=path, stop=STOP) for path in paths}
+    costs = {Path(name).stem: load_costs(name) or Costs.load(name) for name in args.costs}
     drafts = any(map(needs_draft, config.decoder.values()))
     pair = load_pair(config.model, with_draft=drafts)
-    first = cast(Task, next(iter(tasks.values())))
-    bench = Bench(pair.target, pair.models, first, [], {}, args.max_new)
-    samplings = [Sampling(seed=args.seed, temperature=one) for one in args.temperatures]
-    benches = [replace(bench, sampling=one) for one in samplings]
-    on = tuning.texts({name: task.load() for name, task in tasks.items()}, benches, args.limit)
-    seen: dict[tuple, Sample] = {}
-    machines = [
-        tuning.Machine(name, own, configured(config.decoder, name), pair.draft, seen)
-        for name, own in costs.items()
-        if own is not None
+    if args.fit:
+        return fit(args, config, pair, tasks)
+    on = [
+        tuning.record(
+            Bench(
+                pair.target,
+                pair.models,
+                task,  # type: ignore[arg-type]
+                task.load()[: args.limit],
+                {},
+                args.max_new,
+                sampling=Sampling(seed=args.seed, temperature=temperature),
+            ),
+            next(iter(costs.values())),
+        )
+        for task in tasks.values()
+        for temperature in args.temperatures
     ]
-    report, best = tuning.tune(
-        *(machines, on, args.decoders, args.results),
-        trials=args.trials,
-        first=args.first * len(args.temperatures) * len(args.prompts),
-        seed=args.seed,
-        about=(file_hashes(config), args.overrides),
-    )
-    plain = [Sample("", "", 0, 0, 0, new_tokens=text.recorded.runs[0].new_tokens) for text in on]
+    machines = [
+        tuning.Machine(name, own, configured(config.decoder, name)) for name, own in costs.items()
+    ]
+    options = {"trials": args.trials, "first": args.first, "seed": args.seed}
+    about = file_hashes(config), args.overrides
+    report, best = tuning.tune(machines, on, names, args.results, about=about, **options)
+    runs = [run for one in on for run in one.recorded.runs]
+    texts = [Sample("", "", 0, 0, 0, new_tokens=run.new_tokens) for run in runs]
     facts = {
-        "texts": len(on),
-        "prompts": [Path(path).name for path in args.prompts],
+        "texts": len(texts),
+        "prompts": [Path(path).name for path in paths],
         "temperatures": args.temperatures,
         "max_new": args.max_new,
         "trials_each": args.trials,
-        "repetition_rate": METRICS["repetition_rate"](plain),
+        "repetition_rate": METRICS["repetition_rate"](texts),
         "costs": {machine.name: dict(machine.costs.about) for machine in machines},
         "provenance": provenance(),
         "report": [row.dropna().to_dict() for _, row in report.astype(object).iterrows()],
@@ -115,31 +118,22 @@ def configured(decoders: Mapping[str, Mapping], costs: str) -> dict[str, Mapping
     }
 
 
-def fit(args: argparse.Namespace) -> int:
+def fit(args: argparse.Namespace, config: RunConfig, pair, tasks: Mapping[str, Prompts]) -> int:
     """Fit the estimators' weights, write them and a plot, print how well they predict; return 0."""
-    config = RunConfig.from_mapping(composed(["decoder=[ouroboros]", *args.overrides]))
-    torch.set_num_threads(config.threads or torch.get_num_threads())
-    paths = args.prompts or [str(Path(CONF, "task", "development.jsonl"))]
-    target, draft = load_pair(config.model, with_draft=True).models
-    prompts = {
-        Path(path).stem: [
-            target.tokenizer(example.prompt).input_ids
-            for example in Prompts(path=path).load()[: args.limit]
-        ]
-        for path in paths
+    target, draft = pair.models
+    ids = {
+        name: [target.tokenizer(one.prompt).input_ids for one in task.load()[: args.limit]]
+        for name, task in tasks.items()
     }
     options = {"temperatures": args.temperatures, "max_new": args.max_new, "noise": args.noise}
-    options |= {
-        "eos": sorted(eos_ids(target)),
-        "pair": f"{config.model.name}, {config.model.dtype}",
-    }
-    weights = calibrate(target, draft, prompts, **options)
+    options |= {"eos": sorted(eos_ids(target))}
+    options |= {"pair": f"{config.model.name}, {config.model.dtype}"}
+    weights = calibrate(target, draft, ids, **options)
     args.fit.parent.mkdir(parents=True, exist_ok=True)
     weights.save(args.fit)
     style.save(fitted_weights(weights.about), args.fit.with_suffix(".png"))
     for view, what in (("index", "by phrases alone"), ("draft", "with the draft's view")):
-        found = weights.about[view]
-        assert isinstance(found, dict)
+        found: Any = weights.about[view]
         print(
             f"{what}: log loss {found['log_loss']:.3f} on {found['observations']} tokens held out"
             f" (always the mean: {found['log_loss_of_the_mean']:.3f})"

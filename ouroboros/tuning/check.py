@@ -6,7 +6,7 @@ given, on the run's own); no decoder's own counts are used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from ouroboros.bench.report.gather import load, run_folders
 from ouroboros.bench.run.pair import PairSpec
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.costs import CostModel, Costs
-from ouroboros.tuning.advise import cost_per_token, kind_of, recorded_evidence
+from ouroboros.tuning.advise import completed, cost_per_token, kind_of, recorded_evidence
 
 
 def check(
@@ -41,68 +41,57 @@ def check(
     measured - 1), and `elsewhere`: the errors of each half of the prompts, predicted from the other
     half, () with fewer than two prompts. Other engines are left out.
     """
-    folders, rows, titles, timings = run_folders(place), [], [], []
+    folders, rows, titles, timed = run_folders(place), [], [], True
     for path in tqdm(folders, desc="folders", leave=False):
         found = load(path)
         run, timing = found.run, found.run.get("timing", True)
-        timings.append(timing)
+        timed = timed and timing
         titles.append(RunFacts.of(run, found.samples).title)
         spec = PairSpec.from_mapping(run["config"]["model"])
         decoders = {name: run["config"]["decoder"][name] for name in run["decoders"]}
         given = {"costs": costs, "rates": rates, "task": task, "timing": timing}
         evidence = recorded_evidence(path, spec, decoders, **given)
-        model = CostModel(evidence.costs)
-        live: dict[str, list[Sample]] = {}
-        for sample in found.samples:
-            if not sample.error:
-                live.setdefault(sample.decoder, []).append(sample)
-
-        def value(
-            plain: Sequence[Sample],
-            ours: Sequence[Sample],
-            of: set[str] | None = None,
-            timing: bool = timing,
-            model: CostModel = model,
-        ) -> float:
-            plain, ours = ([s for s in side if not of or s.example in of] for side in (plain, ours))
-            if timing:
-                ratio = speedup(plain, ours)
-                assert ratio is not None
-                return ratio.value
-            return 1.0 / (cost_per_token(ours, model) or 1.0)
-
-        counts = {PLAIN: evidence.counts(PLAIN, {}, {})}
-        examples = list(dict.fromkeys(sample.example for sample in counts[PLAIN]))
+        model, live = CostModel(evidence.costs), completed(found.samples)
+        texts = evidence.counts(PLAIN, {}, {})
+        examples = list(dict.fromkeys(sample.example for sample in texts))
         halves = set(examples[::2]), set(examples[1::2])
         for name, config in decoders.items():
             if name == PLAIN or kind_of(config).startswith("hf"):
                 continue
-            counts[name] = evidence.counts(name, config, {})
-            plain, ours = counts[PLAIN], counts[name]
+            plain, ours = texts, evidence.counts(name, config, {})
             if timing:
                 plain, ours = ([model.predict(one) for one in side] for side in (plain, ours))
             real = live[PLAIN], live[name]
-            predicted, measured = value(plain, ours), value(*real)
+            of = None if timing else model
+            predicted, measured = _value(plain, ours, of), _value(*real, of)
             swapped = (halves, halves[::-1]) if halves[1] else ()
-            rows.append(
-                {
-                    "run": path.name,
-                    "decoder": name,
-                    "kind": kind_of(config),
-                    "predicted": predicted,
-                    "measured": measured,
-                    "error": predicted / measured - 1.0,
-                    "elsewhere": tuple(
-                        value(plain, ours, a) / value(*real, b) - 1.0 for a, b in swapped
-                    ),
-                }
+            row = {"run": path.name, "decoder": name, "kind": kind_of(config)}
+            row |= {"predicted": predicted, "measured": measured}
+            row |= {"error": predicted / measured - 1.0}
+            row["elsewhere"] = tuple(
+                _value(plain, ours, of, a) / _value(*real, of, b) - 1.0 for a, b in swapped
             )
-    timed = all(timings)
+            rows.append(row)
     runs = f"{len(folders)} runs, the first: " if len(folders) > 1 else ""
     source = "Costs measured apart" if costs else "Costs of the runs themselves"
     about = f"{runs}{titles[0]}. {source if timed else 'Counts alone'}."
     what = "speedup over greedy" if timed else "tokens for what a target call costs"
     return pd.DataFrame(rows), what, about
+
+
+def _value(
+    plain: Sequence[Sample],
+    ours: Sequence[Sample],
+    model: CostModel | None,
+    examples: Collection[str] = (),
+) -> float:
+    """Return the speedup on some examples (all without any); with a model, tokens per cost."""
+    plain, ours = ([s for s in o if not examples or s.example in examples] for o in (plain, ours))
+    if model:
+        return 1.0 / (cost_per_token(ours, model) or 1.0)
+    ratio = speedup(plain, ours)
+    assert ratio is not None
+    return ratio.value
 
 
 def accuracy(points: pd.DataFrame) -> pd.DataFrame:
@@ -115,9 +104,8 @@ def accuracy(points: pd.DataFrame) -> pd.DataFrame:
     """
     if points.empty:
         raise ValueError("nothing was both predicted and measured: give runs with greedy in them")
-    groups = {"all": points} | dict(iter(points.groupby("kind", sort=False)))
     rows = {}
-    for kind, own in groups.items():
+    for kind, own in {"all": points, **dict(iter(points.groupby("kind", sort=False)))}.items():
         best: Any = own.predicted.idxmax()
         elsewhere = [abs(error) for errors in own.elsewhere for error in errors]
         rank = spearmanr(own.predicted, own.measured).statistic if len(own) > 2 else np.nan

@@ -6,8 +6,8 @@ Invariant: nothing is loaded. A model is built without storage, so a 34B takes m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 import psutil
@@ -22,8 +22,7 @@ from ouroboros.engine.support import position_limit
 SPARE = 0.05  # share of the free memory kept for activations, logits and masks
 
 
-@dataclass(frozen=True)
-class DeviceMemory:
+class DeviceMemory(NamedTuple):
     """The memory of a device, in bytes."""
 
     device: str
@@ -67,10 +66,9 @@ def footprint_of(config: PreTrainedConfig, dtype: torch.dtype, *, int8: bool = F
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     held = sum(weight.nbytes for weight in set(model.parameters()))
     tied = head is not None and head.weight is embedding.weight
-    if int8:
-        layers = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
-        held -= sum(layer.weight.nbytes for layer in layers)
-        held += sum(layer.weight.numel() + 4 * layer.out_features for layer in layers)
+    for layer in model.modules() if int8 else ():
+        if isinstance(layer, nn.Linear) and layer is not head:
+            held += layer.weight.numel() + 4 * layer.out_features - layer.weight.nbytes
     text = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -104,8 +102,7 @@ def fits(
     rows = []
     for kind in ("as is", "int8"):
         sizes = {
-            role: footprint_of(configs[role], dtype, int8=kind == "int8")
-            for role, (_, dtype) in models.items()
+            r: footprint_of(configs[r], d, int8=kind == "int8") for r, (_, d) in models.items()
         }
         gb = {role: own.weight_bytes / 1e9 for role, own in sizes.items()}
         kv = {role: own.kv_bytes_per_token for role, own in sizes.items()}
@@ -115,12 +112,7 @@ def fits(
         context = f"{longest}, by memory" if longest else "the weights do not fit"
         if longest >= positions:
             context = f"{positions}, the model's (memory: {longest})"
-        rows.append(
-            {
-                "weights": kind,
-                "GB (target + draft)": " + ".join(f"{size:.2f}" for size in gb.values()),
-                "KV cache, KB/token": " + ".join(f"{size / 1e3:.1f}" for size in kv.values()),
-                "longest context": context,
-            }
-        )
-    return document, pd.DataFrame(rows)
+        weights, cache = " + ".join(map("{:.2f}".format, gb.values())), sum(kv.values()) / 1e3
+        rows.append((kind, weights, f"{cache:.1f}", context))
+    columns = ["weights", "GB (target + draft)", "KV cache, KB/token", "longest context"]
+    return document, pd.DataFrame(rows, columns=columns)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from scipy.stats import linregress
 
 from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import PLAIN, steps_of
@@ -22,10 +23,6 @@ from ouroboros.costs import Costs, Surface
 from ouroboros.engine.parallel.partition import cut
 
 CONTEXT = 512  # tokens, of the calls whose costs are taken
-GAIN = 1.02  # a wider tree pays if its speed over one device is above this
-COLUMNS = ("devices", "nodes", "tokens", "part", "speed", "speedup")
-HEADINGS = {"nodes": "best width (nodes)", "tokens": "tokens/step", "part": "largest part"}
-HEADINGS |= {"speed": "over one device", "speedup": "over greedy"}
 
 
 def scaling(
@@ -47,38 +44,6 @@ def scaling(
     return {**found, "message_ms": message_ms}
 
 
-def scaling_text(found: Mapping, costs: str) -> str:
-    """Return the tables, the laws and a conclusion for each decoder of an answer of `scaling`."""
-    widths = [
-        {"decoder": one["decoder"], "nodes/step": one["nodes"], "tokens/step": one["tokens"]}
-        | {f"part of {n}": part for n, part in one["parts"].items() if n > 1}
-        for one in sorted(found["widths"], key=lambda one: (one["decoder"], one["nodes"]))
-    ]
-    best = pd.DataFrame(found["predicted"], columns=["decoder", *COLUMNS])
-    laws, ends = [], []
-    for name, law in found["laws"].items():
-        if law:
-            line = f"{law['at_one']:.2f} + {law['per_doubling']:.2f} log2(nodes)"
-            laws.append(f"{name}: tokens/step = {line}, R² {law['r2']:.2f}")
-        own = best[best.decoder == name]
-        nodes = own[own.devices == 1].nodes.min()
-        wider = own[(own.nodes > nodes) & (own.speed > GAIN)]
-        if np.isnan(nodes):
-            ends.append(f"{name}: the costs cover none of its widths, or devices= lacks 1")
-        elif wider.empty:
-            ends.append(f"{name}: no wider tree pays on up to {own.devices.max()} devices")
-        else:
-            first = wider.loc[wider.devices.idxmin()]
-            ends.append(
-                f"{name}: from {first.devices} devices on a wider tree pays ({first.nodes:.0f} "
-                f"nodes a step instead of {nodes:.0f}): {first.speed:.2f}x over one device"
-            )
-    shown = pd.DataFrame(widths), best.rename(columns=HEADINGS)
-    tables = [t.to_string(index=False, float_format="{:.2f}".format, na_rep="-") for t in shown]
-    by = f"predicted by {costs}, with {found['message_ms']} ms for a message:"
-    return "\n".join([tables[0], "", *laws, "", by, tables[1], "", *ends])
-
-
 def read_widths(place: Path, devices: Sequence[int]) -> tuple[list[dict], str]:
     """Return the widths of a folder's runs (greedy left out) or of a scaling.json, and on what they
     were measured.
@@ -96,11 +61,8 @@ def read_widths(place: Path, devices: Sequence[int]) -> tuple[list[dict], str]:
             ]
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{place} holds no widths: give a folder of runs") from error
-        lacking = sorted(set(devices) - {n for width in widths for n in width["parts"]})
-        if lacking:
-            raise ValueError(
-                f"{place} says nothing of {lacking} devices: give the folder of its runs"
-            )
+        if lacking := sorted(set(devices) - {n for width in widths for n in width["parts"]}):
+            raise ValueError(f"{place} covers no {lacking} devices: give the folder of its runs")
         return widths, known["measured"]
     widths, titles = [], []
     for path in run_folders(place):
@@ -139,13 +101,9 @@ def law_of(widths: Sequence[Mapping]) -> dict[str, float] | None:
     """
     if len({width["nodes"] for width in widths}) < 3:
         return None
-    x = np.log2([width["nodes"] for width in widths])
-    y = np.array([width["tokens"] for width in widths])
-    slope, base = np.polyfit(x, y, 1)
-    spread = float(((y - y.mean()) ** 2).sum())
-    rest = float(((y - base - slope * x) ** 2).sum())
-    r2 = 1 - rest / spread if spread else 0.0
-    return {"at_one": float(base), "per_doubling": float(slope), "r2": r2}
+    fit = linregress(np.log2([w["nodes"] for w in widths]), [w["tokens"] for w in widths])
+    r2 = float(np.nan_to_num(fit.rvalue**2))
+    return {"at_one": float(fit.intercept), "per_doubling": float(fit.slope), "r2": r2}
 
 
 def best_widths(
@@ -160,35 +118,32 @@ def best_widths(
     decoding. Widths that the costs do not cover are left out.
     """
 
-    def call_ms(surface: Surface, nodes: float) -> float:
+    def call_ms(surface: Surface | None, nodes: float) -> float:
+        if surface is None:
+            raise ValueError("the costs have no draft model: give draft_ms")
         return surface.call_ms(nodes, min(CONTEXT, max(surface.ms)))
-
-    def step_ms(width: Mapping, count: int) -> float:
-        ms = call_ms(costs.target, width["nodes"])
-        if count > 1:
-            fed = min(width["nodes"], width["parts"][count] + width["accepted"])
-            ms = min(ms, call_ms(costs.target, fed)) + message_ms
-        if width["draft_calls"]:
-            if costs.draft is None:
-                raise ValueError("the costs have no draft model: give draft_ms")
-            ms += width["draft_calls"] * call_ms(costs.draft, max(1.0, width["draft_nodes"]))
-        return ms + costs.host_of(width["decoder"])
 
     rows = []
     for width in widths:
-        for count in dict.fromkeys((1, *devices)):
-            part = width["nodes"] if count == 1 else width["parts"][count]
-            try:
-                rate = width["tokens"] / step_ms(width, count)
-            except ValueError:
-                break
-            rows.append((width["decoder"], count, width["nodes"], width["tokens"], part, rate))
-    plain_ms = call_ms(costs.target, 1.0) + costs.host_of(PLAIN)
-    found = pd.DataFrame(rows, columns=["decoder", *COLUMNS[:-2], "rate"])
-    found["rate"] = found["rate"].astype(float)
-    best = found.loc[found.groupby(["decoder", "devices"], sort=False).rate.idxmax()]
+        name, nodes, tokens = width["decoder"], width["nodes"], width["tokens"]
+        try:
+            whole = call_ms(costs.target, nodes)
+            rest = costs.host_of(name)
+            if width["draft_calls"]:
+                drafted = call_ms(costs.draft, max(1.0, width["draft_nodes"]))
+                rest += width["draft_calls"] * drafted
+        except ValueError:
+            continue
+        rows.append((name, 1, nodes, tokens, nodes, tokens / (whole + rest)))
+        for count in sorted({*devices} - {1}):
+            part = width["parts"][count]
+            shared = call_ms(costs.target, min(nodes, part + width["accepted"]))
+            ms = min(whole, shared) + message_ms + rest
+            rows.append((name, count, nodes, tokens, part, tokens / ms))
+    found = pd.DataFrame(rows, columns=["decoder", "devices", "nodes", "tokens", "part", "rate"])
+    best = found.loc[found.groupby(["decoder", "devices"], sort=False).rate.idxmax().astype(int)]
     alone = best[best.devices == 1].set_index("decoder").rate
     best["speed"] = best.rate / best.decoder.map(alone)
-    best["speedup"] = best.rate * plain_ms
+    best["speedup"] = best.rate * (call_ms(costs.target, 1.0) + costs.host_of(PLAIN))
     kept = best[best.devices.isin(list(devices))].drop(columns="rate")
     return kept.reset_index(drop=True)

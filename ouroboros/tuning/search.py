@@ -64,8 +64,7 @@ def random_settings(space: Space, count: int, seed: str) -> list[dict]:
     all of them where it has fewer."""
     found: list[dict] = [{}]
     rng = random.Random(seed)
-    count = min(count, 1 + math.prod(map(len, space.values())))
-    while len(found) < count:
+    while len(found) < min(count, 1 + math.prod(map(len, space.values()))):
         drawn = {key: rng.choice(values) for key, values in space.items()}
         if drawn not in found:
             found.append(drawn)

@@ -60,27 +60,15 @@ def test_a_pair_is_measured_and_advised_upon(run_advise, saved_pair):
     assert code == 2 and "is not empty" in err
 
 
-def test_texts_of_one_machine_and_costs_of_another(run_advise, recorded):
-    names = "decoder=[speculative]"
-    code, _, document, err = run_advise(f"runs={recorded}", "costs=costs.yaml", names, *CHAIN)
+def test_texts_of_one_machine_and_costs_of_another(run_advise, recorded, saved_pair):
+    given = [f"runs={recorded}", "decoder=[speculative]", *CHAIN]
+    code, _, document, err = run_advise(*given, "costs=costs.yaml")
     assert code == 0, err
     found = document["decoders"]
     assert found["greedy"]["configured"]["cost_per_token"] == pytest.approx(1.0)
-    speculative = found["speculative"]
-    assert speculative["configured"]["tokens_per_s"] > 0
-    assert speculative.get("best", speculative["configured"])["cost_per_token"] > 0
-
-
-def test_a_slow_draft_is_explained(run_advise, recorded, saved_pair):
+    assert all(one["tokens_per_s"] > 0 for one in found["speculative"].values())
     (saved_pair / "slow.yaml").write_text("verify_ms: {1: 10, 256: 30}\ndraft_ms: 9\n")
-    options = [
-        f"runs={recorded}",
-        "costs=slow.yaml",
-        "decoder=[speculative]",
-        "search=false",
-        *CHAIN,
-    ]
-    code, out, document, err = run_advise(*options)
+    code, out, document, err = run_advise(*given, "costs=slow.yaml", "search=false")
     assert code == 0, err
     (line,) = [line for line in document["why"] if line.startswith("speculative is slower")]
     assert "of the time is drafting" in line and line in out
@@ -93,30 +81,28 @@ def test_predictions_are_held_against_runs(run_advise, recorded, saved_pair):
     assert document["accuracy"]["prompt_lookup"]["largest_error"] == 0
     assert document["accuracy"]["all"]["points"] == 4
     made = {path.name for path in (saved_pair / "checked").iterdir()}
-    assert made == {"check.json", "check.md", "check.png"}
+    assert made == {"check.json", "check.md"}
 
 
-def test_an_assumed_agreement_needs_no_model(run_advise):
-    pair = ["model.target=01-ai/Yi-34B", "model.draft=01-ai/Yi-6B", "model.dtype=bfloat16"]
-    machine = ["machine.bandwidth_gb_s=4300", "machine.memory_gb=139"]
-    code, out, document, err = run_advise(*pair, *machine, "agreement=[0.6,0.9]")
+def test_a_machine_that_is_not_at_hand(run_advise, recorded):
+    shapes = "machine.shapes={target: 01-ai/Yi-34B, draft: yi-6b}"
+    machine = [shapes, "machine.bandwidth_gb_s=4300", "machine.memory_gb=139"]
+    dtype = "model.dtype=float32"
+    names = "decoder=[speculative]"
+    code, out, document, err = run_advise(
+        f"runs={recorded}", *machine, dtype, names, "search=false"
+    )
     assert code == 0, err
-    low, high = document["supposed"]["rows"]
-    assert low["gamma"] < high["gamma"] and 1 < low["speculative"] < high["speculative"]
-    assert high["speculative"] < high["ouroboros"] < high["at most"]
-    assert document["supposed"]["draft"] == pytest.approx(0.171, abs=0.001)
-    assert document["memory"]["as is"]["weights_gb"]["target"] == pytest.approx(68.8, abs=0.05)
-    assert document["memory"]["as is"]["longest_context"] > 100_000
-    assert f"{document['memory']['as is']['longest_context']}, by memory" in out
-    assert "3.9x, as published, needs an agreement of 0.8" in out
+    assert document["memory"]["as is"]["weights_gb"]["target"] == pytest.approx(137.6, abs=0.1)
+    assert document["memory"]["int8"]["longest_context"] > 50_000 and "by memory" in out
+    greedy = document["decoders"]["greedy"]["configured"]
+    assert greedy["tokens_per_s"] == pytest.approx(1000 / 31.6, abs=0.5)
 
 
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["agreement=0.9"], "needs costs of a pair"),
-        (["agreement=[2]", "machine.bandwidth_gb_s=9"], "shares from 0 to below 1"),
-        (["costs=x.yaml", "machine.bandwidth_gb_s=9", "agreement=0.5"], "not both"),
+        (["costs=x.yaml", "machine.bandwidth_gb_s=9"], "not both"),
         (["runs=target"], "not a results folder"),
         (["check=target"], "not a results folder"),
         (["visits=0"], "visits"),
@@ -138,14 +124,14 @@ def test_the_worth_of_wider_trees_on_several_devices(call, run_advise, saved_pai
     asked = "scaling=widths", "costs=epyc", "results_dir=worth", "devices=[1,2]"
     code, out, document, err = run_advise(*asked)
     assert code == 0, err
-    assert "predicted by epyc, with 0.05 ms for a message" in out
+    assert "predicted by epyc, 0.05 ms a message" in out
     own = document["scaling"]
     assert len(own["widths"]) == 1 and {one["devices"] for one in own["predicted"]} == {1, 2}
-    assert (saved_pair / "worth" / "scaling.png").exists()
+    assert (saved_pair / "worth" / "scaling.md").exists()
     again = run_advise("scaling=worth/scaling.json", "costs=epyc", "devices=[1,2]")[2]["scaling"]
     assert again["predicted"] == own["predicted"]
     for asked, says in (
-        (["scaling=worth/scaling.json", "costs=flat", "devices=[1,64]"], "nothing of [64] devices"),
+        (["scaling=worth/scaling.json", "costs=flat", "devices=[1,64]"], "covers no [64] devices"),
         (["scaling=widths"], "scaling= needs costs"),
     ):
         code, _, _, err = run_advise(*asked)

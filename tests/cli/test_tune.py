@@ -44,8 +44,12 @@ def tuned(call, saved_pair, *words):
     return json.loads(out.splitlines()[-1]), json.loads((results / "tuning.json").read_text())
 
 
-def test_trials_go_by_the_costs_that_are_given(call, saved_pair, monkeypatch):
+def test_all_are_searched_on_the_same_texts_by_the_costs_given(call, saved_pair, monkeypatch):
+    monkeypatch.setitem(SPACES, "prompt_lookup", {"max_ngram_size": [1, 2], "num_tokens": [2, 4]})
+    monkeypatch.setitem(SPACES, "lookahead", {"window_size": [0, 2]})
     monkeypatch.setitem(SPACES, "ouroboros_text", {"max_nodes": [16, 32]})
+    monkeypatch.setitem(SPACES, "hf_prompt_lookup", {"prompt_lookup_num_tokens": [2]})
+    names = ["prompt_lookup", "lookahead", "ouroboros_text", "hf_prompt_lookup"]
     told = []
 
     class CostAware(ouroboros.Ouroboros):
@@ -54,19 +58,11 @@ def test_trials_go_by_the_costs_that_are_given(call, saved_pair, monkeypatch):
             super().__init__(draft, costs=costs, **options)
 
     monkeypatch.setattr(ouroboros, "Ouroboros", CostAware)
-    chosen, kept = tuned(call, saved_pair, "--decoders", "ouroboros_text", "--trials", "2")
-    assert chosen["ouroboros_text"]["flat"]["max_nodes"] in (16, 32, 64), "as configured, or tried"
-    assert [row["costs"] for row in kept["report"]] == ["epyc", "flat"]
+    heats = ("--temperatures", "0", "0.8")
+    chosen, kept = tuned(call, saved_pair, "--decoders", *names, "--trials", "2", *heats)
     assert {cost.about["name"] for cost in told} == {"epyc", "flat"}
-
-
-def test_all_are_searched_on_the_same_texts_and_their_regret_is_told(call, saved_pair, monkeypatch):
-    monkeypatch.setitem(SPACES, "prompt_lookup", {"max_ngram_size": [1, 2], "num_tokens": [2, 4]})
-    monkeypatch.setitem(SPACES, "lookahead", {"window_size": [0, 2]})
-    names = ["prompt_lookup", "lookahead", "hf_prompt_lookup"]
-    monkeypatch.setitem(SPACES, "hf_prompt_lookup", {"prompt_lookup_num_tokens": [2]})
-    _, kept = tuned(call, saved_pair, "--decoders", *names, "--trials", "2")
-    assert kept["texts"] == 2 * 3 * len(kept["prompts"]) and len(kept["report"]) == 6
+    assert chosen["ouroboros_text"]["flat"]["max_nodes"] in (16, 32, 64), "as configured, or tried"
+    assert kept["texts"] == 2 * 2 * len(kept["prompts"]) and len(kept["report"]) == 8
     assert kept["prompts"] == sorted(path.name for path in DEVELOPMENT)
     for row in kept["report"]:
         assert row["best found"] >= row["configured"] > 0, "no worse than as configured"
@@ -76,7 +72,8 @@ def test_all_are_searched_on_the_same_texts_and_their_regret_is_told(call, saved
 
 def test_a_search_that_ended_is_not_made_again(call, saved_pair, monkeypatch):
     monkeypatch.setitem(SPACES, "prompt_lookup", {"num_tokens": [2, 4]})
-    words = ("--decoders", "prompt_lookup", "--trials", "2")
+    words = ("--decoders", "prompt_lookup", "--trials", "2", "--temperatures", "0")
+    words += ("--prompts", str(DEVELOPMENT[0]))
     first, report = tuned(call, saved_pair, *words)
     best, made = Machine.best, []
 
@@ -92,11 +89,10 @@ def test_a_search_that_ended_is_not_made_again(call, saved_pair, monkeypatch):
     tuned(call, saved_pair, *words)
     assert made == ["flat"], "it was stopped while it wrote the last of them"
     tuned(call, saved_pair, *words, "--costs", "flat", "--seed", "1")
-    assert made == ["flat"] * 2, "other trials"
     config = saved_pair / "target" / "config.json"
     config.write_text(config.read_text() + "\n")
     tuned(call, saved_pair, *words, "--costs", "flat")
-    assert made == ["flat"] * 3, "another model at the same path"
+    assert made == ["flat"] * 3, "other trials, then another model at the same path"
 
 
 def test_a_setting_is_as_fast_as_its_calls_cost():
@@ -111,20 +107,14 @@ def test_a_setting_is_as_fast_as_its_calls_cost():
 
 
 def test_estimates_are_fitted_to_a_pair_and_shown(call, saved_pair, tmp_path):
-    prompts = tmp_path / "mine.jsonl"
+    prompts, out = tmp_path / "mine.jsonl", tmp_path / "new" / "w.json"
     prompts.write_text("".join(json.dumps({"prompt": f"ab{i}cd ef"}) + "\n" for i in range(5)))
-    out, models = tmp_path / "new" / "w.json", [f"model.{r}={saved_pair / r}" for r in ROLES]
+    models = ["model=hf", *(f"model.{role}={saved_pair / role}" for role in ROLES)]
     words = ["--fit", str(out), "--prompts", str(prompts), "--max-new", "12"]
-    code, said, _ = call("tune", *words, "--overrides", "model=hf", *models, pair=False)
+    words += ["--temperatures", "0", "0.8"]
+    code, said, _ = call("tune", *words, "--overrides", *models, pair=False)
     assert code == 0 and "with the draft's view: log loss" in said and str(out) in said
     assert Weights.load(out).about["prompts"] == {"mine": 5}
     assert out.with_suffix(".png").stat().st_size > 10_000
-
-
-def test_too_few_prompts_for_a_fit_are_told(call, saved_pair, tmp_path):
-    prompts = tmp_path / "mine.jsonl"
-    prompts.write_text('{"prompt": "ab"}\n')
-    models = [f"model.{role}={saved_pair / role}" for role in ROLES]
-    words = ["--fit", str(tmp_path / "w.json"), "--prompts", str(prompts)]
-    code, _, error = call("tune", *words, "--overrides", "model=hf", *models, pair=False)
+    code, _, error = call("tune", *words, "--limit", "1", "--overrides", *models, pair=False)
     assert code == 2 and error.endswith("error: 1 prompts are too few: give 5 or more\n")

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from ouroboros.costs import Costs, Surface
-from ouroboros.tuning.plots import scaling_law
 from ouroboros.tuning.scaling import best_widths, law_of
 
 NAMES = ("decoder", "nodes", "tokens", "accepted", "draft_calls", "draft_nodes", "parts")
@@ -50,10 +49,3 @@ def test_widths_beyond_the_costs_are_left_out():
     short = Costs(Surface.flat({1: 1.0, 16: 1.0}))
     found = best_widths([NARROW, WIDE], short, devices=[1], message_ms=0)
     assert list(found.nodes) == [16.0]
-
-
-def test_the_plot_has_a_point_for_each_width_and_a_line():
-    axes = scaling_law(LINE, {"x": law_of(LINE)}).axes[0]
-    points, line = sorted(axes.lines, key=lambda one: -len(one.get_xdata()))
-    assert len(points.get_xdata()) == 4 and line.get_ydata().tolist() == pytest.approx([1.5, 3.0])
-    assert "+0.50 per doubling" in axes.get_title(loc="left")

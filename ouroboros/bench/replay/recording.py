@@ -13,13 +13,15 @@ from pathlib import Path
 
 from ouroboros import vocab
 from ouroboros.bench.metrics.sample import PLAIN
-from ouroboros.bench.replay.scripted import ANY
+from ouroboros.bench.replay.scripted import ANY, ScriptedModel
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import check_files
+from ouroboros.bench.run.pair import PairSpec, load_draft
 from ouroboros.bench.run.prompts import Answers, prompt_ids, with_context
 from ouroboros.bench.run.recorder import PrefixKey
 from ouroboros.bench.tasks.registry import TaskSpec
+from ouroboros.engine.model import CachedModel
 
 PromptOf = Callable[[str, int], Sequence[int]]
 """(example id, repeat) -> the token ids of its prompt."""
@@ -60,6 +62,16 @@ class RecordedRuns:
     eos: frozenset[int] = frozenset()
     dtype: str | None = None
 
+    def target(self, tokenizer=None) -> ScriptedModel:
+        """Return a target that computes nothing, with the recording's context and vocabulary."""
+        return ScriptedModel(self.max_len, vocab_size=self.vocab_size, tokenizer=tokenizer)
+
+    def load_draft(self, spec: PairSpec, tokenizer) -> CachedModel:
+        """Load a pair's draft. Raises `ValueError` where its tokens are not the recording's."""
+        draft = load_draft(spec)
+        vocab.check_pair(self.target(tokenizer), draft)  # type: ignore[arg-type]
+        return draft
+
 
 def read_recording(
     path: Path | str,
@@ -95,8 +107,7 @@ def runs_of(recording: Mapping[str, RecordedRuns], decoder: str = PLAIN) -> Reco
 
 def _prompts_of_run(folder: ResultsFolder, task: TaskSpec | None, tokenizer) -> PromptOf:
     """Return a function that gives the prompts of a recorded run."""
-    run = folder.load_run()
-    fingerprint = vocab.fingerprint(tokenizer)
+    run, fingerprint = folder.load_run(), vocab.fingerprint(tokenizer)
     if run["model"].get("tokenizer", fingerprint) != fingerprint:
         raise ValueError(f"{folder.path} was recorded with another tokenizer: give its model=...")
     spec = task or TaskSpec.from_mapping(run["config"]["task"])
@@ -161,18 +172,14 @@ def _of_file(path: Path, tokenizer) -> RecordedRuns:
     runs: list[RecordedRun] = []
     for number, row in enumerate(rows, start=1):
         try:
-            before, group = "", str(row.get("category", ""))
+            before, name = "", str(row.get("id", f"{path.stem}/{number}"))
             for turn, one in enumerate(row.get("turns", [row])):
-                before += one["prompt"]
-                prompt = tokenizer(before).input_ids
+                prompt = tokenizer(before + one["prompt"]).input_ids
                 new = tokenizer(one["completion"], add_special_tokens=False).input_ids
-                name = str(row.get("id", f"{path.stem}/{number}"))
-                run = RecordedRun(name, tuple(prompt), tuple(new), repeat=turn, group=group)
-                runs.append(run)
-                before += f"\n\n{one['completion']}\n\n"
+                group = str(row.get("category", ""))
+                runs.append(RecordedRun(name, (*prompt,), (*new,), repeat=turn, group=group))
+                before += f"{one['prompt']}\n\n{one['completion']}\n\n"
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f'{path}, line {number}: give {{"prompt": text, "completion": text}}, or "turns", '
-                "a list of these"
-            ) from error
+            keys = '{"prompt": text, "completion": text}, or "turns", a list of these'
+            raise ValueError(f"{path}, line {number}: give {keys}") from error
     return RecordedRuns(runs)

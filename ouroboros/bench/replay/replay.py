@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 import torch
@@ -20,7 +21,7 @@ from tqdm import tqdm
 from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import PLAIN, Sample, steps_of
 from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
-from ouroboros.bench.replay.scripted import Drafting, ScriptedModel
+from ouroboros.bench.replay.scripted import Drafting
 from ouroboros.bench.replay.simulated_draft import SimulatedDraft
 from ouroboros.bench.run.loop import text_of
 from ouroboros.bench.run.recorder import PrefixKey, prefix_keys
@@ -47,6 +48,15 @@ class OffTextRates:
         """What is simulated, for the title of a measurement."""
         shares = f"{self.after_right:g} after a right node, {self.after_wrong:g} after others"
         return f"predictions off the text simulated (right: {shares})"
+
+    @classmethod
+    def given(cls, shares: object) -> OffTextRates | None:
+        """Return two shares as rates; None for None. Raises `ValueError` for anything else."""
+        try:
+            return None if shares is None else cls(*map(float, shares))  # type: ignore[call-overload]
+        except (TypeError, ValueError) as error:
+            remedy = "give two shares, as rates=[0.7,0.04]"
+            raise ValueError(f"rates={shares}: {remedy}") from error
 
     @classmethod
     def measured(cls, runs: Iterable[RecordedRun]) -> OffTextRates | None:
@@ -80,13 +90,6 @@ class OffTextRates:
 USUAL_RATES = OffTextRates(0.7, 0.04)
 """Counted on the reference pair, development text, greedy: 0.64 to 0.80 and 0.03 to 0.05 over
 lookahead and Ouroboros at small and large windows."""
-
-
-class RecordedTarget(ScriptedModel):
-    """A target that computes nothing, with a recording's context and vocabulary."""
-
-    def __init__(self, recorded: RecordedRuns, *, tokenizer=None) -> None:
-        super().__init__(recorded.max_len, vocab_size=recorded.vocab_size, tokenizer=tokenizer)
 
 
 class RecordedChoice(TokenSelector):
@@ -129,17 +132,6 @@ class Predictions(Sequence[int]):
         return self.chosen[node]
 
 
-class Replayed(Drafting):
-    """A drafter under replay: it drafts by its own selector and observes checked predictions."""
-
-    def __init__(self, drafter: Drafter, choose: TokenSelector) -> None:
-        super().__init__(drafter, choose)
-        name = type(drafter).__name__
-        self.observe = lambda tree, chosen, path: drafter.observe(
-            tree, Predictions(chosen, tree.logit_nodes, name), path
-        )
-
-
 def check_drafter(
     drafter: object, recorded: RecordedRuns, *, rates: OffTextRates | None = None
 ) -> None:
@@ -152,34 +144,37 @@ def check_drafter(
     if not hasattr(drafter, "propose"):
         raise ValueError(f"{name} is another engine, not a drafter: leave it out of decoder=[...]")
     has, choose = DrafterCapabilities.of(drafter), recorded.sampling.choose("", 0, vocab=1)
+    heat, simulated = recorded.sampling.temperature, isinstance(has.draft, SimulatedDraft)
+    dtype = "" if has.draft is None else str(has.draft.dtype).removeprefix("torch.")
+    unread = has.reads_rejected and rates is None
     if has.rule(choose) is not choose:
-        raise ValueError(
-            f"{name} accepts by rejection sampling, which needs the target's probabilities: replay "
-            "it with verification=shared"
+        reason = (
+            "accepts by rejection sampling, which needs the target's probabilities: replay it with "
+            "verification=shared"
         )
-    if has.ranks:
-        raise ValueError(
-            f"{name} learns from the target's {has.ranks} best tokens at each node, and only the "
-            "best is recorded: leave it out of decoder=[...] and run it live"
+    elif has.ranks:
+        reason = (
+            f"learns from the target's {has.ranks} best tokens at each node, and only the best is "
+            "recorded: leave it out of decoder=[...] and run it live"
         )
-    if isinstance(has.draft, SimulatedDraft):
-        if recorded.sampling.temperature:
-            raise ValueError(
-                "a simulated draft needs greedy text: give a recording at temperature 0 (this one "
-                f"has {recorded.sampling.temperature:g})"
-            )
-    elif has.draft is not None:
-        dtype = str(has.draft.dtype).removeprefix("torch.")
-        if recorded.dtype not in (None, dtype):
-            raise ValueError(
-                f"{name} drafts in {dtype} here, the recording was made in {recorded.dtype}: "
-                f"give model.dtype={recorded.dtype}"
-            )
-    if has.reads_rejected and rates is None and not any(r.predictions for r in recorded.runs):
-        raise ValueError(
-            f"{name} learns from what the target predicts at rejected nodes, which this recording "
-            "does not hold: record a run of it with record_predictions=true timing=false"
+    elif simulated and heat:
+        reason = (
+            "has a simulated draft, which needs greedy text: give a recording at temperature 0 "
+            f"(this one has {heat:g})"
         )
+    elif dtype and not simulated and recorded.dtype not in (None, dtype):
+        reason = (
+            f"drafts in {dtype} here, the recording was made in {recorded.dtype}: give "
+            f"model.dtype={recorded.dtype}"
+        )
+    elif unread and not any(run.predictions for run in recorded.runs):
+        reason = (
+            "learns from what the target predicts at rejected nodes, which this recording does not "
+            "hold: record a run of it with record_predictions=true timing=false"
+        )
+    else:
+        return
+    raise ValueError(f"{name} {reason}")
 
 
 def replay_run(
@@ -208,14 +203,17 @@ def replay_run(
     elif draft is not None:
         draft.empty()
     choose = recorded.sampling.choose(run.example, run.repeat, vocab=recorded.vocab_size)
-    for trace in stream(
-        RecordedTarget(recorded),  # type: ignore[arg-type]
-        Replayed(drafter, choose),
-        run.prompt,
-        max_new=limit,
-        eos=recorded.eos,
-        choose=RecordedChoice(run, rates),
-    ):
+    drafting, name = Drafting(drafter, choose), type(drafter).__name__
+    drafting.observe = lambda tree, chosen, path: drafter.observe(
+        tree, Predictions(chosen, tree.logit_nodes, name), path
+    )
+    target: Any = recorded.target()
+    options: dict[str, Any] = {
+        "max_new": limit,
+        "eos": recorded.eos,
+        "choose": RecordedChoice(run, rates),
+    }
+    for trace in stream(target, drafting, run.prompt, **options):
         if len(trace.new_tokens) >= length:
             break
     return cut(trace, length) if run.finish == "stop" and length <= limit else trace
@@ -266,23 +264,19 @@ def replay_table(
     """
     rows = {}
     for name, own in samples.items():
-        steps = steps_of(own)
-        tokens = sum(len(sample.new_tokens) for sample in own)
-        row: dict[str, float | None] = {
-            "runs": len(own),
-            "new_tokens": tokens,
-            "target_calls": len(steps),
-        }
+        calls, tokens = steps_of(own), sum(len(sample.new_tokens) for sample in own)
+        row: dict[str, float | None] = {"runs": len(own), "new_tokens": tokens}
+        row["target_calls"] = len(calls)
         for metric in ("tokens_per_target_call", "acceptance_length", "draft_calls_per_token"):
             row[metric] = METRICS[metric](own)
-        if draft_ratio is not None or not any(step.draft_calls for step in steps):
-            calls = METRICS["calls_per_token"](own, draft_ratio or 0.0)
-            row["calls_per_token"] = calls and calls.value
+        if draft_ratio is not None or not any(step.draft_calls for step in calls):
+            found = METRICS["calls_per_token"](own, draft_ratio or 0.0)
+            row["calls_per_token"] = found and found.value
         if costs is not None and tokens:
-            plain = replay(recorded[name], RootOnly(), name=PLAIN, max_new=max_new)
             model = CostModel(costs)
+            plain = replay(recorded[name], RootOnly(), name=PLAIN, max_new=max_new)
             spent, plain_s = (sum(model.predict(s).wall_s for s in of) for of in (own, plain))
-            row |= {"predicted_ms_per_token": 1e3 * spent / tokens}
-            row |= {"predicted_speedup": plain_s / spent}
+            row["predicted_ms_per_token"] = 1e3 * spent / tokens
+            row["predicted_speedup"] = plain_s / spent
         rows[name] = row
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("decoder")

@@ -1,10 +1,4 @@
-"""Two models that compute nothing: what remains of a step is the host's own work.
-
-Each says, after any node, the token that a text has at that position, whatever the path; the
-draft's text differs from the target's at some positions. So trees, phrases, acceptance and draft
-calls are of a usual kind, and the same on every machine. Invariant: the time that the scripts
-themselves take is noted (`spent_s`), so that it can be left out.
-"""
+"""Two models that compute nothing: what remains of a step is the host's own work."""
 
 from __future__ import annotations
 
@@ -51,8 +45,7 @@ class Drafting:
         self.drafter, self.choose = drafter, choose
         own = DrafterCapabilities.of(drafter)
         self.draft, self.ranks, self.observe_ranked = own.draft, own.ranks, own.observe_ranked
-        self.propose = drafter.propose
-        self.observe = drafter.observe
+        self.propose, self.observe = drafter.propose, drafter.observe
 
     @property
     def draft_sequence(self) -> CachedSequence | None:
