@@ -267,8 +267,8 @@ def measured_evidence(
         with tqdm(total=2 * visits, desc="calls", unit="visit", leave=False) as bar:
             timed = Costs.measure_grid(bench.models, **grid, repeats=CALLS, on_visit=bar.update)
     makers = decoder_factories(configs, draft, timed, tokenizer=tokenizer)
-    recorded = {"record_trees": False, "record_predictions": True}
-    bench = replace(bench, costs=timed, decoders=makers, **recorded)
+    bench = replace(bench, costs=timed, decoders=makers)
+    bench = replace(bench, record_trees=False, record_predictions=True)
     with TemporaryDirectory() as place, tqdm(total=bench.total, desc="runs", leave=False) as bar:
         folder = ResultsFolder(place)
         bench.run(folder, lambda sample: bar.update())
