@@ -24,21 +24,17 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _MODULES = {
-    "CachedModel": "engine.model",
-    "DecodeTrace": "trace",
+    "decode": "decode",
     "Drafter": "decode",
     "Ouroboros": "drafters.ouroboros",
     "OuroborosPaper": "drafters.ouroboros_paper",
     "PhrasePool": "drafters.pool",
-    "ReferencePair": "reference_pair",
-    "Sampler": "select",
-    "StepRecord": "trace",
+    "CachedModel": "engine.model",
+    **dict.fromkeys(("custom_generate", "generate"), "generate"),
+    **dict.fromkeys(("ReferencePair", "reference"), "reference_pair"),
+    **dict.fromkeys(("Sampler", "argmax"), "select"),
+    **dict.fromkeys(("DecodeTrace", "StepRecord"), "trace"),
     "TokenTree": "tree",
-    "argmax": "select",
-    "custom_generate": "generate",
-    "decode": "decode",
-    "generate": "generate",
-    "reference": "reference_pair",
 }
 __all__ = list(_MODULES)
 

@@ -179,7 +179,7 @@ def extend(
         chosen = predict(model, sequence, tokens, tree, ranking or choose)
         path = tree.longest_match(chosen)
         new = [*(tree.tokens[node] for node in path[1:]), chosen[path[-1]]]
-        new = new[: count_until_end(new, eos, left)]
+        new = new[: next((n for n, token in enumerate(new[:left], 1) if token in eos), left)]
         kept = path[: len(new)]
         model.accept(sequence, kept)
         if ranking:
@@ -188,13 +188,6 @@ def extend(
         tokens += new
         left = 0 if new[-1] in eos else left - len(new)
         yield recorder.finish(tree, path, len(new))
-
-
-def count_until_end(new: Sequence[int], eos: Collection[int], left: int) -> int:
-    """Return how many new tokens to keep: up to the first end-of-sequence, at most `left`."""
-    if not eos:
-        return left
-    return next((at for at, token in enumerate(new[:left], 1) if token in eos), left)
 
 
 def propose(drafter: Drafter, tokens: Sequence[int], left: int) -> TokenTree:
@@ -210,12 +203,12 @@ def propose(drafter: Drafter, tokens: Sequence[int], left: int) -> TokenTree:
 
 def check_drafter(drafter: Drafter) -> None:
     """Raise `ValueError` for a drafter that lacks one of the three methods."""
-    methods = ("reset", "propose", "observe")
-    if lacking := [name for name in methods if not callable(getattr(drafter, name, None))]:
-        named = drafter.__name__ if isinstance(drafter, type) else type(drafter).__name__
-        raise ValueError(f"{named} is no drafter: it has no method {', '.join(lacking)}")
     if isinstance(drafter, type):
         raise ValueError(f"{drafter.__name__} is a class: give a drafter made of it")
+    methods = ("reset", "propose", "observe")
+    if lacking := [name for name in methods if not callable(getattr(drafter, name, None))]:
+        named = type(drafter).__name__
+        raise ValueError(f"{named} is no drafter: it has no method {', '.join(lacking)}")
 
 
 def stream(
@@ -229,8 +222,8 @@ def stream(
 ) -> Iterator[DecodeTrace]:
     """Decode, yielding the same growing trace after each step (and once if there is no step).
 
-    Raises `ValueError` for an empty prompt, one longer than the context, a negative `max_new`, and
-    a drafter that lacks a method or proposes anything but a tree.
+    Raises `ValueError` for an empty prompt, one longer than the context or with unknown ids, a
+    negative `max_new`, and a drafter that lacks a method or proposes anything but a tree.
     """
     if not prompt:
         raise ValueError("the prompt is empty: give at least one token, such as the model's BOS")
@@ -241,9 +234,13 @@ def stream(
             f"the prompt has {len(prompt)} tokens, the model's context {target.max_len}: "
             "shorten the prompt or choose a model with a longer context"
         )
+    if unknown := [token for token in prompt if not 0 <= token < target.vocab_size]:
+        raise ValueError(
+            f"the prompt holds id {unknown[0]}, the model knows ids 0 to {target.vocab_size - 1}: "
+            "give the ids of the model's own tokenizer"
+        )
     check_drafter(drafter)
-    trace = DecodeTrace(list(prompt), len(prompt))
-    capabilities = DrafterCapabilities.of(drafter)
+    trace, capabilities = DecodeTrace(list(prompt), len(prompt)), DrafterCapabilities.of(drafter)
     rule = capabilities.rule(choose)
     own_rule, choose = rule is not choose, rule
     for model in (target, capabilities.draft):

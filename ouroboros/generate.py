@@ -11,10 +11,9 @@ token tree cannot support is an error that names it, and one without effect is a
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,24 +34,19 @@ from ouroboros.decode import Drafter, stream
 from ouroboros.decoders import decoder_names, decoder_settings, make_decoder, needs_draft
 from ouroboros.engine.model import CachedModel
 from ouroboros.instantiate import unknown
-from ouroboros.model_wrappers import Model, acquire, check_model, locked
+from ouroboros.model_wrappers import Model, acquire, locked, plain_model
 from ouroboros.processors import Processed
 from ouroboros.select import Sampler, TokenSelector, argmax
 from ouroboros.trace import DecodeTrace, cut
 from ouroboros.vocab import check_pair
 
-UNSAMPLED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-NUMBERS = ("max_new_tokens", "max_length", "repetition_penalty", *UNSAMPLED)
 FIELDS = frozenset(GenerationConfig().to_dict()) - {"transformers_version"}
 UNSUPPORTED: dict[str, tuple] = {
     **dict.fromkeys(("num_beams", "num_return_sequences", "num_beam_groups"), (1,)),
     **{f"output_{name}": (False,) for name in ("scores", "logits", "attentions", "hidden_states")},
-    "penalty_alpha": (),
-    "guidance_scale": (1, 1.0),
-    "constraints": (),
-    "force_words_ids": (),
-    "dola_layers": (),
+    **dict.fromkeys(("penalty_alpha", "constraints", "force_words_ids", "dola_layers"), ()),
     "prompt_lookup_num_tokens": (),
+    "guidance_scale": (1, 1.0),
     "token_healing": (False,),
     "cache_implementation": ("dynamic",),
 }
@@ -123,31 +117,24 @@ def generate(
 
     Raises `ValueError` naming the option that is not supported.
     """
-    check_model("model", model)
-    target = model if isinstance(model, CachedModel) else None
-    plain: PreTrainedModel = target.model if target is not None else model  # type: ignore[assignment]
+    plain = plain_model("model", model)
     if not isinstance(logits_processor, Sequence):
         raise ValueError("logits_processor must be a list of processors")
     settings = {name: value for name, value in options.items() if value is not None}
     own = {name: settings.pop(name) for name in list(settings) if name in FIELDS}
     config = copy.deepcopy(generation_config) or GenerationConfig()
+    for name in ("max_new_tokens", "max_length"):
+        value = own.get(name, getattr(config, name))
+        if not isinstance(value, int | None):
+            raise ValueError(f"{name}={value!r} is a {type(value).__name__}: give a whole number")
+    config.update(**own)
+    _check_supported(config)
 
     def option(name: str):
-        """Return an option's value: the caller's, that of `generation_config` or the model's."""
-        defaults = (getattr(c, name, None) for c in (config, plain.generation_config))
-        return next((value for value in (own.get(name), *defaults) if value is not None), None)
+        """Return an option of this call, or else of the model."""
+        values = (getattr(own, name, None) for own in (config, plain.generation_config))
+        return next((value for value in values if value is not None), None)
 
-    for name in NUMBERS:
-        if isinstance(value := option(name), str):
-            raise ValueError(f"{name}={value!r} is text: give a number")
-    length, temperature = option("max_new_tokens"), option("temperature")
-    if length is not None and length < 1:
-        raise ValueError(f"max_new_tokens is {length}; it must be 1 or more")
-    if option("do_sample"):
-        if temperature is not None and temperature <= 0:
-            raise ValueError(f"temperature {temperature} must be above 0; use do_sample=False")
-    elif idle := [name for name, off in UNSAMPLED.items() if own.pop(name, off) != off]:
-        warnings.warn(f"{', '.join(idle)}: no effect without do_sample=True", stacklevel=2)
     criteria = list(stopping_criteria)
     if (strings := option("stop_strings")) is not None:
         if tokenizer is None:
@@ -158,10 +145,9 @@ def generate(
     if streamer is not None and len(rows) > 1:
         raise ValueError(f"a streamer takes one row, input_ids has {len(rows)}")
     as_dict = option("return_dict_in_generate")
-    config.update(**own)
-    _check_supported(config)
     config.stop_strings, config.return_dict_in_generate = None, True
-    generation = Generation(draft, decoder, settings, target=target, streamer=streamer)
+    target = model if isinstance(model, CachedModel) else None
+    generation = Generation(draft, decoder, settings, streamer, target=target)
     texts, traces = [], []
     for row, prompt in enumerate(rows):
         generation.seed = None if seed is None else seed + row
@@ -205,41 +191,38 @@ def custom_generate(
     it on to a callable. One decoder serves all calls with one model: with `pool_state="task"` its
     phrase pool is kept from prompt to prompt. `decoder` and `settings` as for `generate`.
     """
-    return Generation(draft, decoder, settings, streamer=streamer, seed=seed)
+    return Generation(draft, decoder, settings, streamer, seed)
 
 
+@dataclass(eq=False)
 class Generation:
     """The callable that transformers calls with a model, a prompt and its prepared arguments."""
 
-    def __init__(
-        self,
-        draft: Model | None,
-        decoder: str | Drafter,
-        settings: dict,
-        *,
-        target: CachedModel | None = None,
-        streamer: BaseStreamer | None = None,
-        seed: int | None = None,
-    ) -> None:
-        if draft is not None:
-            check_model("draft", draft)
+    draft: Model | None
+    decoder: str | Drafter
+    settings: dict
+    streamer: BaseStreamer | None = None
+    seed: int | None = None
+    target: CachedModel | None = None
+    _made: tuple[CachedModel, CachedModel | None, Any] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        decoder, settings = self.decoder, self.settings
+        if self.draft is not None:
+            plain_model("draft", self.draft)
         if not isinstance(decoder, str):
             if settings:
                 names = ", ".join(settings)
                 raise ValueError(f"{names}: give these to the decoder you made yourself")
-            draft = getattr(decoder, "draft", None)
+            self.draft = getattr(decoder, "draft", None)
         elif decoder not in decoder_names():
             names = unknown(decoder, decoder_names())
             raise ValueError(f"there is no decoder {names}, or pass a Drafter")
         elif strange := [name for name in settings if name not in decoder_settings(decoder)]:
-            names = unknown(strange[0], decoder_settings(decoder), GenerationConfig().to_dict())
+            names = unknown(strange[0], decoder_settings(decoder), FIELDS)
             raise ValueError(f"generate with decoder={decoder!r} has no option {names}")
         elif not needs_draft(decoder):
-            draft = None
-        self.draft = draft
-        self.decoder, self.settings = decoder, settings
-        self.target, self.streamer, self.seed = target, streamer, seed
-        self._made: tuple[CachedModel, CachedModel | None, Drafter] | None = None
+            self.draft = None
 
     def __call__(
         self,
@@ -261,27 +244,14 @@ class Generation:
         seed = self.seed
         if config.do_sample and seed is None:
             seed = int(torch.randint(1 << 62, ()))
-        criteria = [
-            c for c in stopping_criteria if not isinstance(c, MaxLengthCriteria | EosTokenCriteria)
-        ]
+        length_or_end = (MaxLengthCriteria, EosTokenCriteria)
+        criteria = [c for c in stopping_criteria if not isinstance(c, length_or_end)]
         prompt, streamer = input_ids[0].tolist(), self.streamer
         with acquire(self.target or model, self.draft) as (target, draft):
-            strange = [token for token in prompt if not 0 <= token < target.vocab_size]
-            if strange:
-                raise ValueError(
-                    f"input_ids holds {strange[0]}, the model knows ids 0 to "
-                    f"{target.vocab_size - 1}: give the ids of the model's own tokenizer"
-                )
             choose = token_selector(config, seed, logits_processor, target.vocab_size)
-            if self._made is None or self._made[0] is not target or self._made[1] is not draft:
-                made: Any = self.decoder
-                if isinstance(made, str):
-                    if draft is not None:
-                        check_pair(target, draft)
-                    made = make_decoder(made, draft, **self.settings)
-                self._made = target, draft, made
+            drafter = self._decoder(target, draft)
             max_new, eos = config.max_length - len(prompt), _ids_of(config.eos_token_id)
-            drafter, sent, ended = self._made[2], len(prompt), None
+            sent, ended = len(prompt), None
             if streamer is not None:
                 streamer.put(input_ids.cpu())
             for trace in stream(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose):
@@ -301,6 +271,16 @@ class Generation:
                 streamer.end()
         sequences = torch.tensor([trace.tokens], device=input_ids.device)
         return Generated(sequences, (trace,)) if config.return_dict_in_generate else sequences
+
+    def _decoder(self, target: CachedModel, draft: CachedModel | None) -> Any:
+        """Return the decoder for these models: the one of the last call if they are the same."""
+        if not isinstance(self.decoder, str):
+            return self.decoder
+        if self._made is None or self._made[:2] != (target, draft):
+            if draft is not None:
+                check_pair(target, draft)
+            self._made = target, draft, make_decoder(self.decoder, draft, **self.settings)
+        return self._made[2]
 
 
 def token_selector(

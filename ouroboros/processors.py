@@ -12,46 +12,32 @@ from collections.abc import Sequence
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from ouroboros.select import Ranked, Sampler, TokenSelector, combined_temperature
+from ouroboros.select import Ranked, Sampler, TokenSelector, combined_temperature, widened
 from ouroboros.tree import TokenTree
 
 PURE = frozenset(
     [
-        "RepetitionPenaltyLogitsProcessor",
-        "EncoderRepetitionPenaltyLogitsProcessor",
-        "NoRepeatNGramLogitsProcessor",
-        "EncoderNoRepeatNGramLogitsProcessor",
-        "NoBadWordsLogitsProcessor",
-        "SequenceBiasLogitsProcessor",
-        "PrefixConstrainedLogitsProcessor",
-        "SuppressTokensLogitsProcessor",
-        "SuppressTokensAtBeginLogitsProcessor",
-        "MinLengthLogitsProcessor",
-        "MinNewTokensLengthLogitsProcessor",
-        "ForcedBOSTokenLogitsProcessor",
-        "ForcedEOSTokenLogitsProcessor",
-        "InfNanRemoveLogitsProcessor",
-        "ExponentialDecayLengthPenalty",
-        "LogitNormalization",
-        "TemperatureLogitsWarper",
-        "TopKLogitsWarper",
-        "TopPLogitsWarper",
-        "TopHLogitsWarper",
-        "MinPLogitsWarper",
-        "TypicalLogitsWarper",
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
+        *("RepetitionPenaltyLogitsProcessor", "EncoderRepetitionPenaltyLogitsProcessor"),
+        *("NoRepeatNGramLogitsProcessor", "EncoderNoRepeatNGramLogitsProcessor"),
+        *("NoBadWordsLogitsProcessor", "SequenceBiasLogitsProcessor", "LogitNormalization"),
+        *("PrefixConstrainedLogitsProcessor", "InfNanRemoveLogitsProcessor"),
+        *("SuppressTokensLogitsProcessor", "SuppressTokensAtBeginLogitsProcessor"),
+        *("MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor"),
+        *("ForcedBOSTokenLogitsProcessor", "ForcedEOSTokenLogitsProcessor"),
+        *("ExponentialDecayLengthPenalty", "TemperatureLogitsWarper", "TopKLogitsWarper"),
+        *("TopPLogitsWarper", "TopHLogitsWarper", "MinPLogitsWarper", "TypicalLogitsWarper"),
+        *("EpsilonLogitsWarper", "EtaLogitsWarper"),
     ]
 )
 """transformers' processors whose result depends on text and row alone."""
 
 
 class Processed(TokenSelector):
-    """Selects tokens from processed logits.
+    """Selects tokens from processed logits, as `choose` (`argmax` or a `Sampler`) does.
 
-    `choose` is `argmax`, or a `Sampler` without warpers (put those last among the processors, as
-    transformers does). `vocab` is the target's vocabulary; a narrower draft's rows are widened to
-    it for the processors. Your own processor declares `reads_text_only = True`.
+    A sampler's warpers come after the processors. `vocab` is the target's vocabulary; a narrower
+    draft's rows are widened to it for the processors. Your own processor declares
+    `reads_text_only = True`.
 
     Raises `ValueError` naming a processor that may keep state.
     """
@@ -67,6 +53,8 @@ class Processed(TokenSelector):
                     "rejected branches would spoil; remove it, or, if its result depends on "
                     "nothing but the text and the row, set its attribute reads_text_only = True"
                 )
+        if isinstance(choose, Sampler):
+            processors, choose = [*processors, *choose.warpers], Sampler(seed=choose.seed)
         self.choose = choose
         self.processors = LogitsProcessorList(processors)
         self.vocab = vocab
@@ -82,9 +70,7 @@ class Processed(TokenSelector):
 
         In float32, as transformers processes them; float64 stays.
         """
-        rows, width = logits, logits.shape[-1]
-        if rows.dtype != torch.float64:
-            rows = rows.float()
+        rows, width = widened(logits), logits.shape[-1]
         if width < self.vocab:
             lowest = torch.finfo(rows.dtype).min
             rows = torch.nn.functional.pad(rows, (0, self.vocab - width), value=lowest)
@@ -110,13 +96,3 @@ class Processed(TokenSelector):
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
     ) -> Ranked:
         return self.choose.ranked(self.processed(logits, tokens, tree), tokens, tree, count)
-
-
-def processed(
-    choose: TokenSelector, processors: Sequence[LogitsProcessor], *, vocab: int
-) -> Processed:
-    """Return a selector behind processors; a sampler's own warpers come last among them."""
-    warpers: Sequence[LogitsProcessor] = ()
-    if isinstance(choose, Sampler):
-        warpers, choose = choose.warpers, Sampler(seed=choose.seed)
-    return Processed(choose, [*processors, *warpers], vocab=vocab)

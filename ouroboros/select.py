@@ -84,6 +84,62 @@ class TopKRecorder(TokenSelector):
         return self.last.ids[:, 0].tolist()
 
 
+class LogitSelector(TokenSelector):
+    """Chooses the highest score: the warped logits, plus noise where tokens are sampled."""
+
+    context_free = True
+    _key: Hashable = None
+
+    def warped(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits after the warpers, [rows, vocab]; excluded ids are -inf."""
+        return logits
+
+    def _noise(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the noise of each row, shaped as the logits; nothing without noise."""
+        return ()
+
+    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
+        """Return the scores whose argmax is the choice."""
+        return sum(self._noise(logits, tokens, tree), self.warped(logits))
+
+    def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
+        def best(logits: torch.Tensor, *noise: torch.Tensor) -> torch.Tensor:
+            return _best(sum(noise, self.warped(logits)))
+
+        noise = self._noise(logits, tokens, tree)
+        return _on_device(("best", self._key), best, logits, *noise).tolist()
+
+    def ranked(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
+    ) -> Ranked:
+        def ranking(logits: torch.Tensor, *noise: torch.Tensor) -> torch.Tensor:
+            warped = self.warped(logits)
+            return _ranking(sum(noise, warped), widened(warped).softmax(-1), count)
+
+        noise = self._noise(logits, tokens, tree)
+        found = _on_device(("ranking", self._key, count), ranking, logits, *noise)
+        table = np.empty((len(found), 3, count))
+        table[:] = np.array([-1.0, -np.inf, 0.0])[:, None]
+        table[..., : found.shape[-1]] = found.cpu().numpy()  # the only copy from the device
+        return Ranked(table[:, 0].astype(np.int64), table[:, 1], table[:, 2])
+
+
+def _on_device(
+    key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
+) -> torch.Tensor:
+    """Return `compute(logits, *inputs)`, by the engine's captured graph where the logits have one
+    (`Engine.choosing`)."""
+    choosing = getattr(logits, "choosing", None)
+    return choosing(key, compute, logits, *inputs) if choosing else compute(logits, *inputs)
+
+
+def widened(logits: torch.Tensor) -> torch.Tensor:
+    """Return logits in float32, as transformers processes them; float64 stays."""
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
 def _best(scores: torch.Tensor) -> torch.Tensor:
     """Return the id of each row's highest score, the first in a tie: [rows] int64.
 
@@ -91,8 +147,7 @@ def _best(scores: torch.Tensor) -> torch.Tensor:
     """
     if scores.device.type != "cpu":
         return scores.argmax(-1)
-    rows = scores if scores.dtype == torch.float64 else scores.float()
-    return torch.from_numpy(rows.detach().numpy().argmax(-1))
+    return torch.from_numpy(widened(scores).detach().numpy().argmax(-1))
 
 
 def _ranking(scores: torch.Tensor, shares: torch.Tensor, count: int) -> torch.Tensor:
@@ -106,43 +161,8 @@ def _ranking(scores: torch.Tensor, shares: torch.Tensor, count: int) -> torch.Te
     return torch.stack(values, dim=1)
 
 
-def _ranked(ranking: torch.Tensor, count: int) -> Ranked:
-    """Copy a ranking to the host, the only copy from the device, and fill it up to `count`."""
-    table = np.empty((len(ranking), 3, count))
-    table[:] = np.array([-1.0, -np.inf, 0.0])[:, None]
-    table[..., : ranking.shape[-1]] = ranking.cpu().numpy()
-    return Ranked(table[:, 0].astype(np.int64), table[:, 1], table[:, 2])
-
-
-def _on_device(
-    key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
-) -> torch.Tensor:
-    """Return `compute(logits, *inputs)`, by the engine's captured graph where the logits have one
-    (`Engine.choosing`)."""
-    choosing = getattr(logits, "choosing", None)
-    return choosing(key, compute, logits, *inputs) if choosing else compute(logits, *inputs)
-
-
-class Argmax(TokenSelector):
+class Argmax(LogitSelector):
     """Greedy decoding: the most probable token, the first in a tie."""
-
-    context_free = True
-
-    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        """Return the logits: their argmax is the choice."""
-        return logits
-
-    def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        return _on_device("best", _best, logits).tolist()
-
-    def ranked(
-        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
-    ) -> Ranked:
-        def ranking(logits: torch.Tensor) -> torch.Tensor:
-            rows = logits if logits.dtype == torch.float64 else logits.float()
-            return _ranking(logits, rows.softmax(-1), count)
-
-        return _ranked(_on_device(("ranking", count), ranking, logits), count)
 
 
 argmax = Argmax()
@@ -157,15 +177,13 @@ KEPT_POSITIONS = 256  # whose noise a sampler keeps
 NOISE_VALUES = {"cuda": 1 << 20, "cpu": 1 << 15}  # made at once: few enough for a CPU's cache
 
 
-class Sampler(TokenSelector):
+class Sampler(LogitSelector):
     """Sampling at a temperature, with noise shared by every decoder and by the draft.
 
     `seed` fixes the noise; derive it from run, prompt and sample number. The warpers are
     transformers' own, in its order: those of the settings, or the `warpers` given instead, which
     must not read the text. Each token follows the softmax of the warped logits.
     """
-
-    context_free = True
 
     def __init__(
         self,
@@ -189,14 +207,13 @@ class Sampler(TokenSelector):
         self.seed: Final = seed
         self.warpers: Final = LogitsProcessorList(warpers)
         self.temperature, self.noise_seed = combined_temperature(warpers), seed
-        self._key: Final = tuple((type(w), *sorted(vars(w).items())) for w in warpers)
+        self._key = tuple((type(w), *sorted(vars(w).items())) for w in warpers)
         self._rows: dict[int, torch.Tensor] = {}
 
     def warped(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the warped logits, [rows, vocab], in float32 as transformers warps them (float64
-        stays); excluded ids are -inf."""
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        return self.warpers(None, logits)  # type: ignore[arg-type]
+        """Return the logits after the warpers, [rows, vocab], in float32 as transformers warps them
+        (float64 stays); excluded ids are -inf."""
+        return self.warpers(None, widened(logits))  # type: ignore[arg-type]
 
     def noise(self, position: int, vocab: int, device: torch.device) -> torch.Tensor:
         """Return the Gumbel noise of one absolute position, [vocab] float32.
@@ -210,38 +227,18 @@ class Sampler(TokenSelector):
                 self._rows.clear()
             values = NOISE_VALUES["cuda" if device.type == "cuda" else "cpu"]
             ahead = range(position, position + min(16, max(1, values // vocab)))
-            made = gumbel_rows(self.seed, ahead, vocab, device)
+            made = gumbel(self.seed, ahead, vocab, device)
             self._rows.update(zip(ahead, made, strict=True))
             row = made[0]
         return row[:vocab]
 
-    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        """Return warped logits plus noise: the scores whose argmax is the sample."""
-        return self.warped(logits) + self._noise(logits, tokens, tree)
-
-    def _noise(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        """Return the noise of each row's position, shaped as the logits."""
+    def _noise(
+        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
+    ) -> tuple[torch.Tensor, ...]:
         base, depths = len(tokens), tree.depths()
         vocab, device = logits.shape[-1], logits.device
         rows = [self.noise(base + int(depths[node]), vocab, device) for node in tree.logit_nodes]
-        return torch.stack(rows)
-
-    def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        def sample(logits: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-            return _best(self.warped(logits) + noise)
-
-        noise = self._noise(logits, tokens, tree)
-        return _on_device(("sample", self._key), sample, logits, noise).tolist()
-
-    def ranked(
-        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
-    ) -> Ranked:
-        def ranking(logits: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-            warped = self.warped(logits)
-            return _ranking(warped + noise, warped.softmax(-1), count)
-
-        key, noise = ("samples", self._key, count), self._noise(logits, tokens, tree)
-        return _ranked(_on_device(key, ranking, logits, noise), count)
+        return (torch.stack(rows),)
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
@@ -251,15 +248,11 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
     return x ^ ((x >> 31) & 0x1FFFFFFFF)
 
 
-def gumbel(seed: int, position: int, vocab: int, device: torch.device | str) -> torch.Tensor:
-    """Return standard Gumbel noise for ids 0 ... vocab - 1 at a position, [vocab] float32."""
-    return gumbel_rows(seed, [position], vocab, device)[0]
-
-
-def gumbel_rows(
+def gumbel(
     seed: int, positions: Sequence[int], vocab: int, device: torch.device | str
 ) -> torch.Tensor:
-    """Return the noise of several positions, [positions, vocab] float32.
+    """Return standard Gumbel noise for ids 0 ... vocab - 1 at each position, [positions, vocab]
+    float32.
 
     It is a counter-based hash of (seed, position, id): equal for every vocabulary size, and bit for
     bit equal on CPU and GPU, since its logarithm uses correctly rounded operations only.

@@ -27,23 +27,18 @@ from ouroboros.tree import TokenTree
 VOCAB, CONTEXT = 13, 64
 
 
-class RandomTrees:
+class RandomTrees(RootOnly):
     """Proposes random trees: any shape, probes, reads and repeated siblings, beyond the budget too.
 
     `truth` is the text to come; a share `hit` of the nodes have its token at their position, so
     that deep acceptances, ends in the middle of a draft and wrong branches all occur.
     """
 
-    draft: CachedModel | None = None
-
     def __init__(
         self, truth: Sequence[int], *, seed: int, vocab: int = VOCAB, hit: float = 0.6
     ) -> None:
         self.truth, self.vocab, self.hit = truth, vocab, hit
         self.draw = random.Random(f"drafter-{seed}")
-
-    def reset(self, choose: TokenSelector) -> None:
-        """Do nothing: no state is kept."""
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Return a random tree of up to 11 nodes."""
@@ -59,9 +54,6 @@ class RandomTrees:
         probes = frozenset(n for n in range(1, len(nodes)) if draw.random() < rate)
         read = frozenset(n for n in probes if draw.random() < 0.5)
         return TokenTree(tuple(nodes), tuple(parents), probes, read=read)
-
-    def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Do nothing."""
 
 
 def assert_lossless(
@@ -98,12 +90,12 @@ def assert_lossless(
             for length in (1, 5, 12):
                 prompt = [draw.randrange(VOCAB) for _ in range(length)]
                 name = f"model {seed}, temperature {temperature:g}, {length} prompt tokens"
-                case = target, made, prompt
-                text = _check(*case, name, max_new, choose=choose)
+                case = target, made, prompt, choose
+                text = _check(*case, max_new, name)
                 eos = frozenset(text[length + max_new // 2 :][:2])
-                _check(*case, f"{name}, ends {sorted(eos)}", max_new, choose=choose, eos=eos)
-                _check(*case, f"{name}, the end of the context", 2 * CONTEXT, choose=choose)
-                _check(*case, f"{name}, two tokens", 2, choose=choose)
+                _check(*case, max_new, f"{name}, ends {sorted(eos)}", eos)
+                _check(*case, 2 * CONTEXT, f"{name}, the end of the context")
+                _check(*case, 2, f"{name}, two tokens")
 
 
 def stress(target: CachedModel, prompt: list[int], *, trees: int = 20, max_new: int = 30) -> None:
@@ -115,7 +107,7 @@ def stress(target: CachedModel, prompt: list[int], *, trees: int = 20, max_new: 
     text = decode(target, RootOnly(), prompt, max_new=max_new).tokens
     for seed in range(trees):
         drafter = RandomTrees(text, seed=seed, vocab=target.vocab_size)
-        _check(target, drafter, prompt, "a stressed model", max_new)
+        _check(target, drafter, prompt, argmax, max_new, "a stressed model")
 
 
 def tiny_model(seed: int = 0) -> CachedModel:
@@ -148,13 +140,20 @@ def _add_noise(model: PreTrainedModel, *, seed: int, step: float, keep: float) -
 
 
 def _check(
-    target: CachedModel, drafter: Drafter, prompt: list[int], case: str, max_new: int, **options
+    target: CachedModel,
+    drafter: Drafter,
+    prompt: list[int],
+    choose: TokenSelector,
+    max_new: int,
+    case: str,
+    eos: Collection[int] = (),
 ) -> list[int]:
     """Assert that a drafter decodes a prompt as standard decoding does; return that text."""
     recorder, texts = _Recorder(drafter), []
     for decoder in (RootOnly(), recorder):
         target.empty()
-        texts.append(decode(target, decoder, prompt, max_new=max_new, **options).tokens)
+        run = decode(target, decoder, prompt, max_new=max_new, eos=eos, choose=choose)
+        texts.append(run.tokens)
     expected, found = texts
     at = first_mismatch(expected, found) or 0
     trees = [tree for start, tree in recorder.proposed if start <= at]

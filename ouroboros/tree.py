@@ -36,9 +36,6 @@ from functools import cached_property
 
 import numpy as np
 
-ChildByToken = dict[tuple[int, int], int]
-"""A node's child by (node, token); of siblings with the same token the last."""
-
 
 @dataclass(frozen=True)
 class TokenTree:
@@ -62,10 +59,9 @@ class TokenTree:
             raise ValueError("a tree needs a root, and one parent for each token")
         if self.parents[0] != -1 or any(not 0 <= p < i for i, p in enumerate(self.parents) if i):
             raise ValueError("parents[0] must be -1 and every other parent must precede its child")
-        if self.source and len(self.source) != len(self.tokens):
-            raise ValueError("source must name every node or be empty")
-        if self.probability and len(self.probability) != len(self.tokens):
-            raise ValueError("probability must be given for every node or be empty")
+        for name in ("source", "probability"):
+            if getattr(self, name) and len(getattr(self, name)) != len(self.tokens):
+                raise ValueError(f"{name} must be given for every node or be empty")
         if 0 in self.probe:
             raise ValueError("the root cannot be a probe: it is already part of the sequence")
         if not self.read <= self.probe:
@@ -79,7 +75,7 @@ class TokenTree:
             tokens=(root, *tokens),
             parents=tuple(range(-1, n)),
             source=("", *[source] * n),
-            _levels=tuple(range(n + 1)),
+            _depths=np.arange(n + 1),
             is_chain=True,
         )
 
@@ -101,38 +97,36 @@ class TokenTree:
             source=source,
             probability=probability,
             logit_nodes=tuple(range(len(tokens)) if logit_nodes is None else logit_nodes),
-            _levels=depths,
+            _depths=np.array(depths, dtype=np.int64),
         )
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def graft(self, branches: Iterable[Sequence[int]], at: int = 0, **options) -> TokenTree:
+    def graft(
+        self, branches: Iterable[Sequence[int]], at: int = 0, *, source: str = ""
+    ) -> TokenTree:
         """Return this tree with `branches` added below node `at`; see `TreeBuilder.graft`."""
         builder = self.builder()
-        builder.graft(branches, at, **options)
+        builder.graft(branches, at, source=source)
         return builder.build()
 
     def builder(self) -> TreeBuilder:
         """Return a builder that begins with this tree."""
         builder = TreeBuilder(self.tokens[0])
         builder.tokens, builder.parents = list(self.tokens), list(self.parents)
-        builder.depths = list(self._levels)
+        builder.depths = self._depths.tolist()
         builder.source = list(self.source) or [""] * len(self)
         builder.probe, builder.read = set(self.probe), set(self.read)
         builder.children = dict(self.children)
         return builder
 
     @cached_property
-    def _levels(self) -> tuple[int, ...]:
-        levels = [0] * len(self.parents)
-        for node, parent in enumerate(self.parents[1:], start=1):
-            levels[node] = levels[parent] + 1
-        return tuple(levels)
-
-    @cached_property
     def _depths(self) -> np.ndarray:
-        return np.array(self._levels, dtype=np.int64)
+        depths = [0] * len(self)
+        for node, parent in enumerate(self.parents[1:], start=1):
+            depths[node] = depths[parent] + 1
+        return np.array(depths, dtype=np.int64)
 
     def depths(self) -> np.ndarray:
         """Return [n] int64: each node's distance from the root, which is its position offset."""
@@ -183,36 +177,34 @@ class TokenTree:
 
     def pruned(self, max_depth: int) -> TokenTree:
         """Return the tree without the nodes deeper than `max_depth`; the root always stays."""
-        if max(self._levels) <= max_depth:
+        kept = np.flatnonzero(self._depths <= max(max_depth, 0)).tolist()
+        if len(kept) == len(self):
             return self
-        kept = [node for node, depth in enumerate(self._levels) if depth <= max_depth or not node]
         index = {node: new for new, node in enumerate(kept)}
         return TokenTree(
             tuple(self.tokens[node] for node in kept),
             tuple(index.get(self.parents[node], -1) for node in kept),
             frozenset(index[node] for node in kept if node in self.probe),
-            tuple(self.source[node] for node in kept) if self.source else (),
+            tuple(self.source[node] for node in kept if self.source),
             frozenset(index[node] for node in kept if node in self.read),
-            tuple(self.probability[node] for node in kept) if self.probability else (),
+            tuple(self.probability[node] for node in kept if self.probability),
         )
 
     def draft_depth(self) -> int:
         """Return the depth of the deepest node that may be accepted."""
-        if not self.probe:
-            return max(self._levels)
-        return max(depth for node, depth in enumerate(self._levels) if node not in self.probe)
+        drafted = np.delete(self._depths, list(self.probe)) if self.probe else self._depths
+        return int(drafted.max())
 
     @cached_property
-    def children(self) -> ChildByToken:
-        """The children among nodes that are no probes; do not change it."""
+    def children(self) -> dict[tuple[int, int], int]:
+        """A node's child by (node, token), without probes; of siblings with the same token the
+        last. Do not change it."""
         pairs = zip(self.parents, self.tokens, strict=True)
         return {pair: n for n, pair in enumerate(pairs) if n and n not in self.probe}
 
     def has_children(self, node: int) -> bool:
         """Return whether a node has a child that is no probe."""
-        if not self.probe:
-            return node in self.parents
-        return any(p == node and n not in self.probe for n, p in enumerate(self.parents))
+        return any(parent == node for parent, _ in self.children)
 
     def longest_match(self, chosen: Sequence[int]) -> list[int]:
         """Return the accepted path, root first.
@@ -228,25 +220,19 @@ class TokenTree:
                 path.append(child)
                 child = self.children.get((child, chosen[child]))
             return path
-        accepted, best = {0}, 0
-        for node in range(1, len(self)):
-            parent = self.parents[node]
-            if node in self.probe or parent not in accepted or self.tokens[node] != chosen[parent]:
-                continue
-            accepted.add(node)
-            if self._levels[node] > self._levels[best]:
-                best = node
-        return self.path_to(best)
+        accepted = {0}
+        for node, (parent, token) in enumerate(zip(self.parents, self.tokens, strict=True)):
+            if parent in accepted and token == chosen[parent] and node not in self.probe:
+                accepted.add(node)
+        return self.path_to(max(sorted(accepted), key=self._depths.__getitem__))
 
 
 class TreeBuilder:
     """A tree under construction: branches are added in place, and `build` freezes it once.
 
-    A drafter adds phrases, second choices and a window below one draft; copying and checking all
-    nodes each time would cost more than drafting. The fields are those of `TokenTree`, with
-    `depths[i]`, node i's distance from the root, and `children`. Read them freely; only the methods
-    add nodes. Parents come before their children, and siblings (probes apart) have different
-    tokens unless they were given otherwise.
+    The fields are those of `TokenTree`, with `depths[i]`, node i's distance from the root, and
+    `children`: read them freely, and set `source[i]`; only the methods add nodes. Siblings (probes
+    apart) have different tokens, unless the tree that it began with had others.
     """
 
     def __init__(self, root: int) -> None:
@@ -256,49 +242,25 @@ class TreeBuilder:
         self.source = [""]
         self.probe: set[int] = set()
         self.read: set[int] = set()
-        self.children: ChildByToken = {}
+        self.children: dict[tuple[int, int], int] = {}
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def graft(
-        self,
-        branches: Iterable[Sequence[int]],
-        at: int = 0,
-        *,
-        source: str = "",
-        probe: bool = False,
-    ) -> None:
+    def graft(self, branches: Iterable[Sequence[int]], at: int = 0, *, source: str = "") -> None:
         """Add `branches` below node `at`, sharing common prefixes with each other and with nodes
-        already there. Probe branches share nodes with probes only, others with others only."""
-        tokens, parents, depths = self.tokens, self.parents, self.depths
-        child = self.children
-        if probe:
-            child = {(parents[n], tokens[n]): n for n in sorted(self.probe)}
-        first = len(tokens)
+        already there that are no probes."""
         for branch in branches:
             node = at
             for token in branch:
-                below = child.get((node, token))
+                below = self.children.get((node, token))
                 if below is None:
-                    below = child[node, token] = len(tokens)
-                    tokens.append(token)
-                    parents.append(node)
-                    depths.append(depths[node] + 1)
+                    below = self.children[node, token] = len(self.tokens)
+                    self.tokens.append(token)
+                    self.parents.append(node)
+                    self.depths.append(self.depths[node] + 1)
+                    self.source.append(source)
                 node = below
-        self.source += [source] * (len(tokens) - first)
-        if probe:
-            self.probe.update(range(first, len(tokens)))
-
-    def chain(self, tokens: Sequence[int], sources: Sequence[str]) -> None:
-        """Add the first nodes below the root, each the child of the one before, with a source for
-        each."""
-        self.tokens += tokens
-        self.parents += range(len(tokens))
-        self.depths += range(1, len(tokens) + 1)
-        self.source += sources
-        for node, token in enumerate(tokens):
-            self.children[node, token] = node + 1
 
     def add_probes(self, tokens: Sequence[int], parents: Sequence[int], source: str) -> None:
         """Add one probe for each token, below existing nodes or probes before it, sharing none."""
@@ -318,7 +280,7 @@ class TreeBuilder:
             probe=frozenset(self.probe),
             source=tuple(self.source),
             read=frozenset(self.read),
-            _levels=tuple(self.depths),
+            _depths=np.array(self.depths, dtype=np.int64),
             children=dict(self.children),
         )
 

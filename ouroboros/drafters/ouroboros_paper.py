@@ -111,7 +111,8 @@ class OuroborosPaper:
         """Return the draft as a chain, with phrases of the pool below its end."""
         drafted, sources = self._draft(tokens, budget - 1)
         tree = TreeBuilder(tokens[-1])
-        tree.chain(drafted, sources)
+        tree.graft([drafted])
+        tree.source[1:] = sources
         self._draft_end = end = len(drafted)
         self._suffixes = self.pool.get(tree.tokens[end], self.topk)
         tree.graft([phrase[: budget - 1 - end] for phrase in self._suffixes], end, source="suffix")

@@ -81,7 +81,7 @@ SMALL = Sizes(((14, 2), (3, 1)), (1, 7), (256,), (1, 3, 13), (1, 190), 8)
 def noise_agrees(device: torch.device, *, vocab: int = 64_000, positions: int = 50) -> Check:
     """Compare the shared sampling noise of a device with the CPU's, bit for bit."""
     unequal = sum(
-        not torch.equal(gumbel(3, at, vocab, "cpu"), gumbel(3, at, vocab, device).cpu())
+        not torch.equal(gumbel(3, [at], vocab, "cpu"), gumbel(3, [at], vocab, device).cpu())
         for at in range(positions)
     )
     return Check("noise", unequal == 0, {"positions": positions, "unequal": unequal})

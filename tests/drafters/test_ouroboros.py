@@ -26,7 +26,7 @@ from ouroboros.engine.eager import PREFILL_ALONE
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.sharded import GatheringSelector
 from ouroboros.generate import token_selector
-from ouroboros.processors import Processed, processed
+from ouroboros.processors import Processed
 from ouroboros.select import Sampler, argmax
 from ouroboros.tree import TokenTree
 
@@ -68,10 +68,10 @@ def test_trees_keep_to_size_and_budget(pair, choose):
         (Sampler(seed=5), 1.0),
         (token_selector(SAMPLED, 5, [WARM], 13), 0.3),
         (token_selector(SAMPLED, 5, [PENALTY, WARM], 13), 0.3),
-        (processed(Sampler(temperature=0.3, seed=5), [PENALTY], vocab=13), 0.3),
+        (Processed(Sampler(temperature=0.3, seed=5), [PENALTY], vocab=13), 0.3),
         (
             GatheringSelector(
-                processed(Sampler(temperature=0.3, seed=5), [PENALTY], vocab=13), None
+                Processed(Sampler(temperature=0.3, seed=5), [PENALTY], vocab=13), None
             ),
             0.3,
         ),

@@ -19,7 +19,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from ouroboros.bench.run.pair import PairSpec
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.decoders import check_decoders, needs_draft
-from ouroboros.processors import processed
+from ouroboros.processors import Processed
 from ouroboros.reference_pair import FOLDER
 from ouroboros.select import Sampler, TokenSelector, argmax
 
@@ -79,7 +79,7 @@ class Sampling:
         if self.repetition_penalty == 1.0:
             return choose
         penalty = RepetitionPenaltyLogitsProcessor(self.repetition_penalty)
-        return processed(choose, [penalty], vocab=vocab)
+        return Processed(choose, [penalty], vocab=vocab)
 
 
 def derive_seed(seed: int, example: str, sample: int) -> int:

@@ -23,7 +23,7 @@ from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel import sharded
 from ouroboros.engine.parallel.ranks import RankLost, all_succeed
 from ouroboros.engine.parallel.sharded import GatheringSelector, ShardedModel
-from ouroboros.processors import processed
+from ouroboros.processors import Processed
 from ouroboros.tree import TokenTree
 
 CHOICES = {"T=0": argmax, "T=0.8": Sampler(temperature=0.8, seed=3)}
@@ -121,7 +121,7 @@ def test_processors_and_ranks_read_their_own_nodes():
     from transformers import RepetitionPenaltyLogitsProcessor
 
     model, tokens = llama(3), prompt_of(6)
-    choose = processed(
+    choose = Processed(
         Sampler(temperature=0.8, seed=1), [RepetitionPenaltyLogitsProcessor(1.3)], vocab=13
     )
     tree = TokenTree((tokens[-1], 1, 2, 3, 4, 5, 6), (-1, 0, 0, 1, 1, 2, 5)).with_logits_at(
