@@ -42,7 +42,7 @@ from ouroboros.vocab import check_pair
 
 FIELDS = frozenset(GenerationConfig().to_dict()) - {"transformers_version"}
 UNSUPPORTED: dict[str, tuple] = {
-    **dict.fromkeys(("num_beams", "num_return_sequences", "num_beam_groups"), (1,)),
+    **dict.fromkeys(("num_beams", "num_beam_groups"), (1,)),
     **{f"output_{name}": (False,) for name in ("scores", "logits", "attentions", "hidden_states")},
     **dict.fromkeys(("penalty_alpha", "constraints", "force_words_ids", "dola_layers"), ()),
     "prompt_lookup_num_tokens": (),
@@ -53,8 +53,8 @@ UNSUPPORTED: dict[str, tuple] = {
 """Options that a token tree cannot support, and the values, besides None, that switch them off."""
 WARPERS = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper"}
 """Processors that a `Sampler` applies to all rows at once: they do not read the text."""
-IGNORED = frozenset(["use_cache", "logits_to_keep", "tokenizer", "synced_gpus"])
-"""Arguments that transformers adds to every call; they do not change the text."""
+IGNORED = {"attention_mask", "use_cache", "logits_to_keep", "tokenizer", "synced_gpus"}
+"""Arguments that are read elsewhere, or do not change the text."""
 
 
 @dataclass
@@ -118,62 +118,41 @@ def generate(
     Raises `ValueError` naming the option that is not supported.
     """
     plain = plain_model("model", model)
-    if not isinstance(logits_processor, Sequence):
-        raise ValueError("logits_processor must be a list of processors")
+    if not isinstance(input_ids, torch.Tensor):
+        raise ValueError(f"input_ids is a {type(input_ids).__name__}: give the tokenizer's tensor")
+    if input_ids.ndim != 2 or not input_ids.numel():
+        raise ValueError(f"input_ids has shape {list(input_ids.shape)}; [rows, length] is needed")
+    if attention_mask is not None and attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"attention_mask has shape {list(attention_mask.shape)}, input_ids "
+            f"{list(input_ids.shape)}: give both as the tokenizer made them"
+        )
     settings = {name: value for name, value in options.items() if value is not None}
     own = {name: settings.pop(name) for name in list(settings) if name in FIELDS}
-    config = copy.deepcopy(generation_config) or GenerationConfig()
     for name in ("max_new_tokens", "max_length"):
-        value = own.get(name, getattr(config, name))
-        if not isinstance(value, int | None):
+        if not isinstance(value := own.get(name), int | None):
             raise ValueError(f"{name}={value!r} is a {type(value).__name__}: give a whole number")
+    config = copy.deepcopy(generation_config) or GenerationConfig()
     config.update(**own)
-    _check_supported(config)
-
-    def option(name: str):
-        """Return an option of this call, or else of the model."""
-        values = (getattr(own, name, None) for own in (config, plain.generation_config))
-        return next((value for value in values if value is not None), None)
-
     criteria = list(stopping_criteria)
-    if (strings := option("stop_strings")) is not None:
+    if strings := config.stop_strings or plain.generation_config.stop_strings:
         if tokenizer is None:
             raise ValueError(f"stop_strings={strings!r} need tokenizer=, the model's own")
         criteria.append(StopStringCriteria(stop_strings=strings, tokenizer=tokenizer))
-    pad, ends = option("pad_token_id"), sorted(_ids_of(option("eos_token_id")))
-    rows = _rows_of(input_ids, attention_mask, None if pad in ends else pad)
-    if streamer is not None and len(rows) > 1:
-        raise ValueError(f"a streamer takes one row, input_ids has {len(rows)}")
-    as_dict = option("return_dict_in_generate")
-    config.stop_strings, config.return_dict_in_generate = None, True
     target = model if isinstance(model, CachedModel) else None
-    generation = Generation(draft, decoder, settings, streamer, target=target)
-    texts, traces = [], []
-    for row, prompt in enumerate(rows):
-        generation.seed = None if seed is None else seed + row
-        allowed = None
-        if prefix_allowed_tokens_fn is not None:  # transformers counts each row as row 0
-            allowed = lambda _, ids, row=row: prefix_allowed_tokens_fn(row, ids)  # noqa: E731
-        own_config, padding = copy.deepcopy(config), input_ids.shape[-1] - len(prompt)
-        for name in ("max_length", "min_length"):  # they do not count the padding
-            if padding and (value := option(name)) is not None:
-                setattr(own_config, name, max(0, value - padding))
-        with locked(plain, generation.draft), _without_stop_strings(plain):
-            generated = type(plain).generate(  # type: ignore[attr-defined]
-                plain,
-                prompt[None],
-                attention_mask=torch.ones_like(prompt[None]),
-                generation_config=own_config,
-                logits_processor=LogitsProcessorList(logits_processor),
-                stopping_criteria=StoppingCriteriaList(criteria),
-                prefix_allowed_tokens_fn=allowed,
-                custom_generate=generation,
-            )
-        texts.append(torch.cat([input_ids[row, :padding], generated.sequences[0]]))
-        traces += generated.traces
-    filler = int(pad) if pad is not None else ends[0] if ends else 0
-    sequences = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=filler)
-    return Generated(sequences, tuple(traces)) if as_dict else sequences
+    generation = Generation(draft, decoder, settings, streamer, seed, target)
+    config.stop_strings = None
+    with locked(plain, generation.draft), _without_stop_strings(plain):
+        return type(plain).generate(  # type: ignore[attr-defined]
+            plain,
+            input_ids,
+            attention_mask=attention_mask,
+            generation_config=config,
+            logits_processor=LogitsProcessorList(logits_processor),
+            stopping_criteria=StoppingCriteriaList(criteria),
+            prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
+            custom_generate=generation,
+        )
 
 
 def custom_generate(
@@ -235,42 +214,67 @@ class Generation:
     ) -> torch.Tensor | Generated:
         config = generation_config or model.generation_config
         _check_supported(config)
-        if len(input_ids) != 1:
-            raise ValueError(
-                f"input_ids has shape {list(input_ids.shape)}; [1, length] is needed: batches are "
-                "not supported by a callable; ouroboros.generate takes them row by row"
-            )
-        _check_inputs(model_kwargs)
-        seed = self.seed
-        if config.do_sample and seed is None:
-            seed = int(torch.randint(1 << 62, ()))
-        length_or_end = (MaxLengthCriteria, EosTokenCriteria)
-        criteria = [c for c in stopping_criteria if not isinstance(c, length_or_end)]
-        prompt, streamer = input_ids[0].tolist(), self.streamer
+        prompts = _prompts(input_ids, model_kwargs)
+        if self.streamer is not None and len(prompts) > 1:
+            raise ValueError(f"a streamer takes one row, input_ids has {len(prompts)}")
+        ends = (MaxLengthCriteria, EosTokenCriteria)
+        criteria = [c for c in stopping_criteria if not isinstance(c, ends)]
+        texts, traces = [], []
         with acquire(self.target or model, self.draft) as (target, draft):
-            choose = token_selector(config, seed, logits_processor, target.vocab_size)
-            drafter = self._decoder(target, draft)
-            max_new, eos = config.max_length - len(prompt), _ids_of(config.eos_token_id)
-            sent, ended = len(prompt), None
-            if streamer is not None:
-                streamer.put(input_ids.cpu())
-            for trace in stream(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose):
-                if criteria:
-                    ids = torch.tensor([trace.tokens], device=input_ids.device)
-                    for length in range(sent + 1, len(trace.tokens) + 1):
-                        if any(bool(c(ids[:, :length], None).all()) for c in criteria):
-                            ended, trace = length, cut(trace, length - len(prompt))
-                            break
-                if streamer is not None:
-                    for token in trace.tokens[sent:]:
-                        streamer.put(torch.tensor([token]))
-                sent = len(trace.tokens)
-                if ended:
+            decoder = self._decoder(target, draft)
+            for row, prompt in enumerate(prompts):
+                seed = None if self.seed is None else self.seed + row
+                if config.do_sample and seed is None:
+                    seed = int(torch.randint(1 << 62, ()))
+                padding = input_ids[row, : input_ids.shape[-1] - len(prompt)].tolist()
+                choose = token_selector(
+                    config, seed, logits_processor, target.vocab_size, padding=padding, row=row
+                )
+                run = stream(
+                    target,
+                    decoder,
+                    prompt,
+                    max_new=config.max_length - input_ids.shape[-1],
+                    eos=_ids_of(config.eos_token_id),
+                    choose=choose,
+                )
+                traces.append(self._row(run, prompt, padding, criteria, input_ids.device))
+                texts.append(torch.tensor([*padding, *traces[-1].tokens], device=input_ids.device))
+        pad = getattr(config, "_pad_token_tensor", None)
+        sequences = torch.nn.utils.rnn.pad_sequence(
+            texts, batch_first=True, padding_value=0 if pad is None else int(pad)
+        )
+        return Generated(sequences, tuple(traces)) if config.return_dict_in_generate else sequences
+
+    def _row(
+        self,
+        run: Iterator[DecodeTrace],
+        prompt: list[int],
+        padding: list[int],
+        criteria: list[StoppingCriteria],
+        device: torch.device,
+    ) -> DecodeTrace:
+        """Return the finished trace of a row, which ends at the first token that meets one of the
+        criteria; pass each token to the streamer."""
+        sent, ended, streamer = len(prompt), False, self.streamer
+        if streamer is not None:
+            streamer.put(torch.tensor([[*padding, *prompt]]))
+        for trace in run:
+            text = torch.tensor([[*padding, *trace.tokens]], device=device)
+            for length in range(sent + 1, len(trace.tokens) + 1) if criteria else ():
+                start = text[:, : len(padding) + length]
+                if any(torch.as_tensor(met(start, None)).all() for met in criteria):
+                    ended, trace = True, cut(trace, length - len(prompt))
                     break
             if streamer is not None:
-                streamer.end()
-        sequences = torch.tensor([trace.tokens], device=input_ids.device)
-        return Generated(sequences, (trace,)) if config.return_dict_in_generate else sequences
+                for token in trace.tokens[sent:]:
+                    streamer.put(torch.tensor([token]))
+            sent = len(trace.tokens)
+            if ended:
+                break
+        if streamer is not None:
+            streamer.end()
+        return trace
 
     def _decoder(self, target: CachedModel, draft: CachedModel | None) -> Any:
         """Return the decoder for these models: the one of the last call if they are the same."""
@@ -284,14 +288,14 @@ class Generation:
 
 
 def token_selector(
-    config: GenerationConfig, seed: int | None, processors: Sequence, vocab: int
+    config: GenerationConfig, seed: int | None, processors: Sequence, vocab: int, **batch: Any
 ) -> TokenSelector:
     """Return the token selection that a config and its processors, in transformers' order, ask
-    for."""
+    for. `batch` says for which row of a batch, as to `Processed`."""
     if config.do_sample and all(type(p).__name__ in WARPERS for p in processors):
         return Sampler(seed=seed or 0, warpers=processors)
     choose: TokenSelector = Sampler(seed=seed or 0) if config.do_sample else argmax
-    return Processed(choose, processors, vocab=vocab) if processors else choose
+    return Processed(choose, processors, vocab=vocab, **batch) if processors else choose
 
 
 def _check_supported(config: GenerationConfig) -> None:
@@ -303,19 +307,24 @@ def _check_supported(config: GenerationConfig) -> None:
             raise ValueError(f"{name}={value} is not supported here; leave it at {values}")
 
 
-def _check_inputs(inputs: dict) -> None:
-    """Raise `ValueError` naming the first model input that would have no effect."""
+def _prompts(ids: torch.Tensor, inputs: dict) -> list[list[int]]:
+    """Return the prompts of a batch, without the padding on their left.
+
+    Raises `ValueError` for padding anywhere else, and naming the first model input that would have
+    no effect.
+    """
+    mask = inputs.get("attention_mask")
+    mask = torch.ones_like(ids) if mask is None else mask.long()
+    if not mask[:, -1].all() or (mask.diff(dim=-1) < 0).any():
+        raise ValueError(
+            "attention_mask: a row must be padded on its left only, and not be empty: use "
+            'padding_side="left", and give a mask of ones where the pad token is text'
+        )
     for name, value in inputs.items():
         if value is None or name in IGNORED:
             continue
-        if name == "attention_mask":
-            if not bool((value == 1).all()):
-                raise ValueError(
-                    "a padded attention_mask is not supported by a callable; give the prompt "
-                    "unpadded, or call ouroboros.generate, which takes padded rows one by one"
-                )
-        elif name == "position_ids":
-            if not torch.equal(value.flatten().cpu(), torch.arange(value.numel())):
+        if name == "position_ids":
+            if not torch.equal(value.expand_as(ids), (mask.cumsum(-1) - 1).clamp(min=0)):
                 raise ValueError(
                     "position_ids other than 0, 1, 2, ... are not supported: omit them"
                 )
@@ -326,6 +335,7 @@ def _check_inputs(inputs: dict) -> None:
             raise ValueError(
                 f"{name} is not supported: it would have no effect; give input_ids only"
             )
+    return [row[seen == 1].tolist() for row, seen in zip(ids, mask, strict=True)]
 
 
 def _ids_of(eos: int | Sequence[int] | torch.Tensor | None) -> frozenset[int]:
@@ -335,35 +345,6 @@ def _ids_of(eos: int | Sequence[int] | torch.Tensor | None) -> frozenset[int]:
     if isinstance(eos, torch.Tensor):
         eos = eos.flatten().tolist()
     return frozenset([eos] if isinstance(eos, int) else eos)
-
-
-def _rows_of(ids: torch.Tensor, mask: torch.Tensor | None, pad: int | None) -> list[torch.Tensor]:
-    """Return the prompts, [length] each, without the padding on their left.
-
-    `pad` is an id that only pads. Raises `ValueError` unless ids and mask have one shape
-    [rows, length] and all padding is left.
-    """
-    if not isinstance(ids, torch.Tensor):
-        raise ValueError(f"input_ids is a {type(ids).__name__}: give the tokenizer's tensor")
-    if ids.ndim != 2 or not ids.numel():
-        raise ValueError(f"input_ids has shape {list(ids.shape)}; [rows, length] is needed")
-    if mask is None:
-        if len(ids) > 1 and pad is not None and bool((ids == pad).any()):
-            raise ValueError("these rows hold the pad token: give the tokenizer's attention_mask")
-        return list(ids)
-    if mask.shape != ids.shape:
-        raise ValueError(
-            f"attention_mask has shape {list(mask.shape)}, input_ids {list(ids.shape)}: give both "
-            "as the tokenizer made them"
-        )
-    prompts = [row[-length:] for row, length in zip(ids, mask.bool().sum(-1).tolist(), strict=True)]
-    for prompt, kept in zip(prompts, mask.bool(), strict=True):
-        if not kept.any() or not kept[-len(prompt) :].all():
-            raise ValueError(
-                "attention_mask: a row must be padded on its left only, and not be empty: use "
-                'padding_side="left"'
-            )
-    return prompts
 
 
 @contextmanager

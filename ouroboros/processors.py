@@ -7,6 +7,7 @@ calls would see rejected branches, and is an error that names it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -36,14 +37,21 @@ class Processed(TokenSelector):
     """Selects tokens from processed logits, as `choose` (`argmax` or a `Sampler`) does.
 
     A sampler's warpers come after the processors. `vocab` is the target's vocabulary; a narrower
-    draft's rows are widened to it for the processors. Your own processor declares
+    draft's rows are widened to it for the processors. Those of a batch work as on its row `row`,
+    whose text they see with `padding` before it. Your own processor declares
     `reads_text_only = True`.
 
     Raises `ValueError` naming a processor that may keep state.
     """
 
     def __init__(
-        self, choose: TokenSelector, processors: Sequence[LogitsProcessor], *, vocab: int
+        self,
+        choose: TokenSelector,
+        processors: Sequence[LogitsProcessor],
+        *,
+        vocab: int,
+        padding: Sequence[int] = (),
+        row: int = 0,
     ) -> None:
         for processor in processors:
             name = type(processor).__name__
@@ -56,12 +64,11 @@ class Processed(TokenSelector):
         if isinstance(choose, Sampler):
             processors, choose = [*processors, *choose.warpers], Sampler(seed=choose.seed)
         self.choose = choose
-        self.processors = LogitsProcessorList(processors)
+        self.processors = LogitsProcessorList([_of_row(p, row) for p in processors])
         self.vocab = vocab
+        self.padding = padding
         self.temperature = choose.temperature * combined_temperature(processors)
         self.noise_seed = choose.noise_seed
-        by_row = "PrefixConstrainedLogitsProcessor"  # its result depends on the index in the batch
-        self._batched = not any(type(p).__name__ == by_row for p in processors)
 
     def processed(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
@@ -78,9 +85,10 @@ class Processed(TokenSelector):
         by_depth: dict[int, list[int]] = {}
         for row, node in enumerate(tree.logit_nodes):
             by_depth.setdefault(int(depths[node]), []).append(row)
-        for among in by_depth.values() if self._batched else ([row] for row in range(len(rows))):
+        text = [*self.padding, *tokens]
+        for among in by_depth.values():
             paths = [tree.path_to(tree.logit_nodes[row])[1:] for row in among]
-            texts = [[*tokens, *(tree.tokens[node] for node in path)] for path in paths]
+            texts = [[*text, *(tree.tokens[node] for node in path)] for path in paths]
             ids = torch.tensor(texts, device=rows.device)
             out[among] = self.processors(ids, rows[among])  # type: ignore[arg-type]
         return out[:, :width]
@@ -96,3 +104,16 @@ class Processed(TokenSelector):
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
     ) -> Ranked:
         return self.choose.ranked(self.processed(logits, tokens, tree), tokens, tree, count)
+
+
+def _of_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
+    """Return a processor of a batch as one of its row alone."""
+    known, own = vars(processor), copy.copy(processor)
+    if (allowed := known.get("_prefix_allowed_tokens_fn")) is not None:
+        vars(own)["_prefix_allowed_tokens_fn"] = lambda _, ids: allowed(row, ids)
+    if isinstance(ignored := known.get("prompt_ignore_length"), torch.Tensor):
+        vars(own)["prompt_ignore_length"] = int(ignored[row])
+    for name in ("encoder_input_ids", "generated_ngrams"):
+        if name in known:
+            vars(own).update({name: known[name][row : row + 1], "batch_size": 1})
+    return own

@@ -14,13 +14,6 @@ from ouroboros import tree as tree_module
 from ouroboros.drafters.lookahead import Window
 from ouroboros.tree import TokenTree, TreeBuilder
 
-CHAIN_AND_FORK = """
-T F F F F
-T T F F F
-T T T F F
-T T F T F
-T F F F T
-"""
 WINDOW_3_BY_3 = """
 T F F F F F F F F
 T T F F F F F F F
@@ -32,20 +25,6 @@ T F F T F F T F F
 T T F F T F F T F
 T T T F F T F F T
 """
-DRAFT_2_WITH_2_SUFFIXES_OF_2 = """
-T F F F F F F
-T T F F F F F
-T T T F F F F
-T T T T F F F
-T T T T T F F
-T T T F F T F
-T T T F F T T
-"""
-
-
-def picture(mask: np.ndarray) -> str:
-    rows = (" ".join("T" if cell else "F" for cell in row) for row in mask)
-    return "\n" + "\n".join(rows) + "\n"
 
 
 @st.composite
@@ -66,20 +45,10 @@ def lineage(tree: TokenTree, node: int) -> list[int]:
     return [] if node < 0 else [*lineage(tree, tree.parents[node]), node]
 
 
-def words(tree: TokenTree, *, probe: bool) -> set[tuple[int, ...]]:
-    """The token strings that can be read from the root along nodes of one kind."""
-    found = set()
-    for node in range(len(tree)):
-        path = lineage(tree, node)[1:]
-        if all((n in tree.probe) == probe for n in path):
-            found.add(tuple(tree.tokens[n] for n in path))
-    return found
-
-
-def hung(window: Window, builder: TreeBuilder) -> TokenTree:
-    """The tree with the window's cells."""
-    window.hang(builder)
-    return builder.build()
+def words(tree: TokenTree) -> set[tuple[int, ...]]:
+    """The token strings that can be read from the root along nodes that are no probes."""
+    paths = [lineage(tree, node)[1:] for node in range(len(tree))]
+    return {tuple(tree.tokens[n] for n in path) for path in paths if not tree.probe & {*path}}
 
 
 def test_docstrings_hold():
@@ -87,42 +56,29 @@ def test_docstrings_hold():
     assert result.attempted and not result.failed
 
 
-def test_a_chain_and_a_fork_as_a_picture():
-    tree = TokenTree.chain(7, [1, 2]).graft([(1, 3), (4,)])
-    assert picture(tree.ancestors()) == CHAIN_AND_FORK
-    assert tree.depths().tolist() == [0, 1, 2, 2, 1]
-
-
 def test_lookahead_window_as_a_picture():
-    window = Window(size=3, ngram_size=4)
+    window, builder = Window(size=3, ngram_size=4), TreeBuilder(9)
     window.rows = [[9, 1, 2], [3, 4, 5], [6, 7, 8]]
-    tree = hung(window, TreeBuilder(9))
-    assert tree.tokens == (9, 1, 2, 3, 4, 5, 6, 7, 8)
-    assert picture(tree.ancestors()) == WINDOW_3_BY_3
-    assert tree.probe == frozenset(range(1, 9))
+    window.hang(builder)
+    tree = builder.build()
+    rows = (" ".join("T" if cell else "F" for cell in row) for row in tree.ancestors())
+    assert "\n" + "\n".join(rows) + "\n" == WINDOW_3_BY_3
+    assert tree.tokens == (9, 1, 2, 3, 4, 5, 6, 7, 8) and tree.probe == frozenset(range(1, 9))
     assert tree.read == {6, 7, 8} and tree.logit_nodes == (0, 6, 7, 8)
-
-
-def test_ouroboros_verification_as_a_picture():
-    tree = TokenTree.chain(0, [1, 2]).graft([(3, 4), (5, 6)], at=2)
-    assert picture(tree.ancestors()) == DRAFT_2_WITH_2_SUFFIXES_OF_2
-
-
-SHAPES = [
-    (n, w, g) for n in range(2, 9) for w in (1, 2, 3, 5, 8, 15) for g in (0, 1, 3, 7) if w or g
-]
 
 
 @pytest.mark.parametrize("ngram_size", range(2, 9))
 def test_lookahead_masks_follow_the_published_rule(ngram_size):
     """(r, c) sees row 0 up to column c and rows 1 to r of its own column; guesses, their prefix."""
-    for n, w, g in (shape for shape in SHAPES if shape[0] == ngram_size):
+    n = ngram_size
+    for w, g in itertools.product((1, 2, 3, 5, 8, 15), (0, 1, 3, 7)):
         window = Window(size=w, ngram_size=n)
         window.rows = [[50 + r * w + c for c in range(w)] for r in range(n - 1)]
         guesses = [[1000 + i * n + j for j in range(n - 1)] for i in range(g)]
         builder = TreeBuilder(50)
         builder.graft(guesses)
-        tree = hung(window, builder)
+        window.hang(builder)
+        tree = builder.build()
         assert len(tree) == (w + g) * (n - 1)
         where: dict[object, int] = {tree.tokens[node]: node for node in range(len(tree))}
         expected = np.zeros((len(tree), len(tree)), dtype=bool)
@@ -168,6 +124,8 @@ def test_ancestors_depths_and_paths_are_those_of_the_parents(tree):
         assert tree.path_to(node) == path
         assert tree.depths()[node] == len(path) - 1
         assert set(np.flatnonzero(tree.ancestors()[node])) == set(path)
+        below = [n for n, p in enumerate(tree.parents) if p == node and n not in tree.probe]
+        assert tree.has_children(node) == bool(below)
     assert tree.is_chain == all(p == n - 1 for n, p in enumerate(tree.parents))
     real = [node for node in range(len(tree)) if node not in tree.probe]
     assert tree.draft_depth() == max(len(lineage(tree, node)) - 1 for node in real)
@@ -184,14 +142,13 @@ def test_longest_match_is_the_longest_confirmed_path(tree, data):
         and all(tree.tokens[b] == chosen[a] for a, b in itertools.pairwise(path))
     ]
     found = tree.longest_match(chosen)
-    assert found in confirmed
-    assert len(found) == max(map(len, confirmed))
+    assert found in confirmed and len(found) == max(map(len, confirmed))
 
 
-@given(trees(), st.integers(0, 6))
-def test_pruned_keeps_exactly_the_shallow_nodes(tree, limit):
+@given(trees(), st.integers(-1, 6))
+def test_pruned_keeps_exactly_the_shallow_nodes_and_the_root(tree, limit):
     pruned = tree.pruned(limit)
-    kept = [node for node in range(len(tree)) if len(lineage(tree, node)) - 1 <= limit]
+    kept = [n for n in range(len(tree)) if len(lineage(tree, n)) - 1 <= max(limit, 0)]
     assert pruned.tokens == tuple(tree.tokens[node] for node in kept)
     assert (pruned.ancestors() == tree.ancestors()[np.ix_(kept, kept)]).all()
     assert {kept[node] for node in pruned.probe} == tree.probe & set(kept)
@@ -203,70 +160,46 @@ def test_pruned_keeps_exactly_the_shallow_nodes(tree, limit):
 branches = st.lists(st.lists(st.integers(0, 2), max_size=4), max_size=4)
 
 
-@given(trees(), branches, st.booleans())
-def test_graft_adds_the_branches_and_nothing_else(tree, below, probe):
-    """At the root, a tree without repeated siblings is the set of its words."""
-    grafted = tree.graft(below, source="new", probe=probe)
-    assert grafted.tokens[: len(tree)] == tree.tokens
-    assert grafted.parents[: len(tree)] == tree.parents
-    added = {tuple(branch[:end]) for branch in below for end in range(len(branch) + 1)}
-    assert words(grafted, probe=probe) >= words(tree, probe=probe) | added
-    assert words(grafted, probe=not probe) == words(tree, probe=not probe)
-    for node in range(len(tree), len(grafted)):
-        word = tuple(grafted.tokens[n] for n in lineage(grafted, node)[1:])
-        assert word in added and grafted.source[node] == "new"
-        assert (node in grafted.probe) == probe
-    assert grafted.read == tree.read
-
-
-@given(trees(), branches, branches, st.data())
-def test_what_grows_is_a_valid_tree(tree, below, probes, data):
-    """A grown tree skips the checks: its fields, given anew, pass them and derive the same."""
-    builder = tree.builder()
-    for some, probe in ((below, False), (probes, True)):
-        at = data.draw(st.integers(0, len(builder) - 1))
-        builder.graft(some, at, source="new", probe=probe)
-    parents = [data.draw(st.integers(0, len(builder) - 1)) for _ in range(3)]
-    builder.add_probes([1, 1, 0], parents, "window")
-    builder.read.add(len(builder) - 1)
-    grown = builder.build()
-    anew = TokenTree(grown.tokens, grown.parents, grown.probe, grown.source, grown.read)
-    assert anew == grown and anew.children == grown.children
-    assert (anew.depths() == grown.depths()).all()
-    assert grown.tokens[-3:] == (1, 1, 0) and set(range(len(grown) - 3, len(grown))) <= grown.probe
-
-
-def test_a_chain_grows_from_its_root():
-    builder = TreeBuilder(7)
-    builder.chain([1, 2], ["draft", "phrase"])
-    builder.graft([(1, 3), (1, 2, 4)], source="suffix")
-    tree = builder.build()
-    assert tree == TokenTree(
-        (7, 1, 2, 3, 4), (-1, 0, 1, 1, 2), source=("", "draft", "phrase", "suffix", "suffix")
-    )
-    assert tree.has_children(1) and not tree.has_children(4)
-
-
 @given(trees(), branches, st.data())
-def test_graft_below_a_node_merges_shared_prefixes(tree, below, data):
+def test_graft_adds_the_branches_merged_and_nothing_else(tree, below, data):
     at = data.draw(st.integers(0, len(tree) - 1))
-    grafted = tree.graft(below, at=at)
+    grafted = tree.graft(below, at, source="new")
+    assert (grafted.tokens[: len(tree)], grafted.parents[: len(tree)]) == (
+        tree.tokens,
+        tree.parents,
+    )
+    assert (grafted.probe, grafted.read) == (tree.probe, tree.read)
     fresh = range(len(tree), len(grafted))
     siblings = [(grafted.parents[n], grafted.tokens[n]) for n in fresh]
     assert len(set(siblings)) == len(siblings)
-    assert all(at in lineage(grafted, node) for node in fresh)
-    for branch in below:
-        node = {at}
-        for token in branch:
-            node = {
-                n
-                for n in range(1, len(grafted))
-                if grafted.parents[n] in node
-                and grafted.tokens[n] == token
-                and n not in grafted.probe
-            }
-        assert node
-    assert grafted.graft(below, at=at).tokens == grafted.tokens
+    starts = {tuple(branch[:end]) for branch in below for end in range(len(branch) + 1)}
+    for node in fresh:
+        path = lineage(grafted, node)
+        assert at in path and grafted.source[node] == "new"
+        assert tuple(grafted.tokens[n] for n in path[path.index(at) + 1 :]) in starts
+    if not at:
+        assert words(grafted) == words(tree) | starts
+    assert grafted.graft(below, at).tokens == grafted.tokens
+
+
+@given(trees(), branches, st.data())
+def test_what_is_built_is_a_valid_tree(tree, below, data):
+    """A built tree skips the checks: its fields, given anew, pass them and derive the same."""
+    builder = tree.builder()
+    builder.graft(below, data.draw(st.integers(0, len(builder) - 1)), source="new")
+    parents = [data.draw(st.integers(0, len(builder) - 1)) for _ in range(3)]
+    builder.add_probes([1, 1, 0], parents, "window")
+    builder.read.add(len(builder) - 1)
+    built = builder.build()
+    anew = TokenTree(built.tokens, built.parents, built.probe, built.source, built.read)
+    assert anew == built and anew.children == built.children
+    assert (anew.depths() == built.depths()).all()
+    assert built.tokens[-3:] == (1, 1, 0) and set(range(len(built) - 3, len(built))) <= built.probe
+    made = TokenTree.from_nodes(
+        built.tokens, built.parents, tuple(built.depths()), logit_nodes=[0, len(built) - 1]
+    )
+    assert (made.ancestors() == anew.ancestors()).all()
+    assert made.logit_nodes == (0, len(built) - 1) and made.is_chain == anew.is_chain
 
 
 @pytest.mark.parametrize(
@@ -285,12 +218,3 @@ def test_graft_below_a_node_merges_shared_prefixes(tree, below, data):
 def test_what_is_no_tree_is_refused(arguments, reason):
     with pytest.raises(ValueError, match=reason):
         TokenTree(*arguments)
-
-
-def test_a_tree_made_of_what_is_known_to_be_right_is_the_checked_one():
-    tokens, parents, depths = (4, 1, 2, 3, 5), (-1, 0, 1, 0, 3), (0, 1, 2, 1, 2)
-    made = TokenTree.from_nodes(tokens, parents, depths, logit_nodes=[1, 4])
-    checked = TokenTree(tokens, parents)
-    assert made.depths().tolist() == checked.depths().tolist() == list(depths)
-    assert (made.ancestors() == checked.ancestors()).all() and made.logit_nodes == (1, 4)
-    assert made.children == checked.children and not made.is_chain
