@@ -111,7 +111,8 @@ def _product(name: str, weight: Any) -> torch.Tensor:
     """Return integers times scales in float64, [out, in]."""
     parts: dict[str, Any] = {p: getattr(weight, p) for p in weight.__tensor_flatten__()[0]}
     for integers, scales in PARTS:
-        whole, scale = parts.get(integers), parts.get(scales)
+        whole: Any = parts.get(integers)
+        scale: Any = parts.get(scales)
         if whole is not None and whole.dtype == torch.int8 and scale.numel() in (1, len(whole)):
             zero = parts.get("zero_point")
             return (whole.double() - (0 if zero is None else zero.double())) * scale.double()

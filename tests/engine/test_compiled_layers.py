@@ -42,7 +42,9 @@ def compiled(model, backend) -> CachedModel:
 
 
 def agree(static: CachedModel, eager: CachedModel, lengths, sizes, **tolerance) -> None:
-    """Hold calls of all lengths and sizes against each other, tokens exactly."""
+    """Hold calls of all lengths and sizes against each other, tokens exactly; the model stays as it
+    was."""
+    before = dict(eager.model.named_modules())
     for length in lengths:
         for nodes in sizes:
             tokens = [1 + i % 11 for i in range(length)]
@@ -50,6 +52,7 @@ def agree(static: CachedModel, eager: CachedModel, lengths, sizes, **tolerance) 
             found, wanted = (m.score(m.new_sequence(), tokens, tree) for m in (static, eager))
             torch.testing.assert_close(found, wanted, **tolerance)
             assert found.argmax(-1).tolist() == wanted.argmax(-1).tolist()
+    assert dict(eager.model.named_modules()) == before
 
 
 @pytest.mark.slow

@@ -75,27 +75,6 @@ def test_each_node_scores_as_its_own_branch(family, seed):
         assert cached.cache.length == len(tokens) - 1
 
 
-def test_accept_keeps_the_path_and_nothing_else():
-    cached = session(llama())
-    cached.score([7, 5], FORK)
-    cached.accept([0, 1, 5])
-    assert cached.tokens == [7, 5, 1, 6]
-    straight = session(llama())
-    straight.score([7, 5, 1, 6, 9], TokenTree((9,), (-1,)))
-    for layer, other in zip(cached.cache.layers, straight.cache.layers, strict=True):
-        torch.testing.assert_close(layer.keys[:, :, :4], other.keys[:, :, :4])
-        torch.testing.assert_close(layer.values[:, :, :4], other.values[:, :, :4])
-
-
-def test_the_nodes_that_are_asked():
-    cached = session(llama())
-    everything = cached.score([7, 5], FORK).clone()
-    torch.testing.assert_close(
-        cached.score([7, 5], FORK.with_logits_at([4, 0])), everything[[0, 4]]
-    )
-    torch.testing.assert_close(cached.score([7, 5], FORK.with_logits_at([5])), everything[[5]])
-
-
 def test_one_call_is_one_forward_and_feeds_only_what_is_missing():
     model = llama()
     cached = session(model)
@@ -107,13 +86,10 @@ def test_one_call_is_one_forward_and_feeds_only_what_is_missing():
     cached.score(prompt, TokenTree.chain(prompt[-1], [1, 2]))
     cached.accept([0, 1, 2])
     tokens = [*prompt, 1, 2, 9]
-    cached.score(tokens, FORK_FROM_9)
+    cached.score(tokens, TokenTree((9, 1, 2), (-1, 0, 0)))
     cached.accept([0])
     cached.score([*prompt[:20], 4, 4], TokenTree((4,), (-1,)))
     assert widths == [32, 3, 2] and cached.calls == 3
-
-
-FORK_FROM_9 = TokenTree((9, 1, 2), (-1, 0, 0))
 
 
 @pytest.mark.parametrize("missing", [PREFILL_ALONE - 1, PREFILL_ALONE, PREFILL_ALONE + 1, 300])
@@ -186,13 +162,9 @@ def test_grouped_queries_are_packed_and_others_left_alone():
     torch.testing.assert_close(logits, packed, rtol=1e-4, atol=1e-4)
 
 
-def test_max_len_may_be_lowered_but_not_raised():
-    assert CachedModel(llama()).max_len == CONTEXT
-    assert CachedModel(llama(), max_len=10).max_len == 10
-    assert CachedModel(llama(), max_len=10_000).max_len == CONTEXT
-
-
 def test_scores_beyond_the_context_or_from_another_root_are_refused():
+    """The context may be lowered, but not raised."""
+    assert CachedModel(llama(), max_len=10_000).max_len == CachedModel(llama()).max_len == CONTEXT
     cached = session(llama(), max_len=4)
     with pytest.raises(ValueError, match="reach position 5, beyond the model's 4"):
         cached.score([1, 2, 5], FORK)
@@ -200,15 +172,10 @@ def test_scores_beyond_the_context_or_from_another_root_are_refused():
         cached.score([1, 2], FORK)
 
 
-ROPES = {
-    "dynamic": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
-    "linear": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
-}
-
-
-@pytest.mark.parametrize("rope", ROPES)
-def test_scaled_positions_hold_up_to_the_last_one(rope):
-    model = build(LlamaConfig(**SHAPE, rope_parameters=ROPES[rope]))
+@pytest.mark.parametrize(("rope", "factor"), [("dynamic", 2.0), ("linear", 4.0)])
+def test_scaled_positions_hold_up_to_the_last_one(rope, factor):
+    parameters = {"rope_type": rope, "factor": factor, "rope_theta": 10000.0}
+    model = build(LlamaConfig(**SHAPE, rope_parameters=parameters))
     cached = CachedModel(copy.deepcopy(model))
     prompt = prompt_of(10)
     expected = plain(model, prompt, CONTEXT - 10)
@@ -283,24 +250,6 @@ def test_a_sequence_takes_the_slots_over_and_reuses_a_shared_prefix():
     cached.empty()
     assert first.tokens == [] and first.counters.calls == 3
     assert cached.new_sequence().counters.calls == 0
-
-
-def test_tokens_taken_to_be_cached_are_not_fed():
-    cached = CachedModel(llama())
     sequence = cached.new_sequence(cached=[1, 2, 3])
     cached.score(sequence, [1, 2, 3, 5], FORK)
-    assert sequence.caught_up == 0 and sequence.scored == len(FORK)
-
-
-def test_a_drafter_needs_its_three_methods_only():
-    class Bare:
-        def reset(self, choose):
-            pass
-
-        def propose(self, tokens, budget):
-            return TokenTree((tokens[-1],), (-1,))
-
-        def observe(self, tree, chosen, path):
-            pass
-
-    assert len(decode(CachedModel(llama()), Bare(), prompt_of(5, 1), max_new=3).new_tokens) == 3
+    assert sequence.caught_up == 0, "what is taken to be cached is not fed"

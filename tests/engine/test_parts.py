@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import random
 
 import pytest
 import torch
 from parts import InParts, first, in_parts
-from tiny import VOCAB, RandomDrafter, gemma3, gpt2, llama, mistral, noisy, prompt_of, session
+from tiny import VOCAB, RandomDrafter, gemma3, gpt2, llama, mistral, prompt_of, session
 
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine import eager
 from ouroboros.engine.model import CachedModel
+from ouroboros.engine.static import NODES
 from ouroboros.select import Sampler, argmax
 from ouroboros.tree import TokenTree
 
@@ -63,7 +63,7 @@ def test_any_drafter_is_lossless_on_a_target_that_scores_in_parts(family, engine
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("missing", [1, eager.PREFILL_ALONE + 2, 300, 700])
+@pytest.mark.parametrize("missing", [1, eager.PREFILL_ALONE + 2, NODES[-1] - 3, 300, 700, 1500])
 def test_after_a_prompt_of_any_length(engine, missing):
     """The cache grows between two parts; those already in it are not lost."""
     model = llama(max_position_embeddings=2048, num_hidden_layers=2)
@@ -104,19 +104,10 @@ def test_what_was_not_scored_last_is_fed_again(engine):
     go_on(5)
     cached.roll([3, 4, 5], 3, argmax)
     go_on(5)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_shorter_sequence_and_a_cache_made_ready_hold_nothing(engine):
-    cached = session(llama(), engine=engine)
-    tree = TokenTree((5, 1, 2), (-1, 0, 1))
-    alone = cached.score([5], tree).clone()
-    cached.score([5, 5], first(tree, 2))
-    torch.testing.assert_close(cached.score([5], tree.with_logits_at([2])), alone[2:], **EXACT)
-    assert cached.scored == 3 + 2 + 3
+    cached.score([3, 4, 5, 5], TokenTree((5, 1), (-1, 0)))
+    go_on(5)
     cached.prepare(10)
-    cached.score([5], tree.with_logits_at([2]))
-    assert cached.scored == 3 + 2 + 3 + 3
+    go_on(5)
 
 
 def test_only_new_nodes_are_fed_and_everything_is_counted():
@@ -133,37 +124,3 @@ def test_only_new_nodes_are_fed_and_everything_is_counted():
     assert (cached.calls, cached.forwards, cached.scored, cached.caught_up) == (3, 4, 9, 199)
     cached.score(tokens, tree)
     assert widths[4:] == [9], "who asks for the root has the tree scored anew"
-
-
-class NodeByNode(RootOnly):
-    """A drafter that asks its model for a chain, node by node, in parts of one tree."""
-
-    def __init__(self, draft: CachedModel) -> None:
-        self.draft = draft
-
-    def reset(self, choose) -> None:
-        self.choose = choose
-        self.draft_sequence = self.draft.new_sequence()
-
-    def propose(self, tokens, budget) -> TokenTree:
-        tree = TokenTree.chain(tokens[-1], ())
-        for node in range(min(4, budget - 1)):
-            tree = tree.with_logits_at([node])
-            logits = self.draft.score(self.draft_sequence, tokens, tree)
-            tree = tree.graft([self.choose(logits, tokens, tree)], at=node)
-        return tree
-
-
-@pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
-def test_a_step_tells_what_its_draft_was_fed(choose):
-    model = llama(num_hidden_layers=2)
-    draft = CachedModel(noisy(copy.deepcopy(model)))
-    trace = decode(CachedModel(model), NodeByNode(draft), [1, 2, 3], max_new=20, choose=choose)
-    plain = decode(CachedModel(model), RootOnly(), [1, 2, 3], max_new=20, choose=choose)
-    assert trace.tokens == plain.tokens and len(trace.steps) < 12
-    at = 0
-    for step in trace.steps:
-        assert step.draft_scored == step.draft_forwards == step.draft_calls == step.drafted
-        assert step.draft_caught_up == (at or 2) * bool(step.draft_calls)
-        assert step.target_forwards == 1
-        at = step.new

@@ -19,13 +19,12 @@ from transformers import (
 
 from ouroboros.decode import RootOnly, decode, extend
 from ouroboros.drafters.ouroboros import Ouroboros
-from ouroboros.engine.compiled_layers import CompiledLayers
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.selection import why_different
 from ouroboros.engine.static import NODES, Static, padded_nodes, padded_slots
 from ouroboros.generate import token_selector
 from ouroboros.select import Sampler, argmax
-from ouroboros.tree import ROOT, TokenTree
+from ouroboros.tree import TokenTree
 
 FAMILIES = [llama, mistral, gemma3, gpt2]
 CHOICES = [argmax, Sampler(temperature=0.8, seed=3)]
@@ -37,59 +36,25 @@ def random_tree(rng: random.Random, root: int, nodes: int) -> TokenTree:
     return TokenTree(tuple(tokens), tuple(parents))
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.__name__)
-def test_every_call_equals_the_eager_one(family):
-    """Random trees of every padding, grown, cut back and begun anew."""
-    model, rng, tokens = family(), random.Random(1), [1]
-    eager, static = session(model, engine="eager"), session(model, engine="static")
-    for _ in range(40):
-        tree = random_tree(rng, tokens[-1], rng.randint(1, 20)).pruned(eager.max_len - len(tokens))
-        expected, found = eager.score(tokens, tree), static.score(tokens, tree)
-        torch.testing.assert_close(found, expected)
-        path = tree.longest_match(expected.argmax(-1).tolist())
-        for cached in (eager, static):
-            cached.accept(path)
-        tokens = [*tokens, *(tree.tokens[n] for n in path[1:]), int(expected[path[-1]].argmax())]
-        if len(tokens) > 40 or rng.random() < 0.1:
-            tokens = tokens[: rng.randint(1, len(tokens))]
-
-
-@pytest.mark.parametrize("missing", [0, 1, NODES[-1] - 4, NODES[-1] - 3, NODES[-1], 700])
-def test_prompts_of_any_length_go_in_by_calls_of_the_largest_size(missing):
-    model = llama(max_position_embeddings=2048, num_hidden_layers=2)
-    tokens = [rng % VOCAB for rng in range(missing + 1)]
-    tree = TokenTree((tokens[-1], 3, 5, 3), (-1, 0, 0, 2))
-    eager, static = session(model, engine="eager"), session(model, engine="static")
-    torch.testing.assert_close(static.score(tokens, tree), eager.score(tokens, tree))
-    assert static.calls == 1
-
-
-@pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
-@pytest.mark.parametrize("seed", range(5))
-def test_any_drafter_is_lossless(choose, seed):
-    model = llama(seed=seed)
-    plain = decode(CachedModel(model), RootOnly(), [1, 2, 3], max_new=30, choose=choose)
-    static = CachedModel(model, engine="static")
-    drafter = RandomDrafter(plain.tokens, seed=seed)
-    drafted = decode(static, drafter, [1, 2, 3], max_new=30, choose=choose)
-    assert drafted.tokens == plain.tokens
+def long_llama():
+    return llama(max_position_embeddings=2048)
 
 
 @pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
 @pytest.mark.parametrize("engine", ["eager", "static"])
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("family", [*FAMILIES, long_llama], ids=lambda f: f.__name__)
 def test_a_roll_is_plain_decoding_with_one_wait(family, engine, choose):
-    model, tokens = family(), [1, 2, 3]
-    plain = [*tokens]
-    stepwise = session(model, engine="eager")
+    """Also where the cache grows meanwhile."""
+    model, tokens = family(), [1 + i % 11 for i in range(505 if family is long_llama else 3)]
+    plain, stepwise = [*tokens], session(model, engine="eager")
     steps = list(
-        extend(stepwise.on, RootOnly(), plain, 9, sequence=stepwise.sequence, choose=choose)
+        extend(stepwise.on, RootOnly(), plain, 20, sequence=stepwise.sequence, choose=choose)
     )
     rolled = session(model, engine=engine)
-    assert rolled.roll(tokens, 9, choose) == plain[3:]
+    assert rolled.roll(tokens, 20, choose) == plain[len(tokens) :]
     assert rolled.tokens == stepwise.tokens == plain[:-1]
     assert rolled.cache.length == len(plain) - 1
-    assert (rolled.calls, rolled.scored) == (len(steps), 9)
+    assert (rolled.calls, rolled.scored) == (len(steps), 20)
 
 
 @pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
@@ -109,32 +74,10 @@ def test_speculation_with_rolled_drafts_counts_as_before(engine, choose, monkeyp
     assert run() == rolled
 
 
-def test_a_growing_cache_keeps_what_it_holds():
-    model = llama(max_position_embeddings=4096)
-    static = session(model, engine="static")
-    tokens = [1] * 600
-    static.score(tokens, TokenTree((1,), (-1,)))
-    static.accept([0])
-    longer = [*tokens, *[2] * 1500]
-    expected = session(model, engine="eager").score(longer, TokenTree((2,), (-1,)))
-    torch.testing.assert_close(static.score(longer, TokenTree((2,), (-1,))), expected)
-
-
 def test_paddings_cover_every_size_with_little_waste():
     for count in range(1, 3000):
         assert count <= padded_nodes(count) <= max(2 * count, count + NODES[-1])
         assert count <= padded_slots(count) <= max(256, 1.5 * count)
-
-
-def test_compiled_blocks_leave_the_model_as_it_was():
-    model = llama(num_hidden_layers=3)
-    plain = list(model.model.layers)
-    eager, static = session(model, engine="eager"), session(model, engine="static")
-    assert isinstance(static.engine, Static)
-    static.engine.compiled = CompiledLayers(model, backend="eager")
-    tree = TokenTree((2, 3, 4), (-1, 0, 0))
-    torch.testing.assert_close(static.score([1, 2], tree), eager.score([1, 2], tree))
-    assert list(model.model.layers) == plain
 
 
 @pytest.mark.gpu
@@ -155,17 +98,6 @@ def test_graphs_replay_what_calls_would_do():
         tokens = tokens[:20] if len(tokens) > 40 else tokens
     for choose in CHOICES:
         assert static.roll(tokens, 7, choose) == eager.roll(tokens, 7, choose)
-
-
-@pytest.mark.parametrize("engine", ["eager", "static"])
-def test_a_roll_goes_on_where_the_cache_grows(engine):
-    model, tokens = llama(max_position_embeddings=2048), [1 + i % 11 for i in range(505)]
-    plain = [*tokens]
-    list(extend(CachedModel(model, engine="eager"), RootOnly(), plain, 20))
-    rolled = session(model, engine=engine)
-    before = rolled.cache.capacity
-    assert rolled.roll(tokens, 20, argmax) == plain[505:]
-    assert rolled.cache.capacity > before
 
 
 @pytest.fixture
@@ -248,19 +180,6 @@ def test_each_way_of_sampling_has_a_captured_choice_of_its_own(graphed):
 
 
 @pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
-def test_a_draft_judges_branches_together(graphed, choose, monkeypatch):
-    """What the drafter asks is a tree: one call of the draft for all of its branches."""
-    draft, asked = graphed(llama(seed=1)), []
-    score = draft.score
-    monkeypatch.setattr(draft, "score", lambda *a: asked.append(a[-1]) or score(*a))
-    drafter = Ouroboros(draft, costs="flat")
-    trace = decode(graphed(llama(seed=1)), drafter, [1, 2, 3], max_new=30, choose=choose)
-    assert len(asked) == sum(step.draft_calls for step in trace.steps)
-    assert max(len(tree) for tree in asked) > 8 and not all(tree.is_chain for tree in asked)
-    assert sum(step.draft_scored for step in trace.steps) > 2 * len(asked)
-
-
-@pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
 def test_a_replayed_ranking_is_the_ranking(graphed, choose):
     model, rng = llama(), random.Random(4)
     eager, cached = session(model, engine="eager"), Session(graphed(model))
@@ -271,6 +190,7 @@ def test_a_replayed_ranking_is_the_ranking(graphed, choose):
         for own, right in pairs:
             numpy.testing.assert_allclose(own, right)
     assert len(cached.engine._choices) == 3  # of 8, 4 and 1 rows
+    assert len(Graph.streams) == 1
 
 
 def test_a_choice_that_waits_for_the_device_is_not_captured(graphed):
@@ -278,14 +198,6 @@ def test_a_choice_that_waits_for_the_device_is_not_captured(graphed):
     logits = cached.score([2, 1], tree)
     with pytest.raises(RuntimeError, match="capturing"):
         logits.choosing("waits", lambda rows: rows * rows.max().item(), logits)
-
-
-def test_everything_is_captured_on_one_stream(graphed):
-    for seed in range(2):
-        cached = Session(graphed(llama(seed=seed)))
-        for nodes in (1, 2, 5):
-            argmax(cached.score([1] * 9, random_tree(random.Random(1), 1, nodes)), [1], ROOT)
-    assert len(Graph.streams) == 1
 
 
 def test_an_engine_that_answers_otherwise_is_found_out(graphed):
