@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -17,6 +17,7 @@ from ouroboros.bench.report import tables
 from ouroboros.bench.report.gather import Measured
 from ouroboros.bench.report.plots import acceptance, costs, speedups, sweeps
 from ouroboros.bench.report.summary import Summary, summarise
+from ouroboros.bench.report.tables import Table
 
 FEW_RUNS = 3
 """With more runs than this, each run's own section is closed at first."""
@@ -34,8 +35,6 @@ PLOTS = (
      f"than {acceptance.FEWEST_STEPS} steps reached are left out."),
     ("time", costs.time_shares, "Where the time goes. Numbers: % of the time in steps."),
     ("sources", acceptance.source_shares, "Who proposed the tokens. Numbers: % of new tokens."),
-    ("trees", acceptance.tree_shapes,
-     "Size and depth of the proposed trees. The root, which is accepted text, is not counted."),
     ("reliability", acceptance.reliability,
      "Estimated against actual acceptance of nodes whose parent was accepted. On the dotted line "
      "estimates are right; above it the drafter was too careful. Error bars: 95 % (Wilson)."),
@@ -59,14 +58,6 @@ class Setting(NamedTuple):
     name: str
     values: Sequence
     members: Sequence[str]
-
-
-class Table(NamedTuple):
-    """A frame of cells; `name` becomes its file's."""
-
-    name: str
-    caption: str
-    frame: pd.DataFrame
 
 
 class Picture(NamedTuple):
@@ -131,44 +122,43 @@ def swept(configs: Sequence[Mapping]) -> list[Setting]:
     >>> [(one.name, one.values) for one in swept(both)]
     [('gamma', [2, 4])]
     """
-    flat: list[dict[Any, Any]] = [
-        pd.json_normalize(dict(one)).to_dict("records")[0] if one else {} for one in configs
+    flat: list[dict] = [
+        next(iter(pd.json_normalize(dict(c)).to_dict("records")), {}) for c in configs
     ]
     together: dict[tuple[int, ...], dict[str, list]] = {}
     for name in dict.fromkeys(name for one in flat for name in one):
         values = [one.get(name) for one in flat]
-        if any(value != values[0] for value in values):
-            pattern = tuple(values.index(value) for value in values)
+        pattern = tuple(map(values.index, values))
+        if any(pattern):
             together.setdefault(pattern, {})[name] = values
     settings = []
     for members in together.values():
         others = [f".{name}" for own in together.values() for name in own if own is not members]
-        parts = next(iter(members)).split(".")
-        ends = [".".join(parts[start:]) for start in reversed(range(len(parts)))]
-        shared = [e for e in ends if all(f".{name}".endswith(f".{e}") for name in members)]
-        unique = [e for e in shared if not any(name.endswith(f".{e}") for name in others)]
+        first, values = next(iter(members.items()))
         lasts = list(dict.fromkeys(name.split(".")[-1] for name in members))
         several = " and ".join(lasts[:2]) + " ..." * (len(lasts) > 2)
-        values = next(iter(members.values()))
-        settings.append(Setting(unique[0] if unique else several, values, list(members)))
+        ends = [first[dot.end() :] for dot in re.finditer(r"^|\.", first)][::-1]
+        unique = (
+            end
+            for end in ends
+            if all(f".{name}".endswith(f".{end}") for name in members)
+            and not any(name.endswith(f".{end}") for name in others)
+        )
+        settings.append(Setting(next(unique, several), values, list(members)))
     return settings
 
 
 def labels(runs: Sequence[Mapping], folders: Sequence[str], *, most: int) -> list[str]:
     """Return a short name for each run.json: its task, or the settings that vary, or its folder
     (where more than `most` vary). Names are made unique by the folder."""
-    tasks = [run["task"]["name"] for run in runs]
-    different = swept([run.get("config", {}) for run in runs])
-    names = list(folders)
-    if len(set(tasks)) == len(runs):
-        names = tasks
+    names, different = list(folders), swept([run.get("config", {}) for run in runs])
+    if len(tasks := {run["task"]["name"]: None for run in runs}) == len(runs):
+        names = list(tasks)
     elif 0 < len(different) <= most:
         columns = ([f"{one.name}={value}" for value in one.values] for one in different)
         names = [", ".join(row) for row in zip(*columns, strict=True)]
-    return [
-        f"{name} ({folder})" if names.count(name) > 1 else name
-        for name, folder in zip(names, folders, strict=True)
-    ]
+    pairs = zip(names, folders, strict=True)
+    return [f"{name} ({folder})" if names.count(name) > 1 else name for name, folder in pairs]
 
 
 def sections(runs: Sequence[Run]) -> list[Section]:
@@ -178,18 +168,24 @@ def sections(runs: Sequence[Run]) -> list[Section]:
     for folder in dict.fromkeys(run.sweep for run in runs if run.sweep):
         parts.append(_sweep(folder, [run for run in runs if run.sweep == folder]))
     for label, _, summary, sweep in runs:
-        title, prefix = summary.facts.title, ""
-        if len(runs) > 1:
-            title, prefix = f"{label}: {title}", f"{slug(label)}-"
-        pictures = []
-        for name, draw, caption in () if sweep else PLOTS:
-            if figure := draw(summary):
-                bars = speedups.error_bars([summary]) if name in ("speedup", "cost") else ""
-                pictures.append(Picture(prefix + name, caption + bars, figure))
-        shown = [Table(prefix + n, text, frame) for n, text, frame in tables.run_tables(summary)]
-        notes = [f"{summary.facts.footnote}.", *summary.notes]
-        parts.append(Section(title, notes, shown, pictures, main=len(runs) <= FEW_RUNS))
+        name = label if len(runs) > 1 else ""
+        part = run_section(summary, label=name, plots=() if sweep else PLOTS)
+        parts.append(part._replace(main=len(runs) <= FEW_RUNS))
     return parts
+
+
+def run_section(summary: Summary, *, label: str = "", plots: Sequence[tuple] = ()) -> Section:
+    """Return a run's tables and `plots`, as `PLOTS`; `label` tells it from the report's others."""
+    title, prefix = summary.facts.title, ""
+    if label:
+        title, prefix = f"{label}: {title}", f"{slug(label)}-"
+    pictures = []
+    for name, draw, caption in plots:
+        if figure := draw(summary):
+            bars = speedups.error_bars([summary]) if name in ("speedup", "cost") else ""
+            pictures.append(Picture(prefix + name, caption + bars, figure))
+    shown = [table._replace(name=prefix + table.name) for table in tables.run_tables(summary)]
+    return Section(title, [f"{summary.facts.footnote}.", *summary.notes], shown, pictures)
 
 
 def slug(label: str) -> str:
@@ -203,12 +199,12 @@ def slug(label: str) -> str:
 
 def _comparison(runs: Sequence[Run]) -> Section:
     summaries = {run.label: run.summary for run in runs}
-    figure = speedups.speedup_dots(summaries)
-    caption = "Speedup over greedy, run by run." + speedups.error_bars(summaries.values())
     parts = {label: summary.facts.title_parts for label, summary in summaries.items()}
     shared = [part for part in parts[runs[0].label] if all(part in p for p in parts.values())]
     own = {label: [part for part in all_ if part not in shared] for label, all_ in parts.items()}
     notes = [f"{label}: {' · '.join(parts)}" for label, parts in own.items() if parts]
+    figure = speedups.speedup_dots(summaries)
+    caption = "Speedup over greedy, run by run." + speedups.error_bars(summaries.values())
     return Section(
         f"Comparison of {len(runs)} runs: {', '.join(summaries)}",
         [" · ".join(shared), *notes] if shared else notes,
@@ -224,9 +220,9 @@ def _sweep(folder: Path, runs: Sequence[Run]) -> Section:
     name, what = slug(folder.name), f"{len(settings)} settings"
     columns: dict[str, Sequence] = {"run": [run.label for run in runs]}
     if 0 < len(settings) <= MOST_COLUMNS:
-        values = [", ".join(dict.fromkeys(map(str, one.values))) for one in settings]
-        what = "; ".join(f"{s.name} = {v}" for s, v in zip(settings, values, strict=True))
         columns = {one.name: one.values for one in settings}
+        values = (f"{n} = {', '.join(dict.fromkeys(map(str, v)))}" for n, v in columns.items())
+        what = "; ".join(values)
     drawn: list[tuple[str, str, Figure | None]] = []
     if len(settings) == 1:
         figure = sweeps.sweep_lines(settings[0].name, settings[0].values, summaries)
@@ -254,4 +250,4 @@ def _sweep(folder: Path, runs: Sequence[Run]) -> Section:
 
 def _compared(name: str, lead: Mapping[str, Sequence], summaries: Sequence[Summary]) -> list[Table]:
     found = tables.comparisons(lead, summaries)
-    return [Table(f"{name}-{key}", text, frame) for key, text, frame in found]
+    return [table._replace(name=f"{name}-{table.name}") for table in found]

@@ -200,18 +200,12 @@ def as_text(frame: pd.DataFrame, style: str = "github") -> str:
 
 
 def write_table(frame: pd.DataFrame, stem: Path, *, caption: str) -> None:
-    """Write `stem`.md, .csv and .tex (needs \\usepackage{booktabs}; \\ref{tab:<name>} names it)."""
-    stem.with_suffix(".md").write_text(f"{caption}\n\n{as_text(frame)}\n", encoding="utf-8")
+    """Write `stem`.csv and .tex (needs \\usepackage{booktabs}; \\ref{tab:<name>} names it)."""
     frame.to_csv(stem.with_suffix(".csv"), index=False)
-    frame.to_latex(
-        stem.with_suffix(".tex"),
-        index=False,
-        escape=True,
-        caption=re.sub(r"([&%$#_{}])", r"\\\1", caption),
-        label=f"tab:{stem.name}",
-        column_format="l" + "r" * (frame.shape[1] - 1),
-        encoding="utf-8",
-    )
+    caption, form = re.sub(r"([&%$#_{}])", r"\\\1", caption), "l" + "r" * (frame.shape[1] - 1)
+    options = {"index": False, "escape": True, "column_format": form, "encoding": "utf-8"}
+    where = {"caption": caption, "label": f"tab:{stem.name}"}
+    frame.to_latex(stem.with_suffix(".tex"), **options, **where)
 
 
 def _across(

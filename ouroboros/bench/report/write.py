@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, select_autoescape
@@ -17,9 +17,9 @@ from ouroboros.bench.report import viewer
 from ouroboros.bench.report.gather import Measured, load
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.report.plots.speedups import cost_bars, note, speedup_bars
-from ouroboros.bench.report.sections import Run, Section, numbers, sections, summarised
+from ouroboros.bench.report.sections import Run, Section, numbers, run_section, sections, summarised
 from ouroboros.bench.report.summary import Summary, summarise
-from ouroboros.bench.report.tables import NOTES, as_text, legend, run_tables, write_table
+from ouroboros.bench.report.tables import NOTES, as_text, legend, write_table
 from ouroboros.bench.run.folder import ResultsFolder
 
 MOST_TOKENS = 120_000
@@ -34,7 +34,7 @@ def make_report(folder: ResultsFolder) -> Summary:
     """
     summary = summarise(load(folder.path))
     folder.write_json("summary.json", summary.to_dict())
-    folder.write_text("summary.md", to_markdown(summary))
+    folder.write_text("summary.md", render("report.md", [run_section(summary)], [summary]))
     calls = None if summary.facts.timed else cost_bars(summary)
     for name, figure in (("speedup.png", speedup_bars(summary)), ("calls.png", calls)):
         (folder.path / name).unlink(missing_ok=True)
@@ -42,14 +42,6 @@ def make_report(folder: ResultsFolder) -> Summary:
             style.with_title(figure, summary.facts.title, note(summary))
             style.save(figure, folder.path / name)
     return summary
-
-
-def to_markdown(summary: Summary) -> str:
-    """Return summary.md: title, all tables, failures and the definitions of their columns."""
-    parts = [f"# {summary.facts.title}", summary.facts.footnote, *summary.notes]
-    for _, caption, frame in run_tables(summary):
-        parts += [f"**{caption}**", as_text(frame)]
-    return _document(parts, [summary])
 
 
 def write_report(
@@ -61,58 +53,51 @@ def write_report(
         report.md     the same tables and plots as Markdown
         summary.json  every metric of every run, by its label
         numbers.csv   every number in full, one row per run and decoder
-        tables/       each table as .md, .csv and .tex (booktabs)
+        tables/       each table as .csv and .tex (booktabs)
         plots/        each plot as .png and .svg
 
     `tokenizer`: the runs' tokenizer, for runs whose models are elsewhere now.
     """
     runs = summarised(measured)
-    parts, lines = sections(runs), []
+    parts, summaries = sections(runs), [run.summary for run in runs]
     for folder in (out / "tables", out / "plots"):
         folder.mkdir(parents=True, exist_ok=True)
-    for level, part in enumerate(parts):
-        lines += [f"{'##' if level else '#'} {part.title}", *part.notes]
-        for name, caption, frame in part.tables:
-            lines += [f"**{caption}**", as_text(frame)]
-            write_table(frame, out / "tables" / name, caption=f"{part.title}. {caption}")
-        for name, caption, figure in part.pictures:
-            lines += [f"![{caption}](plots/{name}.png)", caption]
-            style.save(figure, *(Path(f"{out}/plots/{name}.{kind}") for kind in ("png", "svg")))
+    for part in parts:
+        for table in part.tables:
+            caption = f"{part.title}. {table.caption}"
+            write_table(table.frame, out / "tables" / table.name, caption=caption)
+        for one in part.pictures:
+            style.save(one.figure, *(out / f"plots/{one.name}.{kind}" for kind in ("png", "svg")))
+    share = MOST_TOKENS // max(1, len(runs))
+    options = {"most_tokens": share, "tokenizer": tokenizer}
+    shown = [viewer.viewer_run(run.measured, run.label, **options) for run in runs]
+    data = {"runs": shown, "sources": viewer.legend(), "step": viewer.STEP}
     whole = {run.label: run.summary.to_dict() for run in runs}
-    text = json.dumps(whole, indent=2, ensure_ascii=False)
-    (out / "summary.json").write_text(text + "\n", encoding="utf-8")
-    numbers(runs).to_csv(out / "numbers.csv", index=False)
-    document = _document(lines, [run.summary for run in runs])
-    (out / "report.md").write_text(document, encoding="utf-8")
-    (out / "report.html").write_text(page(runs, parts, tokenizer=tokenizer), encoding="utf-8")
+    texts = {
+        "summary.json": json.dumps(whole, indent=2, ensure_ascii=False) + "\n",
+        "numbers.csv": numbers(runs).to_csv(index=False),
+        "report.md": render("report.md", parts, summaries),
+        "report.html": render("report.html", parts, summaries, data=data),
+    }
+    for name, text in texts.items():
+        (out / name).write_text(text, encoding="utf-8")
     return runs
 
 
-def page(runs: Sequence[Run], parts: Sequence[Section], *, tokenizer: str | None = None) -> str:
-    """Return the report as one HTML file that needs no network.
-
-    Tables can be sorted, plots are inline SVG in the page's light or dark scheme, completions are
-    embedded as JSON for the viewer; `html/` holds template, style and scripts.
-    """
-    share = MOST_TOKENS // max(1, len(runs))
-    shown = [
-        viewer.viewer_run(run.measured, run.label, most_tokens=share, tokenizer=tokenizer)
-        for run in runs
-    ]
+def render(name: str, parts: Sequence[Section], summaries: Sequence[Summary], **data) -> str:
+    """Return a document made from its template in `html/`: report.md, or report.html, which needs
+    no network (plots are inline SVG in the page's light or dark scheme)."""
     environment = Environment(
         loader=PackageLoader("ouroboros.bench.report", "html"),
-        autoescape=select_autoescape(default=True),
+        autoescape=select_autoescape(("html.jinja",)),
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     environment.filters["svg"] = lambda figure: Markup(style.inline_svg(figure))
-    environment.filters |= {"prose": prose, "cell": unbroken}
-    return environment.get_template("page.html.jinja").render(
-        sections=parts,
-        glossary=legend([run.summary for run in runs]),
-        notes=NOTES,
-        data={"runs": shown, "sources": viewer.legend(), "step": viewer.STEP},
-    )
+    environment.filters |= {"prose": prose, "cell": unbroken, "text": as_text}
+    context = {"sections": parts, "glossary": legend(summaries), "notes": NOTES, **data}
+    return environment.get_template(f"{name}.jinja").render(**context)
 
 
 def prose(text: str) -> Markup:
@@ -132,9 +117,3 @@ def unbroken(text: str) -> str:
     '3.04x [2.15,\\xa03.86]'
     """
     return re.sub(r"(?<!,) (?!\[)|(?<=,) (?=[\d.])", "\N{NO-BREAK SPACE}", str(text))
-
-
-def _document(lines: Sequence[str], summaries: Iterable[Summary]) -> str:
-    """Markdown: `lines` and the definitions of the metrics that the tables show."""
-    definitions = [f"- {heading}: {text}" for heading, text in legend(list(summaries)).items()]
-    return "\n\n".join([*lines, "\n".join([*definitions, "", NOTES])]) + "\n"

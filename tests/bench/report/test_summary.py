@@ -9,14 +9,19 @@ from measured import RUN, greedy_and_fast, measured, sample, step, three_decoder
 
 from ouroboros.bench.metrics import METRICS
 from ouroboros.bench.report.facts import RunFacts
+from ouroboros.bench.report.sections import run_section
 from ouroboros.bench.report.summary import interval_of, summarise
-from ouroboros.bench.report.write import make_report, to_markdown
+from ouroboros.bench.report.write import make_report, render
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.costs import CostModel, Costs, Surface
 
 COSTS = Costs(Surface.flat({1: 10.0, 5: 14.0}), Surface.constant(2.0), {"": 1.0}, prefill_ms=30.0)
 TOY = CostModel(COSTS, "the costs 'toy'")
 GREEDY, FAST = greedy_and_fast()
+
+
+def to_markdown(summary):
+    return render("report.md", [run_section(summary)], [summary])
 
 
 def test_a_row_per_decoder_and_a_column_per_metric():

@@ -85,35 +85,6 @@ def source_shares(summary: Summary) -> Figure | None:
     figure = style.stacked_bars(frame.div(frame.sum(axis=1), axis=0), marks)
     figure.axes[0].set_xlim(0, 1)
     style.as_percent(figure.axes[0], "x")
-    style.legend_above(figure)
-    return figure
-
-
-@style.styled
-def tree_shapes(summary: Summary) -> Figure | None:
-    """Draw the share of steps whose tree has at least n nodes, and at least depth n.
-
-    None if no trees were recorded.
-    """
-    found = _filled(summary, "trees")
-    if not found:
-        return None
-    marks = decoder_marks(list(summary.frame.index))
-    figure = style.new_figure(3.3)
-    grid = figure.subplots(1, 2, sharey=True)
-    for axes, key, mean in zip(grid, ("sizes", "depths"), ("nodes", "depth"), strict=True):
-        for name, trees in found.items():
-            counts = pd.Series(trees[key]).rename(int).sort_index()
-            counts = counts.reindex(range(counts.index.max() + 2), fill_value=0)
-            shares = counts[::-1].cumsum()[::-1] / trees["steps"]
-            look = {"color": marks[name].colour, "linestyle": marks[name].line, "where": "mid"}
-            label = f"{name}: {trees[mean]:.1f} on average"
-            axes.step(shares.index, shares, label=label, **look)
-        style.as_percent(axes)
-        axes.set(ylim=(0, 1.03), xlabel=f"{mean} of the proposed tree, or more")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.legend(loc="upper right")
-    grid[0].set_ylabel("share of steps")
     return figure
 
 

@@ -31,7 +31,6 @@ def time_shares(summary: Summary) -> Figure | None:
     labels = [f"{ms:.1f} ms" for ms in total_ms]
     figure = style.stacked_bars(shares.mul(total_ms, axis=0), PHASES, labels)
     figure.axes[0].set_xlabel("milliseconds per new token, prefill included")
-    style.legend_above(figure)
     return figure
 
 
@@ -53,9 +52,8 @@ def step_time(steps: pd.DataFrame) -> Figure | None:
     figure = style.stacked_bars(parts.dropna(axis=1, how="all").fillna(0.0), PHASES, labels)
     axes = figure.axes[0]
     rows = [place + 0.41 for place in range(len(steps))]
-    axes.barh(rows, steps["wait_ms"].fillna(0.0), 0.1, color=RED, label="of which wait for results")
-    axes.set_xlabel("milliseconds per step, prefill left out")
-    style.legend_above(figure)
+    axes.barh(rows, steps["wait_ms"].fillna(0.0), 0.1, color=RED)
+    axes.set_xlabel("milliseconds per step, prefill left out; thin: of which wait for results")
     return figure
 
 

@@ -82,13 +82,14 @@ def stacked_bars(
         axes.text(total + 0.01 * longest, row, label, va="center", fontsize=9)
     axes.set_xlim(0, (1.06 + 0.012 * max(map(len, labels), default=0)) * longest)
     name_rows(axes, list(parts.index))
+    legend_above(figure)
     return figure
 
 
-def legend_above(figure: Figure, columns: int = 5) -> None:
+def legend_above(figure: Figure) -> None:
     """Put the first panel's legend above all panels, as wide as the figure at most."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=min(columns, 5))
+    figure.legend(handles, labels, loc="outside upper left", ncols=5)
 
 
 @styled
