@@ -69,7 +69,7 @@ class Control:
     """Standard decoding's text scored by transformers' own forward, `rows` tokens a call.
 
     `differ` counts the positions, out of `positions`, whose choice is not the text's token; `first`
-    is the first of them, or None. `noise` is the usual noise (`Noise.usual`).
+    is the first of them, or None. `noise` is what 95 % of the positions stay below, in logits.
     """
 
     rows: int
@@ -77,35 +77,6 @@ class Control:
     differ: int
     first: int | None
     noise: float
-
-
-@dataclass(frozen=True)
-class Noise:
-    """By how much a run's arithmetic moves logits, for each position, [positions].
-
-    The largest difference to float64 over a position's most probable tokens; an offset common to
-    the row is left out, since it changes no choice.
-    """
-
-    by_position: torch.Tensor
-
-    @property
-    def usual(self) -> float:
-        """The noise that 95 % of the positions stay below."""
-        return float(self.by_position.quantile(USUAL)) if len(self.by_position) else 0.0
-
-    def at(self, index: int) -> float:
-        """Return the noise to allow for at a position: its own, and at least the usual one."""
-        own = float(self.by_position[index]) if index < len(self.by_position) else 0.0
-        return max(own, self.usual)
-
-    @classmethod
-    def between(cls, logits: torch.Tensor, exact: torch.Tensor) -> Noise:
-        """Measure two scorings of one text, each [positions, vocab]."""
-        likely = exact.topk(min(LIKELY, exact.shape[-1]), dim=-1).indices
-        moved = logits.gather(-1, likely) - exact.gather(-1, likely)
-        centre = moved.median(dim=-1, keepdim=True).values
-        return cls((moved - centre).abs().amax(dim=-1).cpu())
 
 
 class Auditor:
@@ -124,9 +95,7 @@ class Auditor:
         exact: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
     ) -> None:
-        self.target = target
-        self.exact = exact
-        self.rows = tuple(rows)
+        self.target, self.exact, self.rows = target, exact, tuple(rows)
         self.device = target.device if device is None else torch.device(device)
         self._copies: dict[torch.dtype, PreTrainedModel] = {}
 
@@ -161,19 +130,18 @@ class Auditor:
             with own_attention(self.target.model):
                 logits = plain_logits(self.target.model, prompt, reference, rows=size)
             logits = logits.to(text.exact.device)
-            noise = Noise.between(logits, text.exact)
             chosen = text.choices(logits if self.target.dtype == torch.float64 else logits.float())
-            pairs = enumerate(zip(chosen, reference, strict=True))
-            wrong = [index for index, (choice, token) in pairs if choice != token]
-            first = wrong[0] if wrong else None
-            measured.append(Control(size, len(chosen), len(wrong), first, noise.usual))
-            noises.append(noise.by_position)
-        noise = Noise(torch.stack(noises).amax(0))
+            wrong = [
+                i for i, pair in enumerate(zip(chosen, reference, strict=True)) if len({*pair}) > 1
+            ]
+            noises.append(logit_noise(logits, text.exact))
+            first, usual = next(iter(wrong), None), usual_noise(noises[-1])
+            measured.append(Control(size, len(chosen), len(wrong), first, usual))
+        noise = torch.stack(noises).amax(0)
         findings = {
             name: self._finding(text, noise, parted[name], new) for name, new in others.items()
         }
-        findings["reference"] = text.worst(noise)
-        return findings, measured
+        return findings | {"reference": text.worst(noise)}, measured
 
     def score(self, dtype: torch.dtype, prompt: Sequence[int], new: Sequence[int]) -> torch.Tensor:
         """Return the float64 logits [len(new), vocab] of a text, by a copy in `dtype`."""
@@ -182,24 +150,39 @@ class Auditor:
         return plain_logits(self._copies[dtype], prompt, new, rows=WHOLE)
 
     def _finding(
-        self, text: _ScoredText, noise: Noise, index: int | None, new: Sequence[int] | None
+        self, text: _ScoredText, noise: torch.Tensor, index: int | None, new: Sequence[int] | None
     ) -> Finding:
         """Judge one completion that parts from the reference at `index`."""
         if new is None:
             return Finding("BUG", "missing: there is no such completion")
         if index is None:
             return Finding("identical")
-        expected = text.new[index] if index < len(text.new) else None
-        found = new[index] if index < len(new) else None
-        if expected is None or found is None:
-            what = "goes on beyond" if expected is None else "ends before"
-            reason = f"truncated: it {what} plain decoding's end"
-            return Finding("BUG", reason, index, expected, found)
+        if index >= min(len(text.new), len(new)):
+            what, more = ("goes on beyond", new) if index < len(new) else ("ends before", text.new)
+            ids = (more[index], None) if more is text.new else (None, more[index])
+            return Finding("BUG", f"truncated: it {what} plain decoding's end", index, *ids)
         if not all(0 <= token < text.exact.shape[-1] for token in new):
-            return Finding("BUG", "it has ids beyond the vocabulary", index, expected, found)
-        first = text.tie_or_bug(noise, index, expected, found)
+            reason = "it has ids beyond the vocabulary"
+            return Finding("BUG", reason, index, text.new[index], new[index])
+        first = text.tie_or_bug(noise, index, text.new[index], new[index])
         rest = _ScoredText(self, text.prompt, new, text.choose).worst(noise)
         return rest if (rest.verdict, first.verdict) == ("BUG", "numeric tie") else first
+
+
+def logit_noise(logits: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Return by how much two scorings of one text, [positions, vocab], differ at each position.
+
+    The largest difference over a position's most probable tokens; an offset common to the row is
+    left out, since it changes no choice.
+    """
+    likely = exact.topk(min(LIKELY, exact.shape[-1]), dim=-1).indices
+    moved = logits.gather(-1, likely) - exact.gather(-1, likely)
+    return (moved - moved.median(dim=-1, keepdim=True).values).abs().amax(dim=-1).cpu()
+
+
+def usual_noise(noise: torch.Tensor) -> float:
+    """Return the noise that 95 % of the positions stay below."""
+    return float(noise.quantile(USUAL)) if len(noise) else 0.0
 
 
 @dataclass(frozen=True)
@@ -231,7 +214,7 @@ class _ScoredText:
         tokens = [*self.prompt, *self.new[:index]]
         return self.choose.scores(logits[None], tokens, TokenTree((tokens[-1],), (-1,)))[0]
 
-    def worst(self, noise: Noise) -> Finding:
+    def worst(self, noise: torch.Tensor) -> Finding:
         """Judge the text by itself: each token must be float64's choice, up to the noise."""
         worst = Finding("identical")
         pairs = zip(self.choices(self.exact), self.new, strict=True)
@@ -241,21 +224,21 @@ class _ScoredText:
                 worst = max(worst, found, key=lambda f: (f.verdict == "BUG", f.shift or 0.0))
         return worst
 
-    def tie_or_bug(self, noise: Noise, index: int, expected: int, found: int) -> Finding:
-        """Judge one position at which another token was chosen."""
-        exact, margin = self.exact[index], {}
+    def tie_or_bug(self, noise: torch.Tensor, index: int, expected: int, found: int) -> Finding:
+        """Judge one position at which another token was chosen: the noise to allow for is the
+        position's own, and at least the usual one."""
+        exact, both = self.exact[index], (expected, found)
         shift = max(
             min_logit_perturbation(exact, token, lambda moved: self.scores(moved, index))
-            for token in (expected, found)
+            for token in both
         )
-        allowed = noise.at(index)
-        precision = str(self.auditor.exact).removeprefix("torch.")
-        for name, logits in (("float32", self.single), (precision, self.exact)):
+        allowed = max([*noise[index : index + 1].tolist(), usual_noise(noise)])
+        margin = {}
+        for dtype, logits in ((torch.float32, self.single), (self.auditor.exact, self.exact)):
             scores = self.scores(logits[index], index)
-            margin[name] = float(scores[expected] - scores[found])
+            margin[str(dtype).removeprefix("torch.")] = float(scores[expected] - scores[found])
         kept = torch.isfinite(self.scores(exact, index))
-        lowest = None if bool(kept.all()) else exact[kept].min()
-        cut = {} if lowest is None else {t: float(exact[t] - lowest) for t in (expected, found)}
+        cut = {} if kept.all() else {t: float(exact[t] - exact[kept].min()) for t in both}
         verdict: Verdict = "numeric tie" if shift <= allowed else "BUG"
         side = "within" if shift <= allowed else "beyond"
         reason = f"the other token is a shift of {shift:.2g} away, {side} the noise {allowed:.2g}"

@@ -65,14 +65,13 @@ def control_table(rows: Sequence[Row]) -> pd.DataFrame:
     controls = pd.DataFrame([control for row in rows for control in row.controls])
     if controls.empty:
         return controls
-    groups = controls.groupby("rows")
-    table = pd.DataFrame(
-        {
-            "texts": groups.size(),
-            "texts that differ": groups["differ"].agg(lambda differ: (differ > 0).sum()),
-            "tokens": groups["positions"].sum(),
-            "tokens that differ": groups["differ"].sum(),
-            "largest noise": groups["noise"].max(),
+    table = controls.groupby("rows").agg(
+        **{
+            "texts": ("differ", "size"),
+            "texts that differ": ("differ", lambda differ: (differ > 0).sum()),
+            "tokens": ("positions", "sum"),
+            "tokens that differ": ("differ", "sum"),
+            "largest noise": ("noise", "max"),
         }
     )
     table.index = ["all" if size == WHOLE else str(size) for size in table.index]
@@ -83,7 +82,7 @@ def audit_markdown(
     title: str, rows: Sequence[Row], decoders: Sequence[str], *, reference: str = "greedy"
 ) -> str:
     """Return audit.md: verdicts, controls, and each completion that is not identical."""
-    verdicts, differences = [], []
+    verdicts = []
     for name in decoders:
         counts = tally(rows, name)
         judged, same = sum(counts.values()) - counts.get("in law", 0), counts.get("identical", 0)
@@ -98,33 +97,31 @@ def audit_markdown(
                 "share that differs": f"{100 * (1 - same / judged):.1f} %" if judged else "-",
             }
         )
-    for row, (name, finding) in ((r, item) for r in rows for item in r.findings.items()):
-        if finding["verdict"] in ("identical", "in law", "reference"):
-            continue
-        margin = finding.get("margin", {})
-        ids = f"{finding.get('expected', '-')}, {finding.get('found', '-')}"
-        differences.append(
-            {
-                "prompt": row.example + (f" #{row.repeat}" if row.repeat else ""),
-                "decoder": name,
-                "verdict": finding["verdict"],
-                "at": finding.get("index", "-"),
-                "expected, found": ids,
-                "margin f32": _short(margin.get("float32")),
-                "margin f64": _short(margin.get("float64")),
-                "above the cut": ", ".join(map(_short, finding.get("cut", {}).values())) or "-",
-                "shift": _short(finding.get("shift")),
-                "noise": _short(finding.get("noise")),
-                "reason": finding.get("reason", "") if finding["verdict"] == "BUG" else "",
-            }
-        )
-    parts = [f"# Audit: {title}", _markdown(pd.DataFrame(verdicts))]
+    differences = [
+        {
+            "prompt": row.example + (f" #{row.repeat}" if row.repeat else ""),
+            "decoder": name,
+            "verdict": one["verdict"],
+            "at": one.get("index", "-"),
+            "expected, found": f"{one.get('expected', '-')}, {one.get('found', '-')}",
+            "margin f32": _short(one.get("margin", {}).get("float32")),
+            "margin f64": _short(one.get("margin", {}).get("float64")),
+            "above the cut": ", ".join(map(_short, one.get("cut", {}).values())) or "-",
+            "shift": _short(one.get("shift")),
+            "noise": _short(one.get("noise")),
+            "reason": one.get("reason", "") if one["verdict"] == "BUG" else "",
+        }
+        for row in rows
+        for name, one in row.findings.items()
+        if one["verdict"] not in ("identical", "in law", "reference")
+    ]
+    parts = [f"# Audit: {title}", _markdown(verdicts)]
     controls = control_table(rows)
     if len(controls):
         controls["largest noise"] = controls["largest noise"].map(_short)
         parts += ["## Controls, without any drafter", _markdown(controls)]
     if differences:
-        parts += ["## Differences", _markdown(pd.DataFrame(differences[:SHOWN]))]
+        parts += ["## Differences", _markdown(differences[:SHOWN])]
     if len(differences) > SHOWN:
         parts.append(f"and {len(differences) - SHOWN} more, in audit.jsonl")
     return "\n\n".join([*parts, LEGEND]) + "\n"
@@ -134,5 +131,6 @@ def _short(value: float | None) -> str:
     return "-" if value is None else f"{value:.2g}"
 
 
-def _markdown(table: pd.DataFrame) -> str:
+def _markdown(rows: pd.DataFrame | list[dict]) -> str:
+    table = pd.DataFrame(rows)
     return table.to_markdown(index=False, tablefmt="github", disable_numparse=True)
