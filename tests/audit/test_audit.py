@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from ouroboros.baselines import Greedy, Lookahead, PromptLookup, Speculative
-from tiny import CONTEXT, StepLog, gpt2, llama, noisy, plain, prompt_of
+from tiny import CONTEXT, gpt2, llama, noisy, plain, prompt_of
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from ouroboros import CachedModel, Ouroboros, OuroborosPaper, TokenTree
+from ouroboros import CachedModel, Ouroboros, OuroborosPaper
 from ouroboros.audit.audit import WHOLE, Auditor, min_logit_perturbation, well_ended
 from ouroboros.decode import decode
 from ouroboros.engine.eager import Eager
@@ -21,6 +21,7 @@ from ouroboros.select import Sampler, argmax
 PROMPTS = [prompt_of(length, seed) for seed, length in enumerate((5, 9, 14, 20))]
 MAX_NEW = 30
 ENDS = (7, 5)
+SAMPLED = Sampler(seed=1, temperature=0.8)
 DECODE = sys.modules["ouroboros.decode"]
 
 
@@ -103,26 +104,33 @@ def early_bonus(monkeypatch):
     monkeypatch.setattr(DECODE, "predict", wrong)
 
 
-def late_end(monkeypatch):
-    """An end inside a draft is kept, and the token after it."""
-    end = DECODE.count_until_end
-    monkeypatch.setattr(
-        DECODE, "count_until_end", lambda fresh, eos, left: min(end(fresh, eos, left) + 1, left)
-    )
+def wrong_end(kept):
+    """An end inside a draft is kept with `kept` tokens after it (None: it is missed)."""
 
+    def plant(monkeypatch):
+        right = DECODE.extend
 
-def missed_end(monkeypatch):
-    """Only an end at the end of a draft is seen, none inside it."""
-    monkeypatch.setattr(DECODE, "count_until_end", lambda fresh, eos, left: left)
+        def wrong(model, drafter, tokens, max_new, *, eos, **options):
+            for record in right(model, drafter, tokens, max_new, **options):
+                ends = [place for place in range(-record.new, 0) if tokens[place] in eos]
+                if ends and kept and ends[0] + kept < -1:
+                    del tokens[ends[0] + kept + 1 :]
+                yield record
+                if tokens[-1] in eos or (ends and kept):
+                    return
+
+        monkeypatch.setattr(DECODE, "extend", wrong)
+
+    return plant
 
 
 BUGS = {
-    "wrong position": (WrongPosition, None),
-    "shifted mask": (ShiftedMask, None),
-    "dropped slot": (DroppedSlot, None),
-    "bonus token off by one": (CachedModel, early_bonus),
-    "end kept one token too long": (CachedModel, late_end),
-    "end inside a draft missed": (CachedModel, missed_end),
+    "wrong position": (WrongPosition, None, SAMPLED),
+    "shifted mask": (ShiftedMask, None, argmax),
+    "dropped slot": (DroppedSlot, None, argmax),
+    "bonus token off by one": (CachedModel, early_bonus, SAMPLED),
+    "end kept one token too long": (CachedModel, wrong_end(1), argmax),
+    "end inside a draft missed": (CachedModel, wrong_end(None), SAMPLED),
 }
 
 
@@ -150,10 +158,9 @@ def verdicts(found: dict[str, list]) -> set[str]:
     return {finding.verdict for findings in found.values() for finding in findings}
 
 
-@pytest.mark.parametrize("choose", [argmax, Sampler(seed=1, temperature=0.8)], ids=["T=0", "T=0.8"])
 @pytest.mark.parametrize("name", BUGS)
-def test_a_planted_bug_is_convicted(model, monkeypatch, name, choose):
-    engine_class, plant = BUGS[name]
+def test_a_planted_bug_is_convicted(model, monkeypatch, name):
+    engine_class, plant, choose = BUGS[name]
     eos = ENDS if "end" in name else ()
     plainly = references(model, choose, eos)
     if plant is not None:
@@ -163,8 +170,7 @@ def test_a_planted_bug_is_convicted(model, monkeypatch, name, choose):
     assert any(finding.verdict == "BUG" for finding in found["ouroboros"])
 
 
-@pytest.mark.parametrize("eos", [(), ENDS], ids=["no end", "ends"])
-@pytest.mark.parametrize("choose", [argmax, Sampler(seed=1, temperature=0.8)], ids=["T=0", "T=0.8"])
+@pytest.mark.parametrize(("choose", "eos"), [(argmax, ENDS), (SAMPLED, ())], ids=["ends", "T=0.8"])
 def test_without_a_bug_all_are_identical(model, choose, eos):
     found = audited(model, CachedModel(model), references(model, choose, eos), choose, eos)
     assert verdicts(found) == {"identical"}
@@ -200,13 +206,17 @@ def test_the_controls_of_a_right_text_agree(model):
     assert all(c.positions == MAX_NEW and c.differ == 0 and 0 < c.noise < 1e-4 for c in controls)
 
 
-def test_in_half_precision_ties_are_called_ties():
-    """A random bf16 model with little to choose between tokens: texts part, none by a bug."""
+@pytest.fixture
+def half():
+    """A random bf16 model with little to choose between tokens."""
     model = llama(seed=3, dtype=torch.float32, num_hidden_layers=2)
     with torch.no_grad():
         model.lm_head.weight.mul_(0.15)
-    model.to(torch.bfloat16)
-    found = audited(model, CachedModel(model), references(model))
+    return model.to(torch.bfloat16)
+
+
+def test_in_half_precision_ties_are_called_ties(half):
+    found = audited(half, CachedModel(half), references(half))
     assert verdicts(found) == {"identical", "numeric tie"}
     tie = next(f for fs in found.values() for f in fs if f.verdict == "numeric tie")
     assert 0 <= tie.shift <= tie.noise and tie.expected != tie.found
@@ -215,17 +225,13 @@ def test_in_half_precision_ties_are_called_ties():
 
 
 @pytest.mark.slow
-def test_what_follows_a_tie_is_judged_too():
+def test_what_follows_a_tie_is_judged_too(half):
     """The text after the first difference has no plain decoding's beside it; float64 judges it."""
-    model = llama(seed=3, dtype=torch.float32, num_hidden_layers=2)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(0.15)
-    model.to(torch.bfloat16)
-    draft, auditor, seen = CachedModel(noisy(model, noise=0.05)), Auditor(CachedModel(model)), 0
+    draft, auditor, seen = CachedModel(noisy(half, noise=0.05)), Auditor(CachedModel(half)), 0
     for prompt in PROMPTS:
-        reference = decode(CachedModel(model), Greedy(), prompt, max_new=MAX_NEW).new_tokens
+        reference = decode(CachedModel(half), Greedy(), prompt, max_new=MAX_NEW).new_tokens
         for drafter in decoders(draft).values():
-            new = decode(CachedModel(model), drafter, prompt, max_new=MAX_NEW).new_tokens
+            new = decode(CachedModel(half), drafter, prompt, max_new=MAX_NEW).new_tokens
             spoilt = [*new[:-3], *((token + 5) % 13 for token in new[-3:])]
             others = {"right": new, "spoilt": spoilt}
             found, _ = auditor.judge(prompt, reference, others, choose=argmax)
@@ -283,23 +289,23 @@ def test_the_shift_to_another_argmax_is_half_the_margin():
     assert min_logit_perturbation(logits, 0, lambda z: z) == pytest.approx(1.0, rel=2e-3)
 
 
-@pytest.mark.parametrize("settings", [{"top_k": 2}, {"top_p": 0.72}, {"min_p": 0.3}], ids=str)
-def test_the_shift_reaches_over_a_cut(settings):
-    """Token 2 has by far the most noise but lies just below the cut: the distance is the cut's."""
-    logits = torch.tensor([2.0, 1.5, 1.4, -3.0], dtype=torch.float64)
-    if "min_p" in settings:
-        logits[2] = 2.0 + np.log(0.3) - 0.1
-    sampler, noise = Sampler(**settings), torch.tensor([0.0, 0.0, 9.0, 0.0])
-    shift = min_logit_perturbation(logits, 2, lambda z: sampler.warped(z[None])[0] + noise)
-    assert 0 < shift < 0.12
-    assert torch.isinf(sampler.warped(logits[None])[0, 2])
-
-
-def test_the_shift_lets_a_rival_fall_out_at_the_edge_of_a_cut():
-    """Id 1 has the noise; it leaves the two likeliest when id 2, just below it, passes it."""
-    logits = torch.tensor([3.0, 1.0001, 1.0, -3.0], dtype=torch.float64)
-    sampler, noise = Sampler(top_k=2), torch.tensor([0.0, 6.0, 0.0, 0.0])
-    assert min_logit_perturbation(logits, 0, lambda z: sampler.warped(z[None])[0] + noise) < 1e-4
+@pytest.mark.parametrize(
+    ("settings", "logits", "gains", "token", "most"),
+    [
+        ({"top_k": 2}, [2.0, 1.5, 1.4, -3.0], [0, 0, 9, 0], 2, 0.12),
+        ({"top_p": 0.72}, [2.0, 1.5, 1.4, -3.0], [0, 0, 9, 0], 2, 0.12),
+        ({"min_p": 0.3}, [2.0, 1.5, 1.9 + np.log(0.3), -3.0], [0, 0, 9, 0], 2, 0.12),
+        ({"top_k": 2}, [3.0, 1.0001, 1.0, -3.0], [0, 6, 0, 0], 0, 1e-4),
+    ],
+    ids=["top_k", "top_p", "min_p", "a rival falls out"],
+)
+def test_the_shift_reaches_over_a_cut(settings, logits, gains, token, most):
+    """The token lies just below the cut, or above a rival that would fall out: the distance is the
+    cut's."""
+    logits, gains = torch.tensor(logits, dtype=torch.float64), torch.tensor(gains)
+    sampler = Sampler(**settings)
+    shift = min_logit_perturbation(logits, token, lambda z: sampler.warped(z[None])[0] + gains)
+    assert 0 < shift < most
 
 
 def test_rejecting_rules_other_than_argmax(model):
@@ -309,15 +315,3 @@ def test_rejecting_rules_other_than_argmax(model):
     plainly = references(model, choose)
     assert verdicts(audited(model, CachedModel(model), plainly, choose)) == {"identical"}
     assert "BUG" in verdicts(audited(model, ShiftedMask(model), plainly, choose))
-
-
-def test_the_planted_engines_are_used(model):
-    """The drafts of these tests are often right and often wrong, so that every path is taken."""
-    draft = CachedModel(noisy(model, noise=0.05))
-    recorded = StepLog(decoders(draft)["ouroboros"])
-    for prompt in PROMPTS:
-        decode(CachedModel(model), recorded, prompt, max_new=MAX_NEW)
-    accepted = {len(path) - 1 for *_, path in recorded.steps}
-    assert 0 in accepted and max(accepted) > 2
-    assert any(not tree.is_chain for _, _, tree, _, _ in recorded.steps)
-    assert isinstance(recorded.steps[0][2], TokenTree)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 from rich import box
@@ -203,9 +203,14 @@ def write_table(frame: pd.DataFrame, stem: Path, *, caption: str) -> None:
     """Write `stem`.csv and .tex (needs \\usepackage{booktabs}; \\ref{tab:<name>} names it)."""
     frame.to_csv(stem.with_suffix(".csv"), index=False)
     caption, form = re.sub(r"([&%$#_{}])", r"\\\1", caption), "l" + "r" * (frame.shape[1] - 1)
-    options = {"index": False, "escape": True, "column_format": form, "encoding": "utf-8"}
-    where = {"caption": caption, "label": f"tab:{stem.name}"}
-    frame.to_latex(stem.with_suffix(".tex"), **options, **where)
+    options: dict[str, Any] = {
+        "index": False,
+        "escape": True,
+        "column_format": form,
+        "encoding": "utf-8",
+    }
+    options |= {"caption": caption, "label": f"tab:{stem.name}"}
+    frame.to_latex(stem.with_suffix(".tex"), **options)
 
 
 def _across(

@@ -69,8 +69,10 @@ def write_report(
         for one in part.pictures:
             style.save(one.figure, *(out / f"plots/{one.name}.{kind}" for kind in ("png", "svg")))
     share = MOST_TOKENS // max(1, len(runs))
-    options = {"most_tokens": share, "tokenizer": tokenizer}
-    shown = [viewer.viewer_run(run.measured, run.label, **options) for run in runs]
+    shown = [
+        viewer.viewer_run(run.measured, run.label, most_tokens=share, tokenizer=tokenizer)
+        for run in runs
+    ]
     data = {"runs": shown, "sources": viewer.legend(), "step": viewer.STEP}
     whole = {run.label: run.summary.to_dict() for run in runs}
     texts = {
