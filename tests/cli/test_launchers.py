@@ -11,22 +11,21 @@ JOBLIB, LOCAL = {"_target_": "x.JoblibLauncher", "n_jobs": -1}, {"_target_": "x.
 SLURM, RAY = {"_target_": "x.SlurmLauncher"}, {"_target_": "x.RayLauncher", "ray": {}}
 
 
+BASIC = {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"}
+ALONE = [
+    BASIC,
+    {**JOBLIB, "n_jobs": 1},
+    {**SLURM, "gpus_per_node": 1},
+    {**SLURM, "additional_parameters": {"exclusive": True}},
+    {**RAY, "ray": {"remote": {"num_gpus": 1}}},
+    {**RAY, "ray": {"init": {"num_cpus": 1}}},
+]
+SHARED = [JOBLIB, LOCAL, SLURM, RAY, {**RAY, "ray": {"remote": {"num_gpus": 0.5}}}]
+
+
 @pytest.mark.parametrize(
     ("launcher", "lonely"),
-    [
-        ({"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"}, True),
-        (JOBLIB, False),
-        ({**JOBLIB, "n_jobs": 1}, True),
-        (LOCAL, False),
-        (SLURM, False),
-        ({**SLURM, "gpus_per_node": 1}, True),
-        ({**SLURM, "additional_parameters": {"exclusive": True}}, True),
-        (RAY, False),
-        ({**RAY, "ray": {"remote": {"num_gpus": 1}}}, True),
-        ({**RAY, "ray": {"remote": {"num_gpus": 0.5}}}, False),
-        ({**RAY, "ray": {"init": {"num_cpus": 1}}}, True),
-        ({"_target_": "somebody.elses.Launcher"}, False),
-    ],
+    [*((one, True) for one in ALONE), *((one, False) for one in [*SHARED, {"_target_": "a.B"}])],
 )
 def test_jobs_that_share_a_device_are_not_timed(launcher, lonely):
     assert alone(launcher) is lonely

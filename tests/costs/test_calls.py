@@ -17,25 +17,6 @@ from ouroboros.engine.sequence import CachedSequence
 from ouroboros.engine.static import NODES
 
 
-def test_a_surface_has_every_size_at_every_context():
-    models = tiny_pair()
-    visits, sequences = [], []
-    for model in models:
-        new = model.new_sequence
-        model.new_sequence = lambda new=new, **o: sequences.append(new(**o)) or sequences[-1]
-    told = {"on_visit": lambda: visits.append(len(sequences[-1].tokens))}
-    nodes, contexts = [4, 1, 2], [9, 5]
-    found = time_calls(models, nodes=nodes, contexts=contexts, visits=2, repeats=2, **told)
-    assert len(found) == len(models)
-    for surface in found:
-        assert {c: list(row) for c, row in surface.ms.items()} == {5: [1, 2, 4], 9: [1, 2, 4]}
-        assert all(ms > 0 for row in surface.ms.values() for ms in row.values())
-        assert surface.spread_ms.keys() == surface.ms.keys()
-    assert len(sequences) == len(models) * (2 * 2 * 2 * 3 + 3)
-    assert visits == [4, 8, 4, 8]
-    assert not any(own.tokens or own.caught_up for own in sequences), "no prompt is fed"
-
-
 class Clocked:
     """A model whose calls take the milliseconds of a table, on a clock that it turns itself."""
 
@@ -66,25 +47,43 @@ def clocked(*tables) -> tuple[list[Clocked], Callable[[], float], list]:
 def test_medians_of_what_the_clock_says():
     hiccups = iter([900.0, 0, 0, 0] * 99)  # once for each size and context
     (target, draft), clock, log = clocked(lambda n, c: n + c / 10, lambda n, c: 2 + next(hiccups))
-    options = {"nodes": [1, 8], "contexts": [10, 30], "visits": 3, "repeats": 2}
-    found = time_calls([target, draft], **options, clock=clock)
+    visits: list[int] = []
+    found = time_calls(
+        [target, draft],
+        nodes=[8, 1],
+        contexts=[30, 10],
+        visits=3,
+        repeats=2,
+        clock=clock,
+        on_visit=lambda: visits.append(log[-1][1]),
+    )
     assert found[0].ms[10] == pytest.approx({1: 2, 8: 9})
     assert found[0].ms[30] == pytest.approx({1: 4, 8: 11})
-    assert found[0].call_ms(1, 20) == pytest.approx(3) and found[1].call_ms(5, 9) == pytest.approx(
-        2
-    )
+    assert found[1].call_ms(5, 9) == pytest.approx(2)
+    assert {c: list(row) for c, row in found[1].spread_ms.items()} == {10: [1, 8], 30: [1, 8]}
     rounds = [tuple(log[at : at + 4]) for at in range(4, len(log), 4)]
     assert len(rounds) == 12 and all(len(set(own)) == 4 for own in rounds), "all in turn"
     assert len({tuple(call[::2] for call in own) for own in rounds}) > 2, "in another order"
+    assert visits == [10, 30] * 3
 
 
-def test_a_limit_ends_the_visits_but_not_the_first():
+def test_real_models_are_timed_without_feeding_a_prompt():
+    models, sequences = tiny_pair(), []
+    for model in models:
+        new = model.new_sequence
+        model.new_sequence = lambda new=new, **o: sequences.append(new(**o)) or sequences[-1]
+    found = time_calls(models, nodes=[4, 1], contexts=[9, 5], visits=1, repeats=1)
+    assert all(ms > 0 for surface in found for row in surface.ms.values() for ms in row.values())
+    assert len(sequences) == len(models) * (2 * 2 + 2)
+    assert not any(own.tokens or own.caught_up for own in sequences)
+
+
+@pytest.mark.parametrize(("limit_s", "visits"), [(2.0, 2), (0.1, 1)])
+def test_a_limit_ends_the_visits_but_not_the_first(limit_s, visits):
     (target,), clock, log = clocked(lambda n, c: 400.0)
-    time_calls([target], nodes=[1, 8], contexts=[10], visits=9, repeats=1, limit_s=2.0, clock=clock)
-    assert len(log) == 2 + 2 * 2
-    del log[:]
-    time_calls([target], nodes=[1, 8], contexts=[10], visits=9, repeats=1, limit_s=0.1, clock=clock)
-    assert len(log) == 2 + 2
+    grid = {"nodes": [1, 8], "contexts": [10], "visits": 9, "repeats": 1}
+    time_calls([target], **grid, limit_s=limit_s, clock=clock)
+    assert len(log) == 2 + 2 * visits
 
 
 def test_a_probe_covers_a_pair_within_its_limit():

@@ -1,6 +1,6 @@
 """A tree over several ranks gives the text of one process, whatever the tree and its parts.
 
-The ranks are threads here; tests/engine/test_ranks.py has processes.
+The ranks are threads here; test_ranks.py has processes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from ouroboros import Sampler, argmax
 from ouroboros.decode import decode
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel import sharded
-from ouroboros.engine.parallel.ranks import RankLost, all_succeed
-from ouroboros.engine.parallel.sharded import GatheringSelector, ShardedModel
+from ouroboros.engine.parallel.ranks import RankLost
+from ouroboros.engine.parallel.sharded import ShardedModel
 from ouroboros.processors import Processed
 from ouroboros.tree import TokenTree
 
 CHOICES = {"T=0": argmax, "T=0.8": Sampler(temperature=0.8, seed=3)}
+PROMPT = prompt_of(6)
+STAR = TokenTree((PROMPT[-1], *range(8)), (-1, *[0] * 8))
 
 
 def always():
@@ -54,6 +56,13 @@ def shared(model, ranks, **options) -> ShardedModel:
     return ShardedModel(CachedModel(copy.deepcopy(model)), ranks, **options)
 
 
+def scored(target, tree, prompt=PROMPT, choose=argmax):
+    """Score a tree; return its sequence and what was chosen."""
+    sequence = target.new_sequence()
+    logits = target.score(sequence, prompt, tree)
+    return sequence, target.adapt_selector(choose, own_rule=False)(logits, prompt, tree)
+
+
 @pytest.mark.parametrize(("ranks", "split"), [(2, None), (4, 5)])
 @pytest.mark.parametrize("family", [llama, mistral, gemma3, gpt2], ids=lambda f: f.__name__)
 def test_random_trees_and_partitions_are_lossless(family, ranks, split, monkeypatch):
@@ -67,9 +76,7 @@ def test_random_trees_and_partitions_are_lossless(family, ranks, split, monkeypa
         own.split = anyhow(split)
         target = shared(model, rank, call_ms=always())
         drafter = RandomDrafter(truth, seed=ranks, hit=0.8)
-        texts = [
-            decode(target, drafter, truth[:length], max_new=25 - length).tokens for length in (5, 9)
-        ]
+        texts = [decode(target, drafter, truth[:n], max_new=25 - n).tokens for n in (5, 9)]
         return texts, drafter.deepest
 
     for texts, deepest in together(ranks, work):
@@ -98,6 +105,9 @@ def test_every_drafter_gives_the_text_of_one_process(name, choose):
             assert texts == want
             assert target.exchanges == count == (steps or count)  # the same steps on any ranks
             steps = count
+            alone = target.alone()
+            assert type(alone) is CachedModel
+            assert decode(alone, Greedy(), prompts[1], max_new=4, choose=own).tokens == want[1][:16]
 
 
 def test_an_end_of_sequence_inside_a_part_ends_every_rank():
@@ -116,27 +126,23 @@ def test_an_end_of_sequence_inside_a_part_ends_every_rank():
             assert trace.tokens == truth[: first + 1] and trace.finish == "eos"
 
 
-def test_processors_and_ranks_read_their_own_nodes():
+def test_processors_and_rankings_read_their_own_nodes():
     """A repetition penalty looks at each node's path; ranked rows come back in the tree's order."""
     from transformers import RepetitionPenaltyLogitsProcessor
 
-    model, tokens = llama(3), prompt_of(6)
+    model = llama(3)
     choose = Processed(
         Sampler(temperature=0.8, seed=1), [RepetitionPenaltyLogitsProcessor(1.3)], vocab=13
     )
-    tree = TokenTree((tokens[-1], 1, 2, 3, 4, 5, 6), (-1, 0, 0, 1, 1, 2, 5)).with_logits_at(
-        [0, 2, 3, 6]
-    )
-    one = CachedModel(copy.deepcopy(model))
-    want = choose.ranked(one.score(one.new_sequence(), tokens, tree), tokens, tree, 5)
+    tree = TokenTree((PROMPT[-1], 1, 2, 3, 4, 5, 6), (-1, 0, 0, 1, 1, 2, 5))
+    tree = tree.with_logits_at([0, 2, 3, 6])
 
-    def work(rank):
-        target = shared(model, rank, call_ms=always())
-        return GatheringSelector(choose, target).ranked(
-            target.score(target.new_sequence(), tokens, tree), tokens, tree, 5
-        )
+    def ranked(target):
+        logits = target.score(target.new_sequence(), PROMPT, tree)
+        return target.adapt_selector(choose, own_rule=False).ranked(logits, PROMPT, tree, 5)
 
-    for found in together(3, work):
+    want = ranked(CachedModel(copy.deepcopy(model)))
+    for found in together(3, lambda rank: ranked(shared(model, rank, call_ms=always()))):
         assert (found.ids == want.ids).all()
         np.testing.assert_allclose(found.shares, want.shares, rtol=1e-12)
         np.testing.assert_allclose(found.scores, want.scores, rtol=1e-12)
@@ -144,23 +150,22 @@ def test_processors_and_ranks_read_their_own_nodes():
 
 def test_only_what_is_accepted_elsewhere_is_fed_again():
     """Two long branches over two ranks: each feeds its own, and one has to catch up."""
-    model, prompt = llama(), prompt_of(6)
-    truth = plain(model, prompt, 8)
+    model = llama()
+    truth = plain(model, PROMPT, 8)
     wrong = [(t + 1) % 13 for t in truth[6:10]]
-    tree = TokenTree.chain(prompt[-1], truth[6:10]).graft([wrong])
+    tree = TokenTree.chain(PROMPT[-1], truth[6:10]).graft([wrong])
 
     def work(rank):
         target = shared(model, rank)
-        choose = GatheringSelector(argmax, target)
-        sequence = target.new_sequence()
-        chosen = choose(target.score(sequence, prompt, tree), prompt, tree)
+        sequence, chosen = scored(target, tree)
         path = tree.longest_match(chosen)
-        scored, read = sequence.scored, sequence.caught_up
+        fed, read = sequence.scored, sequence.caught_up
         target.accept(sequence, path)
-        text = [*prompt, *truth[6:10], chosen[path[-1]]]
+        text = [*PROMPT, *truth[6:10], chosen[path[-1]]]
         root = TokenTree.chain(text[-1], ())
+        choose = target.adapt_selector(argmax, own_rule=False)
         again = choose(target.score(sequence, text, root), text, root)
-        return path, scored, read, sequence.caught_up - read, again
+        return path, fed, read, sequence.caught_up - read, again
 
     left, right = together(2, work)
     assert left[0] == right[0] == [0, 1, 2, 3, 4]
@@ -169,39 +174,22 @@ def test_only_what_is_accepted_elsewhere_is_fed_again():
     assert left[4] == right[4] == [truth[11]]
 
 
-def test_a_tree_is_cut_only_where_that_pays():
-    model, prompt = llama(), prompt_of(6)
-    tree = TokenTree((prompt[-1], *range(8)), (-1, *[0] * 8))
+def test_a_tree_is_cut_only_where_that_pays_and_messages_are_small():
+    model = llama()
 
     def work(rank):
-        scored = []
-        for call_ms in (lambda nodes, context: 1.0, lambda nodes, context: float(nodes)):
-            target = shared(model, rank, call_ms=call_ms)
-            sequence = target.new_sequence()
-            GatheringSelector(argmax, target)(target.score(sequence, prompt, tree), prompt, tree)
-            scored.append(sequence.scored)
-        return scored
-
-    assert together(2, work) == [[9, 5], [9, 5]]
-
-
-def test_a_few_hundred_bytes_a_step():
-    model, prompt = llama(), prompt_of(6)
-    tree = TokenTree((prompt[-1], *[1] * 63), (-1, *[0] * 63))
-
-    def work(rank):
+        costs = (lambda nodes, context: 1.0, lambda nodes, context: float(nodes))
+        fed = [scored(shared(model, rank, call_ms=cost), STAR)[0].scored for cost in costs]
         target = shared(model, rank)
-        GatheringSelector(argmax, target)(
-            target.score(target.new_sequence(), prompt, tree), prompt, tree
-        )
-        return target.exchanged_bytes
+        scored(target, TokenTree((PROMPT[-1], *[1] * 63), (-1, *[0] * 63)))
+        return fed, target.exchanged_bytes
 
-    assert together(2, work) == [2 * (8 + 32 * 4)] * 2
+    assert together(2, work) == [([9, 5], 2 * (8 + 32 * 4))] * 2
 
 
 def test_a_failed_rank_fails_the_others_and_all_go_on():
-    model, prompt = llama(), prompt_of(6)
-    want = plain(model, prompt, 10)
+    model = llama()
+    want = plain(model, PROMPT, 10)
 
     def work(rank):
         target = shared(model, rank)
@@ -215,8 +203,8 @@ def test_a_failed_rank_fails_the_others_and_all_go_on():
 
             target.engine.run = short
         with pytest.raises((MemoryError, RuntimeError)) as failed:
-            decode(target, Greedy(), prompt, max_new=10)
-        return str(failed.value), decode(target, Greedy(), prompt, max_new=10).tokens
+            decode(target, Greedy(), PROMPT, max_new=10)
+        return str(failed.value), decode(target, Greedy(), PROMPT, max_new=10).tokens
 
     found = together(2, work)
     assert [text for text, _ in found] == ["rank 1 failed", "no memory left"]
@@ -224,56 +212,14 @@ def test_a_failed_rank_fails_the_others_and_all_go_on():
 
 
 def test_ranks_that_part_are_found_out():
-    model, prompt = llama(), prompt_of(6)
-
-    def work(rank):
-        target = shared(model, rank)
-        tree = TokenTree.chain(prompt[-1], [rank.rank])
-        GatheringSelector(argmax, target)(
-            target.score(target.new_sequence(), prompt, tree), prompt, tree
-        )
-
     with pytest.raises(RankLost, match="parallel_draft=first"):
-        together(2, work)
+        together(
+            2, lambda rank: scored(shared(llama(), rank), TokenTree.chain(PROMPT[-1], [rank.rank]))
+        )
 
 
 def test_a_rule_of_a_drafters_own_is_refused():
-    model = llama()
-    draft = CachedModel(noisy(model))
-    drafter = Speculative(draft, gamma=3, verification="rejection")
+    drafter = Speculative(CachedModel(noisy(llama())), gamma=3, verification="rejection")
+    options = {"max_new": 4, "choose": Sampler(temperature=1.0)}
     with pytest.raises(ValueError, match="verification=shared"):
-        together(
-            1,
-            lambda rank: decode(
-                shared(model, rank), drafter, [5], max_new=4, choose=Sampler(temperature=1.0)
-            ),
-        )
-
-
-def test_a_model_alone_again_is_the_model():
-    model, prompt = llama(), prompt_of(7)
-
-    def work(rank):
-        target = shared(model, rank)
-        decode(target, Greedy(), prompt, max_new=5)
-        return target.alone()
-
-    for own in together(2, work):
-        assert type(own) is CachedModel
-        assert decode(own, Greedy(), prompt, max_new=9).tokens == plain(model, prompt, 9)
-
-
-def test_what_ranks_agree_on():
-    def work(rank):
-        assert rank.broadcast({"of": rank.rank}) == {"of": 0}
-        assert all_succeed(rank, lambda: rank.rank) == rank.rank
-
-        def load():
-            if rank.rank == 1:
-                raise OSError("no such file")
-
-        with pytest.raises((OSError, ValueError)) as failed:
-            all_succeed(rank, load)
-        return str(failed.value)
-
-    assert together(3, work) == ["rank 1: no such file", "no such file", "rank 1: no such file"]
+        together(1, lambda rank: decode(shared(llama(), rank), drafter, [5], **options))
