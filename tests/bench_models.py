@@ -7,6 +7,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ouroboros import CachedModel
+from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.loop import Bench
+from ouroboros.bench.tasks.task import Example
 from ouroboros.decode import RootOnly
 
 EOS = "<eos>"
@@ -51,6 +54,36 @@ def tiny_pair() -> tuple[CachedModel, CachedModel]:
             weight.add_(0.02 * torch.randn(weight.shape, generator=noise))
     tokenizer = byte_tokenizer()
     return CachedModel(target, tokenizer=tokenizer), CachedModel(draft, tokenizer=tokenizer)
+
+
+class TextTask:
+    """Prompts that nothing scores."""
+
+    name, version, licence = "texts", "1", "none"
+
+    def __init__(self, *prompts: str, max_new: int = 12, stop: tuple[str, ...] = ()) -> None:
+        self.examples = [Example(f"p{i}", prompt) for i, prompt in enumerate(prompts)]
+        self.max_new, self.stop = max_new, stop
+
+    def load(self):
+        return self.examples
+
+    def score(self, example, completion):
+        return {}
+
+
+def bench_of(models, task, decoders, **options) -> Bench:
+    """A bench over a task's prompts; the target is the first model."""
+    options = {"examples": task.load(), "max_new": task.max_new, **options}
+    return Bench(models[0], list(models), task, decoders=decoders, **options)
+
+
+def ran(bench: Bench, path, *, facts=(), seen=None, **options) -> ResultsFolder:
+    """Start or resume a run in a folder; append its samples to `seen`."""
+    folder = ResultsFolder(path)
+    folder.open_run(dict(facts))
+    bench.run(folder, [].append if seen is None else seen.append, **options)
+    return folder
 
 
 class Moody(RootOnly):

@@ -66,21 +66,20 @@ def on_own_device(spec: PairSpec, ranks: Ranks) -> PairSpec:
     return replace(spec, device=f"cuda:{gpu}")
 
 
-def shared_pair(pair: Pair, costs: Costs | None, ranks: Ranks, draft: str | None) -> Pair:
+def shared_pair(pair: Pair, costs: Costs, ranks: Ranks, draft: str | None) -> Pair:
     """Return the pair with its target shared by the ranks. The draft is shared too if `draft` is
     "shared" or, with None, if by the costs a wide draft call takes longer than a part of it and a
     message."""
-    target_ms = call_cost(costs.target) if costs else None
-    draft_ms = call_cost(costs.draft) if costs and costs.draft else None
-    target, small = ShardedModel(pair.target, ranks, call_ms=target_ms), pair.draft
-    share = draft == "shared"
-    if draft is None and costs and costs.draft and draft_ms:
+    target = ShardedModel(pair.target, ranks, call_ms=call_cost(costs.target))
+    if pair.draft is None or draft in ("every", "first"):
+        return Pair(target, pair.draft)
+    draft_ms = call_cost(costs.draft) if costs.draft else None
+    if draft is None and costs.draft and draft_ms:
         context, part = int(min(512, max(costs.draft.ms))), -(-WIDE_CALL // ranks.size)
         saved_ms = draft_ms(WIDE_CALL, context) - draft_ms(part, context)
-        share = saved_ms > message_ms(ranks)
-    if small is not None and share:
-        small = ShardedModel(small, ranks, call_ms=draft_ms)
-    return Pair(target, small)
+        draft = "shared" if saved_ms > message_ms(ranks) else None
+    share = draft == "shared"
+    return Pair(target, ShardedModel(pair.draft, ranks, call_ms=draft_ms) if share else pair.draft)
 
 
 def call_cost(surface: Surface) -> CallMs:
@@ -130,21 +129,17 @@ def any_rank(ranks: Ranks, asked: bool) -> bool:
 def parallel_facts(models: Sequence[CachedModel]) -> dict | None:
     """Return what run.json records of the ranks and their messages; None for one process.
 
-    `bytes_per_step` counts the messages of all ranks for the target's choices; `draft_bytes` those
-    for a shared draft's.
+    `bytes_per_step` counts the messages of all ranks for the target's choices.
     """
     target, *drafts = models
     if not isinstance(target, ShardedModel):
         return None
-    shared = [draft for draft in drafts if isinstance(draft, ShardedModel)]
     return {
         "kind": "tree",
         "ranks": target.ranks.size,
-        "draft_shared": bool(shared),
+        "draft_shared": any(isinstance(draft, ShardedModel) for draft in drafts),
         "exchanges": target.exchanges,
         "bytes_per_step": round(target.exchanged_bytes / max(1, target.exchanges), 1),
-        "draft_exchanges": sum(draft.exchanges for draft in shared),
-        "draft_bytes": sum(draft.exchanged_bytes for draft in shared),
     }
 
 

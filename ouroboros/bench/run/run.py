@@ -48,14 +48,13 @@ from ouroboros.bench.run.parallel import (
 )
 from ouroboros.bench.run.prompts import longest, with_context
 from ouroboros.bench.tasks.sandbox import check_sandbox, kind
-from ouroboros.bench.tasks.task import Example, Task, conversations, fingerprint, part_of
+from ouroboros.bench.tasks.task import Example, Task, fingerprint, part_of
 from ouroboros.costs import UNTIMED, Costs
 from ouroboros.decoders import decoder_factories, wants_costs
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.ranks import RankLost, Ranks, all_succeed
 from ouroboros.engine.quantised import quantised_by
 
-NAMED = 6  # failed samples that the line about a retry names
 INTERRUPTED = "interrupted: finished samples are kept; rerun with the same results_dir to resume"
 STOPPING = b"\nstopping after this sample; press Ctrl-C again to stop at once\n"
 Say = Callable[[str], object]
@@ -115,7 +114,7 @@ def run(
         record = all_succeed(ranks, lambda: folder.open_run(facts, **choice) if first else {})
         if first and bench.costs is not None and recorded is None:
             folder.write_json(COSTS, asdict(bench.costs))
-        for line in caveats(config, bench, examples, folder):
+        for line in caveats(config, bench):
             say(line)
         say(f"results: {short_path(folder.path)}")
         asked = stack.enter_context(stop_requests(b"" if ranks.rank else STOPPING))
@@ -215,6 +214,7 @@ def build(
         costs = measured_or_named(pair, context=reach, timing=config.timing)
     if ranks is not None:
         costs = ranks.broadcast(costs)
+        assert costs is not None
         pair = shared_pair(pair, costs, ranks, config.parallel_draft)
     decoders = decoder_factories(config.decoder, pair.draft, costs, tokenizer=tokenizer)
     if ranks is not None and config.parallel_draft == "first":
@@ -264,19 +264,19 @@ def stop_requests(notice: bytes) -> Iterator[Callable[[], bool]]:
 
     Outside the main thread signals are unchanged.
     """
-    signals: list[int] = []
+    came: list[int] = []
 
     def note(number: int, frame: object) -> None:
-        if signals:
+        if came:
             raise KeyboardInterrupt
-        signals.append(number)
+        came.append(number)
         os.write(2, notice)  # not a print: the handler may run in the middle of one
 
     main = threading.current_thread() is threading.main_thread()
     handled = (signal.SIGINT, signal.SIGTERM) if main else ()
     before = {number: signal.signal(number, note) for number in handled}
     try:
-        yield lambda: bool(signals)
+        yield lambda: bool(came)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -292,14 +292,8 @@ def short_path(path: Path) -> str:
     return os.path.abspath(path) if near.split(os.sep)[0] == os.pardir else near
 
 
-def caveats(
-    config: RunConfig, bench: Bench, examples: Sequence[Example], folder: ResultsFolder
-) -> Iterator[str]:
+def caveats(config: RunConfig, bench: Bench) -> Iterator[str]:
     """Yield a line for each reason to read the run's figures with care."""
-    found, limit, stride = len(conversations(examples)), config.task.limit, config.task.stride
-    if limit is not None and found < limit:
-        hint = f" at task.stride={stride}; task.stride=1 takes all" if stride > 1 else ""
-        yield f"task.limit={limit}, but there are only {found}{hint}"
     if PLAIN not in bench.decoders:
         yield f"without {PLAIN} in decoder=[...] there is no speedup and no losslessness verdict"
     float32_on_cpu = bench.target.device.type == "cpu" and bench.target.dtype == torch.float32
@@ -308,22 +302,18 @@ def caveats(
             "float32 on an AMD processor: calls of one to three nodes take longer than calls of "
             "four, which flatters speedups over greedy; model.dtype=bfloat16 has no such step"
         )
-    failed = [f"{s.decoder} on {s.example}" for s in folder.load_samples() if s.error]
-    if config.retry_failed and failed:
-        more = f" and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
-        yield f"measuring failed samples again: {', '.join(failed[:NAMED])}{more}"
 
 
 def run_facts(config: RunConfig, bench: Bench) -> dict:
     """Return what run.json records of the loaded task, models and decoders.
 
-    `part` is this run's shard of the prompts; shards have one identity, and a report joins them.
-    `carried_pools` are the decoders that carry a phrase pool from prompt to prompt. `timing` false
-    means that other jobs shared the device, so that seconds mean nothing.
+    `part` is this run's shard of the prompts. `timing` false means that other jobs shared the
+    device, so that seconds mean nothing.
     """
     target, spec, task = bench.target, config.model, bench.task
     roles = dict(zip(("target", "draft"), bench.models, strict=False))
     quantised = {role: quantised_by(model.model) for role, model in roles.items()}
+    configs = [getattr(model.model, "config", None) for model in bench.models]
     facts = {
         "task": {
             **{name: getattr(task, name) for name in ("name", "version", "licence")},
@@ -333,10 +323,7 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
         },
         "model": {
             **{key: getattr(spec, key) for key in ("name", "target", "draft", "standin")},
-            "commits": [
-                getattr(getattr(model.model, "config", None), "_commit_hash", None)
-                for model in bench.models
-            ],
+            "commits": [getattr(one, "_commit_hash", None) for one in configs],
             "dtype": str(target.dtype).removeprefix("torch."),
             "quantised": {role: by for role, by in quantised.items() if by} or None,
             "draft_cost": draft_cost(spec.draft_cost, bench.models, bench.costs),

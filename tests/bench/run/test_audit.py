@@ -8,7 +8,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from bench_models import tiny_pair
+from bench_models import TextTask, bench_of
+from bench_models import ran as started
 from ouroboros.baselines import Greedy, Speculative
 
 from ouroboros import Ouroboros
@@ -18,45 +19,22 @@ from ouroboros.bench.run.audit import audit_run, load_audit
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
 from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.tasks.task import Example
 from ouroboros.cli import audit as command
 
-SIZES = {"gamma": 3, "window_size": 2, "ngram_size": 3, "verification_set_size": 2}
-
-
-class Two:
-    """Two prompts, nothing scored."""
-
-    name, version, licence, max_new, stop = "two", "1", "none", 24, ()
-
-    def load(self):
-        return [Example("p0", "def f(a):\n"), Example("p1", "import os\n\ndef g")]
-
-    def score(self, example, completion):
-        return {}
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return tiny_pair()
+TASK = TextTask("def f(a):\n", "import os\n\ndef g", max_new=24)
 
 
 def job_of(pair, **changes) -> Bench:
-    target, draft = pair
     decoders = {
         "greedy": Greedy,
-        "ouroboros": lambda: Ouroboros(draft),
-        "classic": lambda: Speculative(draft, gamma=3, verification="rejection"),
+        "ouroboros": lambda: Ouroboros(pair[1]),
+        "classic": lambda: Speculative(pair[1], gamma=3, verification="rejection"),
     }
-    own = {"decoders": decoders, "max_new": 24, **changes}
-    return Bench(target, list(pair), Two(), Two().load(), **own)
+    return bench_of(pair, TASK, **{"decoders": decoders, **changes})
 
 
 def run(job: Bench, path) -> ResultsFolder:
-    folder = ResultsFolder(path)
-    facts = {"decoders": list(job.decoders)}
-    folder.open_run(facts)
-    job.run(folder, lambda sample: None)
+    folder = started(job, path, facts={"decoders": list(job.decoders)})
     folder.save_run(folder.load_run(), status="finished")
     return folder
 
@@ -204,30 +182,21 @@ def test_too_large_a_model_is_not_judged_where_it_differs(pair, tmp_path, monkey
     assert "GiB more than is free" in rows[0].findings["ouroboros"]["reason"]
 
 
-REPORT = SimpleNamespace(facts=SimpleNamespace(title="a title"))
-
-
-def audited_by_command(folder):
-    return command.audit(Namespace(folder=folder.path, overrides=[], json=True))
-
-
-@pytest.mark.parametrize(("bug", "code"), [(None, 0), *((name, 1) for name in BUGS)])
+@pytest.mark.parametrize(("bug", "code"), [(None, 0), ("another token", 1)])
 def test_the_commands_exit_code(pair, tmp_path, monkeypatch, capsys, bug, code):
-    job = job_of(pair)
+    def by_command(folder):
+        return command.audit(Namespace(folder=folder.path, overrides=[], json=True))
+
+    job, report = job_of(pair), SimpleNamespace(facts=SimpleNamespace(title="a title"))
     folder = run(job, tmp_path)
     if bug is not None:
         tamper(folder, "ouroboros", BUGS[bug])
     monkeypatch.setattr(command, "rebuild", lambda config, overrides: job)
-    monkeypatch.setattr(command, "make_report", lambda folder: REPORT)
-    monkeypatch.setattr(
-        ResultsFolder, "load_run", lambda self: {"config": {}, "status": "finished"}
-    )
-    assert audited_by_command(folder) == code
+    monkeypatch.setattr(command, "make_report", lambda folder: report)
+    assert by_command(folder) == code
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert document["bugs"] == (2 if code else 0)
-    assert (tmp_path / "audit.md").exists()
+    assert document["bugs"] == (2 if code else 0) and (tmp_path / "audit.md").exists()
     tamper(folder, "greedy", BUGS["missing"])
-    assert audited_by_command(folder) == 1
+    assert by_command(folder) == 1
     monkeypatch.setattr(auditing, "BYTES_PER_WEIGHT", 10**12)
-    clean = run(job, tmp_path / "clean")
-    assert audited_by_command(clean) == 2
+    assert by_command(run(job, tmp_path / "clean")) == 2

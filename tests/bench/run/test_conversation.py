@@ -4,31 +4,22 @@ import json
 from dataclasses import replace
 
 import pytest
-from bench_models import byte_tokenizer, tiny_pair
+from bench_models import TextTask, bench_of, byte_tokenizer, ran
 
 from ouroboros.bench.metrics.metrics import corpus_scores
 from ouroboros.bench.metrics.sample import Sample
-from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
-from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.run.prompts import check_chat, prompt_ids, with_context
+from ouroboros.bench.run.folder import SAMPLES
+from ouroboros.bench.run.prompts import prompt_ids, with_context
 from ouroboros.bench.tasks.specbench import SpecBench
 from ouroboros.bench.tasks.task import Example, fingerprint, select
 from ouroboros.decode import RootOnly
 
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
-TURNS = [Example("a/1", "a"), Example("a/2", "b", follows="a/1"), Example("c/1", "c")]
+TURNS = [Example("a/1", "a"), Example("a/2", "b", follows="a/1"), Example("c/1", "c", group="x")]
 
 
-class Echo:
-    """Two questions, one of two turns; each later prompt quotes the conversation before it."""
-
-    name, version, licence, max_new, stop = "echo", "1", "none", 4, ()
-
-    def load(self):
-        return TURNS
-
-    def score(self, example, completion):
-        return {}
+class Echo(TextTask):
+    """Each later prompt quotes the conversation before it."""
 
     def continued(self, example, before, answer):
         return replace(example, prompt=f"{before.prompt}[{answer}]{example.prompt}")
@@ -37,73 +28,54 @@ class Echo:
         return {"completions": float(len(pairs))}
 
 
-class FailsAt(RootOnly):
-    """Fails at prompts of `length` tokens."""
-
-    length = 1
+class Broken(RootOnly):
+    """Fails at prompts of one token."""
 
     def propose(self, tokens, budget):
-        if len(tokens) == self.length:
+        if len(tokens) == 1:
             raise RuntimeError("broken")
         return super().propose(tokens, budget)
 
 
-@pytest.fixture(scope="module")
-def target():
-    return tiny_pair()[0]
+def run(pair, path, decoders) -> list[Sample]:
+    bench = bench_of(pair[:1], Echo(max_new=4), decoders, examples=TURNS, repeats=2)
+    return ran(bench, path).load_samples()
 
 
-def run(target, path, decoders) -> list[Sample]:
-    folder = ResultsFolder(path)
-    folder.open_run({})
-    seen: list[Sample] = []
-    Bench(target, [target], Echo(), TURNS, decoders, 4, repeats=2).run(folder, seen.append)
-    return seen
-
-
-def test_every_decoder_goes_on_from_the_first_ones_answer(target, tmp_path):
+def test_every_decoder_goes_on_from_the_first_ones_answer(pair, tmp_path):
     class Other(RootOnly):
         """Meets the same prompts, wherever it stands in the order."""
 
-    samples = run(target, tmp_path, {"greedy": RootOnly, "other": Other})
+    samples = run(pair, tmp_path, {"greedy": RootOnly, "other": Other})
     by_key = {s.key: s for s in samples}
     assert not any(s.error for s in samples)
     for repeat in (0, 1):
         first, later = by_key["a/1", "greedy", repeat], by_key["a/2", "other", repeat]
         expected = f"a[{first.text}]b"
-        assert later.prompt_tokens == len(target.tokenizer(expected).input_ids)
+        assert later.prompt_tokens == len(pair[0].tokenizer(expected).input_ids)
         assert later.new_tokens == by_key["a/2", "greedy", repeat].new_tokens
 
 
-def test_a_resumed_conversation_goes_on_from_the_answer_on_disk(target, tmp_path):
+def test_a_resumed_conversation_goes_on_from_the_answer_on_disk(pair, tmp_path):
     decoders = {"greedy": RootOnly, "other": RootOnly}
-    whole = run(target, tmp_path, decoders)
+    whole = run(pair, tmp_path, decoders)
     path = tmp_path / SAMPLES
     lines = path.read_text().splitlines(keepends=True)
     changed = {**json.loads(lines[0]), "text": "a much longer answer"}
     path.write_text(json.dumps(changed) + "\n" + lines[1])
-    again = {s.key: s for s in run(target, tmp_path, decoders)}
+    again = {s.key: s for s in run(pair, tmp_path, decoders)}
     assert len(again) == len(whole)
     assert again["a/2", "other", 0].prompt_tokens > 20
     assert again["a/2", "other", 1].prompt_tokens < 20
 
 
-def test_a_failed_turn_fails_the_later_one_for_every_decoder(target, tmp_path):
-    samples = run(target, tmp_path, {"broken": FailsAt, "greedy": RootOnly})
+def test_a_failed_turn_fails_the_later_one_for_every_decoder(pair, tmp_path):
+    samples = run(pair, tmp_path, {"broken": Broken, "greedy": RootOnly})
     failed = {s.key[:2]: s.error for s in samples if s.error and s.repeat == 0}
     assert failed["a/1", "broken"] == "RuntimeError: broken"
     reason = "ValueError: broken failed at the turn before: RuntimeError: broken"
     assert failed["a/2", "broken"] == failed["a/2", "greedy"] == reason
     assert ("a/1", "greedy") not in failed
-
-
-def test_groups_are_in_the_samples_and_old_samples_have_none(target):
-    example = replace(TURNS[0], group="writing")
-    sample = Bench(target, [target], Echo(), [example], {}, 2).measure(RootOnly(), example, 0)
-    assert sample.group == "writing"
-    old = sample.to_dict()
-    del old["group"]
-    assert Sample.from_dict(old).group == ""
 
 
 def test_selecting_keeps_the_turns_of_a_conversation_together():
@@ -150,7 +122,7 @@ def test_specbench_turns():
         SpecBench()
 
 
-def test_chat_goes_through_the_tokenizers_template(target):
+def test_chat_goes_through_the_tokenizers_template(pair):
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = CHAT
     task = SpecBench(path="examples", template="chat")
@@ -158,11 +130,8 @@ def test_chat_goes_through_the_tokenizers_template(target):
     assert tokenizer.decode(prompt_ids(tokenizer, first)) == f"<user>{first.prompt}<assistant>"
     later = prompt_ids(tokenizer, task.continued(second, first, "Boats."))
     assert tokenizer.decode(later).endswith(f"<assistant>Boats.<user>{second.prompt}<assistant>")
-    check_chat(tokenizer, [first])
-    with pytest.raises(
-        ValueError, match=r"task\.template=chat needs a tokenizer with a chat templ"
-    ):
-        Bench(target, [target], task, [first], {}, 2)
+    with pytest.raises(ValueError, match=r"task\.template=chat needs a tokenizer with a chat"):
+        bench_of(pair, task, {})
 
 
 def test_context_comes_from_the_prompts_before():
@@ -177,10 +146,11 @@ def test_context_comes_from_the_prompts_before():
         with_context(TURNS, TURNS, tokenizer, 5)
 
 
-def test_corpus_scores_are_by_decoder_and_leave_failures_out(target, tmp_path):
-    samples = run(target, tmp_path, {"broken": FailsAt, "greedy": RootOnly})
+def test_groups_are_kept_and_corpus_scores_are_by_decoder_without_failures(pair, tmp_path):
+    samples = run(pair, tmp_path, {"broken": Broken, "greedy": RootOnly})
+    assert {s.example: s.group for s in samples} == {"a/1": "", "a/2": "", "c/1": "x"}
     found = corpus_scores(Echo(), TURNS, samples)
-    good = [s for s in samples if not s.error]
-    assert found["greedy"] == {"completions": sum(s.decoder == "greedy" for s in good)}
+    good = [s.decoder for s in samples if not s.error]
+    assert found["greedy"] == {"completions": good.count("greedy")}
     assert sum(row["completions"] for row in found.values()) == len(good)
     assert corpus_scores(SpecBench(path="examples"), TURNS, samples) == {}

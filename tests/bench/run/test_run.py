@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from dataclasses import replace
 
 import pytest
@@ -65,14 +64,3 @@ def test_a_run_from_a_typed_config_resumes_and_is_loaded_again(config, tmp_path)
     assert list(bench.decoders) == ["greedy", "speculative"] and bench.total == 4
     with pytest.raises(ValueError, match=r"max_new \(6, now 9\)"):
         rebuild(folder, {**paths, "max_new": 9})
-
-
-def test_packed_samples_are_read_and_not_appended_to(config):
-    folder = run(replace(config, audit="none")).folder
-    samples = folder.load_samples()
-    path = folder.path / SAMPLES
-    path.with_name(f"{SAMPLES}.gz").write_bytes(gzip.compress(path.read_bytes()))
-    path.unlink()
-    assert folder.load_samples() == samples
-    with pytest.raises(ValueError, match="gunzip it to resume"), folder.locked():
-        pass

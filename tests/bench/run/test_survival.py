@@ -1,65 +1,52 @@
-"""Runs that are killed, interrupted, moved or partly failed: nothing finished is lost or mixed."""
+"""Runs killed, interrupted or partly failed, and folders in use: nothing is lost or mixed."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import pytest
-from bench_models import Moody, tiny_pair
+from bench_models import Moody, TextTask, bench_of, ran
 from ouroboros.baselines import Greedy, Speculative
 
 from ouroboros import Ouroboros
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
-from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.run import stop_requests
-from ouroboros.bench.tasks.task import Example
 
 KILLS = 20
-SIZES = {"gamma": 3, "window_size": 2, "ngram_size": 3, "verification_set_size": 3}
-
-
-class Letters:
-    """Prompts of letters, not scored."""
-
-    name, version, licence, max_new, stop = "letters", "1", "none", 12, ()
-
-    def load(self):
-        return [Example(f"p{i}", "abcdefgh"[i:] * 3) for i in range(8)]
-
-    def score(self, example, completion):
-        return {}
+TASK = TextTask(*("abcdefgh"[i:] * 3 for i in range(8)))
+FACTS, OTHER = {"config": {"seed": 0}}, {"config": {"seed": 1}}
 
 
 @pytest.fixture(scope="module")
-def bench() -> Bench:
-    target, draft = tiny_pair()
-    task = Letters()
+def bench(pair):
     decoders = {
         "greedy": Greedy,
-        "speculative": lambda: Speculative(draft, gamma=3),
-        "ouroboros": lambda: Ouroboros(draft, pool_state="task"),
+        "speculative": lambda: Speculative(pair[1], gamma=3),
+        "ouroboros": lambda: Ouroboros(pair[1], pool_state="task"),
     }
-    return Bench(target, [target, draft], task, task.load(), decoders, task.max_new, repeats=2)
+    return bench_of(pair, TASK, decoders, repeats=2)
 
 
-def opened(path: Path, **changes) -> ResultsFolder:
-    folder = ResultsFolder(path)
-    folder.open_run({}, **changes)
-    return folder
+@pytest.fixture
+def small(pair):
+    """Two decoders, three prompts."""
+    examples = TASK.load()[:3]
+    return bench_of(pair[:1], TASK, {"greedy": Greedy, "other": Greedy}, examples=examples)
 
 
-def no_more(sample: Sample) -> None:
-    """Sees a sample."""
+def counts(samples: list[Sample]) -> list:
+    return [(s.key, [(t.drafted, t.accepted, t.scored) for t in s.steps]) for s in samples]
 
 
-def killed(work: Callable[[], None], after_s: float) -> bool:
+def killed(work: Callable[[], object], after_s: float) -> bool:
     """Run `work` in a forked process, kill -9 it after some seconds; return False if it ended."""
     worker = os.fork()
     if not worker:
@@ -72,58 +59,43 @@ def killed(work: Callable[[], None], after_s: float) -> bool:
     return os.WIFSIGNALED(os.waitpid(worker, 0)[1])
 
 
-def whole_lines(path: Path) -> bytes:
-    data = path.read_bytes() if path.exists() else b""
-    return data[: data.rfind(b"\n") + 1]
-
-
 @pytest.mark.slow
 def test_a_run_killed_twenty_times_is_the_run_that_never_was(bench, tmp_path):
-    calm = opened(tmp_path / "calm")
     started = time.perf_counter()
-    bench.run(calm, no_more)
+    calm = ran(bench, tmp_path / "calm")
     length_s = time.perf_counter() - started
     expected = {s.key: (s.order, s.new_tokens) for s in calm.load_samples()}
     draw, kills, rounds = random.Random(7), 0, 0
     while kills < KILLS:
         rounds += 1
         folder = ResultsFolder(tmp_path / f"stormy{rounds}")
-
-        def resume(folder=folder) -> None:
-            folder.open_run({})
-            bench.run(folder, no_more)
-
-        path = folder.path / SAMPLES
+        path, resume = folder.path / SAMPLES, partial(ran, bench, folder.path)
         while kills < KILLS and killed(resume, draw.uniform(0.01, 0.6 * length_s)):
             kills += 1
-            before, kept = whole_lines(path), folder.load_samples()
-            assert len({s.key for s in kept}) == len(before.splitlines())
-        before = whole_lines(path)
+            data = path.read_bytes() if path.exists() else b""
+            before = data[: data.rfind(b"\n") + 1]
+            assert len({s.key for s in folder.load_samples()}) == len(before.splitlines())
+        data = path.read_bytes()
         resume()
-        assert path.read_bytes().startswith(before)
+        assert path.read_bytes().startswith(data[: data.rfind(b"\n") + 1])
         samples = [Sample.from_dict(json.loads(line)) for line in path.read_text().splitlines()]
         assert {s.key: (s.order, s.new_tokens) for s in samples} == expected
         assert len(samples) == len(expected) and not any(s.error for s in samples)
-    assert kills == KILLS
 
 
-def test_a_carried_pool_is_taken_up_again(bench, tmp_path):
-    """Interrupted between samples, a run with a carried pool repeats the whole run step by step."""
+def test_an_interrupted_run_with_carried_state_repeats_the_whole_one_step_by_step(bench, tmp_path):
+    class Stop(list):
+        """Interrupts after seven new samples."""
 
-    def counts(samples: list[Sample]) -> list:
-        return [(s.key, [(t.drafted, t.accepted, t.scored) for t in s.steps]) for s in samples]
-
-    whole, parts = opened(tmp_path / "whole"), opened(tmp_path / "parts")
-    bench.run(whole, no_more)
-    while len(parts.load_samples()) < bench.total:
-        seen = len(parts.load_samples())
-
-        def stop_after_seven(sample, seen=seen):
-            if len(parts.load_samples()) >= seen + 7:
+        def append(self, sample):
+            super().append(sample)
+            if len(self) >= have + 7:
                 raise KeyboardInterrupt
 
+    whole, parts = ran(bench, tmp_path / "whole"), ResultsFolder(tmp_path / "parts")
+    while (have := len(parts.load_samples())) < bench.total:
         try:
-            bench.run(parts, stop_after_seven)
+            ran(bench, parts.path, seen=Stop())
         except KeyboardInterrupt:
             assert parts.pool_path("ouroboros").exists()
     assert counts(parts.load_samples()) == counts(whole.load_samples())
@@ -143,25 +115,22 @@ def test_the_first_ctrl_c_waits_for_the_sample_and_the_second_does_not(capfd):
     assert not capfd.readouterr().err and signal.getsignal(signal.SIGINT) is before
 
 
-def test_failed_samples_are_measured_anew_only_when_asked(tmp_path, monkeypatch):
-    target, task = tiny_pair()[0], Letters()
-    bench = Bench(target, [target], task, task.load()[:3], {"greedy": Greedy, "moody": Moody}, 4)
-    folder = opened(tmp_path)
-    bench.run(folder, no_more)
+def test_failed_samples_are_measured_anew_only_when_asked(pair, tmp_path, monkeypatch):
+    examples = TASK.load()[:3]
+    bench = bench_of(pair[:1], TASK, {"greedy": Greedy, "moody": Moody}, examples=examples)
+    folder = ran(bench, tmp_path)
     assert [s.key for s in folder.load_samples() if s.error] == [("p0", "moody", 0)]
-    with pytest.raises(ValueError, match="finished"):
-        folder.save_run(folder.load_run(), status="finished")
-        folder.check_open({})
-    lines = whole_lines(tmp_path / SAMPLES)
+    lines = (tmp_path / SAMPLES).read_bytes()
     monkeypatch.setattr(Moody, "bad", False)
-    bench.run(folder, no_more)
-    assert whole_lines(tmp_path / SAMPLES) == lines
+    ran(bench, tmp_path)
+    assert (tmp_path / SAMPLES).read_bytes() == lines
+    folder.save_run(folder.load_run(), status="finished")
     folder.open_run({}, retry_failed=True)
-    seen = []
+    seen: list[Sample] = []
     bench.run(folder, seen.append, retry_failed=True)
     assert len(seen) == 6 and not any(s.error for s in folder.load_samples())
     assert folder.load_samples() == seen and seen[-1].key == ("p0", "moody", 0)
-    assert len(whole_lines(tmp_path / SAMPLES).splitlines()) == 7
+    assert len((tmp_path / SAMPLES).read_bytes().splitlines()) == 7
     folder.save_run(folder.load_run(), status="finished")
     with pytest.raises(ValueError, match=r"no sample failed.*results_dir"):
         folder.check_open({}, retry_failed=True)
@@ -179,20 +148,68 @@ class Grumpy(Ouroboros):
         super().reset(choose)
 
 
-def test_a_retried_sample_has_the_pool_that_the_run_carried(tmp_path, monkeypatch):
-    (target, draft), task = tiny_pair(), Letters()
-    made = {"grumpy": lambda: Grumpy(draft, pool_state="task")}
-    bench = Bench(target, [target, draft], task, task.load()[:3], made, 12)
-    folder = opened(tmp_path)
-    bench.run(folder, no_more)
+def test_a_retried_sample_has_the_pool_that_the_run_carried(pair, tmp_path, monkeypatch):
+    made = {"grumpy": lambda: Grumpy(pair[1], pool_state="task")}
+    bench = bench_of(pair, TASK, made, examples=TASK.load()[:3])
+    folder = ran(bench, tmp_path)
     assert [s.key for s in folder.load_samples() if s.error] == [("p2", "grumpy", 0)]
     folder.drop_pools()
     assert folder.pool_path("grumpy").exists()
     monkeypatch.setattr(Grumpy, "bad", False)
-    bench.run(folder, no_more, retry_failed=True)
+    bench.run(folder, lambda sample: None, retry_failed=True)
     assert not any(s.error for s in folder.load_samples())
     folder.drop_pools()
     assert not folder.pool_path("grumpy").exists()
+
+
+def test_a_torn_line_is_dropped_and_measured_again(small, tmp_path):
+    whole = ran(small, tmp_path).load_samples()
+    path = tmp_path / SAMPLES
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:3]) + lines[3][:40])
+    assert ResultsFolder(tmp_path).load_samples() == whole[:3]
+    resumed = ran(small, tmp_path).load_samples()
+    assert resumed[:3] == whole[:3] and counts(resumed) == counts(whole)
+    assert len(path.read_bytes().splitlines()) == 6
+    path.write_bytes(lines[0] + b"{broken\n" + lines[2])
+    with pytest.raises(ValueError, match="line 2: damaged JSON"):
+        ResultsFolder(tmp_path).load_samples()
+
+
+def test_other_settings_and_finished_runs_are_refused_unless_overwritten(tmp_path):
+    folder = ResultsFolder(tmp_path)
+    folder.open_run(FACTS)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"other settings.*seed was 0, is 1.*overwrite=true"):
+        folder.open_run(OTHER)
+    assert folder.open_run(FACTS)["resumed"] == 1
+    folder.save_run(folder.load_run(), status="finished")
+    with pytest.raises(ValueError, match=r"already finished.*overwrite=true"):
+        folder.open_run(FACTS)
+    folder.append(SAMPLES, {})
+    assert folder.open_run(OTHER, overwrite=True)["resumed"] == 0
+    assert not (tmp_path / SAMPLES).read_text() and (tmp_path / "notes.txt").exists()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_in_use_is_not_opened_and_not_changed(small, tmp_path, overwrite):
+    folder = ran(small, tmp_path, facts=FACTS)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with ResultsFolder(tmp_path).locked(), pytest.raises(ValueError, match="another run is writ"):
+        folder.open_run(FACTS, overwrite=overwrite)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    with folder.locked(), folder.locked():
+        folder.open_run(FACTS, overwrite=overwrite)
+
+
+def test_packed_samples_are_read_and_not_appended_to(small, tmp_path):
+    folder = ran(small, tmp_path)
+    samples, path = folder.load_samples(), tmp_path / SAMPLES
+    path.with_name(f"{SAMPLES}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    assert folder.load_samples() == samples
+    with pytest.raises(ValueError, match="gunzip it to resume"), folder.locked():
+        pass
 
 
 def test_a_resume_in_another_environment_is_refused_in_one_line(tmp_path):
@@ -206,5 +223,3 @@ def test_a_resume_in_another_environment_is_refused_in_one_line(tmp_path):
     with pytest.raises(ValueError, match=reason) as refusal:
         folder.open_run(facts("2.14"))
     assert "\n" not in str(refusal.value) and folder.load_run()["resumed"] == 0
-    folder.open_run(facts("2.14"), overwrite=True)
-    assert folder.load_run()["provenance"] == facts("2.14")["provenance"]
