@@ -179,7 +179,7 @@ def extend(
         chosen = predict(model, sequence, tokens, tree, ranking or choose)
         path = tree.longest_match(chosen)
         new = [*(tree.tokens[node] for node in path[1:]), chosen[path[-1]]]
-        new = new[: next((n for n, token in enumerate(new[:left], 1) if token in eos), left)]
+        new = new[: count_until_end(new, eos, left)]
         kept = path[: len(new)]
         model.accept(sequence, kept)
         if ranking:
@@ -188,6 +188,11 @@ def extend(
         tokens += new
         left = 0 if new[-1] in eos else left - len(new)
         yield recorder.finish(tree, path, len(new))
+
+
+def count_until_end(new: Sequence[int], eos: Collection[int], left: int) -> int:
+    """Return how many new tokens to keep: up to the first end-of-sequence, at most `left`."""
+    return next((at for at, token in enumerate(new[:left], 1) if token in eos), left)
 
 
 def propose(drafter: Drafter, tokens: Sequence[int], left: int) -> TokenTree:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import copy
 import math
-from types import MappingProxyType
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -30,11 +29,11 @@ INHERITED = (
     *("rope_parameters", "max_position_embeddings", "hidden_act"),
     *("bos_token_id", "eos_token_id", "pad_token_id"),
 )
-_FIELDS = (
+FIELDS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("intermediate_size", "vocab_size"),
 )
-_DIMS = {
+SHAPES = {
     "yi-34b": (7168, 60, 56, 8, 20480, 64000),
     "yi-6b": (4096, 32, 32, 4, 11008, 64000),
     "deepseek-coder-33b": (7168, 62, 56, 8, 19200, 32256),
@@ -48,13 +47,7 @@ _DIMS = {
     "cpu-target": (1024, 8, 8, 2, 8192, 8192),
     "cpu-draft": (1024, 3, 8, 2, 2816, 8192),
 }
-SHAPES = MappingProxyType(
-    {
-        name: MappingProxyType(dict(zip(_FIELDS, dims, strict=True), head_dim=128))
-        for name, dims in _DIMS.items()
-    }
-)
-"""Arguments of `LlamaConfig` by name; Qwen's dimensions as Llama."""
+"""The `FIELDS` of named shapes, with heads of 128; Qwen's dimensions as Llama."""
 
 
 def shape(name: str) -> LlamaConfig:
@@ -63,8 +56,10 @@ def shape(name: str) -> LlamaConfig:
     whole, _, layers = name.partition("@")
     if whole not in SHAPES or (layers and not layers.isdecimal()):
         raise ValueError(f"unknown shape {name!r}; choose one of {', '.join(SHAPES)}")
-    depth = {"num_hidden_layers": int(layers)} if layers else {}
-    return LlamaConfig(**{**SHAPES[whole], **depth})  # type: ignore[arg-type]
+    dims = dict(zip(FIELDS, SHAPES[whole], strict=True))
+    if layers:
+        dims["num_hidden_layers"] = int(layers)
+    return LlamaConfig(**dims, head_dim=128)  # type: ignore[arg-type]
 
 
 def embed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from tiny import (
 )
 
 from ouroboros.bench.run.recorder import Recorder
-from ouroboros.decode import DrafterCapabilities, RootOnly, decode, extend, predict, stream
+from ouroboros.decode import DrafterCapabilities, RootOnly, decode, extend, stream
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import TreeModel
 from ouroboros.select import Sampler, argmax
@@ -38,25 +39,17 @@ SEEDS = {"mistral": 1, "gemma3": 3}  # whose texts depend on tokens far back
 FAMILIES = {"llama": llama, "gpt2": gpt2, "mistral": mistral, "gemma3": gemma3}
 
 
-class Scripted:
+class Scripted(RootOnly):
     """Proposes the trees it is given, one for each step, re-rooted; then the root alone."""
-
-    draft = None
 
     def __init__(self, *trees: TokenTree) -> None:
         self.trees = list(trees)
 
-    def reset(self, choose) -> None:
-        """Nothing is kept."""
-
     def propose(self, tokens, budget):
         if not self.trees:
-            return TokenTree((tokens[-1],), (-1,))
+            return super().propose(tokens, budget)
         tree = self.trees.pop(0)
         return TokenTree((tokens[-1], *tree.tokens[1:]), tree.parents, tree.probe, tree.source)
-
-    def observe(self, tree, chosen, path) -> None:
-        """Nothing to learn."""
 
 
 @pytest.fixture(scope="module")
@@ -150,72 +143,42 @@ def test_several_ends_of_sequence_agree_with_transformers(pair):
         assert decode(cached, drafter, prompt, max_new=40, eos=eos).tokens == expected
 
 
-@pytest.fixture(scope="module")
-def ending(pair):
-    """A prompt whose first four new tokens differ: the third, first seen there, will be the end."""
-    model, _ = pair
-    for seed in range(100):
-        prompt = prompt_of(4, seed)
-        new = plain(model, prompt, 6)[4:]
-        if len(set(new[:4])) == 4:
-            return prompt, new
-    raise AssertionError("no prompt gives four different tokens")
-
-
 def wrong(token: int) -> int:
     return (token + 1) % VOCAB
 
 
-def test_an_end_inside_the_draft_cuts_it(pair, ending):
-    prompt, new = ending
-    trace = decode(pair[1], Scripted(TokenTree.chain(0, new[:5])), prompt, max_new=9, eos=[new[2]])
-    assert trace.new_tokens == new[:3] and trace.finish == "eos" and len(trace.steps) == 1
-    assert trace.steps[0].accepted == 2 and trace.steps[0].new == 3
-    assert pair[1].resident.tokens == [*prompt, *new[:2]]
-
-
-def test_an_end_inside_a_branch_cuts_it(pair, ending):
-    prompt, new = ending
-    first, second, third = [wrong(new[0])], [new[0], wrong(new[1]), 3], new[:5]
-    tree = TokenTree((0,), (-1,)).graft([first, second, third])
-    trace = decode(pair[1], Scripted(tree), prompt, max_new=9, eos=[new[2]])
-    assert trace.new_tokens == new[:3] and len(trace.steps) == 1
-
-
-def test_an_end_as_the_bonus_ends(pair, ending):
-    prompt, new = ending
-    trace = decode(pair[1], Scripted(TokenTree.chain(0, new[:2])), prompt, max_new=9, eos=[new[2]])
-    assert trace.new_tokens == new[:3] and trace.finish == "eos"
-    assert trace.steps[0].accepted == 2 and trace.steps[0].sources[-1] == "bonus"
-
-
-def test_each_token_says_who_proposed_it(pair, ending):
-    prompt, new = ending
-    first, second = new[0], new[1]
-    for tokens, expected in (
-        ([], ["target"]),
-        ([first], ["mine", "bonus"]),
-        ([first, wrong(second)], ["mine", "correction"]),
-        ([wrong(first)], ["correction"]),
+def test_where_a_draft_ends_and_who_proposed_each_token(pair):
+    """In a chain, in a branch, as the bonus, and not by a token that is drafted but not chosen."""
+    model, cached = pair
+    prompt = next(p for p in map(partial(prompt_of, 4), range(100)) if len({*first(model, p)}) == 4)
+    new = plain(model, prompt, 6)[4:]
+    branches = [[wrong(new[0])], [new[0], wrong(new[1]), 3], new[:5]]
+    missed = [new[0], wrong(new[1]), wrong(new[2])]
+    for tree, eos, count, sources in (
+        (TokenTree.chain(0, new[:5], "a"), [new[2]], 3, ["a"] * 3),
+        (TokenTree((0,), (-1,)).graft(branches, source="a"), [new[2]], 3, ["a"] * 3),
+        (TokenTree.chain(0, new[:2], "a"), [new[2]], 3, ["a", "a", "bonus"]),
+        (TokenTree.chain(0, missed, "a"), {*missed[1:]} - {*new[:4]}, 2, ["a", "correction"]),
+        (TokenTree.chain(0, [wrong(new[0])]), (), 1, ["correction"]),
+        (TokenTree.chain(0, ()), (), 1, ["target"]),
     ):
-        tree = TokenTree.chain(0, tokens, source="mine")
-        trace = decode(pair[1], Scripted(tree), prompt, max_new=9)
-        assert list(trace.steps[0].sources) == expected
+        trace = decode(cached, Scripted(tree), prompt, max_new=4, eos=eos)
+        step, ended = trace.steps[0], new[2] in eos
+        assert (step.new, step.accepted, list(step.sources)) == (count, count - 1, sources)
+        assert trace.new_tokens == new[: count if ended else 4]
+        assert trace.finish == ("eos" if ended else "length")
+        if ended:
+            assert cached.resident.tokens == [*prompt, *new[:2]] and len(trace.steps) == 1
 
 
-def test_an_end_that_is_drafted_but_not_chosen_does_not_end(pair, ending):
-    prompt, new = ending
-    tree = TokenTree.chain(0, [new[0], wrong(new[1]), wrong(new[2])])
-    eos = {wrong(new[1]), wrong(new[2])} - set(new[:4])
-    trace = decode(pair[1], Scripted(tree), prompt, max_new=4, eos=eos)
-    assert trace.new_tokens == new[:4]
+def first(model, prompt: list[int]) -> list[int]:
+    return plain(model, prompt, 4)[len(prompt) :]
 
 
 def test_an_end_in_the_prompt_is_only_text(pair):
     model, cached = pair
-    prompt = [5, 2, 2]
-    expected = plain(model, prompt, 5, eos_token_id=2)
-    assert decode(cached, RootOnly(), prompt, max_new=5, eos=[2]).tokens == expected
+    expected = plain(model, [5, 2, 2], 5, eos_token_id=2)
+    assert decode(cached, RootOnly(), [5, 2, 2], max_new=5, eos=[2]).tokens == expected
 
 
 def test_a_cache_resumes_after_an_unrelated_prompt(pair):
@@ -254,16 +217,12 @@ def test_a_long_prompt_with_branching_drafts():
 
 
 def test_nothing_is_drafted_beyond_the_last_position(pair):
-    """At the full context one more token is chosen, and none after it."""
-    _, cached = pair
+    """At the full context, or a shorter max_len, one more token is chosen, and none after it."""
+    model, cached = pair
     prompt = prompt_of(CONTEXT)
     trace = decode(cached, Scripted(TokenTree.chain(0, [1, 2, 3])), prompt, max_new=9)
     assert len(trace.new_tokens) == 1 and trace.finish == "context"
     assert trace.steps[0].drafted == 0 and trace.steps[0].scored == 1
-
-
-def test_a_shorter_max_len_ends_earlier(pair):
-    model = pair[0]
     small = CachedModel(copy.deepcopy(model), max_len=12)
     trace = decode(small, RootOnly(), prompt_of(9), max_new=50)
     assert trace.tokens == plain(model, prompt_of(9), 4) and trace.finish == "context"
@@ -294,16 +253,14 @@ def test_extend_continues_without_a_reset(pair):
     assert tokens == truth
 
 
-def test_predict_marks_what_was_not_asked(pair):
-    tree = TokenTree((5, 1, 2, 3), (-1, 0, 1, 0), frozenset([1, 2]), read=frozenset([2]))
-    chosen = predict(pair[1], pair[1].new_sequence(), [4, 5], tree, argmax)
-    assert chosen[1] == -1 and all(0 <= chosen[node] < VOCAB for node in (0, 2, 3))
-
-
-def test_a_trace_survives_json(pair):
-    drafter = RandomDrafter(plain(pair[0], [5], 10), seed=2)
-    trace = decode(pair[1], drafter, [5], max_new=10)
-    assert DecodeTrace.from_dict(trace.to_dict()) == trace
+def test_a_trace_survives_json_and_older_ones_load(pair):
+    trace = decode(pair[1], RandomDrafter(plain(pair[0], [5], 10), seed=2), [5], max_new=10)
+    values = trace.to_dict()
+    assert DecodeTrace.from_dict(values) == trace
+    for step in values["steps"]:
+        for later in ("wait_s", "draft_scored", "draft_forwards", "target_forwards"):
+            del step[later]
+    assert {step.wait_s for step in DecodeTrace.from_dict(values).steps} == {0.0}
 
 
 @pytest.mark.parametrize(
@@ -312,6 +269,7 @@ def test_a_trace_survives_json(pair):
         ([], 5, "the prompt is empty"),
         ([5], -1, "max_new is -1"),
         ([5] * (CONTEXT + 1), 5, f"has {CONTEXT + 1} tokens, the model's context {CONTEXT}"),
+        ([5, VOCAB], 5, f"the prompt holds id {VOCAB}, the model knows ids 0 to {VOCAB - 1}"),
     ],
 )
 def test_what_cannot_be_decoded_is_refused(pair, prompt, max_new, reason):
@@ -364,15 +322,6 @@ def test_a_drafter_that_says_nothing_has_the_plain_traits():
     drafter = Speculative(CachedModel(llama()), gamma=2, verification="rejection")
     found, sampler = DrafterCapabilities.of(drafter), Sampler(seed=1)
     assert found.draft is drafter.draft and found.rule(sampler) is not sampler and not found.ranks
-
-
-def test_a_trace_without_waits_still_loads():
-    trace = decode(CachedModel(llama()), RootOnly(), prompt_of(9), max_new=2)
-    old = trace.to_dict()
-    for step in old["steps"]:
-        for later in ("wait_s", "draft_scored", "draft_forwards", "target_forwards"):
-            del step[later]
-    assert [step.wait_s for step in DecodeTrace.from_dict(old).steps] == [0.0, 0.0]
 
 
 class TableTarget(TreeModel):

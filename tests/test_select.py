@@ -55,12 +55,16 @@ def naive_gumbel(seed: int, position: int, token: int) -> float:
     return -math.log(-math.log(((bits >> 12) + 0.5) / 2**52))
 
 
-@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 1 << 20), st.integers(1, 20))
-def test_noise_is_the_hash_of_seed_position_and_token(seed, position, vocab):
-    noise = gumbel(seed, [position], vocab, "cpu")[0]
-    expected = [naive_gumbel(seed, position, token) for token in range(vocab)]
+@given(
+    st.integers(-(2**63), 2**63 - 1),
+    st.lists(st.integers(0, 1 << 20), min_size=1, max_size=4),
+    st.integers(1, 20),
+)
+def test_noise_is_the_hash_of_seed_position_and_token(seed, positions, vocab):
+    noise = gumbel(seed, positions, vocab, "cpu")
+    expected = [[naive_gumbel(seed, at, token) for token in range(vocab)] for at in positions]
     assert noise.dtype == torch.float32
-    assert noise.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert noise.double().numpy() == pytest.approx(np.array(expected), rel=1e-6, abs=1e-6)
 
 
 def test_golden_noise():
@@ -69,21 +73,16 @@ def test_golden_noise():
     assert gumbel(0, [0], 3, "cpu")[0].tolist() == GOLDEN_0_0
 
 
-def test_noise_does_not_depend_on_the_width_of_the_vocabulary():
-    wide = gumbel(5, [9], 50_000, "cpu")[0]
+def test_a_samplers_noise_depends_neither_on_the_vocabulary_nor_on_positions_before():
+    wide, cpu = gumbel(5, [9], 50_000, "cpu")[0], torch.device("cpu")
     for width in (1, 13, 32_000):
         assert torch.equal(gumbel(5, [9], width, "cpu")[0], wide[:width])
     sampler = Sampler(seed=5)
-    assert torch.equal(sampler.noise(9, 13, torch.device("cpu")), wide[:13])
-    assert torch.equal(sampler.noise(9, 40, torch.device("cpu")), wide[:40])
-    assert torch.equal(sampler.noise(9, 20, torch.device("cpu")), wide[:20])
-
-
-@given(st.lists(st.integers(0, 1 << 20), min_size=1, max_size=5), st.integers(1, 20))
-def test_noise_of_several_positions_is_that_of_each(positions, vocab):
-    rows = gumbel(11, positions, vocab, "cpu")
-    for row, position in zip(rows, positions, strict=True):
-        assert torch.equal(row, gumbel(11, [position], vocab, "cpu")[0])
+    for width in (13, 40, 20):
+        assert torch.equal(sampler.noise(9, width, cpu), wide[:width])
+    for position in [*range(1030), 9]:
+        sampler.noise(position, 2, cpu)
+    assert torch.equal(sampler.noise(9, 2, cpu), wide[:2])
 
 
 def test_noise_differs_by_seed_position_and_token():
@@ -95,12 +94,6 @@ def test_noise_differs_by_seed_position_and_token():
         assert near.abs().max() < 0.6
 
 
-def test_noise_has_gumbel_moments():
-    noise = torch.cat([gumbel(1, [position], 5_000, "cpu")[0] for position in range(40)]).double()
-    assert noise.mean().item() == pytest.approx(0.5772, abs=0.01)
-    assert noise.var().item() == pytest.approx(math.pi**2 / 6, abs=0.03)
-
-
 @pytest.mark.gpu
 def test_noise_has_equal_bits_on_cpu_and_gpu():
     for position in range(50):
@@ -109,23 +102,11 @@ def test_noise_has_equal_bits_on_cpu_and_gpu():
         )
 
 
-@given(st.floats(min_value=2.0**-1022, max_value=2.0**1000))
-def test_log_is_accurate(x):
-    ours, exact = _log(torch.tensor(x, dtype=torch.float64)).item(), math.log(x)
-    assert abs(ours - exact) <= 1e-14 * max(1.0, abs(exact))
-
-
 def test_log_is_accurate_next_to_one_where_digits_cancel():
     """The noise of a probability near 1 is -log(-log(p)): relative accuracy counts."""
     p = 1 - np.logspace(-15.5, -0.01, 2_000)
     ours = _log(torch.from_numpy(p)).numpy()
     assert np.abs(ours / np.log(p) - 1).max() < 1e-12
-
-
-def test_argmax_takes_the_first_of_equals():
-    tree = TokenTree.chain(1, [2])
-    logits = torch.tensor([[0.0, 3.0, 3.0], [-1.0, -2.0, -1.0]])
-    assert argmax(logits, [1], tree) == [1, 0]
 
 
 @pytest.fixture(scope="module")
@@ -180,24 +161,22 @@ class Noise(LogitsProcessor):
         return scores + torch.tensor([noise], dtype=scores.dtype)
 
 
-def transformers_warpers(settings: dict) -> list:
-    made = {
-        "temperature": TemperatureLogitsWarper,
-        "top_k": TopKLogitsWarper,
-        "top_p": TopPLogitsWarper,
-        "min_p": MinPLogitsWarper,
-    }
-    return [made[name](value) for name, value in settings.items()]
+WARPERS = {
+    "temperature": TemperatureLogitsWarper,
+    "top_k": TopKLogitsWarper,
+    "top_p": TopPLogitsWarper,
+    "min_p": MinPLogitsWarper,
+}
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_a_sample_is_what_transformers_draws_with_the_same_noise(settings):
     model = llama()
     cached = CachedModel(llama())
-    texts = set()
+    warpers, texts = [WARPERS[name](value) for name, value in settings.items()], set()
     for seed in (0, 1, 99):
         prompt = prompt_of(5, seed)
-        processors = LogitsProcessorList([*transformers_warpers(settings), Noise(seed)])
+        processors = LogitsProcessorList([*warpers, Noise(seed)])
         expected = plain(model, prompt, 25, logits_processor=processors)
         choose = Sampler(seed=seed, **settings)
         assert decode(cached, RootOnly(), prompt, max_new=25, choose=choose).tokens == expected
@@ -260,13 +239,6 @@ def test_only_the_asked_nodes_are_ranked_and_by_their_own_noise():
     )
     for one, other in zip(whole, part, strict=True):
         assert (one[2:] == other).all()
-
-
-def test_many_positions_keep_the_noise_right():
-    sampler = Sampler(seed=8)
-    for position in [*range(1030), 3]:
-        sampler.noise(position, 2, torch.device("cpu"))
-    assert torch.equal(sampler.noise(3, 2, torch.device("cpu")), gumbel(8, [3], 2, "cpu")[0])
 
 
 @pytest.mark.parametrize("temperature", [0, -1.0])

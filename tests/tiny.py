@@ -66,17 +66,9 @@ def llama(seed: int = 0, dtype: torch.dtype = torch.float64, **changes) -> PreTr
 
 def gpt2(seed: int = 0) -> PreTrainedModel:
     """Learned positions: nothing at all exists beyond the context."""
-    config = GPT2Config(
-        vocab_size=VOCAB,
-        n_embd=16,
-        n_layer=1,
-        n_head=4,
-        n_positions=CONTEXT,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    return build(config, seed=seed)
+    shape = {"vocab_size": VOCAB, "n_embd": 16, "n_layer": 1, "n_head": 4, "n_positions": CONTEXT}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    return build(GPT2Config(**shape, **ids), seed=seed)
 
 
 def mistral(seed: int = 0, window: int = 8) -> PreTrainedModel:
@@ -125,15 +117,8 @@ def prompt_of(length: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
 def plain(model: PreTrainedModel, prompt: Sequence[int], max_new: int, **options) -> list[int]:
     """What transformers' own greedy loop returns, prompt included, on a copy of the model."""
     ids = torch.tensor([list(prompt)])
-    own = copy.deepcopy(model)
-    out = own.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=max_new,
-        do_sample=False,
-        **options,
-    )
-    return out[0].tolist()
+    rule = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new, "do_sample": False}
+    return copy.deepcopy(model).generate(ids, **rule, **options)[0].tolist()
 
 
 def cut(tokens: Sequence[int], prompt_len: int, max_new: int, eos=()) -> list[int]:
@@ -176,15 +161,10 @@ class StepLog:
 
     def __init__(self, drafter) -> None:
         self.drafter = drafter
-        self.draft = drafter.draft
         self.steps: list[tuple[list[int], int, TokenTree, list[int], list[int]]] = []
 
-    @property
-    def draft_sequence(self) -> CachedSequence | None:
-        return getattr(self.drafter, "draft_sequence", None)
-
-    def reset(self, choose: TokenSelector) -> None:
-        self.drafter.reset(choose)
+    def __getattr__(self, name: str):
+        return getattr(self.drafter, name)
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         self._asked = list(tokens), budget
@@ -219,15 +199,3 @@ class TableModel(TreeModel):
         sequence.forwards += 1
         sequence.scored += len(tree)
         return torch.stack([self.row(before + path) for path in paths])
-
-    def roll(
-        self, sequence: CachedSequence, tokens: Sequence[int], count: int, choose: TokenSelector
-    ) -> list[int]:
-        """Plain decoding, as `CachedModel.roll`."""
-        text, root = list(tokens), TokenTree((0,), (-1,))
-        for _ in range(count):
-            text += choose(self.row(text)[None], text, root)
-        sequence.calls += count
-        sequence.forwards += count
-        sequence.scored += count
-        return text[len(tokens) :]
