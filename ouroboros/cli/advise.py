@@ -34,6 +34,8 @@ from ouroboros.tuning.check import accuracy, check
 from ouroboros.tuning.memory import DeviceMemory, config_of, fits, footprint_of
 from ouroboros.tuning.scaling import scaling
 
+COLUMNS = ["decoder", "settings", "tokens/s", "speedup", "measured", "cost/token"]
+COLUMNS += ["draft/verify/host %"]
 KEPT = ("model", "max_new", "temperature", "top_k", "top_p", "min_p", "threads", "seed")
 Models = Mapping[str, tuple[str, torch.dtype]]
 """(Shape or model, dtype) by role."""
@@ -45,6 +47,7 @@ def advise_all(cfg: DictConfig, as_json: bool = False) -> int:
     greedy = {PLAIN: {"_target_": "ouroboros.baselines.Greedy"}}
     config["decoder"] = {**greedy, **(config["decoder"] or {})}
     check_decoders(config["decoder"])
+    check_unused(config["results_dir"])
     for name in ("max_new", "visits", "threads"):
         check_whole(name, config[name], null=name == "threads")
     for name in ("nodes", "devices"):
@@ -52,43 +55,42 @@ def advise_all(cfg: DictConfig, as_json: bool = False) -> int:
             raise ValueError(f"{name}={config[name]}: give a list, as {name}=[1,8]")
         for size in config[name]:
             check_whole(name, size)
-    check_unused(config["results_dir"])
     torch.set_num_threads(config["threads"] or torch.get_num_threads())
     overrides = list(HydraConfig.get().overrides.task)
     task = TaskSpec.from_mapping(config["task"]) if config["task"] else None
     own_task = task if any(o.startswith("task") for o in overrides) else None
     models = models_of(config)
-    costs = costs_given(config, models)
+    given: dict[str, Any] = {
+        "costs": costs_given(config, models),
+        "rates": rates_by_decoder(config["rates"]),
+    }
     if config["check"]:
-        document = print_check(config, costs, own_task)
+        document = print_check(config, task=own_task, **given)
     elif config["scaling"]:
-        document = print_scaling(config, costs)
+        document = print_scaling(config, given["costs"])
     else:
         memory, lines = memory_here(config, models)
-        evidence = evidence_of(config, costs, task, own_task)
+        spec, decoders = PairSpec.from_mapping(config["model"]), config["decoder"]
+        if config["runs"]:
+            evidence = recorded_evidence(config["runs"], spec, decoders, task=own_task, **given)
+        elif task is None:
+            raise ValueError("task=null: give a task, as task=prompts task.path=FILE")
+        else:
+            sizes = {name: config[name] for name in ("nodes", "visits")}
+            evidence = measured_evidence(bench_of(config, spec, task), decoders, **given, **sizes)
         document = {**print_advice(config, evidence, overrides), "memory": memory}
         print(lines)
     print_document(document, as_json)
     return 0
 
 
-def evidence_of(
-    config: dict, costs: Costs | None, task: TaskSpec | None, own_task: TaskSpec | None
-) -> Evidence:
-    """Return the evidence of `runs=`, else of a short run of the pair here."""
-    decoders, spec = config["decoder"], PairSpec.from_mapping(config["model"])
-    given: dict[str, Any] = {"costs": costs, "rates": rates_by_decoder(config["rates"])}
-    if config["runs"]:
-        return recorded_evidence(config["runs"], spec, decoders, task=own_task, **given)
-    if task is None:
-        raise ValueError("task=null: give a task, as task=prompts task.path=FILE")
+def bench_of(config: dict, spec: PairSpec, task: TaskSpec) -> Bench:
+    """Load the pair and the prompts of a short run."""
     made, examples = task.load()
-    pair = load_pair(spec, with_draft=any(map(needs_draft, decoders.values())))
+    pair = load_pair(spec, with_draft=any(map(needs_draft, config["decoder"].values())))
     sampling = Sampling(**{field.name: config[field.name] for field in fields(Sampling)})
     options = {"max_new": config["max_new"], "sampling": sampling}
-    bench = Bench(pair.target, pair.models, made, examples, {}, **options)
-    timing = {"nodes": config["nodes"], "visits": config["visits"]}
-    return measured_evidence(bench, decoders, **given, **timing)
+    return Bench(pair.target, pair.models, made, examples, {}, **options)
 
 
 def print_advice(config: dict, evidence: Evidence, overrides: list[str]) -> dict:
@@ -99,15 +101,12 @@ def print_advice(config: dict, evidence: Evidence, overrides: list[str]) -> dict
     for decoder, kinds in found.items():
         for kind, one in kinds.items():
             timed = live.get(decoder) if kind == "configured" else None
-            measured = speedup(live[PLAIN], timed) if timed else None
+            ratios = one.speedup, speedup(live[PLAIN], timed) if timed else None
             words = ", ".join(f"{key} {value}" for key, value in one.settings.items())
-            row: dict = {"decoder": decoder, "settings": words or kind}
-            row |= {"tokens/s": one.tokens_per_s or None}
-            row |= {"speedup": one.speedup and one.speedup.text(unit="x")}
-            row |= {"measured": measured and measured.text(unit="x")}
-            row |= {"cost/token": one.cost_per_token or None}
             shares = (f"{100 * share:.0f}" for share in (one.shares or {}).values())
-            rows.append(row | {"draft/verify/host %": "/".join(shares) or None})
+            texts = (ratio and ratio.text(unit="x") for ratio in ratios)
+            row = decoder, words or kind, one.tokens_per_s or None, *texts
+            rows.append((*row, one.cost_per_token or None, "/".join(shares) or None))
         start = kinds["configured"]
         if start.failed:
             why.append(f"{decoder} is not predicted: {start.failed}")
@@ -117,29 +116,27 @@ def print_advice(config: dict, evidence: Evidence, overrides: list[str]) -> dict
     top = {decoder: kinds.get("best", kinds["configured"]) for decoder, kinds in found.items()}
     name = max(top, key=lambda decoder: top[decoder].tokens_per_s)
     line = bench_command(overrides, name, top[name].settings)
-    print_table(pd.DataFrame(rows))
+    print_table(pd.DataFrame(rows, columns=COLUMNS))
     print("", *why, sep="\n")
     print(f"\nbest here: {name}, {top[name].tokens_per_s:.1f} tokens/s predicted\n  {line}")
     document = {
         "decoders": {
-            decoder: {kind: asdict(one) for kind, one in kinds.items()}
-            for decoder, kinds in found.items()
+            decoder: {k: asdict(v) for k, v in own.items()} for decoder, own in found.items()
         },
         "why": why,
         "settings_tried": tried,
         "rates": {decoder: asdict(own) for decoder, own in (evidence.rates or {}).items()},
         "best": {"decoder": name, "settings": dict(top[name].settings), "command": line},
     }
+    write(config, "advice", document)
     if config["results_dir"]:
-        write(config, "advice", document)
         evidence.costs.save(Path(config["results_dir"], "costs.json"))
     return document
 
 
-def print_check(config: dict, costs: Costs | None, task: TaskSpec | None) -> dict:
+def print_check(config: dict, **given: Any) -> dict:
     """Compare predictions with every run in `check`, print and write it; return the document."""
-    rates = rates_by_decoder(config["rates"])
-    points, what, about = check(Path(config["check"]), costs=costs, rates=rates, task=task)
+    points, what, about = check(Path(config["check"]), **given)
     found = accuracy(points)
     rows = points.sort_values("error", key=abs, kind="stable")
     tables = rows[["run", "decoder", "predicted", "measured", "error"]], found.reset_index()

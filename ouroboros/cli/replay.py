@@ -78,8 +78,8 @@ def draft_of(config: dict, recorded: RecordedRuns, tokenizer) -> Any:
     if not (options := config.get("draft")):
         return recorded.load_draft(PairSpec.from_mapping(config["model"]), tokenizer)
     errors = DraftErrorModel.load(Path(options["errors"])) if options["errors"] else None
-    own = {**options, "errors": errors, "recorded": recorded, "tokenizer": tokenizer}
+    own = {**options, "errors": errors, "tokenizer": tokenizer}
     try:
-        return SimulatedDraft.of(**own)
+        return SimulatedDraft(own.pop("agreement", None), recorded, **own)
     except TypeError as error:
         raise ValueError(f"draft: {error}") from error

@@ -221,7 +221,7 @@ def study(
     for agreement in tqdm([None, *agreements], desc="agreements", leave=False):
         given: dict[str, Any] = {"rates": rates and {"": rates}}
         if agreement is not None:
-            given["draft"] = SimulatedDraft.of(agreement, recorded, tokenizer)
+            given["draft"] = SimulatedDraft(agreement, recorded, tokenizer=tokenizer)
         counted: list[dict] = [{}, {}]
         for (costs_name, ratio), costs in machines.items():
             tried, shown = (

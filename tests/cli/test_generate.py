@@ -35,18 +35,12 @@ def runner_of(name: str = "greedy", max_new: int = 12) -> Runner:
 
 def test_a_character_is_shown_when_it_is_whole():
     tokenizer = byte_tokenizer()
-    text = "ü🎉a"
-    added = text_stream(tokenizer.backend_tokenizer, [])
-    pieces = [added(token) for token in tokenizer(text, add_special_tokens=False).input_ids]
-    assert "".join(pieces) == text and "\N{REPLACEMENT CHARACTER}" not in "".join(pieces)
-    assert pieces.count("") == len(text.encode()) - len(text)
-
-
-def test_a_text_that_ends_inside_a_character_has_no_garbage():
-    tokenizer = byte_tokenizer()
-    ids = tokenizer("a🎉", add_special_tokens=False).input_ids[:-1]
-    added = text_stream(tokenizer.backend_tokenizer, [])
-    assert "".join(map(added, ids)) == "a"
+    for text, cut, shown in (("ü🎉a", None, "ü🎉a"), ("a🎉", -1, "a")):
+        added = text_stream(tokenizer.backend_tokenizer, [])
+        ids = tokenizer(text, add_special_tokens=False).input_ids[:cut]
+        pieces = [added(token) for token in ids]
+        assert "".join(pieces) == shown, "no garbage where it ends inside a character"
+        assert pieces.count("") == len(ids) - len(shown)
 
 
 def test_pieces_are_the_decoders_text_and_have_its_sources():
@@ -54,8 +48,7 @@ def test_pieces_are_the_decoders_text_and_have_its_sources():
     while not one.done:
         one.step()
     target, _ = tiny_pair()
-    prompt = target.tokenizer("def f").input_ids
-    trace = decode(target, RootOnly(), prompt, max_new=12)
+    trace = decode(target, RootOnly(), target.tokenizer("def f").input_ids, max_new=12)
     assert one.tokens == trace.new_tokens and one.calls == len(trace.steps)
     assert [source for _, source in one.pieces] == ["target"] * 12
 
@@ -77,15 +70,12 @@ def test_only_own_steps_are_timed(monkeypatch):
     assert first.seconds == second.seconds > 0
 
 
-def test_a_terminal_gets_no_control_characters_of_a_model():
+def test_a_terminal_gets_no_control_characters_and_a_file_the_text_as_it_is():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, color_system=None, width=80)
     write(console, [("a\x1b[31mb\tc\n", "draft"), ("\x07\r", "target")])
     assert "\x1b[31m" not in out.getvalue() and "\x07" not in out.getvalue()
     assert str(coloured([("\x1b", "draft")])) == "\N{REPLACEMENT CHARACTER}"
-
-
-def test_a_file_gets_the_text_as_it_is():
     out = io.StringIO()
     write(Console(file=out, width=10), [("a\tlong line of text\n", "draft"), ("b", "target")], "p")
     assert out.getvalue() == "pa\tlong line of text\nb"
@@ -118,11 +108,13 @@ def test_a_race_is_of_the_same_text(told):
     assert "the same text, token for token" in out
 
 
-def test_overrides_reach_the_decoder(told):
-    code, _, text = told("def f", "decoder.speculative.gama=3", "--decoder", "speculative")
-    assert code == 2 and "gamma" in text and text.count("\n") == 1
-
-
-def test_another_engine_is_refused(told):
-    code, _, text = told("def f", "--decoder", "hf_greedy")
-    assert code == 2 and "hf_greedy" in text and text.count("\n") == 1
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["decoder.speculative.gama=3", "--decoder", "speculative"], "gamma"),
+        (["--decoder", "hf_greedy"], "hf_greedy runs on another engine"),
+    ],
+)
+def test_mistakes_are_one_line(told, argv, says):
+    code, _, text = told("def f", *argv)
+    assert code == 2 and says in text and text.count("\n") == 1

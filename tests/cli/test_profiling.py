@@ -71,8 +71,6 @@ def test_without_a_draft_only_the_target_is_timed(run_profiling, saved_pair):
     assert code == 0, err
     assert {row["model"] for row in document["calls"]} == {"target"}
     assert Costs.load(saved_pair / "alone" / "costs.json").draft is None
-    code, _, err = run_profiling("decoder=[greedy]", "results_dir=alone")
-    assert code == 2 and "overwrite=true" in err
 
 
 @pytest.mark.parametrize(

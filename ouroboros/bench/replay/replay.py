@@ -36,9 +36,8 @@ UNKNOWN = -1  # a prediction that was not recorded
 
 @dataclass(frozen=True)
 class OffTextRates:
-    """How often a target prediction off the recorded text is the text's token at its position:
-    `after_right` after a node whose own token is the text's at *its* position (though its path is
-    not), `after_wrong` after any other node."""
+    """How often a prediction off the recorded text is the text's token at its position: after a
+    node whose own token is the text's at *its* position (its path is not), and after others."""
 
     after_right: float
     after_wrong: float
@@ -73,11 +72,8 @@ class OffTextRates:
         return cls(hits[1] / tries[1], hits[0] / tries[0]) if all(tries) else None
 
     def token(self, text: Sequence[int], place: PrefixKey, *, seed: int = 0) -> int:
-        """Return a simulated prediction at a place off the text or past its end.
-
-        Drawn by place, so the same question always has the same answer: the text's own token at the
-        rate of its kind of node, else some token of the text.
-        """
+        """Return a simulated prediction at a place off the text or past its end: the text's own
+        token at the rate of its kind of node, else some token of it; always the same one."""
         along, off = place
         at = along + len(off)
         draw = random.Random(f"{seed}-{at}-{off}")

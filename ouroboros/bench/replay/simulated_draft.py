@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from scipy.optimize import brentq
 
-from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
+from ouroboros.bench.replay.recording import RecordedRuns
 from ouroboros.bench.replay.scripted import ANY, ScriptedModel
 from ouroboros.bench.run.recorder import PrefixKey, prefix_keys
 from ouroboros.engine.sequence import CachedSequence
@@ -75,9 +75,8 @@ class DraftErrorModel:
 class SimulatedDraft(ScriptedModel):
     """A draft that agrees with recorded runs in a share `agreement` of their new tokens.
 
-    Ids are below `vocab_size`; `follow` selects the text. Calls take no time, and are counted as a
-    model's are. Raises `ValueError` for an agreement outside 0 to 1 and for ids beyond the
-    vocabulary.
+    `follow` selects the text. Calls take no time, and are counted as a model's are. Raises
+    `ValueError` for an agreement outside 0 to 1 and for ids beyond the vocabulary.
     """
 
     device = torch.device("cpu")
@@ -86,32 +85,25 @@ class SimulatedDraft(ScriptedModel):
     def __init__(
         self,
         agreement: float,
-        runs: Sequence[RecordedRun],
+        recorded: RecordedRuns,
         *,
-        vocab_size: int,
         errors: DraftErrorModel | None = None,
         seed: int = 0,
-        max_len: int = ANY,
         tokenizer=None,
     ) -> None:
-        super().__init__(max_len, vocab_size=vocab_size, tokenizer=tokenizer)
+        ids = 1 + max(tokenizer.get_vocab().values()) if tokenizer else ANY
+        size, runs = min(ids, recorded.vocab_size), recorded.runs
+        super().__init__(recorded.max_len, vocab_size=size, tokenizer=tokenizer)
         if not 0 <= agreement <= 1:
             raise ValueError(f"draft.agreement={agreement}: give a share from 0 to 1")
         highest = max((max(run.tokens) for run in runs), default=0)
-        if vocab_size <= max(highest, CHOICES):
-            raise ValueError(f"the recording has id {highest}, the vocabulary {vocab_size} ids")
+        if size <= max(highest, CHOICES):
+            raise ValueError(f"the recording has id {highest}, the vocabulary {size} ids")
         self.agreement, self.seed = agreement, seed
         self.errors = DraftErrorModel.load() if errors is None else errors
         again = [one for run in runs for one in repeats(run.tokens)[len(run.prompt) :]]
         self._rates = rates_at(agreement, self.errors.odds, sum(again) / max(1, len(again)))
         self.follow(())
-
-    @classmethod
-    def of(cls, agreement: float, recorded: RecordedRuns, tokenizer, **options) -> SimulatedDraft:
-        """Return a draft for recorded runs, with their context and the tokenizer's vocabulary."""
-        ids = min(1 + max(tokenizer.get_vocab().values()), recorded.vocab_size)
-        limits = {"vocab_size": ids, "max_len": recorded.max_len, "tokenizer": tokenizer}
-        return cls(agreement, recorded.runs, **limits, **options)
 
     @property
     def title(self) -> str:
@@ -129,11 +121,6 @@ class SimulatedDraft(ScriptedModel):
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
         """Return the logits after `tree.logit_nodes`, [len(tree.logit_nodes), vocab_size]."""
-        if tokens[-1] != tree.tokens[0]:
-            raise ValueError(
-                f"the tree's root is {tree.tokens[0]}, the sequence's last token {tokens[-1]}: "
-                "root the tree at tokens[-1]"
-            )
         first = tree.logit_nodes[0]
         last = sequence.tree if sequence.base == len(tokens) - 1 else None
         grown = last is not None and last.tokens[:first] == tree.tokens[:first]
@@ -208,8 +195,6 @@ def rates_at(agreement: float, odds: float, share: float) -> tuple[float, float]
     >>> round(elsewhere, 3), round(at_repeats, 3), round((elsewhere + at_repeats) / 2, 3)
     (0.698, 0.902, 0.8)
     """
-    if agreement in (0, 1):
-        return agreement, agreement
 
     def at_repeats(elsewhere: float) -> float:
         return odds * elsewhere / (1 - elsewhere + odds * elsewhere)
@@ -217,7 +202,7 @@ def rates_at(agreement: float, odds: float, share: float) -> tuple[float, float]
     def missing(elsewhere: float) -> float:
         return share * at_repeats(elsewhere) + (1 - share) * elsewhere - agreement
 
-    elsewhere = float(brentq(missing, 0.0, 1.0))
+    elsewhere = agreement if agreement in (0, 1) else float(brentq(missing, 0.0, 1.0))
     return elsewhere, at_repeats(elsewhere)
 
 

@@ -58,12 +58,9 @@ def pair() -> tuple[CachedModel, CachedModel]:
 def decoders(draft: CachedModel) -> dict:
     return {
         "greedy": Greedy,
-        "speculative": lambda: Speculative(draft, gamma=4),
         "confident": lambda: Speculative(draft, gamma=6, confidence=0.3),
-        "prompt_lookup": lambda: PromptLookup(max_ngram_size=2, num_tokens=5),
         "adaptive": lambda: PromptLookup(max_ngram_size=2, num_tokens=9, adaptive=True),
-        "suffix": lambda: SuffixDecoding(max_tokens=8, factor=3, branches=True),
-        "suffix_task": lambda: SuffixDecoding(max_tokens=8, factor=3, state="task"),
+        "suffix_task": lambda: SuffixDecoding(max_tokens=8, factor=3, branches=True, state="task"),
         "suffix_hybrid": lambda: SuffixDecoding(draft, max_tokens=8, threshold=2, gamma=3),
         "pool_only": lambda: Lookahead(**{**LOOK, "window_size": 0}),
         "unlearning": lambda: Ouroboros(draft, recycle=False),
@@ -143,13 +140,18 @@ def test_a_replay_is_the_live_run(pair, tmp_path, sampling, max_new):
     assert max_new == 1 or sum(t.accepted for s in live for t in s.steps) > 10
 
 
-def test_ends_at_eos(pair, tmp_path, monkeypatch):
+def test_ends_at_eos_noted_or_not(pair, tmp_path, monkeypatch):
     made = decoders(pair[1])
     folder, prompts = recorded(tmp_path / "plain", pair, {"greedy": Greedy})
     said = [s.new_tokens[9 + 3 * n] for n, s in enumerate(folder.load_samples())]
     monkeypatch.setattr(pair[0].model.generation_config, "eos_token_id", said)
     folder, prompts = recorded(tmp_path / "ends", pair, made)
     assert "eos" in assert_replayed(folder, prompts, made, decoder="greedy")
+    run = folder.load_run()
+    model = {key: run["model"][key] for key in run["model"] if key not in ("eos", "max_len")}
+    folder.save_run({**run, "model": model}, status="finished")
+    assert from_folder(folder, prompts).eos <= {*said}
+    assert_replayed(folder, prompts, made, decoder="greedy")
 
 
 def test_ends_at_the_context(pair, tmp_path, monkeypatch):
@@ -183,53 +185,59 @@ def test_drafters_that_read_rejected_nodes_replay_from_recorded_predictions(
     assert_replayed(folder, prompts, made)
 
 
-def test_what_a_recording_cannot_answer_is_refused_by_name(pair, tmp_path):
-    made = readers(pair[1])
-    folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy}, record_predictions=True)
-    runs = from_folder(folder, prompts)
-    for make, name in zip(made.values(), ("Lookahead", "Ouroboros"), strict=False):
-        with pytest.raises(ValueError, match=f"^{name} learns from .*record_predictions=true"):
-            replay_run(make(), runs, runs.runs[0])
-    with pytest.raises(ValueError, match="HFGenerate is another engine"):
-        check_drafter(HFGenerate(), runs)
+@pytest.fixture(scope="module")
+def plain(pair, tmp_path_factory) -> tuple:
+    """Greedy's runs, and the folder and prompts they came from."""
+    folder, prompts = recorded(
+        tmp_path_factory.mktemp("plain"), pair, {"greedy": Greedy}, record_predictions=True
+    )
+    return from_folder(folder, prompts), folder, prompts
+
+
+class Sly(Speculative):
+    """Reads predictions without saying so."""
+
+    def observe(self, tree, chosen, path):
+        self.seen = list(chosen[: len(tree)])
+
+
+REFUSED = {
+    "HFGenerate is another engine": lambda draft: HFGenerate(),
+    "^Lookahead learns from .*record_predictions=true": lambda draft: Lookahead(**LOOK),
+    "^Ouroboros learns from .*record_predictions=true": Ouroboros,
+    "TokenRecycling learns from the target's 8 best tokens": lambda draft: TokenRecycling(),
+    "Racer learns from the target's 8 best tokens": lambda draft: Racer(),
+    "Sly asks for a prediction": lambda draft: Sly(draft, gamma=4),
+}
+
+
+@pytest.mark.parametrize("says", REFUSED)
+def test_what_a_recording_cannot_answer_is_refused_by_name(pair, plain, says):
+    with pytest.raises(ValueError, match=says):
+        for run in plain[0].runs:
+            replay_run(REFUSED[says](pair[1]), plain[0], run)
+
+
+def test_rejection_dtypes_and_lengths_are_refused_with_the_remedy(pair, plain):
+    runs, folder, _ = plain
+    rejecting = Speculative(pair[1], gamma=3, verification="rejection")
+    with pytest.raises(ValueError, match="Speculative accepts by rejection sampling"):
+        check_drafter(rejecting, replace(runs, sampling=HOT))
+    for dtype in (None, runs.dtype):
+        check_drafter(Speculative(pair[1], gamma=3), replace(runs, dtype=dtype))
+    other = replace(runs, dtype="bfloat16")
+    check_drafter(Greedy(), other)
+    with pytest.raises(ValueError, match=r"recording was made in bfloat16: give model\.dtype=bf"):
+        check_drafter(Speculative(pair[1], gamma=3), other)
+    trace = replay_run(Speculative(pair[1], gamma=3), runs, runs.runs[0], max_new=9)
+    assert tuple(trace.new_tokens) == runs.runs[0].new_tokens[:9]
     with pytest.raises(ValueError, match="was recorded up to 40 tokens: max_new=41"):
         replay_run(Greedy(), runs, runs.runs[0], max_new=41)
     some = replace(runs.runs[0], predictions={(1, (2,)): 3})
     with pytest.raises(ValueError, match="Lookahead asks for a prediction that the recording"):
         replay_run(Lookahead(**LOOK), replace(runs, runs=[some]), some)
-
-
-def test_probabilities_and_ranks_need_more_than_tokens(pair, tmp_path):
-    folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy}, sampling=HOT)
-    runs = from_folder(folder, prompts)
-    rejecting = Speculative(pair[1], gamma=3, verification="rejection")
-    ranked = "learns from the target's 8 best tokens"
-    for drafter, says in (
-        (rejecting, "Speculative accepts by rejection sampling"),
-        (TokenRecycling(), f"TokenRecycling {ranked}"),
-        (Racer(), f"Racer {ranked}"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            replay_run(drafter, runs, runs.runs[0])
-
-
-def test_an_undeclared_reader_is_caught_when_it_reads(pair, tmp_path):
-    class Sly(Speculative):
-        def observe(self, tree, chosen, path):
-            self.seen = list(chosen[: len(tree)])
-
-    folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy})
-    runs = from_folder(folder, prompts)
-    with pytest.raises(ValueError, match="Sly asks for a prediction"):
-        for recording in runs.runs:
-            replay_run(Sly(pair[1], gamma=4), runs, recording)
-
-
-def test_a_shorter_replay_needs_no_new_recording(pair, tmp_path):
-    folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy})
-    runs = from_folder(folder, prompts)
-    trace = replay_run(Speculative(pair[1], gamma=3), runs, runs.runs[0], max_new=9)
-    assert tuple(trace.new_tokens) == runs.runs[0].new_tokens[:9]
+    with pytest.raises(ValueError, match="p0 has 1 prompt tokens here"):
+        from_folder(folder, lambda example, repeat: [1])
 
 
 def test_texts_of_another_engine_are_read(pair, tmp_path):
@@ -258,36 +266,6 @@ def test_other_files_are_refused_in_one_line(pair, tmp_path, content, says):
     with pytest.raises(ValueError, match=says) as refusal:
         read_recording(path, pair[0].tokenizer)
     assert "\n" not in str(refusal.value)
-
-
-def test_a_run_that_did_not_note_its_eos_is_a_recording_too(pair, tmp_path, monkeypatch):
-    folder, prompts = recorded(tmp_path / "plain", pair, {"greedy": Greedy})
-    eos = folder.load_samples()[0].new_tokens[5]
-    monkeypatch.setattr(pair[0].model.generation_config, "eos_token_id", [eos, 3])
-    made = decoders(pair[1])
-    folder, prompts = recorded(tmp_path / "ends", pair, made)
-    run = folder.load_run()
-    model = {key: run["model"][key] for key in run["model"] if key not in ("eos", "max_len")}
-    folder.save_run({**run, "model": model}, status="finished")
-    assert from_folder(folder, prompts).eos <= {eos, 3}
-    assert_replayed(folder, prompts, made, decoder="greedy")
-
-
-def test_a_folder_of_other_prompts_is_refused(pair, tmp_path):
-    folder, _ = recorded(tmp_path, pair, {"greedy": Greedy})
-    with pytest.raises(ValueError, match="p0 has 1 prompt tokens here"):
-        from_folder(folder, lambda example, repeat: [1])
-
-
-def test_a_draft_of_another_dtype_is_refused_with_the_remedy(pair, tmp_path):
-    folder, prompts = recorded(tmp_path, pair, {"greedy": Greedy})
-    runs = from_folder(folder, prompts)
-    check_drafter(Speculative(pair[1], gamma=3), runs)
-    check_drafter(Speculative(pair[1], gamma=3), replace(runs, dtype=None))
-    other = replace(runs, dtype="bfloat16")
-    check_drafter(Greedy(), other)
-    with pytest.raises(ValueError, match=r"recording was made in bfloat16: give model\.dtype=bf"):
-        check_drafter(Speculative(pair[1], gamma=3), other)
 
 
 def test_places_know_the_recorded_path():
