@@ -43,12 +43,6 @@ def test_bars_are_in_the_order_of_the_table_and_labelled(summary_of):
     assert axes.get_xlim()[1] > 3.0
 
 
-def test_untimed_runs_without_costs_have_calls_but_no_times(summary_of):
-    summary = summary_of(timing=False)
-    assert speedups.speedup_bars(summary) is None and costs.time_shares(summary) is None
-    assert "target calls" in speedups.cost_bars(summary).axes[0].get_xlabel()
-
-
 @pytest.mark.parametrize("plot", PLOTS)
 def test_an_empty_run_has_no_plots(summary_of, plot):
     assert plot(summary_of([])) is None

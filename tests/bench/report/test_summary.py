@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from measured import RUN, greedy_and_fast, measured, sample, step, three_decoders, write_run
+from measured import RUN, greedy_and_fast, measured, sample, three_decoders, write_run
 
 from ouroboros.bench.metrics import METRICS
 from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.sections import run_section
 from ouroboros.bench.report.summary import interval_of, summarise
+from ouroboros.bench.report.tables import run_tables
 from ouroboros.bench.report.write import make_report, render
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.costs import CostModel, Costs, Surface
@@ -33,14 +34,6 @@ def test_a_row_per_decoder_and_a_column_per_metric():
     assert row["latency_speedup.low"] == pytest.approx(2.0)
     assert interval_of(row, "latency_speedup").high == pytest.approx(3.0)
     assert interval_of(row, "cost_per_token") is None and np.isnan(row["cost_per_token"])
-
-
-def test_greedy_is_first_and_the_fastest_next():
-    order = ["hf_greedy", "other", "ouroboros", "greedy"]
-    fastest_first = ["greedy", "ouroboros", "other", "hf_greedy"]
-    assert list(summarise(three_decoders(decoders=order)).frame.index) == fastest_first
-    untimed = summarise(three_decoders(decoders=order, timing=False)).frame
-    assert list(untimed.index) == ["greedy", "ouroboros", "other", "hf_greedy"]
 
 
 def test_a_folders_own_report(tmp_path):
@@ -68,12 +61,6 @@ def test_a_folders_own_report(tmp_path):
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match="not a results folder"):
         make_report(ResultsFolder(tmp_path))
-
-
-def test_an_empty_run_still_reports():
-    summary = summarise(measured([]))
-    assert "greedy" in to_markdown(summary)
-    assert "NaN" not in json.dumps(summary.to_dict())
 
 
 def test_the_title_counts_what_was_measured():
@@ -105,9 +92,6 @@ def test_the_title_counts_what_was_measured():
 def test_titles_name_the_models_and_their_arithmetic(model, words):
     own = {**RUN["model"], "standin": None, **model}
     assert words in RunFacts.of({**RUN, "model": own}, []).title
-
-
-def test_a_rehearsal_is_called_one():
     own = {**RUN["model"], "standin": None, "target": "reference/target"}
     published = {"tokens_per_s": {"greedy": 15.6}}
     facts = RunFacts.of({**RUN, "model": own, "published": published}, [])
@@ -164,12 +148,16 @@ def test_a_folders_own_costs_are_used(tmp_path):
     assert (tmp_path / "speedup.png").exists()
 
 
-def test_a_run_without_greedy_says_what_is_missing():
-    def notes(decoders):
-        return summarise(three_decoders(decoders=decoders)).notes
-
-    assert any(note.startswith("The run has no greedy decoder") for note in notes(["ouroboros"]))
-    assert not any("no greedy" in note for note in notes(["greedy", "ouroboros"]))
+def test_order_and_notes_follow_from_the_decoders():
+    order = ["hf_greedy", "other", "ouroboros", "greedy"]
+    fastest_first = ["greedy", "ouroboros", "other", "hf_greedy"]
+    for timing in (True, False):
+        one = summarise(three_decoders(decoders=order, timing=timing))
+        assert list(one.frame.index) == fastest_first
+    assert not any("no greedy" in note for note in one.notes)
+    alone = summarise(three_decoders(decoders=["ouroboros"]))
+    assert any(note.startswith("The run has no greedy decoder") for note in alone.notes)
+    assert "NaN" not in json.dumps(summarise(measured([])).to_dict())
 
 
 def test_corpus_scores_stand_with_the_others_but_not_for_parts():
@@ -191,12 +179,6 @@ def test_groups_have_their_own_speedups():
     assert found["math", "fast"] == pytest.approx(2) and found["code", "fast"] == pytest.approx(3)
     assert set(summary.to_dict()["decoders"]["fast"]["groups"]) == set(groups)
     assert summarise(measured()).groups.empty
-
-
-def test_repetition_and_unequal_text():
-    rows = [
-        sample("a", "greedy", [step(0, 0)] * 9, tokens=(7,) * 9),
-        sample("a", "fast", [step(0, 0)] * 9, tokens=(7,) * 8 + (6,)),
-    ]
-    row = summarise(measured(rows)).frame.loc["fast"]
-    assert row["repetition_rate"] == pytest.approx(4 / 6) and row["unequal"] == 1
+    table = {table.name: table.frame for table in run_tables(summary)}["groups"]
+    assert table.set_index("group")["fast"].to_dict() == {"math": "2.00x", "code": "3.00x"}
+    assert list(table["samples"]) == ["1", "1"]
