@@ -1,13 +1,10 @@
 """The options of a run: ranges, combinations, and the plain values that run.json keeps."""
 
-import json
-
 import pytest
-from composing import ROOT, composed, names
+from composing import composed
 from hydra.errors import HydraException
 
 from ouroboros.bench.run.config import RunConfig
-from ouroboros.bench.run.identity import settings
 from ouroboros.cli import errors as asking
 from ouroboros.decoders import check_decoders
 
@@ -35,25 +32,6 @@ def test_defaults_are_those_of_the_config_file():
     assert RunConfig.from_mapping(plain).to_mapping() == plain
     own = RunConfig.from_mapping({key: plain[key] for key in ("model", "task", "decoder")})
     assert own.to_mapping() == plain
-
-
-@pytest.mark.parametrize("name", names("experiment"))
-def test_every_experiment_is_a_run(name):
-    plain = composed(f"experiment={name}")
-    assert RunConfig.from_mapping(plain).to_mapping() == plain
-
-
-RECORDED = [
-    path
-    for path in sorted((ROOT / "results").rglob("run.json"))
-    if path.parent.name != "profile"  # of 0.1, whose Ouroboros had other options
-]
-
-
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.parent.name)
-def test_recorded_runs_have_the_options_of_today(path):
-    recorded = json.loads(path.read_text())["config"]
-    assert recorded.items() <= settings(RunConfig.from_mapping(recorded)).items()
 
 
 def test_overrides_name_options_by_their_dotted_names():

@@ -37,11 +37,7 @@ def test_humaneval_loads_from_the_package():
 @pytest.mark.parametrize(
     ("template", "start", "middle"),
     [
-        (
-            "paper-yi",
-            "Please complete the following Python code without",
-            "explanations\nfrom typing",
-        ),
+        ("paper-yi", "Please complete the following Python code", "explanations\nfrom typing"),
         ("paper-codellama", "[INST] Please complete", "explanations\n[/INST]\nfrom typing"),
         ("paper-deepseek", "You are an AI programming assistant", "\n### Response:\nfrom typing"),
     ],
@@ -49,8 +45,7 @@ def test_humaneval_loads_from_the_package():
 def test_templates_of_the_published_runs(template, start, middle):
     task = HumanEval(template=template)
     prompt = task.load()[0].prompt
-    assert prompt.startswith(start) and middle in prompt
-    assert task.stop == ()
+    assert prompt.startswith(start) and middle in prompt and task.stop == ()
 
 
 def test_an_unknown_template_is_refused_by_name():
@@ -166,11 +161,6 @@ def _running(named: str) -> bool:
 
 
 INSIDE = pytest.mark.skipif(kind() != "bubblewrap", reason="needs bwrap")
-REACHING = {
-    "stream": "socket.create_connection(('127.0.0.1', PORT), timeout=2).sendall(b'here')",
-    "datagram": "socket.socket(type=socket.SOCK_DGRAM).sendto(b'here', ('127.0.0.1', PORT))",
-    "abstract": "socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b'here', NAME)",
-}
 
 
 def _ran(code: str, known: str = ""):
@@ -180,43 +170,25 @@ def _ran(code: str, known: str = ""):
     return verdict(problem, code, timeout_s=30.0)
 
 
-def _listener(how: str):
-    """A socket that hears what a program of `REACHING` says, and what the program must know."""
-    name = f"\0ouroboros-{os.getpid()}"
-    if how == "abstract":
-        server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        server.bind(name)
-    else:
-        server = socket.socket(type=socket.SOCK_DGRAM if how == "datagram" else socket.SOCK_STREAM)
-        server.bind(("127.0.0.1", 0))
-    if how == "stream":
-        server.listen()
-    server.settimeout(0.5)
-    port = 0 if how == "abstract" else server.getsockname()[1]
-    return server, f"import socket\nPORT, NAME = {port}, {name!r}\n"
-
-
-def _heard(server: socket.socket) -> bytes:
-    """What has come in; nothing where nobody called."""
-    with contextlib.suppress(TimeoutError):
-        if server.type == socket.SOCK_STREAM:
-            with server.accept()[0] as caller:
-                return caller.recv(9)
-        return server.recv(9)
-    return b""
-
-
 @INSIDE
-@pytest.mark.parametrize("how", REACHING)
-def test_bubblewrap_has_no_way_to_the_network(how, monkeypatch):
-    """The very program that reaches a server of this machine without walls does not with them."""
-    server, known = _listener(how)
-    with server:
-        monkeypatch.setattr(sandbox, "kind", lambda: "process")
-        assert _ran(REACHING[how], known) == "passed" and _heard(server) == b"here"
-        monkeypatch.setattr(sandbox, "kind", lambda: "bubblewrap")
-        _ran(REACHING[how], known)
-        assert _heard(server) == b""
+@pytest.mark.parametrize("walls", ["process", "bubblewrap"])
+def test_bubblewrap_has_no_way_to_the_network(walls, monkeypatch):
+    """A program that reaches a server of this machine without walls does not with them."""
+    monkeypatch.setattr(sandbox, "kind", lambda: walls)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as hidden, socket.socket() as server:
+        hidden.bind(name := f"\0ouroboros-{os.getpid()}")
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        hidden.settimeout(0.5)
+        known = f"import socket\nPORT, NAME = {server.getsockname()[1]}, {name!r}\n"
+        tcp = _ran("socket.create_connection(('127.0.0.1', PORT), timeout=2)", known)
+        _ran("socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b'here', NAME)", known)
+        assert (tcp == "passed") == (walls == "process")
+        if walls == "process":
+            assert hidden.recv(9) == b"here"
+        else:
+            with pytest.raises(TimeoutError):
+                hidden.recv(9)
 
 
 @INSIDE
@@ -227,24 +199,19 @@ def test_bubblewrap_keeps_the_system_as_it_is(folder):
     assert "Read-only file system" in verdict and not place.exists()
 
 
-NETWORK = "import socket\nassert [name for _, name in socket.if_nameindex()] == ['lo']"
-OTHERS = "import os\nassert sum(name.isdigit() for name in os.listdir('/proc')) < 4"
-LIMIT = (
-    "line = next(l for l in open('/proc/self/limits') if l.startswith('Max processes'))\n"
-    "assert int(line.split()[2]) < 100000"
-)
+SEEN = {
+    "no network card": "import socket\nassert [n for _, n in socket.if_nameindex()] == ['lo']",
+    "no other process": "import os\nassert sum(n.isdigit() for n in os.listdir('/proc')) < 4",
+    "few processes": "rows = [row.split() for row in open('/proc/self/limits')]\n"
+    "assert int(next(row[2] for row in rows if row[:2] == ['Max', 'processes'])) < 100000",
+}
 
 
 @pytest.mark.parametrize(
-    "code",
-    [
-        pytest.param(NETWORK, id="no network card", marks=INSIDE),
-        pytest.param(OTHERS, id="no other process", marks=INSIDE),
-        pytest.param(LIMIT, id="few processes"),
-    ],
+    "what", [*(pytest.param(name, marks=INSIDE) for name in [*SEEN][:2]), "few processes"]
 )
-def test_a_program_sees_its_limits(code):
-    assert _ran(code) == "passed"
+def test_a_program_sees_its_limits(what):
+    assert _ran(SEEN[what]) == "passed"
 
 
 def test_prompts_from_jsonl_and_from_text(tmp_path):
