@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol, runtime_checkable
 
 Message = Mapping[str, str]
@@ -99,7 +100,7 @@ def select(
         raise ValueError("the task has no examples: check its file")
     if shuffle is not None:
         random.Random(shuffle).shuffle(chosen)
-    return [example for turns in chosen for example in turns]
+    return list(chain.from_iterable(chosen))
 
 
 def part_of(examples: Sequence[Example], part: str | None) -> list[Example]:
@@ -118,23 +119,20 @@ def part_of(examples: Sequence[Example], part: str | None) -> list[Example]:
     chosen = conversations(examples)[int(number) - 1 :: int(count)]
     if not chosen:
         raise ValueError(f"part={part} has no prompts: there are fewer of them than parts")
-    return [example for turns in chosen for example in turns]
+    return list(chain.from_iterable(chosen))
 
 
 def conversations(examples: Sequence[Example]) -> list[list[Example]]:
-    """Return the examples by conversation, each a list of turns, the first ones in their order.
+    """Return the examples by conversation, each a list of turns.
 
     Raises `ValueError` for a turn that comes before the one it follows.
     """
     found: dict[str, list[Example]] = {}
     for example in examples:
-        if example.follows is None:
-            found[example.id] = [example]
-        elif example.follows in found:
-            turns = found[example.id] = found[example.follows]
-            turns.append(example)
-        else:
+        if example.follows is not None and example.follows not in found:
             raise ValueError(f"{example.id} follows {example.follows!r}, which does not precede it")
+        found[example.id] = [] if example.follows is None else found[example.follows]
+        found[example.id].append(example)
     return [found[example.id] for example in examples if example.follows is None]
 
 
