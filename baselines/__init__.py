@@ -1,7 +1,6 @@
 """What Ouroboros is measured against, on the same engine (and transformers' own, as a peer)."""
 
 from ouroboros.baselines.hf import HFGenerate
-from ouroboros.baselines.lookahead import Lookahead
 from ouroboros.baselines.prompt_lookup import PromptLookup
 from ouroboros.baselines.racer import Racer
 from ouroboros.baselines.recycling import TokenRecycling
@@ -9,6 +8,7 @@ from ouroboros.baselines.speculative import Speculative
 from ouroboros.baselines.suffix import SuffixDecoding
 
 from ouroboros.decode import RootOnly
+from ouroboros.drafters.lookahead import Lookahead
 
 __all__ = [
     "Greedy",

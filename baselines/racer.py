@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Literal
 
 from ouroboros.baselines import recycling
 from ouroboros.baselines.recycling import WIDTH, TokenRecycling
-from ouroboros.baselines.suffix_tree import SOURCE, PrefixKey, SuffixTree
+from ouroboros.baselines.suffix_tree import END, SOURCE, PrefixKey, SuffixTree
 
-from ouroboros.engine.eager import read_alone
+from ouroboros.drafters.pool import token_ids
 from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree, TreeBuilder
 
@@ -50,10 +50,19 @@ class Racer(TokenRecycling):
         self.tree = SuffixTree(depth=ngram, memory=memory)
         self._seen = 0
 
+    def state_dict(self) -> dict:
+        """Return the rows and the texts: all that outlives a prompt."""
+        return {**super().state_dict(), "text": self.tree.text}
+
+    def load_state_dict(self, state: Mapping) -> None:
+        """Hold the rows and texts of `state_dict`."""
+        super().load_state_dict(state)
+        self.tree.load(token_ids(state["text"], least=END))
+
     def reset(self, choose: TokenSelector) -> None:
         """Forget all with state "cold"; otherwise end the text."""
         super().reset(choose)
-        if self.state == "cold":
+        if not self.carries_state:
             self.tree.forget()
         elif self.tree.text:
             self.tree.close()
@@ -61,16 +70,13 @@ class Racer(TokenRecycling):
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Return n-gram continuations and successors below the last token."""
-        if not self._seen and self.read_prompt:
-            self.successors.read(tokens)
-        unread = not self._seen
+        read_first = self._begin(tokens)
         self.tree.extend(tokens[self._seen :])
         self._seen = len(tokens)
         builder = TreeBuilder(tokens[-1])
-        if unread and read_alone(tokens):
-            return builder.build()
-        self._retrieve(builder)
-        self._recycle(builder)
+        if not read_first:
+            self._retrieve(builder)
+            self._recycle(builder)
         return builder.build().pruned(budget - 1)
 
     def _retrieve(self, builder: TreeBuilder) -> None:
@@ -95,12 +101,11 @@ class Racer(TokenRecycling):
 
     def _recycle(self, builder: TreeBuilder) -> None:
         """Add successors breadth first until the tree is full."""
-        rows = self.successors.rows
         queue = deque([(0, self.breadth)])
         while queue and len(builder) <= self.nodes:
             node, breadth = queue.popleft()
             left = breadth if builder.depths[node] == 1 else breadth // 2
-            for token in rows.get(builder.tokens[node], ())[:breadth]:
+            for token in self.rows.get(builder.tokens[node], ())[:breadth]:
                 if token < 0 or len(builder) > self.nodes:  # -1 where the vocabulary ends
                     break
                 child = self._child(builder, node, token, recycling.SOURCE)

@@ -4,14 +4,16 @@ highest when it last scored a token, whether accepted or rejected, after that to
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 from ouroboros.baselines.suffix_tree import check_state
 
+from ouroboros.drafters.pool import token_ids
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import Ranked, TokenSelector
@@ -19,20 +21,17 @@ from ouroboros.tree import TokenTree
 
 WIDTH = 8
 SOURCE = "recycled"
-
-
-def _paths(*levels: str) -> list[tuple[int, ...]]:
-    return [tuple(map(int, path)) for level in levels for path in level.split()]
-
-
-PATHS = _paths(
-    "0 1 2 3 4 5 6 7",
-    "00 01 02 03 04 05 06 07 10 11 12 13 20 21 22 30 31 40 50 60 70",
-    "000 001 002 003 004 005 006 007 010 011 012 020 021 030 040 050 060 070 100 101 110 200 300"
-    " 400 500",
-    "0000 0001 0002 0003 0004 0010 0011 0020 0030 0040 0100 0200 1000 2000 3000",
-    "00000 00001 00002 00010 00020 00100 01000 10000",
-    "000000 000001 000100",
+PATHS = re.findall(
+    r"\d+",
+    """
+    0 1 2 3 4 5 6 7
+    00 01 02 03 04 05 06 07 10 11 12 13 20 21 22 30 31 40 50 60 70
+    000 001 002 003 004 005 006 007 010 011 012 020 021 030 040 050 060 070 100 101 110 200 300
+    400 500
+    0000 0001 0002 0003 0004 0010 0011 0020 0030 0040 0100 0200 1000 2000 3000
+    00000 00001 00002 00010 00020 00100 01000 10000
+    000000 000001 000100
+    """,
 )
 """The nodes of the published tree, each as the ranks on its way from the root."""
 
@@ -41,46 +40,20 @@ def template(nodes: int) -> list[tuple[int, int]]:
     """Return the `nodes` likeliest nodes of the published tree, as (parent, rank); parent -1 is the
     root. How likely a path is falls with its length and with each rank on it."""
 
-    def likely(path: tuple[int, ...]) -> float:
-        return math.prod(0.5 / (1 + rank) for rank in path)
+    def likely(path: str) -> float:
+        return math.prod(0.5 / (1 + int(rank)) for rank in path)
 
     kept = sorted(PATHS, key=lambda path: -likely(path))[:nodes]
     index = {path: at for at, path in enumerate(kept)}
-    return [(index.get(path[:-1], -1), path[-1]) for path in kept]
-
-
-class Successors:
-    """The target's WIDTH likeliest tokens after each token id when it was last scored, best
-    first."""
-
-    def __init__(self) -> None:
-        self.rows: dict[int, list[int]] = {}
-
-    def learn(self, tree: TokenTree, ranked: Ranked, path: Sequence[int]) -> None:
-        """Overwrite the row of every scored token, ordered by probability (`ranked` is ordered by
-        scores that include one position's noise). Of nodes with the same token the last accepted
-        one counts, else the last one."""
-        order = np.argsort(-ranked.shares, axis=1, kind="stable")
-        ids = np.take_along_axis(ranked.ids, order, axis=1).tolist()
-        for at, node in enumerate(tree.logit_nodes):
-            self.rows[tree.tokens[node]] = ids[at]
-        for node in path:
-            self.rows[tree.tokens[node]] = ids[bisect_left(tree.logit_nodes, node)]
-
-    def read(self, tokens: Sequence[int]) -> None:
-        """Put the tokens that followed each token of a text at the front of its row, newest
-        first."""
-        for token, after in pairwise(tokens):
-            known = self.rows.get(token, [])
-            self.rows[token] = [after, *(other for other in known if other != after)][:WIDTH]
+    return [(index.get(path[:-1], -1), int(path[-1])) for path in kept]
 
 
 class TokenRecycling:
     """Fill the published static tree, or its `nodes` likeliest nodes, from the successor rows.
 
-    The rows are learned from every scored node, rejected ones included; with `read_prompt` also
-    from the prompt's text. `state` "task" keeps the rows between prompts, as the published code
-    does.
+    `rows` are the target's WIDTH likeliest tokens after each token when it was last scored, best
+    first, learned from every scored node, rejected ones included; with `read_prompt` also from the
+    prompt's text. `state` "task" keeps them between prompts, as the published code does.
     """
 
     draft: CachedModel | None = None
@@ -99,29 +72,34 @@ class TokenRecycling:
         check_state(state)
         self.template = template(nodes)
         self.read_prompt = read_prompt
-        self.state = state
-        self.successors = Successors()
+        self.carries_state = state == "task"
+        self.rows: dict[int, list[int]] = {}
         self._fresh = True
+
+    def state_dict(self) -> dict:
+        """Return the rows: all that outlives a prompt."""
+        return {"rows": {str(token): row for token, row in self.rows.items()}}
+
+    def load_state_dict(self, state: Mapping) -> None:
+        """Hold the rows of `state_dict`."""
+        rows = state["rows"].items()
+        self.rows = {int(token): token_ids(row[:WIDTH], least=-1) for token, row in rows}
 
     def reset(self, choose: TokenSelector) -> None:
         """Forget all rows with state "cold"."""
-        if self.state == "cold":
-            self.successors = Successors()
+        if not self.carries_state:
+            self.rows = {}
         self._fresh = True
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Return the template's nodes below the last token for which successors are known."""
-        unread, self._fresh = self._fresh, False
-        if unread and self.read_prompt:
-            self.successors.read(tokens)
-        if unread and read_alone(tokens):
+        if self._begin(tokens):
             return TokenTree.chain(tokens[-1], ())
-        rows = self.successors.rows
         index: list[int] = []
         grown, parents = [tokens[-1]], [-1]
         for above, rank in self.template:
             parent = index[above] if above >= 0 else 0
-            row = rows.get(grown[parent], ()) if parent >= 0 else ()
+            row = self.rows.get(grown[parent], ()) if parent >= 0 else ()
             if rank < len(row) and row[rank] >= 0:  # -1 where the vocabulary ends
                 index.append(len(grown))
                 grown.append(row[rank])
@@ -129,12 +107,27 @@ class TokenRecycling:
             else:
                 index.append(-1)
         source = ("", *[SOURCE] * (len(grown) - 1))
-        tree = TokenTree(tuple(grown), tuple(parents), source=source)
-        return tree.pruned(budget - 1)
+        return TokenTree(tuple(grown), tuple(parents), source=source).pruned(budget - 1)
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Nothing to learn: `observe_ranked` does."""
 
     def observe_ranked(self, tree: TokenTree, ranked: Ranked, path: Sequence[int]) -> None:
-        """Learn the target's likeliest tokens after every node."""
-        self.successors.learn(tree, ranked, path)
+        """Overwrite the row of every scored token, ordered by probability (`ranked` is ordered by
+        scores that include one position's noise). Of nodes with the same token the last accepted
+        one counts, else the last one."""
+        order = np.argsort(-ranked.shares, axis=1, kind="stable")
+        ids = np.take_along_axis(ranked.ids, order, axis=1).tolist()
+        for at, node in enumerate(tree.logit_nodes):
+            self.rows[tree.tokens[node]] = ids[at]
+        for node in path:
+            self.rows[tree.tokens[node]] = ids[bisect_left(tree.logit_nodes, node)]
+
+    def _begin(self, tokens: Sequence[int]) -> bool:
+        """In a prompt's first step, put the tokens that followed each of its tokens at the front of
+        its row, newest first, with `read_prompt`; return whether to propose nothing yet."""
+        fresh, self._fresh = self._fresh, False
+        for token, after in pairwise(tokens) if fresh and self.read_prompt else ():
+            known = self.rows.get(token, [])
+            self.rows[token] = [after, *(other for other in known if other != after)][:WIDTH]
+        return fresh and read_alone(tokens)

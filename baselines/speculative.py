@@ -7,18 +7,16 @@ but not individual tokens, is an option.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from ouroboros.baselines.rejection import Drawn, Rejection
 
-from ouroboros.decode import RootOnly, extend
-from ouroboros.drafters.drafting import Scratch
+from ouroboros.drafters.drafting import DraftLoop
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
 from ouroboros.select import Sampler, TokenSelector, TopKRecorder, argmax
-from ouroboros.trace import StepRecord
 from ouroboros.tree import TokenTree
 
 
@@ -44,6 +42,8 @@ class Speculative:
     ) -> None:
         if gamma < 1 or candidates < 1:
             raise ValueError(f"gamma {gamma} and candidates {candidates} must be at least 1")
+        if not 0 <= confidence <= 1:
+            raise ValueError(f"confidence is {confidence}; choose 0 (off) to 1")
         if verification not in ("shared", "rejection"):
             raise ValueError(f"verification {verification!r} is not one of shared, rejection")
         if candidates > 1 and verification == "shared":
@@ -52,15 +52,16 @@ class Speculative:
                 "draft model has one sample at each position"
             )
         self.draft: CachedModel | None = draft
-        self.model = draft
-        self.draft_sequence: CachedSequence | None = None
         self.gamma = gamma
         self.confidence = confidence
         self.verification = verification
         self.candidates = candidates
-        self._plain = RootOnly()
-        self._scratch = Scratch()
-        self._choose: TokenSelector = argmax
+        self._loop = DraftLoop(draft)
+
+    @property
+    def draft_sequence(self) -> CachedSequence:
+        """The sequence on which the draft model is called."""
+        return self._loop.sequence
 
     def rule(self, choose: TokenSelector) -> TokenSelector:
         """Return the selector that the loop shall use, `Rejection` with verification="rejection".
@@ -75,43 +76,35 @@ class Speculative:
 
     def reset(self, choose: TokenSelector) -> None:
         """Draft by the same choice (and noise) as the target."""
-        self._choose = choose
-        self.draft_sequence = self.model.new_sequence()
-        self._scratch.reset()
+        self._loop.reset(choose)
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Return the draft as a chain (with leaves, where there are more candidates)."""
-        if isinstance(self._choose, Rejection):
-            return self._candidates(self._choose, tokens, budget)
-        room = min(self.gamma, budget - 1, self.model.max_len - len(tokens) + 1)
-        if room > 0 and self.draft_sequence and not self.confidence and self._choose.context_free:
-            drafted = self.model.roll(self.draft_sequence, tokens, room, self._choose)
+        loop, choose = self._loop, self._loop.choose
+        room = min(self.gamma, budget - 1)
+        if isinstance(choose, Rejection):
+            return self._candidates(choose, tokens, room)
+        fits = min(room, loop.model.max_len - len(tokens) + 1)
+        if fits > 0 and not self.confidence and choose.context_free:
+            drafted = loop.model.roll(loop.sequence, tokens, fits, choose)
             return TokenTree.chain(tokens[-1], drafted, source="draft")
-        sequence, recorder = self._scratch.at(tokens), TopKRecorder(self._choose, 2)
-        choose: TokenSelector = recorder if self.confidence > 0 else self._choose
-        for _ in self._extend(sequence, room, choose):
-            if self.confidence > 0 and recorder.last.shares[0, 0] < self.confidence:
+        recorder = TopKRecorder(choose, 2)
+        for _ in loop.extend(tokens, room, recorder if self.confidence else choose):  # type: ignore[arg-type]
+            if self.confidence and recorder.last.shares[0, 0] < self.confidence:
                 break
-        return TokenTree.chain(tokens[-1], sequence[len(tokens) :], source="draft")
+        return TokenTree.chain(tokens[-1], loop.drafted, source="draft")
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Nothing to learn: the draft model rolls back by itself."""
 
-    def _extend(self, text: list[int], room: int, choose: TokenSelector) -> Iterator[StepRecord]:
-        """Draft token by token, appending to `text`."""
-        return extend(
-            self.model, self._plain, text, room, sequence=self.draft_sequence, choose=choose
-        )
-
-    def _candidates(self, rule: Rejection, tokens: Sequence[int], budget: int) -> TokenTree:
+    def _candidates(self, rule: Rejection, tokens: Sequence[int], room: int) -> TokenTree:
         """Draft a chain of the first candidates, with the others as its leaves."""
         draws = Draws(rule, self.candidates)
-        sequence, room = self._scratch.at(tokens), min(self.gamma, budget - 1)
-        for _ in self._extend(sequence, room, draws):
+        for _ in self._loop.extend(tokens, room, draws):
             last = draws.drawn[-1]
             if float(last.distribution[last.candidates[0]]) < self.confidence:
                 break
-        tree = TokenTree.chain(tokens[-1], sequence[len(tokens) :], source="draft")
+        tree = TokenTree.chain(tokens[-1], self._loop.drafted, source="draft")
         rule.drawn = dict(enumerate(draws.drawn))
         for node, drawn in rule.drawn.items():
             tree = tree.graft([[token] for token in drawn.candidates], at=node, source="draft")

@@ -8,13 +8,14 @@ threshold a draft model, if given, drafts instead.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Literal, NamedTuple
 
 from ouroboros.baselines.speculative import Speculative
 from ouroboros.baselines.suffix_tree import END, SOURCE, PrefixKey, SuffixTree, check_state
 
+from ouroboros.drafters.pool import token_ids
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
@@ -71,7 +72,7 @@ class SuffixDecoding:
         self.max_tokens = max_tokens
         self.factor, self.offset, self.least = factor, offset, least
         self.branches = branches
-        self.state = state
+        self.carries_state = state == "task"
         self.threshold = gamma if threshold is None else threshold
         self._chain = draft and Speculative(draft, gamma=gamma, confidence=confidence)
         self._text = SuffixTree(depth=depth)
@@ -86,11 +87,24 @@ class SuffixDecoding:
         """The sequence on which the draft model is called."""
         return self._chain.draft_sequence if self._chain else None
 
+    def _output(self) -> list[int]:
+        return [*self._text.text[self._prompt :], *self._accepted] if self._seen else []
+
+    def state_dict(self) -> dict:
+        """Return the outputs so far: all that outlives a prompt."""
+        return {"past": self._past.text, "output": self._output()}
+
+    def load_state_dict(self, state: Mapping) -> None:
+        """Hold the outputs of `state_dict`."""
+        self._past.load(token_ids(state["past"], least=END))
+        self._text.load(token_ids(state["output"]))
+        self._prompt, self._accepted, self._seen = 0, [], len(state["output"])
+
     def reset(self, choose: TokenSelector) -> None:
         """Begin a prompt; with state "task" keep the last output, all but its last token, which
         no later step saw."""
-        if self.state == "task" and self._seen:
-            self._past.extend([*self._text.text[self._prompt :], *self._accepted])
+        if self.carries_state and (output := self._output()):
+            self._past.extend(output)
             self._past.close()
         self._text.forget()
         self._places, self._accepted, self._seen = [], [], 0

@@ -75,17 +75,17 @@ class SuffixTree:
         self.active = []
         if len(self.text) > self.memory:
             kept = self.text[-self.memory // 2 :]
-            texts = kept[kept.index(END) + 1 :] if kept.count(END) > 1 else kept
-            self.forget()
-            self._rebuild(texts)
+            self.load(kept[kept.index(END) + 1 :] if kept.count(END) > 1 else kept)
 
-    def _rebuild(self, texts: Sequence[int]) -> None:
-        start = 0
-        for index, token in enumerate(texts):
+    def load(self, texts: Sequence[int]) -> None:
+        """Hold exactly these texts, each but the last one followed by END."""
+        self.forget()
+        for token in texts:
             if token == END:
-                self.extend(texts[start:index])
                 self.text.append(END)
-                self.active, start = [], index + 1
+                self.active = []
+            else:
+                self.extend((token,))
 
     def _leaf(self, node: int, token: int, start: int) -> int:
         leaf = len(self.tokens)

@@ -17,8 +17,7 @@ import ouroboros.conf as conf
 from ouroboros import vocab
 from ouroboros.costs import Costs
 from ouroboros.decode import Drafter
-from ouroboros.drafters import DrafterMemory
-from ouroboros.drafters.pool import PhrasePool
+from ouroboros.drafters.pool import load_state
 from ouroboros.engine.model import CachedModel
 from ouroboros.instantiate import check_arguments, instantiate, parameters_of, unknown
 from ouroboros.select import TokenSelector
@@ -113,14 +112,14 @@ def make_decoder(
     draft: CachedModel | None = None,
     *,
     costs: Costs | None = None,
-    pool: PhrasePool | DrafterMemory | None = None,
+    pool: Mapping | None = None,
     **settings: object,
 ) -> Decoder:
     """Return a new decoder of a name in conf/decoder, or of a config with `_target_`.
 
     `settings` replace those of the config. `draft` is used where the config drafts with a model,
-    `costs` where the decoder takes some and the config leaves them open. `pool` is copied, so that
-    several decoders may start from one.
+    `costs` where the decoder takes some and the config leaves them open. `pool` is the state of a
+    drafter, which several decoders may start from.
 
     Raises `ValueError` for an unknown name or setting, with the nearest match, for a value of the
     wrong type, and where a draft model is needed and missing.
@@ -135,10 +134,10 @@ def make_decoder(
     if wants_costs(config):
         config.pop("costs", None)
         objects["costs"] = costs
+    if pool is None and isinstance(config.get("pool"), Mapping):
+        pool = config["pool"]
     if pool is not None:
-        objects["pool"] = pool.copy() if isinstance(pool, PhrasePool) else pool
-    elif isinstance(config.get("pool"), PhrasePool | DrafterMemory):
-        objects["pool"] = config["pool"]
+        objects["pool"] = pool
     values = {key: value for key, value in config.items() if key not in OBJECTS}
     return instantiate(values, what, **objects)
 
@@ -160,8 +159,7 @@ def decoder_factories(
         pool = None
         if config.get("pool"):
             empty = make_decoder({**config, "pool": None, "pool_state": "cold"}, draft)
-            fingerprint = vocab.fingerprint(tokenizer)
-            pool = empty.read_pool(config["pool"], tokenizer_id=fingerprint)  # type: ignore[union-attr]
+            pool = load_state(empty, config["pool"], tokenizer_id=vocab.fingerprint(tokenizer))
         factories[name] = partial(make_decoder, config, draft, costs=costs, pool=pool)
         factories[name]()
     return factories

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import numpy as np
 
 from ouroboros.drafters.draft_tree.candidates import Weights
-from ouroboros.drafters.draft_tree.tree_grower import Nodes, Shape, TreeGrower
+from ouroboros.drafters.draft_tree.tree_grower import TreeGrower
+from ouroboros.tree import TokenTree
 
 RANKS = 6
 
@@ -23,20 +23,22 @@ def chain_text(length: int, vocab: int, seed: int = 0) -> list[int]:
     return text
 
 
-def growth(vocab: int = 64, *, call: float = 0.2, **shape) -> TreeGrower:
-    """A growth with rising costs."""
-    made = TreeGrower(Weights.load(), Shape(**shape), vocab=vocab)
+def growth(vocab: int = 64, *, call: float = 0.2, start: bool = True, **limits) -> TreeGrower:
+    """A grower with rising costs, its first sequence begun."""
+    made = TreeGrower(Weights.load(), vocab=vocab, **limits)
     made.set_costs([1 + 0.02 * n for n in range(64)], [call + 0.004 * n for n in range(64)])
+    if start:
+        made.start()
     return made
 
 
-def ranking(nodes: Nodes, asked: int, vocab: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What a draft says after nodes: a function of the token alone."""
+def ranking(draft: TokenTree, vocab: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What a draft model says after a tree's logit nodes: a function of the token alone."""
     count = min(RANKS, vocab)
-    ids = np.zeros((asked, count), dtype=np.int64)
-    scores, shares = np.zeros((asked, count)), np.zeros((asked, count))
-    for row, token in enumerate(nodes.tokens[len(nodes.tokens) - asked :]):
-        draw = random.Random(token)
+    ids = np.zeros((len(draft.logit_nodes), count), dtype=np.int64)
+    scores, shares = np.zeros(ids.shape), np.zeros(ids.shape)
+    for row, node in enumerate(draft.logit_nodes):
+        draw = random.Random(draft.tokens[node])
         ids[row] = draw.sample(range(vocab), count)
         shares[row] = sorted((draw.random() ** 4 for _ in range(count)), reverse=True)
         shares[row] /= shares[row].sum() * 1.05
@@ -44,26 +46,20 @@ def ranking(nodes: Nodes, asked: int, vocab: int) -> tuple[np.ndarray, np.ndarra
     return ids, scores, shares
 
 
-def depths(parents: Sequence[int]) -> list[int]:
-    found = [0]
-    for parent in parents[1:]:
-        found.append(found[parent] + 1)
-    return found
+def drafts(grown: TreeGrower, text: list[int], depth: int = 20, draft_depth: int = 20, vocab=12):
+    """Begin a step, and yield each tree that the draft model scores in it."""
+    draft = grown.begin(text, depth, draft_depth)
+    while draft:
+        yield draft
+        draft = grown.add_rankings(*ranking(draft, vocab))
 
 
-def step(grown: TreeGrower, text: Sequence[int], known: int, *, vocab: int, room: int = 40) -> int:
+def step(grown: TreeGrower, text: list[int], known: int, *, vocab: int) -> int:
     """One whole step on the first `known` tokens of a text; return how many are new."""
-    asked = grown.begin(text[:known], room, room)
-    while asked:
-        nodes = grown.draft_tree()
-        asked = grown.add_rankings(*ranking(nodes, asked, vocab))
+    list(drafts(grown, text[:known], 40, 40, vocab))
     made = grown.proposal()
-    at = depths(made.parents)
-    chosen = [text[known + depth] for depth in at]
-    path = [0]
-    for node in range(1, len(made.tokens)):
-        if made.parents[node] == path[-1] and made.tokens[node] == chosen[path[-1]]:
-            path.append(node)
+    chosen = [text[known + depth] for depth in made.depths().tolist()]
+    path = made.longest_match(chosen)
     grown.learn(chosen, path)
     return len(path)
 

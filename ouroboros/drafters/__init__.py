@@ -1,9 +1,5 @@
 """Who proposes trees: Ouroboros, lookahead, and the phrases they draw on.
 
-From outside take `Ouroboros`, `Lookahead`, `PhrasePool` (phrases of the published policy) and
-`DrafterMemory` (those of ours). What Ouroboros is measured against stands in `ouroboros.baselines`.
+From outside take `Ouroboros`, `OuroborosPaper`, `Lookahead`, and `save_state` and `load_state` for
+what they learn. What Ouroboros is measured against stands in `ouroboros.baselines`.
 """
-
-from ouroboros.drafters.pool import DrafterMemory
-
-__all__ = ["DrafterMemory"]

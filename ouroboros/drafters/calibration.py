@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 import numpy as np
+import pandas as pd
 import torch
 from scipy.optimize import minimize
 from scipy.special import expit, xlogy
@@ -85,20 +86,14 @@ def quality(rows: np.ndarray, weights: np.ndarray) -> dict:
     features, outcomes = rows[:, :-1], rows[:, -1]
     odds = features @ weights
     estimates, base = expit(odds), outcomes.mean()
-    bins, reliability = np.minimum(estimates * BINS, BINS - 1).astype(int), []
-    for number in np.unique(bins):
-        within = bins == number
-        row = {
-            "from": round(int(number) / BINS, 2),
-            "thought": round(float(estimates[within].mean()), 4),
-        }
-        row |= {"came": round(float(outcomes[within].mean()), 4), "observations": int(within.sum())}
-        reliability.append(row)
+    bins = np.minimum(estimates * BINS, BINS - 1).astype(int) / BINS
+    table = pd.DataFrame({"from": bins, "thought": estimates, "came": outcomes}).groupby("from")
+    reliability = table.mean().round(4).assign(observations=table.size()).reset_index()
     return {
         "observations": len(outcomes),
         "log_loss": round(float((np.logaddexp(0, odds) - outcomes * odds).mean()), 5),
         "log_loss_of_the_mean": round(float(-(xlogy(base, base) + xlogy(1 - base, 1 - base))), 5),
-        "reliability": reliability,
+        "reliability": reliability.to_dict("records"),
     }
 
 

@@ -1,28 +1,53 @@
-"""A drafter's own copy of the sequence, to which a small model may append its draft."""
+"""The decoding loop on a draft model, as a drafter runs it to draft a chain."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+from ouroboros.decode import Drafter, RootOnly, extend
+from ouroboros.engine.model import CachedModel
+from ouroboros.engine.sequence import CachedSequence
+from ouroboros.select import TokenSelector, argmax
+from ouroboros.trace import StepRecord
 
 
-class Scratch:
-    """A copy of the growing sequence, with room for a draft behind it.
+class DraftLoop:
+    """Runs the decoding loop on `model` with `drafter` (None: token by token).
 
-    It is brought up to date, not copied, so a step costs the same at every length.
+    The loop appends to a copy of the sequence, which is brought up to date, not copied anew, so a
+    step costs the same at every length. `drafted` are the tokens of the last draft.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: CachedModel, drafter: Drafter | None = None) -> None:
+        self.model = model
+        self.drafter = drafter or RootOnly()
+        self.reset(argmax)
+
+    def reset(self, choose: TokenSelector) -> None:
+        """Begin a prompt, drafting by the same choice (and noise) as the target."""
+        self.choose = choose
+        self.sequence: CachedSequence = self.model.new_sequence()
         self._text: list[int] = []
         self._known = 0
 
-    def reset(self) -> None:
-        """Forget the sequence."""
-        self._text, self._known = [], 0
-
-    def at(self, tokens: Sequence[int]) -> list[int]:
-        """Return the sequence, which has only grown since the last call (or `reset`), as a list
-        that may be appended to until the next call."""
+    def extend(
+        self, tokens: Sequence[int], room: int, choose: TokenSelector | None = None
+    ) -> Iterator[StepRecord]:
+        """Draft up to `room` tokens after `tokens`, which has only grown since the last call;
+        yield a record after each step."""
         del self._text[self._known :]
         self._text += tokens[self._known :]
         self._known = len(tokens)
-        return self._text
+        return extend(
+            self.model,
+            self.drafter,
+            self._text,
+            room,
+            sequence=self.sequence,
+            choose=choose or self.choose,
+        )
+
+    @property
+    def drafted(self) -> list[int]:
+        """The tokens of the last draft."""
+        return self._text[self._known :]

@@ -80,8 +80,10 @@ class Lookahead:
     """Lookahead decoding: a Jacobi window beside up to `verification_set_size` phrases (W, N, G).
 
     `window_size` 0 leaves only the pool, `verification_set_size` 0 only the window.
-    `pool_from_prompt` takes the phrases of prompt and output as well. `pool` may be shared; an own
-    pool is emptied for each prompt.
+    `pool_from_prompt` takes the phrases of prompt and output as well. The names of the published
+    code, LEVEL (`ngram_size`), WINDOW_SIZE and GUESS_SET_SIZE, are aliases. `pool` may be shared;
+    an own pool is emptied for each prompt. `pool_while_filling` False proposes no phrases until the
+    window is full. Raises `ValueError` for settings out of range, missing or given by both names.
     """
 
     draft: CachedModel | None = None
@@ -89,30 +91,30 @@ class Lookahead:
     def __init__(
         self,
         *,
-        window_size: int,
-        ngram_size: int,
-        verification_set_size: int,
+        window_size: int | None = None,
+        ngram_size: int | None = None,
+        verification_set_size: int | None = None,
         pool_from_prompt: bool = True,
         pool: PhrasePool | None = None,
         pool_while_filling: bool = True,
         seed: int = 0,
+        LEVEL: int | None = None,
+        WINDOW_SIZE: int | None = None,
+        GUESS_SET_SIZE: int | None = None,
     ) -> None:
-        for name, value, least in (
-            ("window_size", window_size, 0),
-            ("ngram_size", ngram_size, 2),
-            ("verification_set_size", verification_set_size, 0),
-        ):
-            if value < least:
-                raise ValueError(f"{name} is {value}; it must be at least {least}")
-        self.branches = verification_set_size
+        size = _one_of(0, window_size=window_size, WINDOW_SIZE=WINDOW_SIZE)
+        length = _one_of(2, ngram_size=ngram_size, LEVEL=LEVEL)
+        self.branches = _one_of(
+            0, verification_set_size=verification_set_size, GUESS_SET_SIZE=GUESS_SET_SIZE
+        )
         self.pool_from_prompt = pool_from_prompt
         self.pool_while_filling = pool_while_filling
         self.own_pool = pool is None
         if pool is None:
-            pool = PhrasePool(phrase_len=ngram_size - 1, per_key=max(1, verification_set_size))
+            pool = PhrasePool(phrase_len=length - 1, per_key=max(1, self.branches))
         self.pool = pool
-        self.window = Window(size=window_size, ngram_size=ngram_size, seed=seed)
-        self.reads_rejected = window_size > 0
+        self.window = Window(size=size, ngram_size=length, seed=seed)
+        self.reads_rejected = size > 0
         self._seen = 0
         self._proposed: TokenTree | None = None
 
@@ -150,3 +152,14 @@ class Lookahead:
         following = chosen[path[-1]]
         for ngram in self.window.observe(chosen, following):
             self.pool.add(ngram[0], ngram[1:])
+
+
+def _one_of(least: int, **names: int | None) -> int:
+    """Return the value of the one setting that is given, under either name."""
+    given = {name: value for name, value in names.items() if value is not None}
+    if len(given) != 1:
+        raise ValueError(f"give exactly one of {' and '.join(names)}")
+    ((name, value),) = given.items()
+    if value < least:
+        raise ValueError(f"{name} is {value}; it must be at least {least}")
+    return value

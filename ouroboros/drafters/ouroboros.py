@@ -11,20 +11,19 @@ Invariant: estimates only change *which tokens are proposed*; `decode` alone dec
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ouroboros.costs import Costs, Surface
+from ouroboros.decode import predict
 from ouroboros.drafters.draft_tree.candidates import Weights
 from ouroboros.drafters.draft_tree.state import RANKS, SIZES
-from ouroboros.drafters.draft_tree.tree_grower import Shape, TreeGrower, warm_up_jit
-from ouroboros.drafters.pool import DrafterMemory, check_pool
+from ouroboros.drafters.draft_tree.tree_grower import TreeGrower, warm_up_jit
+from ouroboros.drafters.pool import check_pool
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
-from ouroboros.select import Ranked, TokenSelector, argmax
+from ouroboros.select import TokenSelector, TopKRecorder, argmax
 from ouroboros.tree import TokenTree
 
 PoolState = Literal["cold", "task", "loaded"]
@@ -43,13 +42,11 @@ class Ouroboros:
       file; by default the name that suits the draft's device
     - `weights`: the probability estimators' weights, or their file; by default the shipped ones
     - `pool_state`: "cold" empties the phrase memory for each prompt, "task" carries it from prompt
-      to prompt, "loaded" starts each prompt from `pool`
+      to prompt, "loaded" starts each prompt from `pool`, the `state_dict` of another drafter
 
     The draft model is first called where that first pays; until then it has read nothing. A long
     prompt is prefilled before anything is proposed, so the first token comes as early as in greedy
-    decoding.
-
-    Raises `ValueError` for settings out of range.
+    decoding. Raises `ValueError` for settings out of range.
     """
 
     def __init__(
@@ -64,7 +61,7 @@ class Ouroboros:
         costs: str | Costs | None = None,
         weights: str | Weights | None = None,
         pool_state: PoolState = "cold",
-        pool: DrafterMemory | None = None,
+        pool: Mapping | None = None,
         policy: str = "ours",
     ) -> None:
         if policy != "ours":
@@ -72,46 +69,47 @@ class Ouroboros:
                 f"policy={policy!r} is gone: the published algorithm is ouroboros.OuroborosPaper "
                 "(decoder=ouroboros_paper)"
             )
-        check_pool(pool_state, pool, DrafterMemory)
-        if not isinstance(weights, Weights):
-            weights = Weights.load(weights)
+        check_pool(pool_state, pool)
         warm_up_jit()
         self.draft = draft
         self.draft_sequence: CachedSequence | None = None
-        self.pool_state = pool_state
-        self.grower = TreeGrower(weights, Shape(max_nodes, children, draft_nodes, recycle, judge))
+        self.grower = TreeGrower(
+            weights if isinstance(weights, Weights) else Weights.load(weights),
+            max_nodes=max_nodes,
+            children=children,
+            draft_nodes=draft_nodes,
+            recycle=recycle,
+            judge=judge,
+        )
         self.reads_rejected = recycle
         costs = costs or default_costs(draft)
         self.costs = costs if isinstance(costs, Costs) else Costs.load(costs)
+        self.pool_state = pool_state
+        self.carries_state = pool_state == "task"
         self._loaded = pool if pool_state == "loaded" else None
         if pool is not None:
-            self.restore(pool)
-        self._choose: TokenSelector = argmax
+            self.load_state_dict(pool)
+        self._ranking = TopKRecorder(argmax, RANKS)
         self._cost_context = 0
         self._cost_tables: dict[int, tuple[list[float], list[float]]] = {}
         self._proposed: TokenTree | None = None
         self._first_step = True
 
-    @property
-    def pool(self) -> DrafterMemory:
-        """Phrases, recycled predictions and learned rates: all that outlives a prompt."""
-        return self.grower.remembered()
+    def state_dict(self) -> dict:
+        """Return phrases, recycled predictions and learned rates: all that outlives a prompt."""
+        return self.grower.state_dict()
 
-    def restore(self, pool: DrafterMemory) -> None:
-        """Replace the drafter's memory by `pool`."""
-        self.grower.restore(pool)
-
-    def read_pool(self, path: str | Path, *, tokenizer_id: str) -> DrafterMemory:
-        """Read a saved pool of this drafter's kind. Raises `ValueError` for any other file."""
-        return DrafterMemory.load(path, tokenizer_id=tokenizer_id)
+    def load_state_dict(self, state: Mapping) -> None:
+        """Remember exactly what `state_dict` returned. Raises `ValueError` for damaged content."""
+        self.grower.load_state_dict(state)
 
     def reset(self, choose: TokenSelector) -> None:
         """Begin a prompt: empty, keep or restore the memory as `pool_state` says."""
-        if self.pool_state != "task":
-            self.grower.forget()
         if self._loaded is not None:
-            self.restore(self._loaded)
-        self._choose = choose
+            self.load_state_dict(self._loaded)
+        elif self.pool_state == "cold":
+            self.grower.forget()
+        self._ranking = TopKRecorder(choose, RANKS)
         self._cost_context = 0
         self._proposed = None
         self._first_step = True
@@ -126,18 +124,12 @@ class Ouroboros:
         self._update_costs(len(tokens))
         grower, draft, sequence = self.grower, self.draft, self.draft_sequence
         room = draft.max_len - len(tokens) if draft is not None else -1
-        count = grower.begin(tokens, budget - 1, room)
-        while count:
+        tree = grower.begin(tokens, budget - 1, room)
+        while tree is not None:
             assert draft is not None and sequence is not None
-            nodes = grower.draft_tree()
-            size = len(nodes.tokens)
-            to_score = range(size - count, size)
-            tree = TokenTree.from_nodes(*nodes[:3], logit_nodes=to_score)
-            count = grower.add_rankings(*rank_tokens(draft, sequence, tokens, tree, self._choose))
-        made = grower.proposal()
-        self._proposed = TokenTree.from_nodes(
-            *made[:3], source=made.source, probability=made.probability
-        )
+            predict(draft, sequence, tokens, tree, self._ranking)
+            tree = grower.add_rankings(*self._ranking.last)
+        self._proposed = grower.proposal()
         return self._proposed
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
@@ -158,23 +150,6 @@ class Ouroboros:
             target, draft = self.costs.target, self.costs.draft
             self._cost_tables[at] = cost_table(target, at), cost_table(draft or target, at)
         self.grower.set_costs(*self._cost_tables[at])
-
-
-def rank_tokens(
-    draft: CachedModel,
-    sequence: CachedSequence,
-    tokens: Sequence[int],
-    tree: TokenTree,
-    choose: TokenSelector,
-) -> Ranked:
-    """Return the draft model's likeliest tokens after the tree's logit nodes; one wait."""
-    logits = draft.score(sequence, tokens, tree)
-    started = time.perf_counter()
-    ranked = choose.ranked(logits, tokens, tree, RANKS)
-    waited = time.perf_counter() - started
-    sequence.busy_s += waited
-    sequence.wait_s += waited
-    return ranked
 
 
 def default_costs(draft: CachedModel | None) -> str:

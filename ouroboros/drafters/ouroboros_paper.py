@@ -11,17 +11,15 @@ Invariant: the pool only changes *which tokens are proposed*; `decode` alone dec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from ouroboros.decode import extend
-from ouroboros.drafters.drafting import Scratch
+from ouroboros.drafters.drafting import DraftLoop
 from ouroboros.drafters.lookahead import Lookahead
 from ouroboros.drafters.pool import PhrasePool, check_pool
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
-from ouroboros.select import TokenSelector, argmax
+from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree, TreeBuilder
 
 
@@ -32,9 +30,8 @@ class OuroborosPaper:
     `window_size` 0 drafts without a Jacobi window, `topk` 0 does not lengthen the draft, `recycle`
     False takes no phrases from verification, `seed` fills the first window. `pool_state`: "cold"
     empties the pool for each prompt, "task" carries it from prompt to prompt, "loaded" starts each
-    prompt from `pool`.
-
-    Raises `ValueError` for settings out of range and for a pool of other sizes.
+    prompt from `pool`, the `state_dict` of another drafter. Raises `ValueError` for settings out of
+    range and for a pool of another phrase length.
     """
 
     def __init__(
@@ -48,72 +45,76 @@ class OuroborosPaper:
         topk: int = 3,
         recycle: bool = True,
         pool_state: Literal["cold", "task", "loaded"] = "cold",
-        pool: PhrasePool | None = None,
+        pool: Mapping | None = None,
         seed: int = 0,
     ) -> None:
         if draft is None:
             raise ValueError("OuroborosPaper drafts with a model: give draft=")
         if gamma < 1 or topk < 0:
             raise ValueError(f"gamma {gamma} must be at least 1 and topk {topk} at least 0")
-        check_pool(pool_state, pool, PhrasePool)
+        check_pool(pool_state, pool)
         self.draft: CachedModel | None = draft
-        self.model = draft
-        self.draft_sequence: CachedSequence | None = None
         self.gamma, self.topk, self.recycle = gamma, topk, recycle
         self.reads_rejected = recycle
         self.ngram_size = ngram_size
         self.pool_state = pool_state
-        if pool is None:
-            per_key = max(1, verification_set_size, topk)
-            pool = PhrasePool(phrase_len=ngram_size - 1, per_key=per_key)
-        elif pool.phrase_len != ngram_size - 1:
-            raise ValueError(
-                f"the pool holds phrases of {pool.phrase_len} tokens, ngram_size asks for "
-                f"{ngram_size - 1}"
-            )
-        self.pool = pool
-        self._loaded = pool.copy() if pool_state == "loaded" else None
+        self.carries_state = pool_state == "task"
+        self.pool = PhrasePool(
+            phrase_len=ngram_size - 1, per_key=max(1, verification_set_size, topk)
+        )
+        self._loaded = pool if pool_state == "loaded" else None
+        if pool is not None:
+            self.load_state_dict(pool)
         self.drafting = Lookahead(
             window_size=window_size,
             ngram_size=ngram_size,
             verification_set_size=verification_set_size,
             pool_from_prompt=False,
-            pool=pool,
+            pool=self.pool,
             pool_while_filling=False,
             seed=seed,
         )
-        self._choose: TokenSelector = argmax
+        self._loop = DraftLoop(draft, self.drafting)
         self._draft_end = 0
         self._suffixes: list[tuple[int, ...]] = []
-        self._scratch = Scratch()
 
-    def restore(self, pool: PhrasePool) -> None:
-        """Replace the drafter's phrases by those of a pool of the same sizes."""
-        self.pool.restore(pool)
+    @property
+    def draft_sequence(self) -> CachedSequence:
+        """The sequence on which the draft model is called."""
+        return self._loop.sequence
 
-    def read_pool(self, path: str | Path, *, tokenizer_id: str) -> PhrasePool:
-        """Read a saved pool of this drafter's sizes. Raises `ValueError` for any other file."""
-        sizes = {"phrase_len": self.pool.phrase_len, "per_key": self.pool.per_key}
-        return PhrasePool.load(path, tokenizer_id=tokenizer_id, **sizes)
+    def state_dict(self) -> dict:
+        """Return the pool's phrases: all that outlives a prompt."""
+        return self.pool.state_dict()
+
+    def load_state_dict(self, state: Mapping) -> None:
+        """Hold the phrases of `state_dict`. Raises `ValueError` for another phrase length."""
+        self.pool.load_state_dict(state)
 
     def reset(self, choose: TokenSelector) -> None:
         """Begin a prompt: empty, keep or restore the pool as `pool_state` says."""
-        self._choose = choose
+        self._loop.reset(choose)
         self.drafting.reset(choose)
-        self.draft_sequence = self.model.new_sequence()
-        self._scratch.reset()
         if self._loaded is not None:
-            self.pool.restore(self._loaded)
+            self.load_state_dict(self._loaded)
         elif self.pool_state == "cold":
             self.pool.clear()
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
-        """Return the draft as a chain, with phrases of the pool below its end."""
-        drafted, sources = self._draft(tokens, budget - 1)
+        """Return the draft as a chain, with phrases of the pool below its end.
+
+        Draft gamma tokens, and more where the last draft call yields more; their source is "draft",
+        or "phrase" for tokens of a verified phrase.
+        """
+        sources: list[str] = []
+        for record in self._loop.extend(tokens, budget - 1):
+            sources += ["phrase" if name == "pool" else "draft" for name in record.sources]
+            if len(sources) >= self.gamma:
+                break
         tree = TreeBuilder(tokens[-1])
-        tree.graft([drafted])
+        tree.graft([self._loop.drafted])
         tree.source[1:] = sources
-        self._draft_end = end = len(drafted)
+        self._draft_end = end = len(sources)
         self._suffixes = self.pool.get(tree.tokens[end], self.topk)
         tree.graft([phrase[: budget - 1 - end] for phrase in self._suffixes], end, source="suffix")
         return tree.build()
@@ -146,23 +147,4 @@ class OuroborosPaper:
             while last < limit and chosen[last] == tree.tokens[last + 1]:
                 last += 1
             if last - node >= self.ngram_size - 2:
-                self.pool.add(tree.tokens[node], [chosen[n] for n in range(node, last + 1)])
-
-    def _draft(self, tokens: Sequence[int], room: int) -> tuple[list[int], list[str]]:
-        """Draft gamma tokens (at most `room`), and more where the last draft call yields more.
-
-        Return them with their sources: "draft", or "phrase" for tokens of a verified phrase.
-        """
-        sequence, sources = self._scratch.at(tokens), []
-        for record in extend(
-            self.model,
-            self.drafting,
-            sequence,
-            room,
-            sequence=self.draft_sequence,
-            choose=self._choose,
-        ):
-            sources += ["phrase" if name == "pool" else "draft" for name in record.sources]
-            if len(sources) >= self.gamma:
-                break
-        return sequence[len(tokens) :], sources
+                self.pool.add(tree.tokens[node], chosen[node : last + 1])

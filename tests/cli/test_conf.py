@@ -8,7 +8,7 @@ from composing import ROOT, composed, names
 from hydra.errors import HydraException
 from hydra.utils import get_class
 
-from ouroboros import PhrasePool, argmax, standin, vocab
+from ouroboros import Ouroboros, argmax, standin, vocab
 from ouroboros.bench.report.gather import load, merge
 from ouroboros.bench.run import run as running
 from ouroboros.bench.run.config import RunConfig
@@ -19,7 +19,7 @@ from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli import configs
 from ouroboros.cli import errors as asking
 from ouroboros.decoders import check_decoders, decoder_factories
-from ouroboros.drafters.pool import DrafterMemory
+from ouroboros.drafters.pool import save_state
 from ouroboros.instantiate import find_class
 
 
@@ -54,27 +54,22 @@ def test_every_decoder_composes_alone_and_can_be_built(name):
         assert made.draft is pair.draft
 
 
+def saved_memory(path, tokenizer) -> None:
+    """A file of what Ouroboros knows after the text 1 2 3."""
+    made = Ouroboros()
+    made.load_state_dict({**made.state_dict(), "text": [1, 2, 3]})
+    save_state(made, path, tokenizer_id=vocab.fingerprint(tokenizer))
+
+
 def test_a_saved_pool_is_loaded(tmp_path):
     pair, path = Pair(*tiny_pair()), tmp_path / "pool.json"
-    named = vocab.fingerprint(pair.target.tokenizer)
-    pool = PhrasePool(phrase_len=4, per_key=5)
-    pool.add(1, [2, 3, 4, 5])
-    pool.save(path, tokenizer_id=named)
-    own = "decoder.ouroboros_paper"
-    set_up = [f"{own}.pool_state=loaded", f"{own}.pool={path}", f"{own}.ngram_size=5"]
-    config = composed("decoder=ouroboros_paper", *set_up)
-    made = decoder_factories(config["decoder"], pair.draft, tokenizer=pair.target.tokenizer)[
-        "ouroboros_paper"
-    ]()
-    assert [list(phrase) for phrase in made.pool.get(1, 1)] == [[2, 3, 4, 5]]
-    DrafterMemory((1, 2, 3)).save(path, tokenizer_id=named)
+    saved_memory(path, pair.target.tokenizer)
     set_up = ["decoder.ouroboros.pool_state=loaded", f"decoder.ouroboros.pool={path}"]
     config = composed("decoder=ouroboros", *set_up)
-    made = decoder_factories(config["decoder"], pair.draft, tokenizer=pair.target.tokenizer)[
-        "ouroboros"
-    ]()
+    factories = decoder_factories(config["decoder"], pair.draft, tokenizer=pair.target.tokenizer)
+    made = factories["ouroboros"]()
     made.reset(argmax)
-    assert made.pool.text[:3] == (1, 2, 3)
+    assert made.state_dict()["text"][:3] == [1, 2, 3]
 
 
 TABLES = [name for name in names("experiment") if name.endswith("b")]
@@ -189,8 +184,7 @@ def test_every_experiment_has_a_rehearsal(name, run_bench, saved_pair):
     options = ["rehearsal=cpu", "task.limit=1", "max_new=3", "threads=1", "hydra.mode=RUN"]
     options += [f"results_dir=rehearsal_{name}"]
     if name == "warm_start_other_task":
-        named = vocab.fingerprint(byte_tokenizer())
-        DrafterMemory((1, 2, 3)).save(saved_pair / "pool.json", tokenizer_id=named)
+        saved_memory(saved_pair / "pool.json", byte_tokenizer())
         options += ["decoder.other_task.pool=pool.json"]
     code, out, err = run_bench(f"experiment={name}", *options)
     assert code == 0, err
@@ -208,7 +202,7 @@ def test_a_carried_pool_is_saved_and_loaded_by_the_next_run(run_bench, saved_pai
     assert not list((saved_pair / "unsaved").glob("pool-*"))
     assert run_bench(*tiny, f"{state}task", "results_dir=saved", "save_pools=true")[0] == 0
     pool = saved_pair / "saved" / "pool-ouroboros.json"
-    assert json.loads(pool.read_text())["text"]
+    assert json.loads(pool.read_text())["state"]["text"]
     run = json.loads((saved_pair / "saved" / "run.json").read_text())
     assert run["carried_pools"] == ["ouroboros"] and run["timing"] is True
     warm = [f"{state}loaded", f"decoder.ouroboros.pool={pool}", "results_dir=warm"]

@@ -24,7 +24,6 @@ from tiny import CONTEXT, StepLog, cut, llama, noisy, plain, prompt_of
 from ouroboros import Ouroboros, OuroborosPaper, PhrasePool
 from ouroboros.costs import Costs, Surface
 from ouroboros.decode import Drafter, decode
-from ouroboros.drafters import DrafterMemory
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import Sampler, argmax
 from ouroboros.tree import TokenTree
@@ -33,10 +32,15 @@ SIZES = {"gamma": 4, "window_size": 3, "ngram_size": 4, "verification_set_size":
 EAGER = Costs(Surface.constant(1.0), Surface.constant(0.001))  # draft calls nearly for nothing
 
 
-def warm_pool() -> PhrasePool:
+def warm_pool() -> dict:
     pool = PhrasePool(phrase_len=3, per_key=3)
     pool.add_text(prompt_of(60, 9))
-    return pool
+    return pool.state_dict()
+
+
+def warm_memory() -> dict:
+    text = [1, 4, 5, 4, 5, 4]
+    return {**Ouroboros().state_dict(), "text": text}
 
 
 def ouroboros(**changes) -> Callable[[CachedModel], Drafter]:
@@ -102,7 +106,7 @@ DECODERS: dict[str, Callable[[CachedModel], Drafter]] = {
     "ouroboros eager": ouroboros(costs=EAGER, max_nodes=200),
     "ouroboros without a draft": lambda _: Ouroboros(),
     "ouroboros task": ouroboros(pool_state="task"),
-    "ouroboros loaded": ouroboros(pool_state="loaded", pool=DrafterMemory((1, 4, 5, 4, 5, 4))),
+    "ouroboros loaded": ouroboros(pool_state="loaded", pool=warm_memory()),
     "ouroboros recycle=False": ouroboros(recycle=False),
     "ouroboros chain": ouroboros(children=1, costs=EAGER),
     "ouroboros one node a call": ouroboros(draft_nodes=1, costs=EAGER),

@@ -1,4 +1,4 @@
-"""The pool against a naive list, and its file."""
+"""The pool against a naive list; what drafters learn, carried over files."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ouroboros.baselines import Racer, SuffixDecoding, TokenRecycling
+from tiny import StepLog, llama, noisy
 
+from ouroboros import Ouroboros, OuroborosPaper
+from ouroboros.decode import decode
 from ouroboros.drafters import pool as pool_module
-from ouroboros.drafters.pool import CONTEXT, PhrasePool
+from ouroboros.drafters.pool import CONTEXT, PhrasePool, load_state, save_state
+from ouroboros.engine.model import CachedModel
 
 token = st.integers(0, 3)
 text = st.lists(token, max_size=12)
@@ -106,83 +111,98 @@ phrase = st.lists(token, min_size=1, max_size=3)
 
 
 @given(st.lists(st.tuples(token, phrase, text), max_size=20), text)
-def test_a_saved_pool_comes_back_with_its_contexts(tmp_path_factory, entries, before):
-    path = tmp_path_factory.mktemp("pool") / "pool.json"
-    pool = PhrasePool(phrase_len=3, per_key=2)
+def test_a_restored_pool_holds_the_same_phrases_and_contexts(entries, before):
+    pool, loaded, smaller = (PhrasePool(phrase_len=3, per_key=n) for n in (2, 2, 1))
     for entry in entries:
         pool.add(*entry)
-    pool.save(path, tokenizer_id="ours")
-    loaded = PhrasePool.load(path, tokenizer_id="ours", phrase_len=3, per_key=2)
+    for other in (loaded, smaller):
+        other.load_state_dict(json.loads(json.dumps(pool.state_dict())))
     assert list(loaded) == list(pool)
     for key in range(4):
         assert loaded.get(key, 2, before=before) == pool.get(key, 2, before=before)
-    assert [p.name for p in path.parent.iterdir()] == [path.name]
-    smaller = PhrasePool.load(path, tokenizer_id="ours", phrase_len=3, per_key=1)
-    assert all(smaller.get(key, 9) == pool.get(key, 1) for key in range(4))
+        assert smaller.get(key, 9) == pool.get(key, 1)
 
 
-def test_a_copy_is_another_pool_with_the_same_contexts():
-    pool = PhrasePool(phrase_len=1, per_key=2)
-    pool.add(1, [5], before=[3, 4])
-    pool.add(1, [6])
-    copied = pool.copy()
-    pool.add(1, [7])
-    assert copied.get(1, 2, before=[3, 4]) == [(5,), (6,)]
-    pool.restore(copied)
-    copied.clear()
-    assert pool.get(1, 9, before=[3, 4]) == [(5,), (6,)]
-    with pytest.raises(ValueError, match="the same sizes"):
-        pool.restore(PhrasePool(phrase_len=2, per_key=2))
+PROMPTS = [[1, 4, 5, 4, 5, 4, 6], [3, 1, 4, 5, 1, 4], [6, 4, 5, 2, 1], [4, 5, 4]]
+CARRYING = {
+    "ouroboros": lambda: Ouroboros(pool_state="task"),
+    "ouroboros recycle=False": lambda: Ouroboros(pool_state="task", recycle=False),
+    "paper": lambda: OuroborosPaper(DRAFT, gamma=3, ngram_size=3, pool_state="task"),
+    "suffix": lambda: SuffixDecoding(max_tokens=8, factor=4, state="task"),
+    "suffix small": lambda: SuffixDecoding(max_tokens=8, factor=4, state="task", memory=40),
+    "recycling": lambda: TokenRecycling(state="task", read_prompt=True),
+    "racer": lambda: Racer(state="task"),
+    "racer small": lambda: Racer(state="task", memory=40),
+}
+MODEL = llama()
+TARGET, DRAFT = CachedModel(MODEL), CachedModel(noisy(MODEL))
+
+
+def decoded(drafter, prompts) -> list:
+    """The proposed trees of every step over prompts."""
+    log = StepLog(drafter)
+    for prompt in prompts:
+        decode(TARGET, log, prompt, max_new=20)
+    return [tree for _, _, tree, _, _ in log.steps]
+
+
+@pytest.mark.parametrize("name", CARRYING)
+def test_a_restored_drafter_continues_as_the_first_would(name, tmp_path):
+    """As a resumed run does, after every prompt."""
+    make, whole = CARRYING[name], decoded(CARRYING[name](), PROMPTS)
+    assert make().carries_state
+    trees = []
+    for number, prompt in enumerate(PROMPTS):
+        drafter = make()
+        if number:
+            load_state(drafter, tmp_path / "pool.json", tokenizer_id="ours")
+        trees += decoded(drafter, [prompt])
+        save_state(drafter, tmp_path / "pool.json", tokenizer_id="ours")
+    assert trees == whole
+    assert whole != [tree for prompt in PROMPTS for tree in decoded(make(), [prompt])]
+    assert [path.name for path in tmp_path.iterdir()] == ["pool.json"]
 
 
 @pytest.fixture
 def saved(tmp_path):
+    """A file of a pool: `save_state` needs no more of a drafter than its state."""
     pool = PhrasePool(phrase_len=2, per_key=2)
     pool.add(1, [2, 3])
-    path = tmp_path / "pool.json"
-    pool.save(path, tokenizer_id="ours")
-    return path
+    save_state(pool, tmp_path / "pool.json", tokenizer_id="ours")
+    return tmp_path / "pool.json"
 
 
-BROKEN = {
-    "empty": b"",
-    "cut short": b'{"format": "ouroboros-phrase-pool-2", "tok',
-    "binary": b"\xff\xfe\x00\x01",
-    "another JSON": b"[1, 2]",
-    "null": b"null",
-    "another format": b'{"format": "ouroboros-phrase-pool-1"}',
-    "no phrases": b'{"format": "ouroboros-phrase-pool-2", "tokenizer": "ours", "phrase_len": 2}',
-}
+BROKEN = [b"", b'{"format": "ouroboros-sta', b"\xff\xfe\x00\x01", b"[1, 2]", b"null", b"{}"]
 BAD_PHRASES = [
     *({"x": [[[1, 2], []]]}, {"1": 5}, {"1": [5]}, {"1": [["a", "b"]]}, [1], None),
     *({"1": [[[-1], []]]}, {"1": [[[1], [-1]]]}, {"1": [[[1]]]}, {"1": [[[1], [], []]]}),
+    *({"2000000000": [[[1], []]]}, {"1": [[[2_000_000_000], []]]}, {"1": [[[1.5], []]]}),
 ]
 
 
-@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
-def test_a_corrupt_file_is_refused_in_one_line(saved, content):
+@pytest.mark.parametrize("content", [*BROKEN, *BAD_PHRASES], ids=str)
+def test_a_damaged_file_is_refused_in_one_line(saved, content):
+    if not isinstance(content, bytes):
+        whole = json.loads(saved.read_text())
+        whole["state"]["phrases"] = content
+        content = json.dumps(whole).encode()
     saved.write_bytes(content)
-    refused(saved, "holds no phrase pool of this version: make a new one")
-
-
-@pytest.mark.parametrize("phrases", BAD_PHRASES, ids=str)
-def test_damaged_phrases_are_refused_in_one_line(saved, phrases):
-    content = json.loads(saved.read_text())
-    saved.write_text(json.dumps({**content, "phrases": phrases}))
-    refused(saved, "holds no phrase pool of this version: make a new one")
+    refused(saved, "holds no pool for PhrasePool .*: make a new file")
 
 
 def test_foreign_files_are_refused_in_one_line(saved, tmp_path):
-    refused(saved, r"another tokenizer \(ours\): make a new one", tokenizer_id="theirs")
-    refused(saved, "phrases of 2 tokens, ngram_size asks for 3: make a new one", phrase_len=3)
-    refused(tmp_path / "none.json", "cannot read the phrase pool")
-    refused(tmp_path, "cannot read the phrase pool")
+    refused(saved, r"another tokenizer \(ours\): make a new file", tokenizer_id="theirs")
+    refused(saved, "phrases of 2 tokens, where ngram_size asks for 3", phrase_len=3)
+    refused(tmp_path / "none.json", "cannot read the pool")
+    refused(tmp_path, "cannot read the pool")
+    with pytest.raises(ValueError, match=r"pool for Racer \(another drafter or version\)"):
+        load_state(Racer(), saved, tokenizer_id="ours")
 
 
-def refused(path, reason: str, **changes) -> None:
-    wanted = {"tokenizer_id": "ours", "phrase_len": 2, "per_key": 2, **changes}
+def refused(path, reason: str, tokenizer_id: str = "ours", phrase_len: int = 2) -> None:
+    pool = PhrasePool(phrase_len=phrase_len, per_key=2)
     with pytest.raises(ValueError, match=reason) as refusal:
-        PhrasePool.load(path, **wanted)
+        load_state(pool, path, tokenizer_id=tokenizer_id)
     assert "\n" not in str(refusal.value) and path.name in str(refusal.value)
 
 

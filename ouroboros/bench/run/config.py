@@ -157,8 +157,12 @@ class RunConfig:
 
     @property
     def carried_pools(self) -> list[str]:
-        """The decoders whose phrase pool is carried from prompt to prompt."""
-        return [name for name, own in self.decoder.items() if own.get("pool_state") == "task"]
+        """The decoders that carry what they learned from prompt to prompt."""
+        return [
+            name
+            for name, own in self.decoder.items()
+            if "task" in (own.get("pool_state"), own.get("state"))
+        ]
 
     def files(self) -> dict[str, Path]:
         """Return the files and folders that the config names, by option; some may not exist."""

@@ -33,6 +33,7 @@ from ouroboros.bench.tasks.task import Example, Task
 from ouroboros.costs import Costs
 from ouroboros.decode import stream
 from ouroboros.decoders import Decoder, DecoderFactory, Peer
+from ouroboros.drafters.pool import load_state, save_state
 from ouroboros.engine.model import CachedModel
 from ouroboros.trace import cut
 
@@ -112,13 +113,12 @@ class Bench:
             missing = [turn for turn in self.turns() if (turn[0].id, *turn[1:3]) not in have]
             decoders = self._warm_up(dict.fromkeys(turn[1] for turn in missing))
             carried: dict[str, Any] = {
-                n: d for n, d in decoders.items() if getattr(d, "pool_state", "") == "task"
+                n: d for n, d in decoders.items() if getattr(d, "carries_state", False)
             }
             tokenizer_id = vocab.fingerprint(self.target.tokenizer) if carried else ""
             for name in carried.keys() & {sample.decoder for sample in done}:
                 if (path := folder.pool_path(name)).exists():
-                    pool = carried[name].read_pool(path, tokenizer_id=tokenizer_id)
-                    carried[name].restore(pool)
+                    load_state(carried[name], path, tokenizer_id=tokenizer_id)
             answers = Answers(self.task, self.examples, next(iter(self.decoders)), done)
             for example, name, repeat, order in missing:
                 with_trees = self.record_trees is not False and repeat == 0
@@ -142,7 +142,7 @@ class Bench:
                         folder.add_trees(sample.key, trees)
                 folder.append(SAMPLES, sample.to_dict())
                 if name in carried:
-                    carried[name].pool.save(folder.pool_path(name), tokenizer_id=tokenizer_id)
+                    save_state(carried[name], folder.pool_path(name), tokenizer_id=tokenizer_id)
                 on_sample(sample)
 
     def measure(

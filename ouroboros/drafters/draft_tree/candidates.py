@@ -26,14 +26,12 @@ from pathlib import Path
 from ouroboros.drafters.draft_tree.phrase_index import (
     fill_path,
     find_occurrences,
-    newest_recycled,
-    previous_recycled,
     recycled_match,
-    recycled_token,
     token_at,
 )
 from ouroboros.drafters.draft_tree.state import (
     CANDIDATES,
+    CONTEXT,
     DRAFT,
     DRAFT_FEATURES,
     JUDGED,
@@ -44,6 +42,7 @@ from ouroboros.drafters.draft_tree.state import (
     RANKS,
     RECENT,
     RECYCLED,
+    RING,
     SHORTLIST,
     jit,
 )
@@ -191,13 +190,13 @@ def find_candidates(s, m, node):
         if token >= 0:
             _count(s, m, token, s.match[node, age], PHRASE, s.recency[age])
     if s.recycle:
-        number = newest_recycled(s, m, s.token[node])
+        number = m.newest_recycled[s.token[node]]
         age = 0
-        while number > 0 and age < RECENT:
+        while number > max(0, s.recycled - RING) and age < RECENT:  # older ones are overwritten
             length = recycled_match(s, m, number, s.depth[node])
             weight = RECYCLED_WEIGHT * s.recency[age]
-            _count(s, m, recycled_token(m, number), length, RECYCLED, weight)
-            number = previous_recycled(s, m, number)
+            _count(s, m, m.ring[number % RING, CONTEXT], length, RECYCLED, weight)
+            number = m.ring[number % RING, CONTEXT + 1]
             age += 1
     _mix_shares(s)
     _fill_shortlist(s)

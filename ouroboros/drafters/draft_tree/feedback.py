@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ouroboros.drafters.draft_tree.phrase_index import fill_path, recycle
-from ouroboros.drafters.draft_tree.state import SIZES, host_jit, jit
+from ouroboros.drafters.draft_tree.state import SIZES, HostCall, jit
 
 DECAY = 0.95  # weight of earlier observations after each new one
 PHRASE_HITS, DRAFT_HITS = 0.5, 0.7  # prior hit rates
@@ -44,7 +44,7 @@ def _learn_hits(s, node, token):
     s.find_trials = DECAY * s.find_trials + 1.0
 
 
-@host_jit
+@HostCall
 def learn(states, m, size, chosen, path):
     """Learn from a proposal of `size` nodes: `chosen[i]` is the target's token after node i (-1:
     unknown), `path` the accepted nodes, root first."""

@@ -22,7 +22,7 @@ from ouroboros.drafters.draft_tree.candidates import (
     phrase_children,
 )
 from ouroboros.drafters.draft_tree.phrase_index import append, fill_path
-from ouroboros.drafters.draft_tree.state import MAX_CALLS, NODES, SIZES, host_jit, jit
+from ouroboros.drafters.draft_tree.state import MAX_CALLS, NODES, SIZES, HostCall, jit
 
 MAX_PHRASE_HITS = 0.75  # the phrases' hit rate counts as at most this
 MIN_TRUST = 0.2  # estimates count for at least this share
@@ -98,13 +98,6 @@ def _best_size(s, size):
             most = worth
             best = place + 1
     return best, most
-
-
-@jit
-def nodes_to_verify(s):
-    """Return how many nodes of `order` pay best to verify."""
-    _list_tree(s)
-    return _best_size(s, s.tree_size)[0]
 
 
 @jit
@@ -221,7 +214,7 @@ def _next_draft_call(s):
     return count
 
 
-@host_jit
+@HostCall
 def begin(states, m, new_tokens, max_depth, max_draft_depth):
     """Append the sequence's new tokens and grow a tree below the last one.
 
@@ -242,7 +235,7 @@ def begin(states, m, new_tokens, max_depth, max_draft_depth):
     return _next_draft_call(s)
 
 
-@host_jit
+@HostCall
 def add_rankings(states, m, ids, scores, shares):
     """Take the draft model's rankings after the nodes in `to_score`, each [nodes, ranks], and grow
     anew. Return how many nodes it shall score next."""
@@ -262,11 +255,12 @@ def add_rankings(states, m, ids, scores, shares):
     return _next_draft_call(s)
 
 
-@host_jit
+@HostCall
 def propose(states):
-    """Write the part of the tree worth verifying into `out_*`; return its number of nodes."""
+    """Write the part of the tree that pays best to verify into `out_*`; return its size."""
     s = states[0]
-    size = nodes_to_verify(s)
+    _list_tree(s)
+    size = _best_size(s, s.tree_size)[0]
     for place in range(size):
         node = s.order[place]
         s.place[node] = place
@@ -276,18 +270,3 @@ def propose(states):
         s.out_kind[place] = s.kind[node] if place > 0 else 0
         s.out_prob[place] = s.prob[node] if place > 0 else 1.0
     return size
-
-
-@host_jit
-def drafted_prefix(states, path):
-    """Write the draft rows of a path of the proposal into `kept`, as far as the draft model has
-    scored it from the root on; return how many."""
-    s = states[0]
-    count = 0
-    for place in path:
-        row = s.draft_row[s.order[place]]
-        if row < 0:
-            break
-        s.kept[count] = row
-        count += 1
-    return count

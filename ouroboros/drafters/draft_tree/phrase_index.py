@@ -117,34 +117,12 @@ def recycle(s, m, depth, prediction):
 
 
 @jit
-def _unless_overwritten(s, m, number):
-    return number if number > s.recycled - RING else 0
-
-
-@jit
-def newest_recycled(s, m, token):
-    """Return the number of the newest prediction recycled after a token, 0 for none."""
-    return _unless_overwritten(s, m, m.newest_recycled[token])
-
-
-@jit
-def previous_recycled(s, m, number):
-    """Return the prediction before this one after the same token, 0 for none."""
-    return _unless_overwritten(s, m, m.ring[number % RING, CONTEXT + 1])
-
-
-@jit
 def recycled_match(s, m, number, depth):
-    """Return how many tokens of its context agree with the path up to `depth`, up to CONTEXT."""
+    """Return how many tokens before a recycled prediction agree with the path up to `depth`, up to
+    CONTEXT."""
     row = number % RING
     for back in range(CONTEXT):
         token = m.ring[row, back]
         if token < 0 or token != token_at(s, m, s.length - 1 + depth - back):
             return back
     return CONTEXT
-
-
-@jit
-def recycled_token(m, number):
-    """Return the recycled prediction of that number."""
-    return m.ring[number % RING, CONTEXT]

@@ -23,7 +23,7 @@ import llvmlite.binding
 import numba
 import numpy as np
 
-from ouroboros.drafters.pool import CONTEXT, RATES
+from ouroboros.drafters.pool import CONTEXT
 
 CONFIG: Any = numba.config  # numba sets its attributes when it is imported
 Function = TypeVar("Function", bound=Callable)
@@ -44,6 +44,13 @@ MAX_CALLS = 48  # draft calls in one step
 SIZES = 257  # calls of 1 to SIZES - 1 nodes have a cost
 
 PHRASE, RECYCLED, DRAFT, JUDGED = 1, 2, 4, 8  # who proposes a child, as bits
+
+RATES = (
+    "tokens", "cost", "phrase_hits", "phrase_trials", "draft_hits", "draft_trials", "finds",
+    "find_trials", "accepted", "expected",
+)  # fmt: skip
+"""What is learned about costs and hit rates: tokens and cost so far, hits of trials, finds of
+trials, tokens accepted and expected."""
 
 PHRASE_FEATURES = (
     "one", "log-odds of the share", "log2(1 + match)", "log2(1 + rank)",
@@ -98,9 +105,9 @@ _INTEGERS = {
     "phrase_children": NODES, "phrase_child": (NODES, CHILDREN),  # those before the draft's view
     # the tree, and the nodes that the draft shall score now
     "order": NODES, "to_score": NODES,
-    # for the host: the draft's tree, the proposal, draft rows of the accepted path
+    # for the host: the draft's tree, the proposal
     "draft_token": NODES, "draft_parent": NODES, "draft_depth": NODES,
-    "out_token": NODES, "out_parent": NODES, "out_depth": NODES, "out_kind": NODES, "kept": NODES,
+    "out_token": NODES, "out_parent": NODES, "out_depth": NODES, "out_kind": NODES,
     # scratch of one node: its path, its candidates, the tokens that may become its children
     "path": NODES + 1, "level_of": LONGEST + 1, "top_level": (), "candidates": (),
     "candidate": CANDIDATES, "candidate_match": CANDIDATES, "candidate_kind": CANDIDATES,
@@ -124,7 +131,6 @@ _REALS = {
     "phrase_weights": len(PHRASE_FEATURES), "draft_weights": len(DRAFT_FEATURES),
     # cost of a target and a draft call by nodes, of one more node, of this step's draft calls
     "verify_cost": SIZES, "draft_cost": SIZES, "node_cost": (), "spent": (),
-    # learned: tokens and cost so far, hits of trials, finds of trials, tokens accepted and expected
     **dict.fromkeys(RATES, ()),
 }  # fmt: skip
 
@@ -143,16 +149,15 @@ def new_state() -> Any:
     return np.zeros(1, np.dtype((np.record, np.dtype(fields, align=True))))
 
 
+EMPTY = (-1, -1, -1, 0, 0, 0)
+"""What the arrays of an empty memory hold."""
+
+
 def new_memory(vocab: int) -> Memory:
     """Return an empty memory for token ids below `vocab`."""
-    return Memory(
-        np.full(1024, -1, np.int32),
-        np.full(1024, -1, np.int32),
-        np.full(vocab, -1, np.int32),
-        np.zeros((RING, CONTEXT + 2), np.int32),
-        np.zeros(vocab, np.int32),
-        np.zeros(vocab, np.int64),
-    )
+    shapes = (1024,), (1024,), (vocab,), (RING, CONTEXT + 2), (vocab,), (vocab,)
+    kinds = (*[np.int32] * 5, np.int64)
+    return Memory(*(np.full(*made) for made in zip(shapes, EMPTY, kinds, strict=True)))
 
 
 def cache_folder() -> Path | None:
@@ -161,10 +166,8 @@ def cache_folder() -> Path | None:
     files = [package.parent / "pool.py", *sorted(package.glob("*.py"))]
     sources = hashlib.sha256(b"".join(file.read_bytes() for file in files))
     name = f"ouroboros-{sources.hexdigest()[:16]}-{llvmlite.binding.get_host_cpu_name()}"
-    places = [package / "__pycache__", Path("~/.cache/numba").expanduser()]
-    if CONFIG.CACHE_DIR:  # NUMBA_CACHE_DIR
-        places = [Path(CONFIG.CACHE_DIR)]
-    for place in places:
+    default = [package / "__pycache__", Path("~/.cache/numba").expanduser()]
+    for place in [Path(CONFIG.CACHE_DIR)] if CONFIG.CACHE_DIR else default:  # NUMBA_CACHE_DIR
         try:
             (place / name).mkdir(parents=True, exist_ok=True)
         except OSError:
@@ -181,34 +184,28 @@ CACHED = CACHE is not None and any(CACHE.rglob("*.nbi"))
 
 def jit(function: Function) -> Function:
     """Compile a function at its first call, or load its cached machine code."""
-    if CACHE is None:
-        return numba.njit(function)  # type: ignore[return-value]
-    configured, CONFIG.CACHE_DIR = CONFIG.CACHE_DIR, str(CACHE)
+    configured, CONFIG.CACHE_DIR = CONFIG.CACHE_DIR, str(CACHE or "")
     try:
-        return numba.njit(cache=True)(function)  # type: ignore[return-value]
+        return numba.njit(cache=CACHE is not None)(function)  # type: ignore[return-value]
     finally:
         CONFIG.CACHE_DIR = configured
 
 
 class HostCall:
-    """A compiled function that the host calls in every step, without numba's type dispatch.
+    """A compiled function that the host calls in every step, always with the same types.
 
-    Examining the types of a record and a dozen arrays takes numba as long as the work itself.
-    Invariant: every call passes the same types.
+    It bypasses numba's type dispatch: examining the types of a record and a dozen arrays takes as
+    long as the work itself.
     """
 
-    def __init__(self, dispatcher: Any) -> None:
-        self.dispatcher = dispatcher
-        self.call: Callable | None = None
+    def __init__(self, function: Callable) -> None:
+        self.dispatcher: Any = jit(function)
+        self.call: Callable = self.dispatcher if CONFIG.DISABLE_JIT else self._first_call
 
     def __call__(self, *args: Any) -> Any:
-        if self.call is not None:
-            return self.call(*args)
+        return self.call(*args)
+
+    def _first_call(self, *args: Any) -> Any:
         result = self.dispatcher(*args)
         self.call = self.dispatcher.get_overload(self.dispatcher.signatures[0])
         return result
-
-
-def host_jit(function: Function) -> Function | HostCall:
-    """Compile a function that the host calls in every step, always with the same types."""
-    return function if CONFIG.DISABLE_JIT else HostCall(jit(function))

@@ -7,11 +7,8 @@ bounded: the text at MAX_TEXT tokens (its older half is dropped), recycled predi
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,17 +17,21 @@ from ouroboros.drafters.draft_tree.candidates import Weights, fill_tables
 from ouroboros.drafters.draft_tree.phrase_index import append
 from ouroboros.drafters.draft_tree.state import (
     CHILDREN,
+    EMPTY,
     JUDGED,
     NODES,
     PHRASE,
     RANKS,
+    RATES,
     RECYCLED,
     RING,
     SIZES,
+    Memory,
     new_memory,
     new_state,
 )
-from ouroboros.drafters.pool import CONTEXT, RATES, DrafterMemory
+from ouroboros.drafters.pool import CONTEXT, MAX_TOKEN
+from ouroboros.tree import TokenTree
 
 log = logging.getLogger(__name__)
 MAX_TEXT = 1 << 20  # tokens, 8 bytes each
@@ -44,80 +45,72 @@ SOURCES = tuple(
 model, or "judged": a phrase whose parent the draft model scored too."""
 
 
-class Shape(NamedTuple):
-    """Limits of a tree: nodes, children of a node, nodes of a draft call; whether predictions are
-    recycled, and whether the draft model scores nodes that have phrases below them."""
-
-    max_nodes: int = 64
-    children: int = CHILDREN
-    draft_nodes: int = 24
-    recycle: bool = True
-    judge: bool = True
-
-
-class Nodes(NamedTuple):
-    """Nodes of a tree, parents first: tokens, parents (-1 for the root), depths; of a proposal also
-    who proposed each, and P(accepted | its parent is)."""
-
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
-    depths: tuple[int, ...]
-    source: tuple[str, ...] = ()
-    probability: tuple[float, ...] = ()
-
-
 class TreeGrower:
     """Grow a draft tree in each step of a sequence.
 
     Call `start` for each sequence, and in each step `begin`, `add_rankings` while the draft model
-    is to score nodes, `proposal` and `learn`. Raises `ValueError` for a `shape` out of range.
+    is to score nodes, `proposal` and `learn`. Limits of a tree are `max_nodes`, `children` of a
+    node, and `draft_nodes` of a draft call; `recycle` and `judge` are those of `Ouroboros`. Raises
+    `ValueError` for a limit out of range.
     """
 
-    def __init__(self, weights: Weights, shape: Shape | None = None, *, vocab: int = 1024) -> None:
-        shape = shape or Shape()
-        if not 1 <= shape.max_nodes <= NODES // 2:
-            raise ValueError(f"max_nodes {shape.max_nodes} is not between 1 and {NODES // 2}")
-        if not 1 <= shape.children <= CHILDREN or shape.draft_nodes < 1:
-            raise ValueError(
-                f"children {shape.children}, draft_nodes {shape.draft_nodes}: children from 1 to "
-                f"{CHILDREN}, draft_nodes at least 1"
-            )
-        self.shape = shape
+    def __init__(
+        self,
+        weights: Weights,
+        *,
+        max_nodes: int = 64,
+        children: int = CHILDREN,
+        draft_nodes: int = 24,
+        recycle: bool = True,
+        judge: bool = True,
+        vocab: int = 1024,
+    ) -> None:
+        for name, value, most in (
+            ("max_nodes", max_nodes, NODES // 2),
+            ("children", children, CHILDREN),
+            ("draft_nodes", draft_nodes, NODES),
+        ):
+            if not 1 <= value <= most:
+                raise ValueError(f"{name} is {value}; choose 1 to {most}")
         self._states = new_state()
         s = self.state = self._states[0]
-        s.max_nodes, s.max_children, s.draft_nodes = shape[:3]
-        s.recycle, s.judge = int(shape.recycle), int(shape.judge)
+        s.max_nodes, s.max_children, s.draft_nodes = max_nodes, children, draft_nodes
+        s.recycle, s.judge = int(recycle), int(judge)
+        self._recycle = recycle
         fill_tables(s)
         s.phrase_weights[:], s.draft_weights[:] = weights.index, weights.draft
         # views of the record's arrays, since a field costs a microsecond at each access
         self._draft = s.draft_token, s.draft_parent, s.draft_depth
         self._out = s.out_token, s.out_parent, s.out_depth
-        self._kind, self._prob, self._kept = s.out_kind, s.out_prob, s.kept
-        self._vocab = vocab
+        self._kind, self._prob, self._order, self._row = (
+            s.out_kind,
+            s.out_prob,
+            s.order,
+            s.draft_row,
+        )
+        self._unlearned: Sequence[int] = ()
         self._start = self._known = self._drafted = self._proposed = 0
-        self._unlearned: list[int] = []
+        self.memory = new_memory(vocab)
         self.forget()
 
     def forget(self) -> None:
         """Forget all texts, recycled predictions and learned rates."""
         s = self.state
         s.length = s.start = s.recycled = s.stamp = 0
-        self.memory = new_memory(self._vocab)
+        self.memory = new_memory(len(self.memory.newest))
         feedback.reset_rates(s)
 
     def start(self, *, seed: int | None = None, temperature: float = 0.0) -> None:
         """Begin a sequence after those in memory, decoded at `temperature` (0: greedy) with the
         shared noise of `seed` (None: no such noise)."""
         s = self.state
-        self._unlearned = []
         if s.length > MAX_TEXT:
-            kept = self.remembered()
-            self.restore(replace(kept, text=kept.text[-MAX_TEXT // 2 :]))
+            kept = self.state_dict()
+            self.load_state_dict({**kept, "text": kept["text"][-MAX_TEXT // 2 :]})
         if s.length:
-            self._reserve(text=int(s.length) + 1)
-            append(s, self.memory, np.array([-1], np.int64))
+            self._append([-1])
         s.start = self._start = int(s.length)
-        self._known = 0
+        self._known, self._unlearned = 0, ()
         s.temperature, s.logit_scale = temperature, temperature or 1.0
         s.noisy, s.seed = int(seed is not None), seed or 0
 
@@ -131,33 +124,39 @@ class TreeGrower:
         nodes = np.arange(1, SIZES)
         s.verify_cost[1:] = np.array(verify, float)[np.minimum(nodes, len(verify)) - 1] / verify[0]
         s.draft_cost[1:] = np.array(call, float)[np.minimum(nodes, len(call)) - 1] / verify[0]
-        most = max(2, min(self.shape.max_nodes, SIZES - 1))
+        most = max(2, min(s.max_nodes, SIZES - 1))
         s.node_cost = (s.verify_cost[most] - s.verify_cost[1]) / (most - 1)
 
-    def begin(self, tokens: Sequence[int], max_depth: int, max_draft_depth: int) -> int:
-        """Begin a step on the sequence, which has only grown since the last; see `grow.begin`."""
+    def begin(
+        self, tokens: Sequence[int], max_depth: int, max_draft_depth: int
+    ) -> TokenTree | None:
+        """Begin a step on the sequence, which has only grown since the last; see `grow.begin`.
+
+        Return the tree for the draft model to score, None where no call pays. Its `logit_nodes` are
+        those whose tokens are to be ranked; the model has scored the others in this step.
+        """
         new = tokens[self._known :]
         if self._unlearned:
-            self._learn_from_text(new[-1])
+            after = dict(zip(self._unlearned, new, strict=False))
+            self._learn([after.get(node, -1) for node in range(self._proposed)], self._unlearned)
+            self._unlearned = ()
         self._known += len(new)
-        self._reserve(text=self._start + self._known, token=max(new))
+        self._reserve(self._start + self._known, max(new))
+        self._drafted = 0
         depth = min(max_depth, NODES - 2)
-        self._drafted = grow.begin(
+        count = grow.begin(
             self._states, self.memory, np.array(new, np.int64), depth, max_draft_depth
         )
-        return self._drafted
+        return self._draft_tree(count)
 
-    def draft_tree(self) -> Nodes:
-        """Return the nodes for the draft model in this step; the last ones, as many as `begin` or
-        `add_rankings` returned, are to be scored now."""
-        return Nodes(*(tuple(values[: self._drafted].tolist()) for values in self._draft))
-
-    def add_rankings(self, ids: np.ndarray, scores: np.ndarray, shares: np.ndarray) -> int:
-        """Take the draft model's rankings after the nodes to score, each [nodes, ranks]; return how
-        many nodes it shall score next. Raises `ValueError` for more than RANKS ranks."""
+    def add_rankings(
+        self, ids: np.ndarray, scores: np.ndarray, shares: np.ndarray
+    ) -> TokenTree | None:
+        """Take the draft model's rankings after the tree's `logit_nodes`, each [nodes, ranks], and
+        return the next tree to score, or None. Raises `ValueError` for more than RANKS ranks."""
         if ids.shape[1] > RANKS:
             raise ValueError(f"{ids.shape[1]} ranks a node: at most {RANKS}")
-        self._reserve(token=int(ids.max()))
+        self._reserve(0, int(ids.max()))
         count = grow.add_rankings(
             self._states,
             self.memory,
@@ -165,97 +164,101 @@ class TreeGrower:
             np.ascontiguousarray(scores, np.float64),
             np.ascontiguousarray(shares, np.float64),
         )
-        self._drafted += count
-        return count
+        return self._draft_tree(count)
 
-    def proposal(self) -> Nodes:
+    def _draft_tree(self, count: int) -> TokenTree | None:
+        if not count:
+            return None
+        self._drafted = size = self._drafted + count
+        nodes = (tuple(values[:size].tolist()) for values in self._draft)
+        return TokenTree.from_nodes(*nodes, logit_nodes=range(size - count, size))
+
+    def proposal(self) -> TokenTree:
         """Return the part of the tree that is worth verifying."""
         size = self._proposed = grow.propose(self._states)
-        tokens, parents, depths = (tuple(values[:size].tolist()) for values in self._out)
-        sources = ("", *(SOURCES[kind] for kind in self._kind[1:size].tolist()))
-        return Nodes(tokens, parents, depths, sources, tuple(self._prob[:size].tolist()))
+        return TokenTree.from_nodes(
+            *(tuple(values[:size].tolist()) for values in self._out),
+            source=("", *(SOURCES[kind] for kind in self._kind[1:size].tolist())),
+            probability=tuple(self._prob[:size].tolist()),
+        )
 
     def drafted_prefix(self, path: Sequence[int]) -> list[int]:
-        """Return the rows in the draft model's tree of an accepted path, as far as it scored it."""
-        count = grow.drafted_prefix(self._states, np.array(path, np.int64))
-        return self._kept[:count].tolist()
+        """Return the draft tree's nodes on an accepted path, as far as the draft scored it."""
+        rows = self._row[self._order[list(path)]].tolist()
+        return rows[: rows.index(-1)] if -1 in rows else rows
 
     def learn(self, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Learn from verification: `chosen[i]` is the target's token after node i of the proposal
         (-1: unknown), `path` the accepted nodes, root first. Without recycling, `chosen` is not
-        read: the text says what the target chose along the path."""
-        if self.shape.recycle:
+        read: the next step's text holds the tokens along the path."""
+        if self._recycle:
             self._learn(chosen, path)
         else:
-            self._unlearned = list(path)
-
-    def _learn_from_text(self, next_token: int) -> None:
-        """Learn from the previous step, whose last accepted node `next_token` followed."""
-        path, chosen = self._unlearned, [-1] * self._proposed
-        for node, after in pairwise(path):
-            chosen[node] = int(self._out[0][after])
-        chosen[path[-1]] = next_token
-        self._unlearned = []
-        self._learn(chosen, path)
+            self._unlearned = path
 
     def _learn(self, chosen: Sequence[int], path: Sequence[int]) -> None:
-        self._reserve(token=max(chosen))
-        feedback.learn(
-            self._states,
-            self.memory,
-            self._proposed,
-            np.array(chosen, np.int64),
-            np.array(path, np.int64),
-        )
+        self._reserve(0, max(chosen))
+        answers = np.array(chosen, np.int64), np.array(path, np.int64)
+        feedback.learn(self._states, self.memory, self._proposed, *answers)
 
-    def remembered(self) -> DrafterMemory:
-        """Return what outlives a prompt."""
+    def state_dict(self) -> dict:
+        """Return what outlives a prompt: the texts one after another with -1 between them; recycled
+        predictions, oldest first, each after the CONTEXT tokens before it (nearest first, -1 where
+        there was none); and the learned `RATES`."""
         s, m = self.state, self.memory
         numbers = np.arange(max(1, int(s.recycled) - RING + 1), int(s.recycled) + 1)
-        recycled = m.ring[numbers % RING, : CONTEXT + 1].tolist()
-        rates = tuple(float(getattr(s, name)) for name in RATES)
-        return DrafterMemory(tuple(m.text[: s.length].tolist()), tuple(map(tuple, recycled)), rates)
+        return {
+            "text": m.text[: s.length].tolist(),
+            "recycled": m.ring[numbers % RING, : CONTEXT + 1].tolist(),
+            "rates": {name: float(getattr(s, name)) for name in RATES},
+        }
 
-    def restore(self, remembered: DrafterMemory) -> None:
-        """Remember exactly this."""
+    def load_state_dict(self, state: Mapping) -> None:
+        """Remember exactly what `state_dict` returned. Raises `ValueError` for damaged content."""
+        text = _tokens(state["text"])
+        entries = _tokens(state["recycled"]).reshape(-1, CONTEXT + 1)
+        rates = np.array([state["rates"][name] for name in RATES], float)
+        if len(entries) > RING or (entries[:, [0, CONTEXT]] < 0).any():
+            raise ValueError("recycled predictions of another version")
+        if not np.isfinite(rates).all() or (rates <= 0).any():
+            raise ValueError("learned rates must be positive numbers")
         self.forget()
-        s = self.state
-        for name, value in zip(RATES, remembered.rates, strict=False):
-            setattr(s, name, value)
-        entries = remembered.recycled[-RING + 1 :]
-        highest = max([-1, *remembered.text, *(token for entry in entries for token in entry)])
-        self._reserve(text=len(remembered.text), token=highest)
+        for name, value in zip(RATES, rates, strict=True):
+            setattr(self.state, name, value)
+        self._append(text)
+        self._reserve(0, int(entries.max(initial=-1)))
         m = self.memory
-        append(s, m, np.array(remembered.text, np.int64))
         for number, entry in enumerate(entries, start=1):
-            m.ring[number] = *entry, m.newest_recycled[entry[0]]
+            m.ring[number % RING] = *entry, m.newest_recycled[entry[0]]
             m.newest_recycled[entry[0]] = number
-        s.recycled = len(entries)
+        self.state.recycled = len(entries)
 
-    def _reserve(self, *, text: int = 0, token: int = -1) -> None:
+    def _append(self, tokens: Sequence[int] | np.ndarray) -> None:
+        new = np.array(tokens, np.int64)
+        self._reserve(int(self.state.length) + len(new), int(new.max(initial=-1)))
+        append(self.state, self.memory, new)
+
+    def _reserve(self, text: int, token: int) -> None:
         """Make room for that many tokens of text, and for that token id."""
         m = self.memory
-        if text > len(m.text):
-            size = _doubled(len(m.text), text)
-            m = m._replace(text=_extend(m.text, size, -1), previous=_extend(m.previous, size, -1))
-        if token >= self._vocab:
-            size = self._vocab = _doubled(self._vocab, token + 1)
-            m = m._replace(
-                newest=_extend(m.newest, size, -1),
-                newest_recycled=_extend(m.newest_recycled, size, 0),
-                slot=_extend(m.slot, size, 0),
-            )
-        self.memory = m
+        if text > len(m.text) or token >= len(m.newest):
+            sizes = text, text, token + 1, RING, token + 1, token + 1
+            arrays = zip(m, sizes, EMPTY, strict=True)
+            self.memory = Memory(*(_extended(*array) for array in arrays))
 
 
-def _doubled(size: int, needed: int) -> int:
-    while size < needed:
-        size *= 2
-    return size
+def _extended(array: np.ndarray, size: int, empty: int) -> np.ndarray:
+    """Return the array, doubled until it holds `size` values."""
+    while len(array) < size:
+        array = np.concatenate([array, np.full_like(array, empty)])
+    return array
 
 
-def _extend(array: np.ndarray, size: int, value: int) -> np.ndarray:
-    return np.concatenate([array, np.full(size - len(array), value, array.dtype)])
+def _tokens(values: Sequence) -> np.ndarray:
+    tokens = np.array(values)
+    if tokens.size and (tokens.dtype.kind != "i" or tokens.min() < -1 or tokens.max() >= MAX_TOKEN):
+        raise ValueError(f"token ids must be whole numbers from -1 to {MAX_TOKEN - 1}")
+    return tokens.astype(np.int64)
 
 
 @cache
@@ -269,13 +272,11 @@ def warm_up_jit() -> None:
         )
     elif not state.CACHED:
         log.warning("compiling the drafter for this machine, once; it takes some 15 s")
-    grower = TreeGrower(Weights.load(), Shape(draft_nodes=1))
+    grower = TreeGrower(Weights.load(), draft_nodes=1)
     grower.set_costs([1.0], [0.0])
     for text in ([1, 2, 1, 2, 1], [3]):
         grower.start()
         if grower.begin(text, 4, 4):
-            grower.draft_tree()
             grower.add_rankings(np.array([[5, 6]]), np.array([[1.0, 0.0]]), np.array([[0.7, 0.3]]))
         proposal = grower.proposal()
-        grower.drafted_prefix([0])
-        grower.learn([2] * len(proposal.tokens), [0])
+        grower.learn([2] * len(proposal), [0])

@@ -1,4 +1,6 @@
-"""Shares of what may follow a node, against the formula spelled out."""
+"""Occurrences, recycled predictions and shares, against looking everywhere and the formula."""
+
+from __future__ import annotations
 
 import pytest
 from growing_texts import chain_text, growth, path_of, step
@@ -9,63 +11,121 @@ from ouroboros.drafters.draft_tree.candidates import (
     STRENGTH,
     find_candidates,
 )
-from ouroboros.drafters.draft_tree.phrase_index import (
-    fill_path,
-    newest_recycled,
-    previous_recycled,
-    recycled_match,
-    recycled_token,
+from ouroboros.drafters.draft_tree.phrase_index import fill_path
+from ouroboros.drafters.draft_tree.state import (
+    CONTEXT,
+    LONGEST,
+    OCCURRENCES,
+    ORDERS,
+    RECENT,
+    RING,
+    SHORTLIST,
 )
-from ouroboros.drafters.draft_tree.state import ORDERS, RECENT, SHORTLIST
 
 
-def spelled_out(seen: list[tuple[int, int, float]]) -> dict[int, float]:
-    """Shares of (token, match, weight) seen."""
-    shares = {}
+def occurrences(text: list[int], path: list[int]) -> list[tuple[int, int]]:
+    """(position, match) of the newest occurrences of a path's last token that have a next one."""
+    whole = text + path[1:]
+    found = []
+    for position in range(len(whole) - 2, -1, -1):
+        ends = zip(whole[position::-1], whole[:0:-1], strict=False)
+        length = next((n for n, (a, b) in enumerate(ends) if a != b), position + 1)
+        if length:
+            found.append((position, min(length, LONGEST)))
+    return found[:OCCURRENCES]
+
+
+def recycled(entries: list[list[int]], path: list[int]) -> list[tuple[int, int]]:
+    """(token, match) of the newest predictions recycled after a path's last token."""
+    found = []
+    for *context, token in reversed(entries[-RING:]):
+        pairs = enumerate(zip(context, [*path[::-1], *[-2] * CONTEXT], strict=False))
+        match = next((n for n, (a, b) in pairs if a != b or a < 0), CONTEXT)
+        if match:
+            found.append((token, match))
+    return found[:RECENT]
+
+
+def shares(seen: list[tuple[int, int, float]]) -> dict[int, float]:
+    """Shares of (token, match, weight) seen, by the formula."""
+    found = {}
     for token in {token for token, _, _ in seen}:
         share = 0.0
         for order in ORDERS:
             count = sum(w for t, length, w in seen if length >= order and t == token)
             total = sum(w for _, length, w in seen if length >= order)
             share = (count + STRENGTH * share) / (total + STRENGTH)
-        shares[token] = share
-    return shares
+        found[token] = share
+    return found
 
 
-@pytest.mark.parametrize("vocab", [2, 6, 40])
-def test_shares_are_those_of_the_formula(vocab):
-    text = chain_text(500, vocab, seed=vocab)
+def check_candidates(grown, text: list[int]) -> int:
+    """Compare the candidates after the likeliest nodes; return how many there are."""
+    s, m, entries = grown.state, grown.memory, grown.state_dict()["recycled"]
+    compared = 0
+    for node in s.order[: min(6, s.tree_size)].tolist():
+        fill_path(s, node)
+        find_candidates(s, m, node)
+        path = path_of(grown, node)
+        whole, places = text + path[1:], occurrences(text, path)
+        listed = zip(s.occurrence[node].tolist(), s.match[node].tolist(), strict=True)
+        assert list(listed)[: s.occurrences[node]] == places
+        seen = [(whole[at + 1], n, FADE**age) for age, (at, n) in enumerate(places)]
+        for age, (token, match) in enumerate(recycled(entries, whole)):
+            seen.append((token, match, RECYCLED_WEIGHT * FADE**age))
+        found = {int(s.candidate[c]): float(s.share[c]) for c in range(s.candidates)}
+        assert found == pytest.approx(shares(seen), abs=1e-12)
+        shortlist = [float(s.share[c]) for c in s.shortlist[: s.listed]]
+        assert shortlist == sorted(found.values(), reverse=True)[:SHORTLIST]
+        compared += len(found)
+    return compared
+
+
+@pytest.mark.parametrize(
+    ("vocab", "length"),
+    [(2, 400), (3, 90), (6, 300), (20, 400), (40, 300), (5, 1), (5, 2), (1, 99)],
+)
+def test_candidates_are_those_of_the_whole_text(vocab, length):
+    """With two tokens, each occurs more often than is looked at: matches further back count."""
+    text = chain_text(length + 300, vocab, seed=length)
     grown = growth()
-    grown.start()
-    known, compared = 150, 0
-    while known < 400:
+    known, compared = max(1, length - 60), 0
+    while known <= length:
         known += step(grown, text, known, vocab=vocab)
         grown.begin(text[:known], 20, -1)
-        s, m = grown.state, grown.memory
-        for place in range(min(6, int(s.tree_size))):
-            node = int(s.order[place])
-            depth = fill_path(s, node)
-            whole = text[:known] + path_of(grown, node)[1:]
-            find_candidates(s, m, node)
-            seen = []
-            for age in range(s.occurrences[node]):
-                at = int(s.occurrence[node, age])
-                match = int(s.match[node, age])
-                seen.append((whole[at + 1], match, FADE**age))
-            number = newest_recycled(s, m, s.token[node])
-            for age in range(RECENT):
-                if number:
-                    match = int(recycled_match(s, m, number, depth))
-                    seen.append(
-                        (int(recycled_token(m, number)), match, RECYCLED_WEIGHT * FADE**age)
-                    )
-                    number = previous_recycled(s, m, number)
-            found = {int(s.candidate[c]): float(s.share[c]) for c in range(s.candidates)}
-            assert found == pytest.approx(spelled_out(seen), abs=1e-12)
-            listed = [float(s.share[s.shortlist[i]]) for i in range(s.listed)]
-            assert listed == sorted(found.values(), reverse=True)[:SHORTLIST]
-            compared += len(found)
+        compared += check_candidates(grown, text[:known])
         known += 1
-        grown.forget()
+    assert compared > 9 or length < 50
+
+
+def test_a_second_sequence_does_not_run_into_the_first():
+    grown = growth(call=9.0)
+    for text in ([1, 2, 3, 4], [3, 5, 3], [1, 2]):
         grown.start()
-    assert compared > 100
+        grown.begin(text, 9, -1)
+    s = grown.state
+    assert set(s.child_token[0, : s.children[0]].tolist()) == {3}
+    assert s.match[0, : s.occurrences[0]].tolist() == [2]
+
+
+def test_recycled_predictions_are_found_until_they_are_overwritten():
+    grown = growth(call=9.0, start=False)
+    oldest, other = [[token, *[-1] * (CONTEXT - 1), 7] for token in (3, 9)]
+    kept = {**grown.state_dict(), "recycled": [oldest, *[other] * (RING - 1)]}
+    grown.load_state_dict(kept)
+    assert grown.state_dict() == kept
+    for text, found in (([5, 3], [7]), ([8, 9, 4, 8, 9], [7, 4]), ([5, 3], [])):
+        grown.start()
+        grown.begin(text, 5, -1)
+        s = grown.state
+        assert set(s.child_token[0, : s.children[0]].tolist()) == set(found)
+        tree = grown.proposal()
+        grown.learn([1] * len(tree), [0])  # rejects all, and recycles what follows each node
+    assert len(grown.state_dict()["recycled"]) == RING
+
+
+def test_nothing_is_recycled_where_that_is_off():
+    grown, text, known = growth(recycle=False), chain_text(300, 20), 100
+    while known < 200:
+        known += step(grown, text, known, vocab=20)
+    assert grown.state_dict()["recycled"] == []

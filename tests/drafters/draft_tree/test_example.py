@@ -31,8 +31,7 @@ import pytest
 
 from ouroboros.drafters.draft_tree.candidates import Weights
 from ouroboros.drafters.draft_tree.state import DRAFT_FEATURES, PHRASE_FEATURES
-from ouroboros.drafters.draft_tree.tree_grower import Shape, TreeGrower
-from ouroboros.tree import TokenTree
+from ouroboros.drafters.draft_tree.tree_grower import TreeGrower
 
 A, B, C, D = 1, 2, 3, 4
 SHARE_ONLY = Weights(
@@ -42,11 +41,11 @@ SHARE_ONLY = Weights(
 
 
 def test_a_step_by_hand():
-    grower = TreeGrower(SHARE_ONLY, Shape(max_nodes=4))
+    grower = TreeGrower(SHARE_ONLY, max_nodes=4)
     grower.set_costs(verify=[1.0], call=[1.0])  # verifying four nodes costs no more than one
     grower.start()
     no_draft_model = -1
-    assert grower.begin([A, B, C, A, B, D, A, B], 10, no_draft_model) == 0
+    assert grower.begin([A, B, C, A, B, D, A, B], 10, no_draft_model) is None
 
     proposal = grower.proposal()
     assert proposal.tokens == (B, D, C, A)
@@ -55,9 +54,9 @@ def test_a_step_by_hand():
     assert proposal.source[1:] == ("phrase",) * 3
 
     chosen = [D, A, B, B]
-    path = TokenTree(proposal.tokens, proposal.parents).longest_match(chosen)
+    path = proposal.longest_match(chosen)
     assert path == [0, 1, 3]
     assert [proposal.tokens[node] for node in path[1:]] + [chosen[path[-1]]] == [D, A, B]
 
     grower.learn(chosen, path)
-    assert grower.remembered().recycled == ((C, B, A, D, B, A, B),)
+    assert grower.state_dict()["recycled"] == [[C, B, A, D, B, A, B]]

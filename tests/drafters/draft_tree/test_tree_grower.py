@@ -1,21 +1,20 @@
 """Whole runs of the tree grower: compiled and in Python, bounded, repeatable, remembered."""
 
-import json
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from growing_texts import chain_text, depths, growth, ranking, step
+from growing_texts import chain_text, growth, step
 
 from ouroboros.drafters.draft_tree import state, tree_grower
 
 RUN = """
-import json
 from growing_texts import chain_text, growth, step
 
-made = []
 for vocab, seed, nodes, children in ((12, None, 40, 3), (60, 7, 24, 3), (3, 1, 16, 2)):
     grown = growth(vocab=4, call=0.1, max_nodes=nodes, children=children)
     for prompt, known in enumerate((1, 2, 40)):
@@ -24,8 +23,7 @@ for vocab, seed, nodes, children in ((12, None, 40, 3), (60, 7, 24, 3), (3, 1, 1
         until = known + 12
         while known < until:
             known += step(grown, text, known, vocab=vocab)
-            made.append(grown.proposal())
-print(json.dumps(made))
+            print(grown.proposal())
 """
 
 
@@ -41,8 +39,8 @@ def run(code: str = RUN, **variables: str) -> str:
 
 
 def test_compiled_and_python_grow_the_same_trees():
-    in_python = json.loads(run(NUMBA_DISABLE_JIT="1"))
-    assert len(in_python) > 60 and json.loads(run()) == in_python
+    in_python = run(NUMBA_DISABLE_JIT="1")
+    assert in_python.count("TokenTree") > 60 and run() == in_python
 
 
 @pytest.mark.slow
@@ -65,15 +63,15 @@ def test_without_a_writable_cache_folder_nothing_is_cached_and_nothing_raises(tm
     ],
 )
 def test_a_warning_precedes_a_long_compilation(monkeypatch, cache, cached, warning):
-    told, before = [], []
+    said, before = [], []
     load = tree_grower.Weights.load
     monkeypatch.setattr(state, "CACHE", cache)
     monkeypatch.setattr(state, "CACHED", cached)
-    monkeypatch.setattr(tree_grower.log, "warning", told.append)
-    monkeypatch.setattr(tree_grower.Weights, "load", lambda: before.append(list(told)) or load())
+    monkeypatch.setattr(tree_grower.log, "warning", said.append)
+    monkeypatch.setattr(tree_grower.Weights, "load", lambda: before.append(list(said)) or load())
     tree_grower.warm_up_jit.__wrapped__()
-    assert told == before[0] and len(told) == bool(warning)
-    assert all(warning in text for text in told)
+    assert said == before[0] and len(said) == bool(warning)
+    assert all(warning in text for text in said)
 
 
 def test_the_host_always_calls_compiled_functions_with_the_same_types(monkeypatch):
@@ -84,7 +82,7 @@ def test_the_host_always_calls_compiled_functions_with_the_same_types(monkeypatc
         for function in vars(room).values()
         if isinstance(function, state.HostCall)
     ]
-    assert len(calls) == 5
+    assert len(calls) == 4
     monkeypatch.setattr(state.HostCall, "__call__", lambda self, *args: self.dispatcher(*args))
     grown = growth(vocab=4, call=0.1)
     for vocab, seed, known in ((3, None, 1), (60, 7, 2), (60, 7, 1500)):
@@ -92,56 +90,27 @@ def test_the_host_always_calls_compiled_functions_with_the_same_types(monkeypatc
         grown.start(seed=seed, temperature=0.0 if seed is None else 0.7)
         for _ in range(6):
             known += step(grown, text, known, vocab=vocab)
-            grown.drafted_prefix([0])
-        grown.restore(grown.remembered())
+        grown.load_state_dict(grown.state_dict())
     assert {len(call.dispatcher.signatures) for call in calls} == {1}
-
-
-def test_depths_are_handed_out_with_the_nodes():
-    text, grown = chain_text(80, 12), growth(vocab=12, call=0.05)
-    grown.start()
-    asked = grown.begin(text[:60], 40, 40)
-    assert asked
-    while asked:
-        nodes = grown.draft_tree()
-        assert list(nodes.depths) == depths(nodes.parents)
-        asked = grown.add_rankings(*ranking(nodes, asked, 12))
-    made = grown.proposal()
-    assert len(made.tokens) > 1 and list(made.depths) == depths(made.parents)
-
-
-def test_a_run_repeats_itself():
-    assert trees(growth(call=0.1)) == trees(growth(call=0.1))
 
 
 def trees(grown, *, prompts=(0,)) -> list:
     found = []
     for seed in prompts:
-        text = chain_text(300, 20, seed=seed)
+        text, known = chain_text(300, 20, seed=seed), 100
         grown.start()
-        known = 100
         while known < 140:
             known += step(grown, text, known, vocab=20)
             found.append(grown.proposal())
     return found
 
 
-def test_what_is_forgotten_leaves_no_trace():
-    once = trees(growth())
-    grown = growth()
+def test_a_run_repeats_itself_and_nothing_forgotten_leaves_a_trace():
+    once = trees(growth(call=0.1, start=False))
+    grown = growth(call=0.1, start=False)
     trees(grown, prompts=(5, 6))
     grown.forget()
     assert trees(grown) == once
-
-
-def test_what_is_remembered_grows_the_same_trees():
-    grown, other = growth(), growth()
-    trees(grown, prompts=(1, 2))
-    kept = grown.remembered()
-    other.restore(kept)
-    assert other.remembered() == kept
-    assert len(kept.recycled) > 50 and kept.text.count(-1) == 1
-    assert trees(other, prompts=(1,)) == trees(grown, prompts=(1,))
 
 
 def test_memory_is_bounded(monkeypatch):
@@ -154,10 +123,32 @@ def test_memory_is_bounded(monkeypatch):
 
 def test_prompts_of_one_token_and_new_ids():
     grown = growth(vocab=4)
-    grown.start()
+    text = [7, 5000, 7, 5000, 7, 5000, 70_000, 7, 5000, 7, 5000, 7]
     for known in range(1, 12):
-        text = [7, 5000, 7, 5000, 7, 5000, 70_000, 7, 5000, 7, 5000, 7]
         grown.begin(text[:known], 3, -1)
         made = grown.proposal()
-        grown.learn([90_000] * len(made.tokens), [0])
+        grown.learn([90_000] * len(made), [0])
     assert made.tokens[1] in (7, 90_000)
+
+
+DAMAGED = {
+    "another size": {"recycled": [[1, 2, 3]]},
+    "no token": {"recycled": [[1, 2, 3, 4, 5, 6, -1]]},
+    "a huge id": {"text": [2_000_000_000]},
+    "an id beyond int64": {"text": [10**30]},
+    "a negative id": {"text": [-2]},
+    "words": {"text": ["a"]},
+    "not a number": {"rates": {name: float("nan") for name in state.RATES}},
+    "no trials": {"rates": dict.fromkeys(state.RATES, 0.0)},
+    "no rates": {"rates": {}},
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_state_is_refused_and_changes_nothing(content):
+    grown = growth()
+    trees(grown)
+    before = grown.state_dict()
+    with pytest.raises((ValueError, LookupError)):
+        grown.load_state_dict({**before, **content})
+    assert grown.state_dict() == before
