@@ -130,7 +130,7 @@ def _on_device(
     key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
 ) -> torch.Tensor:
     """Return `compute(logits, *inputs)`, by the engine's captured graph where the logits have one
-    (`Engine.choosing`)."""
+    (`Eager.choosing`)."""
     choosing = getattr(logits, "choosing", None)
     return choosing(key, compute, logits, *inputs) if choosing else compute(logits, *inputs)
 

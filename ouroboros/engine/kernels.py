@@ -26,7 +26,7 @@ SLOTS = 64  # slots that a program reads at a time, half as many for wide heads
 WIDE_BYTES = 256  # of one head's key: beyond it, smaller GPUs lack the shared memory
 MOST_ROWS = 64  # packed query rows of a program
 MOST_PARTS = 64
-HALF_TYPES = (torch.bfloat16, torch.float16)
+TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def fits(
@@ -38,14 +38,13 @@ def fits(
     return (
         triton is not None
         and query.is_cuda
-        and query.dtype in (*HALF_TYPES, torch.float32)
+        and query.dtype in TYPES
         and len(query) == 1
         and mask is not None
         and mask.shape[:2] == (1, 1)
         and mask.is_floating_point()
         and width == value.shape[-1]
-        and 16 <= width <= 256
-        and width & (width - 1) == 0
+        and width in (16, 32, 64, 128, 256)
         and all(part.stride(-1) == 1 for part in (query, key, value, mask))
     )
 

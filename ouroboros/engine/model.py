@@ -53,15 +53,13 @@ class CachedModel(TreeModel):
         self.attention_reason = use_packed_attention(model)
         info = check_tree_support(model)
         self.max_len = min(max_len or info.max_len, info.max_len)
-        self.sliding_window = info.sliding_window
-        self.layer_types = info.layer_types
         self.vocab_size = info.vocab_size
         self.width = info.vocab_size  # of the logits returned; may be lowered
         self.device = info.device
         self.dtype = info.dtype
         self.cache = SlotCache(info.layers)
         self.engine, self.engine_reason = select_engine(engine, self.model, info, self.cache)
-        self.resident: CachedSequence | None = None  # the sequence that has the slots
+        self.resident = CachedSequence()  # the sequence that has the slots
         self.packed = PackedWeights()
 
     @classmethod
@@ -116,9 +114,7 @@ class CachedModel(TreeModel):
 
     def empty(self) -> None:
         """Forget what is cached, so that the next sequence is fed from its first token."""
-        if self.resident is not None:
-            self.resident.clear()
-        self.resident = None
+        self.resident.clear()
 
     @torch.inference_mode()
     def score(
@@ -128,7 +124,7 @@ class CachedModel(TreeModel):
         the cache.
 
         They are valid until the next call, and carry the engine's way to choose from them
-        (`Engine.choosing`). `tokens` is the whole sequence; its last token is the tree's root. Ids
+        (`Eager.choosing`). `tokens` is the whole sequence; its last token is the tree's root. Ids
         that this model does not know are fed as id 0: only a draft meets them.
 
         A tree that has grown since it was scored (its first nodes are those of the last call, on
@@ -228,9 +224,8 @@ class CachedModel(TreeModel):
         attention = self.model.config.get_text_config()._attn_implementation
         captured = getattr(self.engine, "graphs", False)
         compiled = getattr(self.engine, "compiled", None) is not None
-        reasons = [self.engine_reason] if self.engine_reason else []
-        if not reasons and not (captured and compiled):
-            reasons = ["not captured with compiled layers"]
+        slow = "" if captured and compiled else "not captured with compiled layers"
+        reasons = [self.engine_reason or slow]
         if attention != KERNEL_NAME:
             reasons.append(f"attention is {attention}: {self.attention_reason}")
         return {
@@ -239,15 +234,13 @@ class CachedModel(TreeModel):
             "compiled": compiled,
             "attention": attention,
             "packed": self.packed.facts or None,
-            "fallback": "; ".join(reasons) or None if self.device.type == "cuda" else None,
+            "fallback": "; ".join(filter(None, reasons)) or None
+            if self.device.type == "cuda"
+            else None,
         }
 
     def _give_slots(self, sequence: CachedSequence) -> None:
         """Let a sequence have the cache slots."""
-        if sequence is self.resident:
-            return
-        if self.resident is None:
-            sequence.clear()
-        else:
+        if sequence is not self.resident:
             sequence.take_over(self.resident)
-        self.resident = sequence
+            self.resident = sequence

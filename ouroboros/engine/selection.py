@@ -6,7 +6,7 @@ Invariant: every fallback (no graphs, layers not compiled, no attention kernel) 
 from __future__ import annotations
 
 import logging
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from transformers import PreTrainedModel
@@ -27,21 +27,20 @@ def select_engine(
     """Return the engine (see `CachedModel`), and why it does not capture and compile calls ("" if
     it does, or was not asked to). Raises `ValueError` for an unknown name, and for fixed shapes on
     several devices."""
-    if name not in ("auto", "eager", "static"):
-        raise ValueError(f"engine {name!r} is not one of auto, eager, static")
-    devices = {weight.device for weight in model.parameters()}
+    if name not in get_args(EngineName):
+        raise ValueError(f"engine {name!r} is not one of {', '.join(get_args(EngineName))}")
+    count = len({weight.device for weight in model.parameters()})
+    if name == "static" and count > 1:
+        raise ValueError(
+            f"engine=static needs a model on one device, this one lies on {count}: leave "
+            "engine=auto, which calls it as it is"
+        )
     if name == "static":
-        if len(devices) > 1:
-            raise ValueError(
-                f"engine=static needs a model on one device, this one lies on {len(devices)}: "
-                "leave engine=auto, which calls it as it is"
-            )
         return Static(model, info, cache), ""
     eager = Eager(model, info, cache)
-    if len(devices) > 1:
-        return eager, f"it lies on {len(devices)} devices"
-    if name == "eager" or info.device.type != "cuda":
-        return eager, f"engine={name} on a {info.device.type} device"
+    if count > 1 or name == "eager" or info.device.type != "cuda":
+        where = f"engine={name} on a {info.device.type} device"
+        return eager, where if count == 1 else f"it lies on {count} devices"
     reasons: list[str] = []
     for compiled in (True, False):
         static = Static(model, info, cache, compiled=compiled)
