@@ -18,7 +18,7 @@ ROOMS = (
     *("engine", "vocab", "decode", "processors", "standin", "costs"),
     *("audit", "drafters", "baselines", "model_wrappers", "decoders"),
     *("generate", "testing", "reference_pair"),
-    *("bench.tasks", "bench.metrics", "bench.run", "bench.replay"),
+    *("bench.tasks", "bench.metrics", "bench.run", "lm_eval", "bench.replay"),
     *("bench.report", "tuning", "cli", "__main__"),
 )
 WITHOUT_TORCH = (
@@ -80,7 +80,8 @@ def test_a_module_imports_downwards(name):
     if name.startswith(WITHOUT_TORCH):
         assert not tops(name) & {"torch", "transformers"}
     if room(name) != "cli":
-        assert not tops(name) & {"hydra", "omegaconf"}, "only commands see Hydra"
+        assert "hydra" not in tops(name), "only commands see Hydra"
+        assert "omegaconf" not in tops(name) or name == "bench.run.config"
 
 
 def test_no_circle():
@@ -91,5 +92,6 @@ def test_no_circle():
 def test_the_package_imports_no_script_and_nothing_patches_the_search_path():
     scripts = {path.stem for path in (ROOT / "scripts").rglob("*.py")} | {"scripts"}
     for path in [*MODULES.values(), *(ROOT / "scripts").rglob("*.py")]:
-        assert "sys.path" not in path.read_text(), path
+        own_process = path.name == "sandbox_child.py"
+        assert own_process or "sys.path" not in path.read_text(), path
     assert not [name for name in INNER if tops(name) & scripts]

@@ -1,0 +1,140 @@
+"""A model of the lm-evaluation-harness: accuracy and speed of a decoder in one results file.
+
+    lm-eval run --model ouroboros --model_args pretrained=ID,draft=ID,dtype=float32 --tasks gsm8k
+    python -m ouroboros.lm_eval run --model ouroboros ...       # lm-eval 0.4.13 and earlier
+
+The harness's `hf` model with another decoding loop: prompts, stop strings, and everything that is
+not generated are its own. Invariant: greedy completions are those of `hf`, up to numeric ties.
+"""
+
+from __future__ import annotations
+
+import time
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+import ouroboros
+from ouroboros.bench.metrics.metrics import METRICS
+from ouroboros.bench.metrics.sample import Sample, step_s
+from ouroboros.bench.run.pair import model_path
+from ouroboros.decoders import decoder_settings
+from ouroboros.engine.model import CachedModel
+from ouroboros.generate import custom_generate
+from ouroboros.model_wrappers import Model
+
+if find_spec("lm_eval") is not None:
+    from lm_eval.models.huggingface import HFLM
+else:  # the harness is optional: without it, this module can be imported, not used
+    HFLM = object
+
+FIGURES = (
+    *("output_throughput", "ttft_ms", "e2e_latency_s", "acceptance_length"),
+    *("draft_acceptance_rate", "target_forwards_per_token", "draft_forwards_per_token"),
+)
+WARM_UP_TOKENS = 8
+
+
+class OuroborosLM(HFLM):
+    """`hf` with a decoder of this library.
+
+    `pretrained` and `draft` are hub ids, folders or models, `reference/target` and
+    `reference/draft` the pair that ships with the package; `decoder` is a name in conf/decoder, and
+    its settings are model arguments too (`max_nodes=24`). The other arguments are those of `hf`.
+    Rows of a batch are decoded one after the other. A few tokens are generated at once, so that no
+    completion's time includes compilation.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | Model,
+        draft: str | Model | None = None,
+        decoder: str = "ouroboros",
+        **options,
+    ) -> None:
+        if options.get("mixed_precision_dtype") is not None:
+            raise ValueError("mixed_precision_dtype is not supported: give dtype instead")
+        settings = {
+            name: options.pop(name) for name in decoder_settings(decoder) if name in options
+        }
+        super().__init__(
+            model_path(pretrained) if isinstance(pretrained, str) else pretrained, **options
+        )
+        self.samples: list[Sample] = []
+        self.decoder, self.draft = decoder, draft if isinstance(draft, str) else None
+        if isinstance(draft, str):
+            where: dict[str, Any] = {"dtype": self.model.dtype, "device": str(self.device)}
+            draft = CachedModel.from_pretrained(model_path(draft), **where)
+        self.decode = custom_generate(draft=draft, decoder=decoder, **settings)
+        warm_up = torch.full((1, WARM_UP_TOKENS), self.prefix_token_id, device=self.device)
+        self._model_generate(warm_up, 2 * WARM_UP_TOKENS, [])
+        self.samples.clear()
+
+    def _model_generate(self, context, max_length, stop, **generation_kwargs) -> torch.Tensor:
+        """Continue each row of `context` [rows, length], padded on the left; see `HFLM`."""
+        mask = generation_kwargs.pop("attention_mask", torch.ones_like(context)).bool()
+        rows = []
+        for padded, real in zip(context, mask, strict=True):
+            prompt = padded[real]
+            padding = len(padded) - len(prompt)
+            started = time.perf_counter()
+            found = super()._model_generate(
+                prompt[None],
+                max_length - padding,
+                stop,
+                attention_mask=torch.ones_like(prompt[None]),
+                custom_generate=self.decode,
+                return_dict_in_generate=True,
+                **generation_kwargs,
+            )
+            wall_s = time.perf_counter() - started
+            (trace,) = found.traces
+            sample = Sample(
+                example=str(len(self.samples)),
+                decoder=self.decoder,
+                repeat=0,
+                order=0,
+                prompt_tokens=len(prompt),
+                new_tokens=tuple(trace.new_tokens),
+                finish=trace.finish,
+                steps=tuple(trace.steps),
+                wall_s=wall_s,
+                ttft_s=step_s(trace.steps[0]),
+            )
+            self.samples.append(sample)
+            rows.append(torch.cat([padded[:padding], found.sequences[0]]))
+        pad = self.tokenizer.pad_token_id
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
+
+    def set_cache_hook(self, cache_hook) -> None:
+        """Refuse a cache of completions: no time is measured for what an earlier run generated."""
+        raise ValueError("--use_cache skips what is to be timed: leave it out, or use hf")
+
+    def get_model_info(self) -> dict:
+        """Return what `hf` says of the model, and under "ouroboros" the decoder and its speed."""
+        generated = [sample for sample in self.samples if sample.new_tokens]
+        return super().get_model_info() | {
+            "ouroboros": {
+                "version": ouroboros.__version__,
+                "decoder": self.decoder,
+                "draft": self.draft,
+                "threads": torch.get_num_threads(),
+                "completions": len(generated),
+                "new_tokens": METRICS["new_tokens"](generated),
+                **{name: METRICS[name](generated) if generated else None for name in FIGURES},
+            }
+        }
+
+
+if find_spec("lm_eval") is not None:  # releases after 0.4.13 find the entry point by themselves
+    from lm_eval.api.registry import register_model
+
+    register_model("ouroboros")(OuroborosLM)
+
+if __name__ == "__main__":
+    if find_spec("lm_eval") is None:
+        raise SystemExit("lm-eval is missing: pip install 'ouroboros-decoding[lm-eval]'")
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()
