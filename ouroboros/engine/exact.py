@@ -1,0 +1,285 @@
+"""Exact calls on a CPU: a token's logits have the same bits in every call that computes them.
+
+Rounding depends on the order of sums, and libraries choose it by the shape of a call: a tree of 16
+nodes rounds otherwise than 16 single steps. Here the order depends on a token's position alone:
+
+- Linear layers multiply by weights in oneDNN's own order, whose products give a row the same bits
+  in any number of rows; a lone row is doubled where it alone would be summed otherwise.
+- Attention reduces the keys in the order of positions, in blocks of eight that begin at multiples
+  of eight. The nodes of a tree do not lie at their positions; a node's ancestors are gathered.
+- Norms, rotations and activations work row by row as they are.
+
+So trees of any shape, prompts in any pieces and plain decoding give bit-equal logits, in float32
+and bfloat16. `make_exact` refuses by name any model with an operator outside this list, and
+compares a random tree with single steps before the model is used.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
+
+from ouroboros.engine.attention import packed_attention
+from ouroboros.engine.cache import ModelInfo
+from ouroboros.engine.masks import Layout
+
+NAME = "ouroboros_exact"
+BLOCK = 8  # keys that are reduced together; blocks begin at multiples of it
+CHUNK = 64  # keys that are converted and used for all rows before the next are
+MOST_ROWS = 128  # rows of one pass of the attention kernel, which bounds its memory
+FAST = {"error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}  # no NaN, inf rules
+CANNOT = ("softcap", "s_aux", "position_bias")  # arguments of attention that the kernel lacks
+
+
+class Reach(NamedTuple):
+    """What each row of a call sees. All arrays have one row for each fed token.
+
+    Row r sees the slots `0 ... straight[r] - 1`, which lie at their positions, and then
+    `tails[r, 0], tails[r, 1], ...`, up to `lengths[r]` slots in all; a sliding window leaves only
+    the last of them.
+    """
+
+    lengths: np.ndarray
+    straight: np.ndarray
+    tails: np.ndarray
+
+    @classmethod
+    def of(cls, layout: Layout) -> Reach:
+        """Return what the fed tokens of a layout see."""
+        before, held, start = len(layout.missing), layout.held, layout.base + len(layout.missing)
+        lengths = layout.positions()[held:] + 1
+        if layout.tree.is_chain:
+            return cls(lengths, lengths, np.zeros((len(lengths), 1), dtype=np.int64))
+        depths, ancestors = layout.tree.depths(), layout.tree.ancestors()
+        chain = int(np.cumprod(depths == np.arange(len(depths))).sum())  # nodes at their positions
+        straight = start + ancestors[held:, :chain].sum(1)
+        rows, columns = np.nonzero(ancestors[held:, chain:])
+        counts = np.bincount(rows, minlength=len(straight))
+        tails = np.zeros((before + len(straight), max(1, counts.max())), dtype=np.int64)
+        place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        tails[before + rows, place] = start + chain + columns
+        return cls(lengths, np.concatenate([lengths[:before], straight]), tails)
+
+
+class Exact(threading.local):
+    """The call that is under way in this thread, for the attention function."""
+
+    reach: Reach | None = None
+    info: ModelInfo
+
+    @contextmanager
+    def call(self, layout: Layout, info: ModelInfo) -> Iterator[None]:
+        """Compute attention exactly, for the layout's tokens, in the context."""
+        self.reach, self.info = Reach.of(layout), info
+        try:
+            yield
+        finally:
+            self.reach = None
+
+
+exact = Exact()
+
+
+def exact_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """Attend with [1, heads, n, width] queries over [1, kv_heads, slots, width] keys and values;
+    return [1, n, heads, width]. Calls that no engine makes go to `packed_attention`."""
+    reach = exact.reach
+    if reach is None:
+        return packed_attention(
+            module, query, key, value, attention_mask, dropout, scaling, **kwargs
+        )
+    for name in CANNOT:
+        if kwargs.get(name) is not None:
+            raise ValueError(f"exact attention has no {name}: load the model without exact=True")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    queries = (query[0].float() * scale).numpy()
+    heads, rows, _ = queries.shape
+    out = np.empty((rows, heads, value.shape[-1]), dtype=np.float32)
+    keys, values = _numpy(key[0]), _numpy(value[0])
+    first = np.zeros_like(reach.lengths)
+    if _is_sliding(module, exact.info):
+        first = np.maximum(0, reach.lengths - exact.info.sliding_window)
+    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+    for at in range(0, rows, MOST_ROWS):
+        part = slice(at, at + MOST_ROWS)
+        _attend(
+            queries[:, part], keys, values, first[part], *(x[part] for x in reach), out[part]
+        )
+    return torch.from_numpy(out).to(query.dtype)[None], None
+
+
+def _numpy(tensor: torch.Tensor) -> np.ndarray:
+    """Return a view of keys or values; NumPy knows bfloat16 as 16 bits only."""
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _is_sliding(module: nn.Module, info: ModelInfo) -> bool:
+    """Return whether a layer sees a sliding window only."""
+    if info.sliding_window is None or info.layer_types is None:
+        return info.sliding_window is not None
+    return info.layer_types[module.layer_idx] == "sliding_attention"
+
+
+def _exact_mask(*args, **kwargs) -> torch.Tensor | None:
+    """Make no mask for exact calls, which have a `Reach`."""
+    return None if exact.reach is not None else sdpa_mask(*args, **kwargs)
+
+
+AttentionInterface.register(NAME, exact_attention)
+AttentionMaskInterface.register(NAME, _exact_mask)
+
+
+@numba.njit(cache=True, **FAST)
+def _copy(source, head, first, slots, target, bits):
+    """Copy the keys or values in `slots`, or from slot `first` on if there are none, into `target`
+    as float32 (`bits` is its memory as integers)."""
+    for row in range(len(target)):
+        slot = slots[row] if len(slots) else first + row
+        if source.itemsize == 2:  # bfloat16, which is the upper half of float32
+            for column in range(source.shape[2]):
+                bits[row, column] = np.uint32(np.uint16(source[head, slot, column])) << 16
+        else:
+            for column in range(source.shape[2]):
+                target[row, column] = source[head, slot, column]
+
+
+@numba.njit(forceinline=True, **FAST)
+def _multiply(query, keys, scores):
+    """Set `scores` to the products of a query with eight keys."""
+    k0, k1, k2, k3 = keys[0], keys[1], keys[2], keys[3]
+    k4, k5, k6, k7 = keys[4], keys[5], keys[6], keys[7]
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = np.float32(0)
+    for column in range(len(query)):
+        x = query[column]
+        s0 += x * k0[column]
+        s1 += x * k1[column]
+        s2 += x * k2[column]
+        s3 += x * k3[column]
+        s4 += x * k4[column]
+        s5 += x * k5[column]
+        s6 += x * k6[column]
+        s7 += x * k7[column]
+    scores[0], scores[1], scores[2], scores[3] = s0, s1, s2, s3
+    scores[4], scores[5], scores[6], scores[7] = s4, s5, s6, s7
+
+
+@numba.njit(forceinline=True, **FAST)
+def _accumulate(weights, values, total):
+    """Add eight weighted values to `total`."""
+    w0, w1, w2, w3 = weights[0], weights[1], weights[2], weights[3]
+    w4, w5, w6, w7 = weights[4], weights[5], weights[6], weights[7]
+    v0, v1, v2, v3 = values[0], values[1], values[2], values[3]
+    v4, v5, v6, v7 = values[4], values[5], values[6], values[7]
+    for column in range(len(total)):
+        x = total[column] + w0 * v0[column] + w1 * v1[column] + w2 * v2[column]
+        x += w3 * v3[column] + w4 * v4[column]
+        total[column] = x + w5 * v5[column] + w6 * v6[column] + w7 * v7[column]
+
+
+@numba.njit(cache=True, **FAST)
+def _softmax(scores, skip, count, exponent, power):
+    """Replace scores by exp(score - maximum), 0 before `skip` and from `count` on; return their
+    sum. Cephes' expf, which the compiler can vectorise; `power` is the memory of `exponent`."""
+    scores[:skip] = -np.inf
+    scores[count:] = -np.inf
+    top = scores.max()
+    for at in range(len(scores)):
+        x = max(scores[at] - top, np.float32(-87))
+        whole = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
+        f = x - whole * np.float32(0.693359375) + whole * np.float32(2.12194440e-4)
+        y = np.float32(1.9875691500e-4) * f + np.float32(1.3981999507e-3)
+        y = y * f + np.float32(8.3334519073e-3)
+        y = y * f + np.float32(4.1665795894e-2)
+        y = y * f + np.float32(1.6666665459e-1)
+        y = y * f + np.float32(5.0000001201e-1)
+        scores[at] = y * f * f + f + np.float32(1)
+        exponent[at] = (np.int32(whole) + np.int32(127)) << np.int32(23)
+    for at in range(len(scores)):
+        scores[at] *= power[at]
+    scores[:skip] = 0
+    scores[count:] = 0
+    total = np.float32(0)
+    for at in range(len(scores)):
+        total += scores[at]
+    return total
+
+
+@numba.njit(cache=True, parallel=True, **FAST)
+def _attend(queries, keys, values, first, lengths, straight, tails, out):
+    """Attend with scaled `queries` [heads, n, width]; `out` is [n, heads, value width].
+
+    The keys of a row come in two parts, the full blocks of its straight slots, shared with other
+    rows, and the rest, gathered. Both pass through the same loop, so that they are summed alike.
+    """
+    heads, n, width = queries.shape
+    kv_heads, group = len(keys), heads // len(keys)
+    full = straight // BLOCK * BLOCK
+    ends = (lengths + BLOCK - 1) // BLOCK * BLOCK
+    shared = np.arange(first.min() // CHUNK * CHUNK, full.max(), CHUNK)
+    room = max(CHUNK, (ends - full).max())
+    for kv_head in numba.prange(kv_heads):
+        wide = max(width, values.shape[2])
+        block = np.zeros((room, wide), np.float32)
+        bits = block.view(np.uint32)
+        scores = np.empty((group * n, ends.max() + CHUNK), np.float32)
+        exponent = np.empty(ends.max(), np.int32)
+        total = np.zeros((group * n, values.shape[2]), np.float32)
+        slots = np.empty(room, np.int64)
+        sums = np.empty(group * n, np.float32)
+        for weighting in range(2):
+            source = values if weighting else keys
+            size = source.shape[2]
+            for item in range(len(shared) + n):
+                row, rows, at, count = item - len(shared), 1, 0, 0
+                if row < 0:
+                    row, rows, at = 0, n, shared[item]
+                    count = min(CHUNK, full.max() - at)
+                    _copy(source, kv_head, at, slots[:0], block[:count, :size], bits[:, :size])
+                else:
+                    at, count = full[row], lengths[row] - full[row]
+                    for place in range(count):
+                        slots[place] = at + place
+                        if at + place >= straight[row]:
+                            slots[place] = tails[row, at + place - straight[row]]
+                    _copy(source, kv_head, 0, slots, block[:count, :size], bits[:, :size])
+                    block[count : ends[row] - at] = 0
+                for r in range(row, row + rows):
+                    end = ends[r] - at if item >= len(shared) else min(count, full[r] - at)
+                    for place in range(max(0, first[r] - at) // BLOCK * BLOCK, end, BLOCK):
+                        eight = block[place : place + BLOCK]
+                        for g in range(group):
+                            weights = scores[g * n + r, at + place : at + place + BLOCK]
+                            if weighting:
+                                _accumulate(weights, eight, total[g * n + r])
+                            else:
+                                _multiply(queries[kv_head * group + g, r], eight, weights)
+            if not weighting:
+                for r in range(n):
+                    low = first[r] // BLOCK * BLOCK
+                    for g in range(group):
+                        seen = scores[g * n + r, low : ends[r]]
+                        sums[g * n + r] = _softmax(
+                            seen, first[r] - low, lengths[r] - low, exponent, exponent.view(np.float32)
+                        )
+        for r in range(n):
+            for g in range(group):
+                out[r, kv_head * group + g] = total[g * n + r] / sums[g * n + r]
