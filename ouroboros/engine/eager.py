@@ -93,7 +93,11 @@ class Eager:
         if len(rows) < len(ids):
             last = rows == [len(ids) - 1]
             keep = 1 if last else torch.tensor(rows, device=self.info.device)
-        return self.forward(packed[:1], packed[1:], dense(layout, self.info), keep)
+        return self.forward(packed[:1], packed[1:], self.masks(layout), keep)
+
+    def masks(self, layout: Layout) -> Masks:
+        """Return the masks that the model is given."""
+        return dense(layout, self.info)
 
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: Masks, keep: int | torch.Tensor

@@ -31,13 +31,19 @@ from transformers.masking_utils import sdpa_mask
 
 from ouroboros.engine.attention import packed_attention
 from ouroboros.engine.cache import ModelInfo
-from ouroboros.engine.masks import Layout
+from ouroboros.engine.eager import Eager
+from ouroboros.engine.masks import Layout, Masks
+from ouroboros.engine.prepack import PackedWeights, prepack_linears
+from ouroboros.tree import TokenTree
 
 NAME = "ouroboros_exact"
 BLOCK = 8  # keys that are reduced together; blocks begin at multiples of it
 CHUNK = 64  # keys that are converted and used for all rows before the next are
 MOST_ROWS = 128  # rows of one pass of the attention kernel, which bounds its memory
 FAST = {"error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}  # no NaN, inf rules
+LANES = 64  # elements that torch computes together at most: two vectors of bfloat16
+GRAIN, SERIAL = 32768, 16384  # elements for a thread, and elements that one thread computes
+TEXT, NODES, DEPTH = 24, 12, 4  # tokens and nodes of the check
 CANNOT = ("softcap", "s_aux", "position_bias")  # arguments of attention that the kernel lacks
 
 
@@ -71,23 +77,34 @@ class Reach(NamedTuple):
         return cls(lengths, np.concatenate([lengths[:before], straight]), tails)
 
 
-class Exact(threading.local):
-    """The call that is under way in this thread, for the attention function."""
+class _Call(threading.local):
+    """The exact call that is under way in this thread, for attention and linear layers."""
 
     reach: Reach | None = None
     info: ModelInfo
 
-    @contextmanager
-    def call(self, layout: Layout, info: ModelInfo) -> Iterator[None]:
-        """Compute attention exactly, for the layout's tokens, in the context."""
-        self.reach, self.info = Reach.of(layout), info
+
+current = _Call()
+
+
+class Exact(Eager):
+    """Runs exact calls on a model changed by `make_exact`."""
+
+    def run(
+        self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0
+    ) -> torch.Tensor:
+        self.cache.reserve(known + len(missing) + len(tree))
+        return self.call(Layout(known, missing, tree, held))
+
+    def call(self, layout: Layout, token: torch.Tensor | None = None) -> torch.Tensor:
+        current.reach, current.info = Reach.of(layout), self.info
         try:
-            yield
+            return super().call(layout, token)
         finally:
-            self.reach = None
+            current.reach = None
 
-
-exact = Exact()
+    def masks(self, layout: Layout) -> Masks:
+        return None
 
 
 def exact_attention(
@@ -102,7 +119,7 @@ def exact_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend with [1, heads, n, width] queries over [1, kv_heads, slots, width] keys and values;
     return [1, n, heads, width]. Calls that no engine makes go to `packed_attention`."""
-    reach = exact.reach
+    reach = current.reach
     if reach is None:
         return packed_attention(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
@@ -116,13 +133,18 @@ def exact_attention(
     out = np.empty((rows, heads, value.shape[-1]), dtype=np.float32)
     keys, values = _numpy(key[0]), _numpy(value[0])
     first = np.zeros_like(reach.lengths)
-    if _is_sliding(module, exact.info):
-        first = np.maximum(0, reach.lengths - exact.info.sliding_window)
+    if _is_sliding(module, current.info):
+        first = np.maximum(0, reach.lengths - current.info.sliding_window)
     numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
     for at in range(0, rows, MOST_ROWS):
         part = slice(at, at + MOST_ROWS)
         _attend(
-            queries[:, part], keys, values, first[part], *(x[part] for x in reach), out[part]
+            np.ascontiguousarray(queries[:, part]),
+            keys,
+            values,
+            first[part],
+            *(array[part] for array in reach),
+            out[part],
         )
     return torch.from_numpy(out).to(query.dtype)[None], None
 
@@ -141,11 +163,183 @@ def _is_sliding(module: nn.Module, info: ModelInfo) -> bool:
 
 def _exact_mask(*args, **kwargs) -> torch.Tensor | None:
     """Make no mask for exact calls, which have a `Reach`."""
-    return None if exact.reach is not None else sdpa_mask(*args, **kwargs)
+    return None if current.reach is not None else sdpa_mask(*args, **kwargs)
 
 
 AttentionInterface.register(NAME, exact_attention)
 AttentionMaskInterface.register(NAME, _exact_mask)
+
+
+class ExactActivation(nn.Module):
+    """A mixin for activations: an element's bits do not depend on the number of rows.
+
+    torch computes an elementwise function in vectors, and what is left over of each thread's share
+    by other code; so rows are padded to whole vectors, and shares that would end within a vector
+    are avoided.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if current.reach is None:
+            return super().forward(input)
+        width, threads = input.shape[-1], torch.get_num_threads()
+        padded = nn.functional.pad(input, (0, -width % LANES)) if width % LANES else input
+        size = padded.numel()
+        if size > SERIAL and any(size % (t * LANES) for t in (threads, -(-size // GRAIN))):
+            pieces = [
+                super(ExactActivation, self).forward(x) for x in padded.flatten().split(SERIAL)
+            ]
+            return torch.cat(pieces).view_as(padded)[..., :width]
+        return super().forward(padded)[..., :width]
+
+
+class ExactRotation(nn.Module):
+    """A mixin for rotary embeddings, which are computed for 64 positions at a time."""
+
+    def forward(self, x, position_ids, *args, **kwargs):
+        if current.reach is None:
+            return super().forward(x, position_ids, *args, **kwargs)
+        count = position_ids.shape[-1]
+        padded = nn.functional.pad(position_ids, (0, -count % LANES))
+        pieces = [
+            super(ExactRotation, self).forward(x, part, *args, **kwargs)
+            for part in padded.split(LANES, dim=-1)
+        ]
+        if isinstance(pieces[0], torch.Tensor):
+            return torch.cat(pieces, dim=1)[:, :count]
+        return tuple(torch.cat(parts, dim=1)[:, :count] for parts in zip(*pieces, strict=True))
+
+
+def make_exact(model: PreTrainedModel, info: ModelInfo) -> PackedWeights:
+    """Let a model's calls be exact: pack its linear layers, replace its attention, and have its
+    activations and rotations computed in whole vectors. Return the packed weights.
+
+    Raises `ValueError`, with the name of what stands in the way, if its calls cannot be exact.
+    """
+    name = type(model).__name__
+    if info.device.type != "cpu" or info.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(
+            f"exact calls are made on a CPU in float32 or bfloat16, not on {info.device.type} in "
+            f"{info.dtype}: choose another dtype or leave exact=False"
+        )
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ValueError(
+            f"{name} does not let its attention be replaced, so it cannot be exact: leave "
+            "exact=False"
+        )
+    packed = prepack_linears(model, every=True)
+    if not packed.layers:
+        raise ValueError(
+            "exact calls need a second copy of the weights, and half of the free memory does not "
+            "hold it (or torch has no oneDNN here): leave exact=False"
+        )
+    model.set_attn_implementation(NAME)
+    for module in model.modules():
+        for mixin, matches in ((ExactActivation, _is_activation), (ExactRotation, _is_rotation)):
+            if matches(module) and not isinstance(module, mixin):
+                kind = type(module)
+                module.__class__ = type(f"Exact{kind.__name__}", (mixin, kind), {})
+    return packed
+
+
+def _is_activation(module: nn.Module) -> bool:
+    return type(module).__module__ in ("torch.nn.modules.activation", "transformers.activations")
+
+
+def _is_rotation(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("RotaryEmbedding")
+
+
+class _Operators(TorchDispatchMode):
+    """Finds the operators, and the modules that call them, whose sums depend on a call's shape."""
+
+    SUMS = ("mm", "addmm", "bmm", "baddbmm", "mv", "dot", "matmul", "linear", "convolution")
+    CURVES = (
+        *("exp", "exp2", "expm1", "log", "log1p", "tanh", "sigmoid", "erf", "silu", "gelu", "mish"),
+        *("softplus", "_softmax", "cos", "sin", "polar"),
+    )
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.names = {module: name for name, module in model.named_modules()}
+        self.inside: list[tuple[nn.Module, str]] = []
+        self.found: dict[str, str] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        operator = func._schema.name.split("::")[-1]
+        sums = operator in self.SUMS or "scaled_dot" in operator or "grouped_mm" in operator
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        names = [name for _, name in self.inside]
+        safe = any(isinstance(m, ExactActivation | ExactRotation) for m, _ in self.inside)
+        curved = operator in self.CURVES and not safe
+        if curved or sums and tensors[-2].shape[-1] > 1:  # a rotation's product has one term
+            self.found[names[-1] if names else ""] = operator
+        return func(*args, **(kwargs or {}))
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Record in the context."""
+        before = nn.modules.module.register_module_forward_pre_hook(
+            lambda module, _: self.inside.append((module, self.names.get(module, "")))
+        )
+        after = nn.modules.module.register_module_forward_hook(
+            lambda *_: (self.inside.pop(), None)[1]
+        )
+        try:
+            with self:
+                yield
+        finally:
+            before.remove()
+            after.remove()
+
+
+def check_exact(engine: Exact) -> None:
+    """Compare a random tree with single steps, bit by bit; overwrites the first slots.
+
+    Raises `ValueError` naming the layers that are not exact, or the first difference.
+    """
+    info, name = engine.info, type(engine.model).__name__
+    draw = np.random.default_rng(0)
+    length = max(1, min(TEXT, info.max_len - DEPTH - 1))
+    text = [int(token) for token in draw.integers(0, info.vocab_size, length)]
+    tokens, parents, depths = [text[-1]], [-1], [0]
+    while len(tokens) < NODES:
+        parent = int(draw.integers(0, len(tokens)))
+        if depths[parent] < min(DEPTH, info.max_len - length):
+            tokens.append(int(draw.integers(0, info.vocab_size)))
+            parents.append(parent)
+            depths.append(depths[parent] + 1)
+    tree = TokenTree(tuple(tokens), tuple(parents))
+    try:
+        operators = _Operators(engine.model)
+        with torch.no_grad(), operators.watching():
+            engine.run(0, [], TokenTree.chain(text[0], ()))
+        if operators.found:
+            where, what = next(iter(operators.found.items()))
+            raise ValueError(
+                f"{name} cannot be exact: {where} computes {what}, whose rounding depends on the "
+                f"number of rows ({len(operators.found)} such modules): leave exact=False"
+            )
+        engine.cache.set_length(0)
+        with torch.inference_mode():
+            scored = engine.run(0, text[:-1], tree).clone()
+            for at, token in enumerate(text[:-1]):  # now the prompt token by token
+                engine.cache.set_length(at)
+                engine.run(at, [], TokenTree.chain(token, ()))
+            for node in range(len(tree)):
+                for depth, step in enumerate(tree.path_to(node)):
+                    engine.cache.set_length(length - 1 + depth)
+                    single = engine.run(
+                        length - 1 + depth, [], TokenTree.chain(tree.tokens[step], ())
+                    )
+                if not torch.equal(single[0], scored[node]):
+                    error = (single[0] - scored[node]).abs().max().item()
+                    raise ValueError(
+                        f"{name} is not exact: the logits after node {node} of a tree differ from "
+                        f"those of single steps by up to {error:.2g}: leave exact=False"
+                    )
+    finally:
+        engine.cache.set_length(0)
+        engine.forwards = 0
 
 
 @numba.njit(cache=True, **FAST)
@@ -278,7 +472,11 @@ def _attend(queries, keys, values, first, lengths, straight, tails, out):
                     for g in range(group):
                         seen = scores[g * n + r, low : ends[r]]
                         sums[g * n + r] = _softmax(
-                            seen, first[r] - low, lengths[r] - low, exponent, exponent.view(np.float32)
+                            seen,
+                            first[r] - low,
+                            lengths[r] - low,
+                            exponent,
+                            exponent.view(np.float32),
                         )
         for r in range(n):
             for g in range(group):

@@ -35,9 +35,11 @@ class CachedModel(TreeModel):
 
     `engine` "static" pads calls to fixed shapes and replays them as CUDA graphs, "eager" calls the
     model as it is; "auto" is static on a GPU where the model can be captured, else eager, and
-    `engine_reason` says why.
+    `engine_reason` says why. `exact` has calls made on a CPU such that a token's logits have the
+    same bits in every call (see `ouroboros.engine.exact`), whatever `engine` says.
 
-    Raises `ValueError`, naming the reason, for architectures that cannot score a tree.
+    Raises `ValueError`, naming the reason, for architectures that cannot score a tree, or not
+    exactly.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class CachedModel(TreeModel):
         tokenizer=None,
         max_len: int | None = None,
         engine: EngineName = "auto",
+        exact: bool = False,
     ) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
@@ -58,9 +61,16 @@ class CachedModel(TreeModel):
         self.device = info.device
         self.dtype = info.dtype
         self.cache = SlotCache(info.layers)
-        self.engine, self.engine_reason = select_engine(engine, self.model, info, self.cache)
         self.resident = CachedSequence()  # the sequence that has the slots
         self.packed = PackedWeights()
+        self.engine: Eager
+        self.exact, self.engine_reason = exact, ""
+        if exact:
+            self.packed = make_exact(self.model, info)
+            self.engine = Exact(self.model, info, self.cache)
+            check_exact(self.engine)
+        else:
+            self.engine, self.engine_reason = select_engine(engine, self.model, info, self.cache)
 
     @classmethod
     def from_pretrained(
@@ -71,6 +81,7 @@ class CachedModel(TreeModel):
         device: str | None = None,
         max_len: int | None = None,
         engine: EngineName = "auto",
+        exact: bool = False,
         **options,
     ) -> CachedModel:
         """Load a hub id or a folder. `options` (device_map, quantization_config, revision, ...) are
@@ -90,15 +101,16 @@ class CachedModel(TreeModel):
         check_round_trip(tokenizer, name_or_path)
         if device is not None and model.device.type != torch.device(device).type:
             model.to(device)  # type: ignore[arg-type]
-        wrapped = cls(model, tokenizer=tokenizer, max_len=max_len, engine=engine)
-        wrapped.prepack()
+        wrapped = cls(model, tokenizer=tokenizer, max_len=max_len, engine=engine, exact=exact)
+        if not exact:
+            wrapped.prepack()
         return wrapped
 
     def prepack(self) -> None:
         """Hold a second copy of the linear layers' weights on a CPU, in an order that is faster to
         multiply a few rows with, if it is. Loaded models are prepacked; do it for a model of your
         own once its weights are final. `packed.facts` tells what was decided."""
-        self.packed = prepack_linears(self.model)
+        self.packed = prepack_linears(self.model, every=self.exact)
 
     def new_sequence(self, cached: Sequence[int] = ()) -> CachedSequence:
         """Return the state of a new sequence. The tokens in `cached` are taken to lie in the slots

@@ -73,6 +73,10 @@ class PackedLinear(nn.Linear):
             or torch.is_autocast_enabled("cpu")
             or not (input.is_cpu and rows)
         ):
+            if own.always and own.of != _state(weight):
+                raise ValueError(
+                    "a weight of an exact model was changed: call prepack() on the CachedModel"
+                )
             return nn.functional.linear(input, weight, self.bias)
         multiply = torch.ops.mkldnn._linear_pointwise
         if rows == 1 and own.always:
@@ -100,7 +104,7 @@ class PackedWeights:
     def give_up(self) -> None:
         """Have the layers multiply plainly from now on."""
         for layer in self.layers:
-            layer.packed = Packed()
+            layer.packed = Packed(always=layer.packed.always)
         self.layers, self.facts = [], {}
 
     def check(self, *, closely: bool) -> None:
