@@ -16,10 +16,11 @@ compares a random tree with single steps before the model is used.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -40,7 +41,10 @@ NAME = "ouroboros_exact"
 BLOCK = 8  # keys that are reduced together; blocks begin at multiples of it
 CHUNK = 64  # keys that are converted and used for all rows before the next are
 MOST_ROWS = 128  # rows of one pass of the attention kernel, which bounds its memory
-FAST = {"error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}  # no NaN, inf rules
+FAST: dict[str, Any] = {
+    "error_model": "numpy",
+    "fastmath": {"reassoc", "contract", "nsz"},
+}  # no NaN, inf rules
 LANES = 64  # elements that torch computes together at most: two vectors of bfloat16
 GRAIN, SERIAL = 32768, 16384  # elements for a thread, and elements that one thread computes
 TEXT, NODES, DEPTH = 24, 12, 4  # tokens and nodes of the check
@@ -135,7 +139,7 @@ def exact_attention(
     first = np.zeros_like(reach.lengths)
     if _is_sliding(module, current.info):
         first = np.maximum(0, reach.lengths - current.info.sliding_window)
-    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+    numba.set_num_threads(min(torch.get_num_threads(), os.cpu_count() or 1))
     for at in range(0, rows, MOST_ROWS):
         part = slice(at, at + MOST_ROWS)
         _attend(
@@ -158,7 +162,8 @@ def _is_sliding(module: nn.Module, info: ModelInfo) -> bool:
     """Return whether a layer sees a sliding window only."""
     if info.sliding_window is None or info.layer_types is None:
         return info.sliding_window is not None
-    return info.layer_types[module.layer_idx] == "sliding_attention"
+    index: Any = module.layer_idx
+    return info.layer_types[index] == "sliding_attention"
 
 
 def _exact_mask(*args, **kwargs) -> torch.Tensor | None:
@@ -271,7 +276,7 @@ class _Operators(TorchDispatchMode):
         names = [name for _, name in self.inside]
         safe = any(isinstance(m, ExactActivation | ExactRotation) for m, _ in self.inside)
         curved = operator in self.CURVES and not safe
-        if curved or sums and tensors[-2].shape[-1] > 1:  # a rotation's product has one term
+        if curved or (sums and tensors[-2].shape[-1] > 1):  # a rotation's product has one term
             self.found[names[-1] if names else ""] = operator
         return func(*args, **(kwargs or {}))
 
@@ -316,8 +321,9 @@ def check_exact(engine: Exact) -> None:
         if operators.found:
             where, what = next(iter(operators.found.items()))
             raise ValueError(
-                f"{name} cannot be exact: {where} computes {what}, whose rounding depends on the "
-                f"number of rows ({len(operators.found)} such modules): leave exact=False"
+                f"{name} cannot be exact: {where or name + ' itself'} computes {what}, and "
+                f"{len(operators.found) - 1} other modules the like, whose rounding depends on the "
+                "number of rows: leave exact=False"
             )
         engine.cache.set_length(0)
         with torch.inference_mode():

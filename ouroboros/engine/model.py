@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ouroboros.engine.attention import KERNEL_NAME, use_packed_attention
 from ouroboros.engine.cache import SlotCache
-from ouroboros.engine.eager import MOST_HELD
+from ouroboros.engine.eager import MOST_HELD, Eager
+from ouroboros.engine.exact import Exact, check_exact, make_exact
 from ouroboros.engine.loading import check_round_trip, why_not_loaded
 from ouroboros.engine.prepack import PackedWeights, prepack_linears
 from ouroboros.engine.selection import EngineName, select_engine

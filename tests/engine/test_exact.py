@@ -1,0 +1,160 @@
+"""Exact calls: a token's logits have the same bits in a tree, in single steps, in any pieces."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from architectures import SUPPORTED, config_of
+from ouroboros.baselines import Greedy, PromptLookup, Speculative
+from tiny import VOCAB, RandomDrafter, build, llama, noisy, prompt_of
+
+from ouroboros import CachedModel, Ouroboros, decode
+from ouroboros.engine.exact import check_exact
+from ouroboros.select import Argmax, Sampler
+from ouroboros.tree import TokenTree
+
+FIVE = ("llama", "gemma3_text", "phi", "gpt_neox", "starcoder2")
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def random_tree(draw: random.Random, root: int, nodes: int, depth: int) -> TokenTree:
+    tokens, parents, depths = [root], [-1], [0]
+    while len(tokens) < nodes:
+        parent = draw.choice([node for node in range(len(tokens)) if depths[node] < depth])
+        tokens.append(draw.randrange(VOCAB))
+        parents.append(parent)
+        depths.append(depths[parent] + 1)
+    return TokenTree(tuple(tokens), tuple(parents))
+
+
+def different_nodes(name: str, dtype: torch.dtype, trees: int, *, nodes: int = 20) -> int:
+    """How many nodes of random trees, below prompts of random lengths fed in random pieces, have
+    other logits than the same tokens fed one by one."""
+    model = CachedModel(build(config_of(name, SUPPORTED[name]), dtype=dtype), exact=True)
+    draw, different = random.Random(name), 0
+    for _ in range(trees):
+        prompt = prompt_of(draw.randrange(1, 40), draw.randrange(999))
+        tree = random_tree(draw, prompt[-1], draw.randrange(2, nodes), 8)
+        inside = model.new_sequence()
+        for cut in sorted(draw.sample(range(1, len(prompt) + 1), min(2, len(prompt)))):
+            model.score(inside, prompt[:cut], TokenTree.chain(prompt[cut - 1], ()))
+        scored = model.score(inside, prompt, tree).clone()
+        model.empty()
+        for node in range(len(tree)):
+            path = [tree.tokens[n] for n in tree.path_to(node)]
+            alone, text = model.new_sequence(), []
+            for token in prompt[:-1] + path:
+                text.append(token)
+                single = model.score(alone, text, TokenTree.chain(token, ()))
+                model.accept(alone, [0])
+            different += not torch.equal(single[0], scored[node])
+    return different
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", FIVE)
+def test_a_node_has_the_bits_of_single_steps(name, dtype) -> None:
+    assert different_nodes(name, dtype, 4) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", FIVE)
+def test_a_thousand_nodes_have_the_bits_of_single_steps(name, dtype) -> None:
+    assert different_nodes(name, dtype, 60, nodes=40) == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_decoder_writes_the_text_of_plain_decoding_in_half_precision(
+    dtype, temperature
+) -> None:
+    hub = llama(dtype=dtype, num_hidden_layers=2)
+    draft = CachedModel(noisy(hub))
+    target = CachedModel(hub, exact=True)
+    for seed in range(4):
+        prompt, choose = prompt_of(9, seed), Argmax()
+        if temperature:
+            choose = Sampler(temperature=temperature, seed=seed)
+        texts = [
+            decode(target, drafter, prompt, max_new=40, choose=choose).tokens
+            for drafter in (
+                Greedy(),
+                RandomDrafter(prompt, seed=seed, hit=0.5),
+                Speculative(draft, gamma=4),
+                PromptLookup(max_ngram_size=2, num_tokens=4),
+                Ouroboros(draft),
+            )
+        ]
+        assert all(text == texts[0] for text in texts)
+
+
+def test_long_contexts_and_many_rows_are_exact() -> None:
+    model = build(config_of("qwen2", SUPPORTED["qwen2"] | {"max_position_embeddings": 600}))
+    target = CachedModel(model.bfloat16(), exact=True)
+    prompt = prompt_of(300)
+    sequence = target.new_sequence()
+    whole = target.score(sequence, prompt, TokenTree.chain(prompt[-1], tuple(prompt[:140]))).clone()
+    target.empty()
+    sequence = target.new_sequence()
+    for count in (64, 129, 130, 300):
+        last = target.score(sequence, prompt[:count], TokenTree.chain(prompt[count - 1], ()))
+    assert torch.equal(last[0], whole[0])
+    text = prompt + prompt[:140]
+    last = target.score(sequence, text, TokenTree.chain(text[-1], ()))
+    assert torch.equal(last[0], whole[-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("gpt2", "c_attn computes addmm"),
+        ("mixtral", "mlp.gate computes"),
+        ("gpt_oss", "no s_aux"),
+        ("gptj", "does not let its attention be replaced"),
+        ("nanochat", "NanoChatForCausalLM itself computes tanh"),
+    ],
+)
+def test_models_that_cannot_be_exact_are_refused_by_name(name, reason) -> None:
+    model = build(config_of(name, SUPPORTED[name]), dtype=torch.float32)
+    with pytest.raises(ValueError, match=reason):
+        CachedModel(model, exact=True)
+
+
+def test_other_dtypes_are_refused() -> None:
+    with pytest.raises(ValueError, match="in float32 or bfloat16, not on cpu"):
+        CachedModel(llama(), exact=True)
+
+
+def test_a_changed_weight_is_not_used_in_silence() -> None:
+    target = CachedModel(llama(dtype=torch.bfloat16), exact=True)
+    with torch.no_grad():
+        target.model.lm_head.weight.mul_(2)
+    with pytest.raises(ValueError, match="call prepack"):
+        decode(target, Greedy(), prompt_of(5), max_new=3)
+    target.prepack()
+    decode(target, Greedy(), prompt_of(5), max_new=3)
+
+
+def test_the_check_at_load_finds_rows_that_round_otherwise(monkeypatch) -> None:
+    target = CachedModel(llama(dtype=torch.float32, hidden_size=256), exact=True)
+    for layer in target.packed.layers:
+        layer.packed.always = False
+    plain = torch.ops.mkldnn._linear_pointwise
+    shaken = lambda rows, *rest: plain(rows, *rest) * (1 + 1e-6 * (len(rows[0]) > 1))  # noqa: E731
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", shaken)
+    with pytest.raises(ValueError, match="is not exact: the logits after node"):
+        check_exact(target.engine)
+
+
+def test_other_callers_of_the_model_are_served() -> None:
+    hub = llama(dtype=torch.float32)
+    ids = torch.tensor([prompt_of(7)])
+    before = hub(ids).logits
+    CachedModel(hub, exact=True)
+    assert torch.allclose(hub(ids).logits, before, atol=1e-4)
+    mask = torch.ones_like(ids)
+    mask[:, :2] = 0
+    assert torch.isfinite(hub(ids, attention_mask=mask).logits).all()
