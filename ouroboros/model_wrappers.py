@@ -81,15 +81,13 @@ def _wrapped(model: Model, role: str) -> Iterator[CachedModel]:
     attention, training = _attention(model), [(m, m.training) for m in model.modules()]
     wrappers, outer = WrapperCache.of(model).wrappers, None
     try:
-        weights = (*model.parameters(), *model.buffers())
-        addresses = tuple((_address(weight), weight.device, weight.dtype) for weight in weights)
-        fingerprint = tuple(attention.items()), addresses
         known, wrapper, needed = wrappers.get(role, ((), None, ""))
-        if wrapper is None or known != fingerprint:
+        if wrapper is None or known != (attention, _addresses(model)):
             wrappers.pop(role, None)
             wrapper = CachedModel(model)
             needed = model.config.get_text_config()._attn_implementation
-            wrappers[role] = fingerprint, wrapper, needed
+            # by now the engine may have moved weights that it multiplies together
+            wrappers[role] = (attention, _addresses(model)), wrapper, needed
         else:
             outer = wrapper.model  # of a call that this one is nested in
         if needed != model.config.get_text_config()._attn_implementation:
@@ -116,9 +114,13 @@ def _attention(model: PreTrainedModel) -> dict[str, str]:
     return {"": config._attn_implementation, **own}
 
 
-def _address(weight: torch.Tensor) -> int:
-    """Return where a weight is stored; captured graphs read it there."""
-    try:
-        return weight.data_ptr()
-    except RuntimeError:  # a quantised tensor has no storage of its own
-        return id(weight)
+def _addresses(model: PreTrainedModel) -> list[tuple]:
+    """Return where weights are stored; captured graphs read them there."""
+    found = []
+    for weight in (*model.parameters(), *model.buffers()):
+        try:
+            address = weight.data_ptr()
+        except RuntimeError:  # a quantised tensor has no storage of its own
+            address = id(weight)
+        found.append((address, weight.device, weight.dtype))
+    return found

@@ -27,6 +27,7 @@ from transformers.generation.streamers import BaseStreamer
 from ouroboros import CachedModel, custom_generate, generate
 from ouroboros.decoders import decoder_config, decoder_names, make_decoder, needs_draft
 from ouroboros.engine import model as engine
+from ouroboros.engine.compiled_layers import fuse_projections
 from ouroboros.generate import Generated
 
 PROMPTS = [prompt_of(6), prompt_of(9, 1), prompt_of(3, 2)]
@@ -427,6 +428,23 @@ def test_a_model_is_examined_once_and_freed_with_its_owner(models, monkeypatch):
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_an_engine_that_moves_weights_together_is_made_once(models, monkeypatch):
+    """As compiled layers do: where the weights lie afterwards is what the next call compares."""
+    made = []
+
+    class Fusing(CachedModel):
+        def __init__(self, model, **options):
+            made.append(id(model))
+            super().__init__(model, **options)
+            for layer in model.model.layers:
+                fuse_projections(layer)
+
+    monkeypatch.setattr("ouroboros.model_wrappers.CachedModel", Fusing)
+    model = copy.deepcopy(models[0])
+    texts = [generate(model, IDS, max_new_tokens=8).tolist() for _ in range(4)]
+    assert texts == texts[:1] * 4 and len(made) == 1
 
 
 def test_attention_and_mode_are_put_back(models):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch._dynamo import config as dynamo_config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx import Graph
 from torch.fx.experimental import _config
@@ -49,6 +50,7 @@ class DeduplicatePass(CustomGraphPass):
         return get_hash_for_files((__file__,))
 
 
+RECOMPILING = {"recompile_limit": 64, "fail_on_recompile_limit_hit": True}  # 4 to 8 for a model
 OPTIONS: dict[str, Any] = {"post_grad_custom_pre_pass": DeduplicatePass(), "combo_kernels": True}
 
 
@@ -92,9 +94,10 @@ class CompiledLayers:
             layer.tuned = self.tuned is not False
         for owner, name, _, other in self.swaps:
             setattr(owner, name, other)
+        # Two sizes that happen to be equal are still two. A layer that is not compiled is an error.
+        sizes = _config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
         try:
-            # two sizes that happen to be equal are still two
-            with _config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+            with sizes, dynamo_config.patch(RECOMPILING):
                 yield
         finally:
             for owner, name, plain, _ in self.swaps:

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch
 from transformers import PreTrainedModel
 
-from ouroboros.engine.cache import ModelInfo, SlotCache, tolerance
+from ouroboros.engine.cache import ModelInfo, SlotCache, logit_error, tolerance
 from ouroboros.engine.eager import Eager
 from ouroboros.engine.static import Static
 from ouroboros.tree import TokenTree
@@ -60,6 +60,8 @@ def why_different(engine: Static, reference: Eager) -> str | None:
     out. Overwrites the first slots of both caches.
     """
     info = reference.info
+    if engine.compiled is not None and not engine.compiled.compiled:
+        return "its decoder layers were not found"
     try:
         for nodes in (size for size in TRIAL_NODES if size < info.max_len):
             for first in (1, 4):
@@ -70,8 +72,7 @@ def why_different(engine: Static, reference: Eager) -> str | None:
                 with torch.inference_mode():
                     logits = engine.run(0, missing, tree).double()
                     expected = reference.run(0, missing, tree).double()
-                spread = expected.std().clamp_min(1e-6)
-                error = ((logits - expected).abs().max() / spread).item()
+                error = logit_error(logits, expected)
                 if not error < tolerance(info.dtype):
                     return f"its logits are off by {error:.2g} standard deviations"
     except Exception as error:

@@ -122,19 +122,31 @@ class Static(Eager):
         if not self.graphs or held is None or logits.data_ptr() != held.data_ptr():
             return compute(logits, *inputs)
         count, width = logits.shape
-        key = key, padded_nodes(count), width
+        size = padded_nodes(count)
         with self._on_device():
-            if key not in self._choices:
-                size = padded_nodes(count)
-                rows = tuple(x.new_zeros(size, *x.shape[1:]) for x in inputs)
-                self._choices[key] = self._capture(
-                    lambda *x: compute(held[:size, :width], *x), rows
-                )
-            graph, fixed, result = self._choices[key]
+            if (key, size, width) not in self._choices:
+                self._capture_choices((key, size, width), compute, inputs)
+            graph, fixed, result = self._choices[key, size, width]
             for buffer, given in zip(fixed, inputs, strict=True):
                 buffer[:count].copy_(given)
             graph.replay()
         return result[:count]
+
+    def _capture_choices(
+        self, choice: tuple[Hashable, int, int], compute: Callable, inputs: tuple[torch.Tensor, ...]
+    ) -> None:
+        """Capture a choice (key, rows, width) for calls of every size, so that none is captured
+        later, while a text is timed. The sizes share a buffer for each input."""
+        (key, size, width), held = choice, self._logits
+        assert held is not None
+        fixed = [x.new_zeros(max(size, NODES[-1]), *x.shape[1:]) for x in inputs]
+        for rows in sorted({*NODES, size}):
+
+            def chosen(*x: torch.Tensor, rows: int = rows) -> torch.Tensor:
+                return compute(held[:rows, :width], *x)
+
+            own = tuple(x[:rows] for x in fixed)
+            self._choices[key, rows, width] = self._capture(chosen, own)
 
     def _on_device(self):
         """Return a context in which the model's device is the current one."""

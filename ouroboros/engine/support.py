@@ -20,7 +20,7 @@ import psutil
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from ouroboros.engine.cache import LayerShape, ModelInfo, tolerance
+from ouroboros.engine.cache import LayerShape, ModelInfo, logit_error, tolerance
 from ouroboros.engine.masks import Layout, dense
 from ouroboros.engine.quantised import check_kernels
 from ouroboros.tree import TokenTree
@@ -85,7 +85,7 @@ def _try_tree(model: PreTrainedModel, info: ModelInfo) -> list[LayerShape]:
             plain = _logits(model, info, chain, range(len(chain)), None, DynamicCache())
             among = _logits(model, info, tree.tokens, tree.depths(), mask, DynamicCache())
     among = among[:, tree.path_to(len(tree) - 1)]
-    error = ((plain - among).abs().max() / plain.std().clamp_min(1e-6)).item()
+    error = logit_error(among, plain)
     if not error < tolerance(dtype):
         raise ValueError(
             f"{name} does not follow an explicit attention mask with explicit positions (its "

@@ -11,12 +11,14 @@ from tiny import gemma3, gpt2, llama
 
 from ouroboros.engine.compiled_layers import (
     FUSED,
+    RECOMPILING,
     CompiledLayers,
     DeduplicatePass,
     fuse_projections,
 )
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.quantised import quantise
+from ouroboros.engine.selection import why_different
 from ouroboros.tree import TokenTree
 
 MOST_COMPILATIONS = 8  # of two models
@@ -72,6 +74,31 @@ def test_two_models_are_compiled_few_times(monkeypatch):
         static.engine.compiled.tuned = False
         agree(static, eager, (3,), (1,))
     assert len(made) <= MOST_COMPILATIONS
+
+
+def test_a_fourth_model_is_compiled_too_or_the_engine_is_refused(monkeypatch):
+    """Dynamo would leave its layers as they are, in silence."""
+    made: list = []
+
+    def counting(graph, inputs):
+        made.append(graph)
+        return graph.forward
+
+    def trial(width: int) -> str | None:
+        model = llama(hidden_size=4 * width, head_dim=width)
+        eager = CachedModel(model, engine="eager")
+        return why_different(compiled(model, counting).engine, eager.engine)
+
+    counts = []
+    for width in (2, 4, 6, 8, 10):
+        assert trial(width) is None
+        counts.append(len(made))
+    assert counts == sorted(set(counts)), "each is compiled"
+    monkeypatch.setitem(RECOMPILING, "recompile_limit", 1)
+    assert "recompile_limit" in trial(12)
+    model = compiled(llama(), "eager")
+    model.engine.compiled.compiled = []
+    assert "not found" in why_different(model.engine, model.engine)
 
 
 @pytest.mark.parametrize("family", [gemma3, gpt2], ids=lambda f: f.__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -26,6 +27,8 @@ from ouroboros.generate import token_selector
 from ouroboros.select import Sampler, argmax
 from ouroboros.tree import TokenTree
 
+CACHE = SimpleNamespace(set_length=lambda length: None)
+INFO = SimpleNamespace(max_len=64, vocab_size=400, dtype=torch.bfloat16)
 FAMILIES = [llama, mistral, gemma3, gpt2]
 CHOICES = [argmax, Sampler(temperature=0.8, seed=3)]
 
@@ -176,7 +179,7 @@ def test_each_way_of_sampling_has_a_captured_choice_of_its_own(graphed):
             for each in (kept, CachedModel(model, engine="eager"))
         ]
         assert found[0].tokens == found[1].tokens
-    assert len(kept.engine._choices) == 6
+    assert len(kept.engine._choices) == 6 * len(NODES)
 
 
 @pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
@@ -189,7 +192,7 @@ def test_a_replayed_ranking_is_the_ranking(graphed, choose):
         pairs = zip(*(choose.ranked(x, [2, 1], tree, 4) for x in (found, wanted)), strict=True)
         for own, right in pairs:
             numpy.testing.assert_allclose(own, right)
-    assert len(cached.engine._choices) == 3  # of 8, 4 and 1 rows
+    assert len(cached.engine._choices) == len(NODES)
     assert len(Graph.streams) == 1
 
 
@@ -216,6 +219,35 @@ def test_an_engine_that_answers_otherwise_is_found_out(graphed):
     stale.run = fails
     assert why_different(stale, eager) == "operation not permitted when stream is capturing"
     assert cached.cache.length == 0
+
+
+def test_ids_that_a_stand_in_never_chooses_hide_no_error():
+    """They are 1e5 below the others, which would make any error small by comparison."""
+    expected = torch.randn(3, 400, dtype=torch.float64)
+    expected[:, 20:] = -1e5
+    for error, differs in ((1.0, True), (0.001, False)):
+        found = expected.clone()
+        found[1, 7] += error
+        engines = [
+            SimpleNamespace(
+                run=lambda *_, x=x: x, compiled=None, forwards=0, cache=CACHE, info=INFO
+            )
+            for x in (found, expected)
+        ]
+        assert bool(why_different(*engines)) is differs
+
+
+def test_all_sizes_of_a_choice_are_captured_at_its_first_use(graphed):
+    cached = Session(graphed(llama(num_hidden_layers=1)))
+    for choose in CHOICES:
+        captured = []
+        for nodes in (3, 1, 9, 30):
+            tree = random_tree(random.Random(nodes), 1, nodes)
+            logits = cached.score([2, 1], tree)
+            choose(logits, [2, 1], tree)
+            choose.ranked(logits, [2, 1], tree, 4)
+            captured.append(len(cached.engine._choices))
+        assert captured == [captured[0]] * 4 and captured[0] % (2 * len(NODES)) == 0
 
 
 def test_an_unknown_engine_is_refused():
