@@ -25,7 +25,7 @@ from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import PairSpec, fast_dtype, load_pair, model_path
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.configs import chosen, plain
-from ouroboros.cli.errors import check_unused
+from ouroboros.cli.errors import check_sizes, check_unused
 from ouroboros.cli.output import known, print_document, print_table
 from ouroboros.costs import Costs
 from ouroboros.decoders import check_decoders, needs_draft
@@ -51,10 +51,7 @@ def advise_all(cfg: DictConfig, as_json: bool = False) -> int:
     for name in ("max_new", "visits", "threads"):
         check_whole(name, config[name], null=name == "threads")
     for name in ("nodes", "devices"):
-        if not isinstance(config[name], list) or not config[name]:
-            raise ValueError(f"{name}={config[name]}: give a list, as {name}=[1,8]")
-        for size in config[name]:
-            check_whole(name, size)
+        check_sizes(name, config[name])
     torch.set_num_threads(config["threads"] or torch.get_num_threads())
     overrides = list(HydraConfig.get().overrides.task)
     task = TaskSpec.from_mapping(config["task"]) if config["task"] else None
@@ -160,8 +157,7 @@ def print_scaling(config: dict, costs: Costs | None) -> dict:
     laws = pd.DataFrame.from_dict({k: v or {} for k, v in found["laws"].items()}, orient="index")
     widths, best = pd.json_normalize(found["widths"]), pd.DataFrame(found["predicted"])
     tables = widths, laws.reset_index(), best
-    by = costs.about.get("name") or costs.about.get("computed") or "measured costs"
-    print(found["measured"], f"devices: predicted by {by}, {config['message_ms']} ms a message")
+    print(found["measured"], f"predicted by {costs.title}, {config['message_ms']} ms a message")
     for table in tables:
         print()
         print_table(table)

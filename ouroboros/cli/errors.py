@@ -13,6 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from ouroboros.bench.run.config import check_whole
 from ouroboros.cli import CONF
 from ouroboros.instantiate import unknown
 
@@ -48,6 +49,15 @@ def check_unused(results_dir: str | None) -> None:
     """Raise `ValueError` for a results folder with files in it; subfolders are fine."""
     if results_dir and any(path.is_file() for path in Path(results_dir).glob("*")):
         raise ValueError(f"results_dir={results_dir} is not empty: choose another folder")
+
+
+def check_sizes(name: str, sizes: object) -> list[int]:
+    """Return a list of whole numbers. Raises `ValueError` for anything else."""
+    if not isinstance(sizes, list) or not sizes:
+        raise ValueError(f"{name}={sizes}: give a list, as {name}=[1,8]")
+    for size in sizes:
+        check_whole(name, size)
+    return sizes
 
 
 def one_line(error: BaseException) -> str:

@@ -20,10 +20,11 @@ from ouroboros.bench.run.folder import SAMPLES, ResultsFolder, load_costs
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.configs import chosen, plain
-from ouroboros.cli.errors import check_unused
+from ouroboros.cli.errors import check_sizes, check_unused
 from ouroboros.cli.output import known, print_document, print_table
 from ouroboros.costs import UNTIMED, Costs
 from ouroboros.decoders import check_decoders, decoder_factories, needs_draft
+from ouroboros.tuning.advise import Evidence, batch_table
 
 
 def replay_all(cfg: DictConfig, as_json: bool = False) -> int:
@@ -57,8 +58,17 @@ def replay_all(cfg: DictConfig, as_json: bool = False) -> int:
         ratio = COST_RATIO if ratio is None else ratio
     table = replay_table(samples, recorded, costs=costs, draft_ratio=ratio, max_new=limit)
     simulated = [one for one in (draft, rates) if isinstance(one, SimulatedDraft | OffTextRates)]
+    batches: dict[str, Any] = {}
+    if config["batch_size"] is not None:
+        if costs is None:
+            raise ValueError("batch_size= needs costs of a machine, as costs=h200-34b-6b or epyc")
+        sizes = check_sizes("batch_size", config["batch_size"])
+        given: dict[str, Any] = {"draft": draft, "rates": {"": rates} if rates else None}
+        evidence = {name: Evidence(own, costs, **given) for name, own in recorded.items()}
+        batch, crossover = batch_table(evidence, config["decoder"], sizes)
+        batches = {"batches": known(batch).to_dict("records"), "greedy_faster_from": crossover}
     title = ", ".join([f"replay of {path.name}", *(one.title for one in simulated)])
-    document = {"title": title, "decoders": known(table).to_dict("index")}
+    document = {"title": title, "decoders": known(table).to_dict("index"), **batches}
     if config["results_dir"]:
         out = ResultsFolder(config["results_dir"])
         with out.locked():
@@ -67,6 +77,13 @@ def replay_all(cfg: DictConfig, as_json: bool = False) -> int:
         out.write_json("replay.json", document)
     print(title)
     print_table(table.reset_index(), digits=3)
+    if batches and costs is not None:
+        print(f"\npredicted by {costs.title}, for several sequences at once")
+        print_table(batch.drop(columns="failed"))
+        for name, size in crossover.items():
+            if size is not None:
+                print(f"{name}: greedy is faster from a batch of {size} on")
+        print(*batch.failed.dropna().unique(), sep="\n")
     print_document({"recording": path.name, **document}, as_json)
     return 0
 

@@ -25,16 +25,15 @@ from ouroboros.trace import StepRecord
 if TYPE_CHECKING:
     from ouroboros.engine.model import CachedModel
 
-NAMES = ("epyc", "flat")
+NAMES = ("epyc", "flat", "h100-34b-6b", "h100-70b-7b", "h200-34b-6b", "h200-70b-7b")
 """Shipped costs. "epyc": a few cores of a CPU, where a call of 64 nodes takes 2.5 times as long as
-a call of one. "flat": the shape of a GPU's, where it takes as long."""
+a call of one. "flat": the shape of a GPU's, where it takes as long. The others are rooflines."""
 UNTIMED = "epyc"  # used by runs without timing
 PROBED_NODES = (1, 2, 3, 4, 6, 8, 12, 24, 64, 96)  # between them costs are interpolated
 PROBED_CONTEXT = 1024  # up to here the cost of a call hardly depends on the context
 PROBE_VISITS, PROBE_S = 5, 4.0
 LONG_TEXT = 128  # ouroboros.engine.eager.PREFILL_ALONE: longer text is a forward of its own
-ROOFLINE_NODES = tuple(2**k for k in range(10))
-ROOFLINE_CONTEXTS = (1, 4096, 32768)
+ROOFLINE_NODES, ROOFLINE_CONTEXTS = 1 << 14, tuple(4**k for k in range(11))
 Sample = Any
 """A completion with its `steps`: `ouroboros.bench.metrics.sample.Sample`, of a room above."""
 
@@ -78,6 +77,9 @@ class Costs:
                 values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
             if "verify_ms" in values:
                 return cls._of_table(**values)
+            if "bandwidth_gb_s" in values:
+                pair = {role: Footprint(**values[role]) for role in ("target", "draft")}
+                return cls.roofline(**{**values, **pair})
             footprints = {role: Footprint(**own) for role, own in values["footprints"].items()}
             draft = values["draft"] and Surface(**values["draft"])
             models = {"target": Surface(**values["target"]), "draft": draft}
@@ -188,14 +190,15 @@ class Costs:
         *,
         bandwidth_gb_s: float,
         tflops: float | None = None,
-        host_ms: float = 0.0,
+        host_ms: float | Mapping[str, float] = 0.0,
+        about: Mapping[str, object] | None = None,
     ) -> Costs:
         """Return the least costs of a pair on a machine that nobody measured.
 
         A call reads its weights, keys and values once, at `bandwidth_gb_s` (10^9 bytes a second),
         until the arithmetic of many nodes takes longer: `tflops` (10^12 operations a second, two
-        for each weight of two bytes; None: never). Real calls take longer. Raises `ValueError` for
-        figures not above 0.
+        for each weight of two bytes; None: never). Real calls take longer. `host_ms` is of any
+        decoder, or by decoder. Raises `ValueError` for figures not above 0.
         """
         if bandwidth_gb_s <= 0 or (tflops is not None and tflops <= 0):
             raise ValueError(f"bandwidth_gb_s={bandwidth_gb_s}, tflops={tflops}: give both above 0")
@@ -205,17 +208,27 @@ class Costs:
             table: dict[float, dict] = {}
             for context in ROOFLINE_CONTEXTS:
                 read_ms = model.call_bytes(context) / bandwidth_gb_s / 1e6
-                table[context] = {nodes: max(read_ms, nodes * flops_ms) for nodes in ROOFLINE_NODES}
+                bound = min(max(1.0, read_ms / flops_ms), ROOFLINE_NODES) if tflops else 1.0
+                sizes = (1.0, bound, ROOFLINE_NODES)
+                table[context] = {nodes: max(read_ms, nodes * flops_ms) for nodes in sizes}
             return Surface(table)
 
         return cls(
             surface(target),
             None if draft is None else surface(draft),
-            host_ms={"": host_ms},
+            host_ms=host_ms if isinstance(host_ms, Mapping) else {"": host_ms},
             footprints={"target": target} | ({} if draft is None else {"draft": draft}),
             copy_bytes_per_s=1e9 * bandwidth_gb_s,
-            about={"computed": "bytes / bandwidth"},
+            about={"computed": "bytes / bandwidth", **(about or {})},
         )
+
+    def batched(self, rows: int) -> Costs:
+        """Return the costs of steps that several sequences take together, in joint calls, by the
+        nodes and the context of each; the host works for one after the other."""
+        host_ms = {name: rows * ms for name, ms in self.host_ms.items()}
+        draft, prefill_ms = self.draft and self.draft.batched(rows), rows * self.prefill_ms
+        joint = {"target": self.target.batched(rows), "draft": draft, "prefill_ms": prefill_ms}
+        return replace(self, **joint, host_ms=host_ms)  # type: ignore[arg-type]
 
     def draft_ratio(self, context: int | None = None) -> float | None:
         """Return what a draft call of one node costs, in target calls of one node; None without a
@@ -244,6 +257,11 @@ class Costs:
             reading = calls * call_ms(largest, context) + (call_ms(rest, context) if rest else 0.0)
         reading += max(0, step.draft_forwards - step.draft_calls) * call_ms(1, context)
         return step.draft_calls * call_ms(nodes, context) + reading
+
+    @property
+    def title(self) -> str:
+        """Its name, for the title of what it predicts."""
+        return str(self.about.get("name") or self.about.get("computed") or "measured costs")
 
     def host_of(self, decoder: str) -> float:
         """Return the milliseconds that a decoder's step takes outside of both models."""

@@ -74,6 +74,17 @@ class Surface:
         low = self._at(below, nodes)
         return low + (high - low) * ((context - below) / (above - below))
 
+    def batched(self, rows: int) -> Surface:
+        """Return the surface of one call for several sequences, by the nodes and the context of
+        each: a call costs by all nodes that it scores and all cached tokens that it reads.
+
+        >>> Surface.flat({1: 10.0, 64: 10.0, 128: 20.0}).batched(32).call_ms(4, 100)
+        20.0
+        """
+        table = self.ms.items()
+        ms = {c / rows: {n / rows: cost for n, cost in row.items()} for c, row in table}
+        return Surface(ms, self.padded)
+
     def _at(self, context: float, nodes: Sequence[float]) -> np.ndarray:
         """Return the milliseconds at a measured context."""
         sizes, ms = list(self.ms[context]), np.array(list(self.ms[context].values()))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pandas as pd
 from tqdm import tqdm
 
 from ouroboros.bench.metrics.intervals import Interval, speedup
@@ -30,7 +31,7 @@ from ouroboros.costs import UNTIMED, CostModel, Costs
 from ouroboros.decode import RootOnly
 from ouroboros.decoders import decoder_factories, make_decoder, needs_draft, wants_costs
 from ouroboros.engine.model import CachedModel
-from ouroboros.tuning.break_even import why_slower
+from ouroboros.tuning.break_even import break_even, why_slower
 from ouroboros.tuning.search import SPACES, Settings, search
 
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)  # tree sizes to be timed
@@ -42,8 +43,9 @@ class Prediction:
     """What a decoder is expected to do at some settings.
 
     `cost_per_token` is in target calls of one node (greedy: 1); `shares` are of the time after the
-    first step: "draft", "verify", "host". `why` says in a line why it is slower than greedy, or why
-    nothing is predicted (`failed`).
+    first step: "draft", "verify", "host". `acceptance` is that of a draft token and `break_even`
+    the one from which on the decoder is faster than greedy (None: never). `why` says in a line why
+    it is slower than greedy, `failed` why nothing is predicted.
     """
 
     settings: Mapping[str, object]
@@ -52,6 +54,8 @@ class Prediction:
     cost_per_token: float = 0.0
     tokens_per_step: float = 0.0
     shares: Mapping[str, float] | None = None
+    acceptance: float = 0.0
+    break_even: float | None = None
     failed: str | None = None
     why: str | None = None
 
@@ -71,6 +75,7 @@ class Prediction:
             cost = cost_per_token(samples, model)
         except ValueError as error:
             return cls(settings, failed=str(error))
+        needed, reached = break_even(base, ours)
         ratio, later = speedup(base, ours), [step for sample in ours for step in sample.steps[1:]]
         return cls(
             settings,
@@ -79,6 +84,8 @@ class Prediction:
             cost or 0.0,
             METRICS["tokens_per_target_call"](ours) or 0.0,
             {name: share or 0.0 for name, share in phase_shares(later or steps_of(ours)).items()},
+            acceptance=reached,
+            break_even=needed,
             why=None if ratio is None or ratio.value >= 1 else why_slower(base, ours),
         )
 
@@ -191,6 +198,31 @@ def advise(
                     found[name]["best"] = known[json.dumps(best)]
             tried += len(known)
     return found, tried
+
+
+def batch_table(
+    evidence: Mapping[str, Evidence], decoders: Mapping[str, Mapping], sizes: Sequence[int]
+) -> tuple[pd.DataFrame, dict[str, int | None]]:
+    """Predict decoders (configs and evidence by name) for several sequences at once; return a table
+    and, by decoder, the smallest of the batch `sizes` at which greedy is faster.
+
+    Every sequence is taken to make the same step at the same time, and decoders that decide by
+    costs decide by those of the joint call. Columns: batch, decoder, tokens/s of all and per user,
+    speedup over greedy at the same batch size, acceptance of a draft token, the acceptance needed
+    to be faster than greedy, `failed`: why nothing is predicted.
+    """
+    rows = []
+    for size in sizes:
+        for name, own in evidence.items():
+            joint = replace(own, costs=own.costs.batched(size))
+            one = joint.predicted(name, decoders[name], {})
+            rate, ratio = one.tokens_per_s or None, one.speedup and one.speedup.value
+            row = size, name, rate and size * rate, rate, ratio, one.acceptance, one.break_even
+            rows.append((*row, one.failed))
+    columns = ["batch", "decoder", "tokens/s", "tokens/s/user", "speedup", "acceptance"]
+    found = pd.DataFrame(rows, columns=[*columns, "breaks even at", "failed"])
+    slower = found[found.speedup < 1].groupby("decoder").batch.min()
+    return found, {name: int(slower[name]) if name in slower else None for name in evidence}
 
 
 def kind_of(config: Mapping) -> str:

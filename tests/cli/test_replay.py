@@ -67,6 +67,27 @@ def test_a_draft_is_simulated_and_the_title_says_so(run_replay, saved_pair):
     assert code == 2 and "draft.agreement=2" in err
 
 
+def test_several_sequences_at_once_are_predicted(run_replay, saved_pair):
+    rows = [{"prompt": "abcabc", "completion": "abcabcabcdabc"}] * 2
+    (saved_pair / "batch.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (saved_pair / "knee.yaml").write_text("verify_ms: {1: 10, 16: 10, 128: 80}\n")
+    given = ["recording=batch.jsonl", "decoder=[greedy,prompt_lookup]", "batch_size=[1,8,64]"]
+    code, document, err = run_replay(*given, "costs=knee.yaml")
+    assert code == 0, err
+    greedy, lookup = (
+        {row["batch"]: row for row in document["batches"] if row["decoder"] == name}
+        for name in ("greedy", "prompt_lookup")
+    )
+    rates = [greedy[size]["tokens/s"] for size in (1, 8, 64)]
+    assert rates == pytest.approx([100, 800, 64 * 1000 / 40])
+    assert lookup[1]["tokens/s/user"] == lookup[1]["tokens/s"] > 200
+    assert lookup[8]["speedup"] < lookup[1]["speedup"] and lookup[1]["breaks even at"] == 0
+    assert "costs cover 0 to 2" in lookup[64]["failed"] and lookup[64]["tokens/s"] is None
+    assert document["greedy_faster_from"]["greedy"] is None
+    code, _, err = run_replay(*given)
+    assert code == 2 and "batch_size= needs costs" in err
+
+
 LOOKING = ["recording=one.jsonl", "decoder=[lookahead]"]
 
 
@@ -74,6 +95,8 @@ LOOKING = ["recording=one.jsonl", "decoder=[lookahead]"]
     ("overrides", "says"),
     [
         ([], "give recording="),
+        (["recording=one.jsonl", "costs=flat", "batch_size=[0]"], "batch_size=0: give a whole"),
+        (["recording=one.jsonl", "costs=flat", "batch_size=all"], "as batch_size=[1,8]"),
         (["recording=one.jsonl", "max_new=long"], "max_new=long: give a whole number"),
         (["recording=none.jsonl"], "cannot read the recording none.jsonl"),
         (["recording=target"], "not a results folder"),
