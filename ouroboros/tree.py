@@ -88,16 +88,19 @@ class TokenTree:
         source: tuple[str, ...] = (),
         probability: tuple[float, ...] = (),
         logit_nodes: Sequence[int] | None = None,
+        padding: int = 0,
     ) -> TokenTree:
-        """Return the tree of these nodes, unchecked, without probes. `logit_nodes` ascend (None:
-        all nodes)."""
+        """Return the tree of these nodes, unchecked, and of so many probes below the root.
+        `logit_nodes` ascend (None: all nodes)."""
+        size = len(tokens)
         return _unchecked(
-            tokens=tokens,
-            parents=parents,
-            source=source,
-            probability=probability,
-            logit_nodes=tuple(range(len(tokens)) if logit_nodes is None else logit_nodes),
-            _depths=np.array(depths, dtype=np.int64),
+            tokens=tokens + tokens[:1] * padding,
+            parents=parents + (0,) * padding,
+            probe=frozenset(range(size, size + padding)),
+            source=source + ("",) * padding if source else (),
+            probability=probability + (0.0,) * padding if probability else (),
+            logit_nodes=tuple(range(size) if logit_nodes is None else logit_nodes),
+            _depths=np.array(depths + (1,) * padding, dtype=np.int64),
         )
 
     def __len__(self) -> int:

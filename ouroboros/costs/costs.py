@@ -114,10 +114,10 @@ class Costs:
     ) -> Costs:
         """Time calls of both models for a few seconds: up to 96 nodes, on up to `context` tokens.
 
-        The models are timed in turn, up to five times each. A tree never costs more than a larger
-        one, since other work on the machine only slows a call down. For an engine that pads its
-        calls, its own sizes are timed. The last tokens of a model's context, beside which no tree
-        of 96 nodes has room, cost as much as those before. The models' caches are left empty.
+        The models are timed in turn, up to five times each. The costs are the medians as they are:
+        a larger tree may cost less. For an engine that pads its calls, its own sizes are timed. The
+        last tokens of a model's context, beside which no tree of 96 nodes has room, cost as much as
+        those before. The models' caches are left empty.
         """
         from ouroboros.costs import timing
         from ouroboros.engine.static import NODES, Static
@@ -137,9 +137,9 @@ class Costs:
             limit_s=PROBE_S,
             clock=clock,
         )
-        known_to = {longest: max(longest, min(context, reach))}
+        far = {longest: max(longest, min(context, reach))}
         pairs = zip(surfaces, padded, strict=True)
-        found = [surface.monotone(known_to, padded=pads) for surface, pads in pairs]
+        found = [surface.known_to(far, padded=pads) for surface, pads in pairs]
         return cls(found[0], found[1] if draft else None, about={"measured": "by a probe at load"})
 
     @classmethod

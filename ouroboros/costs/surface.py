@@ -96,15 +96,13 @@ class Surface:
             )
         return ms[np.searchsorted(sizes, nodes)] if self.padded else np.interp(nodes, sizes, ms)
 
-    def monotone(self, known_to: Mapping[int, int], *, padded: bool) -> Surface:
-        """Return the surface where no tree costs more than a larger one. `known_to` renames
-        contexts: up to which context a measured one holds."""
+    def known_to(self, contexts: Mapping[int, int], *, padded: bool) -> Surface:
+        """Return the surface with other contexts: up to which one a measured one holds."""
         ms, spread = (
-            {known_to.get(int(context), context): row for context, row in table.items()}
+            {contexts.get(int(context), context): row for context, row in table.items()}
             for table in (self.ms, self.spread_ms)
         )
-        rows = {c: {n: min(row[m] for m in row if m >= n) for n in row} for c, row in ms.items()}
-        return Surface(rows, padded, spread)
+        return Surface(ms, padded, spread)
 
 
 @dataclass(frozen=True)

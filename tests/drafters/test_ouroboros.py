@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from ouroboros.costs import Costs, Surface
-from ouroboros.decode import decode
+from ouroboros.decode import RootOnly, decode
 from ouroboros.drafters.calibration import calibrate, with_weight_noise
 from ouroboros.drafters.draft_tree.candidates import Weights
 from ouroboros.drafters.ouroboros import Ouroboros
@@ -125,6 +125,22 @@ def test_a_long_prompt_is_read_before_a_tree_is_proposed(make, length, alone):
     assert (len(first) == 1) == alone
     drafter.observe(first, [5] * len(first), [0])
     assert len(drafter.propose([*prompt[-length:], 5], 20)) > 1
+
+
+def test_trees_are_filled_up_to_a_size_that_costs_less(pair):
+    """With probes, which cannot be accepted; the last step has no room for them."""
+    dip = {1: 50.0, 2: 107.0, 3: 156.0, 4: 25.0, 5: 26.0, 9: 90.0, 64: 99.0}
+    costs = Costs(Surface.flat(dip), Surface.constant(20.0))
+    for prompt in (prompt_of(12, 3), prompt_of(5, 4)):
+        recorded = StepLog(Ouroboros(pair[1], costs=costs))
+        trace = decode(pair[0], recorded, prompt, max_new=40)
+        assert trace.tokens == decode(pair[0], RootOnly(), prompt, max_new=40).tokens
+        sizes = [len(tree) for _, _, tree, _, _ in recorded.steps]
+        assert min(sizes[:-1]) >= 4
+        assert any(tree.probe for _, _, tree, _, _ in recorded.steps)
+        paths = [path for _, _, _, _, path in recorded.steps]
+        assert max(map(len, paths)) > 1
+        assert all(step.drafted < step.scored for step in trace.steps)
 
 
 def test_more_costs_less_drafting(pair):

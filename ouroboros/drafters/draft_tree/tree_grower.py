@@ -7,6 +7,7 @@ bounded: the text at MAX_TEXT tokens (its older half is dropped), recycled predi
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 
@@ -35,6 +36,7 @@ from ouroboros.tree import TokenTree
 
 log = logging.getLogger(__name__)
 MAX_TEXT = 1 << 20  # tokens, 8 bytes each
+PADDING_GAIN = 0.95  # a tree is filled up if the larger call costs less than this share
 
 SOURCES = tuple(
     "judged" if kind & JUDGED else "phrase" if kind & PHRASE else "recycled" if kind & RECYCLED
@@ -118,11 +120,17 @@ class TreeGrower:
         """Set what calls cost: `verify[i]` a target call of i + 1 nodes, `call[i]` a draft call.
 
         The last value of each holds for all larger calls. Only ratios matter: a target call of one
-        node counts 1.
+        node counts 1. Proposals are filled up where that costs clearly less.
         """
         s = self.state
         nodes = np.arange(1, SIZES)
-        s.verify_cost[1:] = np.array(verify, float)[np.minimum(nodes, len(verify)) - 1] / verify[0]
+        costs = np.array([math.inf, *verify], float) / verify[0]
+        self._padded = list(range(SIZES))
+        for size in range(min(len(verify), int(s.max_nodes)) - 1, 0, -1):
+            larger = self._padded[size + 1]
+            if costs[larger] < PADDING_GAIN * costs[size]:
+                self._padded[size], costs[size] = larger, costs[larger]
+        s.verify_cost[1:] = costs[np.minimum(nodes, len(verify))]
         s.draft_cost[1:] = np.array(call, float)[np.minimum(nodes, len(call)) - 1] / verify[0]
         most = max(2, min(s.max_nodes, SIZES - 1))
         s.node_cost = (s.verify_cost[most] - s.verify_cost[1]) / (most - 1)
@@ -174,12 +182,14 @@ class TreeGrower:
         return TokenTree.from_nodes(*nodes, logit_nodes=range(size - count, size))
 
     def proposal(self) -> TokenTree:
-        """Return the part of the tree that is worth verifying."""
+        """Return the part of the tree that is worth verifying, filled up to a call's cheaper size
+        with probes."""
         size = self._proposed = grow.propose(self._states)
         return TokenTree.from_nodes(
             *(tuple(values[:size].tolist()) for values in self._out),
             source=("", *(SOURCES[kind] for kind in self._kind[1:size].tolist())),
             probability=tuple(self._prob[:size].tolist()),
+            padding=self._padded[size] - size if self.state.max_depth > 0 else 0,
         )
 
     def drafted_prefix(self, path: Sequence[int]) -> list[int]:
