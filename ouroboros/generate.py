@@ -90,6 +90,7 @@ def generate(
     decoder: str | Drafter = "ouroboros",
     generation_config: GenerationConfig | None = None,
     seed: int | None = None,
+    exact: bool = False,
     logits_processor: Sequence[LogitsProcessor] = (),
     stopping_criteria: Sequence[StoppingCriteria] = (),
     prefix_allowed_tokens_fn: Callable | None = None,
@@ -109,7 +110,9 @@ def generate(
     return_dict_in_generate, ...) and the named decoder's settings (max_nodes, pool_state, ...).
     Options override `generation_config`, and that the model's own. With
     `return_dict_in_generate=True` a `Generated` is returned. Row i samples with `seed` + i, without
-    a seed by torch's generator.
+    a seed by torch's generator. With `exact` (on a CPU, in float32 or bfloat16) the tokens equal
+    standard decoding's to the bit, whatever the decoder; without, in half precision, two tokens
+    whose logits differ by less than rounding may change places.
 
     The model's wrapper is cached on it for the next call, and threads that use one model take
     turns. To keep phrases between calls, make the decoder yourself:
@@ -140,7 +143,9 @@ def generate(
             raise ValueError(f"stop_strings={strings!r} need tokenizer=, the model's own")
         criteria.append(StopStringCriteria(stop_strings=strings, tokenizer=tokenizer))
     target = model if isinstance(model, CachedModel) else None
-    generation = Generation(draft, decoder, settings, streamer, seed, target)
+    if exact and target is not None and not target.exact:
+        raise ValueError("exact=True needs CachedModel(model, exact=True), or the plain model")
+    generation = Generation(draft, decoder, settings, streamer, seed, exact, target)
     config.stop_strings = None
     with locked(plain, generation.draft), _without_stop_strings(plain):
         return type(plain).generate(  # type: ignore[attr-defined]
@@ -161,6 +166,7 @@ def custom_generate(
     decoder: str | Drafter = "ouroboros",
     streamer: BaseStreamer | None = None,
     seed: int | None = None,
+    exact: bool = False,
     **settings,
 ) -> Callable[..., torch.Tensor | Generated]:
     """Return a callable for `model.generate(..., custom_generate=...)`.
@@ -168,9 +174,10 @@ def custom_generate(
     The generation config sets lengths, end-of-sequence ids and sampling; without `seed`, torch's
     global generator is used. Pass the streamer here, not to `model.generate`, which does not pass
     it on to a callable. One decoder serves all calls with one model: with `pool_state="task"` its
-    phrase pool is kept from prompt to prompt. `decoder` and `settings` as for `generate`.
+    phrase pool is kept from prompt to prompt. `decoder`, `exact` and `settings` as for
+    `generate`.
     """
-    return Generation(draft, decoder, settings, streamer, seed)
+    return Generation(draft, decoder, settings, streamer, seed, exact)
 
 
 @dataclass(eq=False)
@@ -182,6 +189,7 @@ class Generation:
     settings: dict
     streamer: BaseStreamer | None = None
     seed: int | None = None
+    exact: bool = False
     target: CachedModel | None = None
     _made: tuple[CachedModel, CachedModel | None, Any] | None = field(default=None, init=False)
 
@@ -220,7 +228,7 @@ class Generation:
         ends = (MaxLengthCriteria, EosTokenCriteria)
         criteria = [c for c in stopping_criteria if not isinstance(c, ends)]
         texts, traces = [], []
-        with acquire(self.target or model, self.draft) as (target, draft):
+        with acquire(self.target or model, self.draft, exact=self.exact) as (target, draft):
             decoder = self._decoder(target, draft)
             for row, prompt in enumerate(prompts):
                 seed = None if self.seed is None else self.seed + row

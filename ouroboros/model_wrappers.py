@@ -21,8 +21,8 @@ Model = PreTrainedModel | CachedModel
 
 
 class WrapperCache:
-    """A lock, and a model's wrappers by role ("target" or "draft"), each with the fingerprint of
-    its weights and the attention implementation that it needs."""
+    """A lock, and a model's wrappers by role ("target", "exact" or "draft"), each with the
+    fingerprint of its weights and the attention implementation that it needs."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -50,15 +50,18 @@ def plain_model(name: str, model: object) -> PreTrainedModel:
 
 
 @contextmanager
-def acquire(target: Model, draft: Model | None) -> Iterator[tuple[CachedModel, CachedModel | None]]:
-    """Yield both models wrapped for tree scoring, holding their locks.
+def acquire(
+    target: Model, draft: Model | None, *, exact: bool = False
+) -> Iterator[tuple[CachedModel, CachedModel | None]]:
+    """Yield both models wrapped for tree scoring, the target for `exact` calls, holding their
+    locks.
 
     A model is checked once, and again only if its weights, device or attention were replaced.
     Raises `ValueError` for an architecture that cannot score trees.
     """
     with locked(target, draft), ExitStack() as stack:
         wrapped = None if draft is None else stack.enter_context(_wrapped(draft, "draft"))
-        yield stack.enter_context(_wrapped(target, "target")), wrapped
+        yield stack.enter_context(_wrapped(target, "exact" if exact else "target")), wrapped
 
 
 @contextmanager
@@ -84,7 +87,7 @@ def _wrapped(model: Model, role: str) -> Iterator[CachedModel]:
         known, wrapper, needed = wrappers.get(role, ((), None, ""))
         if wrapper is None or known != (attention, _addresses(model)):
             wrappers.pop(role, None)
-            wrapper = CachedModel(model)
+            wrapper = CachedModel(model, exact=role == "exact")
             needed = model.config.get_text_config()._attn_implementation
             # by now the engine may have moved weights that it multiplies together
             wrappers[role] = (attention, _addresses(model)), wrapper, needed
@@ -94,6 +97,9 @@ def _wrapped(model: Model, role: str) -> Iterator[CachedModel]:
             model.set_attn_implementation(needed)
         wrapper.model = wrapper.engine.model = model.eval()
         wrapper.empty()  # the weights may have been trained since
+        wrapper.packed.check(closely=True)
+        if role == "exact" and wrapper.packed.stale:
+            wrapper.prepack()
         yield wrapper
     finally:
         if attention != _attention(model):

@@ -148,8 +148,9 @@ def load_runners(config: RunConfig, prompt: str) -> list[Runner]:
     runners: list[Runner] = []
     for name, factory in factories.items():
         if runners:  # the same weights, with a cache of their own
-            engine, longest = config.model.engine, target.max_len
-            target = CachedModel(target.model, tokenizer=tokenizer, max_len=longest, engine=engine)
+            how: dict = {"engine": config.model.engine, "exact": config.model.exact}
+            longest = target.max_len
+            target = CachedModel(target.model, tokenizer=tokenizer, max_len=longest, **how)
         first, drafter = factory(), factory()
         if not isinstance(first, Drafter) or not isinstance(drafter, Drafter):
             raise ValueError(f"{name} runs on another engine: choose another decoder")

@@ -92,7 +92,10 @@ current = _Call()
 
 
 class Exact(Eager):
-    """Runs exact calls on a model changed by `make_exact`."""
+    """Runs exact calls on a model changed by `make_exact`. Raises `ValueError` where a weight is
+    not the one that was packed."""
+
+    packed: PackedWeights
 
     def run(
         self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0
@@ -101,6 +104,8 @@ class Exact(Eager):
         return self.call(Layout(known, missing, tree, held))
 
     def call(self, layout: Layout, token: torch.Tensor | None = None) -> torch.Tensor:
+        if self.packed.stale:
+            raise ValueError("the weights have changed: call prepack() on the CachedModel")
         current.reach, current.info = Reach.of(layout), self.info
         try:
             return super().call(layout, token)

@@ -67,8 +67,8 @@ class CachedModel(TreeModel):
         self.engine: Eager
         self.exact, self.engine_reason = exact, ""
         if exact:
-            self.packed = make_exact(self.model, info)
             self.engine = Exact(self.model, info, self.cache)
+            self.packed = self.engine.packed = make_exact(self.model, info)
             check_exact(self.engine)
         else:
             self.engine, self.engine_reason = select_engine(engine, self.model, info, self.cache)
@@ -112,6 +112,8 @@ class CachedModel(TreeModel):
         multiply a few rows with, if it is. Loaded models are prepacked; do it for a model of your
         own once its weights are final. `packed.facts` tells what was decided."""
         self.packed = prepack_linears(self.model, every=self.exact)
+        if isinstance(self.engine, Exact):
+            self.engine.packed = self.packed
 
     def new_sequence(self, cached: Sequence[int] = ()) -> CachedSequence:
         """Return the state of a new sequence. The tokens in `cached` are taken to lie in the slots

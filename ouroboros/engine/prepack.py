@@ -73,10 +73,6 @@ class PackedLinear(nn.Linear):
             or torch.is_autocast_enabled("cpu")
             or not (input.is_cpu and rows)
         ):
-            if own.always and own.of != _state(weight):
-                raise ValueError(
-                    "a weight of an exact model was changed: call prepack() on the CachedModel"
-                )
             return nn.functional.linear(input, weight, self.bias)
         multiply = torch.ops.mkldnn._linear_pointwise
         if rows == 1 and own.always:
@@ -101,10 +97,15 @@ class PackedWeights:
     def __reduce__(self) -> tuple:
         return PackedWeights, ()
 
+    @property
+    def stale(self) -> bool:
+        """Whether the plain weights are not those that were packed, or none were."""
+        return not self.layers or any(own.packed.of != _state(own.weight) for own in self.layers)
+
     def give_up(self) -> None:
         """Have the layers multiply plainly from now on."""
         for layer in self.layers:
-            layer.packed = Packed(always=layer.packed.always)
+            layer.packed = Packed()
         self.layers, self.facts = [], {}
 
     def check(self, *, closely: bool) -> None:
@@ -132,6 +133,8 @@ def prepack_linears(model: nn.Module, *, every: bool = False) -> PackedWeights:
     """
     for hook in list(model._forward_pre_hooks.values()):
         if isinstance(before := getattr(hook, "__self__", None), PackedWeights):
+            if every and not before.stale and before.layers[0].packed.always:
+                return before
             before.give_up()
     least = 1 if every else SMALLEST
     layers = [module for module in model.modules() if _can_be_packed(module, least)]

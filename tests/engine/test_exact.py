@@ -10,7 +10,7 @@ from architectures import SUPPORTED, config_of
 from ouroboros.baselines import Greedy, PromptLookup, Speculative
 from tiny import VOCAB, RandomDrafter, build, llama, noisy, prompt_of
 
-from ouroboros import CachedModel, Ouroboros, decode
+from ouroboros import CachedModel, Ouroboros, decode, generate
 from ouroboros.engine.exact import check_exact
 from ouroboros.select import Argmax, Sampler
 from ouroboros.tree import TokenTree
@@ -158,3 +158,30 @@ def test_other_callers_of_the_model_are_served() -> None:
     mask = torch.ones_like(ids)
     mask[:, :2] = 0
     assert torch.isfinite(hub(ids, attention_mask=mask).logits).all()
+
+
+def test_generate_is_exact_on_request_and_follows_changed_weights() -> None:
+    hub = llama(dtype=torch.bfloat16)
+    draft, ids = noisy(hub), torch.tensor([prompt_of(7)])
+    for change in ("none", "counted", "through data"):
+        with torch.no_grad():
+            if change == "counted":
+                hub.lm_head.weight.neg_()
+            if change == "through data":
+                hub.lm_head.weight.data.neg_()
+        plain = generate(hub, ids, decoder="greedy", exact=True, max_new_tokens=30)
+        fast = generate(hub, ids, draft=draft, exact=True, max_new_tokens=30)
+        assert torch.equal(plain, fast)
+        assert torch.equal(
+            plain, generate(CachedModel(noisy(hub, noise=0), exact=True), ids, decoder="greedy",
+                            exact=True, max_new_tokens=30)
+        )  # fmt: skip
+    assert hub.config._attn_implementation == "sdpa"
+    hub.train()
+    hub(ids, labels=ids).loss.backward()
+    assert hub.lm_head.weight.grad is not None
+
+
+def test_a_wrapped_model_that_is_not_exact_is_not_called_exact() -> None:
+    with pytest.raises(ValueError, match="needs CachedModel"):
+        generate(CachedModel(llama()), torch.tensor([[3, 4]]), exact=True, max_new_tokens=2)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 
 import psutil
@@ -21,7 +21,7 @@ from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.run.folder import AUDIT, ResultsFolder, read_lines
 from ouroboros.bench.run.loop import Bench, StopStrings, eos_ids
 from ouroboros.bench.run.prompts import Answers, prompt_ids
-from ouroboros.decode import DrafterCapabilities
+from ouroboros.decode import Drafter, DrafterCapabilities
 from ouroboros.engine.model import CachedModel
 
 QUICK, THOROUGH = (4, WHOLE), (1, 8, WHOLE)
@@ -58,6 +58,7 @@ def audit_run(
     choose = job.sampling.choose("", 0, vocab=vocab)
     rules = {name: DrafterCapabilities.of(make()).rule for name, make in job.decoders.items()}
     in_law = {name for name, rule in rules.items() if rule(choose) is not choose}
+    bound = {name for name, make in job.decoders.items() if isinstance(make(), Drafter)}
     rows = []
     for repeat, example in product(range(job.repeats), job.examples):
         keys = {name: (example.id, name, repeat) for name in job.decoders}
@@ -87,6 +88,10 @@ def audit_run(
                     prompt, plain.new_tokens, new, choose=choose, controls=controls
                 )
             reference = judged.pop("reference", Finding("reference"))
+            for name in bound.intersection(judged) if job.target.exact else ():
+                if judged[name].verdict == "numeric tie":
+                    reason = "exact calls leave no ties; " + judged[name].reason
+                    judged[name] = replace(judged[name], verdict="BUG", reason=reason)
             if not controls and reference.verdict != "BUG":
                 reference = Finding("reference")
             findings = {PLAIN: reference, **judged, **findings}

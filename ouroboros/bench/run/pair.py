@@ -30,7 +30,8 @@ class PairSpec:
     shipped pair. `dtype` "auto" is bfloat16 where the hardware multiplies it. `options` (for both),
     `target_options` and `draft_options` go to `from_pretrained`, values with a `_target_`
     instantiated. `standin` names a shape for each role: a Llama pair then runs inside larger models
-    of these shapes. `draft_cost` is the cost of a draft call in target calls.
+    of these shapes. `exact` has the target's calls exact (see `CachedModel`). `draft_cost` is the
+    cost of a draft call in target calls.
     """
 
     name: str
@@ -40,6 +41,7 @@ class PairSpec:
     device: str | None = None
     max_len: int | None = None
     engine: EngineName = "auto"
+    exact: bool = False
     standin: Mapping[str, str] | None = None
     options: Mapping = field(default_factory=dict)
     target_options: Mapping = field(default_factory=dict)
@@ -137,10 +139,11 @@ def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
             f"model.dtype {spec.dtype!r} is unknown: use auto, bfloat16, float16 or float32"
         )
     source = model_path(name)
+    how: dict = {"engine": spec.engine, "exact": spec.exact and role == "target"}
     if not spec.standin:
         on = None if any(key in options for key in PLACED) else device
         return CachedModel.from_pretrained(
-            source, dtype=dtype, device=on, max_len=spec.max_len, engine=spec.engine, **options
+            source, dtype=dtype, device=on, max_len=spec.max_len, **how, **options
         )
     quantization = options.pop("quantization_config", None)
     core = CachedModel.from_pretrained(source, dtype=torch.float32, **options)
@@ -148,8 +151,9 @@ def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
     model: PreTrainedModel = standin.embed(core.model, shape, device=device, dtype=dtype)
     if quantization is not None:
         model = quantise(model, quantization)
-    own = CachedModel(model, tokenizer=core.tokenizer, max_len=spec.max_len, engine=spec.engine)
-    own.prepack()
+    own = CachedModel(model, tokenizer=core.tokenizer, max_len=spec.max_len, **how)
+    if not own.exact:
+        own.prepack()
     return own
 
 
