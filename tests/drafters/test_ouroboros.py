@@ -131,13 +131,13 @@ def test_trees_are_filled_up_to_a_size_that_costs_less(pair):
     """With probes, which cannot be accepted; the last step has no room for them."""
     dip = {1: 50.0, 2: 107.0, 3: 156.0, 4: 25.0, 5: 26.0, 9: 90.0, 64: 99.0}
     costs = Costs(Surface.flat(dip), Surface.constant(20.0))
-    for prompt in (prompt_of(12, 3), prompt_of(5, 4)):
-        recorded = StepLog(Ouroboros(pair[1], costs=costs))
+    for draft, prompt in ((pair[1], prompt_of(12, 3)), (None, prompt_of(5, 4))):
+        recorded = StepLog(Ouroboros(draft, costs=costs))
         trace = decode(pair[0], recorded, prompt, max_new=40)
         assert trace.tokens == decode(pair[0], RootOnly(), prompt, max_new=40).tokens
         sizes = [len(tree) for _, _, tree, _, _ in recorded.steps]
         assert min(sizes[:-1]) >= 4
-        assert any(tree.probe for _, _, tree, _, _ in recorded.steps)
+        assert draft or any(tree.probe for _, _, tree, _, _ in recorded.steps)
         paths = [path for _, _, _, _, path in recorded.steps]
         assert max(map(len, paths)) > 1
         assert all(step.drafted < step.scored for step in trace.steps)
