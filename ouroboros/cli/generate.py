@@ -51,6 +51,7 @@ class Runner:
         self, name: str, target: CachedModel, drafter: Drafter, prompt: Sequence[int], **options
     ) -> None:
         self.name = name
+        self.dtype = str(target.dtype).removeprefix("torch.")
         self.tokens: list[int] = []
         self.pieces: list[Piece] = []
         self.calls, self.seconds, self.done = 0, 0.0, False
@@ -232,6 +233,11 @@ def closing_lines(runners: Sequence[Runner], console: Console) -> Iterator[Text 
             mark, meaning = SOURCES[name]
             yield Text(f"{name}: {meaning}", mark.colour)
     yield from (f"{runner.name}: {', '.join(runner.figures())}" for runner in runners)
+    dtype, half = runners[0].dtype, runners[0].dtype in ("bfloat16", "float16")
+    ties = (
+        ": nearly equal tokens may be chosen otherwise than by greedy; model.dtype=float32 is exact"
+    )
+    yield dtype + ties * half
     if len(runners) > 1:
         at = first_mismatch(*(runner.tokens for runner in runners))
         yield "the two took turns; each time is its own"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from ouroboros.trace import first_mismatch
 
 HUB = "give a hub id you can reach, or a folder with config.json, weights and tokenizer"
@@ -19,7 +21,9 @@ def why_not_loaded(name: str, error: Exception) -> str:
     is_folder = name.startswith((".", "~", "/")) or name.count("/") > 1
     if is_folder and not Path(name).exists():
         return f"there is no such folder ({HUB})"
-    reason = str(error).strip().splitlines()[0]
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if isinstance(error, SafetensorError):
+        return f"its weights are damaged ({reason}): copy or download them again"
     return reason if isinstance(error, ImportError) else f"{reason} ({HUB})"
 
 

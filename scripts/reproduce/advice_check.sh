@@ -3,7 +3,7 @@
 source "$(dirname "$0")/common.sh"
 begin advice_check
 here=$RESULTS/advice_check
-step advice_check advice/advice.json "$PYTHON" -m ouroboros advise search=false \
+step advice_check advice/advice.json "$PYTHON" -m ouroboros advise search=false model.dtype=auto \
   results_dir=$here/advice
 measure advice_check/runs bench experiment=advice_check &&
   step advice_check check.json "$PYTHON" -m ouroboros advise check=$here/runs \

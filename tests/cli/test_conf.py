@@ -35,7 +35,7 @@ def test_every_model_composes(name):
     assert spec.name == name and {*(spec.standin or {}).values()} <= set(standin.SHAPES)
 
 
-@pytest.mark.parametrize("name", names("task"))
+@pytest.mark.parametrize("name", sorted({*names("task")} - {"plugin"}))
 def test_every_task_composes_and_has_examples_to_try(name):
     options = composed(f"task={name}", "task.path=examples", "task.limit=null", "task.stride=1")
     task, examples = TaskSpec.from_mapping(options["task"]).load()

@@ -194,6 +194,8 @@ class RunConfig:
                         f"parallel=tree with model.{name}.{plan}: transformers would spread one "
                         "model over all processes; leave one of the two out"
                     )
+        if not self.model.target:
+            raise ValueError("give model.target=<hub id or folder>, and model.draft for drafters")
         check_decoders(self.decoder)
         if self.save_pools and not self.carried_pools:
             raise ValueError(

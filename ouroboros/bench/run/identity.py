@@ -23,6 +23,7 @@ from importlib.util import find_spec
 from modulefinder import ModuleFinder
 from pathlib import Path
 
+import psutil
 import torch
 import yaml
 from pandas import json_normalize
@@ -257,6 +258,18 @@ def machine() -> dict:
         "cuda": torch.version.cuda,
         "os": f"{platform.system()} {platform.machine()}",
     }
+
+
+def host_load(seconds: float = 0.2) -> dict[str, float]:
+    """Return the share of this process's CPUs, and of the busiest GPU, that other work uses now, in
+    percent. Call it before any work of one's own."""
+    busy = psutil.cpu_percent(seconds, percpu=True)
+    mine = [busy[cpu] for cpu in os.sched_getaffinity(0) if cpu < len(busy)]
+    found = {"cpu_percent": round(sum(mine) / max(1, len(mine)), 1)}
+    with suppress(Exception):  # a driver that does not say
+        gpus = [torch.cuda.utilization(gpu) for gpu in range(torch.cuda.device_count())]
+        found |= {"gpu_percent": float(max(gpus))} if gpus else {}
+    return found
 
 
 def identity(*parts: object) -> str:

@@ -27,7 +27,7 @@ from ouroboros.bench.metrics.sample import Sample, step_s
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import FAILURES, PREDICTIONS, SAMPLES, SCORES, ResultsFolder
 from ouroboros.bench.run.identity import without_paths
-from ouroboros.bench.run.prompts import Answers, check_chat, longest, prompt_ids
+from ouroboros.bench.run.prompts import Answers, check_ids, check_prompts, longest, prompt_ids
 from ouroboros.bench.run.recorder import Recorder, predictions_to_json
 from ouroboros.bench.tasks.task import Example, Task
 from ouroboros.costs import Costs
@@ -69,7 +69,7 @@ class Bench:
     costs: Costs | None = None
 
     def __post_init__(self) -> None:
-        check_chat(self.target.tokenizer, self.examples)
+        check_prompts(self.target, self.examples)
 
     @property
     def total(self) -> int:
@@ -165,6 +165,7 @@ class Bench:
             asked = example if answers is None else answers.with_history(example, repeat)
             prompt = prompt_ids(tokenizer, asked)
             sample = replace(sample, prompt_tokens=len(prompt))
+            check_ids(prompt, self.target.vocab_size, example.id)
             for model in self.models:
                 model.empty()
             choose = self.sampling.choose(example.id, repeat, vocab=self.target.vocab_size)

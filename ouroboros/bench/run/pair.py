@@ -108,7 +108,7 @@ def load_tokenizer(spec: PairSpec):
         raise ValueError("give model.target=<hub id or folder>: its tokenizer is needed")
     try:
         tokenizer = AutoTokenizer.from_pretrained(model_path(spec.target))
-    except (OSError, ValueError) as error:
+    except Exception as error:
         reason = why_not_loaded(spec.target, error)
         raise ValueError(f"cannot load the tokenizer of {spec.target!r}: {reason}") from error
     check_round_trip(tokenizer, spec.target)

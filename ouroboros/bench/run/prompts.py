@@ -13,6 +13,7 @@ from itertools import chain
 
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.tasks.task import Conversation, Example, Task
+from ouroboros.engine.model import CachedModel
 
 SEPARATOR = "\n\n"
 
@@ -31,12 +32,24 @@ def longest(tokenizer, examples: Sequence[Example]) -> int:
     return max((len(prompt_ids(tokenizer, example)) for example in examples), default=0)
 
 
-def check_chat(tokenizer, examples: Sequence[Example]) -> None:
-    """Raise `ValueError` where examples need a chat template and the tokenizer has none."""
-    if any(e.messages for e in examples) and not getattr(tokenizer, "chat_template", None):
+def check_prompts(target: CachedModel, examples: Sequence[Example]) -> None:
+    """Raise `ValueError` where examples need a chat template and the tokenizer has none, and for a
+    prompt with a token id that the model does not know."""
+    if any(e.messages for e in examples) and not getattr(target.tokenizer, "chat_template", None):
         raise ValueError(
             "task.template=chat needs a tokenizer with a chat template, and this model's has none: "
             "use another task.template, or an instruct model"
+        )
+    for example in examples if len(target.tokenizer) > target.vocab_size else ():
+        check_ids(prompt_ids(target.tokenizer, example), target.vocab_size, example.id)
+
+
+def check_ids(prompt: Sequence[int], vocab: int, name: str) -> None:
+    """Raise `ValueError` for a token id that a model of `vocab` tokens does not know."""
+    if unknown := [token for token in prompt if not 0 <= token < vocab]:
+        raise ValueError(
+            f"the prompt of {name} holds id {unknown[0]}, the model knows ids 0 to {vocab - 1}: "
+            "give the tokenizer that the model was trained with, or resize its embeddings"
         )
 
 

