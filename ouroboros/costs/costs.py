@@ -9,6 +9,7 @@ every metric, speedup and interval of the benchmark holds for predictions too.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,6 +56,11 @@ class Costs:
     footprints: Mapping[str, Footprint] = field(default_factory=dict)
     copy_bytes_per_s: float | None = None
     about: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for ms in (*self.host_ms.values(), self.prefill_ms):
+            if not 0 <= ms < math.inf:
+                raise ValueError(f"host or prefill milliseconds are {ms}")
 
     @classmethod
     def load(cls, source: str | Path | Mapping) -> Costs:

@@ -127,4 +127,8 @@ def _numbers(table: Mapping) -> dict[float, dict[float, float]]:
         return int(value) if value.is_integer() else value
 
     rows = {number(c): {number(n): float(ms) for n, ms in row.items()} for c, row in table.items()}
+    for context, row in rows.items():
+        for nodes, ms in row.items():
+            if not (context >= 0 and nodes > 0 and 0 <= ms < math.inf):
+                raise ValueError(f"{ms} ms for a call of {nodes} nodes after {context} tokens")
     return {context: dict(sorted(rows[context].items())) for context in sorted(rows)}

@@ -119,8 +119,8 @@ def run(
             folder.write_json(COSTS, asdict(bench.costs))
         for line in caveats(config, bench, facts["load"]):
             say(line)
-        say(f"results: {short_path(folder.path)}")
         say(f"models: {config.model.name}, {facts['model']['dtype']} on {facts['model']['device']}")
+        say(f"results: {short_path(folder.path)}")
         asked = stack.enter_context(stop_requests(b"" if ranks.rank else STOPPING))
         try:
             with folder_of(folder, ranks) as own:

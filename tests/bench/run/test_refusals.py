@@ -22,14 +22,6 @@ from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.errors import report_cli_errors
 
 
-@pytest.fixture
-def saved(tmp_path, pair):
-    for name, model in zip(("target", "draft"), pair, strict=True):
-        model.model.save_pretrained(tmp_path / name)
-        model.tokenizer.save_pretrained(tmp_path / name)
-    return tmp_path
-
-
 def config(saved, **changes) -> RunConfig:
     options = {
         "model": PairSpec("tiny", str(saved / "target"), dtype="float32"),

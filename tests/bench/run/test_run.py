@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from bench_models import tiny_pair
 
 from ouroboros.bench.run.audit import load_audit
 from ouroboros.bench.run.config import RunConfig
@@ -16,11 +15,8 @@ from ouroboros.bench.tasks.registry import TaskSpec
 
 
 @pytest.fixture
-def config(tmp_path) -> RunConfig:
-    for name, model in zip(("target", "draft"), tiny_pair(), strict=True):
-        model.model.save_pretrained(tmp_path / name)
-        model.tokenizer.save_pretrained(tmp_path / name)
-    target, draft = str(tmp_path / "target"), str(tmp_path / "draft")
+def config(saved) -> RunConfig:
+    target, draft = str(saved / "target"), str(saved / "draft")
     return RunConfig(
         model=PairSpec("tiny", target, draft, dtype="float32"),
         task=TaskSpec("prompts", {"path": "examples"}, limit=2),
@@ -35,7 +31,7 @@ def config(tmp_path) -> RunConfig:
         max_new=6,
         timing=False,
         threads=1,
-        results_dir=str(tmp_path / "run"),
+        results_dir=str(saved / "run"),
     )
 
 
