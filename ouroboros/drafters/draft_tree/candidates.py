@@ -23,32 +23,17 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
+from ouroboros.drafters.draft_tree import state
 from ouroboros.drafters.draft_tree.phrase_index import (
     fill_path,
     find_occurrences,
     recycled_match,
     token_at,
 )
-from ouroboros.drafters.draft_tree.state import (
-    CANDIDATES,
-    CONTEXT,
-    DRAFT,
-    DRAFT_FEATURES,
-    JUDGED,
-    LEVELS,
-    ORDERS,
-    PHRASE,
-    PHRASE_FEATURES,
-    RANKS,
-    RECENT,
-    RECYCLED,
-    RING,
-    SHORTLIST,
-    jit,
-)
+from ouroboros.drafters.draft_tree.state import jit
 
 FORMAT = "ouroboros-estimates-2"
-N_PHRASE, N_DRAFT = len(PHRASE_FEATURES), len(DRAFT_FEATURES)
+N_PHRASE, N_DRAFT = len(state.PHRASE_FEATURES), len(state.DRAFT_FEATURES)
 STRENGTH = 1.5
 FADE = 0.95
 RECYCLED_WEIGHT = 1.5
@@ -61,8 +46,7 @@ GOLDEN = -0x61C8864680B583EB
 @dataclass(frozen=True)
 class Weights:
     """Weights of the estimate without (`index`) and with the draft model's view (`draft`), in the
-    order of `PHRASE_FEATURES` and `DRAFT_FEATURES`; `about` says what they were fitted on and how
-    well they predict."""
+    order of `PHRASE_FEATURES` and `DRAFT_FEATURES`; `about` tells texts and quality of the fit."""
 
     index: tuple[float, ...]
     draft: tuple[float, ...]
@@ -79,8 +63,8 @@ class Weights:
         """Write JSON, which `load` reads."""
         content = {
             "format": FORMAT,
-            "index": dict(zip(PHRASE_FEATURES, self.index, strict=True)),
-            "draft": dict(zip(DRAFT_FEATURES, self.draft, strict=True)),
+            "index": dict(zip(state.PHRASE_FEATURES, self.index, strict=True)),
+            "draft": dict(zip(state.DRAFT_FEATURES, self.draft, strict=True)),
             "about": self.about,
         }
         Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -93,8 +77,8 @@ class Weights:
             content = json.loads(where.read_text(encoding="utf-8"))
             if content["format"] != FORMAT:
                 raise KeyError("format")
-            index = tuple(float(content["index"][name]) for name in PHRASE_FEATURES)
-            draft = tuple(float(content["draft"][name]) for name in DRAFT_FEATURES)
+            index = tuple(float(content["index"][name]) for name in state.PHRASE_FEATURES)
+            draft = tuple(float(content["draft"][name]) for name in state.DRAFT_FEATURES)
             return cls(index, draft, content["about"])
         except OSError as error:
             raise ValueError(f"cannot read the weights {where}: {error.strerror}") from error
@@ -107,26 +91,26 @@ class Weights:
 
 def fill_tables(s) -> None:
     """Fill the mixture's tables: weights by age, and the level in ORDERS of each match length."""
-    for age in range(CANDIDATES):
+    for age in range(state.CANDIDATES):
         s.recency[age] = FADE**age
     for length in range(len(s.level_of)):
-        s.level_of[length] = sum(length >= order for order in ORDERS) - 1
+        s.level_of[length] = sum(length >= order for order in state.ORDERS) - 1
 
 
 @jit
 def _count(s, m, token, length, kind, weight):
     """Count one occurrence that continues with a token."""
     known = m.slot[token]
-    if known // CANDIDATES == s.stamp:
-        c = known % CANDIDATES
+    if known // state.CANDIDATES == s.stamp:
+        c = known % state.CANDIDATES
     else:
         c = s.candidates
         s.candidates = c + 1
-        m.slot[token] = s.stamp * CANDIDATES + c
+        m.slot[token] = s.stamp * state.CANDIDATES + c
         s.candidate[c] = token
         s.candidate_match[c] = 0
         s.candidate_kind[c] = 0
-        for level in range(LEVELS):
+        for level in range(state.LEVELS):
             s.weight[c, level] = 0.0
     s.candidate_kind[c] = s.candidate_kind[c] | kind
     s.candidate_match[c] = max(s.candidate_match[c], length)
@@ -158,12 +142,12 @@ def _fill_shortlist(s):
     """List the candidates with the largest shares, in falling order."""
     s.listed = 0
     for c in range(s.candidates):
-        s.candidate_rank[c] = SHORTLIST
+        s.candidate_rank[c] = state.SHORTLIST
         at = s.listed
         while at > 0 and s.share[s.shortlist[at - 1]] < s.share[c]:
             at -= 1
-        if at < SHORTLIST:
-            end = min(s.listed, SHORTLIST - 1)
+        if at < state.SHORTLIST:
+            end = min(s.listed, state.SHORTLIST - 1)
             for place in range(end, at, -1):
                 s.shortlist[place] = s.shortlist[place - 1]
             s.shortlist[at] = c
@@ -183,20 +167,22 @@ def find_candidates(s, m, node):
     s.longest = 0
     s.longest_next = -1
     s.top_level = 0
-    for level in range(LEVELS):
+    for level in range(state.LEVELS):
         s.total[level] = 0.0
     for age in range(s.occurrences[node]):
         token = token_at(s, m, s.occurrence[node, age] + 1)
         if token >= 0:
-            _count(s, m, token, s.match[node, age], PHRASE, s.recency[age])
+            _count(s, m, token, s.match[node, age], state.PHRASE, s.recency[age])
     if s.recycle:
         number = m.newest_recycled[s.token[node]]
         age = 0
-        while number > max(0, s.recycled - RING) and age < RECENT:  # older ones are overwritten
+        while (
+            number > max(0, s.recycled - state.RING) and age < state.RECENT
+        ):  # older ones are overwritten
             length = recycled_match(s, m, number, s.depth[node])
             weight = RECYCLED_WEIGHT * s.recency[age]
-            _count(s, m, m.ring[number % RING, CONTEXT], length, RECYCLED, weight)
-            number = m.ring[number % RING, CONTEXT + 1]
+            _count(s, m, m.ring[number % state.RING, state.CONTEXT], length, state.RECYCLED, weight)
+            number = m.ring[number % state.RING, state.CONTEXT + 1]
             age += 1
     _mix_shares(s)
     _fill_shortlist(s)
@@ -255,10 +241,10 @@ def _set_phrase_features(s, x, c, token):
     x[0] = 1.0
     x[1] = log_odds(s.share[c] if c >= 0 else 0.0, MIN_SHARE)
     x[2] = math.log2(1.0 + match)
-    x[3] = math.log2(1.0 + (s.candidate_rank[c] if c >= 0 else SHORTLIST))
+    x[3] = math.log2(1.0 + (s.candidate_rank[c] if c >= 0 else state.SHORTLIST))
     x[4] = 1.0 if c >= 0 and token == s.longest_next else 0.0
     x[5] = 1.0 if c >= 0 and match == s.longest else 0.0
-    x[6] = 1.0 if c >= 0 and s.candidate_kind[c] == RECYCLED else 0.0
+    x[6] = 1.0 if c >= 0 and s.candidate_kind[c] == state.RECYCLED else 0.0
     x[7] = s.phrase_odds
     x[8] = s.temperature
     x[9] = s.temperature * x[1]
@@ -292,25 +278,13 @@ def _set_draft_features(s, x, c, rank, scores, shares, ranks):
     margin = min(max(margin, -MAX_MARGIN), MAX_MARGIN)
     x[N_PHRASE] = odds
     x[N_PHRASE + 1] = margin
-    x[N_PHRASE + 2] = math.log2(1.0 + (rank if rank >= 0 else RANKS))
+    x[N_PHRASE + 2] = math.log2(1.0 + (rank if rank >= 0 else state.RANKS))
     x[N_PHRASE + 3] = 1.0 if rank < 0 else 0.0
     x[N_PHRASE + 4] = 1.0 if c < 0 else 0.0
     x[N_PHRASE + 5] = s.draft_odds
     x[N_PHRASE + 6] = 1.0 if rank == 0 and c >= 0 and s.candidate_rank[c] == 0 else 0.0
     x[N_PHRASE + 7] = s.temperature * margin
     x[N_PHRASE + 8] = s.temperature * odds
-
-
-@jit
-def _probability(x, weights, count):
-    """Return the probability that weights give to the first `count` features of `x`."""
-    odds = 0.0
-    for i in range(count):
-        odds += weights[i] * x[i]
-    if odds >= 0:
-        return 1.0 / (1.0 + math.exp(-odds))
-    e = math.exp(odds)
-    return e / (1.0 + e)
 
 
 @jit
@@ -321,12 +295,16 @@ def _add_option(s, node, c, token, kind, rank, ranks):
     s.options = option + 1
     x = s.features[option]
     _set_phrase_features(s, x, c, token)
+    odds = 0.0
     if ranks:
-        scores, shares = s.ranked_score[node], s.ranked_share[node]
-        _set_draft_features(s, x, c, rank, scores, shares, ranks)
-        p = _probability(x, s.draft_weights, N_DRAFT)
+        _set_draft_features(s, x, c, rank, s.ranked_score[node], s.ranked_share[node], ranks)
+        for i in range(N_DRAFT):
+            odds += s.draft_weights[i] * x[i]
     else:
-        p = _probability(x, s.phrase_weights, N_PHRASE)
+        for i in range(N_PHRASE):
+            odds += s.phrase_weights[i] * x[i]
+    e = math.exp(-abs(odds))
+    p = 1.0 / (1.0 + e) if odds >= 0 else e / (1.0 + e)
     s.option_token[option] = token
     s.option_prob[option] = p
     s.option_kind[option] = kind
@@ -353,16 +331,16 @@ def list_options(s, m, node, ranks):
         for rank in range(ranks - 1, -1, -1):
             if s.ranked[node, rank] == token and s.ranked_share[node, rank] > 0.0:
                 found = rank
-        kind = s.candidate_kind[c] | JUDGED if ranks else s.candidate_kind[c]
+        kind = s.candidate_kind[c] | state.JUDGED if ranks else s.candidate_kind[c]
         _add_option(s, node, c, token, kind, found, ranks)
     for rank in range(ranks):
         if s.ranked_share[node, rank] <= 0.0:
             continue
         token = s.ranked[node, rank]
         known = m.slot[token]
-        c = known % CANDIDATES if known // CANDIDATES == s.stamp else -1
+        c = known % state.CANDIDATES if known // state.CANDIDATES == s.stamp else -1
         if c < 0 or s.candidate_rank[c] >= s.listed:
-            _add_option(s, node, c, token, DRAFT, rank, ranks)
+            _add_option(s, node, c, token, state.DRAFT, rank, ranks)
 
 
 @jit

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ouroboros.drafters.draft_tree import state
 from ouroboros.drafters.draft_tree.phrase_index import fill_path, recycle
-from ouroboros.drafters.draft_tree.state import SIZES, HostCall, jit
+from ouroboros.drafters.draft_tree.state import HostCall, jit
 
 DECAY = 0.95  # weight of earlier observations after each new one
 PHRASE_HITS, DRAFT_HITS = 0.5, 0.7  # prior hit rates
@@ -64,4 +65,4 @@ def learn(states, m, size, chosen, path):
     s.expected = TREE_DECAY * s.expected + prior + expected
     s.accepted = TREE_DECAY * s.accepted + prior + (len(path) - 1.0)
     s.tokens += float(len(path))
-    s.cost += s.verify_cost[min(size, SIZES - 1)] + s.spent
+    s.cost += s.verify_cost[min(size, state.SIZES - 1)] + s.spent

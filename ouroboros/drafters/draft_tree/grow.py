@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
+from ouroboros.drafters.draft_tree import state
 from ouroboros.drafters.draft_tree.candidates import (
     MIN_RATE,
     find_children,
@@ -22,7 +23,7 @@ from ouroboros.drafters.draft_tree.candidates import (
     phrase_children,
 )
 from ouroboros.drafters.draft_tree.phrase_index import append, fill_path
-from ouroboros.drafters.draft_tree.state import MAX_CALLS, NODES, SIZES, HostCall, jit
+from ouroboros.drafters.draft_tree.state import HostCall, jit
 
 MAX_PHRASE_HITS = 0.75  # the phrases' hit rate counts as at most this
 MIN_TRUST = 0.2  # estimates count for at least this share
@@ -57,7 +58,7 @@ def _add_hoped(s, size, reach, there):
 
     It is in the tree with probability `there`, and is then reached with probability `reach`.
     """
-    if size >= NODES:
+    if size >= state.NODES:
         return size
     at = size
     while at > 1 and s.likely[at - 1] < reach:
@@ -90,7 +91,7 @@ def _best_size(s, size):
         value += s.there[place] * s.likely[place] * s.trust
         if nodes > s.max_nodes:
             break
-        whole = min(int(nodes), SIZES - 2)
+        whole = min(int(nodes), state.SIZES - 2)
         part = min(nodes - whole, 1.0)
         cost = s.verify_cost[whole] + part * (s.verify_cost[whole + 1] - s.verify_cost[whole])
         worth = value - rate(s) * cost
@@ -109,7 +110,7 @@ def plan_draft_call(s):
     call must cost less than what that adds to the tree, after the cost of verifying it.
     """
     s.pending = 0
-    if s.calls >= MAX_CALLS:
+    if s.calls >= state.MAX_CALLS:
         return 0
     size = s.tree_size
     _list_tree(s)
@@ -138,7 +139,7 @@ def plan_draft_call(s):
                 reach *= hits
                 depth += 1
         gain = _best_size(s, size)[1] - before
-        worth = CALL_FACTOR * gain - rate(s) * s.draft_cost[min(count, SIZES - 1)]
+        worth = CALL_FACTOR * gain - rate(s) * s.draft_cost[min(count, state.SIZES - 1)]
         if worth > best:
             best = worth
             s.pending = count
@@ -149,7 +150,7 @@ def plan_draft_call(s):
 def make_node(s, m, token, parent):
     """Make a node with children from phrases; return it, or -1 where all NODES are used."""
     node = s.made
-    if node >= NODES:
+    if node >= state.NODES:
         return -1
     s.made = node + 1
     s.token[node] = token

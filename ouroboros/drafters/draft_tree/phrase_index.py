@@ -10,7 +10,8 @@ plus one. Positions inside the path count too, so a loop continues by itself. Po
 
 from __future__ import annotations
 
-from ouroboros.drafters.draft_tree.state import CONTEXT, LONGEST, OCCURRENCES, RING, jit
+from ouroboros.drafters.draft_tree import state
+from ouroboros.drafters.draft_tree.state import jit
 
 
 @jit
@@ -52,7 +53,7 @@ def token_at(s, m, position):
 def _common_suffix(s, m, a, b):
     """Return how many tokens the texts that end at two positions share, up to LONGEST."""
     count = 0
-    while count < LONGEST:
+    while count < state.LONGEST:
         token = token_at(s, m, a - count)
         if token < 0 or token != token_at(s, m, b - count):
             break
@@ -75,10 +76,10 @@ def _add_occurrence(s, m, node, position, pointer):
         if pointer < size:
             if s.occurrence[parent, pointer] == position - 1:
                 length = s.match[parent, pointer]
-        elif size == OCCURRENCES:  # older than the parent's whole list
+        elif size == state.OCCURRENCES:  # older than the parent's whole list
             length = _common_suffix(s, m, position - 1, s.length - 2 + s.depth[node])
     s.occurrence[node, count] = position
-    s.match[node, count] = min(length + 1, LONGEST)
+    s.match[node, count] = min(length + 1, state.LONGEST)
     s.occurrences[node] = count + 1
     return pointer
 
@@ -93,12 +94,12 @@ def find_occurrences(s, m, node):
     s.occurrences[node] = 0
     pointer = 0
     for place in range(s.depth[node] - 1, -1, -1):
-        if s.path[place] == token and s.occurrences[node] < OCCURRENCES:
+        if s.path[place] == token and s.occurrences[node] < state.OCCURRENCES:
             pointer = _add_occurrence(s, m, node, s.length - 1 + place, pointer)
     position = m.newest[token]
     if position == s.length - 1:
         position = m.previous[position]
-    while position >= 0 and s.occurrences[node] < OCCURRENCES:
+    while position >= 0 and s.occurrences[node] < state.OCCURRENCES:
         pointer = _add_occurrence(s, m, node, position, pointer)
         position = m.previous[position]
 
@@ -107,11 +108,11 @@ def find_occurrences(s, m, node):
 def recycle(s, m, depth, prediction):
     """Remember the target's prediction after the node of that depth on the path in `path`."""
     number = s.recycled + 1
-    row = number % RING
-    for back in range(CONTEXT):
+    row = number % state.RING
+    for back in range(state.CONTEXT):
         m.ring[row, back] = token_at(s, m, s.length - 1 + depth - back)
-    m.ring[row, CONTEXT] = prediction
-    m.ring[row, CONTEXT + 1] = m.newest_recycled[s.path[depth]]
+    m.ring[row, state.CONTEXT] = prediction
+    m.ring[row, state.CONTEXT + 1] = m.newest_recycled[s.path[depth]]
     m.newest_recycled[s.path[depth]] = number
     s.recycled = number
 
@@ -120,9 +121,9 @@ def recycle(s, m, depth, prediction):
 def recycled_match(s, m, number, depth):
     """Return how many tokens before a recycled prediction agree with the path up to `depth`, up to
     CONTEXT."""
-    row = number % RING
-    for back in range(CONTEXT):
+    row = number % state.RING
+    for back in range(state.CONTEXT):
         token = m.ring[row, back]
         if token < 0 or token != token_at(s, m, s.length - 1 + depth - back):
             return back
-    return CONTEXT
+    return state.CONTEXT

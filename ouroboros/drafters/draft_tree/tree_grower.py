@@ -16,21 +16,7 @@ import numpy as np
 from ouroboros.drafters.draft_tree import feedback, grow, state
 from ouroboros.drafters.draft_tree.candidates import Weights, fill_tables
 from ouroboros.drafters.draft_tree.phrase_index import append
-from ouroboros.drafters.draft_tree.state import (
-    CHILDREN,
-    EMPTY,
-    JUDGED,
-    NODES,
-    PHRASE,
-    RANKS,
-    RATES,
-    RECYCLED,
-    RING,
-    SIZES,
-    Memory,
-    new_memory,
-    new_state,
-)
+from ouroboros.drafters.draft_tree.state import Memory, new_memory, new_state
 from ouroboros.drafters.pool import CONTEXT, MAX_TOKEN
 from ouroboros.tree import TokenTree
 
@@ -39,9 +25,9 @@ MAX_TEXT = 1 << 20  # tokens, 8 bytes each
 PADDING_GAIN = 0.95  # a tree is filled up if the larger call costs less than this share
 
 SOURCES = tuple(
-    "judged" if kind & JUDGED else "phrase" if kind & PHRASE else "recycled" if kind & RECYCLED
-    else "draft"
-    for kind in range(2 * JUDGED)
+    "judged" if kind & state.JUDGED else "phrase" if kind & state.PHRASE
+    else "recycled" if kind & state.RECYCLED else "draft"
+    for kind in range(2 * state.JUDGED)
 )  # fmt: skip
 """Who proposed a node, by its kind: a "phrase" of the text, a "recycled" prediction, the "draft"
 model, or "judged": a phrase whose parent the draft model scored too."""
@@ -61,16 +47,16 @@ class TreeGrower:
         weights: Weights,
         *,
         max_nodes: int = 64,
-        children: int = CHILDREN,
+        children: int = state.CHILDREN,
         draft_nodes: int = 24,
         recycle: bool = True,
         judge: bool = True,
         vocab: int = 1024,
     ) -> None:
         for name, value, most in (
-            ("max_nodes", max_nodes, NODES // 2),
-            ("children", children, CHILDREN),
-            ("draft_nodes", draft_nodes, NODES),
+            ("max_nodes", max_nodes, state.NODES // 2),
+            ("children", children, state.CHILDREN),
+            ("draft_nodes", draft_nodes, state.NODES),
         ):
             if not 1 <= value <= most:
                 raise ValueError(f"{name} is {value}; choose 1 to {most}")
@@ -123,16 +109,16 @@ class TreeGrower:
         node counts 1. Proposals are filled up where that costs clearly less.
         """
         s = self.state
-        nodes = np.arange(1, SIZES)
+        nodes = np.arange(1, state.SIZES)
         costs = np.array([math.inf, *verify], float) / verify[0]
-        self._padded = list(range(SIZES))
+        self._padded = list(range(state.SIZES))
         for size in range(min(len(verify), int(s.max_nodes)) - 1, 0, -1):
             larger = self._padded[size + 1]
             if costs[larger] < PADDING_GAIN * costs[size]:
                 self._padded[size], costs[size] = larger, costs[larger]
         s.verify_cost[1:] = costs[np.minimum(nodes, len(verify))]
         s.draft_cost[1:] = np.array(call, float)[np.minimum(nodes, len(call)) - 1] / verify[0]
-        most = max(2, min(s.max_nodes, SIZES - 1))
+        most = max(2, min(s.max_nodes, state.SIZES - 1))
         s.node_cost = (s.verify_cost[most] - s.verify_cost[1]) / (most - 1)
 
     def begin(
@@ -151,7 +137,7 @@ class TreeGrower:
         self._known += len(new)
         self._reserve(self._start + self._known, max(new))
         self._drafted = 0
-        depth = min(max_depth, NODES - 2)
+        depth = min(max_depth, state.NODES - 2)
         count = grow.begin(
             self._states, self.memory, np.array(new, np.int64), depth, max_draft_depth
         )
@@ -162,8 +148,8 @@ class TreeGrower:
     ) -> TokenTree | None:
         """Take the draft model's rankings after the tree's `logit_nodes`, each [nodes, ranks], and
         return the next tree to score, or None. Raises `ValueError` for more than RANKS ranks."""
-        if ids.shape[1] > RANKS:
-            raise ValueError(f"{ids.shape[1]} ranks a node: at most {RANKS}")
+        if ids.shape[1] > state.RANKS:
+            raise ValueError(f"{ids.shape[1]} ranks a node: at most {state.RANKS}")
         self._reserve(0, int(ids.max()))
         count = grow.add_rankings(
             self._states,
@@ -216,30 +202,30 @@ class TreeGrower:
         predictions, oldest first, each after the CONTEXT tokens before it (nearest first, -1 where
         there was none); and the learned `RATES`."""
         s, m = self.state, self.memory
-        numbers = np.arange(max(1, int(s.recycled) - RING + 1), int(s.recycled) + 1)
+        numbers = np.arange(max(1, int(s.recycled) - state.RING + 1), int(s.recycled) + 1)
         return {
             "text": m.text[: s.length].tolist(),
-            "recycled": m.ring[numbers % RING, : CONTEXT + 1].tolist(),
-            "rates": {name: float(getattr(s, name)) for name in RATES},
+            "recycled": m.ring[numbers % state.RING, : CONTEXT + 1].tolist(),
+            "rates": {name: float(getattr(s, name)) for name in state.RATES},
         }
 
-    def load_state_dict(self, state: Mapping) -> None:
+    def load_state_dict(self, saved: Mapping) -> None:
         """Remember exactly what `state_dict` returned. Raises `ValueError` for damaged content."""
-        text = _tokens(state["text"])
-        entries = _tokens(state["recycled"]).reshape(-1, CONTEXT + 1)
-        rates = np.array([state["rates"][name] for name in RATES], float)
-        if len(entries) > RING or (entries[:, [0, CONTEXT]] < 0).any():
+        text, entries = _tokens(saved["text"]), _tokens(saved["recycled"])
+        entries = entries.reshape(-1, CONTEXT + 1)
+        rates = np.array([saved["rates"][name] for name in state.RATES], float)
+        if len(entries) > state.RING or (entries[:, [0, CONTEXT]] < 0).any():
             raise ValueError("recycled predictions of another version")
         if not np.isfinite(rates).all() or (rates <= 0).any():
             raise ValueError("learned rates must be positive numbers")
         self.forget()
-        for name, value in zip(RATES, rates, strict=True):
+        for name, value in zip(state.RATES, rates, strict=True):
             setattr(self.state, name, value)
         self._append(text)
         self._reserve(0, int(entries.max(initial=-1)))
         m = self.memory
         for number, entry in enumerate(entries, start=1):
-            m.ring[number % RING] = *entry, m.newest_recycled[entry[0]]
+            m.ring[number % state.RING] = *entry, m.newest_recycled[entry[0]]
             m.newest_recycled[entry[0]] = number
         self.state.recycled = len(entries)
 
@@ -252,8 +238,8 @@ class TreeGrower:
         """Make room for that many tokens of text, and for that token id."""
         m = self.memory
         if text > len(m.text) or token >= len(m.newest):
-            sizes = text, text, token + 1, RING, token + 1, token + 1
-            arrays = zip(m, sizes, EMPTY, strict=True)
+            sizes = text, text, token + 1, state.RING, token + 1, token + 1
+            arrays = zip(m, sizes, state.EMPTY, strict=True)
             self.memory = Memory(*(_extended(*array) for array in arrays))
 
 
