@@ -102,6 +102,9 @@ class HFGenerate:
             raise ValueError("assisted generation needs a draft model")
         if mode == "prompt_lookup" and not settings.get("prompt_lookup_num_tokens"):
             raise ValueError("prompt_lookup needs prompt_lookup_num_tokens, or it decodes greedily")
+        known = GenerationConfig().to_dict()
+        if wrong := [name for name in settings if name not in known]:
+            raise ValueError(f"transformers has no generation setting {', '.join(wrong)}")
         self.mode = mode
         self.draft = draft if mode == "assisted" else None
         self.settings = settings

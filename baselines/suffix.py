@@ -63,10 +63,15 @@ class SuffixDecoding:
         confidence: float = 0.0,
         threshold: float | None = None,
     ) -> None:
-        if max_tokens < 1 or factor < 0:
-            raise ValueError(
-                f"max_tokens {max_tokens} must be at least 1 and factor {factor} at least 0"
-            )
+        for name, value, least_value, most in (
+            ("max_tokens", max_tokens, 1, float("inf")),
+            ("factor", factor, 0, float("inf")),
+            ("least", least, 0, 1),
+            ("gamma", gamma, 1, float("inf")),
+            ("confidence", confidence, 0, 1),
+        ):
+            if not least_value <= value <= most:
+                raise ValueError(f"{name} is {value}; choose {least_value} to {most}")
         check_state(state)
         self.draft = draft
         self.max_tokens = max_tokens

@@ -323,6 +323,11 @@ def test_names_of_the_published_code_are_aliases():
         (lambda m: Speculative(m.draft, gamma=0), "gamma 0"),
         (lambda m: PromptLookup(max_ngram_size=0, num_tokens=1), "max_ngram_size 0"),
         (lambda m: PromptLookup(max_ngram_size=1, num_tokens=0), "num_tokens 0"),
+        (lambda m: Speculative(m.draft, gamma=1, confidence=1.5), "confidence is 1.5"),
+        (
+            lambda m: HFGenerate("assisted", m.draft, num_asistant_tokens=3),
+            "no generation setting num_asistant_tokens",
+        ),
         (lambda m: HFGenerate("beam"), "mode 'beam' is not one of"),
         (lambda m: HFGenerate("assisted"), "needs a draft"),
         (lambda m: HFGenerate("prompt_lookup"), "needs prompt_lookup_num_tokens"),

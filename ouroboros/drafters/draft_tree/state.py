@@ -200,7 +200,7 @@ class HostCall:
 
     def __init__(self, function: Callable) -> None:
         self.dispatcher: Any = jit(function)
-        self.call: Callable = self.dispatcher if CONFIG.DISABLE_JIT else self._first_call
+        self.call: Callable = self._in_python if CONFIG.DISABLE_JIT else self._first_call
 
     def __call__(self, *args: Any) -> Any:
         return self.call(*args)
@@ -209,3 +209,7 @@ class HostCall:
         result = self.dispatcher(*args)
         self.call = self.dispatcher.get_overload(self.dispatcher.signatures[0])
         return result
+
+    def _in_python(self, *args: Any) -> Any:
+        with np.errstate(over="ignore"):  # of the noise's hash
+            return self.dispatcher(*args)

@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pickle import PickleError
 
 import numpy as np
 
@@ -260,19 +261,41 @@ def _tokens(values: Sequence) -> np.ndarray:
 @cache
 def warm_up_jit() -> None:
     """Compile the functions of a step, or load them, before any measured step; log a warning where
-    that takes long. Later calls do nothing."""
-    if state.CACHE is None:
+    that takes long. Later calls do nothing.
+
+    A damaged cache is emptied. Where it cannot be written, as on a full disk, every attempt
+    compiles at least one more function, which this process keeps.
+    """
+    if state.CONFIG.DISABLE_JIT:
+        log.warning("NUMBA_DISABLE_JIT is set: the drafter runs as plain Python, 100 times slower")
+    elif state.CACHE is None:
         log.warning(
             "no folder for compiled code can be written: compiling the drafter takes 15 s in each "
             "process; set NUMBA_CACHE_DIR"
         )
     elif not state.CACHED:
         log.warning("compiling the drafter for this machine, once; it takes some 15 s")
+    for attempt in range(100):
+        try:
+            return _run_once()
+        except (OSError, EOFError, ValueError, LookupError, ImportError, PickleError) as error:
+            if state.CACHE is None or attempt == 99:
+                raise
+            if not attempt:
+                log.warning(
+                    f"the compiled code in {state.CACHE} is damaged or cannot be written "
+                    f"({error}): compiling anew; free space, or set NUMBA_CACHE_DIR"
+                )
+            for file in state.CACHE.rglob("*.nb[ic]"):
+                file.unlink(missing_ok=True)
+
+
+def _run_once() -> None:
+    """Call every compiled function."""
     grower = TreeGrower(Weights.load(), draft_nodes=1)
     grower.set_costs([1.0], [0.0])
     for text in ([1, 2, 1, 2, 1], [3]):
         grower.start()
         if grower.begin(text, 4, 4):
             grower.add_rankings(np.array([[5, 6]]), np.array([[1.0, 0.0]]), np.array([[0.7, 0.3]]))
-        proposal = grower.proposal()
-        grower.learn([2] * len(proposal), [0])
+        grower.learn([2] * len(grower.proposal()), [0])

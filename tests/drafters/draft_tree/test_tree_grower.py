@@ -39,7 +39,7 @@ def run(code: str = RUN, **variables: str) -> str:
 
 
 def test_compiled_and_python_grow_the_same_trees():
-    in_python = run(NUMBA_DISABLE_JIT="1")
+    in_python = run(NUMBA_DISABLE_JIT="1", PYTHONWARNINGS="error::RuntimeWarning")
     assert in_python.count("TokenTree") > 60 and run() == in_python
 
 
@@ -72,6 +72,45 @@ def test_a_warning_precedes_a_long_compilation(monkeypatch, cache, cached, warni
     tree_grower.warm_up_jit.__wrapped__()
     assert said == before[0] and len(said) == bool(warning)
     assert all(warning in text for text in said)
+
+
+@pytest.mark.parametrize("failures", [1, 7])
+def test_a_damaged_or_full_cache_is_told_in_one_line_and_survived(monkeypatch, tmp_path, failures):
+    said, left = [], [EOFError("Ran out of input"), *[OSError(28, "No space left")] * failures]
+    begin = tree_grower.TreeGrower.begin
+
+    def failing(*args):
+        if left:
+            raise left.pop()
+        return begin(*args)
+
+    (tmp_path / "grow.begin.nbi").write_text("garbage")
+    monkeypatch.setattr(state, "CACHE", tmp_path)
+    monkeypatch.setattr(state, "CACHED", True)
+    monkeypatch.setattr(tree_grower.log, "warning", said.append)
+    monkeypatch.setattr(tree_grower.TreeGrower, "begin", failing)
+    tree_grower.warm_up_jit.__wrapped__()
+    assert not left and not list(tmp_path.iterdir())
+    assert len(said) == 1 and "No space left" in said[0] and "set NUMBA_CACHE_DIR" in said[0]
+
+
+CACHE_TRIAL = """
+import resource, warnings
+warnings.simplefilter("error")
+from ouroboros.drafters.draft_tree import state
+from ouroboros.drafters.draft_tree.tree_grower import warm_up_jit
+if {full}:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+for file in state.CACHE.rglob("*.nb[ic]"):
+    file.write_bytes(file.read_bytes()[:9])
+warm_up_jit()
+"""
+
+
+@pytest.mark.slow
+def test_real_caches_that_are_full_or_damaged(tmp_path):
+    for full in (True, False, False):
+        run(CACHE_TRIAL.format(full=full) + RUN, NUMBA_CACHE_DIR=str(tmp_path))
 
 
 def test_the_host_always_calls_compiled_functions_with_the_same_types(monkeypatch):
