@@ -179,7 +179,12 @@ def extend(
         chosen = predict(model, sequence, tokens, tree, ranking or choose)
         path = tree.longest_match(chosen)
         new = [*(tree.tokens[node] for node in path[1:]), chosen[path[-1]]]
-        new = new[: count_until_end(new, eos, left)]
+        new = new[: next((n for n, token in enumerate(new[:left], 1) if token in eos), left)]
+        if new[-1] < 0:
+            raise ValueError(
+                f"there is no distribution to sample token {len(tokens) + len(new) - 1} from: the "
+                "model's logits hold NaN or infinity, or processors exclude every id"
+            )
         kept = path[: len(new)]
         model.accept(sequence, kept)
         if ranking:
@@ -188,11 +193,6 @@ def extend(
         tokens += new
         left = 0 if new[-1] in eos else left - len(new)
         yield recorder.finish(tree, path, len(new))
-
-
-def count_until_end(new: Sequence[int], eos: Collection[int], left: int) -> int:
-    """Return how many new tokens to keep: up to the first end-of-sequence, at most `left`."""
-    return next((at for at, token in enumerate(new[:left], 1) if token in eos), left)
 
 
 def propose(drafter: Drafter, tokens: Sequence[int], left: int) -> TokenTree:
@@ -232,8 +232,8 @@ def stream(
     """
     if not prompt:
         raise ValueError("the prompt is empty: give at least one token, such as the model's BOS")
-    if max_new < 0:
-        raise ValueError(f"max_new is {max_new}; it must be 0 or more")
+    if max_new < 0 or max_new != int(max_new):
+        raise ValueError(f"max_new is {max_new}; it must be a whole number, 0 or more")
     if len(prompt) > target.max_len:
         raise ValueError(
             f"the prompt has {len(prompt)} tokens, the model's context {target.max_len}: "
@@ -252,7 +252,7 @@ def stream(
         if model is not None:
             choose = model.adapt_selector(choose, own_rule=own_rule)
     drafter.reset(choose)
-    for record in extend(target, drafter, trace.tokens, max_new, eos=eos, choose=choose):
+    for record in extend(target, drafter, trace.tokens, int(max_new), eos=eos, choose=choose):
         trace.steps.append(record)
         if trace.tokens[-1] in eos:
             trace.finish = "eos"

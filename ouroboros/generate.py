@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
@@ -30,7 +31,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import ModelOutput
 
-from ouroboros.decode import Drafter, stream
+from ouroboros.decode import Drafter, check_drafter, stream
 from ouroboros.decoders import decoder_names, decoder_settings, make_decoder, needs_draft
 from ouroboros.engine.model import CachedModel
 from ouroboros.instantiate import unknown
@@ -38,12 +39,12 @@ from ouroboros.model_wrappers import Model, acquire, locked, plain_model
 from ouroboros.processors import Processed
 from ouroboros.select import Sampler, TokenSelector, argmax
 from ouroboros.trace import DecodeTrace, cut
-from ouroboros.vocab import check_pair
+from ouroboros.tree import TokenTree
 
 FIELDS = frozenset(GenerationConfig().to_dict()) - {"transformers_version"}
 UNSUPPORTED: dict[str, tuple] = {
     **dict.fromkeys(("num_beams", "num_beam_groups"), (1,)),
-    **{f"output_{name}": (False,) for name in ("scores", "logits", "attentions", "hidden_states")},
+    **dict.fromkeys(("output_attentions", "output_hidden_states"), (False,)),
     **dict.fromkeys(("penalty_alpha", "constraints", "force_words_ids", "dola_layers"), ()),
     "prompt_lookup_num_tokens": (),
     "guidance_scale": (1, 1.0),
@@ -57,13 +58,26 @@ IGNORED = {"attention_mask", "use_cache", "logits_to_keep", "tokenizer", "synced
 """Arguments that are read elsewhere, or do not change the text."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Generated(ModelOutput):
     """The result with `return_dict_in_generate=True`: `sequences` [rows, length] as standard
-    generation returns them, and a `DecodeTrace` of each row, unpadded."""
+    generation returns them, and a `DecodeTrace` of each row, unpadded.
+
+    With `output_scores` and `output_logits`, a tensor [rows, vocab] for each new token: the logits
+    after and before the processors, zeros where a row has ended before.
+    """
 
     sequences: torch.Tensor | None = None
+    scores: tuple[torch.Tensor, ...] | None = None
+    logits: tuple[torch.Tensor, ...] | None = None
     traces: tuple[DecodeTrace, ...] | None = None
+
+    def __repr__(self) -> str:
+        shape = None if self.sequences is None else list(self.sequences.shape)
+        return (
+            f"Generated(sequences={shape}, calls={self.calls}, draft_calls={self.draft_calls}, "
+            f"accepted={self.accepted})"
+        )
 
     @property
     def calls(self) -> int:
@@ -102,8 +116,8 @@ def generate(
 
     `input_ids` is [rows, length]; rows are decoded one after the other. Shorter rows are padded on
     the left, with zeros in `attention_mask`; the result is padded on the right. `decoder` is a name
-    in conf/decoder or any Drafter. `draft` is a smaller model of the same family: "speculative"
-    needs one, and without one "ouroboros" drafts with phrases alone.
+    in conf/decoder or any Drafter. `draft` (or `assistant_model`) is a smaller model of the same
+    family: "speculative" needs one, and without one "ouroboros" drafts with phrases alone.
 
     `options` are transformers' generation options (max_new_tokens, max_length, do_sample,
     temperature, eos_token_id, stop_strings with `tokenizer`, repetition_penalty,
@@ -133,8 +147,8 @@ def generate(
     settings = {name: value for name, value in options.items() if value is not None}
     own = {name: settings.pop(name) for name in list(settings) if name in FIELDS}
     for name in ("max_new_tokens", "max_length"):
-        if not isinstance(value := own.get(name), int | None):
-            raise ValueError(f"{name}={value!r} is a {type(value).__name__}: give a whole number")
+        if isinstance(value := own.get(name), str):
+            raise ValueError(f"{name}={value!r} is text: give a whole number")
     config = copy.deepcopy(generation_config) or GenerationConfig()
     config.update(**own)
     criteria = list(stopping_criteria)
@@ -195,12 +209,17 @@ class Generation:
 
     def __post_init__(self) -> None:
         decoder, settings = self.decoder, self.settings
-        if self.draft is not None:
-            plain_model("draft", self.draft)
+        if (assistant := settings.pop("assistant_model", None)) is not None:
+            if self.draft is not None:
+                raise ValueError("draft and assistant_model are the same option: give one of them")
+            self.draft = assistant
+        if self.draft is not None and not isinstance(self.draft, CachedModel):
+            self.draft = plain_model("draft", self.draft)
         if not isinstance(decoder, str):
             if settings:
                 names = ", ".join(settings)
                 raise ValueError(f"{names}: give these to the decoder you made yourself")
+            check_drafter(decoder)
             self.draft = getattr(decoder, "draft", None)
         elif decoder not in decoder_names():
             names = unknown(decoder, decoder_names())
@@ -227,8 +246,10 @@ class Generation:
             raise ValueError(f"a streamer takes one row, input_ids has {len(prompts)}")
         ends = (MaxLengthCriteria, EosTokenCriteria)
         criteria = [c for c in stopping_criteria if not isinstance(c, ends)]
-        texts, traces = [], []
-        with acquire(self.target or model, self.draft, exact=self.exact) as (target, draft):
+        with_scores = config.output_scores or config.output_logits
+        texts, traces, scores = [], [], []
+        owner = self if isinstance(self.decoder, str) else self.decoder
+        with acquire(self.target or model, self.draft, owner, exact=self.exact) as (target, draft):
             decoder = self._decoder(target, draft)
             for row, prompt in enumerate(prompts):
                 seed = None if self.seed is None else self.seed + row
@@ -247,12 +268,20 @@ class Generation:
                     choose=choose,
                 )
                 traces.append(self._row(run, prompt, padding, criteria, input_ids.device))
+                if with_scores and config.return_dict_in_generate:
+                    scores.append(_scores(target, traces[-1], choose))
                 texts.append(torch.tensor([*padding, *traces[-1].tokens], device=input_ids.device))
         pad = getattr(config, "_pad_token_tensor", None)
-        sequences = torch.nn.utils.rnn.pad_sequence(
-            texts, batch_first=True, padding_value=0 if pad is None else int(pad)
-        )
-        return Generated(sequences, tuple(traces)) if config.return_dict_in_generate else sequences
+        filler = 0 if pad is None else int(pad)
+        sequences = pad_sequence(texts, batch_first=True, padding_value=filler)
+        if not config.return_dict_in_generate:
+            return sequences
+        result = Generated(sequences, traces=tuple(traces))
+        if scores:
+            after, before = (pad_sequence(list(rows)) for rows in zip(*scores, strict=True))
+            result.scores = tuple(after) if config.output_scores else None
+            result.logits = tuple(before) if config.output_logits else None
+        return result
 
     def _row(
         self,
@@ -289,10 +318,20 @@ class Generation:
         if not isinstance(self.decoder, str):
             return self.decoder
         if self._made is None or self._made[:2] != (target, draft):
-            if draft is not None:
-                check_pair(target, draft)
             self._made = target, draft, make_decoder(self.decoder, draft, **self.settings)
         return self._made[2]
+
+
+def _scores(
+    target: CachedModel, trace: DecodeTrace, choose: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each new token's scores and logits, [new, vocab], by one more call."""
+    prompt, new = trace.tokens[: trace.prompt_len], trace.new_tokens
+    tree = TokenTree.chain(prompt[-1], new[:-1])
+    logits = target.score(target.new_sequence(), prompt, tree).float().clone()
+    if isinstance(choose, Processed):
+        return choose.processed(logits, prompt, tree), logits
+    return choose.warped(logits), logits
 
 
 def token_selector(

@@ -2,7 +2,7 @@
 
 Both are stored on the model itself and freed with it: between calls no wrapper refers to its model.
 A copy of a model starts without. Invariant: after a call the model has the attention implementation
-and each submodule the training mode that its owner set.
+and each submodule the training mode that its owner set, and a draft its own vocabulary.
 """
 
 from __future__ import annotations
@@ -15,90 +15,114 @@ import torch
 from transformers import PreTrainedModel
 
 from ouroboros.engine.model import CachedModel
+from ouroboros.vocab import check_pair
 
 ATTRIBUTE = "_ouroboros_wrappers"
 Model = PreTrainedModel | CachedModel
 
 
 class WrapperCache:
-    """A lock, and a model's wrappers by role ("target", "exact" or "draft"), each with the
-    fingerprint of its weights and the attention implementation that it needs."""
+    """The lock of a model or a decoder, and a model's wrappers by role ("target", "exact" or
+    "draft"), each with the fingerprint of its weights and the attention that it needs."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.wrappers: dict[str, tuple[tuple, CachedModel, str]] = {}
+        self.decoding = False
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> WrapperCache:
-        """Return a model's cache, made on first use; two threads get the same one."""
-        return vars(model).get(ATTRIBUTE) or vars(model).setdefault(ATTRIBUTE, cls())
+    def of(cls, owner: object) -> WrapperCache:
+        """Return an object's cache, made on first use; two threads get the same one."""
+        own = getattr(owner, "__dict__", {})  # a decoder with slots has no lock
+        return own.get(ATTRIBUTE) or own.setdefault(ATTRIBUTE, cls())
 
     def __reduce__(self) -> tuple:  # for copies and pickles
         return WrapperCache, ()
 
 
 def plain_model(name: str, model: object) -> PreTrainedModel:
-    """Return the transformers model of an argument. Raises `ValueError` for anything but a loaded
-    model, such as a hub id."""
+    """Return the transformers model of an argument, out of a `CachedModel`, a compiled or a
+    data-parallel module. Raises `ValueError` for anything else, such as a hub id."""
     plain = model.model if isinstance(model, CachedModel) else model
-    if not isinstance(plain, torch.nn.Module):
+    while isinstance(plain, torch.nn.Module) and not isinstance(plain, PreTrainedModel):
+        inner = [plain._modules.get(name) for name in ("_orig_mod", "module")]
+        plain = next((own for own in inner if own is not None), None)
+    if not isinstance(plain, PreTrainedModel):
         raise ValueError(
-            f"{name}={model!r:.60} is a {type(model).__name__}, not a model: load it, as by "
-            "AutoModelForCausalLM.from_pretrained"
+            f"{name}={model!r:.60} is a {type(model).__name__}, not a model: give one of "
+            "transformers, loaded as by AutoModelForCausalLM.from_pretrained"
         )
-    return plain  # type: ignore[return-value]
+    return plain
 
 
 @contextmanager
 def acquire(
-    target: Model, draft: Model | None, *, exact: bool = False
+    target: Model, draft: Model | None, decoder: object, *, exact: bool = False
 ) -> Iterator[tuple[CachedModel, CachedModel | None]]:
-    """Yield both models wrapped for tree scoring, the target for `exact` calls, holding their
-    locks.
+    """Yield both models wrapped for tree scoring, the target for `exact` calls, holding their locks
+    and the decoder's. The draft is limited to the target's vocabulary.
 
     A model is checked once, and again only if its weights, device or attention were replaced.
-    Raises `ValueError` for an architecture that cannot score trees.
+    Raises `ValueError` for an architecture that cannot score trees, for tokenizers that differ, and
+    for a decoder that is decoding in this thread already.
     """
-    with locked(target, draft), ExitStack() as stack:
-        wrapped = None if draft is None else stack.enter_context(_wrapped(draft, "draft"))
-        yield stack.enter_context(_wrapped(target, "exact" if exact else "target")), wrapped
+    with locked(target, draft, decoder), ExitStack() as stack:
+        use = WrapperCache.of(decoder)
+        if use.decoding:
+            raise ValueError(
+                "this decoder is decoding already: a streamer or a criterion that generates needs "
+                "a decoder of its own"
+            )
+        use.decoding = True
+        stack.callback(setattr, use, "decoding", False)
+        wrapped = None
+        if draft is not None:
+            wrapped = stack.enter_context(_wrapped(draft, "draft", twin=draft is target))
+            stack.callback(setattr, wrapped, "width", wrapped.width)
+        own = stack.enter_context(_wrapped(target, "exact" if exact else "target"))
+        if wrapped is not None:
+            check_pair(own, wrapped)
+        yield own, wrapped
 
 
 @contextmanager
-def locked(*models: Model | None) -> Iterator[None]:
-    """Hold the locks of models; other threads wait."""
-    plain = {id(own): own for m in models if m is not None for own in [plain_model("model", m)]}
-    with ExitStack() as stack:
-        for _, model in sorted(plain.items()):  # one order, so that no two threads wait for ever
-            stack.enter_context(WrapperCache.of(model).lock)
+def locked(*owners: object) -> Iterator[None]:
+    """Hold the locks of models and decoders; other threads wait."""
+    plain = [own.model if isinstance(own, CachedModel) else own for own in owners]
+    with ExitStack() as stack:  # always in one order, so that no two threads wait for each other
+        for own in sorted({id(own): own for own in plain if own is not None}.values(), key=id):
+            stack.enter_context(WrapperCache.of(own).lock)
         yield
 
 
 @contextmanager
-def _wrapped(model: Model, role: str) -> Iterator[CachedModel]:
-    """Yield the model's wrapper, emptied; then restore attention and training modes."""
-    if isinstance(model, CachedModel):
-        model.packed.check(closely=True)
-        yield model
-        return
+def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedModel]:
+    """Yield the model's wrapper, emptied; then restore attention and training modes. The `twin` of
+    a `CachedModel` is another wrapper, with a cache of its own."""
+    model = plain_model(role, given)
     attention, training = _attention(model), [(m, m.training) for m in model.modules()]
     wrappers, outer = WrapperCache.of(model).wrappers, None
+    cached = given if isinstance(given, CachedModel) and not twin else None
     try:
-        known, wrapper, needed = wrappers.get(role, ((), None, ""))
-        if wrapper is None or known != (attention, _addresses(model)):
-            wrappers.pop(role, None)
-            wrapper = CachedModel(model, exact=role == "exact")
-            needed = model.config.get_text_config()._attn_implementation
-            # by now the engine may have moved weights that it multiplies together
-            wrappers[role] = (attention, _addresses(model)), wrapper, needed
+        if cached is None:
+            known, wrapper, needed = wrappers.get(role, ((), None, ""))
+            if wrapper is None or known != (attention, _addresses(model)):
+                wrappers.pop(role, None)
+                wrapper = CachedModel(model, exact=role == "exact")
+                needed = model.config.get_text_config()._attn_implementation
+                # by now the engine may have moved weights that it multiplies together
+                wrappers[role] = (attention, _addresses(model)), wrapper, needed
+            else:
+                outer = wrapper.model  # of a call that this one is nested in
+            if needed != model.config.get_text_config()._attn_implementation:
+                model.set_attn_implementation(needed)
+            wrapper.model = wrapper.engine.model = model
         else:
-            outer = wrapper.model  # of a call that this one is nested in
-        if needed != model.config.get_text_config()._attn_implementation:
-            model.set_attn_implementation(needed)
-        wrapper.model = wrapper.engine.model = model.eval()
+            wrapper = cached
+        model.eval()
         wrapper.empty()  # the weights may have been trained since
         wrapper.packed.check(closely=True)
-        if role == "exact" and wrapper.packed.stale:
+        if wrapper.exact and wrapper.packed.stale:
             wrapper.prepack()
         yield wrapper
     finally:
@@ -106,7 +130,7 @@ def _wrapped(model: Model, role: str) -> Iterator[CachedModel]:
             model.set_attn_implementation(attention)
         for module, mode in training:
             module.training = mode
-        if role in wrappers:
+        if cached is None and role in wrappers:
             wrapper = wrappers[role][1]
             wrapper.model = wrapper.engine.model = outer  # type: ignore[assignment]
 

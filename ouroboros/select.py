@@ -85,7 +85,11 @@ class TopKRecorder(TokenSelector):
 
 
 class LogitSelector(TokenSelector):
-    """Chooses the highest score: the warped logits, plus noise where tokens are sampled."""
+    """Chooses the highest score: the warped logits, plus noise where tokens are sampled.
+
+    A sampled choice is -1 where the highest score is not finite: after a NaN or an infinite logit,
+    or with every id excluded, there is no distribution to sample from.
+    """
 
     context_free = True
     _key: Hashable = None
@@ -106,7 +110,12 @@ class LogitSelector(TokenSelector):
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
         def best(logits: torch.Tensor, *noise: torch.Tensor) -> torch.Tensor:
-            return _best(sum(noise, self.warped(logits)))
+            scores = sum(noise, self.warped(logits))
+            ids = _best(scores)
+            if not noise:
+                return ids
+            highest = scores.gather(-1, ids[:, None])[:, 0]
+            return torch.where(highest.isfinite(), ids, -1)
 
         noise = self._noise(logits, tokens, tree)
         return _on_device(("best", self._key), best, logits, *noise).tolist()
@@ -123,6 +132,8 @@ class LogitSelector(TokenSelector):
         table = np.empty((len(found), 3, count))
         table[:] = np.array([-1.0, -np.inf, 0.0])[:, None]
         table[..., : found.shape[-1]] = found.cpu().numpy()  # the only copy from the device
+        if noise:
+            table[~np.isfinite(table[:, 1, 0]), 0, 0] = -1
         return Ranked(table[:, 0].astype(np.int64), table[:, 1], table[:, 2])
 
 
@@ -180,7 +191,8 @@ NOISE_VALUES = {"cuda": 1 << 20, "cpu": 1 << 15}  # made at once: few enough for
 class Sampler(LogitSelector):
     """Sampling at a temperature, with noise shared by every decoder and by the draft.
 
-    `seed` fixes the noise; derive it from run, prompt and sample number. The warpers are
+    `seed` fixes the noise (seeds that are equal modulo 2**64 give the same); derive it from run,
+    prompt and sample number. The warpers are
     transformers' own, in its order: those of the settings, or the `warpers` given instead, which
     must not read the text. Each token follows the softmax of the warped logits.
     """
@@ -204,9 +216,9 @@ class Sampler(LogitSelector):
                 *([TopPLogitsWarper(top_p)] if top_p < 1.0 else []),
                 *([MinPLogitsWarper(min_p)] if min_p > 0.0 else []),
             ]
-        self.seed: Final = seed
+        self.seed: Final = (seed + (1 << 63)) % (1 << 64) - (1 << 63)  # an int64
         self.warpers: Final = LogitsProcessorList(warpers)
-        self.temperature, self.noise_seed = combined_temperature(warpers), seed
+        self.temperature, self.noise_seed = combined_temperature(warpers), self.seed
         self._key = tuple((type(w), *sorted(vars(w).items())) for w in warpers)
         self._rows: dict[int, torch.Tensor] = {}
 

@@ -7,6 +7,9 @@ have must mean the same, and ids that only the draft has are never proposed.
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
+
+from transformers import AutoTokenizer
 
 from ouroboros.engine.model import CachedModel
 
@@ -20,16 +23,42 @@ def fingerprint(tokenizer) -> str:
 def check_pair(target: CachedModel, draft: CachedModel) -> None:
     """Limit the draft to the ids that both models have.
 
-    Raises `ValueError` if the tokenizers differ, naming the first id that means different things.
+    The tokenizer of a model that was wrapped without one is read from where the model was loaded,
+    if it is there. Raises `ValueError` if the tokenizers differ, naming the first id that means
+    different things.
     """
-    if target.tokenizer is not None and draft.tokenizer is not None:
-        ours = {index: piece for piece, index in target.tokenizer.get_vocab().items()}
-        theirs = {index: piece for piece, index in draft.tokenizer.get_vocab().items()}
-        for index in sorted(ours.keys() & theirs.keys()):
-            if ours[index] != theirs[index]:
-                raise ValueError(
-                    f"the tokenizers differ: id {index} is {ours[index]!r} for the target and "
-                    f"{theirs[index]!r} for the draft; choose a draft of the target's family"
-                )
-        draft.width = min(draft.vocab_size, target.vocab_size, max(ours) + 1 if ours else 1)
-    draft.width = min(draft.width, target.vocab_size)
+    draft.width = min(draft.vocab_size, target.vocab_size)
+    ours, theirs = (m.tokenizer or _tokenizer_at(_origin(m)) for m in (target, draft))
+    if ours is not None and theirs is not None:
+        draft.width = min(draft.width, _known_ids(ours, theirs, len(ours), len(theirs)))
+
+
+@lru_cache(maxsize=4)
+def _known_ids(target_tokenizer, draft_tokenizer, *sizes: int) -> int:
+    """Return how many ids the target's tokenizer has, if the draft's means the same by them."""
+    ours, theirs = (
+        {index: piece for piece, index in tokenizer.get_vocab().items()}
+        for tokenizer in (target_tokenizer, draft_tokenizer)
+    )
+    for index in sorted(ours.keys() & theirs.keys()):
+        if ours[index] != theirs[index]:
+            raise ValueError(
+                f"the tokenizers differ: id {index} is {ours[index]!r} for the target and "
+                f"{theirs[index]!r} for the draft; choose a draft of the target's family"
+            )
+    return max(ours) + 1 if ours else 1
+
+
+def _origin(model: CachedModel) -> str:
+    return getattr(getattr(model, "model", None), "name_or_path", "")
+
+
+@lru_cache(maxsize=4)
+def _tokenizer_at(origin: str):
+    """Return the tokenizer of a folder or a hub id, from this machine only; None without one."""
+    if not origin:
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(origin, local_files_only=True, trust_remote_code=False)
+    except Exception:  # any way in which a folder may hold no usable tokenizer
+        return None

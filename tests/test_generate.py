@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
-import threading
-import weakref
 
 import pytest
 import torch
@@ -26,8 +23,6 @@ from transformers.generation.streamers import BaseStreamer
 
 from ouroboros import CachedModel, custom_generate, generate
 from ouroboros.decoders import decoder_config, decoder_names, make_decoder, needs_draft
-from ouroboros.engine import model as engine
-from ouroboros.engine.compiled_layers import fuse_projections
 from ouroboros.generate import Generated
 
 PROMPTS = [prompt_of(6), prompt_of(9, 1), prompt_of(3, 2)]
@@ -338,6 +333,110 @@ def test_a_dictionary_holds_the_sequences_and_what_it_took(models, door):
     assert sum(s.new for s in short.traces[0].steps) == short.sequences.shape[-1] - 6 < 30
 
 
+@both_doors
+def test_pad_tokens_without_a_mask_are_padding_as_for_transformers(models, door):
+    model, target, draft = models
+    ids, rule = torch.tensor([[0, 0, *PROMPTS[0]]]), {"max_new_tokens": 20, "eos_token_id": 12}
+    assert run(door, target, ids, draft=draft, **rule).tolist() == hf(model, ids, **rule)
+    inside = torch.tensor([[5, 0, 7]])
+    with pytest.raises(ValueError, match="give a mask of ones where the pad token is text"):
+        run(door, target, inside, draft=draft, **rule)
+    mask = torch.ones_like(inside)
+    out = run(door, target, inside, attention_mask=mask, draft=draft, **rule)
+    assert out.tolist() == hf(model, inside, attention_mask=mask, **rule)
+
+
+@both_doors
+def test_several_sequences_of_a_prompt_are_samples_of_their_own(models, door):
+    _, target, draft = models
+    out = run(door, target, IDS, draft=draft, seed=4, num_return_sequences=3, **SAMPLING)
+    for row in range(3):
+        alone = generate(target, IDS, decoder="greedy", seed=4 + row, **SAMPLING)
+        assert torch.equal(out[row : row + 1], alone)
+    with pytest.raises(ValueError, match="num_return_sequences"):
+        run(door, target, IDS, num_return_sequences=2, max_new_tokens=4)
+
+
+def test_scores_and_logits_are_transformers_own(models):
+    model, target, draft = models
+    rule = {"max_new_tokens": 20, "repetition_penalty": 1.3, "eos_token_id": 4}
+    rule |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    expected = copy.deepcopy(model).generate(**padded(PROMPTS), do_sample=False, **rule)
+    found = generate(target, **padded(PROMPTS), draft=draft, **rule)
+    assert torch.equal(found.sequences, expected.sequences)
+    assert len(found.scores) == len(found.logits) == len(expected.scores)
+    lengths = [len(trace.new_tokens) for trace in found.traces]
+    for ours, theirs in ((found.scores, expected.scores), (found.logits, expected.logits)):
+        for row, length in enumerate(lengths):
+            rows = (torch.stack([own[row] for own in kind[:length]]) for kind in (ours, theirs))
+            torch.testing.assert_close(*rows)
+            assert not torch.stack([torch.zeros(13), *(o[row] for o in ours[length:])]).any()
+    sampled = generate(target, IDS, draft=draft, top_k=3, seed=1, **rule | SAMPLING)
+    assert all(int(own.isfinite().sum()) == 3 for own in sampled.scores)
+    assert len(repr(found)) < 100 and generate(target, IDS, **rule | {"output_scores": False})
+
+
+class Masking(LogitsProcessor):
+    """Leaves nothing to choose after texts that a test names."""
+
+    reads_text_only = True
+
+    def __init__(self, bad, value: float) -> None:
+        self.bad, self.value = bad, value
+
+    def __call__(self, input_ids, scores):
+        rows = torch.tensor([self.bad(text) for text in input_ids.tolist()])
+        return scores.masked_fill(rows[:, None], self.value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_logits_that_cannot_be_sampled_from_are_an_error_where_they_are_reached(
+    models, decoder, value
+):
+    """As by transformers; after a rejected draft token they change nothing."""
+    model, target, draft = models
+    options = {"draft": draft, "decoder": decoder, "seed": 4, **SAMPLING}
+    text = generate(target, IDS, **options)[0].tolist()
+    elsewhere = [Masking(lambda t: t != text[: len(t)], value)]
+    assert generate(target, IDS, logits_processor=elsewhere, **options)[0].tolist() == text
+    reached = {"logits_processor": [Masking(lambda t: len(t) == 15, value)]}
+    with pytest.raises(ValueError, match="no distribution to sample token 15 from"):
+        generate(target, IDS, **reached, **options)
+    with pytest.raises(RuntimeError, match="probability"):
+        copy.deepcopy(model).generate(IDS, **reached, **SAMPLING)
+    greedy = {"max_new_tokens": 25, **reached}
+    assert generate(target, IDS, draft=draft, **greedy).tolist() == hf(model, **greedy)
+
+
+class Long(StoppingCriteria):
+    """Answers with a Python bool."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids.shape[-1] >= 15
+
+
+@both_doors
+def test_what_transformers_takes_is_taken(models, door):
+    model, target, draft = models
+    options = {"max_new_tokens": 30.0, "stopping_criteria": [Long()]}
+    out = run(door, target, IDS, draft=draft, **options)
+    assert out.tolist() == hf(model, max_new_tokens=30, stopping_criteria=[Long()])
+    large = run(door, target, IDS, draft=draft, seed=2**64 + 5, **SAMPLING)
+    assert torch.equal(large, run(door, target, IDS, draft=draft, seed=5, **SAMPLING))
+    assert run(door, target, IDS, seed=2**63, **SAMPLING).shape == large.shape
+
+
+def test_assistant_model_is_the_draft(models):
+    _, target, draft = models
+    rule = {"max_new_tokens": 8, "return_dict_in_generate": True}
+    assert generate(target, IDS, assistant_model=draft, **rule).draft_calls
+    own = custom_generate(assistant_model=draft)
+    assert target.generate(IDS, custom_generate=own, **rule).draft_calls
+    with pytest.raises(ValueError, match="draft and assistant_model are the same option"):
+        generate(target, IDS, draft=draft, assistant_model=draft)
+
+
 WRONG = [
     ({"num_beams": 3}, "num_beams=3"),
     ({"watermarking_config": {"bias": 2.0}}, "WatermarkLogitsProcessor"),
@@ -353,11 +452,11 @@ WRONG = [
     ({"decoder": "medusa"}, "no decoder 'medusa'; choose from greedy, lookahead, ouroboros"),
     ({"do_sample": True, "temperature": 0.0}, "strictly positive"),
     ({"max_new_tokens": -1}, "greater than 0, but is -1"),
-    ({"draft": "a/folder"}, "draft='a/folder' is a str, not a model: load it"),
+    ({"draft": "a/folder"}, "draft='a/folder' is a str, not a model: give one"),
 ]
 OF_GENERATE = [
     ({"decoder": PromptLookup(max_ngram_size=2, num_tokens=3), "gamma": 4}, "gamma: give these to"),
-    ({"max_new_tokens": "8"}, "max_new_tokens='8' is a str: give a whole number"),
+    ({"max_new_tokens": "8"}, "max_new_tokens='8' is text: give a whole number"),
     ({"max_new_token": 8}, "did you mean max_new_tokens"),
     ({"max_node": 8}, "did you mean max_nodes"),
     ({"gama": 4}, "no option 'gama'"),
@@ -384,7 +483,7 @@ def test_an_input_that_would_be_ignored_and_a_models_name_are_refused(models):
     for name, value in inputs.items():
         with pytest.raises(ValueError, match=name):
             custom_generate(decoder="greedy")(models[1], IDS, **{name: value})
-    with pytest.raises(ValueError, match="model='a/folder' is a str, not a model: load it"):
+    with pytest.raises(ValueError, match="model='a/folder' is a str, not a model: give one"):
         generate("a/folder", IDS)
 
 
@@ -397,88 +496,6 @@ def test_settings_of_a_named_decoder_replace_tuned_ones():
     assert warm == {**cold, "pool_state": "task"}  # upon the config it is built on
     with pytest.raises(ValueError, match=r"'gama' \(did you mean gamma\?\); choose from draft"):
         make_decoder("speculative", CachedModel(llama()), gama=2)
-
-
-def test_a_model_is_examined_once_and_freed_with_its_owner(models, monkeypatch):
-    examined, real = [], engine.check_tree_support
-    monkeypatch.setattr(
-        engine, "check_tree_support", lambda model: examined.append(id(model)) or real(model)
-    )
-    model, draft = copy.deepcopy(models[0]), copy.deepcopy(models[2])
-    rule = {"draft": draft, "max_new_tokens": 8}
-    first = generate(model, IDS, **rule)
-    assert torch.equal(generate(model, IDS, **rule), first) and len(examined) == 2
-    own = custom_generate(draft=draft)
-    assert torch.equal(model.generate(IDS, max_new_tokens=8, custom_generate=own), first)
-    assert len(examined) == 2
-    with torch.no_grad():  # what was cached of the prompt is no longer true
-        for weight in model.parameters():
-            weight.neg_()
-    assert generate(model, IDS, **rule)[0].tolist() == plain(model, IDS[0].tolist(), 8)
-    model.float()
-    generate(model, IDS, **rule)
-    assert examined[2:] == [id(model)]
-    copied, gone = copy.deepcopy(model), weakref.ref(model)
-    generate(copied, IDS, **rule)
-    assert examined[3:] == [id(copied)]
-    gc.collect()
-    gc.disable()
-    try:
-        del model
-        assert gone() is None
-    finally:
-        gc.enable()
-
-
-def test_an_engine_that_moves_weights_together_is_made_once(models, monkeypatch):
-    """As compiled layers do: where the weights lie afterwards is what the next call compares."""
-    made = []
-
-    class Fusing(CachedModel):
-        def __init__(self, model, **options):
-            made.append(id(model))
-            super().__init__(model, **options)
-            for layer in model.model.layers:
-                fuse_projections(layer)
-
-    monkeypatch.setattr("ouroboros.model_wrappers.CachedModel", Fusing)
-    model = copy.deepcopy(models[0])
-    texts = [generate(model, IDS, max_new_tokens=8).tolist() for _ in range(4)]
-    assert texts == texts[:1] * 4 and len(made) == 1
-
-
-def test_attention_and_mode_are_put_back(models):
-    model, draft = copy.deepcopy(models[0]), copy.deepcopy(models[2])
-    model.train()
-    model.model.layers[0].eval()
-    modes = [module.training for module in model.modules()]
-    for attention in ("sdpa", "sdpa", "eager"):
-        model.set_attn_implementation(attention)
-        generate(model, IDS, draft=draft, max_new_tokens=5)
-        assert model.config._attn_implementation == attention
-        assert draft.config._attn_implementation == "sdpa"
-        assert [module.training for module in model.modules()] == modes and not draft.training
-    with pytest.raises(ValueError, match="needs draft="):
-        generate(model, IDS, decoder="speculative", max_new_tokens=5)
-    assert model.config._attn_implementation == "eager"
-
-
-def test_threads_on_one_model_wait_for_each_other(models):
-    model, draft = copy.deepcopy(models[0]), copy.deepcopy(models[2])
-    texts: dict[int, list[int]] = {}
-
-    def work(one: int) -> None:
-        ids = torch.tensor([PROMPTS[one % 3]])
-        pair = (model, draft) if one % 2 else (draft, model)
-        texts[one] = generate(pair[0], ids, draft=pair[1], max_new_tokens=30)[0].tolist()
-
-    threads = [threading.Thread(target=work, args=(one,), daemon=True) for one in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    for one in range(6):
-        assert texts[one] == plain(models[0] if one % 2 else models[2], PROMPTS[one % 3], 30)
 
 
 HUB = {"custom_generate": str(ROOT / "hub"), "trust_remote_code": True}

@@ -1,0 +1,237 @@
+"""The wrappers of models between calls of `generate`: examined, restored, locked and freed."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from ouroboros.baselines import Speculative
+from test_vocab import tokenizer
+from tiny import StepLog, llama, noisy, plain, prompt_of
+from transformers.generation.streamers import BaseStreamer
+
+from ouroboros import CachedModel, custom_generate, generate
+from ouroboros.decode import RootOnly
+from ouroboros.engine import model as engine
+from ouroboros.engine.compiled_layers import fuse_projections
+
+PROMPTS = [prompt_of(6), prompt_of(9, 1), prompt_of(3, 2)]
+IDS = torch.tensor(PROMPTS[:1])
+
+
+@pytest.fixture(scope="module")
+def models():
+    """An untouched model, a copy for us and its draft."""
+    model = llama()
+    return model, copy.deepcopy(model), noisy(model)
+
+
+def test_a_model_is_examined_once_and_freed_with_its_owner(models, monkeypatch):
+    examined, real = [], engine.check_tree_support
+    monkeypatch.setattr(
+        engine, "check_tree_support", lambda model: examined.append(id(model)) or real(model)
+    )
+    model, draft = copy.deepcopy(models[0]), copy.deepcopy(models[2])
+    rule = {"draft": draft, "max_new_tokens": 8}
+    first = generate(model, IDS, **rule)
+    assert torch.equal(generate(model, IDS, **rule), first) and len(examined) == 2
+    own = custom_generate(draft=draft)
+    assert torch.equal(model.generate(IDS, max_new_tokens=8, custom_generate=own), first)
+    assert len(examined) == 2
+    with torch.no_grad():  # what was cached of the prompt is no longer true
+        for weight in model.parameters():
+            weight.neg_()
+    assert generate(model, IDS, **rule)[0].tolist() == plain(model, IDS[0].tolist(), 8)
+    model.float()
+    generate(model, IDS, **rule)
+    assert examined[2:] == [id(model)]
+    copied, gone = copy.deepcopy(model), weakref.ref(model)
+    generate(copied, IDS, **rule)
+    assert examined[3:] == [id(copied)]
+    gc.collect()
+    gc.disable()
+    try:
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_an_engine_that_moves_weights_together_is_made_once(models, monkeypatch):
+    """As compiled layers do: where the weights lie afterwards is what the next call compares."""
+    made = []
+
+    class Fusing(CachedModel):
+        def __init__(self, model, **options):
+            made.append(id(model))
+            super().__init__(model, **options)
+            for layer in model.model.layers:
+                fuse_projections(layer)
+
+    monkeypatch.setattr("ouroboros.model_wrappers.CachedModel", Fusing)
+    model = copy.deepcopy(models[0])
+    texts = [generate(model, IDS, max_new_tokens=8).tolist() for _ in range(4)]
+    assert texts == texts[:1] * 4 and len(made) == 1
+
+
+def test_attention_and_mode_are_put_back(models):
+    model, draft = copy.deepcopy(models[0]), copy.deepcopy(models[2])
+    model.train()
+    model.model.layers[0].eval()
+    modes = [module.training for module in model.modules()]
+    for attention in ("sdpa", "sdpa", "eager"):
+        model.set_attn_implementation(attention)
+        generate(model, IDS, draft=draft, max_new_tokens=5)
+        assert model.config._attn_implementation == attention
+        assert draft.config._attn_implementation == "sdpa"
+        assert [module.training for module in model.modules()] == modes and not draft.training
+    with pytest.raises(ValueError, match="needs draft="):
+        generate(model, IDS, decoder="speculative", max_new_tokens=5)
+    assert model.config._attn_implementation == "eager"
+
+
+def in_threads(work: Callable, jobs: list) -> None:
+    """Run jobs at once; what one raises is raised."""
+    errors: list[BaseException] = []
+
+    def one(job) -> None:
+        try:
+            work(*job)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=one, args=(job,), daemon=True) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+def test_threads_on_one_pair_wait_for_each_other(models):
+    model, draft = copy.deepcopy(models[0]), copy.deepcopy(models[2])
+
+    def work(target, small, original, prompt) -> None:
+        out = generate(target, torch.tensor([prompt]), draft=small, max_new_tokens=30)
+        assert out[0].tolist() == plain(original, prompt, 30)
+
+    pairs = ((model, draft, models[0]), (draft, model, models[2]))
+    in_threads(work, [(*pair, prompt) for prompt in PROMPTS for pair in pairs])
+
+
+class OneText(RootOnly):
+    """Fails where the texts of two calls are mixed."""
+
+    def reset(self, choose) -> None:
+        self.text: list[int] = []
+
+    def propose(self, tokens, budget):
+        time.sleep(0.001)
+        assert list(tokens[: len(self.text)]) == self.text
+        self.text = list(tokens)
+        return super().propose(tokens, budget)
+
+
+@pytest.mark.parametrize("door", ["callable", "decoder"])
+def test_threads_share_one_decoder_for_several_models(door):
+    """Each call has its own length, sampling and models; the decoder's state is not mixed up."""
+    targets = [llama(seed) for seed in range(3)]
+    originals = copy.deepcopy(targets)
+    own, drafter = (
+        custom_generate(decoder="lookahead"),
+        OneText(),
+    )
+
+    def work(index: int, max_new: int) -> None:
+        ids = torch.tensor([PROMPTS[index]])
+        if door == "callable":
+            out = targets[index].generate(ids, max_new_tokens=max_new, custom_generate=own)
+        else:
+            out = generate(targets[index], ids, decoder=drafter, max_new_tokens=max_new)
+        assert out[0].tolist() == plain(originals[index], PROMPTS[index], max_new)
+
+    in_threads(work, [(index, max_new) for max_new in (5, 20, 33) for index in range(3)])
+
+
+def test_a_cached_model_is_read_anew_and_put_back():
+    model = llama(attention_dropout=0.5)
+    original, wrapped = copy.deepcopy(model), CachedModel(model)
+    rule = {"draft": wrapped, "decoder": "speculative", "max_new_tokens": 20}  # its own draft
+    model.train()
+    for factor in (1.0, -1.0, 0.5):
+        with torch.no_grad():
+            for weight, own in zip(model.parameters(), original.parameters(), strict=True):
+                weight.data.mul_(factor)
+                own.mul_(factor)
+        out = generate(wrapped, IDS, **rule)
+        assert out[0].tolist() == plain(original, PROMPTS[0], 20)
+        assert all(module.training for module in model.modules())
+
+
+def test_a_draft_is_limited_to_each_targets_vocabulary_in_turn(models):
+    wide = CachedModel(llama(1, vocab_size=40))
+    drafter = StepLog(Speculative(wide, gamma=4))
+    for target in (models[1], llama(vocab_size=20), models[1]):
+        expected = plain(copy.deepcopy(target), PROMPTS[0], 20)
+        for rule in ({"draft": wide, "decoder": "speculative"}, {"decoder": drafter}):
+            assert generate(target, IDS, max_new_tokens=20, **rule)[0].tolist() == expected
+        drafted = {token for *_, tree, _, _ in drafter.steps for token in tree.tokens}
+        assert max(drafted) < target.vocab_size and wide.width == 40
+        drafter.steps.clear()
+
+
+def test_models_whose_tokenizers_differ_are_refused(tmp_path):
+    target, draft = llama(), llama(1)
+    for model, name, words in ((target, "a", {}), (draft, "b", {"zebra": 7})):
+        tokenizer(13, **words).save_pretrained(tmp_path / name)
+        model.name_or_path = str(tmp_path / name)
+    with pytest.raises(ValueError, match="id 7 is 'w7' for the target and 'zebra' for the draft"):
+        generate(target, IDS, draft=draft, max_new_tokens=4)
+    assert generate(target, IDS, draft=llama(1), max_new_tokens=4).shape == (1, 10)
+
+
+class Nesting(BaseStreamer):
+    """Generates inside a generation."""
+
+    def __init__(self, nested: Callable) -> None:
+        self.nested, self.texts = nested, []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.texts.append(self.nested())
+
+    def end(self) -> None:
+        """Nothing to flush."""
+
+
+def test_a_streamer_may_generate_with_another_decoder_only(models):
+    model, target, draft = models
+    rule = {"draft": draft, "max_new_tokens": 12}
+    streamer = Nesting(lambda: generate(target, IDS, **rule)[0].tolist())
+    expected = plain(model, PROMPTS[1], 12)
+    out = generate(target, torch.tensor([PROMPTS[1]]), streamer=streamer, **rule)
+    assert out[0].tolist() == expected and len(streamer.texts) == 13
+    assert all(text == plain(model, PROMPTS[0], 12) for text in streamer.texts)
+    own = custom_generate(draft=draft)
+    own.streamer = Nesting(lambda: target.generate(IDS, max_new_tokens=3, custom_generate=own))
+    with pytest.raises(ValueError, match="this decoder is decoding already"):
+        target.generate(IDS, max_new_tokens=12, custom_generate=own)
+    own.streamer = None
+    out = target.generate(IDS, max_new_tokens=12, custom_generate=own)
+    assert out[0].tolist() == plain(model, PROMPTS[0], 12)
+
+
+def test_compiled_and_data_parallel_models_are_unwrapped_and_others_named(models):
+    model, target, draft = models
+    for wrap in (torch.compile, torch.nn.DataParallel):
+        out = generate(wrap(target), IDS, draft=wrap(draft), max_new_tokens=12)
+        assert out[0].tolist() == plain(model, PROMPTS[0], 12)
+    with pytest.raises(ValueError, match="is a Sequential, not a model: give one of transformers"):
+        generate(torch.nn.Sequential(target), IDS, max_new_tokens=4)
