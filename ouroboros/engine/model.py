@@ -248,7 +248,6 @@ class CachedModel(TreeModel):
             "captured": captured,
             "compiled": compiled,
             "attention": attention,
-            "packed": self.packed.facts or None,
             "fallback": "; ".join(filter(None, reasons)) or None
             if self.device.type == "cuda"
             else None,

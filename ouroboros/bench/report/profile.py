@@ -8,8 +8,8 @@ from __future__ import annotations
 import cProfile
 import json
 import pstats
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ first, which holds the prefill. draft and verify: time in the two models, each u
 its result; host: the rest of the step. wait: the part of draft and verify between the launch of a
 call and its result (on a CPU only the choice of tokens). transformers' own generation (hf_) does
 not separate its phases."""
+PACKED = "Products of some linear layers, plain and with prepacked weights"
 PASSES = {
     "device": "operators by their own time on the device",
     "host": "operators by their own time on the CPU",
@@ -128,6 +129,7 @@ def profile(
         call_frame(costs),
         step_frame(samples),
         pd.concat(traced, ignore_index=True),
+        packed_frame(record.get("packed", {})),
         sorted({f"{one.decoder} failed: {one.error}" for one in samples if one.error}),
     )
     whole.save()
@@ -144,6 +146,7 @@ class Profile:
     calls: pd.DataFrame
     steps: pd.DataFrame
     operators: pd.DataFrame
+    packed: pd.DataFrame = field(default_factory=pd.DataFrame)
     failures: Sequence[str] = ()
 
     def floor_table(self) -> pd.DataFrame:
@@ -154,11 +157,17 @@ class Profile:
         """Return the means of each decoder's steps, as text."""
         return _text(self.steps.reset_index())
 
+    def packed_table(self) -> pd.DataFrame:
+        """Return what products of prepacked weights were chosen by when they were loaded."""
+        return _text(self.packed)
+
     def markdown(self) -> str:
         """Return profile.md."""
         bandwidth = "unknown" if self.copy_gb_per_s is None else f"{self.copy_gb_per_s:.1f} GB/s"
         parts = [f"# {self.facts.title}", self.facts.footnote]
         parts += [f"Copy bandwidth: {bandwidth}, read plus written.", as_text(self.floor_table())]
+        if len(self.packed):
+            parts += [f"{PACKED}:", as_text(self.packed_table())]
         spread = self.calls["spread_ms"].map(lambda ms: "" if pd.isna(ms) else f" ± {ms:.1f}")
         cells = self.calls.assign(cell=self.calls["ms"].map("{:.1f}".format) + spread)
         for model, own in cells.groupby("model", sort=False):
@@ -176,7 +185,7 @@ class Profile:
     def to_dict(self, *, brief: bool = False) -> dict:
         """Return profile.json: everything as plain JSON values, frames as lists of rows; `brief`
         leaves out operators and all but the smallest calls."""
-        frames = {"calls": self.calls, "steps": self.steps.reset_index()}
+        frames = {"calls": self.calls, "steps": self.steps.reset_index(), "packed": self.packed}
         frames |= {"calls": _smallest(self.calls)} if brief else {"operators": self.operators}
         rows = {name: json.loads(frame.to_json(orient="records")) for name, frame in frames.items()}
         about = {"title": self.facts.title, "footnote": self.facts.footnote}
@@ -198,6 +207,19 @@ class Profile:
 def _smallest(calls: pd.DataFrame) -> pd.DataFrame:
     """The calls with the fewest nodes of each model, which the floor bounds."""
     return calls[calls["nodes"] == calls.groupby("model")["nodes"].transform("min")]
+
+
+def packed_frame(packed: Mapping[str, Mapping]) -> pd.DataFrame:
+    """Return a row per model and number of rows, from a run's record: plain_ms, packed_ms, used."""
+    return pd.DataFrame(
+        {"model": role, "rows": rows, "plain_ms": plain, "packed_ms": packed_ms}
+        | {"used": "packed" if rows in facts["used"] else "plain"}
+        for role, facts in packed.items()
+        if facts.get("used")
+        for rows, plain, packed_ms in zip(
+            facts["rows"], facts["plain_ms"], facts["packed_ms"], strict=True
+        )
+    )
 
 
 def call_frame(costs: Costs) -> pd.DataFrame:

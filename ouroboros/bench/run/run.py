@@ -303,10 +303,11 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
     if PLAIN not in bench.decoders:
         yield f"without {PLAIN} in decoder=[...] there is no speedup and no losslessness verdict"
     float32_on_cpu = bench.target.device.type == "cpu" and bench.target.dtype == torch.float32
-    if config.timing and float32_on_cpu and "AMD" in str(machine()["cpu"]):
+    plain = 1 not in bench.target.packed.facts.get("rows", ())
+    if config.timing and float32_on_cpu and plain and "AMD" in str(machine()["cpu"]):
         yield (  # MKL multiplies each of so few rows by itself there
-            "float32 on an AMD processor: calls of one to three nodes take longer than calls of "
-            "four, which flatters speedups over greedy; model.dtype=bfloat16 has no such step"
+            "float32 on an AMD processor without prepacked weights: calls of one to three nodes "
+            "take longer than they need, which flatters speedups over greedy; use bfloat16"
         )
 
 
@@ -340,6 +341,7 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
             "tokenizer": vocab.fingerprint(target.tokenizer),
             "eos": sorted(eos_ids(target)),
         },
+        "packed": {role: model.packed.facts for role, model in roles.items()},
         "sandbox": kind() if getattr(task, "execute_code", False) else None,
         "decoders": list(bench.decoders),
         "carried_pools": config.carried_pools,
