@@ -15,6 +15,8 @@ from scipy.stats import binomtest, bootstrap, gmean
 from ouroboros.bench.metrics.sample import Sample
 
 RESAMPLES = 2000
+FEWEST_PROMPTS = 8
+"""With fewer prompts an interval is shown, but no verdict: a bootstrap of so few is too narrow."""
 COST_RATIO = 0.176
 """A draft call in target calls where a run does not record its pair's: bytes of Yi-6B's weights
 over Yi-34B's, the published pair."""
@@ -25,11 +27,12 @@ or `CostModel.cost`."""
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and its 95 % interval over prompts (None with fewer than two prompts)."""
+    """A value and its 95 % interval over `prompts` (None with fewer than two of them)."""
 
     value: float
     low: float | None = None
     high: float | None = None
+    prompts: int | None = None
 
     def text(self, digits: int = 2, unit: str = "") -> str:
         """Return the value with its interval; an interval of no width is left out.
@@ -42,7 +45,10 @@ class Interval:
 
     @property
     def significance(self) -> str:
-        """Return "ahead" or "behind" of 1 where the whole interval is, else "inconclusive"."""
+        """Return "ahead" or "behind" of 1 where the whole interval is, else "inconclusive"; below
+        `FEWEST_PROMPTS` no verdict."""
+        if self.prompts is not None and self.prompts < FEWEST_PROMPTS:
+            return f"under {FEWEST_PROMPTS} prompts"
         if self.low is None or self.high is None or self.low <= 1 <= self.high:
             return "inconclusive"
         return "ahead" if self.low > 1 else "behind"
@@ -79,22 +85,26 @@ def speedup(
     *,
     part: Part = whole_part,
     macro: bool = False,
+    equal: bool = False,
 ) -> Interval | None:
     """Return the baseline's amount per token / the decoder's, sums over prompts divided once.
 
-    `macro`: the geometric mean of each prompt's ratio, so that prompts weigh alike. Only prompts
-    and repeats that both finished count; None without any. The interval is a paired percentile
-    bootstrap over prompts.
+    `macro`: the geometric mean of each prompt's ratio, so that prompts weigh alike. `equal`: only
+    completions with the same tokens count. The interval is a paired percentile bootstrap over
+    prompts. None without a prompt that both finished.
     """
-    base = {(s.example, s.repeat): part(s) for s in baseline}
-    ours = {(s.example, s.repeat): part(s) for s in samples}
-    pairs = [(key[0], (*base[key], *ours[key])) for key in base if key in ours]
-    sums = _sums((prompt, row) for prompt, row in pairs if all(row))
+    sums = _paired(baseline, samples, part, equal)
     if not sums.size:
         return None
-    if macro:
-        return _bootstrapped([sums[0] / sums[1] / (sums[2] / sums[3])], gmean)
-    return _bootstrapped(sums, _ratio)
+    return _bootstrapped([_ratio(*sums, axis=())], gmean) if macro else _bootstrapped(sums, _ratio)
+
+
+def prompt_speedups(
+    baseline: Iterable[Sample], samples: Iterable[Sample], *, equal: bool = False
+) -> np.ndarray:
+    """Return the speedup of each prompt, [prompts]; `equal` as in `speedup`."""
+    sums = _paired(baseline, samples, whole_part, equal)
+    return _ratio(*sums, axis=()) if sums.size else np.empty(0)
 
 
 def pooled(samples: Iterable[Sample], *, part: Part) -> Interval | None:
@@ -117,13 +127,28 @@ def wilson(successes: int, trials: int) -> Interval:
 
 def _bootstrapped(data: Iterable[np.ndarray], statistic: Callable) -> Interval:
     data = tuple(data)
-    value = float(statistic(*data))
-    if data[0].size < 2:
-        return Interval(value)
-    batch, rng = max(1, 1_000_000 // data[0].size), np.random.default_rng(0)
+    value, prompts = float(statistic(*data)), data[0].size
+    if prompts < 2:
+        return Interval(value, prompts=prompts)
+    batch, rng = max(1, 1_000_000 // prompts), np.random.default_rng(0)
     options = {"n_resamples": RESAMPLES, "batch": batch, "method": "percentile", "rng": rng}
     found = bootstrap(data, statistic, paired=True, vectorized=True, **options)
-    return Interval(value, *map(float, found.confidence_interval))
+    return Interval(value, *map(float, found.confidence_interval), prompts)
+
+
+def _paired(
+    baseline: Iterable[Sample], samples: Iterable[Sample], part: Part, equal: bool
+) -> np.ndarray:
+    """[baseline's amount and tokens, the decoder's, prompts] of prompts and repeats that both
+    finished."""
+    found = {(s.example, s.repeat): s for s in samples}
+    pairs = [(s, found[key]) for s in baseline if (key := (s.example, s.repeat)) in found]
+    rows = [
+        (theirs.example, (*part(theirs), *part(ours)))
+        for theirs, ours in pairs
+        if not equal or theirs.new_tokens == ours.new_tokens
+    ]
+    return _sums((prompt, row) for prompt, row in rows if all(row))
 
 
 def _sums(parts: Iterable[tuple[str, Sequence[float]]]) -> np.ndarray:

@@ -21,12 +21,13 @@ from ouroboros.bench.metrics.intervals import (
     decode_part,
     mean_of,
     pooled,
+    prompt_speedups,
     speedup,
     ttft_part,
     wilson,
 )
 from ouroboros.bench.metrics.registry import Metric, Registry
-from ouroboros.bench.metrics.sample import Sample, steps_of
+from ouroboros.bench.metrics.sample import Sample, acceptance_record, steps_of
 from ouroboros.bench.tasks.task import YES_OR_NO, CorpusScored, Example, Task
 from ouroboros.trace import StepRecord
 
@@ -77,24 +78,56 @@ def mean(value: Callable[[Sample], float | None], *, times: float = 1) -> Callab
 
 
 def over_greedy(**options) -> Callable:
-    """Return the formula of the speedup over greedy; `options` are `speedup`'s."""
-    return lambda samples, greedy: speedup(greedy, samples, **options)
+    """Return the formula of the speedup over greedy; `options` are `speedup`'s. Here and below only
+    equal completions count, unless the decoder is `in_law`: its texts differ by design."""
+    return lambda samples, greedy, in_law=False: speedup(
+        greedy, samples, equal=not in_law, **options
+    )
 
 
 def over_ouroboros(**options) -> Callable:
     """Return the formula of the decoder's amount per token / Ouroboros'."""
-    return lambda samples, ouroboros: speedup(samples, ouroboros, **options)
+    return lambda samples, ouroboros, in_law=False: speedup(
+        samples, ouroboros, equal=not in_law, **options
+    )
 
 
-def predicted(baseline: Samples, samples: Samples, costs) -> Interval | None:
+def predicted(baseline: Samples, samples: Samples, costs, in_law: bool) -> Interval | None:
     """Return the baseline's predicted seconds per token / the decoder's."""
-    return speedup(costs.predict_all(baseline), costs.predict_all(samples))
+    priced = costs.predict_all(baseline), costs.predict_all(samples)
+    return speedup(*priced, equal=not in_law)
 
 
-def cost(samples: Samples, ouroboros: Samples, costs) -> Interval | None:
+def cost(samples: Samples, ouroboros: Samples, costs, in_law=False) -> Interval | None:
     """Return the decoder's cost per token / Ouroboros'; None beyond what was measured."""
     known = costs.predict_all(samples) and costs.predict_all(ouroboros)
-    return speedup(samples, ouroboros, part=costs.cost) if known else None
+    return speedup(samples, ouroboros, part=costs.cost, equal=not in_law) if known else None
+
+
+def each_prompt(pool: Callable[[np.ndarray], float]) -> Callable:
+    """Return the formula that pools the speedups over greedy of single prompts."""
+
+    def formula(samples: Samples, greedy: Samples, in_law: bool = False) -> float | None:
+        ratios = prompt_speedups(greedy, samples, equal=not in_law)
+        return float(pool(ratios)) if len(ratios) else None
+
+    return formula
+
+
+def percentile(share: float, value: Callable[[Sample], float | None]) -> Callable:
+    """Return the formula of a percentile, in milliseconds, of a completion's seconds."""
+
+    def formula(samples: Samples) -> float | None:
+        known = [found for sample in samples if (found := value(sample)) is not None]
+        return 1e3 * float(np.percentile(known, share)) if known else None
+
+    return formula
+
+
+def decode_pace(sample: Sample) -> float | None:
+    """Return a completion's seconds per token after its first step."""
+    seconds, tokens = decode_part(sample)
+    return seconds / tokens if tokens else None
 
 
 def phase_shares(steps: Sequence[StepRecord]) -> dict[str, float | None]:
@@ -154,14 +187,15 @@ def calibrated(key: str) -> Callable:
 
 
 SUMS = "sum / sum"
-PAIRED: dict = {"unit": "x", "suffix": "x", "better": "higher", "interval": True}
-PAIRED |= {"pooled": "sum / sum, paired"}
+RATIO: dict = {"unit": "x", "suffix": "x", "better": "higher"}
+PAIRED: dict = {**RATIO, "interval": True, "pooled": "sum / sum, paired"}
 LEAD: dict = {**PAIRED, "better": "lower"}
 MEAN: dict = {"pooled": "mean over prompts"}
 RATE: dict = {"unit": "tokens/s", "better": "higher", "digits": 1, "timed": True, **MEAN}
 SHARE: dict = {"unit": "%", "digits": 0, "scale": 100.0, "suffix": " %"}
 PHASE: dict = {"timed": True, "tables": "time", **SHARE}
 TIME: dict = {"timed": True, "better": "lower", "tables": "time"}
+PERCENTILE: dict = {**TIME, "unit": "ms", "digits": 1, "pooled": "percentile over completions"}
 COUNT: dict = {"better": "lower", "tables": "counts"}
 TREE: dict = {"unit": "nodes", "pooled": "mean over trees", "digits": 1, "tables": "trees"}
 NODE: dict = {"pooled": "mean over nodes", "tables": "trees"}
@@ -185,10 +219,10 @@ METRICS = Registry(
            mean(lambda s: len(s.new_tokens) / s.wall_s if s.wall_s else None),
            "Mean over prompts of new tokens / seconds.", **RATE),
     Metric("latency_speedup", "speedup", over_greedy(),
-           "Greedy's seconds per token / the decoder's, same engine and prompts, with prefill.",
+           "Greedy's seconds per token / the decoder's, equal completions, with prefill.",
            timed=True, by_group=True, tables="default speed headline comparison groups", **PAIRED),
     Metric("predicted_speedup", "predicted speedup",
-           lambda samples, greedy, costs: predicted(greedy, samples, costs),
+           lambda samples, greedy, costs, in_law: predicted(greedy, samples, costs, in_law),
            "Speedup over greedy at the run's costs; a fit where these were measured in the run.",
            tables="default speed headline comparison", instead_of="latency_speedup", **PAIRED),
     Metric("latency_speedup_macro", "macro speedup", over_greedy(macro=True),
@@ -197,20 +231,28 @@ METRICS = Registry(
     Metric("decode_speedup", "decode speedup", over_greedy(part=decode_part),
            "Speedup over greedy in time per token after the first step (without the prefill).",
            timed=True, tables="speed headline", **PAIRED),
+    Metric("slower_share", "slower prompts", each_prompt(lambda ratios: (ratios < 1).mean()),
+           "Share of the prompts that took longer than with greedy.",
+           timed=True, better="lower", tables="speed headline", by_group=True,
+           **{**SHARE, "pooled": "share of prompts"}),
+    Metric("worst_speedup", "worst prompt", each_prompt(np.min),
+           "The smallest speedup over greedy of a single prompt.", timed=True, by_group=True,
+           tables="speed headline comparison", **{**RATIO, "pooled": "minimum"}),
 
     # Every decoder against Ouroboros
     Metric("latency_vs_ouroboros", "vs Ouroboros", over_ouroboros(),
            "The decoder's seconds per token / Ouroboros'; above 1 Ouroboros is faster.",
            timed=True, tables="default lead headline comparison", **LEAD),
     Metric("predicted_vs_ouroboros", "predicted vs Ouroboros",
-           lambda samples, ouroboros, costs: predicted(samples, ouroboros, costs),
+           lambda samples, ouroboros, costs, in_law: predicted(samples, ouroboros, costs, in_law),
            "The decoder's predicted seconds per token / Ouroboros', same prompts.",
            tables="default lead comparison", instead_of="latency_vs_ouroboros", **LEAD),
     Metric("cost_vs_ouroboros", "cost vs Ouroboros", cost,
            "The decoder's cost per token / Ouroboros', same prompts.", tables="lead", **LEAD),
     Metric("calls_vs_ouroboros", "calls vs Ouroboros",
-           lambda samples, ouroboros, draft_cost: speedup(
-               samples, ouroboros, part=partial(calls_part, cost_ratio=draft_cost)),
+           lambda samples, ouroboros, draft_cost, in_law: speedup(
+               samples, ouroboros, part=partial(calls_part, cost_ratio=draft_cost),
+               equal=not in_law),
            "The decoder's calls per token / Ouroboros', same prompts.",
            tables="default lead", instead_of="latency_vs_ouroboros predicted_vs_ouroboros", **LEAD),
     Metric("decode_vs_ouroboros", "decode vs Ouroboros", over_ouroboros(part=decode_part),
@@ -227,11 +269,20 @@ METRICS = Registry(
     Metric("tpot_ms", "TPOT (ms)", over_samples(decode_part, times=1e3),
            "Time per token after the first step: (latency - TTFT) / (tokens - the first step's).",
            unit="ms", **TIME),
+    Metric("median_ttft_ms", "TTFT p50 (ms)", percentile(50, lambda s: s.ttft_s),
+           "Median time to first token of a completion.", **PERCENTILE),
+    Metric("p99_ttft_ms", "TTFT p99 (ms)", percentile(99, lambda s: s.ttft_s),
+           "99th percentile of the time to first token.", **PERCENTILE),
+    Metric("median_tpot_ms", "TPOT p50 (ms)", percentile(50, decode_pace),
+           "Median over completions of the time per token after the first step.", **PERCENTILE),
+    Metric("p99_tpot_ms", "TPOT p99 (ms)", percentile(99, decode_pace),
+           "99th percentile over completions of the time per token after the first step.",
+           **PERCENTILE),
     Metric("e2e_latency_s", "E2E (s)", mean(lambda s: s.wall_s),
            "Seconds from the call to the last token of a completion, prefill included.",
            unit="s", **MEAN, **TIME),
     Metric("latency_speedup_vs_hf", "vs transformers",
-           lambda samples, hf_greedy: speedup(hf_greedy, samples),
+           lambda samples, hf_greedy, in_law: speedup(hf_greedy, samples, equal=not in_law),
            "Speedup over transformers' own greedy decoding, prefill included.",
            timed=True, tables="time headline", **PAIRED),
     Metric("draft_share", "draft time", lambda samples: phase_shares(steps_of(samples))["draft"],
@@ -297,6 +348,10 @@ METRICS = Registry(
     Metric("tries_per_position", "tries by position", tries_per_position,
            "Steps that drafted k tokens or more: the denominators of acceptance by position.",
            pooled="per position", scalar=False),
+    Metric("speculative_decoding", "acceptance record",
+           lambda samples: acceptance_record(steps_of(samples)),
+           "Acceptance in the fields of vLLM's per-request records, summed over completions.",
+           scalar=False),
     Metric("acceptance_histogram", "accepted histogram",
            lambda samples: dict(sorted(Counter(s.accepted for s in steps_of(samples)).items())),
            "Steps by the number of draft tokens that they accepted.",

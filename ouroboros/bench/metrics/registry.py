@@ -6,7 +6,8 @@ The names of a formula's parameters say what it needs; `measure` passes, for one
     greedy      greedy's completions       draft_cost  a draft call in target calls
     ouroboros   Ouroboros' completions     costs       a `CostModel`
     hf_greedy   transformers' greedy       trees       `tree_metrics` of its proposed trees
-                                           audit       the audit's verdict
+    in_law      it keeps the distribution  audit       the audit's verdict
+                only, not the tokens
 
 A formula returns a number, an `Interval`, or (`scalar=False`) a text, list or mapping; None where
 there is nothing to count.
@@ -53,8 +54,9 @@ class Metric:
 
     @property
     def columns(self) -> list[str]:
-        """The metric's columns in a table of numbers: its value and the ends of its interval."""
-        return [self.name, *([f"{self.name}.low", f"{self.name}.high"] if self.interval else [])]
+        """The metric's columns in a table of numbers: its value, an interval's ends and prompts."""
+        ends = ("low", "high", "prompts") if self.interval else ()
+        return [self.name, *(f"{self.name}.{end}" for end in ends)]
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -80,7 +82,7 @@ class Registry(dict[str, Metric]):
     def measure(self, given: Mapping[str, object], *, timed=True, groups=False) -> dict:
         """Return every metric by name for what is `given` by name; None where a part of that is
         missing, and of timed ones unless `timed`. `groups`: only those of groups of prompts."""
-        found = {}
+        found, given = {}, {"in_law": False, **given}
         for metric in self.values():
             needs = {name: given.get(name) for name in metric.needs}
             if metric.by_group or not groups:

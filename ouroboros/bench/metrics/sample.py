@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from ouroboros.trace import StepRecord
@@ -44,12 +45,13 @@ class Sample:
         return self.example, self.decoder, self.repeat
 
     def to_dict(self) -> dict:
-        """Return plain JSON values; `from_dict` restores them."""
-        return asdict(self)
+        """Return plain JSON values, with a derived acceptance record; `from_dict` restores them."""
+        return {**asdict(self), "speculative_decoding": acceptance_record(self.steps)}
 
     @classmethod
     def from_dict(cls, data: dict) -> Sample:
         """Rebuild a sample from `to_dict`'s values; `KeyError` or `TypeError` if they are not."""
+        data = {key: value for key, value in data.items() if key != "speculative_decoding"}
         steps = tuple(StepRecord(**{**s, "sources": tuple(s["sources"])}) for s in data["steps"])
         return cls(**{**data, "new_tokens": tuple(data["new_tokens"]), "steps": steps})
 
@@ -57,6 +59,42 @@ class Sample:
 def steps_of(samples: Iterable[Sample]) -> list[StepRecord]:
     """Return all steps of all samples."""
     return [step for sample in samples for step in sample.steps]
+
+
+def acceptance_record(steps: Sequence[StepRecord]) -> dict | None:
+    """Return the acceptance of some steps in the fields of vLLM's per-request records
+    (`metrics.speculative_decoding` of its responses); None if no step had a draft.
+
+    Only steps with a draft count. A step's draft tokens are its deepest branch; index k of a
+    histogram counts the steps that accepted k of them.
+
+    >>> steps = [StepRecord(2, 3, 2, 3, 1, (), 0, 0, 0), StepRecord(4, 5, 0, 1, 1, (), 0, 0, 0)]
+    >>> acceptance_record(steps)["acceptance_histogram_by_draft_length"]
+    {2: [0, 0, 1], 4: [1, 0, 0, 0, 0]}
+    """
+    drafted = [step for step in steps if step.drafted]
+    if not drafted:
+        return None
+    longest = max(step.drafted for step in drafted)
+    accepted, proposed = sum(s.accepted for s in drafted), sum(s.drafted for s in drafted)
+
+    def histogram(chosen: Iterable[StepRecord], length: int) -> list[int]:
+        counts = Counter(min(step.accepted, length) for step in chosen)
+        return [counts[k] for k in range(length + 1)]
+
+    return {
+        "mean_acceptance_length": 1 + accepted / len(drafted),
+        "draft_acceptance_rate": accepted / proposed,
+        "acceptance_histogram": histogram(drafted, longest),
+        "acceptance_histogram_by_draft_length": {
+            length: histogram((s for s in drafted if s.drafted == length), length)
+            for length in sorted({s.drafted for s in drafted})
+        },
+        "num_spec_steps": len(drafted),
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": proposed,
+        "num_spec_tokens": longest,
+    }
 
 
 def step_s(step: StepRecord) -> float:

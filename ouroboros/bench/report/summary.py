@@ -124,6 +124,7 @@ def summarise(measured: Measured) -> Summary:
             "failed": failed[name],
             "trees": tree_metrics([t for s in samples for t in measured.trees.get(s.key, ())]),
             "audit": verdict(verdicts[name]) if verdicts[name] else None,
+            "in_law": "in law" in verdicts[name],
         }
         scores = {**score_intervals(samples, measured.scores), **whole_scores.get(name, {})}
         rows[name] = METRICS.measure(given, timed=facts.timed)
@@ -132,6 +133,11 @@ def summarise(measured: Measured) -> Summary:
             own = {"samples": samples, "greedy": shared[PLAIN]}
             part = {role: [s for s in of if s.group == group] for role, of in own.items()}
             groups[group, name] = METRICS.measure(given | part, timed=facts.timed, groups=True)
+        if not given["in_law"] and (count := rows[name]["unequal"]):
+            problems.append(
+                f"{name}: {count} of {len(samples)} completions differ from greedy's; speedups "
+                "compare the equal ones only"
+            )
         errors = sorted({str(sample.error) for sample in failed[name]})
         problems += [f"{name}: {len(failed[name])} failed: {error}" for error in errors]
         if costs and rows[name]["cost_per_token"] is None and (why := costs.why_not(samples)):
@@ -151,9 +157,9 @@ def summarise(measured: Measured) -> Summary:
 
 def interval_of(row: Mapping | pd.Series, name: str) -> Interval | None:
     """Return a metric of a frame's row with its interval; None where it is unavailable."""
-    ends = (row[name], row.get(f"{name}.low"), row.get(f"{name}.high"))
-    value, low, high = (None if pd.isna(end) else end for end in ends)
-    return None if value is None else Interval(value, low, high)
+    ends = (row.get(f"{name}.{end}") for end in ("low", "high", "prompts"))
+    value, low, high, prompts = (None if pd.isna(end) else end for end in (row[name], *ends))
+    return None if value is None else Interval(value, low, high, prompts and int(prompts))
 
 
 def _frame(rows: Mapping) -> pd.DataFrame:
@@ -164,8 +170,8 @@ def _frame(rows: Mapping) -> pd.DataFrame:
         for name, value in row.items():
             cells[name] = getattr(value, "value", value)
             if isinstance(value, Interval) or (name in METRICS and METRICS[name].interval):
-                cells[f"{name}.low"] = getattr(value, "low", None)
-                cells[f"{name}.high"] = getattr(value, "high", None)
+                ends = ("low", "high", "prompts")
+                cells |= {f"{name}.{end}": getattr(value, end, None) for end in ends}
         flat.append(cells)
     frame = pd.DataFrame(flat, index=list(rows))
     numbers = [n for m in METRICS.values() if m.scalar for n in m.columns if n in frame]

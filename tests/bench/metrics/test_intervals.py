@@ -24,14 +24,33 @@ def test_speedups_are_paired_ratios_of_seconds_per_token():
 
 
 def test_only_prompts_and_repeats_that_both_finished_count():
-    assert speedup(GREEDY, FAST[:1]) == Interval(pytest.approx(2.0))
+    assert speedup(GREEDY, FAST[:1]) == Interval(pytest.approx(2.0), prompts=1)
     assert speedup(GREEDY, []) is None
     twice = [*FAST, sample("a", "fast", [step(0, 0), step(2, 2)], wall_s=8.0, repeat=1)]
     assert speedup(GREEDY, twice) == speedup(GREEDY, FAST)
     lucky = sample("a", "fast", [step(0, 0)], wall_s=10.0)
     base = [replace(lucky, wall_s=10.0), replace(lucky, wall_s=100.0, repeat=1)]
-    assert speedup(base, [lucky]) == Interval(1.0)
+    assert speedup(base, [lucky]) == Interval(1.0, prompts=1)
     assert pooled([], part=calls_part) is None
+
+
+def test_texts_of_other_lengths_give_no_speedup():
+    """128 tokens against 13 are no speedup of 2.75; the equal pair alone is compared."""
+    base = [*GREEDY, sample("c", "greedy", [step(0, 0)] * 13, wall_s=13.0)]
+    ours = [FAST[0], sample("c", "fast", [step(7, 7)] * 16, wall_s=32.0)]
+    assert speedup(base, ours).value > 3 and speedup(base, ours, equal=True).value == 2.0
+    assert METRICS["latency_speedup"](ours, base).prompts == 1
+    assert METRICS["latency_speedup"](ours[1:], base) is None
+    assert METRICS["latency_speedup"](ours[1:], base, in_law=True).value == pytest.approx(4)
+    assert METRICS["slower_share"](ours, base) == 0 and METRICS["unequal"](ours, base) == 1
+
+
+def test_slow_prompts_do_not_hide_in_the_mean():
+    slow = [replace(FAST[0], wall_s=10.0), FAST[1]]
+    assert METRICS["latency_speedup"](slow, GREEDY).value > 1
+    assert METRICS["slower_share"](slow, GREEDY) == 0.5
+    assert METRICS["worst_speedup"](slow, GREEDY) == pytest.approx(0.8)
+    assert METRICS["worst_speedup"](slow, []) is None
 
 
 def test_a_macro_speedup_weighs_prompts_alike():
@@ -40,7 +59,7 @@ def test_a_macro_speedup_weighs_prompts_alike():
     assert macro.value == pytest.approx(math.sqrt(2 * 3))
     assert (macro.low, macro.high) == pytest.approx((2, 3))
     assert speedup(GREEDY, [], macro=True) is None
-    assert speedup(GREEDY, FAST[:1], macro=True) == Interval(pytest.approx(2))
+    assert speedup(GREEDY, FAST[:1], macro=True) == Interval(pytest.approx(2), prompts=1)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +70,8 @@ def test_a_macro_speedup_weighs_prompts_alike():
         (Interval(0.5, 0.4, 0.9), "behind", "0.50x [0.40, 0.90]"),
         (Interval(9.0), "inconclusive", "9.00x"),
         (Interval(1.0, 1.0, 1.0), "inconclusive", "1.00x"),
+        (Interval(1.1, 1.01, 2.0, 8), "ahead", "1.10x [1.01, 2.00]"),
+        (Interval(1.1, 1.01, 2.0, 7), "under 8 prompts", "1.10x [1.01, 2.00]"),
     ],
 )
 def test_a_word_needs_the_whole_interval_and_no_width_is_not_printed(interval, word, text):

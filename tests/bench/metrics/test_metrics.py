@@ -55,6 +55,24 @@ def test_counts_acceptance_and_phases(name, value):
     assert METRICS[name](RUN) == pytest.approx(value)
 
 
+def test_acceptance_is_recorded_in_the_fields_of_vllm():
+    record = RUN[0].to_dict()["speculative_decoding"]
+    assert (
+        METRICS["speculative_decoding"](RUN)
+        == record
+        == {
+            "mean_acceptance_length": pytest.approx(1 + 5 / 3),
+            "draft_acceptance_rate": 0.5,
+            "acceptance_histogram": [1, 1, 0, 0, 1],
+            "acceptance_histogram_by_draft_length": {2: [1, 0, 0], 4: [0, 1, 0, 0, 1]},
+            **{"num_spec_steps": 3, "num_accepted_draft_tokens": 5},
+            **{"num_draft_tokens": 10, "num_spec_tokens": 4},
+        }
+    )
+    assert Sample.from_dict(RUN[0].to_dict()) == RUN[0]
+    assert GREEDY[0].to_dict()["speculative_decoding"] is None
+
+
 def test_greedy_accepts_nothing_and_another_engine_has_no_phases():
     one_call = METRICS["calls_per_token"](GREEDY).value, METRICS["tokens_per_target_call"](GREEDY)
     assert one_call == (1, 1) and METRICS["acceptance_rate_per_position"](GREEDY) == []
@@ -74,6 +92,10 @@ def test_times_and_throughput():
     assert METRICS["output_throughput"](both) == pytest.approx(13 / 12)
     assert METRICS["macro_throughput"](both) == pytest.approx((9 / 9 + 4 / 3) / 2)
     assert METRICS["e2e_latency_s"](both) == pytest.approx(6)
+    assert METRICS["p99_ttft_ms"](both) == pytest.approx(1990)
+    assert METRICS["median_ttft_ms"](both) == pytest.approx(1500)
+    assert METRICS["median_tpot_ms"](both) == METRICS["p99_tpot_ms"](both) == pytest.approx(1000)
+    assert METRICS["p99_tpot_ms"]([]) is None
     assert METRICS["tpot_ms"]([sample("a", "x", [step(3, 3)])]) is None
     assert METRICS["energy_per_token_j"](both) is METRICS["e2e_latency_s"]([]) is None
     known = Sample("c", "x", 0, 0, 0, new_tokens=(1, 2, 3, 4), energy_j=10.0)
@@ -160,7 +182,7 @@ def test_an_entry_is_complete(metric):
     tables = {"default", "speed", "lead", "time", "counts", "trees", "headline"}
     assert len(metric.heading.split()) <= 3 and len(metric.heading) <= 25
     assert metric.definition.endswith(".") and metric.pooled
-    assert set(metric.needs) <= known | {"trees", "audit"}
+    assert set(metric.needs) <= known | {"trees", "audit", "in_law"}
     assert set(metric.tables.split()) <= tables | {"comparison", "groups"}
     assert set(metric.instead_of.split()) <= set(METRICS)
     assert metric.better in ("", "higher", "lower")

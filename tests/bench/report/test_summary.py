@@ -45,7 +45,9 @@ def test_a_folders_own_report(tmp_path):
     assert written == json.loads(json.dumps(summary.to_dict()))
     assert (tmp_path / "speedup.png").stat().st_size > 5000
     row = written["decoders"]["fast"]
-    assert row["latency_speedup"] == pytest.approx({"value": 2.5, "low": 2.0, "high": 3.0})
+    assert row["latency_speedup"] == pytest.approx(
+        {"value": 2.5, "low": 2.0, "high": 3.0, "prompts": 2}
+    )
     assert row["tokens_per_target_call"] == pytest.approx(2.5)
     assert row["score.pass@1"]["value"] == 1.0 and row["score.pass@1"]["low"] > 0.3
     assert row["latency_speedup_vs_hf"] is None and row["groups"] == {}

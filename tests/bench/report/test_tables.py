@@ -74,7 +74,7 @@ def test_every_table_of_a_run_and_its_legend():
     assert list(found) == ["default", "speed", "lead", "time", "counts"]
     lead = found["lead"].set_index("decoder")
     assert list(lead.index) == ["greedy", "other", "hf_greedy"]
-    assert lead.loc["other", "Ouroboros is"] == "ahead"
+    assert lead.loc["other", "Ouroboros is"] == "under 8 prompts"
     assert lead.loc["other", "vs Ouroboros"] == "2.00x [1.50, 3.00]"
     assert "calls/token" in found["counts"] and "J/token" not in found["time"]
     shown = {heading for frame in found.values() for heading in frame.columns}
@@ -122,7 +122,8 @@ def test_runs_are_compared_decoders_across():
     runs = [summarise(measured()), summarise(measured(parts=2))]
     found = {name: rest for name, *rest in comparisons({"gamma": [2, 4]}, runs)}
     assert list(found) == [
-        *("output_throughput", "latency_speedup", "latency_speedup_macro", "calls_per_token")
+        *("output_throughput", "latency_speedup", "latency_speedup_macro", "worst_speedup"),
+        "calls_per_token",
     ]
     caption, frame = found["latency_speedup"]
     assert caption.startswith("speedup: Greedy's seconds per token")
