@@ -39,7 +39,12 @@ def report(options: argparse.Namespace) -> int:
     shared = [folder.resolve().parent for folder in options.folders]
     beside = options.folders[0] if len(options.folders) == 1 else Path(os.path.commonpath(shared))
     out = options.out or beside / "report"
-    runs = write_report(merge(loaded), out, tokenizer=options.tokenizer)
+
+    def fail(line: str) -> None:
+        failures.append(line)
+        _say(f"error: {line}")
+
+    runs = write_report(merge(loaded), out, tokenizer=options.tokenizer, on_failure=fail)
     for label, one, summary, _ in runs:
         if options.spec_bench:
             if summary.facts.task != SpecBench.name:
@@ -72,8 +77,6 @@ def gather(folders: list[Path], *, remake: bool = False) -> tuple[list[Measured]
                 if remake:
                     make_report(ResultsFolder(path))
                 found.setdefault(path.resolve(), one)
-            except KeyError as error:
-                failures.append(f"{path}: run.json or a sample lacks {error}")
             except (ValueError, OSError) as error:
                 failures.append(str(error))
     return list(found.values()), failures

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from operator import index
 
 from ouroboros.trace import StepRecord
 
@@ -50,10 +51,18 @@ class Sample:
 
     @classmethod
     def from_dict(cls, data: dict) -> Sample:
-        """Rebuild a sample from `to_dict`'s values; `KeyError` or `TypeError` if they are not."""
+        """Rebuild a sample from `to_dict`'s values; `KeyError`, `TypeError` or `ValueError` if they
+        are not."""
         data = {key: value for key, value in data.items() if key != "speculative_decoding"}
         steps = tuple(StepRecord(**{**s, "sources": tuple(s["sources"])}) for s in data["steps"])
-        return cls(**{**data, "new_tokens": tuple(data["new_tokens"]), "steps": steps})
+        found = cls(**{**data, "new_tokens": tuple(map(index, data["new_tokens"])), "steps": steps})
+        texts = [found.example, found.decoder, found.text, found.finish, found.group]
+        "".join([*texts, found.error or "", *(name for step in steps for name in step.sources)])
+        about = (found.repeat, found.order, found.prompt_tokens, found.wall_s, found.ttft_s or 0)
+        numbers = ([n for n in vars(step).values() if type(n) is not tuple] for step in steps)
+        if min([*about, found.peak_bytes or 0, found.energy_j or 0, *map(min, numbers)]) < 0:
+            raise ValueError("a negative count or time")
+        return found
 
 
 def steps_of(samples: Iterable[Sample]) -> list[StepRecord]:

@@ -6,7 +6,7 @@ All outputs (files, Markdown, HTML) are written from these sections, so they agr
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,8 +78,22 @@ class Section(NamedTuple):
     main: bool = True
 
 
-def summarised(measured: Sequence[Measured]) -> list[Run]:
-    """Summarise each measurement, find the sweeps (jobs in numbered folders), name every run."""
+def summarised(
+    measured: Sequence[Measured], on_failure: Callable[[str], object] | None = None
+) -> list[Run]:
+    """Summarise each measurement, find the sweeps (jobs in numbered folders), name every run.
+
+    `on_failure` gets a line for each measurement that cannot be summarised, and it is left out.
+    """
+    summaries = []
+    for one in measured:
+        try:
+            summaries.append((one, summarise(one)))
+        except Exception as error:  # whatever damaged values raise
+            if on_failure is None:
+                raise
+            on_failure(f"{one.folders[0]} is damaged ({error}): restore the folder or leave it out")
+    measured = [one for one, _ in summaries]
     jobs: dict[Path | None, list[int]] = {}
     for index, one in enumerate(measured):
         home = one.folders[0]
@@ -94,8 +108,7 @@ def summarised(measured: Sequence[Measured]) -> list[Run]:
         folders = ["/".join(measured[index].folders[0].parts[-depth:]) for index in members]
         names = labels([measured[index].run for index in members], folders, most=most)
         for index, name in zip(members, names, strict=True):
-            one = measured[index]
-            runs[index] = Run(prefix + name, one, summarise(one), folder)
+            runs[index] = Run(prefix + name, *summaries[index], folder)
     return [runs[index] for index in range(len(measured))]
 
 

@@ -117,7 +117,7 @@ def summarise(measured: Measured) -> Summary:
     }
     rows: dict[str, dict] = {}
     groups: dict[tuple[str, str], dict] = {}
-    problems: list[str] = []
+    problems = list(measured.notes)
     for name, samples in good.items():
         given = shared | {
             "samples": samples,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, select_autoescape
@@ -45,7 +45,11 @@ def make_report(folder: ResultsFolder) -> Summary:
 
 
 def write_report(
-    measured: Sequence[Measured], out: Path, *, tokenizer: str | None = None
+    measured: Sequence[Measured],
+    out: Path,
+    *,
+    tokenizer: str | None = None,
+    on_failure: Callable[[str], object] | None = None,
 ) -> list[Run]:
     """Write the report into `out`, made if need be; return the runs that it shows.
 
@@ -56,9 +60,10 @@ def write_report(
         tables/       each table as .csv and .tex (booktabs)
         plots/        each plot as .png and .svg
 
-    `tokenizer`: the runs' tokenizer, for runs whose models are elsewhere now.
+    `tokenizer`: the runs' tokenizer, for runs whose models are elsewhere now. `on_failure` as in
+    `summarised`.
     """
-    runs = summarised(measured)
+    runs = summarised(measured, on_failure)
     parts, summaries = sections(runs), [run.summary for run in runs]
     for folder in (out / "tables", out / "plots"):
         folder.mkdir(parents=True, exist_ok=True)

@@ -2,8 +2,11 @@
 
 import csv
 import json
+import random
 import re
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 
 import pytest
 from measured import RUN, greedy_and_fast, measured, sample, step, write_run
@@ -12,6 +15,7 @@ from ouroboros.bench.report.gather import load, merge, run_folders
 from ouroboros.bench.report.sections import labels, sections, summarised, swept
 from ouroboros.bench.report.spec_bench import answers
 from ouroboros.cli import command_line
+from ouroboros.cli.report import gather
 
 GREEDY, FAST = greedy_and_fast()
 
@@ -46,6 +50,21 @@ def test_parts_of_one_run_are_joined(tmp_path):
     assert "toy, 2 prompts" in first.facts.title and first.facts.incomplete
     assert "Toy CPU, 2 cores + Other CPU, 4 cores" in first.facts.title
     assert first.facts.footnote.startswith("2 parts, merged")
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [({"sources": "new"}, "code old there, new here"), ({"versions": {"torch": "3"}}, "torch 2 ")],
+)
+def test_parts_measured_by_other_code_are_not_merged_and_say_so(changed, words):
+    old = {**RUN["provenance"], "sources": "old"}
+    first = measured([GREEDY[0], FAST[0]], identity="x", provenance=old)
+    new = {**old, **changed, "versions": {**old["versions"], **changed.get("versions", {})}}
+    second = measured([GREEDY[1], FAST[1]], identity="x", provenance=new)
+    whole, apart = merge([first, second])
+    assert whole is first and whole.notes == () and apart.samples == second.samples
+    (note,) = [one for one in summarised([apart])[0].summary.notes if "Not merged" in one]
+    assert words in note and "a part of toy" in note
 
 
 def test_parts_that_state_their_own_size_add_up():
@@ -177,3 +196,51 @@ def test_answers_have_turns_and_leave_out_what_failed():
     assert choice["wall_time"] == [10.0, 10.0] and choice["accept_lengths"] == [1, 3, 1, 3]
     numbered = answers(RUN, [turn("a", "x"), turn("b", "y", repeat=1)], "greedy")
     assert [one["question_id"] for one in numbered] == [1, 2]
+
+
+def mutations(run, samples):
+    """Yield 120 ways in which one file of a run is damaged: (file, its text)."""
+    draw = random.Random(0)
+
+    def paths(value, path=()):
+        yield path
+        if isinstance(value, dict | list):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, item in items:
+                yield from paths(item, (*path, key))
+
+    wrong = (None, "x", -1, 3.5, [], {}, [None], {"a": 1}, True)
+    lines = [sample.to_dict() for sample in samples]
+    for number in range(120):
+        name, whole = ("run.json", run) if number % 2 else ("samples.jsonl", lines)
+        whole = json.loads(json.dumps(whole))
+        *above, last = draw.choice([path for path in paths(whole) if path])
+        place = reduce(getitem, above, whole)
+        if draw.random() < 0.4:
+            del place[last]
+        else:
+            place[last] = draw.choice(wrong)
+        rows = [whole] if name == "run.json" else whole
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        yield name, text if draw.random() < 0.9 else text[: draw.randrange(len(text))] + "\n"
+
+
+def test_damaged_folders_are_named_and_the_others_reported(tmp_path, capsys):
+    write(tmp_path / "good", identity="good")
+    run = json.loads((tmp_path / "good" / "run.json").read_text())
+    for number, (name, text) in enumerate(mutations(run, [*GREEDY, *FAST])):
+        write_run(tmp_path / f"bad{number}", RUN, [*GREEDY, *FAST])
+        (tmp_path / f"bad{number}" / name).write_text(text)
+    for name in ("scores.jsonl", "audit.jsonl", "trees.jsonl", "costs.json"):
+        write(tmp_path / f"torn_{name}")
+        (tmp_path / f"torn_{name}" / name).write_text('{"key": ["a"], "steps": [1], "target": 3}\n')
+    loaded, failures = gather([tmp_path])
+    names = {one.folders[0].name for one in loaded}
+    assert "good" in names and len(loaded) + len(failures) == 125
+    assert not any(name.startswith("torn") for name in names)
+    assert all("\n" not in line and str(tmp_path) in line for line in failures)
+    assert len(failures) > 60
+    broken: list[str] = []
+    runs = summarised(merge(loaded), broken.append)
+    assert "good" in " ".join(run.label for run in runs) and len(broken) + len(runs) == len(loaded)
+    assert all("\n" not in line and "bad" in line for line in broken)
