@@ -132,8 +132,8 @@ def _bootstrapped(data: Iterable[np.ndarray], statistic: Callable) -> Interval:
         return Interval(value, prompts=prompts)
     batch, rng = max(1, 1_000_000 // prompts), np.random.default_rng(0)
     options = {"n_resamples": RESAMPLES, "batch": batch, "method": "percentile", "rng": rng}
-    found = bootstrap(data, statistic, paired=True, vectorized=True, **options)
-    return Interval(value, *map(float, found.confidence_interval), prompts)
+    ends = bootstrap(data, statistic, paired=True, vectorized=True, **options).confidence_interval
+    return Interval(value, float(ends.low), float(ends.high), prompts)
 
 
 def _paired(
@@ -163,5 +163,5 @@ def _per_token(amounts, tokens, axis=-1):
     return np.sum(amounts, axis=axis) / np.sum(tokens, axis=axis)
 
 
-def _ratio(base_s, base_n, ours_s, ours_n, axis=-1):
-    return _per_token(base_s, base_n, axis) / _per_token(ours_s, ours_n, axis)
+def _ratio(*sums, axis=-1):
+    return _per_token(*sums[:2], axis) / _per_token(*sums[2:], axis)

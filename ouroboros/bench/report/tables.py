@@ -51,8 +51,8 @@ def cell(metric: Metric, row: Mapping | pd.Series) -> str:
     interval = None if value is None else interval_of(row, metric.name)
     if interval is None:
         return "-"
-    ends = (end and end * metric.scale for end in (interval.low, interval.high))
-    return Interval(interval.value * metric.scale, *ends).text(metric.digits, metric.suffix)
+    low, high = (end and end * metric.scale for end in (interval.low, interval.high))
+    return Interval(interval.value * metric.scale, low, high).text(metric.digits, metric.suffix)
 
 
 def columns(summary: Summary, table: str) -> list[Metric]:
