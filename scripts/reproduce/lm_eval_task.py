@@ -1,0 +1,83 @@
+"""Evaluate decoders with the lm-evaluation-harness: the same completions, each at its speed.
+
+    python scripts/reproduce/lm_eval_task.py results/lm_eval
+
+The task is a local one: HumanEval's prompts are continued by the reference pair, and completions
+are compared with the reference solutions by chrF; no program is run. Writes the harness's results
+of each decoder to FOLDER/DECODER.json, and fails if a completion is not that of its `hf` model.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import yaml
+from lm_eval import simple_evaluate
+from lm_eval.tasks import TaskManager
+
+import ouroboros.lm_eval  # noqa: F401  (registers the model; later releases find it themselves)
+from ouroboros.bench.run.identity import without_paths
+from ouroboros.bench.tasks.humaneval import HumanEval
+from ouroboros.reference_pair import FOLDER
+
+STRIDE = 8  # every eighth of 164 prompts
+MAX_NEW = 96
+DECODERS = ("greedy", "prompt_lookup", "speculative", "ouroboros")
+NAME = "humaneval_text"
+
+
+def write_task(folder: Path) -> TaskManager:
+    """Write the task as the harness reads it, and return what finds it there."""
+    task = HumanEval()
+    rows = [
+        {"prompt": example.prompt, "solution": example.data["canonical_solution"]}
+        for example in list(task.load())[::STRIDE]
+    ]
+    data = folder / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {
+        "task": NAME,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}},
+        "output_type": "generate_until",
+        "test_split": "test",
+        "doc_to_text": "{{prompt}}",
+        "doc_to_target": "{{solution}}",
+        "generation_kwargs": {"until": list(task.stop), "max_gen_toks": MAX_NEW},
+        "metric_list": [{"metric": "chrf", "aggregation": "chrf", "higher_is_better": True}],
+    }
+    (folder / "task.yaml").write_text(yaml.safe_dump(config))
+    return TaskManager(include_path=str(folder), include_defaults=False)
+
+
+def main(out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        tasks, expected = write_task(Path(folder)), None
+        for decoder in ("hf", *DECODERS):
+            target, own = FOLDER / "target", ""
+            if decoder != "hf":
+                own = f",draft={FOLDER / 'draft'},decoder={decoder}"
+            found = simple_evaluate(
+                "hf" if decoder == "hf" else "ouroboros",
+                f"pretrained={target},dtype=float32{own}",
+                tasks=[NAME],
+                task_manager=tasks,
+                device="cpu",
+                bootstrap_iters=0,
+            )
+            texts = {row["doc_id"]: row["resps"] for row in found["samples"][NAME]}
+            expected = texts if decoder == "hf" else expected
+            if texts != expected:
+                raise SystemExit(f"{decoder}: the completions are not those of hf")
+            kept = {"results": found["results"], "config": found["config"]}
+            text = json.dumps(without_paths(kept), indent=1, default=str)
+            (out / f"{decoder}.json").write_text(text + "\n")
+            print(decoder, found["results"][NAME], found["config"].get("ouroboros"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
