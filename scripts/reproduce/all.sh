@@ -6,7 +6,7 @@ cd "$(dirname "$0")" || exit 1
 failed=()
 for name in equality audit calls_per_token drafters_epyc drafters_flat ablation warm_start \
   acceptance agreement real_text tuning quantised \
-  main_matched main_t0 main_t08 peers tasks context_length advice_check step_profile host; do
+  main_matched main_t0 main_t08 peers tasks context_length advice_check step_profile host lm_eval; do
   bash $name.sh
   case $? in
     0) ;;

@@ -58,12 +58,10 @@ def main(out: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         tasks, expected = write_task(Path(folder)), None
         for decoder in ("hf", *DECODERS):
-            target, own = FOLDER / "target", ""
-            if decoder != "hf":
-                own = f",draft={FOLDER / 'draft'},decoder={decoder}"
+            pair = f"pretrained=reference/target,draft=reference/draft,decoder={decoder}"
             found = simple_evaluate(
                 "hf" if decoder == "hf" else "ouroboros",
-                f"pretrained={target},dtype=float32{own}",
+                f"{f'pretrained={FOLDER}/target' if decoder == 'hf' else pair},dtype=float32",
                 tasks=[NAME],
                 task_manager=tasks,
                 device="cpu",

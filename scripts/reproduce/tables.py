@@ -211,6 +211,29 @@ def host(path: Path) -> Table:
     return pd.DataFrame(rows.values()), ["ms of host time per step, at so many tokens of context"]
 
 
+def lm_eval(path: Path) -> Table:
+    """Score and speed of each decoder, from the harness's own results files."""
+    rows = []
+    for found in (json.loads(file.read_text("utf-8")) for file in path.glob("*.json")):
+        speed = found.get("config", {}).get("ouroboros")
+        if speed is None:
+            continue
+        (task,) = found["results"].values()
+        (metric,) = [name for name in task if name.endswith(",none") and "_stderr" not in name]
+        rows.append(
+            {
+                "decoder": title(speed["decoder"]),
+                metric.removesuffix(",none"): cell(task[metric]),
+                "tokens/s": cell(speed["output_throughput"], 1),
+                "TTFT (ms)": cell(speed["ttft_ms"], 0),
+                "target calls/token": cell(speed["target_forwards_per_token"], 3),
+                "acceptance length": cell(speed["acceptance_length"]),
+            }
+        )
+    rows.sort(key=lambda row: -float(row["target calls/token"]))
+    return pd.DataFrame(rows), ["completions of every decoder equal to those of hf", "float32"]
+
+
 KINDS: Mapping[str, tuple[Callable[..., Table], str]] = {
     "headline": (headline, "summary.json"),
     "counts": (counts, "summary.json"),
@@ -220,9 +243,10 @@ KINDS: Mapping[str, tuple[Callable[..., Table], str]] = {
     "advice": (advice, "check.json"),
     "tuning": (tuning, "tuning.json"),
     "host": (host, "host.json"),
+    "lm_eval": (lm_eval, "greedy.json"),
 }
 """By the first word of a marker: what makes the table, and the file that it reads."""
-ONE_FOLDER = ("headline", "agreement", "advice", "host")
+ONE_FOLDER = ("headline", "agreement", "advice", "host", "lm_eval")
 
 
 def read(path: Path, name: str = "summary.json"):
