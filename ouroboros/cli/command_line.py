@@ -56,6 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int | None:
         remedy = "pip install 'ouroboros-decoding[bench]'"
         print(f"error: this needs {package}, which is not installed: {remedy}", file=sys.stderr)
         return 2
+    except ImportError as error:  # an installed package refuses, as numba beside a newer NumPy
+        if (error.name or "").startswith("ouroboros"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2
 
 
 def run(command: str, argv: Sequence[str]) -> int | None:
