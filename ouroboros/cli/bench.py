@@ -7,8 +7,10 @@ amount, so they must count calls and tokens only (`timing=false`).
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -28,7 +30,7 @@ from ouroboros.cli.report import print_summary
 def bench(cfg: DictConfig, as_json: bool = False) -> int:
     """Run and report; return the exit code."""
     config = run_config(chosen(plain(cfg)))
-    result = run(config, say=_say, progress=True)
+    result = run(config, say=_say, progress=True, probe=shared_probe(config))
     if not result.first:
         return 0 if result.finished else 130
     return show(result.folder, interrupted=not result.finished, as_json=as_json)
@@ -44,6 +46,20 @@ def run_config(options: dict) -> RunConfig:
         device = options["model"]["device"]
         check_timing(hydra.launcher, timing=options["timing"], device=device, job=hydra.job.num)
     return RunConfig.from_mapping(options)
+
+
+def shared_probe(config: RunConfig) -> Path | None:
+    """Return the file with the costs that jobs of a sweep on the same models go by, so that its
+    settings are compared, not its probes; None outside of a sweep."""
+    hydra = HydraConfig.get()
+    if hydra.mode != RunMode.MULTIRUN:
+        return None
+    calls = (asdict(config.model), config.threads, config.task.name, config.max_new)
+    digest = hashlib.sha256(repr((*calls, config.context_tokens)).encode()).hexdigest()[:8]
+    path = Path(str(config.results_dir)).parent / f"costs-{digest}.json"
+    if config.overwrite and hydra.job.num == 0:
+        path.unlink(missing_ok=True)
+    return path
 
 
 def show(folder: ResultsFolder, *, interrupted: bool, as_json: bool) -> int:

@@ -1,6 +1,6 @@
 """What calls cost, as data: milliseconds by nodes and context, and the times that they predict."""
 
-from ouroboros.costs.costs import NAMES, UNTIMED, CostModel, Costs
+from ouroboros.costs.costs import NAMES, NOISY, UNTIMED, CostModel, Costs
 from ouroboros.costs.surface import Footprint, Surface
 
-__all__ = ["NAMES", "UNTIMED", "CostModel", "Costs", "Footprint", "Surface"]
+__all__ = ["NAMES", "NOISY", "UNTIMED", "CostModel", "Costs", "Footprint", "Surface"]

@@ -65,6 +65,30 @@ def test_where_seconds_mean_nothing_costs_have_a_name(run_priced, monkeypatch):
     assert told == "flat" and folder.load_costs() is None
 
 
+def test_the_jobs_of_a_sweep_go_by_one_probe(call, saved_pair, monkeypatch):
+    """Else their probes would be compared, not their settings; other models are probed anew."""
+    probed, real = [], Costs.measure
+
+    def measure(*models, **options):
+        probed.append(models)
+        return real(*models, **options)
+
+    monkeypatch.setattr(Costs, "measure", measure)
+    swept = [*TINY, *PRICED, "results_dir=swept", "hydra.mode=MULTIRUN", "seed=1,2,3"]
+    assert call("bench", *swept)[0] == 0
+    jobs = [ResultsFolder(saved_pair / "swept" / f"00{job}") for job in range(3)]
+    assert len(probed) == 1 and len({str(job.load_costs()) for job in jobs}) == 1
+    assert call("bench", *swept, "overwrite=true")[0] == 0 and len(probed) == 2
+    assert call("bench", *swept, "overwrite=true", "max_new=5")[0] == 0 and len(probed) == 3
+
+
+def test_a_noisy_probe_is_told(run_bench, monkeypatch):
+    noisy = Costs(OWN.target, about={"spread": 0.45})
+    monkeypatch.setattr(Costs, "measure", lambda *models, **options: noisy)
+    _, _, err = run_bench(*TINY, *PRICED, "results_dir=noisy")
+    assert "the probe of call costs varies by 45%" in err
+
+
 def test_a_file_of_costs_is_part_of_a_runs_identity(run_priced, run_bench, saved_pair):
     OWN.save(saved_pair / "changing.json")
     folder, _ = run_priced("identity", "costs=changing.json")

@@ -11,7 +11,7 @@ from tiny import CONTEXT, llama
 
 from ouroboros import CachedModel
 from ouroboros.costs import Costs
-from ouroboros.costs.costs import PROBED_NODES
+from ouroboros.costs.costs import NOISY, PROBED_NODES, PROBES
 from ouroboros.costs.timing import copy_bandwidth, footprint, random_tree, time_calls
 from ouroboros.engine.sequence import CachedSequence
 from ouroboros.engine.static import NODES
@@ -103,6 +103,19 @@ def test_a_probe_of_slow_calls_has_fewer_rounds(ms, rounds):
     (target,), clock, log = clocked(lambda n, c: ms)
     Costs.measure(target, clock=clock)
     assert len(log) == (1 + rounds) * len(PROBED_NODES), "and one of each size before, untimed"
+
+
+@pytest.mark.parametrize(("noisy_calls", "probes"), [(0, 1), (60, 2), (9999, PROBES)])
+def test_a_noisy_probe_is_repeated_and_the_steadiest_counts(noisy_calls, probes):
+    draw, log = random.Random(1), []
+
+    def ms(nodes: int, context: int) -> float:
+        return 5.0 * (draw.choice([1, 3, 9]) if len(log) < noisy_calls else 1)
+
+    (target,), clock, log = clocked(ms)
+    costs = Costs.measure(target, clock=clock)
+    assert len(log) == probes * 6 * len(PROBED_NODES)
+    assert costs.about["spread"] == 0 or (probes == PROBES and costs.about["spread"] > NOISY)
 
 
 def test_a_larger_tree_may_cost_less():

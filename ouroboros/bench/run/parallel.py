@@ -58,12 +58,27 @@ def join_ranks(parallel: str | None) -> Iterator[Ranks]:
 
 
 def on_own_device(spec: PairSpec, ranks: Ranks) -> PairSpec:
-    """Return the spec with this rank's GPU as its device, unless it names one."""
-    gpu = own_gpu()
-    if ranks.size == 1 or spec.device is not None or gpu is None:
+    """Return the spec with this rank's GPU as its device, unless it names one, and without a
+    device_map=auto, which would spread each rank's models over all GPUs."""
+    if ranks.size == 1:
+        return spec
+    options = {key: v for key, v in spec.options.items() if (key, v) != ("device_map", "auto")}
+    spec, gpu = replace(spec, options=options), own_gpu()
+    if spec.device is not None or gpu is None:
         return spec
     torch.cuda.set_device(gpu)
     return replace(spec, device=f"cuda:{gpu}")
+
+
+def check_dtypes(pair: Pair, ranks: Ranks) -> None:
+    """Raise `ValueError` unless all ranks compute in the same types: dtype=auto may differ."""
+    own = ", ".join(str(model.dtype).removeprefix("torch.") for model in pair.models)
+    kinds = {message.rstrip().decode() for message in ranks.all_gather(own.encode().ljust(64))}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"the ranks compute in different types ({' and '.join(sorted(kinds))}): give one of "
+            "them as model.dtype"
+        )
 
 
 def shared_pair(pair: Pair, costs: Costs, ranks: Ranks, draft: str | None) -> Pair:

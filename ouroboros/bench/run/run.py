@@ -39,6 +39,7 @@ from ouroboros.bench.run.loop import Bench, eos_ids
 from ouroboros.bench.run.pair import Pair, load_pair
 from ouroboros.bench.run.parallel import (
     any_rank,
+    check_dtypes,
     draft_on_first,
     folder_of,
     join_ranks,
@@ -50,10 +51,10 @@ from ouroboros.bench.run.parallel import (
 from ouroboros.bench.run.prompts import longest, with_context
 from ouroboros.bench.tasks.sandbox import check_sandbox, kind
 from ouroboros.bench.tasks.task import Example, Task, fingerprint, part_of
-from ouroboros.costs import UNTIMED, Costs
+from ouroboros.costs import NOISY, UNTIMED, Costs
 from ouroboros.decoders import decoder_factories, wants_costs
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.parallel.ranks import RankLost, Ranks, all_succeed
+from ouroboros.engine.parallel.ranks import RankLost, Ranks, all_succeed, own_gpu
 from ouroboros.engine.quantised import quantised_by
 
 BUSY = 20  # percent of the CPUs or of a GPU
@@ -82,15 +83,19 @@ def run(
     say: Say = lambda line: None,
     progress: bool = False,
     measure_costs: Callable[[Pair], Costs] | None = None,
+    probe: Path | None = None,
 ) -> RunResult:
     """Start or resume a run; measure, score and audit its samples; return the result.
 
     `say` gets a line for each thing worth knowing; `progress` shows bars on stderr. The first
     Ctrl-C (or SIGTERM) ends the run after the sample in progress, a second one at once.
     `measure_costs` measures what calls cost where the folder has no costs yet; None does so only
-    where a decoder asks for costs. Raises `ValueError` for what cannot be run or resumed.
+    where a decoder asks for costs. `probe` is a file with costs that several runs go by: written
+    by the first that measures them. Raises `ValueError` for what cannot be run or resumed.
     """
     costs = load_costs(config.costs)
+    if costs is None and config.timing and probe and probe.exists():
+        costs = Costs.load(probe)
     if config.threads:
         torch.set_num_threads(config.threads)
     with ExitStack() as stack:
@@ -117,6 +122,8 @@ def run(
         record = all_succeed(ranks, lambda: folder.open_run(facts, **choice) if first else {})
         if first and bench.costs is not None and recorded is None:
             folder.write_json(COSTS, asdict(bench.costs))
+            if probe and "spread" in bench.costs.about:
+                bench.costs.save(probe)
         for line in caveats(config, bench, facts["load"]):
             say(line)
         say(f"models: {config.model.name}, {facts['model']['dtype']} on {facts['model']['device']}")
@@ -216,12 +223,15 @@ def build(
     if costs is None and (ranks is not None or any(map(wants_costs, config.decoder.values()))):
         reach = longest(tokenizer, examples) + max_new
         costs = measured_or_named(pair, context=reach, timing=config.timing)
+    # GPUs whose kernels were tuned by their own clocks would not draft alike.
+    drafting = config.parallel_draft or (None if own_gpu() is None else "first")
     if ranks is not None:
+        check_dtypes(pair, ranks)
         costs = ranks.broadcast(costs)
         assert costs is not None
-        pair = shared_pair(pair, costs, ranks, config.parallel_draft)
+        pair = shared_pair(pair, costs, ranks, drafting)
     decoders = decoder_factories(config.decoder, pair.draft, costs, tokenizer=tokenizer)
-    if ranks is not None and config.parallel_draft == "first":
+    if ranks is not None and drafting == "first":
         decoders = draft_on_first(decoders, ranks)
     return Bench(
         *(pair.target, pair.models, task, examples, decoders, max_new, config.repeats),
@@ -300,6 +310,12 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
     """Yield a line for each reason to read the run's figures with care."""
     if config.timing and (busy := max(load.values())) > BUSY:
         yield f"other work keeps this machine {busy:.0f} % busy: times are longer and less certain"
+    about = bench.costs.about if bench.costs else {}
+    if isinstance(spread := about.get("spread"), float) and spread > NOISY:
+        yield (
+            f"the probe of call costs varies by {spread:.0%}, by which decoders draft: repeat the "
+            "run on a quiet machine, or give costs=<file or name>"
+        )
     if PLAIN not in bench.decoders:
         yield f"without {PLAIN} in decoder=[...] there is no speedup and no losslessness verdict"
     float32_on_cpu = bench.target.device.type == "cpu" and bench.target.dtype == torch.float32
