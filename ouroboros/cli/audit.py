@@ -25,7 +25,8 @@ def audit(options: argparse.Namespace) -> int:
     bench = rebuild(folder, overrides_of(options.overrides))
     if PLAIN not in bench.decoders:
         raise ValueError(f"the run has no decoder {PLAIN!r} to compare with: add it to decoder=[]")
-    with tqdm(total=len(bench.examples) * bench.repeats, desc="audit", unit="prompt") as bar:
+    total = len(bench.examples) * bench.repeats
+    with folder.locked(), tqdm(total=total, desc="audit", unit="prompt") as bar:
         audit_run(bench, folder, controls=True, on_row=bar.update)
     summary, rows = make_report(folder), load_audit(folder)
     title = summary.facts.title

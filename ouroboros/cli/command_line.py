@@ -49,6 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int | None:
     chosen, rest = parser.parse_known_args(argv)
     try:
         return run(chosen.command, rest)
+    except KeyboardInterrupt:
+        kept = "what was written is kept; rerun with the same results_dir to resume"
+        print(f"interrupted: {kept}", file=sys.stderr)
+        return 130
     except ModuleNotFoundError as error:
         package = (error.name or "ouroboros").split(".")[0]
         if package == "ouroboros":

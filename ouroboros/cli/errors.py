@@ -17,8 +17,6 @@ from ouroboros.bench.run.config import check_whole
 from ouroboros.cli import CONF
 from ouroboros.instantiate import unknown
 
-INTERRUPTED = 130
-KEPT = "what was written is kept; rerun with the same results_dir to resume"
 SOME_FAILED = 3
 """The exit code of a run in which some samples failed."""
 CALLERS = (ValueError, TypeError, OSError, HydraException, OmegaConfBaseException)
@@ -37,9 +35,6 @@ def report_cli_errors(command: Callable[[], int | None]) -> int | None:
         return command()
     except CALLERS as error:
         return print_error(error)
-    except KeyboardInterrupt:
-        print(f"interrupted: {KEPT}", file=sys.stderr)
-        return INTERRUPTED
     finally:
         del os.environ["HYDRA_FULL_ERROR"]
 

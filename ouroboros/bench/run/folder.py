@@ -25,8 +25,10 @@ import fcntl
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +69,14 @@ class ResultsFolder:
         """Make the folder and keep other processes from writing here (by a lock on the file
         `name`); may be nested.
 
-        Raises `ValueError` where another process writes here, and where the samples are packed.
+        Raises `ValueError` where another process writes here.
         """
         if self._locked:
             yield
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        refuse_packed(self.path / name)
-        with open(self.path / name, "a") as file:
+        packed = _packed(self.path / name)
+        with open(packed if packed.exists() else self.path / name, "a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -113,9 +115,11 @@ class ResultsFolder:
         Raises `ValueError` as `check_open` does. Overwriting removes the old run's files.
         """
         with self.locked():
+            refuse_packed(self.path / SAMPLES)
             old = self.check_open(facts, overwrite=overwrite, retry_failed=retry_failed)
             if old is not None:
-                return self.save_run({**old, "resumed": old["resumed"] + 1}, status="running")
+                times = old.get("resumed", 0) + 1
+                return self.save_run({**old, "resumed": times}, status="running")
             if overwrite:
                 os.truncate(self.path / SAMPLES, 0)
                 for path in (path for name in MADE for path in self.path.glob(name)):
@@ -184,13 +188,16 @@ class ResultsFolder:
 
     def load_scores(self) -> dict[SampleKey, dict[str, float]]:
         """Return the scores on disk by sample key."""
-        rows = read_lines(self.path / SCORES)
-        return {(r["example"], r["decoder"], r["repeat"]): r["scores"] for r in rows}
+        names = itemgetter("example", "decoder", "repeat")
+        return dict(read_lines(self.path / SCORES, lambda row: (names(row), row["scores"])))
 
     def load_predictions(self) -> dict[SampleKey, dict[PrefixKey, int]]:
         """Return the predictions on disk by sample key."""
-        rows = read_lines(self.path / PREDICTIONS)
-        return {tuple(row["key"]): predictions_from_json(row["predictions"]) for row in rows}
+        rows = read_lines(
+            self.path / PREDICTIONS,
+            lambda row: (tuple(row["key"]), predictions_from_json(row["predictions"])),
+        )
+        return dict(rows)
 
     def add_trees(self, key: SampleKey, trees: Sequence[ProposedTree]) -> None:
         """Append a sample's trees, unless the file is full."""
@@ -201,18 +208,20 @@ class ResultsFolder:
 
     def load_trees(self) -> dict[SampleKey, list[ProposedTree]]:
         """Return the trees on disk by sample key, one per step; the newest of each key."""
-        return {
-            tuple(line["key"]): [tree_from_json(row, line["sources"]) for row in line["steps"]]
-            for line in read_lines(self.path / TREES)
-        }
+
+        def parse(row: dict) -> tuple:
+            trees = [tree_from_json(tree, row["sources"]) for tree in row["steps"]]
+            return tuple(row["key"]), trees
+
+        return dict(read_lines(self.path / TREES, parse))
 
     def _old_run(self) -> dict | None:
         path = self.path / RUN
         if not path.exists():
             return None
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
             raise ValueError(f"{path} is damaged: use another results_dir") from error
 
 
@@ -238,13 +247,16 @@ def read_lines(path: Path, parse: Callable[[dict], Any] = dict) -> Iterator[Any]
     """
     if not exists(path):
         return
-    read = path.read_bytes() if path.exists() else gzip.decompress(_packed(path).read_bytes())
+    try:
+        read = path.read_bytes() if path.exists() else gzip.decompress(_packed(path).read_bytes())
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{_packed(path)} is damaged: copy it again") from error
     text = read.decode("utf-8", errors="replace")
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
         try:
             yield parse(json.loads(line))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}: damaged JSON") from error
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path}, line {number}: damaged") from error
 
 
 def exists(path: Path) -> bool:

@@ -26,7 +26,7 @@ from ouroboros.bench.metrics.metrics import corpus_scores
 from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.run.audit import audit_run
 from ouroboros.bench.run.config import RunConfig
-from ouroboros.bench.run.folder import COSTS, ResultsFolder, load_costs
+from ouroboros.bench.run.folder import COSTS, RUN, ResultsFolder, load_costs
 from ouroboros.bench.run.identity import (
     check_files,
     describe,
@@ -253,6 +253,8 @@ def rebuild(folder: ResultsFolder, overrides: Mapping[str, object] | None = None
     keeps only the last part. Raises `ValueError` where files, prompts or options are not the run's.
     """
     run = folder.load_run()
+    if lacking := {"config", "task", "model", "sampling", "max_new"} - run.keys():
+        raise ValueError(f"{folder.path / RUN} lacks {', '.join(sorted(lacking))}: it is damaged")
     config = RunConfig.from_mapping({**run["config"], "part": run.get("part")})
     config = config.replaced(overrides or {})
     check_files(config.files(), run.get("contents", {}))

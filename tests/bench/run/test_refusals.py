@@ -13,13 +13,14 @@ from ouroboros.baselines.hf import HFGenerate
 from ouroboros import CachedModel
 from ouroboros.bench.run import identity
 from ouroboros.bench.run import run as running
+from ouroboros.bench.run.audit import load_audit
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.pair import PairSpec, load_pair
-from ouroboros.bench.run.run import run
+from ouroboros.bench.run.run import rebuild, run
 from ouroboros.bench.tasks import sandbox
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.cli.errors import report_cli_errors
+from ouroboros.cli import command_line
 
 
 def config(saved, **changes) -> RunConfig:
@@ -136,11 +137,12 @@ def test_damaged_costs_are_one_line_with_the_remedy(tmp_path, text):
         (KeyboardInterrupt(), 130, "interrupted: what was written is kept; rerun with the same"),
     ],
 )
-def test_a_full_disk_and_ctrl_c_are_one_line_each(capsys, error, code, says):
-    def command():
+def test_a_full_disk_and_ctrl_c_are_one_line_each(monkeypatch, capsys, error, code, says):
+    def command(*arguments):
         raise error
 
-    assert report_cli_errors(command) == code
+    monkeypatch.setattr(command_line, "function", lambda name: command)
+    assert command_line.main(["report", "results"]) == code
     told = capsys.readouterr().err
     assert told.startswith(says) and told.count("\n") == 1
 
@@ -162,3 +164,33 @@ def test_a_full_disk_loses_no_sample_and_the_run_resumes(pair, tmp_path, monkeyp
         ran(bench, tmp_path)
     assert len(ResultsFolder(tmp_path).load_samples()) == 2
     assert len(ran(bench, tmp_path).load_samples()) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("run.json", "[1]", r"run\.json is damaged"),
+        ("run.json", "{", r"run\.json is damaged"),
+        ("run.json", "{}", r"run\.json lacks config, max_new, model, sampling, task"),
+        ("samples.jsonl", "[1]\n", r"samples\.jsonl, line 1: damaged"),
+        ("samples.jsonl", '{"example": 3}\n', r"samples\.jsonl, line 1: damaged"),
+        ("scores.jsonl", '{"scores": {}}\n', r"scores\.jsonl, line 1: damaged"),
+        ("audit.jsonl", '{"verdict": 1}\n', r"audit\.jsonl, line 1: damaged"),
+        ("trees.jsonl", '{"key": [], "steps": [{}]}\n', r"trees\.jsonl, line 1: damaged"),
+        ("predictions.jsonl", '{"key": [], "predictions": 3}\n', r"ions\.jsonl, line 1: damaged"),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named_with_its_line(tmp_path, name, content, says):
+    folder = ResultsFolder(tmp_path)
+    (tmp_path / name).write_text(content)
+    readers = {
+        "run.json": lambda: rebuild(folder),
+        "samples.jsonl": folder.load_samples,
+        "scores.jsonl": folder.load_scores,
+        "audit.jsonl": lambda: load_audit(folder),
+        "trees.jsonl": folder.load_trees,
+        "predictions.jsonl": folder.load_predictions,
+    }
+    with pytest.raises(ValueError, match=says) as refusal:
+        readers[name]()
+    assert "\n" not in str(refusal.value)

@@ -172,7 +172,7 @@ def test_a_torn_line_is_dropped_and_measured_again(small, tmp_path):
     assert resumed[:3] == whole[:3] and counts(resumed) == counts(whole)
     assert len(path.read_bytes().splitlines()) == 6
     path.write_bytes(lines[0] + b"{broken\n" + lines[2])
-    with pytest.raises(ValueError, match="line 2: damaged JSON"):
+    with pytest.raises(ValueError, match="line 2: damaged"):
         ResultsFolder(tmp_path).load_samples()
 
 
@@ -208,8 +208,12 @@ def test_packed_samples_are_read_and_not_appended_to(small, tmp_path):
     path.with_name(f"{SAMPLES}.gz").write_bytes(gzip.compress(path.read_bytes()))
     path.unlink()
     assert folder.load_samples() == samples
-    with pytest.raises(ValueError, match="gunzip it to resume"), folder.locked():
-        pass
+    with folder.locked(), pytest.raises(ValueError, match="gunzip it to resume"):
+        folder.open_run({}, retry_failed=True)
+    packed = path.with_name(f"{SAMPLES}.gz")
+    packed.write_bytes(packed.read_bytes()[:-50])
+    with pytest.raises(ValueError, match=r"samples.jsonl.gz is damaged"):
+        folder.load_samples()
 
 
 def test_a_resume_in_another_environment_is_refused_in_one_line(tmp_path):
