@@ -13,7 +13,7 @@ from rich.console import Console
 from ouroboros.bench.report.gather import Measured, load, merge, run_folders
 from ouroboros.bench.report.spec_bench import write_answers
 from ouroboros.bench.report.summary import Summary
-from ouroboros.bench.report.tables import as_text, run_tables, terminal_table
+from ouroboros.bench.report.tables import as_text, run_tables, terminal_tables
 from ouroboros.bench.report.write import make_report, write_report
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.run import short_path
@@ -83,13 +83,14 @@ def gather(folders: list[Path], *, remake: bool = False) -> tuple[list[Measured]
 
 
 def print_summary(summary: Summary, *, label: str = "", wide: bool = False) -> None:
-    """Print a run's title and its table of results; `wide`: all of its tables."""
+    """Print a run's title and its tables of results; `wide`: all of its tables."""
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
     title = f"{label}: {summary.facts.title}" if label else summary.facts.title
     print(title, end="\n\n")
     if not wide:
-        console.print(terminal_table(summary, console.width))
-        print()
+        for table in terminal_tables(summary, console.width):
+            console.print(table)
+            print()
         return
     for _, caption, frame in run_tables(summary):
         print(caption, as_text(frame, "simple"), sep="\n\n", end="\n\n")

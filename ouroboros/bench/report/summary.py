@@ -117,7 +117,7 @@ def summarise(measured: Measured) -> Summary:
     }
     rows: dict[str, dict] = {}
     groups: dict[tuple[str, str], dict] = {}
-    problems = list(measured.notes)
+    problems: dict[str, list[str]] = {}
     for name, samples in good.items():
         given = shared | {
             "samples": samples,
@@ -134,14 +134,12 @@ def summarise(measured: Measured) -> Summary:
             part = {role: [s for s in of if s.group == group] for role, of in own.items()}
             groups[group, name] = METRICS.measure(given | part, timed=facts.timed, groups=True)
         if not given["in_law"] and (count := rows[name]["unequal"]):
-            problems.append(
-                f"{name}: {count} of {len(samples)} completions differ from greedy's; speedups "
-                "compare the equal ones only"
-            )
-        errors = sorted({str(sample.error) for sample in failed[name]})
-        problems += [f"{name}: {len(failed[name])} failed: {error}" for error in errors]
+            said = f": {count} of {len(samples)} completions differ from greedy's"
+            problems.setdefault(f"{said}; speedups compare the equal ones only", []).append(name)
+        for error in sorted({str(sample.error) for sample in failed[name]}):
+            problems.setdefault(f": {len(failed[name])} failed: {error}", []).append(name)
         if costs and rows[name]["cost_per_token"] is None and (why := costs.why_not(samples)):
-            problems.append(f"{name} has no cost/token and no prediction: {why}")
+            problems.setdefault(f": no cost/token and no prediction: {why}", []).append(name)
     frame = _frame(rows).rename_axis("decoder")
     for metric in METRICS.shown_in("default"):  # by the first of them that is known
         if metric.better and frame[metric.name].notna().any():
@@ -149,10 +147,13 @@ def summarise(measured: Measured) -> Summary:
             frame = frame.sort_values(metric.name, ascending=ascending, kind="stable")
             break
     frame = frame.loc[sorted(frame.index, key=lambda name: name != PLAIN)]
-    by_group = _frame(groups)
+    by_group = _frame(
+        {key: groups[key] for name in frame.index for key in groups if key[1] == name}
+    )
     if groups:
-        by_group.index = pd.MultiIndex.from_tuples(groups, names=["group", "decoder"])
-    return Summary(facts, frame, by_group, verdicts, problems)
+        by_group.index = pd.MultiIndex.from_tuples(by_group.index, names=["group", "decoder"])
+    found = [", ".join(names) + said for said, names in problems.items()]
+    return Summary(facts, frame, by_group, verdicts, [*measured.notes, *found])
 
 
 def interval_of(row: Mapping | pd.Series, name: str) -> Interval | None:

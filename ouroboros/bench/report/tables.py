@@ -86,12 +86,7 @@ def run_tables(summary: Summary) -> list[Table]:
     if summary.facts.costs:
         costs = f"{CAPTIONS['counts']} (cost/token by {summary.facts.costs})"
         found = [one._replace(caption=costs) if one.name == "counts" else one for one in found]
-    for metric in METRICS.shown_in("groups") if len(summary.groups) else []:
-        groups = summary.groups.groupby(level="group", sort=False)
-        parts = {str(group): part.droplevel("group") for group, part in groups}
-        rows = [{"group": name, "samples": str(p["samples"].max())} for name, p in parts.items()]
-        caption = f"{metric.heading} by group of prompts"
-        found.append(Table("groups", caption, _across(metric, rows, parts.values())))
+    found += group_table(summary)
     sources = [
         {
             "decoder": decoder,
@@ -107,6 +102,21 @@ def run_tables(summary: Summary) -> list[Table]:
     found.append(Table("sources", "Nodes of the proposed trees by source", pd.DataFrame(sources)))
     found.append(published_table(summary))
     return [one for one in found if one.frame.shape[1] > 1]
+
+
+def group_table(summary: Summary) -> list[Table]:
+    """Return the speedups by group of prompts, decoders across; [] without groups."""
+    shown = [metric for metric in METRICS.shown_in("groups") if metric.name in summary.groups]
+    known = [metric for metric in shown if _known(summary.groups, metric.name)]
+    groups = summary.groups.groupby(level="group", sort=False) if known else ()
+    parts = {str(group): part.droplevel("group") for group, part in groups}
+    rows = [{"group": name, "samples": str(p["samples"].max())} for name, p in parts.items()]
+    return [
+        Table(
+            "groups", f"{metric.heading} by group of prompts", _across(metric, rows, parts.values())
+        )
+        for metric in known[:1]
+    ]
 
 
 def published_table(summary: Summary) -> Table:
@@ -156,11 +166,13 @@ def comparisons(lead: Mapping[str, Sequence], summaries: Sequence[Summary]) -> l
     return found
 
 
-def terminal_table(summary: Summary, width: int = 100) -> TerminalTable:
-    """Return the table that commands print: at most seven columns and the task's scores.
+def terminal_tables(summary: Summary, width: int = 100) -> list[TerminalTable]:
+    """Return the tables that commands print: one of at most seven columns and the task's scores,
+    and where prompts have groups their speedups.
 
     Where a line would be longer than `width`, intervals go below their values; where that is not
-    enough, accepted/step and TTFT are left out.
+    enough, accepted/step and TTFT are left out. Groups are shown without intervals, and without
+    the slowest decoders where a line would be too long.
     """
 
     def fits(frame: pd.DataFrame) -> bool:
@@ -171,7 +183,15 @@ def terminal_table(summary: Summary, width: int = 100) -> TerminalTable:
     choices = [frame, frame.replace(r" \[", "\n[", regex=True)]
     for name in ("accepted_per_step", "ttft_ms"):
         choices.append(choices[-1].drop(columns=METRICS[name].heading, errors="ignore"))
-    shown = next(filter(fits, choices), choices[-1])
+    found = [_terminal(next(filter(fits, choices), choices[-1]))]
+    for table in group_table(summary):
+        frame = table.frame.replace(r" \[.*", "", regex=True)
+        fewer = (frame.iloc[:, :count] for count in range(frame.shape[1], 2, -1))
+        found.append(_terminal(next(filter(fits, fewer), frame.iloc[:, :3])))
+    return found
+
+
+def _terminal(shown: pd.DataFrame) -> TerminalTable:
     table = TerminalTable(
         box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False
     )

@@ -119,7 +119,7 @@ def test_a_fit_has_a_panel_for_each_view():
 def test_marks_do_not_depend_on_the_order_of_decoders():
     names = ["ouroboros", "greedy", "lookahead", "speculative", "hf_assisted", "ouroboros_cold"]
     marks = decoder_marks(names)
-    assert marks == decoder_marks(names[:1] + names[:0:-1])
+    assert marks == decoder_marks(names[:1] + names[:0:-1]) and list(marks) == names
     looks = {(mark.colour, mark.marker) for mark in marks.values()}
     assert len(looks) == len(names) and len({mark.colour for mark, _ in SOURCES.values()}) > 8
 

@@ -11,7 +11,7 @@ from ouroboros.bench.metrics import METRICS
 from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.sections import run_section
 from ouroboros.bench.report.summary import interval_of, summarise
-from ouroboros.bench.report.tables import run_tables
+from ouroboros.bench.report.tables import run_tables, terminal_tables
 from ouroboros.bench.report.write import make_report, render
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.costs import CostModel, Costs, Surface
@@ -137,7 +137,7 @@ def test_costs_that_do_not_reach_far_enough_predict_nothing_and_say_why():
     assert np.isnan(summary.frame.loc["ouroboros", "cost_per_token"])
     assert summary.frame.loc["other", "cost_per_token"] > 0
     (line,) = [note for note in summary.notes if "no prediction" in note]
-    assert line.startswith("ouroboros has no cost/token and no prediction: a call scores 5 nodes")
+    assert line.startswith("ouroboros: no cost/token and no prediction: a call scores 5 nodes")
 
 
 def test_a_folders_own_costs_are_used(tmp_path):
@@ -178,9 +178,13 @@ def test_groups_have_their_own_speedups():
     ]
     summary = summarise(measured(rows))
     found = summary.groups["latency_speedup"]
+    assert list(dict.fromkeys(found.index.get_level_values(0))) == list(groups)
     assert found["math", "fast"] == pytest.approx(2) and found["code", "fast"] == pytest.approx(3)
     assert set(summary.to_dict()["decoders"]["fast"]["groups"]) == set(groups)
     assert summarise(measured()).groups.empty
     table = {table.name: table.frame for table in run_tables(summary)}["groups"]
     assert table.set_index("group")["fast"].to_dict() == {"math": "2.00x", "code": "3.00x"}
     assert list(table["samples"]) == ["1", "1"]
+    _, shown = terminal_tables(summary)
+    assert [column.header for column in shown.columns] == ["group", "samples", "greedy", "fast"]
+    assert list(shown.columns[-1].cells) == ["2.00x", "3.00x"]

@@ -16,7 +16,7 @@ from ouroboros.bench.report.tables import (
     legend,
     run_table,
     run_tables,
-    terminal_table,
+    terminal_tables,
     write_table,
 )
 from ouroboros.costs import CostModel, Costs, Surface
@@ -58,7 +58,8 @@ def test_the_terminal_shows_what_fits_and_truncates_nothing(width, left_out):
     one = summarise(measured(rows, decoders=list(names.values()), scores=scores))
     one = replace(one, frame=one.frame.assign(verdict=["reference", "2 not judged (!)"]))
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(terminal_table(one, width))
+    (shown,) = terminal_tables(one, width)
+    console.print(shown)
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= width and "…" not in text
     table = run_table(one, "default")

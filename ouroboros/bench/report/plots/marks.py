@@ -50,12 +50,13 @@ SOURCES: dict[str, tuple[Mark, str]] = {
 
 
 def decoder_marks(names: Sequence[str]) -> dict[str, Mark]:
-    """Return one mark per decoder: Ouroboros red, greedy and other engines grey, the rest in turn.
+    """Return one mark per decoder, in order: Ouroboros red, greedy and other engines grey, the rest
+    in turn.
 
     Variants of Ouroboros alternate red and orange and differ by line and marker. The marks depend
     on which decoders there are, not on their order.
     """
-    names = sorted(names)
+    order, names = names, sorted(names)
     ours = [name for name in names if name.startswith("ouroboros")]
     peers = [name for name in names if name.startswith("hf_")]
     rest = [name for name in names if name not in (*ours, *peers, "greedy")]
@@ -67,4 +68,4 @@ def decoder_marks(names: Sequence[str]) -> dict[str, Mark]:
         marks[name] = Mark(colours[index % len(colours)], MARKERS[index % len(MARKERS)])
     for index, name in enumerate(peers):
         marks[name] = Mark(GREY, ("x", "d", "P", "h")[index % 4], "dotted")
-    return {name: marks[name] for name in names}
+    return {name: marks[name] for name in order}
