@@ -90,7 +90,9 @@ def test_a_page_names_what_there_is(page):
     paths = re.findall(r"(?<![\w/.])(?:conf|scripts|ouroboros|tests|results)/[\w./-]*\w", text)
     missing += [path for path in paths if not path.startswith("results/local") and not exists(path)]
     for group in GROUPS:
-        for value in re.findall(rf"(?<![\w.+@/]){group}=(\[[\w,]+\]|[a-z][\w.-]*\w(?![\w(/]))", code):
+        for value in re.findall(
+            rf"(?<![\w.+@/]){group}=(\[[\w,]+\]|[a-z][\w.-]*\w(?![\w(/]))", code
+        ):
             chosen = value.strip("[]").split(",")
             missing += [f"{group}={one}" for one in chosen if one not in known(group)]
     for target in re.findall(r"\bmake ([a-z]+)\b", code):

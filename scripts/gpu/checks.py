@@ -3,19 +3,22 @@
     python scripts/gpu/checks.py preflight OUT --shapes yi-34b yi-6b     a minute or two
     python scripts/gpu/checks.py correct OUT                             a few minutes
     python scripts/gpu/checks.py lossless FOLDER ...       runs of experiment=gpu_correct
+    python scripts/gpu/checks.py equal FOLDER ...          runs of stand-ins of the reference pair
 
 Preflight: versions, the attention kernel against float64, whether both models are served by
 captured graphs and compiled layers, and how near its bandwidth floor a call of one node is.
 Correct: noise, attention, both engines against each other, rolled drafts against plain decoding.
-Lossless: no BUG, no failed sample and, in float32, no text that differs from greedy's. One line on
-stderr per check; OUT/checks.json has the figures; the exit code is 1 if a check failed. `--small`
-rehearses on a CPU. A check that compared nothing has not passed.
+Lossless: no BUG, no failed sample and, in float32, no text that differs from greedy's. Equal: every
+decoder's text, transformers' own too, is greedy's up to numeric ties. One line on stderr per check;
+OUT/checks.json has the figures; the exit code is 1 if a check failed. `--small` rehearses on a CPU.
+A check that compared nothing has not passed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import sys
 from collections import Counter
@@ -29,9 +32,13 @@ import torch
 from shapes import load_shapes
 from torch.nn.functional import scaled_dot_product_attention
 
-from ouroboros.audit.reference_forward import recast
+from ouroboros.audit.reference_forward import plain_logits, recast
+from ouroboros.bench.metrics.sample import PLAIN
+from ouroboros.bench.run.config import RunConfig
+from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import versions
 from ouroboros.bench.run.pair import PairSpec, load_pair
+from ouroboros.bench.run.prompts import prompt_ids
 from ouroboros.costs import Costs
 from ouroboros.costs.timing import random_tree
 from ouroboros.decode import RootOnly, decode
@@ -40,13 +47,15 @@ from ouroboros.engine.kernels import fits
 from ouroboros.engine.masks import additive
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import Sampler, TokenSelector, argmax, gumbel
-from ouroboros.tree import TokenTree
+from ouroboros.trace import first_mismatch
+from ouroboros.tree import ROOT, TokenTree
 
 REFERENCE = ("reference", "reference/target", "reference/draft")
 WIDTH = 128  # of an attention head
 LEAST_ERROR = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 1e-3}
 ATTENTION_RATIO = 2.0  # of our attention's error over that of torch's own
 LOGIT_TOLERANCE = 1e-3  # of float32 logits by two engines
+TIE = 0.5  # of scores in half precision
 ERROR_RATIO = 1.25  # of the rounding errors of two engines in half precision (root mean squares)
 
 
@@ -234,6 +243,41 @@ def lossless(folder: Path) -> Check:
     return Check(folder.name, passed, {"verdicts": verdicts, "failed": failed, "unequal": unequal})
 
 
+def equal(folder: Path) -> Check:
+    """Check that texts differ from greedy's only where two scores are `TIE` apart or less, by the
+    reference target in float32: a stand-in computes its function."""
+    results = ResultsFolder(folder)
+    run = results.load_run()
+    config = RunConfig.from_mapping({**run["config"], "part": run.get("part")})
+    target = load_pair(PairSpec(*REFERENCE, dtype="float32"), with_draft=False).target
+    examples = {example.id: example for example in config.task.load()[1]}
+    samples = [sample for sample in results.load_samples() if not sample.error]
+    plain = {(s.example, s.repeat): s.new_tokens for s in samples if s.decoder == PLAIN}
+    compared, ties, worst = 0, 0, 0.0
+    for sample in samples:
+        key = sample.example, sample.repeat
+        if sample.decoder == PLAIN or key not in plain or rejects(config.decoder[sample.decoder]):
+            continue
+        compared += 1
+        at = first_mismatch(sample.new_tokens, plain[key])
+        if at is None:
+            continue
+        pair = [tokens[at] for tokens in (sample.new_tokens, plain[key]) if at < len(tokens)]
+        prompt, new = prompt_ids(target.tokenizer, examples[sample.example]), plain[key][:at]
+        logits = plain_logits(target.model, prompt, [*new, 0], rows=at + 1)[-1:]
+        choose = config.sampling.choose(*key, vocab=run["model"]["vocab_size"])
+        scores = choose.scores(logits, [*prompt, *new], ROOT)[0, pair]
+        worst = max(worst, float(scores.diff().abs()) if len(pair) == 2 else math.inf)
+        ties += 1
+    figures = {"compared": compared, "ties": ties, "largest_difference": worst}
+    return Check(f"equal {folder.name}", compared > 0 and worst <= TIE, figures)
+
+
+def rejects(decoder: Mapping) -> bool:
+    """Return whether a decoder preserves the distribution only, not the tokens."""
+    return decoder.get("verification") == "rejection"
+
+
 def preflight(args: argparse.Namespace, sizes: Sizes, run: Callable) -> None:
     run("versions", lambda: Check("versions", True, versions()))
     grid = {"layouts": sizes.layouts[:2], "nodes": sizes.attention_nodes[::2]}
@@ -270,7 +314,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("kind", choices=("preflight", "correct", "lossless"))
+    parser.add_argument("kind", choices=("preflight", "correct", "lossless", "equal"))
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--shapes", nargs=2, help="of the target and the draft")
     parser.add_argument("--small", action="store_true", help="a rehearsal's sizes")
@@ -285,14 +329,14 @@ def main(words: Sequence[str] | None = None) -> int:
             found.append(Check(name, False, {"error": f"{type(error).__name__}: {error}"}))
         figures = "" if found[-1].passed else f" {dict(found[-1].figures)}"
         print(f"{'passed' if found[-1].passed else 'FAILED'}: {name}{figures}", file=sys.stderr)
-        if args.kind != "lossless":
+        if args.kind in ("preflight", "correct"):
             args.folders[0].mkdir(parents=True, exist_ok=True)
             text = json.dumps([asdict(check) for check in found], indent=1)
             (args.folders[0] / "checks.json").write_text(text)
 
-    if args.kind == "lossless":
+    if args.kind in ("lossless", "equal"):
         for folder in args.folders:
-            run(folder.name, lossless, folder)
+            run(folder.name, {"lossless": lossless, "equal": equal}[args.kind], folder)
     else:
         work = {"preflight": preflight, "correct": correct}[args.kind]
         work(args, SMALL if args.small else Sizes(), run)

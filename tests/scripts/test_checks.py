@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 
 import checks
 import pytest
 import torch
-from checks import attention_agrees, engines_agree, lossless, main, noise_agrees, rolls_agree
+from checks import attention_agrees, engines_agree, equal, lossless, main, noise_agrees, rolls_agree
 from shapes import fitting
 from tiny import llama
 
+from ouroboros.bench.run.config import RunConfig
+from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.run import run
+from ouroboros.cli.configs import composed
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import Sampler, argmax
 
@@ -114,3 +119,18 @@ def test_a_run_is_lossless_without_bugs_failures_and_float32_differences(
     (tmp_path / "run.json").write_text(json.dumps({"model": {"dtype": dtype}}))
     (tmp_path / "summary.json").write_text(json.dumps({"decoders": {"ouroboros": row}}))
     assert lossless(tmp_path).passed is passed
+
+
+@pytest.mark.slow
+def test_texts_of_a_stand_in_are_greedys_up_to_ties_of_the_reference_pair(tmp_path, monkeypatch):
+    overrides = ["experiment=gpu_headline_pairs", "rehearsal=cpu", "task.limit=1", "max_new=6"]
+    overrides += ["model.standin=null", "model.dtype=float32", f"results_dir={tmp_path}"]
+    config = RunConfig.from_mapping(composed(overrides))
+    folder = run(config).folder
+    check = equal(folder.path)
+    assert check.passed and check.figures == {"compared": 2, "ties": 0, "largest_difference": 0.0}
+    samples = folder.load_samples()
+    for tokens, passed in ((lambda new: (*new[:3], new[3] + 1, *new[4:]), False), (tuple, True)):
+        other = [replace(s, new_tokens=tokens(s.new_tokens)) for s in samples[1:]]
+        monkeypatch.setattr(ResultsFolder, "load_samples", lambda _, o=other: [samples[0], *o])
+        assert equal(folder.path).passed is passed
