@@ -68,7 +68,7 @@ def test_a_draft_is_simulated_and_the_title_says_so(run_replay, saved_pair):
 
 
 def test_several_sequences_at_once_are_predicted(run_replay, saved_pair):
-    rows = [{"prompt": "abcabc", "completion": "abcabcabcdabc"}] * 2
+    rows = [{"prompt": "abcabc", "completion": "abcabcabcdab" * 5}] * 2
     (saved_pair / "batch.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (saved_pair / "knee.yaml").write_text("verify_ms: {1: 10, 16: 10, 128: 80}\n")
     given = ["recording=batch.jsonl", "decoder=[greedy,prompt_lookup]", "batch_size=[1,8,64]"]
@@ -81,7 +81,7 @@ def test_several_sequences_at_once_are_predicted(run_replay, saved_pair):
     rates = [greedy[size]["tokens/s"] for size in (1, 8, 64)]
     assert rates == pytest.approx([100, 800, 64 * 1000 / 40])
     assert lookup[1]["tokens/s/user"] == lookup[1]["tokens/s"] > 200
-    assert lookup[8]["speedup"] < lookup[1]["speedup"] and lookup[1]["breaks even at"] == 0
+    assert lookup[8]["speedup"] < lookup[1]["speedup"] and lookup[1]["breaks even at"] < 0.01
     assert "costs cover 0 to 2" in lookup[64]["failed"] and lookup[64]["tokens/s"] is None
     assert document["greedy_faster_from"]["greedy"] is None
     code, _, err = run_replay(*given)
