@@ -18,7 +18,8 @@ def generate() -> argparse.ArgumentParser:
         ouroboros generate "def f" --decoder speculative decoder.speculative.gamma=3
 
     By default the models are the reference pair inside the shapes of larger
-    models, as in 'ouroboros bench' (model.standin=null: the pair itself). With
+    models, as in 'ouroboros bench' (model.standin=null: the pair itself), in
+    float32; other models have model.dtype=auto. With
     --race greedy decoding runs beside the decoder: they take turns, and the one
     with less time on its own clock goes next, so each text grows at its measured
     speed. Both decode a warm-up text first.

@@ -9,8 +9,8 @@ from hydra.core.global_hydra import GlobalHydra
 from rich.console import Console
 
 from ouroboros import argmax, decode
-from ouroboros.cli import command_line, generate
-from ouroboros.cli.generate import Runner, coloured, columns, text_stream, write
+from ouroboros.cli import arguments, command_line, generate
+from ouroboros.cli.generate import Runner, closing_lines, coloured, columns, text_stream, write
 from ouroboros.decode import RootOnly
 
 
@@ -96,10 +96,40 @@ def test_columns_fit_and_show_the_end():
     assert "line 0" in shown.get() and "line 99" in shown.get()
 
 
-def test_the_command_writes_text_and_figures(told):
+def test_the_command_writes_text_figures_and_the_dtype(told):
     code, out, _ = told("def f", "--max-new", "8")
     assert code == 0 and out.startswith("def f") and "\x1b" not in out
-    assert "ouroboros: 8 tokens in " in out and "tokens per target call" in out
+    assert "ouroboros: 8 tokens in " in out and "tokens per target call, " in out
+    code, out, _ = told("def f", "model.dtype=bfloat16", "--max-new", "8")
+    assert code == 0 and "per target call, bfloat16" in out
+    assert "warning: in bfloat16 a near tie of two tokens may part from plain" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "dtype"),
+    [
+        ([], "float32"),
+        (["model.dtype=auto"], "auto"),
+        (["model=yi-34b-6b"], "bfloat16"),
+        (["--target", "x"], "auto"),
+    ],
+)
+def test_the_shipped_pair_runs_in_float32_unless_asked_otherwise(monkeypatch, argv, dtype):
+    seen = []
+    monkeypatch.setattr(
+        generate, "load_runners", lambda config, prompt: seen.append(config) or 1 / 0
+    )
+    GlobalHydra.instance().clear()
+    with pytest.raises(ZeroDivisionError):
+        generate.generate(arguments.generate().parse_intermixed_args(["a", *argv]))
+    assert seen[0].model.dtype == dtype
+
+
+def test_texts_that_differ_are_a_warning():
+    one, two = runner_of("greedy"), runner_of("ouroboros")
+    one.tokens, two.tokens = [1, 2, 3], [1, 3, 3]
+    lines = [str(line) for line in closing_lines([one, two], Console(file=io.StringIO()))]
+    assert "warning: the texts differ from token 2 on: a numeric tie, or a bug;" in lines
 
 
 def test_a_race_is_of_the_same_text(told):
