@@ -24,8 +24,8 @@ from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import PairSpec, fast_dtype, load_pair, model_path
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.cli.configs import chosen, plain
-from ouroboros.cli.errors import check_sizes, check_unused
+from ouroboros.cli.configs import check_sizes, chosen, plain
+from ouroboros.cli.errors import check_unused
 from ouroboros.cli.output import known, print_document, print_table
 from ouroboros.costs import Costs
 from ouroboros.decoders import check_decoders, needs_draft

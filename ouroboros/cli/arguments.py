@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 from pathlib import Path
+from typing import NoReturn
 
 from ouroboros.cli import CONF
 
@@ -139,9 +140,17 @@ def tune() -> argparse.ArgumentParser:
     return parser
 
 
+class OneLineParser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error and where the options are listed; exit with 2."""
+        self.exit(2, f"error: {message}; '{self.prog} --help' lists the options\n")
+
+
 def _parser(of) -> argparse.ArgumentParser:
     """Return a parser that is described by a function's docstring."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         description=inspect.getdoc(of), formatter_class=argparse.RawDescriptionHelpFormatter
     )
     if of is not generate:

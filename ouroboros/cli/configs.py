@@ -10,6 +10,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
+from ouroboros.bench.run.config import check_whole
 from ouroboros.cli import CONF
 from ouroboros.cli.errors import unknown_config
 
@@ -49,3 +50,12 @@ def overrides_of(arguments: Sequence[str]) -> dict[str, object]:
             raise ValueError(f"{argument}: give NAME=VALUE")
         found[name] = yaml.safe_load(value)
     return found
+
+
+def check_sizes(name: str, sizes: object) -> list[int]:
+    """Return a list of whole numbers. Raises `ValueError` for anything else."""
+    if not isinstance(sizes, list) or not sizes:
+        raise ValueError(f"{name}={sizes}: give a list, as {name}=[1,8]")
+    for size in sizes:
+        check_whole(name, size)
+    return sizes

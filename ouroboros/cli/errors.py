@@ -13,7 +13,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from ouroboros.bench.run.config import check_whole
 from ouroboros.cli import CONF
 from ouroboros.instantiate import unknown
 
@@ -51,20 +50,13 @@ def check_unused(results_dir: str | None) -> None:
         raise ValueError(f"results_dir={results_dir} is not empty: choose another folder")
 
 
-def check_sizes(name: str, sizes: object) -> list[int]:
-    """Return a list of whole numbers. Raises `ValueError` for anything else."""
-    if not isinstance(sizes, list) or not sizes:
-        raise ValueError(f"{name}={sizes}: give a list, as {name}=[1,8]")
-    for size in sizes:
-        check_whole(name, size)
-    return sizes
-
-
 def one_line(error: BaseException) -> str:
     """Return an error's message on one line, without Hydra's list of search paths; for an unknown
     option or config, with the nearest match and the known names."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full: free some space and rerun; what was written is kept"
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}; give another path"
     text = str(error).strip() or type(error).__name__
     text = " ".join(text.split("Config search path")[0].split())
     if option := re.search(r"Could not override '([^']+)'", text):

@@ -36,7 +36,6 @@ from ouroboros.engine.model import CachedModel
 from ouroboros.trace import first_mismatch
 
 WARM_UP_TOKENS = 16
-ASKED = ("model=", "model.target=", "model.dtype=")
 OWN = ("target", "correction", "bonus")  # sources of the target's own tokens
 CONTROL = re.compile(r"[^\S\n\t ]|[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 GAP = 3  # columns between two texts
@@ -105,10 +104,7 @@ def generate(options: argparse.Namespace) -> int:
     names = dict.fromkeys([PLAIN, options.decoder] if options.race else [options.decoder])
     overrides = [f"decoder=[{','.join(names)}]", f"max_new={options.max_new}"]
     overrides += [f"temperature={options.temperature}", f"seed={options.seed}"]
-    own = options.target or options.draft
-    overrides += ["model=hf"] if own else []
-    if not own and not any(one.startswith(ASKED) for one in options.overrides):
-        overrides.append("model.dtype=float32")  # the shipped pair's texts have no near ties in it
+    overrides += ["model=hf"] if options.target or options.draft else []
     for role in ("target", "draft"):
         if name := getattr(options, role):
             overrides.append(f"model.{role}='{name}'")
@@ -124,7 +120,7 @@ def generate(options: argparse.Namespace) -> int:
         if len(runners) > 1:
             race(runners, console, options.prompt)
         else:
-            write(console, [], options.prompt)
+            write(console, runners[0].step(), options.prompt)
             while not runners[0].done:
                 write(console, runners[0].step())
             console.file.write("\n\n")

@@ -19,8 +19,8 @@ from ouroboros.bench.run.config import check_whole
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder, load_costs
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.cli.configs import chosen, plain
-from ouroboros.cli.errors import check_sizes, check_unused
+from ouroboros.cli.configs import check_sizes, chosen, plain
+from ouroboros.cli.errors import check_unused
 from ouroboros.cli.output import known, print_document, print_table
 from ouroboros.costs import UNTIMED, Costs
 from ouroboros.decoders import check_decoders, decoder_factories, needs_draft

@@ -17,7 +17,7 @@ from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.report.plots import style
 from ouroboros.bench.report.plots.acceptance import fitted_weights
-from ouroboros.bench.run.config import RunConfig, Sampling
+from ouroboros.bench.run.config import RunConfig, Sampling, check_whole
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.identity import file_hashes, provenance
 from ouroboros.bench.run.loop import Bench, eos_ids
@@ -48,6 +48,8 @@ def tune(args: argparse.Namespace) -> int:
     if unknown := [name for name in args.decoders if name not in SPACES]:
         known = ", ".join(SPACES)
         raise ValueError(f"nothing to tune of {', '.join(unknown)}: conf/tune has {known}")
+    for name in ("trials", "first", "limit", "max_new"):
+        check_whole(f"--{name.replace('_', '-')}", getattr(args, name), null=name == "limit")
     names = ["ouroboros"] if args.fit else args.decoders
     exact = () if args.fit else ("model.standin=null", "model.dtype=float32")
     overrides = [f"decoder=[{','.join(names)}]", *exact, *args.overrides]

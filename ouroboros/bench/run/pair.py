@@ -52,6 +52,11 @@ class PairSpec:
         if self.engine not in get_args(EngineName):
             choices = ", ".join(get_args(EngineName))
             raise ValueError(f"model.engine={self.engine}: choose from {choices}")
+        try:
+            torch.device(self.device or "cpu")
+        except RuntimeError as error:
+            known = "give cpu, cuda or cuda:<number>"
+            raise ValueError(f"model.device={self.device}: {known}") from error
 
     @classmethod
     def from_mapping(cls, options: Mapping) -> PairSpec:
@@ -128,8 +133,8 @@ def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
         for key, value in {**spec.options, **getattr(spec, f"{role}_options")}.items()
     }
     device = spec.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, index = device.partition(":")
-    if kind == "cuda" and int(index or 0) >= (count := torch.cuda.device_count()):
+    place = torch.device(device)
+    if place.type == "cuda" and (place.index or 0) >= (count := torch.cuda.device_count()):
         raise ValueError(
             f"model.device={device}: torch sees {count} GPUs here; give another device"
         )

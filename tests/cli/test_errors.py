@@ -1,0 +1,137 @@
+"""Mistakes, damage and interruptions: one clear line with the remedy, for every command."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections.abc import Callable
+
+import pytest
+
+from ouroboros.cli import command_line
+
+SHORT = ["task=prompts", "task.path=one.jsonl", "max_new=4", "threads=1"]
+DRAFTING = "decoder=[greedy,speculative]"
+PROFILE = ["profile.nodes=[1,4]", "profile.contexts=[8]", "profile.visits=1"]
+TUNE = ["--prompts", "one.jsonl", "--max-new", "4", "--trials", "1", "--temperatures", "0"]
+COMMANDS: dict[str, Callable[..., list[str]]] = {
+    "bench": lambda *own: [*SHORT, DRAFTING, "audit=none", *own],
+    "profile": lambda *own: [*SHORT, DRAFTING, *PROFILE, *own],
+    "advise": lambda *own: [*SHORT, DRAFTING, "nodes=[1,4]", "visits=1", *own],
+    "replay": lambda *own: ["recording=one.jsonl", DRAFTING, *own],
+    "generate": lambda *own: ["abc", "--decoder", "speculative", "--max-new", "4", *own],
+    "tune": lambda *own: [*TUNE, "--decoders", "speculative", "--overrides", *own],
+}
+"""The commands that load models, and how they are called with overrides."""
+MISTAKES = {
+    "model.target=no/such": "'no/such': We couldn't connect",
+    "model=nosuch": "there is no model 'nosuch'; choose from codellama-34b-7b",
+    "model.draft=damaged": "cannot load 'damaged': Error while deserializing header",
+    "model.draft=other": "the tokenizers differ: id 258 is 'ab' for the target and",
+    "model.device=nowhere": "model.device=nowhere: give cpu, cuda or cuda:<number>",
+    "nosuch=1": "the config has no option 'nosuch'; choose from",
+    "decoder.speculative.gama=1": "no option 'gama' (did you mean gamma?)",
+    "decoder=[specultive]": "no decoder 'specultive' (did you mean speculative?)",
+}
+OTHERS = {
+    "generate": [
+        (["abc", "--nosuch"], "error: unrecognized arguments: --nosuch"),
+        (["abc", "--max-new", "many"], "argument --max-new: invalid int value: 'many'"),
+        (["abc" * 20000], "the model's context 8192: shorten the prompt"),
+        (["abc", "--decoder", "specultive"], "no decoder 'specultive' (did you mean specul"),
+    ],
+    "advise": [
+        (["task=prompts", "task.path=long.jsonl", "decoder=[]", "nodes=[1]"], "shorten the prompt")
+    ],
+    "bench": [
+        (["task=prompts", "task.path=damaged.jsonl"], "damaged.jsonl, line 1: not JSON"),
+        ([*SHORT, "costs=damaged.jsonl"], "damaged.jsonl holds no costs: give verify_ms"),
+        ([*SHORT, "results_dir=one.jsonl"], "one.jsonl: File exists; give another path"),
+    ],
+    "replay": [(["recording=damaged.jsonl"], "cannot read the recording damaged.jsonl: give J")],
+    "report": [
+        (["nosuch"], "nosuch is not a results folder: no run.json"),
+        (["--nosuch"], "--help' lists the options"),
+        (["damaged"], "damaged/run.json"),
+    ],
+    "audit": [
+        (["nosuch"], "nosuch is not a results folder: it has no run.json"),
+        (["damaged"], "damaged/run.json"),
+    ],
+    "tune": [
+        (["--decoders", "x"], "nothing to tune of x: conf/tune has"),
+        (["--trials", "0"], "--trials=0: give a whole number, 1 or more"),
+        (["--costs", "damaged.jsonl"], "damaged.jsonl holds no costs"),
+    ],
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def damage(saved_pair) -> None:
+    """A damaged model, a draft with another tokenizer, and prompts that cannot be used."""
+    for name in ("damaged", "other"):
+        shutil.copytree(saved_pair / "draft", saved_pair / name)
+    weights = saved_pair / "damaged" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    (saved_pair / "damaged" / "run.json").write_text("{")
+    tokenizer = json.loads((saved_pair / "other" / "tokenizer.json").read_text())
+    ids = tokenizer["model"]["vocab"]
+    last, before = sorted(ids, key=ids.get)[-2:]
+    ids[last], ids[before] = ids[before], ids[last]
+    (saved_pair / "other" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (saved_pair / "damaged.jsonl").write_text('{"prompt": ')
+    for name, prompt in (("one", "abc"), ("long", "abc" * 20000)):
+        row = json.dumps({"prompt": prompt, "completion": "abc"})
+        (saved_pair / f"{name}.jsonl").write_text(row + "\n")
+
+
+@pytest.fixture
+def fails(call, saved_pair, monkeypatch):
+    """Call a command that must fail; its exit code is 2, and the error one line."""
+
+    def run(name: str, *argv: str, code: int = 2) -> str:
+        monkeypatch.chdir(saved_pair)
+        found, out, err = call(name, *argv, pair=False)
+        assert found == code and "Traceback" not in err + out, err
+        lines = [line for line in err.splitlines() if "error:" in line]
+        assert len(lines) == 1 and out == "" and "usage" not in err, err
+        return lines[0]
+
+    return run
+
+
+PAIR = ("model=hf", "model.target=target", "model.draft=draft", "model.dtype=float32")
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_mistake_is_one_line_for_every_command(fails, name, mistake):
+    own = PAIR[:0] if mistake.startswith("model=") else PAIR
+    if mistake.startswith("decoder=") and name in ("generate", "tune"):
+        pytest.skip("these take decoders by an option of their own")
+    assert MISTAKES[mistake] in fails(name, *COMMANDS[name](*own, mistake))
+
+
+@pytest.mark.parametrize(
+    ("name", "argv", "says"), [(name, *case) for name, own in OTHERS.items() for case in own]
+)
+def test_a_command_s_own_mistakes(fails, name, argv, says):
+    own = {"report": [], "audit": [], "tune": ["--overrides", *PAIR]}.get(name, PAIR)
+    assert says in fails(name, *argv, *own)
+
+
+@pytest.mark.parametrize("name", command_line.COMMANDS)
+def test_a_full_disk_and_ctrl_c_are_one_line(call, monkeypatch, name):
+    argv = COMMANDS.get(name, lambda: ["x"])()
+    for error, code, says in (
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full: free some"),
+        (KeyboardInterrupt(), 130, "interrupted: rerun the command; what was written is kept"),
+    ):
+
+        def broken(*args, error=error):
+            raise error
+
+        monkeypatch.setattr(command_line, "function", lambda name, broken=broken: broken)
+        found, out, err = call(name, *argv, pair=False)
+        assert (found, out) == (code, "") and err.count("\n") == 1 and says in err
