@@ -30,7 +30,8 @@ class Drafter(Protocol):
         ...
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
-        """Return a tree rooted at `tokens[-1]`; `budget` new tokens, at least 1, are wanted."""
+        """Return a tree rooted at `tokens[-1]`. `budget` new tokens, at least 1, are wanted: the
+        target adds one, so nodes deeper than `budget` - 1 are scored in vain."""
         ...
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:

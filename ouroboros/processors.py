@@ -8,7 +8,7 @@ calls would see rejected branches, and is an error that names it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
@@ -65,6 +65,8 @@ class Processed(TokenSelector):
             processors, choose = [*processors, *choose.warpers], Sampler(seed=choose.seed)
         self.choose = choose
         self.processors = LogitsProcessorList([_of_row(p, row) for p in processors])
+        functions = (vars(p).get("_prefix_allowed_tokens_fn") for p in self.processors)
+        self._constraints = [own for own in functions if isinstance(own, Constraint)]
         self.vocab = vocab
         self.padding = padding
         self.temperature = choose.temperature * combined_temperature(processors)
@@ -86,6 +88,8 @@ class Processed(TokenSelector):
         for row, node in enumerate(tree.logit_nodes):
             by_depth.setdefault(int(depths[node]), []).append(row)
         text = [*self.padding, *tokens]
+        for constraint in self._constraints:
+            constraint.start(len(text))
         for among in by_depth.values():
             paths = [tree.path_to(tree.logit_nodes[row])[1:] for row in among]
             texts = [[*text, *(tree.tokens[node] for node in path)] for path in paths]
@@ -106,11 +110,34 @@ class Processed(TokenSelector):
         return self.choose.ranked(self.processed(logits, tokens, tree), tokens, tree, count)
 
 
+class Constraint:
+    """A `prefix_allowed_tokens_fn` on one row of a batch, not asked about texts that it forbids: a
+    draft may hold such texts, and the function may fail on them."""
+
+    def __init__(self, allowed: Callable, row: int) -> None:
+        self.allowed, self.row = allowed, row
+
+    def start(self, length: int) -> None:
+        """Take the first `length` tokens of the texts to come as decoded."""
+        self.length = length
+        self.answers: dict[tuple[int, ...], list[int]] = {}
+
+    def __call__(self, batch: int, ids: torch.Tensor) -> Sequence[int]:
+        """Return the ids allowed next; id 0 after a text that is forbidden."""
+        text = tuple(ids.tolist())
+        for end in range(self.length, len(text) + 1):
+            if text[:end] not in self.answers:
+                self.answers[text[:end]] = list(self.allowed(self.row, ids[:end]))
+            if end < len(text) and text[end] not in self.answers[text[:end]]:
+                return [0]
+        return self.answers[text]
+
+
 def _of_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
     """Return a processor of a batch as one of its row alone."""
     known, own = vars(processor), copy.copy(processor)
     if (allowed := known.get("_prefix_allowed_tokens_fn")) is not None:
-        vars(own)["_prefix_allowed_tokens_fn"] = lambda _, ids: allowed(row, ids)
+        vars(own)["_prefix_allowed_tokens_fn"] = Constraint(allowed, row)
     if isinstance(ignored := known.get("prompt_ignore_length"), torch.Tensor):
         vars(own)["prompt_ignore_length"] = int(ignored[row])
     for name in ("encoder_input_ids", "generated_ngrams"):

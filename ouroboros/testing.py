@@ -70,8 +70,9 @@ def assert_lossless(
     each model; a callable with a parameter `draft` is given a small model that is often right.
 
     Raises `AssertionError` with the case, the index and the tree where a text first differs, and
-    where the drafter changed the list of tokens passed to it. A drafter that preserves only the
-    distribution (one with a `rule`) differs when it samples: give `temperatures=(0.0,)`.
+    where the drafter changed the list of tokens passed to it, drafted an id that the model does not
+    know, or more tokens than can be accepted. A drafter that preserves only the distribution (one
+    with a `rule`) differs when it samples: give `temperatures=(0.0,)`.
     """
     for seed in seeds:
         target = tiny_model(seed)
@@ -90,12 +91,17 @@ def assert_lossless(
             for length in (1, 5, 12):
                 prompt = [draw.randrange(VOCAB) for _ in range(length)]
                 name = f"model {seed}, temperature {temperature:g}, {length} prompt tokens"
-                case = target, made, prompt, choose
-                text = _check(*case, max_new, name)
-                eos = frozenset(text[length + max_new // 2 :][:2])
-                _check(*case, max_new, f"{name}, ends {sorted(eos)}", eos)
-                _check(*case, 2 * CONTEXT, f"{name}, the end of the context")
-                _check(*case, 2, f"{name}, two tokens")
+                target.empty()
+                text = decode(target, RootOnly(), prompt, max_new=2 * CONTEXT, choose=choose).tokens
+                eos = text[length + max_new // 2 :][:2]
+                for most, ends, case in (
+                    (max_new, (), ""),
+                    (max_new, eos, f", ends {sorted(eos)}"),
+                    (2 * CONTEXT, (), ", the end of the context"),
+                    (2, (), ", two tokens"),
+                ):
+                    recorder = _Recorder(made, target.vocab_size)
+                    _check(target, recorder, prompt, text, most, name + case, choose, ends)
 
 
 def stress(target: CachedModel, prompt: list[int], *, trees: int = 20, max_new: int = 30) -> None:
@@ -106,8 +112,8 @@ def stress(target: CachedModel, prompt: list[int], *, trees: int = 20, max_new: 
     """
     text = decode(target, RootOnly(), prompt, max_new=max_new).tokens
     for seed in range(trees):
-        drafter = RandomTrees(text, seed=seed, vocab=target.vocab_size)
-        _check(target, drafter, prompt, argmax, max_new, "a stressed model")
+        recorder = _Recorder(RandomTrees(text, seed=seed, vocab=target.vocab_size))
+        _check(target, recorder, prompt, text, max_new, "a stressed model")
 
 
 def tiny_model(seed: int = 0) -> CachedModel:
@@ -141,35 +147,36 @@ def _add_noise(model: PreTrainedModel, *, seed: int, step: float, keep: float) -
 
 def _check(
     target: CachedModel,
-    drafter: Drafter,
+    recorder: _Recorder,
     prompt: list[int],
-    choose: TokenSelector,
+    text: list[int],
     max_new: int,
     case: str,
+    choose: TokenSelector = argmax,
     eos: Collection[int] = (),
-) -> list[int]:
-    """Assert that a drafter decodes a prompt as standard decoding does; return that text."""
-    recorder, texts = _Recorder(drafter), []
-    for decoder in (RootOnly(), recorder):
-        target.empty()
-        run = decode(target, decoder, prompt, max_new=max_new, eos=eos, choose=choose)
-        texts.append(run.tokens)
-    expected, found = texts
+) -> None:
+    """Assert that a drafter decodes a prompt to the beginning of a standard `text` that the limits
+    leave."""
+    start = len(prompt)
+    ends = [at for at, token in enumerate(text[:-1], start=1) if at > start and token in eos]
+    expected = text[: min([start + max_new, *ends])]
+    target.empty()
+    found = decode(target, recorder, prompt, max_new=max_new, eos=eos, choose=choose).tokens
     at = first_mismatch(expected, found) or 0
-    trees = [tree for start, tree in recorder.proposed if start <= at]
+    trees = [tree for known, tree in recorder.proposed if known <= at]
     assert found == expected, (
-        f"{type(drafter).__name__} is not lossless ({case}): token {at} is "
-        f"{found[at : at + 1]}, standard decoding has {expected[at : at + 1]}; "
-        f"the tree there was {trees[-1] if trees else None}"
+        f"{recorder.name} is not lossless ({case}): token {at} is {found[at : at + 1]}, standard "
+        f"decoding has {expected[at : at + 1]}; the tree there was {trees[-1] if trees else None}"
     )
-    return expected
 
 
 class _Recorder:
-    """A drafter whose proposals are recorded, with the number of tokens that each followed."""
+    """A drafter whose proposals are recorded, with the number of tokens that each followed, and
+    checked against the budget and the ids below `vocab` if it is given."""
 
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
+    def __init__(self, drafter: Drafter, vocab: int | None = None) -> None:
+        self.drafter, self.vocab = drafter, vocab
+        self.name = type(drafter).__name__
         self.proposed: list[tuple[int, TokenTree]] = []
 
     def __getattr__(self, name: str):
@@ -179,8 +186,14 @@ class _Recorder:
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         shown = list(tokens)
         tree = propose(self.drafter, tokens, budget)
-        assert list(tokens) == shown, (
-            f"{type(self.drafter).__name__}.propose changed the tokens it was shown: copy them"
-        )
+        call, depth = f"{self.name}.propose", tree.draft_depth()
+        assert list(tokens) == shown, f"{call} changed the tokens it was shown: copy them"
+        if self.vocab is not None:
+            strange = [token for token in tree.tokens if not 0 <= token < self.vocab]
+            assert not strange, f"{call} drafted id {strange[0]}, the model knows {self.vocab} ids"
+            assert depth < budget, (
+                f"{call} drafted {depth} tokens in a row with a budget of {budget}: draft at most "
+                "budget - 1, the target adds one"
+            )
         self.proposed.append((len(shown), tree))
         return tree

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -238,6 +239,23 @@ def test_processors_that_read_the_text_are_applied_to_each_nodes_own_path(models
         for door, decoder in (("generate", "lookahead"), ("custom_generate", "ouroboros")):
             out = run(door, target, ids, draft=draft, decoder=decoder, **rule, **options)
             assert torch.equal(out, expected)
+
+
+@both_doors
+def test_a_constraint_is_asked_about_allowed_texts_only(models, door):
+    model, target, draft = models
+    tokens = {row: [t for t in range(3, 13) if (t + row) % 3] for row in range(13)}
+
+    def allowed(row: int, ids: torch.Tensor) -> list[int]:
+        text = ids.tolist()
+        for before, token in itertools.pairwise(text[6:]):
+            assert token in tokens[before], "a forbidden text"
+        return tokens[text[-1]] if len(text) > 6 else list(tokens)
+
+    options = {"prefix_allowed_tokens_fn": allowed, "max_new_tokens": 30}
+    expected = hf(model, **options)
+    for decoder in DECODERS:
+        assert run(door, target, IDS, draft=draft, decoder=decoder, **options).tolist() == expected
 
 
 def test_a_callers_warper_comes_before_temperature_and_a_draft_may_be_narrower(models):

@@ -27,7 +27,7 @@ class Drafts(Greedy):
     """Drafts one token of the text again."""
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
-        return TokenTree.chain(tokens[-1], tokens[:1])
+        return TokenTree.chain(tokens[-1], tokens[: min(1, budget - 1)])
 
 
 class Listing(Drafts):
@@ -39,6 +39,16 @@ class Spoiling(Drafts):
     def propose(self, tokens, budget):
         tokens.append(3)
         return TokenTree.chain(tokens[-2], [tokens.pop() and 4, tokens.append(5) or 5])
+
+
+class Strange(Drafts):
+    def propose(self, tokens, budget):
+        return TokenTree.chain(tokens[-1], [10**6][: budget - 1])
+
+
+class Endless(Drafts):
+    def propose(self, tokens, budget):
+        return TokenTree.chain(tokens[-1], tokens[:1] * 50)
 
 
 class Lossy(Drafts):
@@ -63,6 +73,12 @@ def test_lossless_drafters_pass(name):
     [
         (Lossy, AssertionError, "Lossy is not lossless .* standard decoding has .* tree there was"),
         (Spoiling, AssertionError, "changed the tokens it was shown"),
+        (
+            Strange,
+            AssertionError,
+            "Strange.propose drafted id 1000000, the model knows",
+        ),
+        (Endless, AssertionError, "50 tokens in a row with a budget of 40: draft at most"),
         (Listing, ValueError, "Listing.propose returned a list: return a TokenTree"),
         (Mute, ValueError, "Mute is no drafter: it has no method reset, observe"),
     ],

@@ -7,14 +7,11 @@ model.generate(**inputs, custom_generate="<this folder>", trust_remote_code=True
 from ouroboros import generate as accelerated
 
 
-def generate(
-    model, inputs=None, input_ids=None, assistant_model=None, decoder="ouroboros", **given
-):
+def generate(model, inputs=None, input_ids=None, decoder="ouroboros", **given):
     """Return what standard decoding returns. `decoder` is a name in Ouroboros' conf/decoder."""
     return accelerated(
         model,
         inputs if inputs is not None else input_ids,
-        draft=assistant_model,
         decoder=decoder,
         **{name: value for name, value in given.items() if value is not None},
     )
