@@ -20,7 +20,8 @@ noise is by how much the run's own arithmetic moves the logits of this text, mea
 transformers' own forward, without any drafter. BUG: any other difference, and every missing, failed
 or truncated completion. in law: the decoder preserves the distribution, not individual tokens. not
 measured: all decoders refused the prompt alike, such as one that is too long. The row `greedy`
-compares standard decoding's text itself with float64.
+compares standard decoding's text itself with float64. greedy-equivalent (at temperature 0): every
+completion is identical to greedy decoding's or parts from it at a numeric tie.
 Controls: standard decoding's text scored by transformers' own forward, this many tokens a call, no
 drafter: where it differs, any decoder that scores several tokens at once may differ too."""
 
@@ -59,6 +60,18 @@ def verdict(counts: Mapping[str, int]) -> str:
     return next(iter(counts), "-")
 
 
+def greedy_equivalent(counts: Mapping[str, int]) -> str:
+    """Return whether verdicts of greedy completions are all identical or ties: "yes" or "no"; "-"
+    where some are open, or by a decoder that preserves the distribution only.
+
+    >>> greedy_equivalent({"identical": 18, "numeric tie": 2}), greedy_equivalent({"BUG": 1})
+    ('yes', 'no')
+    """
+    if counts.get("BUG"):
+        return "no"
+    return "yes" if counts and not {*OPEN, "in law"} & counts.keys() else "-"
+
+
 def control_table(rows: Sequence[Row]) -> pd.DataFrame:
     """Return, by size of call, how often transformers' own forward differs from the text of
     standard decoding: in texts and in tokens, and the largest noise in logits."""
@@ -79,9 +92,15 @@ def control_table(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def audit_markdown(
-    title: str, rows: Sequence[Row], decoders: Sequence[str], *, reference: str = "greedy"
+    title: str,
+    rows: Sequence[Row],
+    decoders: Sequence[str],
+    *,
+    reference: str = "greedy",
+    greedy: bool = False,
 ) -> str:
-    """Return audit.md: verdicts, controls, and each completion that is not identical."""
+    """Return audit.md: verdicts (`greedy`: at temperature 0), controls, and each completion that is
+    not identical."""
     verdicts = []
     for name in decoders:
         counts = tally(rows, name)
@@ -95,6 +114,7 @@ def audit_markdown(
                 "ties": counts.get("numeric tie", 0),
                 "BUG": counts.get("BUG", 0),
                 "share that differs": f"{100 * (1 - same / judged):.1f} %" if judged else "-",
+                **({"greedy-equivalent": greedy_equivalent(counts)} if greedy else {}),
             }
         )
     differences = [

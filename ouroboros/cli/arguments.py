@@ -83,14 +83,21 @@ def audit() -> argparse.ArgumentParser:
     of 1, 8 and all tokens; every other decoder's text with that of standard
     decoding. Writes audit.jsonl and audit.md. The exit code is 1 if there is a BUG,
     2 if a completion could not be judged.
+
+        ouroboros audit greedy.jsonl fast.jsonl model=hf model.target=ID
+
+    judges completions of any engine at temperature 0: the first file against the
+    model's own forward, the others against the first. Each line has prompt or
+    prompt_token_ids, and text or token_ids (vLLM's names). An engine is
+    greedy-equivalent if every completion is identical or parts at a numeric tie.
     """
     parser = _parser(audit)
-    parser.add_argument("folder", help="a results folder")
+    parser.add_argument("folder", help="a results folder, or a file of greedy completions")
     parser.add_argument(
         "overrides",
         nargs="*",
         metavar="NAME=VALUE",
-        help="options of the run's config, such as paths",
+        help="options of the run's config, such as paths; for files, the other files and the model",
     )
     return parser
 

@@ -1,0 +1,90 @@
+"""Completions of any engine, read from files and judged with the model at hand.
+
+A file has a JSON object a line: `prompt` (text) or `prompt_token_ids`, and the completion as `text`
+or `token_ids`, vLLM's names; lines pair by `id`, or by their order. Give token ids where the engine
+has them: a text that is tokenized again may not be the tokens that were generated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from ouroboros.audit.audit import Auditor
+from ouroboros.audit.report import Row
+from ouroboros.engine.model import CachedModel
+from ouroboros.select import argmax
+
+
+def audit_files(
+    target: CachedModel,
+    files: Sequence[Path],
+    *,
+    eos: Collection[int] = (),
+    on_row: Callable[[], object] = lambda: None,
+) -> list[Row]:
+    """Return the audit of greedy completions, prompt by prompt: the first file's against the
+    model in float64 (is it greedy decoding at all?), every other file's against the first's.
+
+    Files are named by their stems. Raises `ValueError` for a line that cannot be read, and for a
+    prompt that the first file lacks or has otherwise.
+    """
+    names = [
+        path.stem if len({p.stem for p in files}) == len(files) else str(path) for path in files
+    ]
+    read = [_completions(target, path, frozenset(eos)) for path in files]
+    for path, found in zip(files, read, strict=True):
+        if other := [
+            key for key, (prompt, _) in found.items() if read[0].get(key, [0])[0] != prompt
+        ]:
+            raise ValueError(
+                f"{path}: {files[0]} has no such prompt {other[0]!r}; pair lines by id"
+            )
+    auditor, rows = Auditor(target), []
+    for key, (prompt, reference) in read[0].items():
+        pairs = zip(names[1:], read[1:], strict=True)
+        others = {name: found[key][1] if key in found else None for name, found in pairs}
+        found, controls = auditor.judge(prompt, reference, others, choose=argmax, controls=True)
+        named = {names[0]: found.pop("reference"), **found}
+        findings = {
+            name: {k: v for k, v in asdict(one).items() if v not in (None, "", {})}
+            for name, one in named.items()
+        }
+        rows.append(Row(key, 0, findings, [asdict(control) for control in controls]))
+        on_row()
+    return rows
+
+
+def _completions(
+    target: CachedModel, path: Path, eos: Collection[int]
+) -> dict[str, tuple[list[int], list[int]]]:
+    """The prompt's and the new tokens of each line, by id; an end token at the end is left out."""
+    found = {}
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+        try:
+            row = json.loads(line)
+            prompt, new = row.get("prompt_token_ids"), row.get("token_ids")
+            if prompt is None:
+                prompt = list(target.tokenizer(row["prompt"])["input_ids"])
+            if new is None:
+                text = target.tokenizer.decode(prompt, skip_special_tokens=True)
+                whole = list(target.tokenizer(row.get("prompt", text) + row["text"])["input_ids"])
+                alone = target.tokenizer(row["text"], add_special_tokens=False)["input_ids"]
+                fits = whole[: len(prompt)] == prompt
+                new = whole[len(prompt) :] if fits else list(alone)
+            while new and new[-1] in eos:
+                new = new[:-1]
+            if not prompt or not all(0 <= t < target.vocab_size for t in prompt):
+                raise ValueError("the prompt has no tokens, or ids that the model does not know")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            lacks = f"no {error}" if isinstance(error, KeyError) else error
+            raise ValueError(
+                f"{path}, line {number}: {lacks}; give prompt or prompt_token_ids, and text or "
+                "token_ids"
+            ) from error
+        found[str(row.get("id", number))] = (prompt, new)
+    if not found:
+        raise ValueError(f"{path} has no completions: give a JSON object a line")
+    return found
