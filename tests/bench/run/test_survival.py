@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 from bench_models import Moody, TextTask, bench_of, ran
-from ouroboros.baselines import Greedy, Speculative
+from ouroboros.baselines import Greedy, Racer, Speculative, SuffixDecoding, TokenRecycling
 
 from ouroboros import Ouroboros
 from ouroboros.bench.metrics.sample import Sample
@@ -31,6 +31,9 @@ def bench(pair):
         "greedy": Greedy,
         "speculative": lambda: Speculative(pair[1], gamma=3),
         "ouroboros": lambda: Ouroboros(pair[1], pool_state="task"),
+        "suffix": lambda: SuffixDecoding(max_tokens=8, factor=4, state="task"),
+        "recycling": lambda: TokenRecycling(state="task"),
+        "racer": lambda: Racer(state="task"),
     }
     return bench_of(pair, TASK, decoders, repeats=2)
 
@@ -99,7 +102,8 @@ def test_an_interrupted_run_with_carried_state_repeats_the_whole_one_step_by_ste
         except KeyboardInterrupt:
             assert parts.pool_path("ouroboros").exists()
     assert counts(parts.load_samples()) == counts(whole.load_samples())
-    assert [p.name for p in whole.path.glob("pool-*")] == ["pool-ouroboros.json"]
+    kept = {f"pool-{name}.json" for name in ("ouroboros", "suffix", "recycling", "racer")}
+    assert {p.name for p in whole.path.glob("pool-*")} == kept
     whole.drop_pools()
     assert not list(whole.path.glob("pool-*"))
 
