@@ -28,7 +28,7 @@ FASTER = [9.0] * len(ROWS), [1.0] * len(ROWS)
 
 @pytest.fixture(autouse=True)
 def small_and_faster(monkeypatch):
-    monkeypatch.setattr(prepack, "SMALLEST", 1)
+    monkeypatch.setattr(prepack, "SMALLEST", {})
     monkeypatch.setattr(prepack, "_time_both", lambda layers: FASTER)
 
 
@@ -84,7 +84,7 @@ def test_what_is_never_faster_is_not_packed(monkeypatch):
 
 def test_both_ways_are_timed(monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr(prepack, "SMALLEST", 1)
+    monkeypatch.setattr(prepack, "SMALLEST", {})
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
     facts = prepack_linears(model).facts
     assert not facts or (facts["layers"], facts["rows"]) == (3, ROWS)

@@ -215,7 +215,7 @@ def packed_frame(packed: Mapping[str, Mapping]) -> pd.DataFrame:
         {"model": role, "rows": rows, "plain_ms": plain, "packed_ms": packed_ms}
         | {"used": "packed" if rows in facts["used"] else "plain"}
         for role, facts in packed.items()
-        if facts.get("used")
+        if facts.get("plain_ms")
         for rows, plain, packed_ms in zip(
             facts["rows"], facts["plain_ms"], facts["packed_ms"], strict=True
         )

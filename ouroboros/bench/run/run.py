@@ -327,7 +327,7 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
     if PLAIN not in bench.decoders:
         yield f"without {PLAIN} in decoder=[...] there is no speedup and no losslessness verdict"
     float32_on_cpu = bench.target.device.type == "cpu" and bench.target.dtype == torch.float32
-    plain = 1 not in bench.target.packed.facts.get("rows", ())
+    plain = 1 not in bench.target.packed.facts.get("used", ())
     if config.timing and float32_on_cpu and plain and "AMD" in str(machine()["cpu"]):
         yield (  # MKL multiplies each of so few rows by itself there
             "float32 on an AMD processor without prepacked weights: calls of one to three nodes "
