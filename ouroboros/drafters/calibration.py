@@ -59,8 +59,11 @@ class RecordingGrower(TreeGrower):
             rows.append([*features[:width].tolist(), float(token == truth)])
 
 
-def fit(rows: np.ndarray) -> np.ndarray:
-    """Return the weights of a logistic model with a small penalty; feature 0 is the constant."""
+def fit(rows: np.ndarray, before: Sequence[float]) -> np.ndarray:
+    """Return the weights of a logistic model with a small penalty; feature 0 is the constant.
+
+    A feature that is 0 in all rows keeps its weight `before`.
+    """
     features, outcomes = rows[:, :-1], rows[:, -1]
     mean, spread = features.mean(0), features.std(0)
     mean[0], spread[0] = 0.0, 1.0
@@ -78,7 +81,7 @@ def fit(rows: np.ndarray) -> np.ndarray:
     best = minimize(loss, np.zeros(features.shape[1]), jac=True, method="L-BFGS-B").x
     weights = best / spread
     weights[0] = best[0] - (weights[1:] * mean[1:]).sum()
-    return weights
+    return np.where(features.any(0), weights, before)
 
 
 def quality(rows: np.ndarray, weights: np.ndarray) -> dict:
@@ -145,7 +148,8 @@ def calibrate(
                 if temperature > 0:
                     choose = Sampler(temperature=temperature, seed=number)
                 decode(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose)
-        index, both = fit(np.array(fitted.phrase_rows)), fit(np.array(fitted.draft_rows))
+        index = fit(np.array(fitted.phrase_rows), weights.index)
+        both = fit(np.array(fitted.draft_rows), weights.draft)
         about = {
             "pair": pair,
             "prompts": {name: len(group) for name, group in texts.items()},

@@ -43,6 +43,8 @@ class Ouroboros:
     - `weights`: the probability estimators' weights, or their file; by default the shipped ones
     - `pool_state`: "cold" empties the phrase memory for each prompt, "task" carries it from prompt
       to prompt, "loaded" starts each prompt from `pool`, the `state_dict` of another drafter
+    - `history`: how earlier prompts are read: True looks farther back, trusts what earlier texts
+      alone say less, begins each prompt with fresh acceptance rates and grows larger trees
 
     The draft model is first called where that first pays; until then it has read nothing. A long
     prompt is prefilled before anything is proposed, so the first token comes as early as in greedy
@@ -58,6 +60,7 @@ class Ouroboros:
         draft_nodes: int = 24,
         recycle: bool = True,
         judge: bool = True,
+        history: bool = False,
         costs: str | Costs | None = None,
         weights: str | Weights | None = None,
         pool_state: PoolState = "cold",
@@ -80,6 +83,7 @@ class Ouroboros:
             draft_nodes=draft_nodes,
             recycle=recycle,
             judge=judge,
+            history=history,
         )
         self.reads_rejected = recycle
         costs = costs or default_costs(draft)

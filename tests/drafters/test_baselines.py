@@ -106,6 +106,7 @@ DECODERS: dict[str, Callable[[CachedModel], Drafter]] = {
     "ouroboros eager": ouroboros(costs=EAGER, max_nodes=200),
     "ouroboros without a draft": lambda _: Ouroboros(),
     "ouroboros task": ouroboros(pool_state="task"),
+    "ouroboros history": ouroboros(pool_state="task", history=True),
     "ouroboros loaded": ouroboros(pool_state="loaded", pool=warm_memory()),
     "ouroboros recycle=False": ouroboros(recycle=False),
     "ouroboros chain": ouroboros(children=1, costs=EAGER),

@@ -201,6 +201,7 @@ def test_weights_are_fitted_on_runs_of_the_pair(pair):
     made = calibrate(*pair, {"letters": prompts}, **about)
     again = calibrate(*pair, {"letters": prompts}, **about)
     assert made == again != Weights.load()
+    assert made.index[-1] == Weights.load().index[-1], "no text was an earlier one"
     for part in ("index", "draft"):
         found = made.about[part]
         assert found["observations"] > 20 and found["log_loss"] < found["log_loss_of_the_mean"]

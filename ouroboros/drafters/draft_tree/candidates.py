@@ -170,9 +170,11 @@ def find_candidates(s, m, node):
     for level in range(state.LEVELS):
         s.total[level] = 0.0
     for age in range(s.occurrences[node]):
-        token = token_at(s, m, s.occurrence[node, age] + 1)
+        at = s.occurrence[node, age]
+        token = token_at(s, m, at + 1)
+        kind = state.PHRASE | state.CURRENT if at >= s.start else state.PHRASE
         if token >= 0:
-            _count(s, m, token, s.match[node, age], state.PHRASE, s.recency[age])
+            _count(s, m, token, s.match[node, age], kind, s.recency[age])
     if s.recycle:
         number = m.newest_recycled[s.token[node]]
         age = 0
@@ -181,7 +183,10 @@ def find_candidates(s, m, node):
         ):  # older ones are overwritten
             length = recycled_match(s, m, number, s.depth[node])
             weight = RECYCLED_WEIGHT * s.recency[age]
-            _count(s, m, m.ring[number % state.RING, state.CONTEXT], length, state.RECYCLED, weight)
+            kind = state.RECYCLED
+            if number > s.recycled_before:
+                kind |= state.CURRENT
+            _count(s, m, m.ring[number % state.RING, state.CONTEXT], length, kind, weight)
             number = m.ring[number % state.RING, state.CONTEXT + 1]
             age += 1
     _mix_shares(s)
@@ -244,12 +249,14 @@ def _set_phrase_features(s, x, c, token):
     x[3] = math.log2(1.0 + (s.candidate_rank[c] if c >= 0 else state.SHORTLIST))
     x[4] = 1.0 if c >= 0 and token == s.longest_next else 0.0
     x[5] = 1.0 if c >= 0 and match == s.longest else 0.0
-    x[6] = 1.0 if c >= 0 and s.candidate_kind[c] == state.RECYCLED else 0.0
+    kind = s.candidate_kind[c] if c >= 0 else state.CURRENT
+    x[6] = 1.0 if kind & ~state.CURRENT == state.RECYCLED else 0.0
     x[7] = s.phrase_odds
     x[8] = s.temperature
     x[9] = s.temperature * x[1]
     x[10] = s.temperature * gumbel_of(s.noise_key, token) if s.noisy else 0.0
     x[11] = s.temperature * x[2]
+    x[12] = 1.0 if s.history and not kind & state.CURRENT else 0.0
 
 
 @jit

@@ -28,6 +28,7 @@ from ouroboros.drafters.draft_tree.state import HostCall, jit
 MAX_PHRASE_HITS = 0.75  # the phrases' hit rate counts as at most this
 MIN_TRUST = 0.2  # estimates count for at least this share
 MIN_REACH = 0.01  # nodes reached less likely than this are left out,
+MIN_REACH_WITH_HISTORY = 0.001
 MIN_WORTH = 0.8  # and those worth less than this share of their cost
 CALL_FACTOR = 2.5  # a draft call is worth this many times its immediate gain: it leads to others
 
@@ -49,7 +50,8 @@ def _set_constants(s):
     s.phrase_odds = log_odds(s.phrase_hits / s.phrase_trials, MIN_RATE)
     s.draft_odds = log_odds(s.draft_hits / s.draft_trials, MIN_RATE)
     s.trust = min(max(s.accepted / s.expected, MIN_TRUST), 1.0)
-    s.floor = max(MIN_REACH, MIN_WORTH * rate(s) * s.node_cost / s.trust)
+    least = MIN_REACH_WITH_HISTORY if s.history else MIN_REACH
+    s.floor = max(least, MIN_WORTH * rate(s) * s.node_cost / s.trust)
 
 
 @jit

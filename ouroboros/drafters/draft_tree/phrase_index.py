@@ -10,8 +10,18 @@ plus one. Positions inside the path count too, so a loop continues by itself. Po
 
 from __future__ import annotations
 
+import numpy as np
+
 from ouroboros.drafters.draft_tree import state
 from ouroboros.drafters.draft_tree.state import jit
+
+MAX_STEPS = 128  # down a chain of pairs
+
+
+@jit
+def _pair_slot(before, token):
+    """Return the hash slot of a token after another."""
+    return (np.int64(before) * 1_000_003 + np.int64(token)) % state.PAIRS
 
 
 @jit
@@ -20,11 +30,14 @@ def append(s, m, tokens):
     for token in tokens:
         at = s.length
         m.text[at] = token
+        m.previous[at] = m.previous_pair[at] = -1
         if token >= 0:
             m.previous[at] = m.newest[token]
             m.newest[token] = at
-        else:
-            m.previous[at] = -1
+            if at > 0 and m.text[at - 1] >= 0:
+                slot = _pair_slot(m.text[at - 1], token)
+                m.previous_pair[at] = m.newest_pair[slot]
+                m.newest_pair[slot] = at
         s.length = at + 1
 
 
@@ -73,10 +86,9 @@ def _add_occurrence(s, m, node, position, pointer):
         size = s.occurrences[parent]
         while pointer < size and s.occurrence[parent, pointer] > position - 1:
             pointer += 1
-        if pointer < size:
-            if s.occurrence[parent, pointer] == position - 1:
-                length = s.match[parent, pointer]
-        elif size == state.OCCURRENCES:  # older than the parent's whole list
+        if pointer < size and s.occurrence[parent, pointer] == position - 1:
+            length = s.match[parent, pointer]
+        elif position - 1 < s.complete_from[parent]:
             length = _common_suffix(s, m, position - 1, s.length - 2 + s.depth[node])
     s.occurrence[node, count] = position
     s.match[node, count] = min(length + 1, state.LONGEST)
@@ -88,20 +100,35 @@ def _add_occurrence(s, m, node, position, pointer):
 def find_occurrences(s, m, node):
     """List a node's occurrences, newest first; `path` must be filled, the parent's list made.
 
-    Only occurrences with a token after them count.
+    Only occurrences with a token after them count. With `history`, older ones follow that share the
+    token before, too.
     """
     token = s.token[node]
     s.occurrences[node] = 0
+    s.complete_from[node] = 0
+    limit = state.WITH_HISTORY if s.history else state.OCCURRENCES
     pointer = 0
     for place in range(s.depth[node] - 1, -1, -1):
-        if s.path[place] == token and s.occurrences[node] < state.OCCURRENCES:
+        if s.path[place] == token and s.occurrences[node] < limit:
             pointer = _add_occurrence(s, m, node, s.length - 1 + place, pointer)
     position = m.newest[token]
     if position == s.length - 1:
         position = m.previous[position]
-    while position >= 0 and s.occurrences[node] < state.OCCURRENCES:
+    while position >= 0 and s.occurrences[node] < limit:
         pointer = _add_occurrence(s, m, node, position, pointer)
         position = m.previous[position]
+    if s.occurrences[node] < limit:
+        return
+    s.complete_from[node] = s.occurrence[node, limit - 1]
+    before = token_at(s, m, s.length - 2 + s.depth[node])
+    if not s.history or position < 0 or before < 0:
+        return
+    older, steps = m.newest_pair[_pair_slot(before, token)], 0
+    while older >= 0 and steps < MAX_STEPS and s.occurrences[node] < limit + state.OLDER:
+        if older <= position and m.text[older] == token and m.text[older - 1] == before:
+            pointer = _add_occurrence(s, m, node, older, pointer)
+        older = m.previous_pair[older]
+        steps += 1
 
 
 @jit

@@ -31,10 +31,13 @@ Function = TypeVar("Function", bound=Callable)
 NODES = 1024  # nodes made in one step, those dropped again included
 CHILDREN = 5  # most children of a node
 OCCURRENCES = 48  # newest occurrences of a token that are looked at
+WITH_HISTORY = 40  # with `history`: newest occurrences,
+OLDER = 24  # and then older ones after the same token
+PAIRS = 1 << 17  # hash slots for pairs of tokens
 LONGEST = 64  # longer suffix matches count as this long
 ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # match lengths at which the PPM mixture counts
 LEVELS = len(ORDERS)
-CANDIDATES = 64  # distinct tokens after a node: at least OCCURRENCES + RECENT
+CANDIDATES = 80  # distinct tokens after a node: at least WITH_HISTORY + OLDER + RECENT
 SHORTLIST = 8  # candidates with the largest shares, which the estimator sees
 RECENT = 12  # newest recycled predictions after a token that are looked at
 RING = 1 << 14  # recycled predictions kept, 32 bytes each
@@ -44,6 +47,7 @@ MAX_CALLS = 48  # draft calls in one step
 SIZES = 257  # calls of 1 to SIZES - 1 nodes have a cost
 
 PHRASE, RECYCLED, DRAFT, JUDGED = 1, 2, 4, 8  # who proposes a child, as bits
+CURRENT = 16  # the current sequence does, not earlier ones alone
 
 RATES = (
     "tokens", "cost", "phrase_hits", "phrase_trials", "draft_hits", "draft_trials", "finds",
@@ -56,7 +60,7 @@ PHRASE_FEATURES = (
     "one", "log-odds of the share", "log2(1 + match)", "log2(1 + rank)",
     "newest of the longest matches", "match is the longest", "only recycled",
     "log-odds of the index's hit rate", "temperature", "temperature x log-odds of the share",
-    "temperature x noise", "temperature x log2(1 + match)",
+    "temperature x noise", "temperature x log2(1 + match)", "earlier texts alone",
 )  # fmt: skip
 DRAFT_FEATURES = (
     *PHRASE_FEATURES, "log-odds of the draft's share", "the draft's margin",
@@ -70,7 +74,8 @@ class Memory(NamedTuple):
     """The arrays that live from step to step and grow.
 
     `text` are the tokens seen, with -1 before each further sequence; `previous[i]` is the position
-    before i with the same token and `newest[token]` the last one, -1 for none. `ring[number %
+    before i with the same token and `newest[token]` the last one, -1 for none; `previous_pair` and
+    `newest_pair` are the same for the hash of a token and the one before it. `ring[number %
     RING]` is recycled prediction `number`: CONTEXT tokens before it (nearest first), itself, and
     the number of the previous prediction after the same token; `newest_recycled[token]` is the last
     one after a token, 0 for none. `slot` is scratch: the candidate number of a token.
@@ -78,7 +83,9 @@ class Memory(NamedTuple):
 
     text: np.ndarray
     previous: np.ndarray
+    previous_pair: np.ndarray
     newest: np.ndarray
+    newest_pair: np.ndarray
     ring: np.ndarray
     newest_recycled: np.ndarray
     slot: np.ndarray
@@ -86,7 +93,8 @@ class Memory(NamedTuple):
 
 _INTEGERS = {
     # the sequence: tokens of text, where the present sequence begins, predictions recycled so far
-    "length": (), "start": (), "recycled": (), "stamp": (),
+    # and before it; whether earlier sequences are looked at in the way of `history`
+    "length": (), "start": (), "recycled": (), "stamp": (), "recycled_before": (), "history": (),
     # settings
     "max_nodes": (), "max_children": (), "draft_nodes": (), "recycle": (), "judge": (),
     "noisy": (), "seed": (),
@@ -94,12 +102,14 @@ _INTEGERS = {
     # that the draft shall score now, nodes that it has scored in this step
     "max_depth": (), "max_draft_depth": (), "made": (), "tree_size": (), "calls": (), "pending": (),
     "drafted": (),
-    # by node: `occurrence` and `match` are positions of its token in the text, and how many tokens
-    # up to there agree; `draft_row` is its row in the draft's tree, `top_phrase` the first phrase's
-    # token; `ranks` tokens after it were ranked by the draft model
+    # by node: `occurrence` and `match` are positions of its token in the text, all of them from
+    # `complete_from` on, and how many tokens up to there agree; `draft_row` is its row in the
+    # draft's tree, `top_phrase` the first phrase's token; `ranks` tokens after it were ranked by
+    # the draft model
     "token": NODES, "parent": NODES, "depth": NODES, "kind": NODES, "scored": NODES, "place": NODES,
-    "draft_row": NODES, "occurrences": NODES, "occurrence": (NODES, OCCURRENCES),
-    "match": (NODES, OCCURRENCES), "top_phrase": NODES, "ranks": NODES, "ranked": (NODES, RANKS),
+    "draft_row": NODES, "occurrences": NODES, "occurrence": (NODES, WITH_HISTORY + OLDER),
+    "match": (NODES, WITH_HISTORY + OLDER), "complete_from": NODES, "top_phrase": NODES,
+    "ranks": NODES, "ranked": (NODES, RANKS),
     "children": NODES, "child_token": (NODES, CHILDREN), "child_node": (NODES, CHILDREN),
     "child_kind": (NODES, CHILDREN),
     "phrase_children": NODES, "phrase_child": (NODES, CHILDREN),  # those before the draft's view
@@ -149,14 +159,15 @@ def new_state() -> Any:
     return np.zeros(1, np.dtype((np.record, np.dtype(fields, align=True))))
 
 
-EMPTY = (-1, -1, -1, 0, 0, 0)
+EMPTY = (-1, -1, -1, -1, -1, 0, 0, 0)
 """What the arrays of an empty memory hold."""
 
 
 def new_memory(vocab: int) -> Memory:
     """Return an empty memory for token ids below `vocab`."""
-    shapes = (1024,), (1024,), (vocab,), (RING, CONTEXT + 2), (vocab,), (vocab,)
-    kinds = (*[np.int32] * 5, np.int64)
+    text, ids = (1024,), (vocab,)
+    shapes = text, text, text, ids, (PAIRS,), (RING, CONTEXT + 2), ids, ids
+    kinds = (*[np.int32] * 7, np.int64)
     return Memory(*(np.full(*made) for made in zip(shapes, EMPTY, kinds, strict=True)))
 
 

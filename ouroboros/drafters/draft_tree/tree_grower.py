@@ -28,7 +28,7 @@ PADDING_GAIN = 0.95  # a tree is filled up if the larger call costs less than th
 SOURCES = tuple(
     "judged" if kind & state.JUDGED else "phrase" if kind & state.PHRASE
     else "recycled" if kind & state.RECYCLED else "draft"
-    for kind in range(2 * state.JUDGED)
+    for kind in range(2 * state.CURRENT)
 )  # fmt: skip
 """Who proposed a node, by its kind: a "phrase" of the text, a "recycled" prediction, the "draft"
 model, or "judged": a phrase whose parent the draft model scored too."""
@@ -39,8 +39,8 @@ class TreeGrower:
 
     Call `start` for each sequence, and in each step `begin`, `add_rankings` while the draft model
     is to score nodes, `proposal` and `learn`. Limits of a tree are `max_nodes`, `children` of a
-    node, and `draft_nodes` of a draft call; `recycle` and `judge` are those of `Ouroboros`. Raises
-    `ValueError` for a limit out of range.
+    node, and `draft_nodes` of a draft call; `recycle`, `judge` and `history` are those of
+    `Ouroboros`. Raises `ValueError` for a limit out of range.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class TreeGrower:
         draft_nodes: int = 24,
         recycle: bool = True,
         judge: bool = True,
+        history: bool = False,
         vocab: int = 1024,
     ) -> None:
         for name, value, most in (
@@ -65,7 +66,7 @@ class TreeGrower:
         s = self.state = self._states[0]
         s.max_nodes, s.max_children, s.draft_nodes = max_nodes, children, draft_nodes
         s.recycle, s.judge = int(recycle), int(judge)
-        self._recycle = recycle
+        self._recycle, self._history = recycle, history
         fill_tables(s)
         s.phrase_weights[:], s.draft_weights[:] = weights.index, weights.draft
         # views of the record's arrays, since a field costs a microsecond at each access
@@ -99,6 +100,10 @@ class TreeGrower:
         if s.length:
             self._append([-1])
         s.start = self._start = int(s.length)
+        s.recycled_before = s.recycled
+        s.history = int(self._history and s.start > 0)
+        if s.history:
+            feedback.reset_rates(s)
         self._known, self._unlearned = 0, ()
         s.temperature, s.logit_scale = temperature, temperature or 1.0
         s.noisy, s.seed = int(seed is not None), seed or 0
@@ -239,7 +244,8 @@ class TreeGrower:
         """Make room for that many tokens of text, and for that token id."""
         m = self.memory
         if text > len(m.text) or token >= len(m.newest):
-            sizes = text, text, token + 1, state.RING, token + 1, token + 1
+            ids = token + 1
+            sizes = text, text, text, ids, 0, 0, ids, ids
             arrays = zip(m, sizes, state.EMPTY, strict=True)
             self.memory = Memory(*(_extended(*array) for array in arrays))
 

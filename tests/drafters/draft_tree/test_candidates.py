@@ -16,23 +16,28 @@ from ouroboros.drafters.draft_tree.state import (
     CONTEXT,
     LONGEST,
     OCCURRENCES,
+    OLDER,
     ORDERS,
     RECENT,
     RING,
     SHORTLIST,
+    WITH_HISTORY,
 )
 
 
-def occurrences(text: list[int], path: list[int]) -> list[tuple[int, int]]:
-    """(position, match) of the newest occurrences of a path's last token that have a next one."""
-    whole = text + path[1:]
+def occurrences(whole: list[int], history: bool) -> list[tuple[int, int]]:
+    """(position, match) of the newest occurrences of the last token that have a next one; with
+    history, older ones after the same token too."""
     found = []
     for position in range(len(whole) - 2, -1, -1):
         ends = zip(whole[position::-1], whole[:0:-1], strict=False)
-        length = next((n for n, (a, b) in enumerate(ends) if a != b), position + 1)
+        length = next((n for n, (a, b) in enumerate(ends) if a != b or a < 0), position + 1)
         if length:
             found.append((position, min(length, LONGEST)))
-    return found[:OCCURRENCES]
+    if not history:
+        return found[:OCCURRENCES]
+    older = [(position, length) for position, length in found[WITH_HISTORY:] if length > 1]
+    return found[:WITH_HISTORY] + older[:OLDER]
 
 
 def recycled(entries: list[list[int]], path: list[int]) -> list[tuple[int, int]]:
@@ -59,43 +64,47 @@ def shares(seen: list[tuple[int, int, float]]) -> dict[int, float]:
     return found
 
 
-def check_candidates(grown, text: list[int]) -> int:
+def check_candidates(grown) -> int:
     """Compare the candidates after the likeliest nodes; return how many there are."""
-    s, m, entries = grown.state, grown.memory, grown.state_dict()["recycled"]
+    s, m, kept = grown.state, grown.memory, grown.state_dict()
     compared = 0
     for node in s.order[: min(6, s.tree_size)].tolist():
         fill_path(s, node)
         find_candidates(s, m, node)
-        path = path_of(grown, node)
-        whole, places = text + path[1:], occurrences(text, path)
+        whole = kept["text"] + path_of(grown, node)[1:]
+        places = occurrences(whole, bool(s.history))
         listed = zip(s.occurrence[node].tolist(), s.match[node].tolist(), strict=True)
         assert list(listed)[: s.occurrences[node]] == places
         seen = [(whole[at + 1], n, FADE**age) for age, (at, n) in enumerate(places)]
-        for age, (token, match) in enumerate(recycled(entries, whole)):
+        for age, (token, match) in enumerate(recycled(kept["recycled"], whole)):
             seen.append((token, match, RECYCLED_WEIGHT * FADE**age))
         found = {int(s.candidate[c]): float(s.share[c]) for c in range(s.candidates)}
-        assert found == pytest.approx(shares(seen), abs=1e-12)
+        assert found == pytest.approx(shares([one for one in seen if one[0] >= 0]), abs=1e-12)
         shortlist = [float(s.share[c]) for c in s.shortlist[: s.listed]]
         assert shortlist == sorted(found.values(), reverse=True)[:SHORTLIST]
         compared += len(found)
     return compared
 
 
+@pytest.mark.parametrize("history", [False, True])
 @pytest.mark.parametrize(
     ("vocab", "length"),
-    [(2, 400), (3, 90), (6, 300), (20, 400), (40, 300), (5, 1), (5, 2), (1, 99)],
+    [(2, 180), (3, 90), (6, 300), (20, 400), (40, 300), (5, 1), (5, 2), (1, 60)],
 )
-def test_candidates_are_those_of_the_whole_text(vocab, length):
+def test_candidates_are_those_of_all_texts(vocab, length, history):
     """With two tokens, each occurs more often than is looked at: matches further back count."""
-    text = chain_text(length + 300, vocab, seed=length)
-    grown = growth()
-    known, compared = max(1, length - 60), 0
-    while known <= length:
-        known += step(grown, text, known, vocab=vocab)
-        grown.begin(text[:known], 20, -1)
-        compared += check_candidates(grown, text[:known])
-        known += 1
-    assert compared > 9 or length < 50
+    grown = growth(history=history, start=False)
+    for seed in (1, 2):
+        text = chain_text(length + 300, vocab, seed=seed)
+        grown.start()
+        known, compared = max(1, length - 60), 0
+        while known <= length:
+            known += step(grown, text, known, vocab=vocab)
+            grown.begin(text[:known], 20, -1)
+            compared += check_candidates(grown)
+            known += 1
+        assert grown.state.history == (history and seed == 2)
+        assert compared > 9 or length < 50
 
 
 def test_a_second_sequence_does_not_run_into_the_first():

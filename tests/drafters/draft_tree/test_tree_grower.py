@@ -152,6 +152,16 @@ def test_a_run_repeats_itself_and_nothing_forgotten_leaves_a_trace():
     assert trees(grown) == once
 
 
+def test_history_changes_only_trees_after_the_first_text_and_forgets_rates():
+    plain, grown = (growth(call=0.1, start=False, history=on) for on in (False, True))
+    assert trees(plain) == trees(grown)
+    assert trees(plain) != trees(grown)
+    learned = grown.state_dict()["rates"]
+    grown.start()
+    fresh = grown.state_dict()["rates"]
+    assert fresh != learned and fresh == growth().state_dict()["rates"]
+
+
 def test_memory_is_bounded(monkeypatch):
     monkeypatch.setattr(tree_grower, "MAX_TEXT", 500)
     grown = growth()
