@@ -5,7 +5,7 @@
     python scripts/gpu/checks.py lossless FOLDER ...       runs of experiment=gpu_correct
     python scripts/gpu/checks.py equal FOLDER ...          runs of stand-ins of the reference pair
 
-Preflight: versions, the attention kernel against float64, whether both models are served by
+Preflight: versions, numba, the attention kernel against float64, whether both models are served by
 captured graphs and compiled layers, and how near its bandwidth floor a call of one node is.
 Correct: noise, attention, both engines against each other, rolled drafts against plain decoding.
 Lossless: no BUG, no failed sample and, in float32, no text that differs from greedy's. Equal: every
@@ -21,6 +21,7 @@ import json
 import math
 import random
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -278,8 +279,18 @@ def rejects(decoder: Mapping) -> bool:
     return decoder.get("verification") == "rejection"
 
 
+def drafter_compiles() -> Check:
+    """Check that numba, which may refuse a newer NumPy, compiles Ouroboros."""
+    started = time.perf_counter()
+    from ouroboros.drafters.draft_tree.tree_grower import warm_up_jit
+
+    warm_up_jit()
+    return Check("numba", True, {"seconds": time.perf_counter() - started})
+
+
 def preflight(args: argparse.Namespace, sizes: Sizes, run: Callable) -> None:
     run("versions", lambda: Check("versions", True, versions()))
+    run("numba", drafter_compiles)
     grid = {"layouts": sizes.layouts[:2], "nodes": sizes.attention_nodes[::2]}
     run("attention", attention_agrees, args.device, torch.bfloat16, **grid, slots=sizes.slots[:2])
     pair = load_shapes(args.shapes, small=args.small)

@@ -126,6 +126,17 @@ def test_a_missing_extra_is_one_line(told, monkeypatch):
     assert text.count("\n") == 1 and "pandas" in text and "'ouroboros-decoding[bench]'" in text
 
 
+def test_a_package_that_refuses_is_one_line_in_its_own_words(capsys, monkeypatch):
+    """As numba beside a newer NumPy: it is installed, so nothing else is claimed."""
+
+    def refused(*_):
+        raise ImportError("Numba needs NumPy 2.4 or less. Got NumPy 2.5.")
+
+    monkeypatch.setattr(command_line, "run", refused)
+    assert command_line.main(["bench"]) == 2
+    assert capsys.readouterr().err == "error: Numba needs NumPy 2.4 or less. Got NumPy 2.5.\n"
+
+
 def test_a_class_that_there_is_not_is_one_line(monkeypatch):
     with pytest.raises(ValueError, match=r"decoder.x._target_=ouroboros.baselines.Gredy: there is"):
         find_class("ouroboros.baselines.Gredy", "decoder.x")
