@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,8 +160,11 @@ def generate(
     if exact and target is not None and not target.exact:
         raise ValueError("exact=True needs CachedModel(model, exact=True), or the plain model")
     generation = Generation(draft, decoder, settings, streamer, seed, exact, target)
-    config.stop_strings = None
-    with locked(plain, generation.draft), _without_stop_strings(plain):
+    with ExitStack() as stack:
+        stack.enter_context(locked(plain, generation.draft, generation.owner))
+        for given in (config, plain.generation_config):  # transformers passes no tokenizer on
+            stack.callback(setattr, given, "stop_strings", given.stop_strings)
+            given.stop_strings = None
         return type(plain).generate(  # type: ignore[attr-defined]
             plain,
             input_ids,
@@ -216,11 +219,11 @@ class Generation:
         if self.draft is not None and not isinstance(self.draft, CachedModel):
             self.draft = plain_model("draft", self.draft)
         if not isinstance(decoder, str):
-            if settings:
-                names = ", ".join(settings)
-                raise ValueError(f"{names}: give these to the decoder you made yourself")
             check_drafter(decoder)
-            self.draft = getattr(decoder, "draft", None)
+            own, self.draft = self.draft, getattr(decoder, "draft", None)
+            if unused := [*settings, *(["draft"] if own not in (None, self.draft) else [])]:
+                names = ", ".join(unused)
+                raise ValueError(f"{names}: give it to the decoder that you made yourself")
         elif decoder not in decoder_names():
             names = unknown(decoder, decoder_names())
             raise ValueError(f"there is no decoder {names}, or pass a Drafter")
@@ -229,6 +232,11 @@ class Generation:
             raise ValueError(f"generate with decoder={decoder!r} has no option {names}")
         elif not needs_draft(decoder):
             self.draft = None
+
+    @property
+    def owner(self) -> object:
+        """What decodes one text at a time: a decoder that was given, or this callable."""
+        return self if isinstance(self.decoder, str) else self.decoder
 
     def __call__(
         self,
@@ -244,12 +252,14 @@ class Generation:
         prompts = _prompts(input_ids, model_kwargs)
         if self.streamer is not None and len(prompts) > 1:
             raise ValueError(f"a streamer takes one row, input_ids has {len(prompts)}")
-        ends = (MaxLengthCriteria, EosTokenCriteria)
-        criteria = [c for c in stopping_criteria if not isinstance(c, ends)]
+        own = (MaxLengthCriteria, EosTokenCriteria)  # the loop's own rules
+        criteria = [c for c in stopping_criteria if not isinstance(c, own)]
         with_scores = config.output_scores or config.output_logits
+        pad, ends = (getattr(config, f"_{name}_token_tensor", None) for name in ("pad", "eos"))
+        eos = frozenset(() if ends is None else ends.tolist())
         texts, traces, scores = [], [], []
-        owner = self if isinstance(self.decoder, str) else self.decoder
-        with acquire(self.target or model, self.draft, owner, exact=self.exact) as (target, draft):
+        models = acquire(self.target or model, self.draft, self.owner, exact=self.exact)
+        with models as (target, draft):
             decoder = self._decoder(target, draft)
             for row, prompt in enumerate(prompts):
                 seed = None if self.seed is None else self.seed + row
@@ -264,14 +274,13 @@ class Generation:
                     decoder,
                     prompt,
                     max_new=config.max_length - input_ids.shape[-1],
-                    eos=_ids_of(config.eos_token_id),
+                    eos=eos,
                     choose=choose,
                 )
                 traces.append(self._row(run, prompt, padding, criteria, input_ids.device))
                 if with_scores and config.return_dict_in_generate:
                     scores.append(_scores(target, traces[-1], choose))
                 texts.append(torch.tensor([*padding, *traces[-1].tokens], device=input_ids.device))
-        pad = getattr(config, "_pad_token_tensor", None)
         filler = 0 if pad is None else int(pad)
         sequences = pad_sequence(texts, batch_first=True, padding_value=filler)
         if not config.return_dict_in_generate:
@@ -383,25 +392,3 @@ def _prompts(ids: torch.Tensor, inputs: dict) -> list[list[int]]:
                 f"{name} is not supported: it would have no effect; give input_ids only"
             )
     return [row[seen == 1].tolist() for row, seen in zip(ids, mask, strict=True)]
-
-
-def _ids_of(eos: int | Sequence[int] | torch.Tensor | None) -> frozenset[int]:
-    """Return end-of-sequence ids, in any of transformers' forms, as a set."""
-    if eos is None:
-        return frozenset()
-    if isinstance(eos, torch.Tensor):
-        eos = eos.flatten().tolist()
-    return frozenset([eos] if isinstance(eos, int) else eos)
-
-
-@contextmanager
-def _without_stop_strings(model: PreTrainedModel) -> Iterator[None]:
-    """Hide the model's own stop strings from transformers: it would need a tokenizer for them, and
-    passes none to a callable. Their criterion is among those passed."""
-    config = model.generation_config
-    strings = getattr(config, "stop_strings", None)
-    config.stop_strings = None
-    try:
-        yield
-    finally:
-        config.stop_strings = strings

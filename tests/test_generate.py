@@ -473,7 +473,8 @@ WRONG = [
     ({"draft": "a/folder"}, "draft='a/folder' is a str, not a model: give one"),
 ]
 OF_GENERATE = [
-    ({"decoder": PromptLookup(max_ngram_size=2, num_tokens=3), "gamma": 4}, "gamma: give these to"),
+    ({"decoder": PromptLookup(max_ngram_size=2, num_tokens=3), "gamma": 4}, "gamma: give it to"),
+    ({"decoder": PromptLookup(max_ngram_size=2, num_tokens=3), "draft": llama()}, "draft: give it"),
     ({"max_new_tokens": "8"}, "max_new_tokens='8' is text: give a whole number"),
     ({"max_new_token": 8}, "did you mean max_new_tokens"),
     ({"max_node": 8}, "did you mean max_nodes"),

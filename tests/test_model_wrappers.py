@@ -140,23 +140,21 @@ class OneText(RootOnly):
         return super().propose(tokens, budget)
 
 
-@pytest.mark.parametrize("door", ["callable", "decoder"])
-def test_threads_share_one_decoder_for_several_models(door):
-    """Each call has its own length, sampling and models; the decoder's state is not mixed up."""
+@pytest.mark.parametrize("decoder", ["lookahead", OneText()])
+def test_threads_share_one_decoder_for_several_models(decoder):
+    """Each call has its own length and model, and the decoder's state is not mixed up."""
     targets = [llama(seed) for seed in range(3)]
-    originals = copy.deepcopy(targets)
-    own, drafter = (
-        custom_generate(decoder="lookahead"),
-        OneText(),
-    )
+    originals, own = copy.deepcopy(targets), custom_generate(decoder=decoder)
 
     def work(index: int, max_new: int) -> None:
         ids = torch.tensor([PROMPTS[index]])
-        if door == "callable":
-            out = targets[index].generate(ids, max_new_tokens=max_new, custom_generate=own)
-        else:
-            out = generate(targets[index], ids, decoder=drafter, max_new_tokens=max_new)
-        assert out[0].tolist() == plain(originals[index], PROMPTS[index], max_new)
+        expected = [plain(originals[index], PROMPTS[index], max_new)]
+        out = targets[index].generate(ids, max_new_tokens=max_new, custom_generate=own)
+        assert out.tolist() == expected
+        assert (
+            generate(targets[index], ids, decoder=decoder, max_new_tokens=max_new).tolist()
+            == expected
+        )
 
     in_threads(work, [(index, max_new) for max_new in (5, 20, 33) for index in range(3)])
 
