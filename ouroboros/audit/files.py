@@ -45,9 +45,9 @@ def audit_files(
     auditor, rows = Auditor(target), []
     for key, (prompt, reference) in read[0].items():
         pairs = zip(names[1:], read[1:], strict=True)
-        others = {name: found[key][1] if key in found else None for name, found in pairs}
-        found, controls = auditor.judge(prompt, reference, others, choose=argmax, controls=True)
-        named = {names[0]: found.pop("reference"), **found}
+        others = {name: texts[key][1] if key in texts else None for name, texts in pairs}
+        judged, controls = auditor.judge(prompt, reference, others, choose=argmax, controls=True)
+        named = {names[0]: judged.pop("reference"), **judged}
         findings = {
             name: {k: v for k, v in asdict(one).items() if v not in (None, "", {})}
             for name, one in named.items()

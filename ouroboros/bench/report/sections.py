@@ -247,8 +247,8 @@ def _sweep(folder: Path, runs: Sequence[Run]) -> Section:
         members = [*across.members, *down.members]
         own = [d for d in decoders if any(m.startswith(f"decoder.{d}.") for m in members)]
         text = (
-            f"over {across.name} and {down.name}. Lighter is better; framed: the best. The colours "
-            "span at least its 95 % interval."
+            f"over {across.name} and {down.name}. Lighter is better; framed: the best; dashed: no "
+            "worse by its 95 % interval, which the colours span at least."
         )
         for decoder in own or decoders:
             figure = sweeps.sweep_map((across.name, down.name), places, summaries, decoder)

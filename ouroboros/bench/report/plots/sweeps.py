@@ -93,7 +93,8 @@ def sort_key(value) -> tuple:
 def _heat_map(axes: Axes, frame: Any, metric: str, across: list[str], down: list[str]) -> str:
     """Draw a metric of `frame`, indexed by (down, across), frame the best cell; return its value.
 
-    The colours span at least the best cell's 95 % interval, so that noise looks like noise.
+    The colours span at least the best cell's 95 % interval, and cells inside it have dashed frames,
+    so that noise looks like noise.
     """
     values = frame[metric].unstack().reindex(index=down, columns=across).to_numpy(float)
     less = metric in COSTS
@@ -108,8 +109,10 @@ def _heat_map(axes: Axes, frame: Any, metric: str, across: list[str], down: list
         if not np.isnan(cell):
             ink = "#000000" if (cell > middle) != less else "#ffffff"
             axes.text(x, y, form.format(cell), ha="center", va="center", color=ink)
-    corner = (column - 0.5, row - 0.5)
-    axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=RED, linewidth=2.5))
+        if (y, x) == (row, column) or cell == value or low <= cell <= high:
+            look: Any = {"linewidth": 2.5, "linestyle": "-" if (y, x) == (row, column) else "--"}
+            corner = (x - 0.46, y - 0.46)
+            axes.add_patch(Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=RED, **look))
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     axes.set_xticks(range(len(across)), across)
