@@ -5,10 +5,13 @@ The options are in conf/hydra/help/replay.yaml.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from ouroboros.bench.metrics.intervals import COST_RATIO
@@ -43,6 +46,8 @@ def replay_all(cfg: DictConfig, as_json: bool = False) -> int:
     task = task and TaskSpec.from_mapping(task)
     recording = read_recording(path, tokenizer, task=task, limit=config["limit"])
     recorded = {name: runs_of(recording, name) for name in config["decoder"]}
+    run = folder.load_run() if folder else {"model": {}}
+    check_draft(config, run["model"].get("draft"), HydraConfig.get().overrides.task)
     costs, draft = load_costs(config["costs"]), draft_of(config, runs_of(recorded), tokenizer)
     decision_costs = costs or (folder and folder.load_costs()) or Costs.load(UNTIMED)
     makers = decoder_factories(config["decoder"], draft, decision_costs, tokenizer=tokenizer)
@@ -54,7 +59,7 @@ def replay_all(cfg: DictConfig, as_json: bool = False) -> int:
     }
     ratio = config["model"].get("draft_cost")
     if ratio is None and folder:
-        ratio = folder.load_run()["model"].get("draft_cost")
+        ratio = run["model"].get("draft_cost")
         ratio = COST_RATIO if ratio is None else ratio
     table = replay_table(samples, recorded, costs=costs, draft_ratio=ratio, max_new=limit)
     simulated = [one for one in (draft, rates) if isinstance(one, SimulatedDraft | OffTextRates)]
@@ -86,6 +91,19 @@ def replay_all(cfg: DictConfig, as_json: bool = False) -> int:
         print(*batch.failed.dropna().unique(), sep="\n")
     print_document({"recording": path.name, **document}, as_json)
     return 0
+
+
+def check_draft(config: dict, recorded: str | None, overrides: Sequence[str]) -> None:
+    """Raise `ValueError` where a decoder would draft with another model than the `recorded` one,
+    unless the overrides name it."""
+    name = config["model"]["draft"]
+    drafts = any(map(needs_draft, config["decoder"].values())) and not config.get("draft")
+    if not recorded or not drafts or Path(recorded).name == Path(name or recorded).name:
+        return
+    what = f"the recorded run drafted with {recorded}, this replay with {name}"
+    if not any(override.startswith("model") for override in overrides):
+        raise ValueError(f"{what}: give model.draft=<its folder or id>, or model.draft={name}")
+    print(f"warning: {what}", file=sys.stderr)
 
 
 def draft_of(config: dict, recorded: RecordedRuns, tokenizer) -> Any:

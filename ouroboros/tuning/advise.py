@@ -35,6 +35,7 @@ from ouroboros.tuning.break_even import break_even, why_slower
 from ouroboros.tuning.search import SPACES, Settings, search
 
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)  # tree sizes to be timed
+SEARCHED = 4  # texts on which settings are searched
 CALLS = 3  # timed calls of each size at each visit
 
 
@@ -174,29 +175,36 @@ def advise(
     """Predict greedy and each decoder (configs by name): "configured" and, where other settings are
     faster, "best"; return that and the number of settings tried.
 
-    The best settings are those of one round of `search` over the decoder's space. Decoders that
-    cannot be predicted have a `Prediction.failed`.
+    The best settings are those of one round of `search` over the decoder's space, on the first
+    texts. Decoders that cannot be predicted have a `Prediction.failed`.
     """
     found: dict[str, dict[str, Prediction]] = {}
-    tried = 0
-    with tqdm(desc="settings", leave=False, disable=not progress) as bar:
+    tried, few = 0, replace(evidence.recorded, runs=evidence.recorded.runs[:SEARCHED])
+    searched = replace(evidence, recorded=few, counted={})
+    spaces = {
+        name: SPACES.get(kind_of(own), {}) if search_settings else {}
+        for name, own in decoders.items()
+    }
+    total = sum(1 + len(values) for space in spaces.values() for values in space.values())
+    with tqdm(desc="settings", total=total, leave=False, disable=not progress) as bar:
         for name, config in {PLAIN: {}, **decoders}.items():
             known: dict[str, Prediction] = {}
 
             def rate(settings: dict, name=name, config=config, known=known) -> float:
                 key = json.dumps(settings)
                 if key not in known:
-                    known[key] = evidence.predicted(name, config, settings)
+                    known[key] = searched.predicted(name, config, settings)
                     bar.update()
                 return known[key].tokens_per_s
 
-            rate({})
-            found[name] = {"configured": known["{}"]}
-            if search_settings and not known["{}"].failed:
-                space = SPACES.get(kind_of(config), {})
-                if best := search(rate, space, configured=config, rounds=1):
-                    found[name]["best"] = known[json.dumps(best)]
-            tried += len(known)
+            start = evidence.predicted(name, config, {})
+            found[name] = {"configured": start}
+            if spaces.get(name) and not start.failed:
+                settings = search(rate, spaces[name], configured=config, rounds=1)
+                best = evidence.predicted(name, config, settings)
+                if best.tokens_per_s > start.tokens_per_s:
+                    found[name]["best"] = best
+            tried += max(1, len(known))
     return found, tried
 
 

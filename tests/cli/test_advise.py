@@ -3,12 +3,11 @@
 import json
 
 import pytest
-from composing import ROOT
 
 from ouroboros.costs import Costs
 
-DEVELOPMENT = f"task.path={ROOT / 'conf' / 'task' / 'development.jsonl'}"
-SHORT = [DEVELOPMENT, "task.limit=2", "max_new=8", "visits=1", "nodes=[1,2,4,8,64,256]"]
+SHORT = ["task.limit=2", "max_new=8", "visits=1", "nodes=[1,2,4,8,64,256]"]
+"""On the shipped development text, which is found from any folder."""
 COUNTS = ["task.limit=2", "max_new=8", "threads=1", "model.dtype=float32", "timing=false"]
 CHAIN = ["decoder.speculative.confidence=0.0", "decoder.speculative.gamma=7"]
 

@@ -1,8 +1,12 @@
 """`ouroboros replay` end to end on a tiny pair: a folder, a text, costs, and refusals."""
 
 import json
+import shutil
 
 import pytest
+from composing import composed
+
+from ouroboros.cli.replay import check_draft
 
 TINY = ["task.limit=2", "max_new=8", "threads=1", "model.dtype=float32", "timing=false"]
 
@@ -65,6 +69,22 @@ def test_a_draft_is_simulated_and_the_title_says_so(run_replay, saved_pair):
     assert greedy["runs"] == 2 and chain["target_calls"] < greedy["target_calls"] / 3
     code, _, err = run_replay(*given, "draft.agreement=2")
     assert code == 2 and "draft.agreement=2" in err
+
+
+def test_another_draft_than_the_recorded_one_is_refused_unless_asked_for(
+    run_bench, call, run_replay, saved_pair
+):
+    pair = ["model=hf", f"model.target={saved_pair / 'target'}"]
+    shutil.copytree(saved_pair / "draft", saved_pair / "mine")
+    names = ["decoder=[greedy,speculative]", *TINY]
+    assert run_bench(*names, f"model.draft={saved_pair / 'mine'}", "results_dir=by_mine")[0] == 0
+    replayed = ["recording=by_mine", "decoder=[speculative]", "model.dtype=float32"]
+    code, _, err = run_replay(*replayed)
+    assert code == 0 and "warning: the recorded run drafted with mine, this replay with /" in err
+    with pytest.raises(ValueError, match=r"with mine, this replay with reference/draft: give mod"):
+        check_draft(composed(*replayed, name="replay"), "mine", replayed[:2])
+    check_draft(composed("decoder=[greedy]", name="replay"), "mine", [])
+    assert call("replay", *replayed, *pair, "model.draft=mine")[0] == 0
 
 
 def test_several_sequences_at_once_are_predicted(run_replay, saved_pair):

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 import yaml
 
+from ouroboros import conf
 from ouroboros.bench.tasks.sandbox import verdict
 from ouroboros.bench.tasks.task import Example
 
@@ -101,10 +102,9 @@ class DatasetTask:
     @property
     def file(self) -> Path | None:
         """The file or folder of the rows; None for the hub."""
-        bundled = self.path == BUNDLED
-        return (
-            EXAMPLES / f"{self.name}.jsonl" if bundled else Path(self.path) if self.path else None
-        )
+        if self.path == BUNDLED:
+            return EXAMPLES / f"{self.name}.jsonl"
+        return found_path(self.path) if self.path else None
 
     @property
     def version(self) -> str:
@@ -187,6 +187,13 @@ def code_of(completion: str, stop: Sequence[str], *, fenced: bool) -> str:
     if fenced and block and not _BODY.match(completion):
         return block[1] if block[2] is None else block[2]
     return before_stop(completion, [*stop, "\n```"])
+
+
+def found_path(path: str) -> Path:
+    """Return a file or folder; of a path below conf/ that is not here, the installed one."""
+    here = Path(path)
+    shipped = Path(conf.__file__).parent.joinpath(*here.parts[1:])
+    return shipped if here.parts[:1] == ("conf",) and not here.exists() else here
 
 
 def files_of(path: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from ouroboros.bench.tasks.dataset import BUNDLED
+from ouroboros.bench.tasks.dataset import BUNDLED, found_path
 from ouroboros.bench.tasks.task import Example, Task, select
 from ouroboros.instantiate import instantiate, unknown
 
@@ -72,7 +72,7 @@ class TaskSpec:
     def files(self) -> dict[str, Path]:
         """Return the local file that the options name, if any, by option."""
         path = self.options.get("path")
-        return {} if path in (None, "", BUNDLED) else {"task.path": Path(str(path))}
+        return {} if path in (None, "", BUNDLED) else {"task.path": found_path(str(path))}
 
     def load(self) -> tuple[Task, list[Example]]:
         """Return the task and the chosen examples. Raises `ValueError` for unusable options."""
