@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ouroboros.engine.model import CachedModel
+from ouroboros.engine.static import weight_addresses
 from ouroboros.vocab import check_pair
 
 ATTRIBUTE = "_ouroboros_wrappers"
@@ -106,12 +107,12 @@ def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedM
     try:
         if cached is None:
             known, wrapper, needed = wrappers.get(role, ((), None, ""))
-            if wrapper is None or known != (attention, _addresses(model)):
+            if wrapper is None or known != (attention, weight_addresses(model)):
                 wrappers.pop(role, None)
                 wrapper = CachedModel(model, exact=role == "exact")
                 needed = model.config.get_text_config()._attn_implementation
                 # by now the engine may have moved weights that it multiplies together
-                wrappers[role] = (attention, _addresses(model)), wrapper, needed
+                wrappers[role] = (attention, weight_addresses(model)), wrapper, needed
             else:
                 outer = wrapper.model  # of a call that this one is nested in
             if needed != model.config.get_text_config()._attn_implementation:
@@ -142,15 +143,3 @@ def _attention(model: PreTrainedModel) -> dict[str, str]:
     parts = {name: getattr(config, name, None) for name in config.sub_configs}
     own = {name: part._attn_implementation for name, part in parts.items() if part is not None}
     return {"": config._attn_implementation, **own}
-
-
-def _addresses(model: PreTrainedModel) -> list[tuple]:
-    """Return where weights are stored; captured graphs read them there."""
-    found = []
-    for weight in (*model.parameters(), *model.buffers()):
-        try:
-            address = weight.data_ptr()
-        except RuntimeError:  # a quantised tensor has no storage of its own
-            address = id(weight)
-        found.append((address, weight.device, weight.dtype))
-    return found

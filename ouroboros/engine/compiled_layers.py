@@ -72,6 +72,7 @@ class CompiledLayers:
         lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
         layers = next((own for own in lists if len(own) == count), nn.ModuleList())
         self.compiled = [CompiledLayer(layer, i, backend) for i, layer in enumerate(layers)]
+        self.backend = backend
         self.tuned: bool | None = None
         self.spread = torch.compile(spread, backend=backend)
         self.swaps = [

@@ -79,6 +79,18 @@ def replay_ms(graph: torch.cuda.CUDAGraph, rounds: int = 5) -> float:
     return min(start.elapsed_time(end) for start, end in pairwise(marks))
 
 
+def weight_addresses(model: torch.nn.Module) -> list[tuple]:
+    """Return where weights are stored; captured graphs read them there."""
+    found = []
+    for weight in (*model.parameters(), *model.buffers()):
+        try:
+            address = weight.data_ptr()
+        except RuntimeError:  # a quantised tensor has no storage of its own
+            address = id(weight)
+        found.append((address, weight.device, weight.dtype))
+    return found
+
+
 class Static(Eager):
     """An engine of fixed shapes. On a GPU it replays `graphs` of `compiled` layers."""
 
@@ -91,6 +103,7 @@ class Static(Eager):
         self._inputs: dict[int, torch.Tensor] = {}
         self._calls: dict[tuple[int, int], CapturedGraph] = {}
         self._choices: dict[Hashable, CapturedGraph] = {}
+        self._addresses: list[tuple] = []
         self._capacity = 0
         self._memory: Any = None  # torch does not name its type
         self._logits: torch.Tensor | None = None
@@ -98,12 +111,25 @@ class Static(Eager):
     def run(
         self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0
     ) -> torch.Tensor:
+        if not known:
+            self._follow_weights()
         largest = NODES[-1]  # long stretches of missing tokens go first, in calls of this size
         while missing and len(missing) + len(tree) > largest:
             self.call(Layout.chain(known, missing[:largest]))
             known, missing = known + len(missing[:largest]), missing[largest:]
             self.cache.set_length(known)
         return self.call(Layout(known, missing, tree, held))
+
+    def _follow_weights(self) -> None:
+        """Fuse and capture anew if weights were replaced since the text before."""
+        addresses = weight_addresses(self.model)
+        if self._addresses and addresses != self._addresses:
+            self._calls.clear()
+            self._memory = None
+            if self.compiled is not None:
+                self.compiled = CompiledLayers(self.model, backend=self.compiled.backend)
+                addresses = weight_addresses(self.model)
+        self._addresses = addresses
 
     def prepare(self, context: int) -> None:
         """Capture every shape that calls on up to `context` slots have."""

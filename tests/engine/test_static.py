@@ -20,6 +20,7 @@ from transformers import (
 
 from ouroboros.decode import RootOnly, decode, extend
 from ouroboros.drafters.ouroboros import Ouroboros
+from ouroboros.engine.compiled_layers import CompiledLayers
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.selection import why_different
 from ouroboros.engine.static import NODES, Static, padded_nodes, padded_slots
@@ -127,6 +128,34 @@ def test_graphs_of_a_cache_that_grew_are_made_anew(graphed, monkeypatch):
         tree = TokenTree((tokens[-1], 3, 4), (-1, 0, 0))
         torch.testing.assert_close(cached.score(tokens, tree), eager.score(tokens, tree))
     assert len(made) > len(set(made))  # some shapes twice, for the cache has grown
+
+
+def replace_data(linear):
+    linear.weight.data = linear.weight.data.flip(0)
+
+
+def replace_parameter(linear):
+    linear.weight = torch.nn.Parameter(linear.weight.data.flip(0))
+
+
+def write_to_data(linear):
+    linear.weight.data.copy_(linear.weight.data.flip(0))
+
+
+@pytest.mark.parametrize("change", [replace_data, replace_parameter, write_to_data])
+@pytest.mark.parametrize("compiled", [False, True], ids=["captured", "captured and fused"])
+def test_weights_changed_between_texts_are_followed(graphed, compiled, change):
+    """Neither captured calls nor common buffers of several weights keep the old ones."""
+    model, tree = llama(), TokenTree((5, 1, 2), (-1, 0, 0))
+    cached = Session(graphed(model))
+    cached.engine.compiled = CompiledLayers(model, backend="eager") if compiled else None
+    before = cached.score([3, 4, 5], tree).clone()
+    for linear in (model.model.layers[0].self_attn.q_proj, model.model.layers[0].mlp.up_proj):
+        change(linear)
+        cached.empty()
+        found, expected = (own.score([3, 4, 5], tree) for own in (cached, session(model)))
+        torch.testing.assert_close(found, expected)
+        assert not torch.allclose(found, before)
 
 
 def test_prepare_captures_every_shape_up_to_a_context(graphed):
