@@ -54,12 +54,13 @@ shapes() {
 # names OVERRIDE: the shapes in it, as words
 names() { echo "$1" | sed -E 's/.*\{target:([^,}]*)(,draft:([^}]*))?\}/\1 \3/'; }
 
-# archive: this stage's folder and the compiled kernels, without files of more than 5 MB
+# archive: this stage's folder (and those in ALSO) and the compiled kernels, without files of more than
+# 5 MB
 archive() {
   if [ -n "${OUT:-}" ] && [ -z "${DRY:-}" ]; then
     mkdir -p "$OUT" "$RESULTS/$STAGE"
     env | grep -E '^(TORCH|TRITON|CUDA|OMP)' | sort >"$RESULTS/$STAGE/environment.txt"
-    for part in "$STAGE" compiled; do
+    for part in "$STAGE" ${ALSO:-} compiled; do
       [ ! -d "$RESULTS/$part" ] || find "$RESULTS/$part" -type f -size -5M -print0 |
         tar --null -T - -czf "$OUT/$part.tar.gz"
     done

@@ -4,7 +4,7 @@
 # be greedy's up to ties before goals are judged. 9 minutes each for T = 0 (headline.sh) and T = 0.8
 # (headline.sh 0.8).
 TEMPERATURE=${1:-0}
-STAGE=headline_t${TEMPERATURE/./}
+STAGE=headline_t${TEMPERATURE/./} ALSO=headline_costs
 source "$(dirname "$0")/common.sh"
 SHAPES=$(shapes yi-34b yi-6b) || exit 1
 COSTS=$RESULTS/headline_costs/costs.json
