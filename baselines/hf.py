@@ -156,7 +156,7 @@ class HFGenerate:
                 ids, attention_mask=torch.ones_like(ids), generation_config=config, **options
             )
         trace = DecodeTrace(out[0].tolist(), len(prompt))
-        trace.steps = _steps(arrivals.at, started, calls, cut=max_new)
+        trace.steps = timed_steps(arrivals.at, started, calls, cut=max_new)
         keep = stop(trace.new_tokens) if stop is not None else None
         if keep is not None:
             trace.tokens, trace.finish = trace.tokens[: len(prompt) + keep], "stop"
@@ -177,7 +177,7 @@ def _generation_config(model: PreTrainedModel, config: GenerationConfig) -> Iter
         model.generation_config = before
 
 
-def _steps(
+def timed_steps(
     arrivals: list[tuple[float, int]], started: float, calls: list[float], *, cut: int
 ) -> list[StepRecord]:
     steps, before, left = [], started, cut

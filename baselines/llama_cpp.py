@@ -1,0 +1,97 @@
+"""llama.cpp on the same weights, under the same trace and clock: what many use on CPUs.
+
+The package llama-cpp-python is an optional dependency; `scripts/write_gguf.py` writes the weights.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import torch
+from ouroboros.baselines.hf import Stop, timed_steps
+
+from ouroboros.engine.model import CachedModel
+from ouroboros.select import TokenSelector, argmax
+from ouroboros.trace import DecodeTrace
+
+
+class LlamaCpp:
+    """llama.cpp's greedy generation from the GGUF file at `path`; with `lookup`, its Python
+    binding's prompt lookup of so many tokens.
+
+    A step's time counts as verification. Raises `ValueError` if the package or the file is missing.
+    """
+
+    draft = None
+
+    def __init__(self, path: str | None, *, lookup: int = 0) -> None:
+        try:
+            from llama_cpp import Llama
+            from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+        except ImportError as error:
+            raise ValueError(
+                f"llama.cpp needs its Python binding ({error}): pip install llama-cpp-python"
+            ) from error
+        if not path or not Path(path).is_file():
+            raise ValueError(
+                f"decoder.llama_cpp.path={path} is no file: write it by scripts/write_gguf.py"
+            )
+        self.calls: list[float] = []  # of the lookup
+        self._lookup = LlamaPromptLookupDecoding(num_pred_tokens=lookup) if lookup else None
+        threads = torch.get_num_threads()
+        self._llama = Llama(
+            path,
+            n_ctx=0,
+            n_threads=threads,
+            n_threads_batch=threads,
+            draft_model=self._propose if lookup else None,
+            logits_all=bool(lookup),
+            verbose=False,
+        )
+
+    def _propose(self, input_ids, **kwargs):
+        """Propose by lookup; a proposal begins a step."""
+        self.calls.append(time.perf_counter())
+        return self._lookup(input_ids, **kwargs)
+
+    def run(
+        self,
+        target: CachedModel,
+        prompt: Sequence[int],
+        *,
+        max_new: int,
+        eos: Collection[int] = (),
+        choose: TokenSelector = argmax,
+        stop: Stop | None = None,
+    ) -> DecodeTrace:
+        """Generate under the same rules as `decode`; `target` gives the context's length alone."""
+        if choose is not argmax:
+            raise ValueError("llama.cpp is run at temperature 0 only: it has another sampler")
+        room = target.max_len - len(prompt) + 1
+        cramped, max_new = room < max_new, min(max_new, room)
+        trace = DecodeTrace(list(prompt), len(prompt))
+        arrivals: list[tuple[float, int]] = []
+        self._llama.reset()  # nothing of the prompt before is used again
+        self.calls, seen = [], 0
+        started = time.perf_counter()
+        for token in self._llama.generate(list(prompt), temp=0.0, top_k=1, repeat_penalty=1.0):
+            now = time.perf_counter()
+            if arrivals and self._lookup is not None and len(self.calls) == seen:
+                arrivals[-1] = now, arrivals[-1][1] + 1
+            else:
+                arrivals.append((now, 1))
+            seen = len(self.calls)
+            trace.tokens.append(int(token))
+            keep = stop(trace.new_tokens) if stop is not None else None
+            if keep is not None:
+                trace.tokens, trace.finish = trace.tokens[: len(prompt) + keep], "stop"
+            elif token in eos:
+                trace.finish = "eos"
+            if trace.finish in ("stop", "eos") or len(trace.new_tokens) == max_new:
+                break
+        if cramped and trace.finish not in ("stop", "eos"):
+            trace.finish = "context"
+        trace.steps = timed_steps(arrivals, started, [], cut=max_new)
+        return trace
