@@ -1,9 +1,9 @@
-"""Write a Llama checkpoint as GGUF, the file format of llama.cpp, with the same weights.
+r"""Write a Llama checkpoint as GGUF, the file format of llama.cpp, with the same weights.
 
     python scripts/save_standin.py --core reference/target --shape cpu-target --out build/target
     python scripts/write_gguf.py build/target --out build/target.gguf
-    ouroboros bench experiment=peers model.target=build/target model.standin=null \
-        +decoder=llama_cpp decoder.llama_cpp.path=build/target.gguf
+    ouroboros bench "decoder=[greedy,ouroboros,llama_cpp]" model.target=build/target \
+        model.standin=null decoder.llama_cpp.path=build/target.gguf
 
 Needs the package gguf (`pip install gguf llama-cpp-python`). The file has no tokenizer: benches
 pass token ids. Norms are float32, as llama.cpp wants them.

@@ -43,7 +43,7 @@ def test_every_task_composes_and_has_examples_to_try(name):
     assert len(examples) >= 4
 
 
-@pytest.mark.parametrize("name", names("decoder"))
+@pytest.mark.parametrize("name", sorted({*names("decoder")} - {"llama_cpp"}))
 def test_every_decoder_composes_alone_and_can_be_built(name):
     config = composed(f"decoder={name}")
     assert list(config["decoder"]) == [name]

@@ -1,0 +1,158 @@
+"""How long does one call take, by rows? Plain and prepacked weights, exact calls, llama.cpp.
+
+    python scripts/call_times.py --out build/call_times        # 6 minutes on two quiet cores
+
+Calls are alternated in one process: each round times every engine once at each number of rows. The
+floor is the time to read the weights once at the bandwidth of a plain sum over 1 GiB. Writes
+call_times.csv, call_times.md and call_times.svg. llama.cpp is left out without its packages
+(`pip install llama-cpp-python gguf`); it computes the logits of every row, as a tree needs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import torch
+from transformers import LlamaForCausalLM
+from write_gguf import write_gguf
+
+from ouroboros import CachedModel
+from ouroboros.bench.run.pair import cpu, model_path
+from ouroboros.engine.quantised import bytes_of
+from ouroboros.standin import embed, shape
+from ouroboros.tree import TokenTree
+
+ROWS = (1, 2, 3, 4, 8, 16, 32, 64)
+
+
+def read_bandwidth() -> float:
+    """Return the bytes per second that a sum over 1 GiB reads, the best of ten."""
+    data, best = torch.ones(1 << 28), float("inf")
+    for _ in range(10):
+        started = time.perf_counter()
+        data.sum()
+        best = min(best, time.perf_counter() - started)
+    return data.nbytes / best
+
+
+def our_call(model: CachedModel, context: int) -> Callable[[int], float]:
+    """Return a function that times one call of so many rows, in seconds."""
+    text = [int(token) for token in np.random.default_rng(0).integers(1, 5000, context)]
+    model.score(model.new_sequence(), text, TokenTree.chain(text[-1], ()))
+
+    def call(rows: int) -> float:
+        # a root with three children, below which hangs the rest: a tree, not a chain
+        parents = [max(0, node - 3) for node in range(rows - 1)]
+        tree = TokenTree((text[-1], *range(1, rows)), (-1, *parents))
+        sequence = model.new_sequence(text[:-1])
+        model.cache.set_length(context - 1)
+        started = time.perf_counter()
+        model.score(sequence, text, tree)
+        return time.perf_counter() - started
+
+    return call
+
+
+def llama_cpp_call(path: Path, context: int) -> Callable[[int], float]:
+    from llama_cpp import Llama
+
+    threads = torch.get_num_threads()
+    llama = Llama(
+        str(path),
+        n_ctx=context + 128,
+        n_threads=threads,
+        n_threads_batch=threads,
+        logits_all=True,
+        verbose=False,
+    )
+    llama.eval([1 + token % 5000 for token in range(context)])
+
+    def call(rows: int) -> float:
+        llama.n_tokens = context
+        started = time.perf_counter()
+        llama.eval(list(range(1, rows + 1)))
+        return time.perf_counter() - started
+
+    return call
+
+
+def measure(args: argparse.Namespace, dtype: torch.dtype, folder: Path) -> pd.DataFrame:
+    """Return the median ms of each engine (rows of the frame) by tree rows (columns)."""
+    core = LlamaForCausalLM.from_pretrained(model_path(args.core), dtype=torch.float32)
+    model = embed(core, shape(args.shape), device="cpu", dtype=dtype)
+    name = str(dtype).removeprefix("torch.")
+    floor = 1e3 * bytes_of(model) / read_bandwidth()
+    prepacked = CachedModel(copy.deepcopy(model))
+    prepacked.prepack()
+    calls = {
+        "plain": our_call(CachedModel(copy.deepcopy(model)), args.context),
+        "prepacked": our_call(prepacked, args.context),
+        "exact": our_call(CachedModel(copy.deepcopy(model), exact=True), args.context),
+    }
+    try:
+        model.save_pretrained(folder / name)
+        write_gguf(str(folder / name), folder / f"{name}.gguf", name)
+        calls["llama.cpp"] = llama_cpp_call(folder / f"{name}.gguf", args.context)
+    except ImportError as error:
+        print(f"without llama.cpp: {error}")
+    times: dict[tuple[str, int], list[float]] = {}
+    for turn in range(args.rounds + 2):
+        for rows in ROWS:
+            for engine, call in calls.items():
+                took = call(rows)
+                if turn >= 2:  # the first two warm up
+                    times.setdefault((engine, rows), []).append(1e3 * took)
+    medians = pd.Series({key: float(np.median(values)) for key, values in times.items()})
+    frame = medians.unstack()[list(ROWS)].loc[list(calls)]
+    frame.loc["floor"] = floor
+    return pd.concat({name: frame}, names=["dtype", "engine"])
+
+
+def plot(frame: pd.DataFrame, path: Path, title: str) -> None:
+    names = frame.index.get_level_values("dtype").unique()
+    figure, axes = plt.subplots(1, len(names), figsize=(9, 3.6), sharex=True, squeeze=False)
+    for axis, name in zip(axes[0], names, strict=True):
+        for engine, row in frame.loc[name].iterrows():
+            style = {"color": "grey", "ls": ":"} if engine == "floor" else {"marker": "o", "ms": 3}
+            axis.plot(row.index, row, label=engine, **style)
+        axis.set(xscale="log", yscale="log", xlabel="rows of a call", ylabel="ms", title=name)
+        axis.set_xticks(ROWS, [str(rows) for rows in ROWS])
+        axis.minorticks_off()
+    axes[0][0].legend(frameon=False, fontsize=8)
+    figure.suptitle(title, fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--out", required=True, type=Path, help="a folder")
+    add("--core", default="reference/target", help="the model inside the shape")
+    add("--shape", default="cpu-target", help="the shape of the stand-in")
+    add("--context", default=256, type=int, help="cached tokens before the call")
+    add("--rounds", default=15, type=int, help="timed calls of each size")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        parts = [
+            measure(options, dtype, Path(scratch)) for dtype in (torch.float32, torch.bfloat16)
+        ]
+    frame = pd.concat(parts)
+    what = f"ms per call, {options.context} cached tokens · stand-in {options.shape}"
+    title = f"{what} · batch size 1 · {cpu()[0]}, {torch.get_num_threads()} threads"
+    frame.to_csv(options.out / "call_times.csv")
+    table = frame.round(1).reset_index().to_markdown(index=False)
+    (options.out / "call_times.md").write_text(f"{title}\n\n{table}\n")
+    plot(frame, options.out / "call_times.svg", title)
+    print(title, table, sep="\n")
