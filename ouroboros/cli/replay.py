@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,9 @@ def replay_all(cfg: DictConfig, as_json: bool = False) -> int:
         sizes = check_sizes("batch_size", config["batch_size"])
         given: dict[str, Any] = {"draft": draft, "rates": {"": rates} if rates else None}
         evidence = {name: Evidence(own, costs, **given) for name, own in recorded.items()}
+        for name, one in evidence.items():
+            one.recorded = replace(one.recorded, max_new=limit or one.recorded.max_new)
+            one.counted[one.key(name, config["decoder"][name], {})] = samples[name]
         batch, crossover = batch_table(evidence, config["decoder"], sizes)
         batches = {"batches": known(batch).to_dict("records"), "greedy_faster_from": crossover}
     title = ", ".join([f"replay of {path.name}", *(one.title for one in simulated)])

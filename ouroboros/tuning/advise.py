@@ -121,16 +121,19 @@ class Evidence:
     """Samples by decoder, settings and the costs it decides by: replayed once."""
     bench: Bench | None = None
 
+    def key(self, name: str, config: Mapping, settings: Settings) -> str:
+        """Return the key of a decoder's samples in `counted`."""
+        by_costs = name != PLAIN and wants_costs(config)
+        costs = (self.decision_costs or self.costs) if by_costs else ""
+        return f"{name} {sorted(settings.items())} {costs}"
+
     def counts(self, name: str, config: Mapping, settings: Settings) -> list[Sample]:
         """Return a decoder's sample on each text, without seconds; `config` is ignored for greedy.
 
         Raises `ValueError` for settings that the decoder does not take and, without `bench`, for a
         decoder that cannot be replayed.
         """
-        costs = self.decision_costs or self.costs
-        key = f"{name} {sorted(settings.items())}"
-        if name != PLAIN and wants_costs(config):
-            key += f" {costs}"
+        costs, key = self.decision_costs or self.costs, self.key(name, config, settings)
         if key in self.counted:
             return self.counted[key]
         rates, drafter = None, RootOnly()
