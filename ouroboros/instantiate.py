@@ -10,6 +10,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
+from os import PathLike
 from types import NoneType
 
 TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
@@ -18,6 +19,8 @@ TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
     "float": ((int, float), "a number"),
     "bool": (bool, "true or false"),
     "str": (str, "a name"),
+    "str | None": ((str, PathLike, NoneType), "a name, or null"),
+    "Mapping": (Mapping, "settings, as {name: value}"),
 }
 """Annotations that are checked: what passes, and its description."""
 

@@ -196,6 +196,9 @@ class RunConfig:
                     )
         if not self.model.target:
             raise ValueError("give model.target=<hub id or folder>, and model.draft for drafters")
+        for name, own in self.decoder.items():
+            if not isinstance(own, Mapping):
+                raise ValueError(f"decoder.{name}={own}: give settings, as {{_target_: ...}}")
         check_decoders(self.decoder)
         if self.save_pools and not self.carried_pools:
             raise ValueError(

@@ -220,9 +220,13 @@ class ResultsFolder:
         if not path.exists():
             return None
         try:
-            return dict(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{path} is damaged: use another results_dir") from error
+            found = json.loads(path.read_text(encoding="utf-8"))
+            tables = ("config", "contents", "task", "model", "sampling", "provenance")
+            if not all(isinstance(found.get(table, {}), dict) for table in tables):
+                raise ValueError("a value where a table was")
+            return found
+        except (ValueError, AttributeError) as error:
+            raise ValueError(f"{path} is damaged ({error}): use another results_dir") from error
 
 
 def load_costs(source: str | Path | Mapping | None) -> Costs | None:

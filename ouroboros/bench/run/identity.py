@@ -84,7 +84,8 @@ def settings(config: RunConfig) -> dict:
 def environment(run: Mapping) -> dict[str, object]:
     """Return what all samples of a run.json share: versions, device, threads, and code."""
     found = run.get("provenance", {})
-    versions, host = found.get("versions", {}), found.get("machine", {})
+    parts = (found.get(key) for key in ("versions", "machine"))
+    versions, host = (part if isinstance(part, dict) else {} for part in parts)
     names = ("cpu", "threads", "gpus", "cuda")
     return {
         **{name: versions.get(name) for name in SAMPLED_BY},

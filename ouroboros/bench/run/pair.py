@@ -16,7 +16,7 @@ from ouroboros import standin, vocab
 from ouroboros.engine.loading import check_round_trip, why_not_loaded
 from ouroboros.engine.model import CachedModel, EngineName
 from ouroboros.engine.quantised import quantise
-from ouroboros.instantiate import check_arguments, instantiate
+from ouroboros.instantiate import instantiate
 
 PACKAGE = Path(standin.__file__).parent
 PLACED = ("device_map", "tp_plan")  # transformers itself puts such models on a device
@@ -61,8 +61,7 @@ class PairSpec:
     @classmethod
     def from_mapping(cls, options: Mapping) -> PairSpec:
         """Return the spec of a config. Raises `ValueError` for unknown options or wrong types."""
-        check_arguments({"_target_": f"{__name__}.PairSpec", **options}, "model")
-        return cls(**options)
+        return instantiate({**options, "_target_": f"{__name__}.PairSpec"}, "model")
 
     def files(self) -> dict[str, Path]:
         """Return the models' folders by option, whether they exist or are hub ids."""

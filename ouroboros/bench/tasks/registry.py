@@ -51,7 +51,7 @@ class TaskSpec:
         """Return the spec of a config, which names the class in `_target_`."""
         own = dict(options)
         choice = {key: own.pop(key) for key in ("limit", "stride", "shuffle") if key in own}
-        return cls(str(own.pop("_target_")), own, **choice)
+        return cls(str(own.pop("_target_", "")), own, **choice)
 
     def to_mapping(self) -> dict:
         """Return the config, as `from_mapping` takes it."""

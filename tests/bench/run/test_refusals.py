@@ -185,6 +185,7 @@ def test_a_full_disk_loses_no_sample_and_the_run_resumes(pair, tmp_path, monkeyp
     [
         ("run.json", "[1]", r"run\.json is damaged"),
         ("run.json", "{", r"run\.json is damaged"),
+        ("run.json", '{"task": 3}', r"run\.json is damaged \(a value where a table was"),
         ("run.json", "{}", r"run\.json lacks config, max_new, model, sampling, task"),
         ("samples.jsonl", "[1]\n", r"samples\.jsonl, line 1: damaged"),
         ("samples.jsonl", '{"example": 3}\n', r"samples\.jsonl, line 1: damaged"),
