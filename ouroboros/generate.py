@@ -29,7 +29,7 @@ from transformers import (
 )
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
-from transformers.utils import ModelOutput
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from ouroboros.decode import Drafter, check_drafter, stream
 from ouroboros.decoders import decoder_names, decoder_settings, make_decoder, needs_draft
@@ -59,7 +59,7 @@ IGNORED = {"attention_mask", "use_cache", "logits_to_keep", "tokenizer", "synced
 
 
 @dataclass(repr=False)
-class Generated(ModelOutput):
+class Generated(GenerateDecoderOnlyOutput):
     """The result with `return_dict_in_generate=True`: `sequences` [rows, length] as standard
     generation returns them, and a `DecodeTrace` of each row, unpadded.
 
@@ -67,9 +67,6 @@ class Generated(ModelOutput):
     after and before the processors, zeros where a row has ended before.
     """
 
-    sequences: torch.Tensor | None = None
-    scores: tuple[torch.Tensor, ...] | None = None
-    logits: tuple[torch.Tensor, ...] | None = None
     traces: tuple[DecodeTrace, ...] | None = None
 
     def __repr__(self) -> str:
@@ -285,7 +282,7 @@ class Generation:
         sequences = pad_sequence(texts, batch_first=True, padding_value=filler)
         if not config.return_dict_in_generate:
             return sequences
-        result = Generated(sequences, traces=tuple(traces))
+        result = Generated(sequences, traces=tuple(traces))  # type: ignore[arg-type]
         if scores:
             after, before = (pad_sequence(list(rows)) for rows in zip(*scores, strict=True))
             result.scores = tuple(after) if config.output_scores else None

@@ -10,10 +10,11 @@ not generated are its own. Invariant: greedy completions are those of `hf`, up t
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 import ouroboros
 from ouroboros.bench.metrics.metrics import METRICS
@@ -30,10 +31,26 @@ else:  # the harness is optional: without it, this module can be imported, not u
     HFLM = object
 
 FIGURES = (
-    *("output_throughput", "ttft_ms", "e2e_latency_s", "acceptance_length"),
-    *("draft_acceptance_rate", "target_forwards_per_token", "draft_forwards_per_token"),
+    *("output_throughput", "ttft_ms", "e2e_latency_s", "target_forwards_per_token"),
+    *("draft_forwards_per_token", "speculative_decoding"),
 )
 WARM_UP_TOKENS = 8
+
+
+def taken_settings(decoder: str, options: dict) -> dict:
+    """Take a decoder's own settings out of a harness's model arguments."""
+    return {name: options.pop(name) for name in decoder_settings(decoder) if name in options}
+
+
+def decode_with(
+    model: PreTrainedModel, draft: str | Model | None, decoder: str, settings: dict
+) -> Callable:
+    """Return the callable for `model.generate(custom_generate=...)`; a draft's name is loaded in
+    the model's dtype, on its device."""
+    if isinstance(draft, str):
+        path, device = model_path(draft), str(model.device)
+        draft = CachedModel.from_pretrained(path, dtype=model.dtype, device=device)
+    return custom_generate(draft=draft, decoder=decoder, **settings)
 
 
 class OuroborosLM(HFLM):
@@ -55,18 +72,13 @@ class OuroborosLM(HFLM):
     ) -> None:
         if options.get("mixed_precision_dtype") is not None:
             raise ValueError("mixed_precision_dtype is not supported: give dtype instead")
-        settings = {
-            name: options.pop(name) for name in decoder_settings(decoder) if name in options
-        }
+        settings = taken_settings(decoder, options)
         super().__init__(
             model_path(pretrained) if isinstance(pretrained, str) else pretrained, **options
         )
         self.samples: list[Sample] = []
         self.decoder, self.draft = decoder, draft if isinstance(draft, str) else None
-        if isinstance(draft, str):
-            where: dict[str, Any] = {"dtype": self.model.dtype, "device": str(self.device)}
-            draft = CachedModel.from_pretrained(model_path(draft), **where)
-        self.decode = custom_generate(draft=draft, decoder=decoder, **settings)
+        self.decode = decode_with(self.model, draft, decoder, settings)
         warm_up = torch.full((1, WARM_UP_TOKENS), self.prefix_token_id, device=self.device)
         self._model_generate(warm_up, 2 * WARM_UP_TOKENS, [])
         self.samples.clear()

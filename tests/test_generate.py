@@ -342,6 +342,7 @@ def test_a_dictionary_holds_the_sequences_and_what_it_took(models, door):
     ids, mask = batch.values()
     found = run(door, target, ids, attention_mask=mask, draft=draft, **options)
     assert isinstance(found, Generated) and found["sequences"] is found.sequences
+    assert found.hidden_states is None, "transformers' own fields are there"
     assert found.sequences.shape == (3, ids.shape[-1] + 30)
     assert [trace.tokens[: trace.prompt_len] for trace in found.traces] == PROMPTS
     assert found.calls == sum(len(trace.steps) for trace in found.traces)

@@ -18,8 +18,8 @@ ROOMS = (
     *("engine", "vocab", "decode", "processors", "standin", "costs"),
     *("audit", "drafters", "baselines", "model_wrappers", "decoders"),
     *("generate", "testing", "reference_pair"),
-    *("bench.tasks", "bench.metrics", "bench.run", "lm_eval", "bench.replay"),
-    *("bench.report", "tuning", "cli", "__main__"),
+    *("bench.tasks", "bench.metrics", "bench.run", "lm_eval", "inspect_ai"),
+    *("bench.replay", "bench.report", "tuning", "cli", "__main__"),
 )
 WITHOUT_TORCH = (
     *("tree", "trace", "costs.surface", "costs.costs"),

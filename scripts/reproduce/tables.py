@@ -227,7 +227,9 @@ def lm_eval(path: Path) -> Table:
                 "tokens/s": cell(speed["output_throughput"], 1),
                 "TTFT (ms)": cell(speed["ttft_ms"], 0),
                 "target calls/token": cell(speed["target_forwards_per_token"], 3),
-                "acceptance length": cell(speed["acceptance_length"]),
+                "acceptance length": cell(
+                    (speed["speculative_decoding"] or {}).get("mean_acceptance_length")
+                ),
             }
         )
     rows.sort(key=lambda row: -float(row["target calls/token"]))

@@ -1,0 +1,43 @@
+"""A model provider of inspect_ai: its `hf` provider with a decoder of this library.
+
+    inspect eval task.py --model ouroboros/NAME -M draft=DRAFT -M decoder=ouroboros
+
+`NAME` and `DRAFT` are hub ids or folders, or `reference/target` and `reference/draft`. inspect_ai
+finds the provider through the entry-point group of its name.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from ouroboros.bench.run.pair import model_path
+from ouroboros.lm_eval import decode_with, taken_settings
+
+if find_spec("inspect_ai") is not None:  # optional, so this module can be imported without it
+    from inspect_ai.model import modelapi
+    from inspect_ai.model._providers.hf import HuggingFaceAPI
+
+    @modelapi(name="ouroboros")
+    class OuroborosAPI(HuggingFaceAPI):
+        """`hf` with a decoder of this library; the decoder's settings are model arguments too.
+
+        One completion is generated at a time, so that an output's `time` is its own.
+        """
+
+        def __init__(
+            self,
+            model_name: str,
+            *args: Any,
+            draft: str | None = None,
+            decoder: str = "ouroboros",
+            **options: Any,
+        ) -> None:
+            settings = taken_settings(decoder, options)
+            super().__init__(model_path(model_name), *args, **options)
+            decode = decode_with(self.model, draft, decoder, settings)
+            self.model.generate = partial(self.model.generate, custom_generate=decode)
+
+        def max_connections(self) -> int:
+            return 1
