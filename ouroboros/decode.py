@@ -229,7 +229,8 @@ def stream(
     """Decode, yielding the same growing trace after each step (and once if there is no step).
 
     Raises `ValueError` for an empty prompt, one longer than the context or with unknown ids, a
-    negative `max_new`, and a drafter that lacks a method or proposes anything but a tree.
+    negative `max_new`, a model in training mode, and a drafter that lacks a method or proposes
+    anything but a tree.
     """
     if not prompt:
         raise ValueError("the prompt is empty: give at least one token, such as the model's BOS")
@@ -250,8 +251,11 @@ def stream(
     rule = capabilities.rule(choose)
     own_rule, choose = rule is not choose, rule
     for model in (target, capabilities.draft):
-        if model is not None:
-            choose = model.adapt_selector(choose, own_rule=own_rule)
+        if model is None:
+            continue
+        if getattr(getattr(model, "model", None), "training", False):
+            raise ValueError("a model in training mode drops activations at random: call eval()")
+        choose = model.adapt_selector(choose, own_rule=own_rule)
     drafter.reset(choose)
     for record in extend(target, drafter, trace.tokens, int(max_new), eos=eos, choose=choose):
         trace.steps.append(record)

@@ -112,7 +112,8 @@ def generate(
     """Return prompts and continuations, [rows, length]: exactly the tokens of standard decoding.
 
     `input_ids` is [rows, length]; rows are decoded one after the other. Shorter rows are padded on
-    the left, with zeros in `attention_mask`; the result is padded on the right. `decoder` is a name
+    the left, with zeros in `attention_mask`; the result is padded on the right, after rows that a
+    stopping criterion ended too. `decoder` is a name
     in conf/decoder or any Drafter. `draft` (or `assistant_model`) is a smaller model of the same
     family: "speculative" needs one, and without one "ouroboros" drafts with phrases alone.
 

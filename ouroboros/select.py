@@ -216,7 +216,7 @@ class Sampler(LogitSelector):
                 *([TopPLogitsWarper(top_p)] if top_p < 1.0 else []),
                 *([MinPLogitsWarper(min_p)] if min_p > 0.0 else []),
             ]
-        self.seed: Final = (seed + (1 << 63)) % (1 << 64) - (1 << 63)  # an int64
+        self.seed: Final = (int(seed) + (1 << 63)) % (1 << 64) - (1 << 63)  # an int64
         self.warpers: Final = LogitsProcessorList(warpers)
         self.temperature, self.noise_seed = combined_temperature(warpers), self.seed
         self._key = tuple((type(w), *sorted(vars(w).items())) for w in warpers)

@@ -277,6 +277,15 @@ def test_what_cannot_be_decoded_is_refused(pair, prompt, max_new, reason):
         decode(pair[1], RootOnly(), prompt, max_new=max_new)
 
 
+def test_a_model_in_training_mode_is_refused():
+    target, draft = CachedModel(llama()), CachedModel(llama(1))
+    for model in (target, draft):
+        model.model.train()
+        with pytest.raises(ValueError, match=r"training mode .* call eval\(\)"):
+            decode(target, Speculative(draft, gamma=2), prompt_of(5), max_new=4)
+        model.model.eval()
+
+
 def test_waiting_is_a_part_of_the_time_in_both_models():
     target = CachedModel(llama())
     draft = CachedModel(noisy(target.model))
