@@ -180,6 +180,8 @@ class TokenTree:
 
     def pruned(self, max_depth: int) -> TokenTree:
         """Return the tree without the nodes deeper than `max_depth`; the root always stays."""
+        if max_depth >= len(self) - 1:
+            return self
         kept = np.flatnonzero(self._depths <= max(max_depth, 0)).tolist()
         if len(kept) == len(self):
             return self
