@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ouroboros.drafters.pool import check_range
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree
@@ -30,11 +31,7 @@ class PromptLookup:
     def __init__(
         self, *, max_ngram_size: int, num_tokens: int, adaptive: bool = False, least: int = 2
     ) -> None:
-        if min(max_ngram_size, num_tokens, least) < 1:
-            raise ValueError(
-                f"max_ngram_size {max_ngram_size}, num_tokens {num_tokens} and least {least} must "
-                "be at least 1"
-            )
+        check_range(1, max_ngram_size=max_ngram_size, num_tokens=num_tokens, least=least)
         self.max_ngram_size = max_ngram_size
         self.num_tokens = num_tokens
         self.adaptive, self.least = adaptive, least

@@ -13,7 +13,7 @@ from ouroboros.baselines import recycling
 from ouroboros.baselines.recycling import WIDTH, TokenRecycling
 from ouroboros.baselines.suffix_tree import END, SOURCE, PrefixKey, SuffixTree
 
-from ouroboros.drafters.pool import token_ids
+from ouroboros.drafters.pool import check_range, token_ids
 from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree, TreeBuilder
 
@@ -39,11 +39,9 @@ class Racer(TokenRecycling):
         state: Literal["cold", "task"] = "cold",
         memory: int = 1 << 16,
     ) -> None:
-        if nodes < 1 or not 1 <= shortest < ngram or not 0 <= breadth <= WIDTH:
-            raise ValueError(
-                f"nodes {nodes} must be at least 1, shortest {shortest} at least 1 and below "
-                f"ngram {ngram}, and breadth {breadth} 0 to {WIDTH}"
-            )
+        check_range(1, nodes=nodes)
+        check_range(1, ngram - 1, shortest=shortest)
+        check_range(0, WIDTH, breadth=breadth)
         super().__init__(read_prompt=read_prompt, state=state)
         self.nodes = nodes
         self.ngram, self.shortest, self.breadth = ngram, shortest, breadth

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from ouroboros.baselines.suffix_tree import check_state
 
-from ouroboros.drafters.pool import token_ids
+from ouroboros.drafters.pool import check_range, token_ids
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import Ranked, TokenSelector
@@ -67,8 +67,7 @@ class TokenRecycling:
         read_prompt: bool = False,
         state: Literal["cold", "task"] = "cold",
     ) -> None:
-        if not 1 <= nodes <= len(PATHS):
-            raise ValueError(f"nodes {nodes} must be 1 to {len(PATHS)}, the published tree's")
+        check_range(1, len(PATHS), nodes=nodes)
         check_state(state)
         self.template = template(nodes)
         self.read_prompt = read_prompt

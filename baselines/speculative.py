@@ -14,6 +14,7 @@ import torch
 from ouroboros.baselines.rejection import Drawn, Rejection
 
 from ouroboros.drafters.drafting import DraftLoop
+from ouroboros.drafters.pool import check_range
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
 from ouroboros.select import Sampler, TokenSelector, TopKRecorder, argmax
@@ -40,10 +41,8 @@ class Speculative:
         verification: Literal["shared", "rejection"] = "shared",
         candidates: int = 1,
     ) -> None:
-        if gamma < 1 or candidates < 1:
-            raise ValueError(f"gamma {gamma} and candidates {candidates} must be at least 1")
-        if not 0 <= confidence <= 1:
-            raise ValueError(f"confidence is {confidence}; choose 0 (off) to 1")
+        check_range(1, gamma=gamma, candidates=candidates)
+        check_range(0, 1, confidence=confidence)
         if verification not in ("shared", "rejection"):
             raise ValueError(f"verification {verification!r} is not one of shared, rejection")
         if candidates > 1 and verification == "shared":

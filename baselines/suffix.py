@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from ouroboros.baselines.speculative import Speculative
 from ouroboros.baselines.suffix_tree import END, SOURCE, PrefixKey, SuffixTree, check_state
 
-from ouroboros.drafters.pool import token_ids
+from ouroboros.drafters.pool import check_range, token_ids
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
@@ -63,15 +63,9 @@ class SuffixDecoding:
         confidence: float = 0.0,
         threshold: float | None = None,
     ) -> None:
-        for name, value, least_value, most in (
-            ("max_tokens", max_tokens, 1, float("inf")),
-            ("factor", factor, 0, float("inf")),
-            ("least", least, 0, 1),
-            ("gamma", gamma, 1, float("inf")),
-            ("confidence", confidence, 0, 1),
-        ):
-            if not least_value <= value <= most:
-                raise ValueError(f"{name} is {value}; choose {least_value} to {most}")
+        check_range(1, max_tokens=max_tokens, gamma=gamma)
+        check_range(0, factor=factor)
+        check_range(0, 1, least=least, confidence=confidence)
         check_state(state)
         self.draft = draft
         self.max_tokens = max_tokens

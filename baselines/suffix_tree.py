@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ouroboros.drafters.pool import check_range
+
 END = -1  # in the text, after each closed text
 SOURCE = "prompt"  # of nodes looked up in the text so far
 
@@ -34,8 +36,8 @@ class SuffixTree:
     """
 
     def __init__(self, *, depth: int, memory: int = 1 << 16) -> None:
-        if depth < 2 or memory < 1:
-            raise ValueError(f"depth {depth} must be at least 2 and memory {memory} at least 1")
+        check_range(2, depth=depth)
+        check_range(1, memory=memory)
         self.depth = depth
         self.memory = memory
         self.forget()

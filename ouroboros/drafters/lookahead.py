@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from ouroboros.drafters.pool import CONTEXT, PhrasePool
+from ouroboros.drafters.pool import CONTEXT, PhrasePool, check_range
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree, TreeBuilder
@@ -159,7 +159,6 @@ def _one_of(least: int, **names: int | None) -> int:
     given = {name: value for name, value in names.items() if value is not None}
     if len(given) != 1:
         raise ValueError(f"give exactly one of {' and '.join(names)}")
-    ((name, value),) = given.items()
-    if value < least:
-        raise ValueError(f"{name} is {value}; it must be at least {least}")
+    (value,) = given.values()
+    check_range(least, **given)
     return value

@@ -16,7 +16,7 @@ from typing import Literal
 
 from ouroboros.drafters.drafting import DraftLoop
 from ouroboros.drafters.lookahead import Lookahead
-from ouroboros.drafters.pool import PhrasePool, check_pool
+from ouroboros.drafters.pool import PhrasePool, check_pool, check_range
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
 from ouroboros.select import TokenSelector
@@ -50,8 +50,8 @@ class OuroborosPaper:
     ) -> None:
         if draft is None:
             raise ValueError("OuroborosPaper drafts with a model: give draft=")
-        if gamma < 1 or topk < 0:
-            raise ValueError(f"gamma {gamma} must be at least 1 and topk {topk} at least 0")
+        check_range(1, gamma=gamma)
+        check_range(0, topk=topk)
         check_pool(pool_state, pool)
         self.draft: CachedModel | None = draft
         self.gamma, self.topk, self.recycle = gamma, topk, recycle

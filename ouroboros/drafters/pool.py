@@ -9,6 +9,7 @@ another drafter of the same settings then proposes the same trees. `load_state_d
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -57,6 +58,14 @@ def load_state(drafter: Any, path: str | Path, *, tokenizer_id: str) -> dict:
     return state
 
 
+def check_range(least: float, most: float = math.inf, /, **settings: float) -> None:
+    """Raise `ValueError` for a setting outside `least` to `most`."""
+    for name, value in settings.items():
+        if not least <= value <= most:
+            limits = f"at least {least}" if most == math.inf else f"{least} to {most}"
+            raise ValueError(f"{name} is {value}; choose {limits}")
+
+
 def _name_of(drafter: object) -> str:
     return type(getattr(drafter, "drafter", drafter)).__name__  # of what `OnFirstRank` wraps
 
@@ -98,11 +107,7 @@ class PhrasePool:
     """
 
     def __init__(self, *, phrase_len: int, per_key: int) -> None:
-        if phrase_len < 1 or per_key < 1:
-            raise ValueError(
-                f"phrase_len {phrase_len} and per_key {per_key} must be at least 1 "
-                "(to switch phrases off, ask the decoder for topk=0 or verification_set_size=0)"
-            )
+        check_range(1, phrase_len=phrase_len, per_key=per_key)
         self.phrase_len = phrase_len
         self.per_key = per_key
         self._phrases: dict[int, dict[tuple[int, ...], tuple[int, ...]]] = {}

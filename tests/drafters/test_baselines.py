@@ -304,6 +304,8 @@ def test_transformers_generation_stops_where_told(models):
         return places[0] if places else None
 
     trace = HFGenerate("greedy").run(models.target, prompt, max_new=30, stop=stop)
+    with pytest.raises(ValueError, match="argmax, a Sampler or processors only"):
+        HFGenerate().run(models.target, [5], max_new=2, choose=lambda *_: [0])
     assert trace.finish == "stop"
     assert trace.new_tokens == truth[len(prompt) : len(prompt) + stop(truth[len(prompt) :])]
 
@@ -311,33 +313,3 @@ def test_transformers_generation_stops_where_told(models):
 def test_names_of_the_published_code_are_aliases():
     named = Lookahead(LEVEL=5, WINDOW_SIZE=7, GUESS_SET_SIZE=6)
     assert (named.window.height, named.window.size, named.branches) == (4, 7, 6)
-
-
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (lambda m: Lookahead(LEVEL=5, window_size=3), "verification_set_size and GUESS_SET_SIZE"),
-        (
-            lambda m: Lookahead(LEVEL=5, ngram_size=5, window_size=3, GUESS_SET_SIZE=3),
-            "exactly one of ngram_size and LEVEL",
-        ),
-        (lambda m: Speculative(m.draft, gamma=0), "gamma 0"),
-        (lambda m: PromptLookup(max_ngram_size=0, num_tokens=1), "max_ngram_size 0"),
-        (lambda m: PromptLookup(max_ngram_size=1, num_tokens=0), "num_tokens 0"),
-        (lambda m: Speculative(m.draft, gamma=1, confidence=1.5), "confidence is 1.5"),
-        (
-            lambda m: HFGenerate("assisted", m.draft, num_asistant_tokens=3),
-            "no generation setting num_asistant_tokens",
-        ),
-        (lambda m: HFGenerate("beam"), "mode 'beam' is not one of"),
-        (lambda m: HFGenerate("assisted"), "needs a draft"),
-        (lambda m: HFGenerate("prompt_lookup"), "needs prompt_lookup_num_tokens"),
-        (
-            lambda m: HFGenerate().run(m.target, [5], max_new=2, choose=lambda *_: [0]),
-            "argmax, a Sampler or processors only",
-        ),
-    ],
-)
-def test_impossible_settings_are_refused(models, make, reason):
-    with pytest.raises(ValueError, match=reason):
-        make(models)

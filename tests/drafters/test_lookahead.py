@@ -202,12 +202,3 @@ def test_the_seed_draws_the_first_row():
         return window.rows[0]
 
     assert first_row(1) == first_row(1) != first_row(2)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("window_size", -1), ("ngram_size", 1), ("verification_set_size", -1)]
-)
-def test_impossible_sizes_are_refused(name, value):
-    sizes = {"window_size": 2, "ngram_size": 3, "verification_set_size": 2, name: value}
-    with pytest.raises(ValueError, match=f"{name} is {value}; it must be at least"):
-        Lookahead(**sizes)

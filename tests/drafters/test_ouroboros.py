@@ -165,25 +165,6 @@ def test_what_outlives_a_prompt(pair):
     assert counts[0] == counts[1] < steps["cold"][0] and not loaded.carries_state
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"policy": "paper"}, "is ouroboros.OuroborosPaper"),
-        ({"pool_state": "warm"}, "'warm' is not one of cold, task, loaded"),
-        ({"pool_state": "loaded"}, "needs a pool: give pool="),
-        ({"pool": {}}, "would empty the pool"),
-        ({"pool": "pool.json", "pool_state": "task"}, "give a drafter's state_dict"),
-        ({"max_nodes": 0}, "max_nodes is 0"),
-        ({"children": 9}, "children is 9; choose 1 to 5"),
-        ({"costs": "cheap"}, "costs=cheap is neither a file nor one of epyc, flat"),
-        ({"weights": "none.json"}, "cannot read the weights"),
-    ],
-)
-def test_impossible_settings_are_refused(pair, changes, reason):
-    with pytest.raises(ValueError, match=reason):
-        Ouroboros(**{"draft": pair[1], **changes})
-
-
 def test_a_disturbed_draft_is_another_and_always_the_same(pair):
     draft = pair[1]
     one, two = with_weight_noise(draft, 0.3), with_weight_noise(draft, 0.3)

@@ -163,20 +163,3 @@ def test_the_pool_stays_out_while_the_window_fills(pair):
         drafter.pool.add(key, truth[at : at + 3])
     tree = drafter.propose(tokens, 20)
     assert {tree.source[node] for node in chain_of(tree)} == {"draft"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"gamma": 0}, "gamma 0 must be at least 1"),
-        ({"topk": -1}, "topk -1 at least 0"),
-        ({"ngram_size": 1}, "at least"),
-        ({"window_size": -1}, "window_size is -1"),
-        ({"pool_state": "loaded"}, "needs a pool: give pool="),
-        ({"pool_state": "task", "pool": {"phrase_len": 9}}, "phrases of 9 tokens"),
-        ({"draft": None}, "give draft="),
-    ],
-)
-def test_impossible_settings_are_refused(pair, changes, reason):
-    with pytest.raises(ValueError, match=reason):
-        OuroborosPaper(**{"draft": pair[1], **SIZES, **changes})

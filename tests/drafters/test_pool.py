@@ -205,9 +205,3 @@ def refused(path, reason: str, tokenizer_id: str = "ours", phrase_len: int = 2) 
     with pytest.raises(ValueError, match=reason) as refusal:
         load_state(pool, path, tokenizer_id=tokenizer_id)
     assert "\n" not in str(refusal.value) and path.name in str(refusal.value)
-
-
-@pytest.mark.parametrize("sizes", [(0, 1), (1, 0), (-1, 3)])
-def test_a_pool_without_room_is_refused(sizes):
-    with pytest.raises(ValueError, match="at least 1"):
-        PhrasePool(phrase_len=sizes[0], per_key=sizes[1])

@@ -141,19 +141,3 @@ def test_racer_takes_the_most_frequent_ngrams_first_and_fills_up_with_successors
     assert len(found) == 8 and {(3,), (3, 5), (3, 6), (4,), (4, 8), (7,)} <= found
     assert tree.source[tree.tokens.index(7)] == "recycled"
     assert max(map(len, found)) == 2  # four tokens with the two that matched
-
-
-@pytest.mark.parametrize(
-    ("make", "settings", "reason"),
-    [
-        (TokenRecycling, {"nodes": 81}, "nodes 81"),
-        (TokenRecycling, {"state": "warm"}, "state 'warm'"),
-        (Racer, {"nodes": 0}, "nodes 0"),
-        (Racer, {"ngram": 2}, "ngram 2"),
-        (Racer, {"breadth": 9}, "breadth 9"),
-        (Racer, {"state": "warm"}, "state 'warm'"),
-    ],
-)
-def test_impossible_settings_are_refused(make, settings, reason):
-    with pytest.raises(ValueError, match=reason):
-        make(**settings)

@@ -176,21 +176,3 @@ def test_the_draft_model_drafts_where_the_suffix_promises_less(threshold, source
     drafter.reset(argmax)
     tree = drafter.propose([1, 2, 3, 4, 1], 9)  # 2, 3, 4 have stood after 1: the score is 3
     assert set(tree.source[1:]) == {source}
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"max_tokens": 0}, "max_tokens is 0; choose 1 to"),
-        ({"max_tokens": 4, "factor": -1}, "factor is -1"),
-        ({"max_tokens": 4, "least": 1.5}, "least is 1.5; choose 0 to 1"),
-        ({"max_tokens": 4, "gamma": 0}, "gamma is 0"),
-        ({"max_tokens": 4, "confidence": -0.1}, "confidence is -0.1"),
-        ({"max_tokens": 4, "state": "warm"}, "state 'warm'"),
-        ({"max_tokens": 4, "depth": 1}, "depth 1"),
-        ({"max_tokens": 4, "memory": 0}, "memory 0"),
-    ],
-)
-def test_impossible_settings_are_refused(settings, reason):
-    with pytest.raises(ValueError, match=reason):
-        SuffixDecoding(**settings)

@@ -18,7 +18,7 @@ from ouroboros.drafters.draft_tree import feedback, grow, state
 from ouroboros.drafters.draft_tree.candidates import Weights, fill_tables
 from ouroboros.drafters.draft_tree.phrase_index import append
 from ouroboros.drafters.draft_tree.state import Memory, new_memory, new_state
-from ouroboros.drafters.pool import CONTEXT, MAX_TOKEN
+from ouroboros.drafters.pool import CONTEXT, MAX_TOKEN, check_range
 from ouroboros.tree import TokenTree
 
 log = logging.getLogger(__name__)
@@ -55,13 +55,9 @@ class TreeGrower:
         history: bool = False,
         vocab: int = 1024,
     ) -> None:
-        for name, value, most in (
-            ("max_nodes", max_nodes, state.NODES // 2),
-            ("children", children, state.CHILDREN),
-            ("draft_nodes", draft_nodes, state.NODES),
-        ):
-            if not 1 <= value <= most:
-                raise ValueError(f"{name} is {value}; choose 1 to {most}")
+        check_range(1, state.NODES // 2, max_nodes=max_nodes)
+        check_range(1, state.CHILDREN, children=children)
+        check_range(1, state.NODES, draft_nodes=draft_nodes)
         self._states = new_state()
         s = self.state = self._states[0]
         s.max_nodes, s.max_children, s.draft_nodes = max_nodes, children, draft_nodes

@@ -208,10 +208,3 @@ def test_only_a_judge_scores_nodes_that_have_phrases():
         grown = growth(judge=judge, call=0.001)
         assert (grown.begin(list(range(12)) * 20, 20, 20) is not None) == judge
     assert len(growth(call=0.02, draft_nodes=1).begin(TEXT[:1], 20, 20)) == 1
-
-
-@pytest.mark.parametrize("limit", ["max_nodes", "children", "draft_nodes"])
-@pytest.mark.parametrize("value", [0, 10_000])
-def test_limits_out_of_range_are_refused(limit, value):
-    with pytest.raises(ValueError, match=f"{limit} is {value}; choose 1 to"):
-        growth(**{limit: value})

@@ -1,0 +1,91 @@
+"""Settings out of range are refused in one line that names the setting, its value and the range."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ouroboros.baselines import (
+    HFGenerate,
+    Lookahead,
+    PromptLookup,
+    Racer,
+    Speculative,
+    SuffixDecoding,
+    TokenRecycling,
+)
+from tiny import TableModel
+
+from ouroboros import Ouroboros, OuroborosPaper, PhrasePool
+
+DRAFT = TableModel(4, seed=1)
+BASE: dict[Any, dict] = {
+    HFGenerate: {},
+    Lookahead: {"window_size": 2, "ngram_size": 3, "verification_set_size": 2},
+    Ouroboros: {},
+    OuroborosPaper: {"draft": DRAFT},
+    PhrasePool: {"phrase_len": 1, "per_key": 1},
+    PromptLookup: {"max_ngram_size": 2, "num_tokens": 2},
+    Racer: {},
+    Speculative: {"draft": DRAFT, "gamma": 2},
+    SuffixDecoding: {"max_tokens": 4},
+    TokenRecycling: {},
+}
+POOL = {"phrase_len": 9, "phrases": {}}
+REFUSED = [
+    (HFGenerate, {"mode": "beam"}, "mode 'beam' is not one of"),
+    (HFGenerate, {"mode": "assisted"}, "needs a draft"),
+    (HFGenerate, {"mode": "prompt_lookup"}, "needs prompt_lookup_num_tokens"),
+    (HFGenerate, {"num_asistant_tokens": 3}, "no generation setting num_asistant_tokens"),
+    (Lookahead, {"window_size": -1}, "window_size is -1; choose at least 0"),
+    (Lookahead, {"ngram_size": 1}, "ngram_size is 1; choose at least 2"),
+    (Lookahead, {"verification_set_size": -1}, "verification_set_size is -1"),
+    (Lookahead, {"LEVEL": 5}, "exactly one of ngram_size and LEVEL"),
+    (Lookahead, {"window_size": None}, "exactly one of window_size and WINDOW_SIZE"),
+    (Ouroboros, {"policy": "paper"}, "is ouroboros.OuroborosPaper"),
+    (Ouroboros, {"pool_state": "warm"}, "'warm' is not one of cold, task, loaded"),
+    (Ouroboros, {"pool_state": "loaded"}, "needs a pool: give pool="),
+    (Ouroboros, {"pool": {}}, "would empty the pool"),
+    (Ouroboros, {"pool": "p.json", "pool_state": "task"}, "give a drafter's state_dict"),
+    (Ouroboros, {"max_nodes": 0}, "max_nodes is 0; choose 1 to 512"),
+    (Ouroboros, {"max_nodes": 9999}, "max_nodes is 9999"),
+    (Ouroboros, {"children": 9}, "children is 9; choose 1 to 5"),
+    (Ouroboros, {"draft_nodes": 0}, "draft_nodes is 0"),
+    (Ouroboros, {"costs": "cheap"}, "costs=cheap is neither a file nor one of epyc, flat"),
+    (Ouroboros, {"weights": "none.json"}, "cannot read the weights"),
+    (OuroborosPaper, {"gamma": 0}, "gamma is 0; choose at least 1"),
+    (OuroborosPaper, {"topk": -1}, "topk is -1"),
+    (OuroborosPaper, {"ngram_size": 1}, "at least"),
+    (OuroborosPaper, {"window_size": -1}, "window_size is -1"),
+    (OuroborosPaper, {"pool_state": "task", "pool": POOL}, "phrases of 9 tokens"),
+    (OuroborosPaper, {"draft": None}, "give draft="),
+    (PhrasePool, {"phrase_len": 0}, "phrase_len is 0; choose at least 1"),
+    (PhrasePool, {"per_key": -1}, "per_key is -1"),
+    (PromptLookup, {"max_ngram_size": 0}, "max_ngram_size is 0"),
+    (PromptLookup, {"num_tokens": 0}, "num_tokens is 0"),
+    (Racer, {"nodes": 0}, "nodes is 0"),
+    (Racer, {"ngram": 2}, "shortest is 2; choose 1 to 1"),
+    (Racer, {"breadth": 9}, "breadth is 9; choose 0 to 8"),
+    (Racer, {"state": "warm"}, "state 'warm'"),
+    (Speculative, {"gamma": 0}, "gamma is 0"),
+    (Speculative, {"confidence": 1.5}, "confidence is 1.5; choose 0 to 1"),
+    (Speculative, {"verification": "maybe"}, "'maybe' is not one of shared, rejection"),
+    (Speculative, {"candidates": 2}, "candidates=2 needs verification=rejection"),
+    (SuffixDecoding, {"max_tokens": 0}, "max_tokens is 0"),
+    (SuffixDecoding, {"factor": -1}, "factor is -1"),
+    (SuffixDecoding, {"least": 1.5}, "least is 1.5; choose 0 to 1"),
+    (SuffixDecoding, {"gamma": 0}, "gamma is 0"),
+    (SuffixDecoding, {"state": "warm"}, "state 'warm'"),
+    (SuffixDecoding, {"depth": 1}, "depth is 1"),
+    (SuffixDecoding, {"memory": 0}, "memory is 0"),
+    (TokenRecycling, {"nodes": 81}, "nodes is 81; choose 1 to 80"),
+    (TokenRecycling, {"state": "warm"}, "state 'warm'"),
+]
+
+
+@pytest.mark.parametrize(("make", "settings", "reason"), REFUSED)
+def test_settings_out_of_range_are_refused(make, settings, reason):
+    make(**BASE[make])
+    with pytest.raises(ValueError, match=reason) as refusal:
+        make(**{**BASE[make], **settings})
+    assert "\n" not in str(refusal.value)
