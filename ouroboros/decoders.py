@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from inspect import Parameter
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -19,7 +19,7 @@ from ouroboros.costs import Costs
 from ouroboros.decode import Drafter
 from ouroboros.drafters.pool import load_state
 from ouroboros.engine.model import CachedModel
-from ouroboros.instantiate import check_arguments, instantiate, parameters_of, unknown
+from ouroboros.instantiate import check_arguments, find_class, instantiate, parameters_of, unknown
 from ouroboros.select import TokenSelector
 from ouroboros.trace import DecodeTrace
 
@@ -51,12 +51,15 @@ DecoderFactory = Callable[[], Decoder]
 """Makes one more decoder of the same config, with a pool of its own."""
 
 
+@cache
 def decoder_names() -> list[str]:
     """Return the names of the decoders of this engine, those that `generate` takes.
 
-    transformers' own modes (`hf_*`) are peers: the benchmark alone runs them.
+    Peers (`hf_*`, `llama_cpp`) are run by the benchmark alone.
     """
-    return sorted(p.stem for p in FOLDER.glob("[!_]*.yaml") if not p.stem.startswith("hf_"))
+    names = sorted(path.stem for path in FOLDER.glob("[!_]*.yaml"))
+    classes = {name: find_class(decoder_config(name)["_target_"], name) for name in names}
+    return [name for name in names if not hasattr(classes[name], "run")]
 
 
 def decoder_config(name: str) -> dict:
