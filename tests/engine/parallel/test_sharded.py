@@ -212,9 +212,10 @@ def test_a_failed_rank_fails_the_others_and_all_go_on():
 
 
 def test_ranks_that_part_are_found_out():
+    model = llama()
     with pytest.raises(RankLost, match="parallel_draft=first"):
         together(
-            2, lambda rank: scored(shared(llama(), rank), TokenTree.chain(PROMPT[-1], [rank.rank]))
+            2, lambda rank: scored(shared(model, rank), TokenTree.chain(PROMPT[-1], [rank.rank]))
         )
 
 
