@@ -7,13 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import venv
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import ouroboros
 
@@ -59,7 +59,7 @@ def installed(wheel, tmp_path_factory) -> Callable[..., str]:
     pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps")
     run(*pip, "--no-index", wheel, cwd=folder)
     site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder)
-    Path(site.strip(), "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    Path(site.strip(), "others.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
     (folder / "empty").mkdir()
     return lambda name, *args: run(python.with_name(name), *args, cwd=folder / "empty")
 
