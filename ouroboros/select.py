@@ -48,7 +48,10 @@ class TokenSelector(Protocol):
     def ranked(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
     ) -> Ranked:
-        """Return the best `count` tokens of each row, the chosen one first; waits once."""
+        """Return the best `count` tokens of each row, the chosen one first.
+
+        This waits for the device once.
+        """
         raise TypeError(f"{type(self).__name__} ranks no tokens")
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
@@ -101,7 +104,7 @@ class LogitSelector(TokenSelector):
     def _noise(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
     ) -> tuple[torch.Tensor, ...]:
-        """Return the noise of each row, shaped as the logits; nothing without noise."""
+        """Return a tuple of one tensor, the noise, shaped as the logits; empty if there is none."""
         return ()
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
@@ -162,8 +165,11 @@ def _best(scores: torch.Tensor) -> torch.Tensor:
 
 
 def _ranking(scores: torch.Tensor, shares: torch.Tensor, count: int) -> torch.Tensor:
-    """Return ids, scores and probabilities (`shares`) of the best tokens by `scores`, both
-    [rows, vocab], as [rows, 3, count or vocab] float64."""
+    """Return the ids, scores and shares of the `count` tokens with the highest scores in each row.
+
+    `scores` and `shares` (probabilities) are [rows, vocab]. The result is float64 and has the shape
+    [rows, 3, count], or [rows, 3, vocab] if the vocabulary is smaller.
+    """
     first = _best(scores)[:, None]
     ids = scores.topk(min(count, scores.shape[-1]), dim=-1).indices
     others = (ids == first).byte().argsort(dim=-1, stable=True)  # topk may break ties otherwise

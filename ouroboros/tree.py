@@ -268,7 +268,10 @@ class TreeBuilder:
                 node = below
 
     def add_probes(self, tokens: Sequence[int], parents: Sequence[int], source: str) -> None:
-        """Add one probe for each token, below existing nodes or probes before it, sharing none."""
+        """Add a new probe for each token, even where its parent has a child with the same token.
+
+        A parent is an existing node or an earlier one of these probes.
+        """
         first = len(self.tokens)
         self.tokens += tokens
         self.parents += parents

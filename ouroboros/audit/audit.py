@@ -66,10 +66,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Control:
-    """Standard decoding's text scored by transformers' own forward, `rows` tokens a call.
+    """How transformers' own forward, fed `rows` tokens per call, scores standard decoding's text.
 
-    `differ` counts the positions, out of `positions`, whose choice is not the text's token; `first`
-    is the first of them, or None. `noise` is what 95 % of the positions stay below, in logits.
+    At `differ` of the `positions` positions it chooses another token than the text has. `first` is
+    the first such position, or None. `noise` is the 95th percentile over all positions of the
+    logits' rounding error.
     """
 
     rows: int
@@ -225,8 +226,10 @@ class _ScoredText:
         return worst
 
     def tie_or_bug(self, noise: torch.Tensor, index: int, expected: int, found: int) -> Finding:
-        """Judge one position at which another token was chosen: the noise to allow for is the
-        position's own, and at least the usual one."""
+        """Judge one position at which another token was chosen: numeric tie or BUG.
+
+        The noise that is allowed for is the position's own or the usual noise, whichever is larger.
+        """
         exact, both = self.exact[index], (expected, found)
         shift = max(
             min_logit_perturbation(exact, token, lambda moved: self.scores(moved, index))

@@ -149,7 +149,7 @@ def print_check(config: dict, **given: Any) -> dict:
 
 
 def print_scaling(config: dict, costs: Costs | None) -> dict:
-    """Print and write from how many devices on a wider tree pays; return the document."""
+    """Print and write how many devices it takes for a wider tree to pay; return the document."""
     if costs is None:
         raise ValueError("scaling= needs costs: give costs=epyc, flat or a file, or machine.*")
     options = {"devices": config["devices"], "message_ms": config["message_ms"]}

@@ -99,10 +99,11 @@ def check_timing(launcher: Mapping, *, timing: bool, device: str | None, job: in
 
 
 def alone(launcher: Mapping, *, device: str | None = None, job: int = 0) -> bool:
-    """Return whether a job has its device to itself; unknown launchers share it.
+    """Return whether a job has its device to itself. Jobs of unknown launchers are taken to share.
 
-    Slurm and Ray allot GPUs to one job at a time, Slurm also nodes that are requested as exclusive.
-    A device with the job's number is used by that job only.
+    Slurm and Ray give a requested GPU to one job at a time. Slurm does the same with a node that is
+    requested as exclusive. If the device is `cuda:N`, where N is the job's number, no other job
+    uses it.
     """
     extra, ray = launcher.get("additional_parameters") or {}, launcher.get("ray") or {}
     gpus = (ray.get("remote") or {}).get("num_gpus") or 0

@@ -71,7 +71,10 @@ def _name_of(drafter: object) -> str:
 
 
 def token_ids(values: Sequence[int], least: int = 0) -> list[int]:
-    """Return token ids. Raises `ValueError` or `TypeError` for other values."""
+    """Return `values` as a list of token ids. Raises `ValueError` or `TypeError` if they are none.
+
+    A token id is an integer from `least` to `MAX_TOKEN - 1`.
+    """
     for value in values:
         if not isinstance(value, int) or not least <= value < MAX_TOKEN:
             raise ValueError(f"token id {value!r} is not between {least} and {MAX_TOKEN - 1}")

@@ -111,8 +111,11 @@ class AimedLayer:
 
 
 class SlotCache(Cache):
-    """The slots of all layers. Layers of one shape on one device share a pool, so that keeping a
-    path costs two copies for each pool, not two for each layer."""
+    """The key/value cache of all layers, with one slot per token.
+
+    Layers that have the same shape and device share one pool of memory. Keeping an accepted path
+    therefore takes two copies per pool, not two per layer.
+    """
 
     def __init__(self, shapes: list[LayerShape], capacity: int = 512) -> None:
         self.slots = [SlotLayer() for _ in shapes]
@@ -139,14 +142,14 @@ class SlotCache(Cache):
         return layer.update(key_states, value_states)
 
     def aimed_layer(self, layer_idx: int) -> AimedLayer:
-        """Return one layer of the aimed cache."""
+        """Return one layer with the slots to write and to read that `aimed` has set."""
         assert self._aim is not None
         slots, view = self._aim
         layer = self.slots[layer_idx]
         return AimedLayer(layer.keys[0], layer.values[0], slots.to(layer.keys.device), view)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of slots in use; 0 while aimed, when nothing may depend on it."""
+        """Return the number of slots in use; 0 within `aimed`, where nothing may depend on it."""
         return 0 if self._aim is not None else super().get_seq_length(layer_idx)
 
     def reserve(self, slots: int) -> None:

@@ -28,12 +28,12 @@ def why_not_loaded(name: str, error: Exception) -> str:
 
 
 def check_round_trip(tokenizer, name: str) -> None:
-    """Raise `ValueError` for a tokenizer (loaded from `name`) that loses characters of code.
+    """Raise `ValueError` if a tokenizer (loaded from `name`) loses characters of code.
 
-    The model would read, and a task score, another text than the user's. Some releases of
-    transformers rebuild a byte-level tokenizer as another kind that drops every space
-    (https://github.com/huggingface/transformers/issues/45488). A space before the text is allowed,
-    and so is what the tokenizer's own normaliser does to it.
+    With such a tokenizer, the model would read a text that differs from the user's, and a task
+    would score one. Some releases of transformers rebuild a byte-level tokenizer as another kind
+    that drops every space (https://github.com/huggingface/transformers/issues/45488). Two changes
+    are allowed: a space before the text, and whatever the tokenizer's own normaliser changes.
     """
     ids = tokenizer(PROBE, add_special_tokens=False)["input_ids"]
     text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

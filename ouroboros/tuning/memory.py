@@ -89,9 +89,11 @@ def fits(
     *,
     max_len: int | None = None,
 ) -> tuple[dict, pd.DataFrame]:
-    """Return what the models need as they are and in int8, as JSON values and as a table.
+    """Return the memory that the models need and the longest context that fits into it.
 
-    `models`: (folder, shape or hub id, dtype) by role, the target first. Raises as `config_of`.
+    Both are given for the models as they are and in int8, as JSON values and as a table. `models`
+    maps each role to (folder, shape or hub id, dtype), the target first. Raises `ValueError` where
+    a model has no config.
     """
     configs = {role: config_of(name) for role, (name, _) in models.items()}
     target, (place, _) = next(iter(configs.values())), next(iter(models.values()))

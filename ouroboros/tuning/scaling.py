@@ -109,13 +109,13 @@ def law_of(widths: Sequence[Mapping]) -> dict[str, float] | None:
 def best_widths(
     widths: Sequence[Mapping], costs: Costs, *, devices: Sequence[int], message_ms: float
 ) -> pd.DataFrame:
-    """Return the width of most tokens per millisecond for each decoder and number of devices.
+    """Return the width with the most tokens per millisecond for each decoder and device count.
 
-    On several devices the target's call is of the largest part and of the tokens accepted in the
-    step before, which that device may lack, plus a message; or of the whole tree where that costs
-    less. The draft runs on every device. Columns: decoder, devices, nodes and tokens per step,
-    `part` (nodes of the largest part), `speed` over the best on one device, `speedup` over plain
-    decoding. Widths that the costs do not cover are left out.
+    On several devices, a step takes a message and a target call. The call scores the largest part
+    of the tree and the tokens accepted in the step before, since that device may lack them; or the
+    whole tree, where that costs less. The draft runs on every device. Columns: decoder, devices,
+    nodes and tokens per step, `part` (nodes of the largest part), `speed` relative to the best on
+    one device, `speedup` over plain decoding. Widths that the costs do not cover are left out.
     """
 
     def call_ms(surface: Surface | None, nodes: float) -> float:

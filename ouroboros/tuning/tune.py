@@ -48,13 +48,16 @@ class Machine:
     tried: dict[str, set[str]] = field(default_factory=dict)
 
     def full(self, decoder: str, settings: Settings) -> dict:
-        """Return the value of every tuned option, configured ones included, unset ones left out."""
+        """Return the tuned options that have a value, from `settings` or else the configuration."""
         own = {**self.decoders[decoder], **settings}
         return {key: own[key] for key in SPACES[decoder] if own.get(key) is not None}
 
     def rate(self, decoder: str, settings: Settings, on: Sequence[Evidence]) -> float:
-        """Return the speed: the geometric mean over texts (of a task and temperature) of tokens per
-        cost. Raises `ValueError` for settings that the decoder does not take."""
+        """Return a decoder's speed: tokens per cost, as the geometric mean over the texts in `on`.
+
+        Each text belongs to one task and temperature. Raises `ValueError` for settings that the
+        decoder does not take.
+        """
         full = self.full(decoder, settings)
         self.tried.setdefault(decoder, set()).add(json.dumps(full, sort_keys=True))
         found = []

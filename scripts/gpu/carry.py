@@ -58,9 +58,12 @@ def carry(has: Collection[str]) -> None:
 def carried(
     has: Collection[str] = HAS, needs: Callable[[str], Iterable[str] | None] = requires
 ) -> list[str]:
-    """Return the distributions that are carried: all that the project and its extra need, and what
-    that needs in turn, less what is there and what is left. Raises `PackageNotFoundError` for one
-    that is not installed here."""
+    """Return the names of the distributions to carry to the GPU machine.
+
+    These are all direct and indirect dependencies of the project and its extra, except those that
+    the machine has (`has`) and those that no stage needs (`LEFT`). Raises `PackageNotFoundError` if
+    one of them is not installed here.
+    """
     found: set[str] = set()
     waiting = [(PROJECT, EXTRA)]
     while waiting:

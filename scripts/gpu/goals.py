@@ -101,8 +101,11 @@ def draft_floor_share(costs: Costs) -> float | None:
 
 
 def floor_share(samples: Samples, costs: Costs) -> float | None:
-    """Return the least time that greedy's steps could take, bytes over bandwidth, as a share of the
-    time that they took; each prompt's first step, with its prefill, left out."""
+    """Return the least possible time of greedy's steps as a share of the time that they took.
+
+    The least possible time is bytes read over bandwidth. The first step of each prompt, which
+    includes the prefill, is left out.
+    """
     if costs.floor_ms("target", 1) is None:
         return None
     floor_ms = spent_ms = 0.0

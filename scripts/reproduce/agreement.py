@@ -208,10 +208,11 @@ def study(
     tokenizer,
     rates: OffTextRates | None,
 ) -> list[dict]:
-    """Return the predicted speedup of every decoder (configs by name) for each agreement, machine
-    (costs by name and ratio, see `with_ratio`) and group of prompts, a row each.
+    """Return the predicted speedups: a row for each decoder, agreement, machine and prompt group.
 
-    Without `rates` decoders that read predictions off the text are refused.
+    `decoders` holds configs by name, `machines` costs by name and ratio (see `with_ratio`). If
+    `rates` is None, decoders that read predictions at tokens outside of the recorded text are
+    refused.
     """
     held, rows = held_out(recorded.runs), []
     parts = [

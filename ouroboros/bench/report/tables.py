@@ -56,8 +56,10 @@ def cell(metric: Metric, row: Mapping | pd.Series) -> str:
 
 
 def columns(summary: Summary, table: str) -> list[Metric]:
-    """Return the metrics that a table of a run shows: those that some decoder has, and in the
-    default table one of the task's scores."""
+    """Return the metrics that a table of a run shows: those with a value for at least one decoder.
+
+    Of the task's scores, the default table shows only the first.
+    """
     known = {name for name in summary.metrics if _known(summary.frame, name)}
     shown = [m for n, m in summary.metrics.items() if n in known and table in m.tables.split()]
     if table == "default":

@@ -82,9 +82,11 @@ def check_dtypes(pair: Pair, ranks: Ranks) -> None:
 
 
 def shared_pair(pair: Pair, costs: Costs, ranks: Ranks, draft: str | None) -> Pair:
-    """Return the pair with its target shared by the ranks. The draft is shared too if `draft` is
-    "shared" or, with None, if by the costs a wide draft call takes longer than a part of it and a
-    message."""
+    """Return the pair with its target, and possibly its draft, shared by the ranks.
+
+    The draft is shared if `draft` is "shared". If `draft` is None, it is shared where the costs say
+    that a wide draft call takes longer than one rank's part of that call plus a message.
+    """
     target = ShardedModel(pair.target, ranks, call_ms=call_cost(costs.target))
     if pair.draft is None or draft in ("every", "first"):
         return Pair(target, pair.draft)

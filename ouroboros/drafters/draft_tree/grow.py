@@ -240,8 +240,11 @@ def begin(states, m, new_tokens, max_depth, max_draft_depth):
 
 @HostCall
 def add_rankings(states, m, ids, scores, shares):
-    """Take the draft model's rankings after the nodes in `to_score`, each [nodes, ranks], and grow
-    anew. Return how many nodes it shall score next."""
+    """Store the tokens that the draft model ranked after each node in `to_score`; grow the tree.
+
+    `ids`, `scores` and `shares` are [nodes, ranks]. Return how many nodes the draft model shall
+    score next.
+    """
     s = states[0]
     for i in range(s.pending):
         node = s.to_score[i]

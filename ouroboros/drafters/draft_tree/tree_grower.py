@@ -105,10 +105,11 @@ class TreeGrower:
         s.noisy, s.seed = int(seed is not None), seed or 0
 
     def set_costs(self, verify: Sequence[float], call: Sequence[float]) -> None:
-        """Set what calls cost: `verify[i]` a target call of i + 1 nodes, `call[i]` a draft call.
+        """Set the costs of calls of i + 1 nodes: `verify[i]` of the target, `call[i]` of the draft.
 
         The last value of each holds for all larger calls. Only ratios matter: a target call of one
-        node counts 1. Proposals are filled up where that costs clearly less.
+        node counts 1. Where a larger target call costs clearly less than a smaller one, proposals
+        are filled up to the larger size.
         """
         s = self.state
         nodes = np.arange(1, state.SIZES)

@@ -33,7 +33,10 @@ class RankLost(BaseException):
 
 
 class Ranks:
-    """The processes that share a decoding: this one is `rank` of `size`; here, it is alone."""
+    """The processes that share one decoding; this process is number `rank` of `size`.
+
+    In this base class there is only one process.
+    """
 
     rank, size = 0, 1
 
@@ -86,10 +89,11 @@ class ProcessGroup(Ranks):
         return value if self.rank == 0 else pickle.loads(messages[0])
 
     def _exchange(self, kind: bytes, message: bytes) -> list[bytes]:
-        """Return every rank's message, of any length, by rank.
+        """Return the messages of all ranks, in rank order. A message may have any length.
 
-        First all send a block of one size, the kind of message, its length and its beginning, so
-        that ranks that are out of step notice; then, if any is longer, the whole messages.
+        First, every rank sends a block of fixed size that contains the kind of its message, its
+        length and its beginning; so ranks that are out of step notice it. If any message does not
+        fit into its block, every rank then sends its whole message.
         """
         rows = self._gather(kind + len(message).to_bytes(4, "little") + message, BLOCK)
         if any(row[:1] != kind for row in rows):

@@ -97,8 +97,11 @@ def reliability(summary: Summary) -> Figure | None:
 
 
 def fitted_weights(about: Mapping) -> Figure:
-    """Draw predicted against actual token frequencies of a fit (`Weights.about`): from phrase
-    features alone, and with the draft model's."""
+    """Draw the calibration of fitted weights (`Weights.about`): actual against predicted frequency.
+
+    One panel shows the estimator that uses phrase features alone, the other the estimator that also
+    uses the draft model's features.
+    """
     panels = {"phrases alone": about["index"], "with the draft model": about["draft"]}
     return _calibration(panels, dict(zip(panels, (Mark(BLUE), Mark(RED)), strict=True)))
 
