@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
-from ouroboros.select import Ranked, TokenSelector, TopKRecorder, argmax
+from ouroboros.select import NO_CHOICE, Ranked, TokenSelector, TopKRecorder, argmax
 from ouroboros.trace import DecodeTrace, StepRecord
 from ouroboros.tree import TokenTree
 
@@ -181,7 +181,7 @@ def extend(
         path = tree.longest_match(chosen)
         new = [*(tree.tokens[node] for node in path[1:]), chosen[path[-1]]]
         new = new[: next((n for n, token in enumerate(new[:left], 1) if token in eos), left)]
-        if new[-1] < 0:
+        if new[-1] == NO_CHOICE:
             raise ValueError(
                 f"there is no distribution to sample token {len(tokens) + len(new) - 1} from: the "
                 "model's logits hold NaN or infinity, or processors exclude every id"

@@ -28,6 +28,8 @@ from transformers import (
 
 from ouroboros.tree import TokenTree
 
+NO_CHOICE = -1  # the id chosen where there is no distribution to sample from
+
 
 class TokenSelector(Protocol):
     """Chooses the token after each node of a tree whose logits are wanted."""
@@ -118,7 +120,7 @@ class LogitSelector(TokenSelector):
             if not noise:
                 return ids
             highest = scores.gather(-1, ids[:, None])[:, 0]
-            return torch.where(highest.isfinite(), ids, -1)
+            return torch.where(highest.isfinite(), ids, NO_CHOICE)
 
         noise = self._noise(logits, tokens, tree)
         return _on_device(("best", self._key), best, logits, *noise).tolist()
@@ -136,7 +138,7 @@ class LogitSelector(TokenSelector):
         table[:] = np.array([-1.0, -np.inf, 0.0])[:, None]
         table[..., : found.shape[-1]] = found.cpu().numpy()  # the only copy from the device
         if noise:
-            table[~np.isfinite(table[:, 1, 0]), 0, 0] = -1
+            table[~np.isfinite(table[:, 1, 0]), 0, 0] = NO_CHOICE
         return Ranked(table[:, 0].astype(np.int64), table[:, 1], table[:, 2])
 
 

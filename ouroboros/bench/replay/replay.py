@@ -31,7 +31,7 @@ from ouroboros.select import TokenSelector
 from ouroboros.trace import DecodeTrace, cut
 from ouroboros.tree import TokenTree
 
-UNKNOWN = -1  # a prediction that was not recorded
+UNKNOWN = -2  # a prediction that was not recorded; -1 is a choice that cannot be made
 
 
 @dataclass(frozen=True)
