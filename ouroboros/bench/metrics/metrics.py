@@ -1,4 +1,5 @@
-"""Every metric, one entry each. To add one, add an entry here; nothing else lists metrics.
+"""Every metric, one entry each. To add one, add an entry here; but for its
+line in docs/glossary.md, nothing else lists metrics.
 
 Words: a *step* is one turn of the loop, which is one target call; *accepted* excludes the bonus
 token and *new* includes it. See `registry` for an entry's fields and what a formula's parameters
