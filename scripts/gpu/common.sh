@@ -13,7 +13,7 @@ STAGE=${STAGE:-$(basename "$0" .sh)}
 RESULTS=${RESULTS:-results/local/gpu${REHEARSE:+_rehearsal}}
 LOGS=$RESULTS/$STAGE/logs
 LIMIT_S=${LIMIT_S:-560}
-SITE=${SITE:-/tmp/ouroboros_site}
+SITE=${SITE:-$PWD/build/site}
 source "$(dirname "${BASH_SOURCE[0]}")/../steps.sh"
 
 # A machine without our packages: install the wheels that were carried into a folder of their own, and

@@ -29,7 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 @dataclass
 class Step:
-    """What every step is told: the folder for everything between the steps, and the device."""
+    """What every step needs: the folder for everything between the steps, and the device."""
 
     work: str = MISSING
     device: str = "cuda" if torch.cuda.is_available() else "cpu"
