@@ -11,6 +11,7 @@ token tree cannot support is an error that names it, and one without effect is a
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -56,6 +57,8 @@ WARPERS = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "M
 """Processors that a `Sampler` applies to all rows at once: they do not read the text."""
 IGNORED = {"attention_mask", "use_cache", "logits_to_keep", "tokenizer", "synced_gpus"}
 """Arguments that are read elsewhere, or do not change the text."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(repr=False)
@@ -120,11 +123,12 @@ def generate(
     `options` are transformers' generation options (max_new_tokens, max_length, do_sample,
     temperature, eos_token_id, stop_strings with `tokenizer`, repetition_penalty,
     return_dict_in_generate, ...) and the named decoder's settings (max_nodes, pool_state, ...).
-    Options override `generation_config`, and that the model's own. With
-    `return_dict_in_generate=True` a `Generated` is returned. Row i samples with `seed` + i, without
-    a seed by torch's generator. With `exact` (on a CPU, in float32 or bfloat16) the tokens equal
-    standard decoding's to the bit, whatever the decoder; without, in half precision, two tokens
-    whose logits differ by less than rounding may change places.
+    Options override `generation_config`, and that the model's own; None switches one off. A row
+    ends at the model's last position, with a warning. With `return_dict_in_generate=True` a
+    `Generated` is returned. Row i samples with `seed` + i, without a seed by torch's generator.
+    With `exact` (on a CPU, in float32 or bfloat16) the tokens equal standard decoding's to the bit,
+    whatever the decoder; without, in half precision, two tokens whose logits differ by less than
+    rounding may change places.
 
     The model's wrapper is cached on it for the next call, and threads that use one model take
     turns. To keep phrases between calls, make the decoder yourself:
@@ -142,15 +146,19 @@ def generate(
             f"attention_mask has shape {list(attention_mask.shape)}, input_ids "
             f"{list(input_ids.shape)}: give both as the tokenizer made them"
         )
-    settings = {name: value for name, value in options.items() if value is not None}
-    own = {name: settings.pop(name) for name in list(settings) if name in FIELDS}
+    own = {name: value for name, value in options.items() if name in FIELDS}
+    settings = {n: value for n, value in options.items() if n not in own and value is not None}
     for name in ("max_new_tokens", "max_length"):
         if isinstance(value := own.get(name), str):
             raise ValueError(f"{name}={value!r} is text: give a whole number")
-    config = copy.deepcopy(generation_config) or GenerationConfig()
-    config.update(**own)
+    config = copy.deepcopy(generation_config)
+    strings = (config and config.stop_strings) or plain.generation_config.stop_strings
+    strings = own.pop("stop_strings", strings)
+    if config is not None:
+        config.update(**own, stop_strings=None)
+        own = {name: None for name, value in own.items() if value is None}  # not the model's own
     criteria = list(stopping_criteria)
-    if strings := config.stop_strings or plain.generation_config.stop_strings:
+    if strings:
         if tokenizer is None:
             raise ValueError(f"stop_strings={strings!r} need tokenizer=, the model's own")
         criteria.append(StopStringCriteria(stop_strings=strings, tokenizer=tokenizer))
@@ -160,9 +168,9 @@ def generate(
     generation = Generation(draft, decoder, settings, streamer, seed, exact, target)
     with ExitStack() as stack:
         stack.enter_context(locked(plain, generation.draft, generation.owner))
-        for given in (config, plain.generation_config):  # transformers passes no tokenizer on
-            stack.callback(setattr, given, "stop_strings", given.stop_strings)
-            given.stop_strings = None
+        defaults = plain.generation_config  # transformers passes no tokenizer on
+        stack.callback(setattr, defaults, "stop_strings", defaults.stop_strings)
+        defaults.stop_strings = None
         return type(plain).generate(  # type: ignore[attr-defined]
             plain,
             input_ids,
@@ -172,6 +180,7 @@ def generate(
             stopping_criteria=StoppingCriteriaList(criteria),
             prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
             custom_generate=generation,
+            **own,
         )
 
 
@@ -260,6 +269,7 @@ class Generation:
         with models as (target, draft):
             decoder = self._decoder(target, draft)
             for row, prompt in enumerate(prompts):
+                max_new = config.max_length - input_ids.shape[-1]
                 seed = None if self.seed is None else self.seed + row
                 if config.do_sample and seed is None:
                     seed = int(torch.randint(1 << 62, ()))
@@ -271,11 +281,17 @@ class Generation:
                     target,
                     decoder,
                     prompt,
-                    max_new=config.max_length - input_ids.shape[-1],
+                    max_new=max_new,
                     eos=eos,
                     choose=choose,
                 )
                 traces.append(self._row(run, prompt, padding, criteria, input_ids.device))
+                if traces[-1].finish == "context" and len(traces[-1].new_tokens) < max_new:
+                    log.warning(
+                        "row %d ends at the model's last position, %d; transformers would go on "
+                        "beyond what the model was trained for",
+                        *(row, target.max_len),
+                    )
                 if with_scores and config.return_dict_in_generate:
                     scores.append(_scores(target, traces[-1], choose))
                 texts.append(torch.tensor([*padding, *traces[-1].tokens], device=input_ids.device))

@@ -32,12 +32,12 @@ OPTIONS = {
     "no_repeat_ngram_size": st.integers(1, 3),
     "encoder_no_repeat_ngram_size": st.integers(2, 3),
     "bad_words_ids": st.lists(st.lists(TOKENS, min_size=1, max_size=2), min_size=1, max_size=2),
-    "suppress_tokens": st.lists(TOKENS, min_size=1, max_size=4, unique=True),
+    "suppress_tokens": st.lists(st.integers(3, 9), min_size=1, max_size=4, unique=True),
     "begin_suppress_tokens": st.lists(TOKENS, min_size=1, max_size=4, unique=True),
     "sequence_bias": st.just({(6,): 3.0, (8, 9): -5.0}),
     "min_new_tokens": st.integers(1, 12),
     "min_length": st.integers(1, 20),
-    "forced_eos_token_id": TOKENS,
+    "forced_eos_token_id": st.integers(10, 12),  # transformers refuses a suppressed one
     "remove_invalid_values": st.booleans(),
     "renormalize_logits": st.booleans(),
     "prefix_allowed_tokens_fn": st.just(lambda row, ids: [3 + row, 5, 7, 8, 9]),
@@ -83,8 +83,8 @@ def stopping(tokens: list[int]):
 def test_no_option_architecture_or_decoder_changes_a_token(dtype, data):
     draw = data.draw
     names = set(SUPPORTED)
-    if dtype == torch.float64:  # capped logits tie in float32, in which transformers chooses
-        names -= {"gemma2"}
+    if dtype == torch.float64:  # transformers' eager attention makes NaN of float64 padding
+        names -= {"gemma2", "vaultgemma"}
     model, target, draft = pair(draw(st.sampled_from(sorted(names))), dtype)
     lengths = draw(st.lists(st.integers(1, 20), min_size=1, max_size=3))
     prompts = [prompt_of(length, draw(st.integers(0, 99))) for length in lengths]

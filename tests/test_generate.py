@@ -282,6 +282,23 @@ def test_the_models_own_configuration_is_honoured_whole(models, door):
     expected = plain(model, IDS[0].tolist(), 30)
     assert expected != plain(models[0], IDS[0].tolist(), 30)
     assert run(door, model, IDS, draft=draft, max_new_tokens=30)[0].tolist() == expected
+    off = dict.fromkeys(["eos_token_id", *CONFIGURED])  # None is not the model's own value
+    expected = plain(models[0], IDS[0].tolist(), 30)
+    rule = {"draft": draft, "max_new_tokens": 30, **off}
+    assert run(door, model, IDS, **rule)[0].tolist() == expected
+    given = GenerationConfig(repetition_penalty=3.0)
+    assert run(door, model, IDS, generation_config=given, **rule)[0].tolist() == expected
+
+
+@both_doors
+def test_a_row_that_ends_at_the_last_position_says_so(models, door, caplog):
+    model, _, draft = models
+    rule = {"draft": draft, "eos_token_id": None}
+    found = run(door, model, IDS, max_new_tokens=CONTEXT, **rule)
+    assert found.shape[-1] == CONTEXT + 1 and "row 0 ends at the model's last" in caplog.text
+    caplog.clear()
+    run(door, model, IDS, max_new_tokens=CONTEXT - IDS.shape[-1] + 1, **rule)
+    assert "last position" not in caplog.text
 
 
 @pytest.mark.parametrize("mode", ["greedy", "assisted", "prompt_lookup"])
