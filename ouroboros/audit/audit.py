@@ -113,12 +113,13 @@ class Auditor:
         *,
         choose: TokenSelector,
         controls: bool = False,
-    ) -> tuple[dict[str, Finding], list[Control]]:
-        """Return a finding for each decoder in `others`, and the controls.
+    ) -> tuple[dict[str | None, Finding], list[Control]]:
+        """Return a finding for each decoder in `others`, under None the reference's, and the
+        controls.
 
         `reference` has standard decoding's new tokens, `others` those of each decoder (None where
         it has no completion). The controls are measured where a completion differs, or always with
-        `controls`; then the finding "reference" compares standard decoding's own text with float64.
+        `controls`; then the finding None compares standard decoding's own text with float64.
         A completion that parts at a tie is compared with float64 from there on.
         """
         parted = {name: first_mismatch(reference, new or ()) for name, new in others.items()}
@@ -139,10 +140,10 @@ class Auditor:
             first, usual = next(iter(wrong), None), usual_noise(noises[-1])
             measured.append(Control(size, len(chosen), len(wrong), first, usual))
         noise = torch.stack(noises).amax(0)
-        findings = {
+        findings: dict[str | None, Finding] = {
             name: self._finding(text, noise, parted[name], new) for name, new in others.items()
         }
-        return findings | {"reference": text.worst(noise)}, measured
+        return findings | {None: text.worst(noise)}, measured
 
     def score(self, dtype: torch.dtype, prompt: Sequence[int], new: Sequence[int]) -> torch.Tensor:
         """Return the float64 logits [len(new), vocab] of a text, by a copy in `dtype`."""

@@ -34,6 +34,8 @@ def audit_files(
     names = [
         path.stem if len({p.stem for p in files}) == len(files) else str(path) for path in files
     ]
+    if len(set(names)) < len(names):
+        raise ValueError("a file is named twice: give each once")
     read = [_completions(target, path, frozenset(eos)) for path in files]
     for path, found in zip(files, read, strict=True):
         if other := [
@@ -46,10 +48,13 @@ def audit_files(
     for key, (prompt, reference) in read[0].items():
         pairs = zip(names[1:], read[1:], strict=True)
         others = {name: texts[key][1] if key in texts else None for name, texts in pairs}
+        for name, new in others.items():  # a text has no end token, token ids may have one
+            if new and _without_end(new, eos) == _without_end(reference, eos):
+                others[name] = reference
         judged, controls = auditor.judge(prompt, reference, others, choose=argmax, controls=True)
-        named = {names[0]: judged.pop("reference"), **judged}
+        named = {names[0]: judged.pop(None), **judged}
         findings = {
-            name: {k: v for k, v in asdict(one).items() if v not in (None, "", {})}
+            str(name): {k: v for k, v in asdict(one).items() if v not in (None, "", {})}
             for name, one in named.items()
         }
         rows.append(Row(key, 0, findings, [asdict(control) for control in controls]))
@@ -60,9 +65,11 @@ def audit_files(
 def _completions(
     target: CachedModel, path: Path, eos: Collection[int]
 ) -> dict[str, tuple[list[int], list[int]]]:
-    """The prompt's and the new tokens of each line, by id; an end token at the end is left out."""
-    found = {}
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+    """The prompt's and the new tokens of each line, by id; of its last end tokens one is kept."""
+    found: dict[str, tuple[list[int], list[int]]] = {}
+    for number, line in enumerate(path.read_text("utf-8").split("\n"), start=1):  # not at U+2028
+        if not line.strip():
+            continue
         try:
             row = json.loads(line)
             prompt, new = row.get("prompt_token_ids"), row.get("token_ids")
@@ -74,8 +81,10 @@ def _completions(
                 alone = target.tokenizer(row["text"], add_special_tokens=False)["input_ids"]
                 fits = whole[: len(prompt)] == prompt
                 new = whole[len(prompt) :] if fits else list(alone)
-            while new and new[-1] in eos:
+            while len(new) > 1 and {new[-2], new[-1]} <= set(eos):
                 new = new[:-1]
+            if str(key := row.get("id", len(found) + 1)) in found:
+                raise ValueError(f"a second completion with id {key!r}; name each line differently")
             if not prompt or not all(0 <= t < target.vocab_size for t in prompt):
                 raise ValueError("the prompt has no tokens, or ids that the model does not know")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -84,7 +93,11 @@ def _completions(
                 f"{path}, line {number}: {lacks}; give prompt or prompt_token_ids, and text or "
                 "token_ids"
             ) from error
-        found[str(row.get("id", number))] = (prompt, new)
+        found[str(key)] = (prompt, new)
     if not found:
         raise ValueError(f"{path} has no completions: give a JSON object a line")
     return found
+
+
+def _without_end(new: Sequence[int], eos: Collection[int]) -> Sequence[int]:
+    return new[:-1] if new and new[-1] in eos else new

@@ -6,6 +6,8 @@ import pytest
 import torch
 from bench_models import tiny_pair
 
+from ouroboros.audit.files import audit_files
+
 
 @pytest.fixture(scope="module")
 def completions():
@@ -27,7 +29,8 @@ def audited(call, saved_pair):
     def run(**files):
         names = [f"{name}.jsonl" for name in files]
         for name, rows in zip(names, files.values(), strict=True):
-            text = "".join(json.dumps(row) + "\n" for row in rows)
+            gap = "\n" * (name == names[0])  # empty lines are no completions
+            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" + gap for row in rows)
             (saved_pair / name).write_text(text)
         own = [f"model.target={saved_pair / 'target'}", "model=hf", "model.dtype=float32"]
         code, out, err = call("audit", str(saved_pair / names[0]), *names[1:], *own, pair=False)
@@ -55,17 +58,54 @@ def test_a_file_alone_is_held_against_the_model(audited, completions):
     assert audited(plain=shifted)[1]["bugs"] > 0
 
 
+def test_a_file_called_reference_is_judged_too(audited, completions, saved_pair, monkeypatch):
+    monkeypatch.chdir(saved_pair)
+    wrong = [{**row, "token_ids": [5, *row["token_ids"][1:]]} for row in completions]
+    code, found, _ = audited(plain=completions, reference=wrong)
+    assert code == 1 and found["verdicts"]["reference"]["BUG"] > 0
+
+
+def test_end_tokens_are_judged_where_they_are_known(completions, tmp_path):
+    """Token ids may hold the end, texts do not; one too early is a difference like any other."""
+    row = completions[0]
+    text = row["token_ids"]
+    at = next(n for n in range(2, 8) if text[n] not in text[:n])
+    eos, early, ended = text[at], [*text[: at - 1], text[at]], text[: at + 1]
+
+    def verdicts(*files):
+        paths = [tmp_path / f"{number}.jsonl" for number in range(len(files))]
+        for path, ids in zip(paths, files, strict=True):
+            path.write_text(json.dumps({**row, "token_ids": ids}))
+        (found,) = audit_files(tiny_pair()[0], paths, eos={eos})
+        return [one["verdict"] for one in found.findings.values()]
+
+    same = ["identical", "identical"]
+    assert verdicts(ended, ended[:-1]) == verdicts(ended[:-1], ended) == same
+    assert verdicts(ended, [*ended, eos, eos]) == same
+    assert verdicts(early, ended) == ["BUG", "BUG"]
+    assert verdicts(ended, early) == ["identical", "BUG"]
+
+
+def test_lines_without_ids_pair_by_their_order(audited, completions):
+    rows = [{k: v for k, v in row.items() if k != "id"} for row in completions]
+    found = audited(plain=rows, same=rows)[1]
+    assert found["verdicts"]["plain"] == found["verdicts"]["same"] == {"identical": 3}
+
+
 @pytest.mark.parametrize(
     ("row", "words"),
     [
         ({"prompt": "a"}, "line 1: no 'text'; give prompt"),
         ({"prompt_token_ids": [10**6], "token_ids": [1]}, "ids that the model does not know"),
         ({"prompt": "other", "id": 0, "token_ids": [1]}, "no such prompt '0'; pair lines by id"),
+        ({"prompt": "ab", "id": "1", "text": "\u2028"}, "no such prompt '1'"),
+        ({"prompt": "ab", "id": 0, "text": "a"}, "line 2: a second completion with id 0"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_named(
     audited, completions, saved_pair, monkeypatch, row, words
 ):
     monkeypatch.chdir(saved_pair)
-    code, _, err = audited(plain=completions, other=[row])
+    again = [row] if "second" not in words else [row, row]
+    code, _, err = audited(plain=completions, other=again)
     assert code != 0 and words in err.splitlines()[-1]

@@ -80,14 +80,16 @@ def audit_run(
                 gib = f"{lacking / 2**30:.0f} GiB more than is free"
                 short = Finding("not judged", f"copies in float64 and float32 need {gib}")
                 equal = Finding("identical")
-                judged = {n: equal if ids == plain.new_tokens else short for n, ids in new.items()}
-                judged["reference"] = short
+                judged: dict = {
+                    n: equal if ids == plain.new_tokens else short for n, ids in new.items()
+                }
+                judged[None] = short
             else:
                 choose = job.sampling.choose(example.id, repeat, vocab=vocab)
                 judged, controlled = auditor.judge(
                     prompt, plain.new_tokens, new, choose=choose, controls=controls
                 )
-            reference = judged.pop("reference", Finding("reference"))
+            reference = judged.pop(None, Finding("reference"))
             for name in bound.intersection(judged) if job.target.exact else ():
                 if judged[name].verdict == "numeric tie":
                     reason = "exact calls leave no ties; " + judged[name].reason
