@@ -86,7 +86,8 @@ def test_end_tokens_are_judged_where_they_are_known(completions, tmp_path):
     assert verdicts(ended, early) == ["identical", "BUG"]
 
 
-def test_lines_without_ids_pair_by_their_order(audited, completions):
+def test_lines_without_ids_pair_by_their_order(audited, completions, saved_pair, monkeypatch):
+    monkeypatch.chdir(saved_pair)
     rows = [{k: v for k, v in row.items() if k != "id"} for row in completions]
     found = audited(plain=rows, same=rows)[1]
     assert found["verdicts"]["plain"] == found["verdicts"]["same"] == {"identical": 3}
