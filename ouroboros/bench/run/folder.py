@@ -118,6 +118,8 @@ class ResultsFolder:
             refuse_packed(self.path / SAMPLES)
             old = self.check_open(facts, overwrite=overwrite, retry_failed=retry_failed)
             if old is not None:
+                for name in (AUDIT, "audit.md"):  # verdicts on samples that are measured again
+                    (self.path / name).unlink(missing_ok=True)
                 times = old.get("resumed", 0) + 1
                 return self.save_run({**old, "resumed": times}, status="running")
             if overwrite:

@@ -102,8 +102,9 @@ def changes(old: Mapping, new: Mapping) -> str:
     def compared(run: Mapping) -> dict:
         parts = {key: run[key] for key in both}
         config, loaded = parts.pop("config", {}), parts
+        order = list(config.get("decoder") or ())  # the first one leads conversations
         ((config,), (loaded,)) = (json_normalize(p).to_dict("records") for p in (config, loaded))
-        return {**config, **loaded, **environment(run)}
+        return {**config, **loaded, **environment(run), "order of decoders": order}
 
     before, now = compared(old), compared(json.loads(json.dumps(new)))
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]

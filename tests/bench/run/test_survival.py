@@ -17,7 +17,7 @@ from ouroboros.baselines import Greedy, Racer, Speculative, SuffixDecoding, Toke
 
 from ouroboros import Ouroboros
 from ouroboros.bench.metrics.sample import Sample
-from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
+from ouroboros.bench.run.folder import AUDIT, SAMPLES, ResultsFolder
 from ouroboros.bench.run.run import stop_requests
 
 KILLS = 20
@@ -129,7 +129,9 @@ def test_failed_samples_are_measured_anew_only_when_asked(pair, tmp_path, monkey
     ran(bench, tmp_path)
     assert (tmp_path / SAMPLES).read_bytes() == lines
     folder.save_run(folder.load_run(), status="finished")
+    folder.append(AUDIT, {"verdicts": "of the samples so far"})
     folder.open_run({}, retry_failed=True)
+    assert not (tmp_path / AUDIT).exists()
     seen: list[Sample] = []
     bench.run(folder, seen.append, retry_failed=True)
     assert len(seen) == 6 and not any(s.error for s in folder.load_samples())
