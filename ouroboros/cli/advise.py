@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from ouroboros.bench.metrics.intervals import speedup
-from ouroboros.bench.metrics.sample import PLAIN
+from ouroboros.bench.metrics.sample import PLAIN, sample_frame
 from ouroboros.bench.replay.replay import OffTextRates
 from ouroboros.bench.run.config import Sampling, check_whole
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
@@ -94,11 +94,12 @@ def print_advice(config: dict, evidence: Evidence, overrides: list[str]) -> dict
     """Predict each decoder, print why one is slow and the best command; return the document."""
     options = {"search_settings": config["search"], "progress": True}
     found, tried = advise(evidence, config["decoder"], **options)
-    rows, why, live = [], [], evidence.live
+    rows, why = [], []
+    live = {name: sample_frame(samples) for name, samples in evidence.live.items()}
     for decoder, kinds in found.items():
         for kind, one in kinds.items():
             timed = live.get(decoder) if kind == "configured" else None
-            ratios = one.speedup, speedup(live[PLAIN], timed) if timed else None
+            ratios = one.speedup, None if timed is None else speedup(live[PLAIN], timed)
             words = ", ".join(f"{key} {value}" for key, value in one.settings.items())
             shares = (f"{100 * share:.0f}" for share in (one.shares or {}).values())
             texts = (ratio and ratio.text(unit="x") for ratio in ratios)

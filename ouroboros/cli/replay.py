@@ -15,7 +15,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from ouroboros.bench.metrics.intervals import COST_RATIO
+from ouroboros.bench.metrics.sample import COST_RATIO
 from ouroboros.bench.replay.recording import RecordedRuns, read_recording, runs_of
 from ouroboros.bench.replay.replay import OffTextRates, replay, replay_table
 from ouroboros.bench.replay.simulated_draft import DraftErrorModel, SimulatedDraft

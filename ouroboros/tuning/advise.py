@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from ouroboros.bench.metrics.intervals import Interval, speedup
 from ouroboros.bench.metrics.metrics import METRICS, phase_shares
-from ouroboros.bench.metrics.sample import PLAIN, Sample, steps_of
+from ouroboros.bench.metrics.sample import PLAIN, Sample, sample_frame, step_frame
 from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns, read_recording, runs_of
 from ouroboros.bench.replay.replay import USUAL_RATES, OffTextRates, replay
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
@@ -77,14 +77,15 @@ class Prediction:
         except ValueError as error:
             return cls(settings, failed=str(error))
         needed, reached = break_even(base, ours)
-        ratio, later = speedup(base, ours), [step for sample in ours for step in sample.steps[1:]]
+        ratio, steps = speedup(sample_frame(base), sample_frame(ours)), step_frame(ours)
+        later = steps[steps.number > 0] if (steps.number > 0).any() else steps
         return cls(
             settings,
             METRICS["output_throughput"](ours) or 0.0,
             ratio,
             cost or 0.0,
             METRICS["tokens_per_target_call"](ours) or 0.0,
-            {name: share or 0.0 for name, share in phase_shares(later or steps_of(ours)).items()},
+            phase_shares(later).set_axis(["draft", "verify", "host"]).fillna(0.0).to_dict(),
             acceptance=reached,
             break_even=needed,
             why=None if ratio is None or ratio.value >= 1 else why_slower(base, ours),

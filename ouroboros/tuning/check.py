@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 from tqdm import tqdm
 
 from ouroboros.bench.metrics.intervals import speedup
-from ouroboros.bench.metrics.sample import PLAIN, Sample
+from ouroboros.bench.metrics.sample import PLAIN, Sample, sample_frame
 from ouroboros.bench.replay.replay import OffTextRates
 from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.gather import load, run_folders
@@ -89,7 +89,7 @@ def _value(
     plain, ours = ([s for s in o if not examples or s.example in examples] for o in (plain, ours))
     if model:
         return 1.0 / (cost_per_token(ours, model) or 1.0)
-    ratio = speedup(plain, ours)
+    ratio = speedup(sample_frame(plain), sample_frame(ours))
     assert ratio is not None
     return ratio.value
 

@@ -16,7 +16,7 @@ import pandas as pd
 from scipy.stats import linregress
 
 from ouroboros.bench.metrics.metrics import METRICS
-from ouroboros.bench.metrics.sample import PLAIN, steps_of
+from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.gather import load, run_folders
 from ouroboros.costs import Costs, Surface
@@ -75,7 +75,7 @@ def read_widths(place: Path, devices: Sequence[int]) -> tuple[list[dict], str]:
                 continue
             if not trees:
                 raise ValueError(f"{path} has no trees of {name}: run it with record_trees=true")
-            steps = steps_of(samples)
+            steps = [step for sample in samples for step in sample.steps]
             calls = sum(step.draft_calls for step in steps)
             widths.append(
                 {

@@ -16,8 +16,7 @@ import pandas as pd
 from scipy.stats import gmean
 from tqdm import tqdm
 
-from ouroboros.bench.metrics.intervals import calls_part
-from ouroboros.bench.metrics.sample import Sample
+from ouroboros.bench.metrics.sample import Sample, sample_frame
 from ouroboros.bench.run.folder import ResultsFolder, read_lines
 from ouroboros.bench.run.identity import identity, sources_hash
 from ouroboros.bench.run.loop import Bench
@@ -89,8 +88,8 @@ def speed(samples: Sequence[Sample], costs: Costs) -> float:
     try:
         spent = cost_per_token(samples, CostModel(costs))
     except ValueError:
-        parts = [calls_part(sample, costs.draft_ratio() or 0.0) for sample in samples]
-        spent = sum(own for own, _ in parts) / max(1, sum(tokens for _, tokens in parts))
+        frame = sample_frame(samples, draft_cost=costs.draft_ratio() or 0.0)
+        spent = frame["calls"].sum() / max(1, frame["tokens"].sum())
     return 1 / spent if spent else 0.0
 
 

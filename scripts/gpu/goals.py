@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from ouroboros.bench.metrics.intervals import decode_part, speedup
+from ouroboros.bench.metrics.intervals import speedup
 from ouroboros.bench.metrics.metrics import METRICS
-from ouroboros.bench.metrics.sample import METHOD, PLAIN, Sample, step_s
+from ouroboros.bench.metrics.sample import METHOD, PLAIN, Sample, sample_frame, step_s
 from ouroboros.bench.report.profile import step_frame
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.costs import CostModel, Costs
@@ -59,7 +59,7 @@ def goals(
             good[sample.decoder].append(sample)
     plain, ours = good[PLAIN], good[METHOD]
     predicted = predicted_speedup(plain, ours, costs)
-    measured = lead(plain, ours, part=decode_part)
+    measured = lead(plain, ours, "decode_s", "decode_tokens")
     reached = measured / predicted if measured and predicted else None
     note = f"measured {measured:.3f}, predicted {predicted:.3f}" if reached else ""
     leads = {name: lead(mine, ours) for name, mine in good.items() if not name.startswith(METHOD)}
@@ -123,12 +123,12 @@ def predicted_speedup(plain: Samples, samples: Samples, costs: Costs) -> float |
     very counts: calls as measured apart, and no time outside of the models but what `costs` says.
     None where the costs do not reach far enough."""
     first, second = (CostModel(costs).predict_all(part) for part in (plain, samples))
-    return lead(first, second, part=decode_part) if first and second else None
+    return lead(first, second, "decode_s", "decode_tokens") if first and second else None
 
 
-def lead(others: Samples, ours: Samples, **part) -> float | None:
+def lead(others: Samples, ours: Samples, *amount: str) -> float | None:
     """Return how many times as fast `ours` is; None where that is unknown."""
-    found = speedup(others, ours, **part)
+    found = speedup(sample_frame(others), sample_frame(ours), *amount)
     return None if found is None else found.value
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from measured import sample, step
 
-from ouroboros.bench.metrics.metrics import METRICS, phase_shares
+from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.costs import CostModel, Costs, Surface
 from ouroboros.tuning.advise import Prediction
@@ -48,7 +48,9 @@ def test_a_prediction_is_the_bench_s_own_metrics():
     predicted = [CostModel(COSTS).predict(one) for one in ours]
     assert found.tokens_per_s == pytest.approx(METRICS["output_throughput"](predicted))
     assert found.tokens_per_step == 3 and found.settings == {"gamma": 4} and found.failed is None
-    assert found.shares == pytest.approx(phase_shares([s.steps[1] for s in predicted]))
+    later = [replace(one, steps=one.steps[1:]) for one in predicted]
+    shares = {name: METRICS[f"{name}_share"](later) for name in ("draft", "verify", "host")}
+    assert found.shares == pytest.approx(shares)
     assert found.why is None
 
 

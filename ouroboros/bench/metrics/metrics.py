@@ -1,175 +1,211 @@
-"""Every metric, one entry each. To add one, add an entry here; but for its
-line in docs/glossary.md, nothing else lists metrics.
+"""Every metric, one entry each. To add one, add an entry to `METRICS`; but for its line in
+docs/glossary.md, nothing else lists metrics.
 
 Words: a *step* is one turn of the loop, which is one target call; *accepted* excludes the bonus
-token and *new* includes it. See `registry` for an entry's fields and what a formula's parameters
-are, `intervals` for the 95 % intervals.
+token and *new* includes it. The names of a formula's parameters say what it needs, of one decoder:
+
+    samples     its completions, a `sample_frame`      steps   their steps, a `step_frame`
+    greedy      greedy's completions                   failed  its failed samples
+    ouroboros   Ouroboros' completions                 trees   `tree_metrics` of its proposed trees
+    hf_greedy   those of transformers' greedy          audit   the audit's verdict
+    in_law      whether it preserves the distribution only, not the tokens
+
+A formula returns a number, an `Interval`, or (`scalar=False`) a text, list or mapping; None or NaN
+where there is nothing to count.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from ouroboros.bench.metrics.intervals import (
-    COST_RATIO,
     Interval,
-    calls_part,
-    decode_part,
     mean_of,
     pooled,
     prompt_speedups,
     speedup,
-    ttft_part,
     wilson,
 )
-from ouroboros.bench.metrics.registry import Metric, Registry
-from ouroboros.bench.metrics.sample import Sample, acceptance_record, steps_of
+from ouroboros.bench.metrics.sample import (
+    COST_RATIO,
+    Sample,
+    acceptance_record,
+    sample_frame,
+    step_frame,
+)
 from ouroboros.bench.tasks.task import YES_OR_NO, CorpusScored, Example, Task
-from ouroboros.trace import StepRecord
+from ouroboros.costs import CostModel
 
-Samples = Sequence[Sample]
+Frame = pd.DataFrame
 REAL_TEXT = (0.09, 0.15)
 """Repetition rates of real models' greedy answers: Llama-2-70B on MT-Bench 9 %, Vicuna-7B on
 Spec-Bench 13 %, a 33B code model on HumanEval 14 %. Text that repeats itself more flatters every
 decoder that drafts from the text."""
 
 
-def over_steps(
-    top: str, bottom: str = "", *, where: str = "", recorded: str = "", times=1.0, plus=0.0
-) -> Callable:
-    """Return the formula `plus` + `times` x sum of a step's `top` / sum of its `bottom`.
+@dataclass(frozen=True)
+class Metric:
+    """One metric: `name` in files, `heading` (at most three words) in tables, its definition.
 
-    Only steps with a non-zero `where` count; without `bottom`, divide by the number of steps. None
-    without steps, and where a step has no `recorded`.
+    `pooled` says how prompts are combined, `better` is "higher", "lower" or "". Cells show
+    `scale` x value with `digits` decimals and then `suffix`. `interval`: the value has a 95 %
+    interval. `timed`: unavailable where jobs shared the device. `priced`: needs costs. `by_group`:
+    also computed for each group of prompts. `tables` names the tables that show it as a column
+    ("default" is the terminal's; "speed", "lead", "time", "counts", "trees"; "headline" is the JSON
+    line), and the tables of it alone, decoders across: "comparison" (a row per run), "groups".
+    `instead_of`: a column of "default" only where none of these metrics is available.
     """
 
-    def formula(samples: Samples) -> float | None:
-        steps = [s for s in steps_of(samples) if not where or getattr(s, where)]
-        whole = sum(getattr(s, bottom) for s in steps) if bottom else len(steps)
-        if not whole or (recorded and not all(getattr(s, recorded) for s in steps)):
-            return None
-        return plus + times * sum(getattr(s, top) for s in steps) / whole
+    name: str
+    heading: str
+    formula: Callable
+    definition: str
+    unit: str = ""
+    pooled: str = "sum / sum"
+    better: str = ""
+    digits: int = 2
+    scale: float = 1.0
+    suffix: str = ""
+    interval: bool = False
+    timed: bool = False
+    priced: bool = False
+    by_group: bool = False
+    scalar: bool = True
+    tables: str = ""
+    instead_of: str = ""
 
-    return formula
+    @property
+    def columns(self) -> list[str]:
+        """The metric's columns in a table of numbers: its value, an interval's ends and prompts."""
+        ends = ("low", "high", "prompts") if self.interval else ()
+        return [self.name, *(f"{self.name}.{end}" for end in ends)]
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What the formula needs: the names of its parameters."""
+        return tuple(inspect.signature(self.formula).parameters)
+
+    def __call__(self, samples: Sequence[Sample], **given):
+        """Return the value for some completions; `given` as in `Registry.measure`."""
+        return Registry(self).measure(samples, **given)[self.name]
 
 
-def over_samples(part: Callable[[Sample], tuple[float, float]], *, times: float = 1) -> Callable:
-    """Return the formula `times` x sum of a sample's first part / sum of its second."""
+class Registry(dict[str, Metric]):
+    """Metrics by name, in the order in which tables show them."""
 
-    def formula(samples: Samples) -> float | None:
-        tops, bottoms = zip(*map(part, samples), strict=True) if samples else ((), ())
-        return times * sum(tops) / sum(bottoms) if sum(bottoms) else None
+    def __init__(self, *entries: Metric) -> None:
+        super().__init__({metric.name: metric for metric in entries})
+        assert len(self) == len(entries), "a metric is registered twice"
 
-    return formula
+    def shown_in(self, table: str) -> list[Metric]:
+        """Return the metrics that a table shows."""
+        return [metric for metric in self.values() if table in metric.tables.split()]
+
+    def measure(
+        self,
+        samples: Sequence[Sample],
+        *,
+        costs: CostModel | None = None,
+        draft_cost: float = COST_RATIO,
+        timed: bool = True,
+        groups: bool = False,
+        **given,
+    ) -> dict:
+        """Return every metric of one decoder's completions, by name.
+
+        `given` is what formulas need beside these (see above), other decoders' completions as
+        samples or a `sample_frame`. A metric is None where a part of what it needs is missing, and
+        a timed one unless `timed`. `groups`: only the metrics of groups of prompts.
+        """
+        chosen = [metric for metric in self.values() if metric.by_group or not groups]
+        given = {"samples": samples, "in_law": False, **given}
+        for role in ("samples", "greedy", "ouroboros", "hf_greedy"):
+            if not isinstance(given.get(role), Frame | None):
+                given[role] = sample_frame(given[role], costs, draft_cost)
+        if any("steps" in metric.needs for metric in chosen):
+            given["steps"] = step_frame(samples)
+        found = {}
+        for metric in chosen:
+            needed = {name: given.get(name) for name in metric.needs}
+            known = not any(value is None for value in needed.values())
+            value = metric.formula(**needed) if known and (timed or not metric.timed) else None
+            if isinstance(value, float | np.number):
+                value = None if np.isnan(value) else np.asarray(value).item()
+            found[metric.name] = value
+        return found
+
+    def glossary(self) -> pd.DataFrame:
+        """Return name, heading, unit, pooling, direction and definition of every metric."""
+        columns = ["name", "heading", "unit", "pooled", "better", "definition"]
+        return pd.DataFrame(map(vars, self.values()))[columns]
 
 
-def mean(value: Callable[[Sample], float | None], *, times: float = 1) -> Callable:
-    """Return the formula `times` x the mean of a sample's value, where it is known."""
-
-    def formula(samples: Samples) -> float | None:
-        known = [found for sample in samples if (found := value(sample)) is not None]
-        return times * float(np.mean(known)) if known else None
-
-    return formula
+def ratio(above: pd.Series, below: pd.Series) -> float | None:
+    """Return sum / sum; None over nothing."""
+    return above.sum() / below.sum() if below.sum() else None
 
 
-def over_greedy(**options) -> Callable:
-    """Return the formula of the speedup over greedy; `options` are `speedup`'s. Here and below only
-    equal completions count, unless the decoder is `in_law`: its texts differ by design."""
-    return lambda samples, greedy, in_law=False: speedup(
-        greedy, samples, equal=not in_law, **options
+def over_greedy(*amount: str, macro: bool = False) -> Callable:
+    """Return the formula of the speedup over greedy; `amount` and `macro` as in `speedup`.
+
+    Here and below only equal completions count, unless the decoder is `in_law`: its texts differ by
+    design.
+    """
+    return lambda samples, greedy, in_law: speedup(
+        greedy, samples, *amount, macro=macro, equal=not in_law
     )
 
 
-def over_ouroboros(**options) -> Callable:
+def over_ouroboros(*amount: str) -> Callable:
     """Return the formula of the decoder's amount per token / Ouroboros'."""
-    return lambda samples, ouroboros, in_law=False: speedup(
-        samples, ouroboros, equal=not in_law, **options
-    )
+    return lambda samples, ouroboros, in_law: speedup(samples, ouroboros, *amount, equal=not in_law)
 
 
-def predicted(baseline: Samples, samples: Samples, costs, in_law: bool) -> Interval | None:
-    """Return the baseline's predicted seconds per token / the decoder's."""
-    priced = costs.predict_all(baseline), costs.predict_all(samples)
-    return speedup(*priced, equal=not in_law)
+def by_prompt(samples: Frame, greedy: Frame, in_law: bool) -> pd.Series:
+    """Return the speedup over greedy of each prompt."""
+    return prompt_speedups(greedy, samples, equal=not in_law)
 
 
-def cost(samples: Samples, ouroboros: Samples, costs, in_law=False) -> Interval | None:
-    """Return the decoder's cost per token / Ouroboros'; None beyond what was measured."""
-    known = costs.predict_all(samples) and costs.predict_all(ouroboros)
-    return speedup(samples, ouroboros, part=costs.cost, equal=not in_law) if known else None
+def pace(samples: Frame) -> pd.Series:
+    """Return each completion's milliseconds per token after its first step."""
+    return 1e3 * samples.decode_s / samples.decode_tokens.replace(0, np.nan)
 
 
-def each_prompt(pool: Callable[[np.ndarray], float]) -> Callable:
-    """Return the formula that pools the speedups over greedy of single prompts."""
-
-    def formula(samples: Samples, greedy: Samples, in_law: bool = False) -> float | None:
-        ratios = prompt_speedups(greedy, samples, equal=not in_law)
-        return float(pool(ratios)) if len(ratios) else None
-
-    return formula
+def phase_shares(steps: Frame) -> pd.Series:
+    """Return the shares of the time in steps spent in the draft, in the target and on the host:
+    `draft_s`, `verify_s`, `host_s`. Steps of another engine, without scored nodes, do not count."""
+    seconds = steps.loc[steps.scored > 0, ["draft_s", "verify_s", "host_s"]].sum()
+    return seconds / seconds.sum()
 
 
-def percentile(share: float, value: Callable[[Sample], float | None]) -> Callable:
-    """Return the formula of a percentile, in milliseconds, of a completion's seconds."""
-
-    def formula(samples: Samples) -> float | None:
-        known = [found for sample in samples if (found := value(sample)) is not None]
-        return 1e3 * float(np.percentile(known, share)) if known else None
-
-    return formula
+def recorded(steps: Frame) -> Frame:
+    """Return the steps if all of them recorded their forward passes, else none."""
+    return steps if (steps.target_forwards > 0).all() else steps.iloc[:0]
 
 
-def decode_pace(sample: Sample) -> float | None:
-    """Return a completion's seconds per token after its first step."""
-    seconds, tokens = decode_part(sample)
-    return seconds / tokens if tokens else None
-
-
-def phase_shares(steps: Sequence[StepRecord]) -> dict[str, float | None]:
-    """Return the shares of the time in steps spent in the draft, in the target and on the host;
-    None for another engine, whose steps have no scored nodes."""
-    steps = [step for step in steps if step.scored]
-    totals = {p: sum(getattr(s, f"{p}_s") for s in steps) for p in ("draft", "verify", "host")}
-    whole = sum(totals.values())
-    return {name: seconds / whole if whole else None for name, seconds in totals.items()}
-
-
-def calls_per_token(samples: Samples, draft_cost: float = COST_RATIO) -> Interval | None:
-    """Return (target calls + draft_cost x draft calls) / new tokens."""
-    found = pooled(samples, part=partial(calls_part, cost_ratio=draft_cost))
-    if found is None:
-        return None
-    steps = steps_of(samples)  # summed as integers first: exact, whatever the order of prompts
-    target = sum(s.target_forwards or 1 for s in steps)
-    calls = target + draft_cost * sum(s.draft_forwards or s.draft_calls for s in steps)
-    return replace(found, value=calls / sum(s.new for s in steps))
-
-
-def tries_per_position(samples: Samples) -> list[int]:
+def tries_per_position(steps: Frame) -> list[int]:
     """Return at index k - 1: how many steps drafted k tokens or more."""
-    drafted = [s.drafted for s in steps_of(samples)]
-    return [sum(d >= k for d in drafted) for k in range(1, max(drafted, default=0) + 1)]
+    longest = max(steps.drafted, default=0)
+    return [int((steps.drafted >= k).sum()) for k in range(1, longest + 1)]
 
 
-def acceptance_rate_per_position(samples: Samples) -> list[float]:
+def acceptance_rate_per_position(steps: Frame) -> list[float]:
     """Return at index k - 1: of the steps that drafted k or more tokens, the share that accepted
     k."""
-    accepted = [min(s.accepted, s.drafted) for s in steps_of(samples)]
-    tries = enumerate(tries_per_position(samples), start=1)
-    return [sum(a >= k for a in accepted) / tried for k, tried in tries]
+    accepted, tries = np.minimum(steps.accepted, steps.drafted), tries_per_position(steps)
+    return [float((accepted >= k).sum() / tried) for k, tried in enumerate(tries, start=1)]
 
 
-def unequal(samples: Samples, greedy: Samples) -> int | None:
-    """Return how many samples differ from greedy's in tokens or length; None without a pair."""
-    expected = {(s.example, s.repeat): s.new_tokens for s in greedy}
-    pairs = [(expected[key], s) for s in samples if (key := (s.example, s.repeat)) in expected]
-    return sum(tokens != s.new_tokens for tokens, s in pairs) if pairs else None
+def unequal(samples: Frame, greedy: Frame) -> int | None:
+    """Return how many completions differ from greedy's in tokens or length; None without a pair."""
+    pairs = greedy[["new_tokens"]].add_suffix("_greedy").join(samples["new_tokens"], how="inner")
+    return (pairs.new_tokens != pairs.new_tokens_greedy).sum() if len(pairs) else None
 
 
 def repetition(tokens: Sequence[int], n: int = 4) -> float | None:
@@ -209,35 +245,36 @@ METRICS = Registry(
            pooled="count", digits=0, by_group=True, tables="speed"),
     Metric("failed", "failed", lambda failed: len(failed), "Completions that failed.",
            pooled="count", better="lower", digits=0, tables="headline"),
-    Metric("new_tokens", "new tokens", lambda samples: sum(len(s.new_tokens) for s in samples),
+    Metric("new_tokens", "new tokens", lambda samples: samples.tokens.sum(),
            "Generated tokens of all completions.", pooled="sum", digits=0),
 
     # Speed
-    Metric("output_throughput", "tokens/s", over_samples(lambda s: (len(s.new_tokens), s.wall_s)),
+    Metric("output_throughput", "tokens/s", lambda samples: ratio(samples.tokens, samples.wall_s),
            "New tokens / seconds from the call to the last token, prefill included.",
            tables="default speed headline comparison", by_group=True, **{**RATE, "pooled": SUMS}),
     Metric("macro_throughput", "mean tokens/s",
-           mean(lambda s: len(s.new_tokens) / s.wall_s if s.wall_s else None),
+           lambda samples: (samples.tokens / samples.wall_s)[samples.wall_s > 0].mean(),
            "Mean over prompts of new tokens / seconds.", **RATE),
     Metric("latency_speedup", "speedup", over_greedy(),
            "Greedy's seconds per token / the decoder's, equal completions, with prefill.",
            timed=True, by_group=True, tables="default speed headline comparison groups", **PAIRED),
-    Metric("predicted_speedup", "predicted speedup",
-           lambda samples, greedy, costs, in_law: predicted(greedy, samples, costs, in_law),
+    Metric("predicted_speedup", "predicted speedup", over_greedy("predicted_s"),
            "Speedup over greedy at the run's costs; a fit where these were measured in the run.",
-           tables="default speed headline comparison groups", by_group=True,
+           priced=True, tables="default speed headline comparison groups", by_group=True,
            instead_of="latency_speedup", **PAIRED),
     Metric("latency_speedup_macro", "macro speedup", over_greedy(macro=True),
            "Geometric mean over prompts of each prompt's speedup over greedy.",
            timed=True, tables="speed comparison", **{**PAIRED, "pooled": "geometric mean"}),
-    Metric("decode_speedup", "decode speedup", over_greedy(part=decode_part),
+    Metric("decode_speedup", "decode speedup", over_greedy("decode_s", "decode_tokens"),
            "Speedup over greedy in time per token after the first step (without the prefill).",
            timed=True, tables="speed headline", **PAIRED),
-    Metric("slower_share", "slower prompts", each_prompt(lambda ratios: (ratios < 1).mean()),
+    Metric("slower_share", "slower prompts",
+           lambda samples, greedy, in_law: (by_prompt(samples, greedy, in_law) < 1).mean(),
            "Share of the prompts that took longer than with greedy.",
            timed=True, better="lower", tables="speed headline", by_group=True,
            **{**SHARE, "pooled": "share of prompts"}),
-    Metric("worst_speedup", "worst prompt", each_prompt(np.min),
+    Metric("worst_speedup", "worst prompt",
+           lambda samples, greedy, in_law: by_prompt(samples, greedy, in_law).min(),
            "The smallest speedup over greedy of a single prompt.", timed=True, by_group=True,
            tables="speed headline comparison", **{**RATIO, "pooled": "minimum"}),
 
@@ -245,103 +282,110 @@ METRICS = Registry(
     Metric("latency_vs_ouroboros", "vs Ouroboros", over_ouroboros(),
            "The decoder's seconds per token / Ouroboros'; above 1 Ouroboros is faster.",
            timed=True, tables="default lead headline comparison", **LEAD),
-    Metric("predicted_vs_ouroboros", "predicted vs Ouroboros",
-           lambda samples, ouroboros, costs, in_law: predicted(samples, ouroboros, costs, in_law),
+    Metric("predicted_vs_ouroboros", "predicted vs Ouroboros", over_ouroboros("predicted_s"),
            "The decoder's predicted seconds per token / Ouroboros', same prompts.",
-           tables="default lead comparison", instead_of="latency_vs_ouroboros", **LEAD),
-    Metric("cost_vs_ouroboros", "cost vs Ouroboros", cost,
-           "The decoder's cost per token / Ouroboros', same prompts.", tables="lead", **LEAD),
-    Metric("calls_vs_ouroboros", "calls vs Ouroboros",
-           lambda samples, ouroboros, draft_cost, in_law: speedup(
-               samples, ouroboros, part=partial(calls_part, cost_ratio=draft_cost),
-               equal=not in_law),
+           tables="default lead comparison", instead_of="latency_vs_ouroboros", priced=True,
+           **LEAD),
+    Metric("cost_vs_ouroboros", "cost vs Ouroboros", over_ouroboros("cost"),
+           "The decoder's cost per token / Ouroboros', same prompts.",
+           priced=True, tables="lead", **LEAD),
+    Metric("calls_vs_ouroboros", "calls vs Ouroboros", over_ouroboros("calls"),
            "The decoder's calls per token / Ouroboros', same prompts.",
            tables="default lead", instead_of="latency_vs_ouroboros predicted_vs_ouroboros", **LEAD),
-    Metric("decode_vs_ouroboros", "decode vs Ouroboros", over_ouroboros(part=decode_part),
+    Metric("decode_vs_ouroboros", "decode vs Ouroboros",
+           over_ouroboros("decode_s", "decode_tokens"),
            "The decoder's seconds per token after the first step / Ouroboros', same prompts.",
            timed=True, tables="lead", **LEAD),
-    Metric("ttft_vs_ouroboros", "TTFT vs Ouroboros", over_ouroboros(part=ttft_part),
+    Metric("ttft_vs_ouroboros", "TTFT vs Ouroboros", over_ouroboros("ttft_s", "completions"),
            "The decoder's mean TTFT / Ouroboros', same prompts.",
            timed=True, tables="lead headline", **LEAD),
 
     # Time and memory
-    Metric("ttft_ms", "TTFT (ms)", mean(lambda s: s.ttft_s, times=1e3),
+    Metric("ttft_ms", "TTFT (ms)", lambda samples: 1e3 * samples.ttft_s.mean(),
            "Time to first token: from the call to the end of the first step, prefill included.",
            unit="ms", digits=0, **{**MEAN, **TIME, "tables": "default time"}),
-    Metric("tpot_ms", "TPOT (ms)", over_samples(decode_part, times=1e3),
+    Metric("tpot_ms", "TPOT (ms)",
+           lambda samples: ratio(1e3 * samples.decode_s, samples.decode_tokens),
            "Time per token after the first step: (latency - TTFT) / (tokens - the first step's).",
            unit="ms", **TIME),
-    Metric("median_ttft_ms", "TTFT p50 (ms)", percentile(50, lambda s: s.ttft_s),
+    Metric("median_ttft_ms", "TTFT p50 (ms)",
+           lambda samples: 1e3 * samples.ttft_s.quantile(0.5),
            "Median time to first token of a completion.", **PERCENTILE),
-    Metric("p99_ttft_ms", "TTFT p99 (ms)", percentile(99, lambda s: s.ttft_s),
+    Metric("p99_ttft_ms", "TTFT p99 (ms)",
+           lambda samples: 1e3 * samples.ttft_s.quantile(0.99),
            "99th percentile of the time to first token.", **PERCENTILE),
-    Metric("median_tpot_ms", "TPOT p50 (ms)", percentile(50, decode_pace),
+    Metric("median_tpot_ms", "TPOT p50 (ms)",
+           lambda samples: pace(samples).quantile(0.5),
            "Median over completions of the time per token after the first step.", **PERCENTILE),
-    Metric("p99_tpot_ms", "TPOT p99 (ms)", percentile(99, decode_pace),
+    Metric("p99_tpot_ms", "TPOT p99 (ms)",
+           lambda samples: pace(samples).quantile(0.99),
            "99th percentile over completions of the time per token after the first step.",
            **PERCENTILE),
-    Metric("e2e_latency_s", "E2E (s)", mean(lambda s: s.wall_s),
+    Metric("e2e_latency_s", "E2E (s)", lambda samples: samples.wall_s.mean(),
            "Seconds from the call to the last token of a completion, prefill included.",
            unit="s", **MEAN, **TIME),
     Metric("latency_speedup_vs_hf", "vs transformers",
            lambda samples, hf_greedy, in_law: speedup(hf_greedy, samples, equal=not in_law),
            "Speedup over transformers' own greedy decoding, prefill included.",
            timed=True, tables="time headline", **PAIRED),
-    Metric("draft_share", "draft time", lambda samples: phase_shares(steps_of(samples))["draft"],
+    Metric("draft_share", "draft time", lambda steps: phase_shares(steps).draft_s,
            "Share of the time in steps spent in the draft model.", **PHASE),
-    Metric("verify_share", "verify time", lambda samples: phase_shares(steps_of(samples))["verify"],
+    Metric("verify_share", "verify time", lambda steps: phase_shares(steps).verify_s,
            "Share of the time in steps spent in the target model.", **PHASE),
-    Metric("host_share", "host time", lambda samples: phase_shares(steps_of(samples))["host"],
+    Metric("host_share", "host time", lambda steps: phase_shares(steps).host_s,
            "Share of the time in steps spent outside both models, in Python.", **PHASE),
-    Metric("host_ms_per_step", "host ms/step", over_steps("host_s", where="scored", times=1e3),
+    Metric("host_ms_per_step", "host ms/step",
+           lambda steps: 1e3 * steps[steps.scored > 0].host_s.mean(),
            "Milliseconds per step outside both models (unavailable for another engine).",
            unit="ms", **TIME),
-    Metric("peak_bytes", "peak GiB",
-           lambda samples: max((s.peak_bytes for s in samples if s.peak_bytes), default=None),
+    Metric("peak_bytes", "peak GiB", lambda samples: samples.peak_bytes.max(),
            "Largest peak of device memory of any completion, summed over the GPUs in use.",
            unit="bytes", pooled="maximum", better="lower", digits=1, scale=2**-30, tables="time"),
     Metric("energy_per_token_j", "J/token",
-           over_samples(lambda s: (s.energy_j or 0, len(s.new_tokens) * (s.energy_j is not None))),
+           lambda samples: ratio(samples.energy_j, samples.tokens[samples.energy_j.notna()]),
            "Joules per new token, prefill included, over completions whose energy is known.",
            unit="J/token", **TIME),
 
     # Calls and acceptance
-    Metric("accepted_per_step", "accepted/step", over_steps("accepted", where="drafted"),
+    Metric("accepted_per_step", "accepted/step",
+           lambda steps: steps[steps.drafted > 0].accepted.mean(),
            "Accepted draft tokens per step that had a draft; the bonus token does not count.",
            unit="tokens/step", better="higher", tables="default"),
     Metric("acceptance_length", "acceptance length",
-           over_steps("accepted", where="drafted", plus=1),
+           lambda steps: 1 + steps[steps.drafted > 0].accepted.mean(),
            "New tokens per step that had a draft: 1 + accepted/step, the bonus included (as vLLM).",
            unit="tokens/step", better="higher", by_group=True, tables="counts headline"),
-    Metric("tokens_per_target_call", "tokens/call", over_steps("new"),
+    Metric("tokens_per_target_call", "tokens/call", lambda steps: steps.new.mean(),
            "New tokens / target calls; the prefill is part of the first call.",
            unit="tokens/call", better="higher", tables="counts"),
-    Metric("cost_per_token", "cost/token",
-           lambda samples, costs: (
-               pooled(samples, part=costs.cost) if costs.predict_all(samples) else None),
+    Metric("cost_per_token", "cost/token", lambda samples: pooled(samples, "cost"),
            "Time of all calls per new token at the run's costs, in target calls of one node.",
-           interval=True, **{**COUNT, "digits": 3, "tables": "counts headline comparison"}),
-    Metric("calls_per_token", "calls/token", calls_per_token,
+           priced=True, interval=True,
+           **{**COUNT, "digits": 3, "tables": "counts headline comparison"}),
+    Metric("calls_per_token", "calls/token", lambda samples: pooled(samples, "calls"),
            "(Target calls + draft cost x draft calls) / new tokens, whatever a call scores.",
            interval=True, instead_of="output_throughput",
            **{**COUNT, "digits": 3, "tables": "default counts headline comparison"}),
-    Metric("draft_calls_per_token", "draft calls/token", over_steps("draft_calls", "new"),
+    Metric("draft_calls_per_token", "draft calls/token",
+           lambda steps: ratio(steps.draft_calls, steps.new),
            "Draft calls / new tokens.", **COUNT),
     Metric("target_forwards_per_token", "target forwards/token",
-           over_steps("target_forwards", "new", recorded="target_forwards"),
+           lambda steps: ratio(steps.target_forwards, recorded(steps).new),
            "Forward passes of the target / new tokens, where recorded.", digits=3, **COUNT),
     Metric("draft_forwards_per_token", "draft forwards/token",
-           over_steps("draft_forwards", "new", recorded="target_forwards"),
+           lambda steps: ratio(steps.draft_forwards, recorded(steps).new),
            "Forward passes of the draft / new tokens, where recorded.", digits=3, **COUNT),
-    Metric("nodes_per_token", "nodes/token", over_steps("scored", "new", where="scored"),
+    Metric("nodes_per_token", "nodes/token",
+           lambda steps: ratio(steps.scored, steps.new[steps.scored > 0]),
            "Nodes that the target scored, the prompt excluded / new tokens.", **COUNT),
     Metric("draft_nodes_per_token", "draft nodes/token",
-           over_steps("draft_scored", "new", recorded="target_forwards"),
+           lambda steps: ratio(steps.draft_scored, recorded(steps).new),
            "Nodes that the draft scored / new tokens, where recorded.", **COUNT),
-    Metric("scored_per_step", "nodes/call", over_steps("scored", where="scored"),
+    Metric("scored_per_step", "nodes/call", lambda steps: steps[steps.scored > 0].scored.mean(),
            "Nodes that the target scored per call, root and probes included, the prompt excluded.",
            unit="nodes/call", digits=1, tables="counts"),
-    Metric("draft_acceptance_rate", "draft accepted", over_steps("accepted", "drafted"),
+    Metric("draft_acceptance_rate", "draft accepted",
+           lambda steps: ratio(steps.accepted, steps.drafted),
            "Accepted / drafted tokens, where a step's drafted is the depth of its deepest branch.",
            better="higher", tables="counts", **SHARE),
     Metric("acceptance_rate_per_position", "acceptance by position", acceptance_rate_per_position,
@@ -351,21 +395,22 @@ METRICS = Registry(
            "Steps that drafted k tokens or more: the denominators of acceptance by position.",
            pooled="per position", scalar=False),
     Metric("speculative_decoding", "acceptance record",
-           lambda samples: acceptance_record(steps_of(samples)),
+           lambda steps: acceptance_record([*steps.itertuples()]),
            "Acceptance in the fields of vLLM's per-request records, summed over completions.",
            scalar=False),
     Metric("acceptance_histogram", "accepted histogram",
-           lambda samples: dict(sorted(Counter(s.accepted for s in steps_of(samples)).items())),
+           lambda steps: steps.accepted.value_counts().sort_index().to_dict(),
            "Steps by the number of draft tokens that they accepted.",
            pooled="histogram", scalar=False),
     Metric("tokens_by_source", "tokens by source",
-           lambda samples: dict(
-               Counter(x or "unknown" for s in steps_of(samples) for x in s.sources).most_common()),
+           lambda steps: dict(
+               Counter(x or "unknown" for own in steps.sources for x in own).most_common()),
            "New tokens by who proposed them; corrections and bonus tokens are the target's.",
            pooled="sum", scalar=False),
 
     # Is it lossless, and what the text is like
-    Metric("repetition_rate", "repetition", mean(lambda s: repetition(s.new_tokens)),
+    Metric("repetition_rate", "repetition",
+           lambda samples: samples.new_tokens.map(repetition).astype(float).mean(),
            "Share of 4-grams that occurred before in the completion; 9 to 15 % in real answers.",
            tables="speed headline", **MEAN, **SHARE),
     Metric("unequal", "unequal", unequal,
@@ -409,7 +454,7 @@ def score_metric(name: str) -> Metric:
 
 
 def score_intervals(
-    samples: Samples, scores: Mapping[tuple[str, str, int], Mapping[str, float]]
+    samples: Iterable[Sample], scores: Mapping[tuple[str, str, int], Mapping[str, float]]
 ) -> dict[str, Interval]:
     """Return means over prompts of a task's scores; "passed" becomes pass@1.
 
@@ -434,11 +479,9 @@ def corpus_scores(
 ) -> dict[str, dict[str, float]]:
     """Return the task's scores of all completions together, such as corpus BLEU, by decoder; {}
     where the task has none."""
-    if not isinstance(task, CorpusScored):
-        return {}
     prompts = {example.id: example for example in examples}
     pairs: dict[str, list[tuple[Example, str]]] = {}
-    for sample in samples:
+    for sample in samples if isinstance(task, CorpusScored) else ():
         if not sample.error:
             pairs.setdefault(sample.decoder, []).append((prompts[sample.example], sample.text))
-    return {name: task.corpus_scores(texts) for name, texts in pairs.items()}
+    return {name: task.corpus_scores(texts) for name, texts in pairs.items()}  # type: ignore[attr-defined]

@@ -1,16 +1,26 @@
-"""One measured completion: what the run loop writes, and the only thing a report reads."""
+"""One measured completion: what the run loop writes, and the only thing a report reads.
+
+`sample_frame` and `step_frame` turn completions into tables, from which all metrics are computed.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from operator import index
 
+import pandas as pd
+
+from ouroboros.costs import CostModel
 from ouroboros.trace import StepRecord
 
 PLAIN, METHOD = "greedy", "ouroboros"
 """The decoders that others are compared with, by their names in a run."""
+COST_RATIO = 0.176
+"""A draft call in target calls where a run does not record its pair's: bytes of Yi-6B's weights
+over Yi-34B's, the published pair."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +75,47 @@ class Sample:
         return found
 
 
-def steps_of(samples: Iterable[Sample]) -> list[StepRecord]:
-    """Return all steps of all samples."""
-    return [step for sample in samples for step in sample.steps]
+def sample_frame(
+    samples: Iterable[Sample], costs: CostModel | None = None, draft_cost: float = COST_RATIO
+) -> pd.DataFrame:
+    """Return a row per completion, indexed by example and repeat.
+
+    Beside a sample's fields: `tokens`; `decode_s` and `decode_tokens`, those after the first step
+    (NaN where its end is unknown); `calls`, target calls + `draft_cost` x draft calls, where a call
+    counts as its forward passes if they were recorded; by `costs`, `predicted_s` and `cost` (in
+    target calls of one node): NaN in all rows where the costs do not cover each one.
+    """
+    samples = list(samples)
+    frame = pd.DataFrame([*map(vars, samples)], columns=list(Sample.__annotations__))
+    frame = frame.astype(dict.fromkeys(("wall_s", "ttft_s", "peak_bytes", "energy_j"), float))
+    frame["tokens"] = [len(s.new_tokens) for s in samples]
+    frame["decode_s"] = frame["wall_s"] - frame["ttft_s"]
+    first = [s.steps[0].new if s.steps and s.ttft_s is not None else None for s in samples]
+    frame["decode_tokens"] = (frame["tokens"] - pd.Series(first, dtype=float)).fillna(0)
+    frame["completions"] = 1
+    frame["calls"] = [
+        sum(t.target_forwards or 1 for t in s.steps)
+        + draft_cost * sum(t.draft_forwards or t.draft_calls for t in s.steps)
+        for s in samples
+    ]
+    frame[["predicted_s", "cost"]] = float("nan")
+    if costs is not None:
+        with suppress(ValueError):
+            frame["predicted_s"] = [costs.predict(sample).wall_s for sample in samples]
+            frame["cost"] = [costs.cost(sample)[0] for sample in samples]
+    return frame.set_index(["example", "repeat"])
+
+
+def step_frame(samples: Iterable[Sample]) -> pd.DataFrame:
+    """Return a row per step: its fields, `decoder`, `number` in its completion and seconds `s`."""
+    rows = [
+        {"decoder": sample.decoder, "number": number, "s": step_s(step), **vars(step)}
+        for sample in samples
+        for number, step in enumerate(sample.steps)
+    ]
+    types = {name: kind for name, kind in StepRecord.__annotations__.items() if name != "sources"}
+    columns = ["decoder", "number", "s", *types, "sources"]
+    return pd.DataFrame(rows, columns=columns).astype({"number": int, "s": float, **types})
 
 
 def acceptance_record(steps: Sequence[StepRecord]) -> dict | None:

@@ -19,7 +19,7 @@ import torch
 from tqdm import tqdm
 
 from ouroboros.bench.metrics.metrics import METRICS
-from ouroboros.bench.metrics.sample import PLAIN, Sample, steps_of
+from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns
 from ouroboros.bench.replay.scripted import Drafting
 from ouroboros.bench.replay.simulated_draft import SimulatedDraft
@@ -260,13 +260,14 @@ def replay_table(
     """
     rows = {}
     for name, own in samples.items():
-        calls, tokens = steps_of(own), sum(len(sample.new_tokens) for sample in own)
+        calls = [step for sample in own for step in sample.steps]
+        tokens = sum(len(sample.new_tokens) for sample in own)
         row: dict[str, float | None] = {"runs": len(own), "new_tokens": tokens}
         row["target_calls"] = len(calls)
         for metric in ("tokens_per_target_call", "acceptance_length", "draft_calls_per_token"):
             row[metric] = METRICS[metric](own)
         if draft_ratio is not None or not any(step.draft_calls for step in calls):
-            found = METRICS["calls_per_token"](own, draft_ratio or 0.0)
+            found = METRICS["calls_per_token"](own, draft_cost=draft_ratio or 0.0)
             row["calls_per_token"] = found and found.value
         if costs is not None and tokens:
             model = CostModel(costs)

@@ -14,10 +14,9 @@ from typing import Any
 import pandas as pd
 
 from ouroboros.audit.report import tally, verdict
-from ouroboros.bench.metrics.intervals import COST_RATIO, Interval
-from ouroboros.bench.metrics.metrics import METRICS, score_intervals, score_metric
-from ouroboros.bench.metrics.registry import Metric
-from ouroboros.bench.metrics.sample import METHOD, PLAIN, Sample
+from ouroboros.bench.metrics.intervals import Interval
+from ouroboros.bench.metrics.metrics import METRICS, Metric, score_intervals, score_metric
+from ouroboros.bench.metrics.sample import COST_RATIO, METHOD, PLAIN, Sample
 from ouroboros.bench.metrics.trees import tree_metrics
 from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.gather import Measured
@@ -127,12 +126,12 @@ def summarise(measured: Measured) -> Summary:
             "in_law": "in law" in verdicts[name],
         }
         scores = {**score_intervals(samples, measured.scores), **whole_scores.get(name, {})}
-        rows[name] = METRICS.measure(given, timed=facts.timed)
+        rows[name] = METRICS.measure(**given, timed=facts.timed)
         rows[name] |= {f"score.{key}": value for key, value in scores.items()}
         for group in dict.fromkeys(sample.group for sample in samples if sample.group):
             own = {"samples": samples, "greedy": shared[PLAIN]}
             part = {role: [s for s in of if s.group == group] for role, of in own.items()}
-            groups[group, name] = METRICS.measure(given | part, timed=facts.timed, groups=True)
+            groups[group, name] = METRICS.measure(**given | part, timed=facts.timed, groups=True)
         if not given["in_law"] and (count := rows[name]["unequal"]):
             said = f": {count} of {len(samples)} completions differ from greedy's"
             problems.setdefault(f"{said}; speedups compare the equal ones only", []).append(name)

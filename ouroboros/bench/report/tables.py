@@ -16,10 +16,9 @@ import pandas as pd
 from rich import box
 from rich.table import Table as TerminalTable
 
-from ouroboros.bench.metrics.intervals import COST_RATIO, Interval
-from ouroboros.bench.metrics.metrics import METRICS
-from ouroboros.bench.metrics.registry import Metric
-from ouroboros.bench.metrics.sample import METHOD, PLAIN
+from ouroboros.bench.metrics.intervals import Interval
+from ouroboros.bench.metrics.metrics import METRICS, Metric
+from ouroboros.bench.metrics.sample import COST_RATIO, METHOD, PLAIN
 from ouroboros.bench.report.summary import Summary, interval_of
 
 CAPTIONS = {
@@ -162,7 +161,7 @@ def comparisons(lead: Mapping[str, Sequence], summaries: Sequence[Summary]) -> l
     frames, found = [one.frame for one in summaries], []
     for metric in METRICS.shown_in("comparison"):
         if any(_known(frame, metric.name) for frame in frames):
-            by = f" By {costs}." if "costs" in metric.needs else ""
+            by = f" By {costs}." if metric.priced else ""
             caption = f"{metric.heading}: {metric.definition}{by}"
             found.append(Table(metric.name, caption, _across(metric, rows, frames)))
     return found

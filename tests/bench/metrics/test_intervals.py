@@ -6,18 +6,23 @@ from dataclasses import replace
 import pytest
 from measured import greedy_and_fast, sample, step
 
-from ouroboros.bench.metrics import METRICS
-from ouroboros.bench.metrics.intervals import Interval, calls_part, decode_part, pooled, speedup
+from ouroboros.bench.metrics import METRICS, intervals
+from ouroboros.bench.metrics.intervals import Interval, pooled
+from ouroboros.bench.metrics.sample import sample_frame
 
 GREEDY, FAST = greedy_and_fast()
+
+
+def speedup(baseline, samples, *amount, **options):
+    return intervals.speedup(sample_frame(baseline), sample_frame(samples), *amount, **options)
 
 
 def test_speedups_are_paired_ratios_of_seconds_per_token():
     whole = speedup(GREEDY, FAST)
     assert whole.value == pytest.approx((20 / 10) / (8 / 10))
     assert whole.low == pytest.approx(2.0) and whole.high == pytest.approx(3.0)
-    assert METRICS["latency_speedup"](FAST, GREEDY) == whole
-    after = speedup(GREEDY, FAST, part=decode_part)
+    assert METRICS["latency_speedup"](FAST, greedy=GREEDY) == whole
+    after = speedup(GREEDY, FAST, "decode_s", "decode_tokens")
     assert after.value == pytest.approx((16 / 8) / (4 / 8))
     same = speedup(GREEDY, GREEDY)
     assert (same.value, same.low, same.high) == pytest.approx((1, 1, 1))
@@ -31,7 +36,7 @@ def test_only_prompts_and_repeats_that_both_finished_count():
     lucky = sample("a", "fast", [step(0, 0)], wall_s=10.0)
     base = [replace(lucky, wall_s=10.0), replace(lucky, wall_s=100.0, repeat=1)]
     assert speedup(base, [lucky]) == Interval(1.0, prompts=1)
-    assert pooled([], part=calls_part) is None
+    assert pooled(sample_frame([]), "calls") is None
 
 
 def test_texts_of_other_lengths_give_no_speedup():
@@ -39,18 +44,21 @@ def test_texts_of_other_lengths_give_no_speedup():
     base = [*GREEDY, sample("c", "greedy", [step(0, 0)] * 13, wall_s=13.0)]
     ours = [FAST[0], sample("c", "fast", [step(7, 7)] * 16, wall_s=32.0)]
     assert speedup(base, ours).value > 3 and speedup(base, ours, equal=True).value == 2.0
-    assert METRICS["latency_speedup"](ours, base).prompts == 1
-    assert METRICS["latency_speedup"](ours[1:], base) is None
-    assert METRICS["latency_speedup"](ours[1:], base, in_law=True).value == pytest.approx(4)
-    assert METRICS["slower_share"](ours, base) == 0 and METRICS["unequal"](ours, base) == 1
+    assert METRICS["latency_speedup"](ours, greedy=base).prompts == 1
+    assert METRICS["latency_speedup"](ours[1:], greedy=base) is None
+    assert METRICS["latency_speedup"](ours[1:], greedy=base, in_law=True).value == pytest.approx(4)
+    assert (
+        METRICS["slower_share"](ours, greedy=base) == 0
+        and METRICS["unequal"](ours, greedy=base) == 1
+    )
 
 
 def test_slow_prompts_do_not_hide_in_the_mean():
     slow = [replace(FAST[0], wall_s=10.0), FAST[1]]
-    assert METRICS["latency_speedup"](slow, GREEDY).value > 1
-    assert METRICS["slower_share"](slow, GREEDY) == 0.5
-    assert METRICS["worst_speedup"](slow, GREEDY) == pytest.approx(0.8)
-    assert METRICS["worst_speedup"](slow, []) is None
+    assert METRICS["latency_speedup"](slow, greedy=GREEDY).value > 1
+    assert METRICS["slower_share"](slow, greedy=GREEDY) == 0.5
+    assert METRICS["worst_speedup"](slow, greedy=GREEDY) == pytest.approx(0.8)
+    assert METRICS["worst_speedup"](slow, greedy=[]) is None
 
 
 def test_a_macro_speedup_weighs_prompts_alike():

@@ -9,9 +9,8 @@ from measured import greedy_and_fast, sample, step
 
 from ouroboros import CachedModel
 from ouroboros.bench.metrics import METRICS
-from ouroboros.bench.metrics.metrics import phase_shares, repetition, score_intervals
-from ouroboros.bench.metrics.registry import Metric, Registry
-from ouroboros.bench.metrics.sample import Sample, steps_of
+from ouroboros.bench.metrics.metrics import Metric, Registry, repetition, score_intervals
+from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.run.run import draft_cost
 from ouroboros.costs import Costs, Surface
 
@@ -81,7 +80,7 @@ def test_greedy_accepts_nothing_and_another_engine_has_no_phases():
     for name in ("draft_share", "verify_share", "host_share", "host_ms_per_step"):
         assert METRICS[name](FOREIGN) is None
     assert METRICS["tokens_per_target_call"](FOREIGN) == 2
-    assert phase_shares([])["host"] is None
+    assert METRICS["host_share"]([]) is None
 
 
 def test_times_and_throughput():
@@ -107,7 +106,9 @@ def test_calls_are_weighed_by_the_pairs_draft_cost_and_by_forwards():
     assert METRICS["calls_per_token"](RUN, draft_cost=0.5).value == pytest.approx(1.0)
     counted = [replace(s, target_forwards=2, draft_forwards=5) for s in STEPS]
     found = [replace(RUN[0], steps=tuple(counted))]
-    assert METRICS["calls_per_token"](found, 0.1).value == pytest.approx((8 + 0.1 * 20) / 9)
+    assert METRICS["calls_per_token"](found, draft_cost=0.1).value == pytest.approx(
+        (8 + 0.1 * 20) / 9
+    )
     assert METRICS["target_forwards_per_token"](found) == pytest.approx(8 / 9)
     assert METRICS["draft_forwards_per_token"](found) == pytest.approx(20 / 9)
     assert METRICS["calls_per_token"]([]) is None
@@ -131,8 +132,8 @@ def test_repetition_and_unequal_texts():
     greedy = [sample(e, "greedy", [], tokens=(1, 2, 3)) for e in "abc"]
     texts = {"a": (1, 2, 3), "b": (1, 2), "c": (1, 2, 4), "d": (9,)}
     others = [sample(name, "x", [], tokens=tokens) for name, tokens in texts.items()]
-    assert METRICS["unequal"](others, greedy) == 2
-    assert METRICS["unequal"](others, []) is None
+    assert METRICS["unequal"](others, greedy=greedy) == 2
+    assert METRICS["unequal"](others, greedy=[]) is None
 
 
 def test_scores_have_intervals():
@@ -159,26 +160,26 @@ def test_scores_have_intervals():
 
 def test_a_metric_without_what_it_needs_is_unavailable():
     greedy, fast = greedy_and_fast()
-    row = METRICS.measure({"samples": fast, "greedy": greedy})
+    row = METRICS.measure(fast, greedy=greedy)
     assert list(row) == list(METRICS)
     assert row["latency_speedup"].value == pytest.approx(2.5)
     assert row["cost_per_token"] is row["latency_vs_ouroboros"] is row["verdict"] is None
-    untimed = METRICS.measure({"samples": fast, "greedy": greedy}, timed=False)
+    untimed = METRICS.measure(fast, greedy=greedy, timed=False)
     assert untimed["latency_speedup"] is untimed["ttft_ms"] is None
     assert untimed["tokens_per_target_call"] == row["tokens_per_target_call"]
-    assert len(METRICS.measure({"samples": fast}, groups=True)) < len(row)
+    assert len(METRICS.measure(fast, groups=True)) < len(row)
 
 
 def test_a_new_metric_is_one_entry():
-    entry = Metric("steps", "steps", lambda samples: len(steps_of(samples)), "Steps of all.")
-    assert Registry(*METRICS.values(), entry).measure({"samples": RUN})["steps"] == 4
+    entry = Metric("steps", "steps", lambda steps: len(steps), "Steps of all.")
+    assert Registry(*METRICS.values(), entry).measure(RUN)["steps"] == 4
     with pytest.raises(AssertionError, match="registered twice"):
         Registry(entry, entry)
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
 def test_an_entry_is_complete(metric):
-    known = {"samples", "failed", "greedy", "ouroboros", "hf_greedy", "costs", "draft_cost"}
+    known = {"samples", "steps", "failed", "greedy", "ouroboros", "hf_greedy"}
     tables = {"default", "speed", "lead", "time", "counts", "trees", "headline"}
     assert len(metric.heading.split()) <= 3 and len(metric.heading) <= 25
     assert metric.definition.endswith(".") and metric.pooled
