@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 from ouroboros.bench.report.write import make_report
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
+from ouroboros.bench.run.identity import machine, sources_hash
 from ouroboros.bench.run.run import run, short_path
 from ouroboros.cli.configs import chosen, plain
 from ouroboros.cli.errors import SOME_FAILED
@@ -54,12 +55,13 @@ def shared_probe(config: RunConfig) -> Path | None:
     hydra = HydraConfig.get()
     if hydra.mode != RunMode.MULTIRUN:
         return None
+    sweep, here = Path(str(config.results_dir)).parent, machine()
     calls = (asdict(config.model), config.threads, config.task.name, config.max_new)
-    digest = hashlib.sha256(repr((*calls, config.context_tokens)).encode()).hexdigest()[:8]
-    path = Path(str(config.results_dir)).parent / f"costs-{digest}.json"
-    if config.overwrite and hydra.job.num == 0:
-        path.unlink(missing_ok=True)
-    return path
+    made_by = (config.context_tokens, here["cpu"], here["gpus"], sources_hash())
+    digest = hashlib.sha256(repr((*calls, *made_by)).encode()).hexdigest()[:8]
+    for old in sweep.glob("costs-*.json") if config.overwrite and hydra.job.num == 0 else ():
+        old.unlink()
+    return sweep / f"costs-{digest}.json"
 
 
 def show(folder: ResultsFolder, *, interrupted: bool, as_json: bool) -> int:

@@ -1,6 +1,7 @@
 """What decoders are told that calls cost: probed once, recorded, the same when a run goes on."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from bench_models import CostAware
 
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.run import rebuild
+from ouroboros.cli import bench
 from ouroboros.costs import Costs, Surface
 
 TINY = ["task.limit=2", "max_new=4", "threads=1", "model.dtype=float32", "audit=none"]
@@ -79,7 +81,13 @@ def test_the_jobs_of_a_sweep_go_by_one_probe(call, saved_pair, monkeypatch):
     jobs = [ResultsFolder(saved_pair / "swept" / f"00{job}") for job in range(3)]
     assert len(probed) == 1 and len({str(job.load_costs()) for job in jobs}) == 1
     assert call("bench", *swept, "overwrite=true")[0] == 0 and len(probed) == 2
-    assert call("bench", *swept, "overwrite=true", "max_new=5")[0] == 0 and len(probed) == 3
+    assert call("bench", *swept, "overwrite=true", "max_new=5,6")[0] == 0 and len(probed) == 4
+    assert call("bench", *swept, "overwrite=true", "max_new=6,5")[0] == 0 and len(probed) == 6
+    other = {**bench.machine(), "cpu": "another"}
+    monkeypatch.setattr(bench, "machine", lambda: other)  # a sweep that goes on elsewhere
+    for folder in (saved_pair / "swept").glob("*/"):
+        shutil.rmtree(folder)
+    assert call("bench", *swept, "max_new=5")[0] == 0 and len(probed) == 7
 
 
 def test_a_noisy_probe_is_told(run_bench, monkeypatch):
