@@ -125,6 +125,9 @@ def _joined(whole: Measured, part: Measured) -> Measured:
     prompts = len({sample.example for sample in samples})
     prompts = wanted(run["task"]["prompts"], other["task"]["prompts"], prompts)
     machines = run.get("machines") or [run["provenance"]["machine"]]
+    ours, theirs = (one.priced and one.priced.costs for one in (whole, part))
+    priced = f"Costs and predictions of all parts are by the costs of {whole.folders[0].name}."
+    notes = dict.fromkeys((*whole.notes, *part.notes, *[priced] * (ours != theirs)))
     joined = {
         "parts": run.get("parts", 1) + 1,
         "machines": [*machines, other["provenance"]["machine"]],
@@ -141,4 +144,5 @@ def _joined(whole: Measured, part: Measured) -> Measured:
         scores={**whole.scores, **part.scores},
         audit=[*whole.audit, *part.audit],
         trees={**whole.trees, **part.trees},
+        notes=tuple(notes),
     )

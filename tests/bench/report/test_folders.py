@@ -16,6 +16,7 @@ from ouroboros.bench.report.sections import labels, sections, summarised, swept
 from ouroboros.bench.report.spec_bench import answers
 from ouroboros.cli import command_line
 from ouroboros.cli.report import gather
+from ouroboros.costs import CostModel, Costs
 
 GREEDY, FAST = greedy_and_fast()
 
@@ -65,6 +66,17 @@ def test_parts_measured_by_other_code_are_not_merged_and_say_so(changed, words):
     assert whole is first and whole.notes == () and apart.samples == second.samples
     (note,) = [one for one in summarised([apart])[0].summary.notes if "Not merged" in one]
     assert words in note and "a part of toy" in note
+
+
+def test_parts_with_costs_of_their_own_say_whose_count():
+    own = {"identity": "x", "decoders": ["greedy", "fast"]}
+    costs = [CostModel(Costs.load({"verify_ms": {1: ms, 9: 2 * ms}})) for ms in (5, 5, 7)]
+    same, equal, other = (
+        measured([GREEDY[n % 2], FAST[n % 2]], priced=costs[n], **own) for n in range(3)
+    )
+    assert merge([same, equal])[0].notes == ()
+    (whole,) = merge([other, equal])
+    assert whole.priced is other.priced and "by the costs of toy" in whole.notes[0]
 
 
 def test_parts_that_state_their_own_size_add_up():
