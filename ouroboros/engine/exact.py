@@ -55,21 +55,24 @@ class Reach(NamedTuple):
     """What each row of a call sees. All arrays have one row for each fed token.
 
     Row r sees the slots `0 ... straight[r] - 1`, which lie at their positions, and then
-    `tails[r, 0], tails[r, 1], ...`, up to `lengths[r]` slots in all; a sliding window leaves only
-    the last of them.
+    `tails[r, 0], tails[r, 1], ...`, up to `lengths[r]` slots in all, from the `first[0, r]`th on,
+    or in layers with a sliding window from the `first[1, r]`th on.
     """
 
     lengths: np.ndarray
     straight: np.ndarray
     tails: np.ndarray
+    first: np.ndarray
 
     @classmethod
-    def of(cls, layout: Layout) -> Reach:
+    def of(cls, layout: Layout, window: int | None) -> Reach:
         """Return what the fed tokens of a layout see."""
         before, held, start = len(layout.missing), layout.held, layout.base + len(layout.missing)
         lengths = layout.positions()[held:] + 1
+        first = np.zeros((2, len(lengths)), dtype=np.int64)
+        first[1] = np.maximum(0, lengths - (window or lengths))
         if layout.tree.is_chain:
-            return cls(lengths, lengths, np.zeros((len(lengths), 1), dtype=np.int64))
+            return cls(lengths, lengths, np.zeros((len(lengths), 1), dtype=np.int64), first)
         depths, ancestors = layout.tree.depths(), layout.tree.ancestors()
         chain = int(np.cumprod(depths == np.arange(len(depths))).sum())  # nodes at their positions
         straight = start + ancestors[held:, :chain].sum(1)
@@ -78,7 +81,7 @@ class Reach(NamedTuple):
         tails = np.zeros((before + len(straight), max(1, counts.max())), dtype=np.int64)
         place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         tails[before + rows, place] = start + chain + columns
-        return cls(lengths, np.concatenate([lengths[:before], straight]), tails)
+        return cls(lengths, np.concatenate([lengths[:before], straight]), tails, first)
 
 
 class _Call(threading.local):
@@ -106,7 +109,8 @@ class Exact(Eager):
     def call(self, layout: Layout, token: torch.Tensor | None = None) -> torch.Tensor:
         if self.packed.stale:
             raise ValueError("the weights have changed: call prepack() on the CachedModel")
-        current.reach, current.info = Reach.of(layout), self.info
+        current.reach, current.info = Reach.of(layout, self.info.sliding_window), self.info
+        numba.set_num_threads(min(torch.get_num_threads(), os.cpu_count() or 1))
         try:
             return super().call(layout, token)
         finally:
@@ -137,14 +141,11 @@ def exact_attention(
         if kwargs.get(name) is not None:
             raise ValueError(f"exact attention has no {name}: load the model without exact=True")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    queries = (query[0].float() * scale).numpy()
+    queries = (query[0].contiguous().float() * scale).numpy()
     heads, rows, _ = queries.shape
     out = np.empty((rows, heads, value.shape[-1]), dtype=np.float32)
     keys, values = _numpy(key[0]), _numpy(value[0])
-    first = np.zeros_like(reach.lengths)
-    if _is_sliding(module, current.info):
-        first = np.maximum(0, reach.lengths - current.info.sliding_window)
-    numba.set_num_threads(min(torch.get_num_threads(), os.cpu_count() or 1))
+    first = reach.first[int(_is_sliding(module, current.info))]
     for at in range(0, rows, MOST_ROWS):
         part = slice(at, at + MOST_ROWS)
         _attend(
@@ -152,7 +153,9 @@ def exact_attention(
             keys,
             values,
             first[part],
-            *(array[part] for array in reach),
+            reach.lengths[part],
+            reach.straight[part],
+            reach.tails[part],
             out[part],
         )
     return torch.from_numpy(out).to(query.dtype)[None], None
@@ -203,17 +206,21 @@ class ExactActivation(nn.Module):
 
 
 class ExactRotation(nn.Module):
-    """A mixin for rotary embeddings, which are computed for 64 positions at a time."""
+    """A mixin for rotary embeddings, which are computed for 64 positions at a time: for as many as
+    are asked for where a position's angles fill whole vectors, else padded to 64."""
 
     def forward(self, x, position_ids, *args, **kwargs):
         if current.reach is None:
             return super().forward(x, position_ids, *args, **kwargs)
-        count = position_ids.shape[-1]
-        padded = nn.functional.pad(position_ids, (0, -count % LANES))
+        count, angles = position_ids.shape[-1], getattr(self, "inv_freq", None)
+        whole = angles is not None and len(angles) % LANES == 0
+        padded = position_ids if whole else nn.functional.pad(position_ids, (0, -count % LANES))
         pieces = [
             super(ExactRotation, self).forward(x, part, *args, **kwargs)
             for part in padded.split(LANES, dim=-1)
         ]
+        if len(pieces) == 1 and whole:
+            return pieces[0]
         if isinstance(pieces[0], torch.Tensor):
             return torch.cat(pieces, dim=1)[:, :count]
         return tuple(torch.cat(parts, dim=1)[:, :count] for parts in zip(*pieces, strict=True))

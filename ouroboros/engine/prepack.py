@@ -34,6 +34,7 @@ FREE_SHARE = 0.5  # of the free memory may be taken, at most
 TIMED_BYTES = 96 << 20  # of weights: more than the processor's caches hold
 ROUNDS, LIMIT_S = 5, 0.5  # of timing
 CLEARLY = 0.9  # plain products are used if they take less than this share of a packed one's time
+COMPANY = (3, 8, 17, 64, 256)  # rows for which products are compared with those of two
 SAMPLES = 64  # elements of a weight that are looked at when a text begins
 log = logging.getLogger(__name__)
 
@@ -42,8 +43,11 @@ class Packed:
     """A copy of a weight in oneDNN's order, and the state of the weight that it was made from.
 
     `faster` says for each of `ROWS` whether its product is. `always`: it is used for any number of
-    rows; one row is padded to two, so that a row has the same bits in any company.
+    rows, and a row has the same bits in any company. One row is doubled where it alone would be
+    summed otherwise: unless there are `threads_alone` threads.
     """
+
+    threads_alone = 0
 
     def __init__(self, weight: torch.Tensor | None = None, *, always: bool = False) -> None:
         self.of: tuple | None = None
@@ -76,7 +80,7 @@ class PackedLinear(nn.Linear):
         ):
             return nn.functional.linear(input, weight, self.bias)
         multiply = torch.ops.mkldnn._linear_pointwise
-        if rows == 1 and own.always:
+        if rows == 1 and own.always and own.threads_alone != torch.get_num_threads():
             pair = input.reshape(1, -1).expand(2, -1).contiguous()
             out = multiply(pair, own.weight, self.bias, "none", [], "")
             return out[:1].view(*input.shape[:-1], -1)
@@ -146,7 +150,13 @@ def prepack_linears(model: nn.Module, *, every: bool = False) -> PackedWeights:
         layer.__class__ = PackedLinear
         layer.packed = Packed(layer.weight, always=every)  # type: ignore[assignment]
     facts: dict[str, object] = {"layers": len(layers), "bytes": size, "used": ROWS}
-    if not every:
+    if every:
+        same = {}  # by shape
+        for layer in layers:
+            if (shape := (layer.weight.shape, layer.weight.dtype)) not in same:
+                same[shape] = _same_alone(layer.weight)
+            layer.packed.threads_alone = torch.get_num_threads() if same[shape] else 0
+    else:
         plain, packed = _time_both(layers)
         faster = tuple(a >= CLEARLY * b for a, b in zip(plain, packed, strict=True))
         for layer in layers:
@@ -160,6 +170,37 @@ def prepack_linears(model: nn.Module, *, every: bool = False) -> PackedWeights:
     found = PackedWeights(layers, facts)
     model.register_forward_pre_hook(found.before_call, with_kwargs=True)
     return found
+
+
+@torch.inference_mode()
+def _same_alone(like: torch.Tensor) -> bool:
+    """Return whether a single row is summed as it is among others, by weights like these. Raises
+    `ValueError` if the sums depend on the number of rows otherwise.
+
+    The probe's products cancel, so that its sums are nothing but what rounding leaves.
+    """
+    draw = torch.Generator().manual_seed(0)
+    half = like.shape[1] // 2
+    shuffled = torch.randperm(2 * half, generator=draw)
+    weight, row = torch.zeros(like.shape, dtype=like.dtype), torch.zeros(1, like.shape[1])
+    signs = torch.randint(0, 2, (like.shape[0], half), generator=draw).mul_(2).sub_(1)
+    values = torch.exp(30 * torch.rand(half, generator=draw)).to(like.dtype).float()
+    for sign, place in ((1, shuffled[:half]), (-1, shuffled[half:])):
+        weight[:, place] = (sign * signs).to(like.dtype)
+        row[:, place] = values
+    layer = PackedLinear(1, 1, bias=False)
+    layer.in_features, layer.weight = like.shape[1], nn.Parameter(weight, requires_grad=False)
+    layer.packed = Packed(layer.weight, always=True)
+    row = row.to(like.dtype)
+    pair = layer(row)
+    for rows in COMPANY:
+        if not torch.equal(layer(row.repeat(rows, 1)), pair.expand(rows, -1)):
+            raise ValueError(
+                f"calls cannot be exact here: {rows} rows times weights {tuple(like.shape)} in "
+                f"{like.dtype} round otherwise than 2 rows: leave exact=False"
+            )
+    layer.packed.threads_alone = torch.get_num_threads()
+    return torch.equal(layer(row), pair)
 
 
 @torch.inference_mode()
