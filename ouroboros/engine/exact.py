@@ -162,7 +162,11 @@ def exact_attention(
 
 
 def _numpy(tensor: torch.Tensor) -> np.ndarray:
-    """Return a view of keys or values; NumPy knows bfloat16 as 16 bits only."""
+    """Return a contiguous view of keys or values [heads, slots, width], with all slots that there
+    are; NumPy knows bfloat16 as 16 bits only."""
+    heads, _, width = tensor.shape
+    if not tensor.is_contiguous() and tensor.stride()[1:] == (width, 1):
+        tensor = tensor.as_strided((heads, tensor.stride(0) // width, width), tensor.stride())
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
@@ -441,16 +445,13 @@ def _attend(queries, keys, values, first, lengths, straight, tails, out):
     The keys of a row come in two parts, the full blocks of its straight slots, shared with other
     rows, and the rest, gathered. Both pass through the same loop, so that they are summed alike.
     """
-    heads, n, width = queries.shape
+    heads, n, _ = queries.shape
     kv_heads, group = len(keys), heads // len(keys)
     full = straight // BLOCK * BLOCK
     ends = (lengths + BLOCK - 1) // BLOCK * BLOCK
     shared = np.arange(first.min() // CHUNK * CHUNK, full.max(), CHUNK)
     room = max(CHUNK, (ends - full).max())
     for kv_head in numba.prange(kv_heads):
-        wide = max(width, values.shape[2])
-        block = np.zeros((room, wide), np.float32)
-        bits = block.view(np.uint32)
         scores = np.empty((group * n, ends.max() + CHUNK), np.float32)
         exponent = np.empty(ends.max(), np.int32)
         total = np.zeros((group * n, values.shape[2]), np.float32)
@@ -458,20 +459,21 @@ def _attend(queries, keys, values, first, lengths, straight, tails, out):
         sums = np.empty(group * n, np.float32)
         for weighting in range(2):
             source = values if weighting else keys
-            size = source.shape[2]
+            block = np.zeros((room, source.shape[2]), np.float32)
+            bits = block.view(np.uint32)
             for item in range(len(shared) + n):
                 row, rows, at, count = item - len(shared), 1, 0, 0
                 if row < 0:
                     row, rows, at = 0, n, shared[item]
                     count = min(CHUNK, full.max() - at)
-                    _copy(source, kv_head, at, slots[:0], block[:count, :size], bits[:, :size])
+                    _copy(source, kv_head, at, slots[:0], block[:count], bits)
                 else:
                     at, count = full[row], lengths[row] - full[row]
                     for place in range(count):
                         slots[place] = at + place
                         if at + place >= straight[row]:
                             slots[place] = tails[row, at + place - straight[row]]
-                    _copy(source, kv_head, 0, slots, block[:count, :size], bits[:, :size])
+                    _copy(source, kv_head, 0, slots, block[:count], bits)
                     block[count : ends[row] - at] = 0
                 for r in range(row, row + rows):
                     end = ends[r] - at if item >= len(shared) else min(count, full[r] - at)

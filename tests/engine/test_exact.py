@@ -29,10 +29,11 @@ def random_tree(draw: random.Random, root: int, nodes: int, depth: int) -> Token
     return TokenTree(tuple(tokens), tuple(parents))
 
 
-def different_nodes(name: str, dtype: torch.dtype, trees: int, *, nodes: int = 20) -> int:
+def different_nodes(name: str, dtype: torch.dtype, trees: int, *, nodes: int = 20, **other) -> int:
     """How many nodes of random trees, below prompts of random lengths fed in random pieces, have
-    other logits than the same tokens fed one by one."""
-    model = CachedModel(build(config_of(name, SUPPORTED[name]), dtype=dtype), exact=True)
+    other logits than the same tokens fed one by one. `other` settings change the model's shape."""
+    config = config_of(name, SUPPORTED[name] | other)
+    model = CachedModel(build(config, dtype=dtype), exact=True)
     draw, different = random.Random(name), 0
     for _ in range(trees):
         prompt = prompt_of(draw.randrange(1, 40), draw.randrange(999))
@@ -57,6 +58,12 @@ def different_nodes(name: str, dtype: torch.dtype, trees: int, *, nodes: int = 2
 @pytest.mark.parametrize("name", FIVE)
 def test_a_node_has_the_bits_of_single_steps(name, dtype) -> None:
     assert different_nodes(name, dtype, 4) == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_node_has_the_bits_of_single_steps_in_wide_layers(dtype) -> None:
+    wide = {"head_dim": 128, "intermediate_size": 2112}  # rotated unpadded, and a lone row doubled
+    assert different_nodes("llama", dtype, 3, **wide) == 0
 
 
 @pytest.mark.slow

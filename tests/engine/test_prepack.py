@@ -91,12 +91,13 @@ def test_both_ways_are_timed(monkeypatch):
     assert not facts or all(ms > 0 for ms in (*facts["plain_ms"], *facts["packed_ms"]))
 
 
+@pytest.mark.parametrize("width", [384, 2048])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_has_the_same_bits_in_any_company(dtype):
-    own = nn.Linear(2048, 80, dtype=dtype)
+def test_a_row_has_the_same_bits_in_any_company(dtype, width):
+    own = nn.Linear(width, 80, dtype=dtype)
     prepack_linears(own, every=True)
     with torch.inference_mode():
-        x = torch.randn(1, 64, 2048, dtype=dtype)
+        x = torch.randn(1, 64, width, dtype=dtype)
         every = own(x)
         for rows in (1, 2, 3, 4, 16, 48):
             for start in (0, 64 - rows):
