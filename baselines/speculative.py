@@ -83,7 +83,7 @@ class Speculative:
         room = min(self.gamma, budget - 1)
         if isinstance(choose, Rejection):
             return self._candidates(choose, tokens, room)
-        fits = min(room, loop.model.max_len - len(tokens) + 1)
+        fits = min(room, loop.model.room(loop.sequence, tokens) + 1)
         if fits > 0 and not self.confidence and choose.context_free:
             drafted = loop.model.roll(loop.sequence, tokens, fits, choose)
             return TokenTree.chain(tokens[-1], drafted, source="draft")

@@ -173,10 +173,10 @@ def extend(
     capabilities = DrafterCapabilities.of(drafter)
     ranking = TopKRecorder(choose, capabilities.ranks) if capabilities.ranks else None
     recorder = StepRecorder(sequence, capabilities.draft_sequence)
-    left = min(max_new, model.max_len - len(tokens) + 1)
+    left = min(max_new, model.room(sequence, tokens) + 1)
     while left > 0:
         recorder.start()
-        tree = propose(drafter, tokens, left).pruned(model.max_len - len(tokens))
+        tree = propose(drafter, tokens, left).pruned(model.room(sequence, tokens))
         chosen = predict(model, sequence, tokens, tree, ranking or choose)
         path = tree.longest_match(chosen)
         new = [*(tree.tokens[node] for node in path[1:]), chosen[path[-1]]]

@@ -42,6 +42,7 @@ from ouroboros.select import Sampler, TokenSelector, argmax
 from ouroboros.trace import DecodeTrace, cut
 from ouroboros.tree import TokenTree
 
+DRAFT_CONTEXT = 256
 FIELDS = frozenset(GenerationConfig().to_dict()) - {"transformers_version"}
 UNSUPPORTED: dict[str, tuple] = {
     **dict.fromkeys(("num_beams", "num_beam_groups"), (1,)),
@@ -105,6 +106,7 @@ def generate(
     generation_config: GenerationConfig | None = None,
     seed: int | None = None,
     exact: bool = False,
+    draft_context: int | None = DRAFT_CONTEXT,
     logits_processor: Sequence[LogitsProcessor] = (),
     stopping_criteria: Sequence[StoppingCriteria] = (),
     prefix_allowed_tokens_fn: Callable | None = None,
@@ -118,7 +120,9 @@ def generate(
     the left, with zeros in `attention_mask`; the result is padded on the right, after rows that a
     stopping criterion ended too. `decoder` is a name
     in conf/decoder or any Drafter. `draft` (or `assistant_model`) is a smaller model of the same
-    family: "speculative" needs one, and without one "ouroboros" drafts with phrases alone.
+    family: "speculative" needs one, and without one "ouroboros" drafts with phrases alone. It reads
+    the last `draft_context` tokens of a prompt (None: all), a `CachedModel` as many as its
+    `prefill_limit`.
 
     `options` are transformers' generation options (max_new_tokens, max_length, do_sample,
     temperature, eos_token_id, stop_strings with `tokenizer`, repetition_penalty,
@@ -165,7 +169,7 @@ def generate(
     target = model if isinstance(model, CachedModel) else None
     if exact and target is not None and not target.exact:
         raise ValueError("exact=True needs CachedModel(model, exact=True), or the plain model")
-    generation = Generation(draft, decoder, settings, streamer, seed, exact, target)
+    generation = Generation(draft, decoder, settings, streamer, seed, exact, draft_context, target)
     with ExitStack() as stack:
         stack.enter_context(locked(plain, generation.draft, generation.owner))
         defaults = plain.generation_config  # transformers passes no tokenizer on
@@ -191,6 +195,7 @@ def custom_generate(
     streamer: BaseStreamer | None = None,
     seed: int | None = None,
     exact: bool = False,
+    draft_context: int | None = DRAFT_CONTEXT,
     **settings,
 ) -> Callable[..., torch.Tensor | Generated]:
     """Return a callable for `model.generate(..., custom_generate=...)`.
@@ -198,10 +203,10 @@ def custom_generate(
     The generation config sets lengths, end-of-sequence ids and sampling; without `seed`, torch's
     global generator is used. Pass the streamer here, not to `model.generate`, which does not pass
     it on to a callable. One decoder serves all calls with one model: with `pool_state="task"` its
-    phrase pool is kept from prompt to prompt. `decoder`, `exact` and `settings` as for
-    `generate`.
+    phrase pool is kept from prompt to prompt. `decoder`, `exact`, `draft_context` and `settings` as
+    for `generate`.
     """
-    return Generation(draft, decoder, settings, streamer, seed, exact)
+    return Generation(draft, decoder, settings, streamer, seed, exact, draft_context)
 
 
 @dataclass(eq=False)
@@ -214,11 +219,14 @@ class Generation:
     streamer: BaseStreamer | None = None
     seed: int | None = None
     exact: bool = False
+    draft_context: int | None = DRAFT_CONTEXT
     target: CachedModel | None = None
     _made: tuple[CachedModel, CachedModel | None, Any] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         decoder, settings = self.decoder, self.settings
+        if self.draft_context is not None and self.draft_context < 1:
+            raise ValueError(f"draft_context is {self.draft_context}; give 1 or more, or None")
         if (assistant := settings.pop("assistant_model", None)) is not None:
             if self.draft is not None:
                 raise ValueError("draft and assistant_model are the same option: give one of them")
@@ -265,7 +273,8 @@ class Generation:
         pad, ends = (getattr(config, f"_{name}_token_tensor", None) for name in ("pad", "eos"))
         eos = frozenset(() if ends is None else ends.tolist())
         texts, traces, scores = [], [], []
-        models = acquire(self.target or model, self.draft, self.owner, exact=self.exact)
+        given = self.target or model, self.draft, self.owner
+        models = acquire(*given, exact=self.exact, draft_context=self.draft_context)
         with models as (target, draft):
             decoder = self._decoder(target, draft)
             for row, prompt in enumerate(prompts):

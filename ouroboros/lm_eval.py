@@ -22,7 +22,7 @@ from ouroboros.bench.metrics.sample import Sample, step_s
 from ouroboros.bench.run.pair import model_path
 from ouroboros.decoders import decoder_settings
 from ouroboros.engine.model import CachedModel
-from ouroboros.generate import custom_generate
+from ouroboros.generate import DRAFT_CONTEXT, custom_generate
 from ouroboros.model_wrappers import Model
 
 if find_spec("lm_eval") is not None:
@@ -38,8 +38,9 @@ WARM_UP_TOKENS = 8
 
 
 def taken_settings(decoder: str, options: dict) -> dict:
-    """Take a decoder's own settings out of a harness's model arguments."""
-    return {name: options.pop(name) for name in decoder_settings(decoder) if name in options}
+    """Take the settings of a decoder and its draft out of a harness's model arguments."""
+    known = [*decoder_settings(decoder), "draft_context"]
+    return {name: options.pop(name) for name in known if name in options}
 
 
 def decode_with(
@@ -50,6 +51,7 @@ def decode_with(
     if isinstance(draft, str):
         path, device = model_path(draft), str(model.device)
         draft = CachedModel.from_pretrained(path, dtype=model.dtype, device=device)
+        draft.prefill_limit = settings.pop("draft_context", DRAFT_CONTEXT)
     return custom_generate(draft=draft, decoder=decoder, **settings)
 
 

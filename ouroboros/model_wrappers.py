@@ -58,10 +58,16 @@ def plain_model(name: str, model: object) -> PreTrainedModel:
 
 @contextmanager
 def acquire(
-    target: Model, draft: Model | None, decoder: object, *, exact: bool = False
+    target: Model,
+    draft: Model | None,
+    decoder: object,
+    *,
+    exact: bool = False,
+    draft_context: int | None = None,
 ) -> Iterator[tuple[CachedModel, CachedModel | None]]:
     """Yield both models wrapped for tree scoring, the target for `exact` calls, holding their locks
-    and the decoder's. The draft is limited to the target's vocabulary.
+    and the decoder's. The draft is limited to the target's vocabulary, and unless it is wrapped
+    already, to the last `draft_context` tokens of a prompt.
 
     A model is checked once, and again only if its weights, device or attention were replaced.
     Raises `ValueError` for an architecture that cannot score trees, for tokenizers that differ, and
@@ -80,6 +86,8 @@ def acquire(
         if draft is not None:
             wrapped = stack.enter_context(_wrapped(draft, "draft", twin=draft is target))
             stack.callback(setattr, wrapped, "width", wrapped.width)
+            if not isinstance(draft, CachedModel):
+                wrapped.prefill_limit = draft_context
         own = stack.enter_context(_wrapped(target, "exact" if exact else "target"))
         if wrapped is not None:
             check_pair(own, wrapped)

@@ -65,13 +65,7 @@ class Ouroboros:
         weights: str | Weights | None = None,
         pool_state: PoolState = "cold",
         pool: Mapping | None = None,
-        policy: str = "ours",
     ) -> None:
-        if policy != "ours":
-            raise ValueError(
-                f"policy={policy!r} is gone: the published algorithm is ouroboros.OuroborosPaper "
-                "(decoder=ouroboros_paper)"
-            )
         check_pool(pool_state, pool)
         warm_up_jit()
         self.draft = draft
@@ -127,7 +121,7 @@ class Ouroboros:
             return TokenTree.chain(tokens[-1], ())
         self._update_costs(len(tokens))
         grower, draft, sequence = self.grower, self.draft, self.draft_sequence
-        room = draft.max_len - len(tokens) if draft is not None else -1
+        room = -1 if draft is None or sequence is None else draft.room(sequence, tokens)
         tree = grower.begin(tokens, budget - 1, room)
         while tree is not None:
             assert draft is not None and sequence is not None

@@ -37,7 +37,8 @@ class CachedModel(TreeModel):
     `engine` "static" pads calls to fixed shapes and replays them as CUDA graphs, "eager" calls the
     model as it is; "auto" is static on a GPU where the model can be captured, else eager, and
     `engine_reason` says why. `exact` has calls made on a CPU such that a token's logits have the
-    same bits in every call (see `ouroboros.engine.exact`), whatever `engine` says.
+    same bits in every call (see `ouroboros.engine.exact`), whatever `engine` says. With
+    `prefill_limit` set, for a draft, a text is read from its last so many tokens on.
 
     Raises `ValueError`, naming the reason, for architectures that cannot score a tree, or not
     exactly.
@@ -147,8 +148,8 @@ class CachedModel(TreeModel):
         `logit_nodes` are not fed again, so ask for the new ones, by `tree.with_logits_at(new)`.
         """
         started, forwards = time.perf_counter(), self.engine.forwards
-        self.check(tokens, tree)
         self._give_slots(sequence)
+        tokens = self._read(sequence, tokens, tree)
         known = sequence.shared_prefix(tokens)
         missing = list(tokens[known:-1])
         held = 0 if missing else sequence.reusable_nodes(known, tree, MOST_HELD)
@@ -167,20 +168,25 @@ class CachedModel(TreeModel):
         rows.choosing = self.engine.choosing  # type: ignore[attr-defined]
         return rows
 
-    def check(self, tokens: Sequence[int], tree: TokenTree) -> None:
-        """Raise `ValueError` for a tree that is not rooted at the last token, or that reaches
-        beyond the context."""
+    def _read(
+        self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
+    ) -> Sequence[int]:
+        """Return the tokens of the text that the model reads. Raises `ValueError` for a tree not
+        rooted at the last token, and for one that reaches beyond the context."""
         if tokens[-1] != tree.tokens[0]:
             raise ValueError(
                 f"the tree's root is {tree.tokens[0]}, the sequence's last token {tokens[-1]}: "
                 "root the tree at tokens[-1]"
             )
+        sequence.start = sequence.first_read(tokens, self.prefill_limit)
+        tokens = tokens[sequence.start :] if sequence.start else tokens
         reach = len(tokens) + int(tree.depths().max())
         if reach > self.max_len:
             raise ValueError(
                 f"the sequence and its draft reach position {reach}, beyond the model's "
                 f"{self.max_len}: shorten the prompt or max_new"
             )
+        return tokens
 
     @torch.inference_mode()
     def accept(self, sequence: CachedSequence, path: Sequence[int]) -> None:
@@ -205,14 +211,13 @@ class CachedModel(TreeModel):
         `choose` must be context-free (see `TokenSelector`), so that a token's choice can be fed
         on the device before the host knows it.
         """
-        length = len(tokens)
         logits = self.score(sequence, tokens, TokenTree.chain(tokens[-1], ()))
         started, forwards = time.perf_counter(), self.engine.forwards
         self.accept(sequence, [0])
         drawn = [choose.scores(logits, tokens, ROOT).argmax(-1)]
-        for at in range(length, length + count - 1):
-            logits = self.engine.follow(at, drawn[-1])[:, : self.width]
-            self.cache.set_length(at + 1)
+        for at in range(len(tokens), len(tokens) + count - 1):
+            logits = self.engine.follow(at - sequence.start, drawn[-1])[:, : self.width]
+            self.cache.set_length(at - sequence.start + 1)
             drawn.append(choose.scores(logits, range(at + 1), ROOT).argmax(-1))
         handed_over = time.perf_counter()
         new = torch.cat(drawn).tolist()
@@ -258,3 +263,5 @@ class CachedModel(TreeModel):
         if sequence is not self.resident:
             sequence.take_over(self.resident)
             self.resident = sequence
+            if self.prefill_limit:
+                sequence.clear()  # what it took over may begin elsewhere in another text

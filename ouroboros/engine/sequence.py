@@ -44,12 +44,13 @@ class ModelCounters(NamedTuple):
 class CachedSequence:
     """One sequence on one model; made by `model.new_sequence()`, changed by the model alone.
 
-    `tokens` are those whose keys and values lie in slots 0, 1, ...; the nodes of `tree`, the tree
-    last scored (None once a path of it was accepted), lie from slot `base` on. The other fields are
-    those of `ModelCounters`.
+    The model reads the text from its token number `start` on. `tokens` are those whose keys and
+    values lie in slots 0, 1, ...; the nodes of `tree`, the tree last scored (None once a path of it
+    was accepted), lie from slot `base` on. The other fields are those of `ModelCounters`.
     """
 
     tokens: list[int] = field(default_factory=list)
+    start: int = 0
     tree: TokenTree | None = None
     base: int = 0
     calls: int = 0
@@ -64,9 +65,21 @@ class CachedSequence:
         """The counters as they are now."""
         return ModelCounters(*attrgetter(*ModelCounters._fields)(self))
 
+    @property
+    def held(self) -> int:
+        """How many tokens are cached."""
+        return len(self.tokens)
+
+    def first_read(self, tokens: Sequence[int], limit: int | None) -> int:
+        """Return from which token on a call on `tokens` reads the text: as before, or its last
+        `limit` tokens alone where more than these are to be read."""
+        start = self.start if self.start < len(tokens) else 0
+        unread = len(tokens) - start - self.held
+        return start if limit is None or unread <= limit else len(tokens) - limit
+
     def clear(self) -> None:
         """Forget everything that is cached; the counters stay."""
-        self.tokens, self.tree = [], None
+        self.tokens, self.tree, self.start = [], None, 0
 
     def take_over(self, other: CachedSequence) -> None:
         """Take the cache slots, and the tokens in them, from another sequence of the same model."""
@@ -102,6 +115,13 @@ class TreeModel(Protocol):
 
     max_len: int
     vocab_size: int
+    prefill_limit: int | None = None
+    """How many tokens of a text it reads at once, its last ones; None: all. For drafts: a target
+    reads its whole prompt."""
+
+    def room(self, sequence: CachedSequence, tokens: Sequence[int]) -> int:
+        """Return how many positions there are after `tokens`."""
+        return self.max_len - len(tokens) + sequence.first_read(tokens, self.prefill_limit)
 
     def new_sequence(self) -> CachedSequence:
         """Return the state of a sequence of which nothing was scored yet."""

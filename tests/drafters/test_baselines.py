@@ -19,7 +19,7 @@ from ouroboros.baselines import (
     TokenRecycling,
 )
 from packaging.version import Version
-from tiny import CONTEXT, StepLog, cut, llama, noisy, plain, prompt_of
+from tiny import CONTEXT, StepLog, cut, llama, mistral, noisy, plain, prompt_of
 
 from ouroboros import Ouroboros, OuroborosPaper, PhrasePool
 from ouroboros.costs import Costs, Surface
@@ -192,6 +192,39 @@ def test_a_draft_of_shorter_context_stops_drafting_but_not_decoding(models):
     for drafter in (Speculative(short, gamma=3), paper()(short), Ouroboros(short, costs=EAGER)):
         trace = decode(models.target, drafter, prompt_of(12, 3), max_new=99)
         assert trace.tokens == models.truth["argmax"][2]
+
+
+@pytest.mark.parametrize("limit", [1, 7])
+@pytest.mark.parametrize("decoder", ["speculative", "paper", "ouroboros eager", "suffix hybrid"])
+def test_a_draft_reads_the_end_of_a_prompt_and_the_text_stays_the_same(models, decoder, limit):
+    """A step's draft calls read no more of the text than the limit, and in place of at most four
+    rejected draft tokens as many others."""
+    draft = CachedModel(copy.deepcopy(models.draft_plain))
+    draft.prefill_limit = limit
+    drafter = DECODERS[decoder](draft)
+    for name, choose in CHOICES.items():
+        for prompt, truth in zip(models.prompts[2:], models.truth[name][2:], strict=True):
+            trace = decode(models.target, drafter, prompt, max_new=99, choose=choose)
+            assert trace.tokens == truth
+            assert all(step.draft_caught_up < limit + 5 for step in trace.steps)
+
+
+@pytest.mark.parametrize("choose", [argmax, Sampler(seed=3, temperature=1.2)])
+def test_a_draft_that_reads_the_end_alone_knows_its_positions_and_the_noise(choose):
+    """A model of two layers that each see 8 positions needs no more than 15 tokens: as its own
+    draft it is always right, from the end of a prompt too, by any way of drafting."""
+    target, draft = CachedModel(mistral()), CachedModel(mistral(), max_len=40)
+    draft.prefill_limit = 20
+    for drafter in (
+        Speculative(draft, gamma=4),
+        Speculative(draft, gamma=4, confidence=1e-9),
+        Ouroboros(draft, costs=EAGER, children=1, judge=True),
+    ):
+        trace = decode(target, drafter, prompt_of(44), max_new=20, choose=choose)
+        assert trace.steps[-1].draft_calls or len(trace.steps) < 3
+        assert sum(step.draft_caught_up for step in trace.steps) < 20 + 20
+        wrong = [step for step in trace.steps if "correction" in step.sources]
+        assert len(wrong) <= (1 if isinstance(drafter, Ouroboros) else 0), trace.steps
 
 
 def test_speculation_proposes_gamma_tokens_within_the_budget(models):

@@ -42,7 +42,6 @@ REFUSED = [
     (Lookahead, {"verification_set_size": -1}, "verification_set_size is -1"),
     (Lookahead, {"LEVEL": 5}, "exactly one of ngram_size and LEVEL"),
     (Lookahead, {"window_size": None}, "exactly one of window_size and WINDOW_SIZE"),
-    (Ouroboros, {"policy": "paper"}, "is ouroboros.OuroborosPaper"),
     (Ouroboros, {"pool_state": "warm"}, "'warm' is not one of cold, task, loaded"),
     (Ouroboros, {"pool_state": "loaded"}, "needs a pool: give pool="),
     (Ouroboros, {"pool": {}}, "would empty the pool"),

@@ -30,8 +30,9 @@ class PairSpec:
     shipped pair. `dtype` "auto" is bfloat16 where the hardware multiplies it. `options` (for both),
     `target_options` and `draft_options` go to `from_pretrained`, values with a `_target_`
     instantiated. `standin` names a shape for each role: a Llama pair then runs inside larger models
-    of these shapes. `exact` has the target's calls exact (see `CachedModel`). `draft_cost` is the
-    cost of a draft call in target calls.
+    of these shapes. `exact` has the target's calls exact (see `CachedModel`). The draft reads the
+    last `draft_context` tokens of a prompt (None: all). `draft_cost` is the cost of a draft call in
+    target calls.
     """
 
     name: str
@@ -46,9 +47,14 @@ class PairSpec:
     options: Mapping = field(default_factory=dict)
     target_options: Mapping = field(default_factory=dict)
     draft_options: Mapping = field(default_factory=dict)
+    draft_context: int | None = None
     draft_cost: float | None = None
 
     def __post_init__(self) -> None:
+        if self.draft_context is not None and self.draft_context < 1:
+            raise ValueError(
+                f"model.draft_context={self.draft_context}: give 1 or more tokens, or null for all"
+            )
         if self.engine not in get_args(EngineName):
             choices = ", ".join(get_args(EngineName))
             raise ValueError(f"model.engine={self.engine}: choose from {choices}")
@@ -94,7 +100,7 @@ def load_pair(spec: PairSpec, *, with_draft: bool) -> Pair:
     target = _load(spec, spec.target, "target")
     if not with_draft:
         return Pair(target, None)
-    draft = _load(spec, str(spec.draft), "draft")
+    draft = load_draft(spec)
     vocab.check_pair(target, draft)
     return Pair(target, draft)
 
@@ -103,7 +109,9 @@ def load_draft(spec: PairSpec) -> CachedModel:
     """Load the draft alone, for a replay. Raises `ValueError` where the spec names none."""
     if not spec.draft:
         raise ValueError("a decoder of this replay drafts with a model: give model.draft=<id>")
-    return _load(spec, spec.draft, "draft")
+    draft = _load(spec, spec.draft, "draft")
+    draft.prefill_limit = spec.draft_context
+    return draft
 
 
 def load_tokenizer(spec: PairSpec):

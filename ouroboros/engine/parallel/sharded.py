@@ -52,6 +52,11 @@ class ShardedSequence(CachedSequence):
     def __post_init__(self) -> None:
         self.cached = [len(self.tokens)] * self.ranks
 
+    @property
+    def held(self) -> int:
+        """See `CachedSequence.held`: the same on every rank."""
+        return max(self.cached)
+
     def clear(self) -> None:
         """See `CachedSequence.clear`."""
         super().clear()
@@ -107,8 +112,8 @@ class ShardedModel(CachedModel):
         """Score this rank's part and return the logits after its owned nodes; see
         `CachedModel.score`. A failure is raised later, by the selector, on every rank."""
         assert isinstance(sequence, ShardedSequence)
-        self.check(tokens, tree)
         self._give_slots(sequence)
+        whole, tokens = tokens, self._read(sequence, tokens, tree)
         loads = sequence.loads(tokens)
         nodes = cut(tree, loads)
         most = max(load + len(part) for load, part in zip(loads, nodes, strict=True))
@@ -121,7 +126,7 @@ class ShardedModel(CachedModel):
         part = self.part.of(tree)
         self._failed = None
         try:
-            self.logits = super().score(sequence, tokens, part)
+            self.logits = super().score(sequence, whole, part)
         except Exception as error:
             self._failed, self.logits = error, torch.empty(0, self.width)
         sequence.cached, sequence.tail = [len(tokens) - 1] * self.ranks.size, []
