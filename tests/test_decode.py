@@ -187,6 +187,30 @@ def test_a_cache_resumes_after_an_unrelated_prompt(pair):
         assert decode(cached, RootOnly(), prompt, max_new=8).tokens == plain(model, prompt, 8)
 
 
+CHANGES = {
+    "in place": lambda weight, new: weight.copy_(new),
+    "through data": lambda weight, new: weight.data.copy_(new),
+    "other storage": lambda weight, new: setattr(weight, "data", new),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_prompt_is_fed_again_with_other_weights(pair, change, role):
+    model, draft = copy.deepcopy(pair[0]), noisy(pair[0])
+    cached = {"target": CachedModel(model), "draft": CachedModel(draft)}
+    changed, prompt, calls = cached[role], prompt_of(25, 7), []
+    for other in (llama(seed=5), llama(seed=6), pair[0]):
+        decode(cached["target"], Speculative(cached["draft"], gamma=3), prompt, max_new=8)
+        with torch.no_grad():
+            for weight, new in zip(changed.model.parameters(), other.parameters(), strict=True):
+                CHANGES[change](weight, new.clone())
+        trace = decode(cached["target"], Speculative(cached["draft"], gamma=3), prompt, max_new=8)
+        assert trace.tokens == plain(model, prompt, 8)
+        calls.append(sum(step.draft_caught_up for step in trace.steps))
+    assert role == "target" or min(calls) >= len(prompt) - 1
+
+
 def test_a_shared_prompt_is_not_fed_again(pair):
     model, cached = pair
     fed = []

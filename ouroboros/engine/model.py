@@ -22,6 +22,7 @@ from ouroboros.engine.loading import check_round_trip, why_not_loaded
 from ouroboros.engine.prepack import PackedWeights, prepack_linears
 from ouroboros.engine.selection import EngineName, select_engine
 from ouroboros.engine.sequence import CachedSequence, TreeModel
+from ouroboros.engine.static import weights_state
 from ouroboros.engine.support import check_tree_support
 from ouroboros.select import TokenSelector
 from ouroboros.tree import ROOT, TokenTree
@@ -65,6 +66,7 @@ class CachedModel(TreeModel):
         self.cache = SlotCache(info.layers)
         self.resident = CachedSequence()  # the sequence that has the slots
         self.packed = PackedWeights()
+        self._weights: tuple = ()  # their state when the last sequence began
         self.engine: Eager
         self.exact, self.engine_reason = exact, ""
         if exact:
@@ -117,8 +119,12 @@ class CachedModel(TreeModel):
             self.engine.packed = self.packed
 
     def new_sequence(self, cached: Sequence[int] = ()) -> CachedSequence:
-        """Return the state of a new sequence. The tokens in `cached` are taken to lie in the slots
-        already, whatever is there: calls can then be timed without a prefill."""
+        """Return the state of a new sequence; what is cached is forgotten if the weights have
+        changed. The tokens in `cached` are taken to lie in the slots already, whatever is there:
+        calls can then be timed without a prefill."""
+        before, self._weights = self._weights, weights_state(self.model)
+        if before != self._weights:
+            self.empty()
         return self._resident_if_cached(CachedSequence(list(cached)))
 
     def _resident_if_cached(self, sequence):

@@ -31,6 +31,7 @@ from ouroboros.tree import ROOT, TokenTree
 
 NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LEAST_SLOTS = 256
+SAMPLES = 32  # of weights, and of the elements of each
 
 
 def padded_nodes(count: int) -> int:
@@ -89,6 +90,17 @@ def weight_addresses(model: torch.nn.Module) -> list[tuple]:
             address = id(weight)
         found.append((address, weight.device, weight.dtype))
     return found
+
+
+def weights_state(model: torch.nn.Module) -> tuple:
+    """Return values that change when weights do: where each is stored, how often torch saw it
+    written, and samples of some, since torch does not count writes through `weight.data`."""
+    plain = (torch.nn.Parameter, torch.Tensor)
+    weights = [w for w in model.parameters() if type(w) in plain and not w.is_inference()]
+    large = [weight for weight in weights if weight.ndim > 1 and weight.is_contiguous()]
+    some = [w.detach().view(-1) for w in large[:: max(1, len(large) // SAMPLES)]]
+    samples = [w[:: max(1, len(w) // SAMPLES)][:SAMPLES].tolist() for w in some]
+    return weight_addresses(model), [weight._version for weight in weights], samples
 
 
 class Static(Eager):
