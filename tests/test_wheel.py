@@ -68,7 +68,7 @@ def test_it_holds_the_package_and_no_other(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert {name.split("/")[0] for name in names} == {"ouroboros"}
-    folders = ("reference", "bench/tasks/examples", "bench/report/html")
+    folders = ("reference", "bench/tasks/examples", "bench/report/templates")
     for folder in folders:
         path = (ROOT / "ouroboros" / folder).resolve()
         files = [file.relative_to(path) for file in path.rglob("*") if file.is_file()]

@@ -15,8 +15,8 @@ from tqdm import tqdm
 from ouroboros.audit.files import audit_files
 from ouroboros.audit.report import OPEN, Row, audit_markdown, greedy_equivalent, tally, verdict
 from ouroboros.bench.metrics.sample import PLAIN
+from ouroboros.bench.report.report import make_report
 from ouroboros.bench.report.tables import as_text
-from ouroboros.bench.report.write import make_report
 from ouroboros.bench.run.audit import audit_run, load_audit
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder

@@ -21,7 +21,7 @@ from tokenizers.decoders import DecodeStream
 from transformers.utils.logging import disable_progress_bar
 
 from ouroboros.bench.metrics.sample import PLAIN
-from ouroboros.bench.report.plots.marks import SOURCES
+from ouroboros.bench.report.style import SOURCES
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import load_costs
 from ouroboros.bench.run.loop import WARM_UP, eos_ids

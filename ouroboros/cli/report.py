@@ -11,10 +11,10 @@ from pathlib import Path
 from rich.console import Console
 
 from ouroboros.bench.report.gather import Measured, load, merge, run_folders
+from ouroboros.bench.report.report import make_report, write_report
 from ouroboros.bench.report.spec_bench import write_answers
 from ouroboros.bench.report.summary import Summary
 from ouroboros.bench.report.tables import as_text, run_tables, terminal_tables
-from ouroboros.bench.report.write import make_report, write_report
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.run import short_path
 from ouroboros.bench.tasks.specbench import SpecBench

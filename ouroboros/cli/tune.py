@@ -15,8 +15,8 @@ import torch
 
 from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import Sample
-from ouroboros.bench.report.plots import style
-from ouroboros.bench.report.plots.acceptance import fitted_weights
+from ouroboros.bench.report import style
+from ouroboros.bench.report.plots import fitted_weights
 from ouroboros.bench.run.config import RunConfig, Sampling, check_whole
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.identity import file_hashes, provenance

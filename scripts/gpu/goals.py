@@ -22,7 +22,7 @@ import pandas as pd
 from ouroboros.bench.metrics.intervals import speedup
 from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import METHOD, PLAIN, Sample, sample_frame, step_s
-from ouroboros.bench.report.profile import step_frame
+from ouroboros.bench.report.profile import step_means
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.costs import CostModel, Costs
 
@@ -64,7 +64,7 @@ def goals(
     note = f"measured {measured:.3f}, predicted {predicted:.3f}" if reached else ""
     leads = {name: lead(mine, ours) for name, mine in good.items() if not name.startswith(METHOD)}
     rates = METRICS["acceptance_rate_per_position"](good[CHAIN])
-    steps = step_frame(ours)
+    steps = step_means(ours)
     host_share = float((steps["host_ms"] / steps["step_ms"]).iloc[0]) if len(steps) else None
     found = [
         Goal("ouroboros_over_greedy", leads.get(PLAIN), 3.9),

@@ -32,8 +32,8 @@ from ouroboros.bench.metrics.intervals import Interval
 from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns, read_recording, runs_of
 from ouroboros.bench.replay.replay import OffTextRates
 from ouroboros.bench.replay.simulated_draft import DraftErrorModel, SimulatedDraft
-from ouroboros.bench.report.plots import style
-from ouroboros.bench.report.plots.marks import LINES, decoder_marks
+from ouroboros.bench.report import style
+from ouroboros.bench.report.style import LINES, decoder_marks
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import provenance, without_paths
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer

@@ -18,10 +18,9 @@ import pandas as pd
 from torch import profiler
 from tqdm import tqdm
 
-from ouroboros.bench.metrics.sample import Sample, step_s
+from ouroboros.bench.metrics.sample import Sample, step_frame
+from ouroboros.bench.report import plots, style
 from ouroboros.bench.report.facts import RunFacts
-from ouroboros.bench.report.plots import costs as plots
-from ouroboros.bench.report.plots import style
 from ouroboros.bench.report.tables import as_text
 from ouroboros.bench.run.config import RunConfig, check_whole
 from ouroboros.bench.run.folder import COSTS, ResultsFolder
@@ -31,7 +30,6 @@ from ouroboros.bench.run.run import Say, run
 from ouroboros.costs import Costs
 from ouroboros.decode import Drafter, stream
 from ouroboros.engine.model import CachedModel
-from ouroboros.trace import StepRecord
 
 LEGEND = """\
 Calls: median milliseconds from the start of `score` to the arrival of its argmax, on random trees,
@@ -127,7 +125,7 @@ def profile(
         RunFacts.of(record, samples),
         costs.copy_bytes_per_s and costs.copy_bytes_per_s / 1e9,
         call_frame(costs),
-        step_frame(samples),
+        step_means(samples),
         pd.concat(traced, ignore_index=True),
         packed_frame(record.get("packed", {})),
         sorted({f"{one.decoder} failed: {one.error}" for one in samples if one.error}),
@@ -138,7 +136,7 @@ def profile(
 
 @dataclass(frozen=True)
 class Profile:
-    """What `call_frame`, `step_frame` and `operators` measured in one run; a line per failure."""
+    """What `call_frame`, `step_means` and `operators` measured in one run; a line per failure."""
 
     folder: ResultsFolder
     facts: RunFacts
@@ -238,34 +236,28 @@ def call_frame(costs: Costs) -> pd.DataFrame:
     return frame.assign(floor_share=frame["floor_ms"] / frame["ms"])
 
 
-def step_frame(samples: Sequence[Sample]) -> pd.DataFrame:
+def step_means(samples: Sequence[Sample]) -> pd.DataFrame:
     """Return means over the steps of each decoder (the index) but each sample's first.
 
     Phases are in milliseconds; wait_ms is a part of draft_ms and verify_ms. Phases and nodes of
     another engine are NaN; failed samples are left out.
     """
-    rows = [
-        {"decoder": sample.decoder, "first": not index, "step_s": step_s(step), **vars(step)}
-        for sample in samples
-        for index, step in enumerate(() if sample.error else sample.steps)
-    ]
     names = pd.Index(dict.fromkeys(sample.decoder for sample in samples), name="decoder")
-    steps = pd.DataFrame(rows, columns=["decoder", "first", "step_s", *StepRecord.__annotations__])
-    steps = steps.drop(columns="sources")
-    first = steps["first"].astype(bool)
-    later = steps[~first].groupby("decoder")
+    steps = step_frame([sample for sample in samples if not sample.error]).drop(columns="sources")
+    later = steps[steps["number"] > 0].groupby("decoder")
     means = later.mean().reindex(names)
     ours = means.where(later["scored"].min().reindex(names) > 0)
+    first_s = steps[steps["number"] == 0].groupby("decoder")["s"].mean()
     return pd.DataFrame(
         {
-            "step_ms": 1e3 * means["step_s"],
+            "step_ms": 1e3 * means["s"],
             "tokens_per_step": means["new"],
             **{f"{p}_ms": 1e3 * ours[f"{p}_s"] for p in ("draft", "verify", "host", "wait")},
             "steps": later.size().reindex(names, fill_value=0),
             "draft_calls_per_step": means["draft_calls"],
             "nodes_per_step": ours["scored"],
             "nodes_per_draft_call": ours["draft_scored"] / ours["draft_calls"].replace(0, np.nan),
-            "first_step_ms": 1e3 * steps[first].groupby("decoder")["step_s"].mean().reindex(names),
+            "first_step_ms": 1e3 * first_s.reindex(names),
         }
     )
 

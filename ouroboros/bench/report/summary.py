@@ -16,7 +16,7 @@ import pandas as pd
 from ouroboros.audit.report import tally, verdict
 from ouroboros.bench.metrics.intervals import Interval
 from ouroboros.bench.metrics.metrics import METRICS, Metric, score_intervals, score_metric
-from ouroboros.bench.metrics.sample import COST_RATIO, METHOD, PLAIN, Sample
+from ouroboros.bench.metrics.sample import COST_RATIO, METHOD, PLAIN, Sample, sample_frame
 from ouroboros.bench.metrics.trees import tree_metrics
 from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.gather import Measured
@@ -107,32 +107,42 @@ def summarise(measured: Measured) -> Summary:
     failed: dict[str, list[Sample]] = {name: [] for name in run["decoders"]}
     for sample in measured.samples:
         (failed if sample.error else good)[sample.decoder].append(sample)
-    whole_scores = run.get("corpus_scores", {}) if facts.parts == 1 else {}
     verdicts = {name: tally(measured.audit, name) for name in good}
-    shared: dict[str, Any] = {
-        **{role: good.get(role, []) for role in (PLAIN, METHOD, PEER)},
-        "costs": costs,
-        "draft_cost": COST_RATIO if facts.draft_cost is None else facts.draft_cost,
-    }
-    rows: dict[str, dict] = {}
-    groups: dict[tuple[str, str], dict] = {}
-    problems: dict[str, list[str]] = {}
-    for name, samples in good.items():
-        given = shared | {
-            "samples": samples,
+    draft_cost = COST_RATIO if facts.draft_cost is None else facts.draft_cost
+    given: dict[str, Any] = {"costs": costs, "draft_cost": draft_cost, "timed": facts.timed}
+    known = {
+        name: {
             "failed": failed[name],
             "trees": tree_metrics([t for s in samples for t in measured.trees.get(s.key, ())]),
             "audit": verdict(verdicts[name]) if verdicts[name] else None,
             "in_law": "in law" in verdicts[name],
         }
+        for name, samples in good.items()
+    }
+
+    def measure(by_decoder: Mapping[str, list[Sample]], **options) -> dict[str, dict]:
+        roles = {"greedy": PLAIN, "ouroboros": METHOD, PEER: PEER}
+        others = {
+            role: sample_frame(by_decoder.get(name, ()), costs, draft_cost)
+            for role, name in roles.items()
+        }
+        return {
+            name: METRICS.measure(own, **known[name], **others, **given, **options)
+            for name, own in by_decoder.items()
+        }
+
+    rows = measure(good)
+    groups: dict[tuple[str, str], dict] = {}
+    for group in dict.fromkeys(s.group for own in good.values() for s in own if s.group):
+        members = {name: [s for s in own if s.group == group] for name, own in good.items()}
+        part = measure(members, groups=True)
+        groups |= {(group, name): row for name, row in part.items() if members[name]}
+    whole_scores = run.get("corpus_scores", {}) if facts.parts == 1 else {}
+    problems: dict[str, list[str]] = {}
+    for name, samples in good.items():
         scores = {**score_intervals(samples, measured.scores), **whole_scores.get(name, {})}
-        rows[name] = METRICS.measure(**given, timed=facts.timed)
         rows[name] |= {f"score.{key}": value for key, value in scores.items()}
-        for group in dict.fromkeys(sample.group for sample in samples if sample.group):
-            own = {"samples": samples, "greedy": shared[PLAIN]}
-            part = {role: [s for s in of if s.group == group] for role, of in own.items()}
-            groups[group, name] = METRICS.measure(**given | part, timed=facts.timed, groups=True)
-        if not given["in_law"] and (count := rows[name]["unequal"]):
+        if not known[name]["in_law"] and (count := rows[name]["unequal"]):
             said = f": {count} of {len(samples)} completions differ from greedy's"
             problems.setdefault(f"{said}; speedups compare the equal ones only", []).append(name)
         for error in sorted({str(sample.error) for sample in failed[name]}):

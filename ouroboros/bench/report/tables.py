@@ -1,7 +1,7 @@
 """Tables of summaries: selections of columns of one DataFrame, and the one way to format a cell.
 
 A cell is text as a reader sees it ("3.04x [2.15, 3.86]", "-" where nothing is known); the numbers
-in full are in `sections.numbers`. A metric's registry entry names the tables that show it as a
+in full are in `report.numbers`. A metric's registry entry names the tables that show it as a
 column. A column that no decoder fills is left out.
 """
 
@@ -146,8 +146,10 @@ def published_table(summary: Summary) -> Table:
     return Table("published", caption, pd.DataFrame(rows))
 
 
-def comparisons(lead: Mapping[str, Sequence], summaries: Sequence[Summary]) -> list[Table]:
-    """Return the comparisons of runs, named by their metric: decoders across, a row per run.
+def comparisons(
+    lead: Mapping[str, Sequence], summaries: Sequence[Summary], prefix: str = ""
+) -> list[Table]:
+    """Return the comparisons of runs, named by `prefix` and metric: decoders across, a row per run.
 
     `lead` holds the first columns, which tell the runs apart: one value per run.
     """
@@ -163,7 +165,7 @@ def comparisons(lead: Mapping[str, Sequence], summaries: Sequence[Summary]) -> l
         if any(_known(frame, metric.name) for frame in frames):
             by = f" By {costs}." if metric.priced else ""
             caption = f"{metric.heading}: {metric.definition}{by}"
-            found.append(Table(metric.name, caption, _across(metric, rows, frames)))
+            found.append(Table(prefix + metric.name, caption, _across(metric, rows, frames)))
     return found
 
 
@@ -224,14 +226,9 @@ def write_table(frame: pd.DataFrame, stem: Path, *, caption: str) -> None:
     """Write `stem`.csv and .tex (needs \\usepackage{booktabs}; \\ref{tab:<name>} names it)."""
     frame.to_csv(stem.with_suffix(".csv"), index=False)
     caption, form = re.sub(r"([&%$#_{}])", r"\\\1", caption), "l" + "r" * (frame.shape[1] - 1)
-    options: dict[str, Any] = {
-        "index": False,
-        "escape": True,
-        "column_format": form,
-        "encoding": "utf-8",
-    }
-    options |= {"caption": caption, "label": f"tab:{stem.name}"}
-    frame.to_latex(stem.with_suffix(".tex"), **options)
+    options: Any = {"index": False, "escape": True, "column_format": form, "encoding": "utf-8"}
+    label = f"tab:{stem.name}"
+    frame.to_latex(stem.with_suffix(".tex"), caption=caption, label=label, **options)
 
 
 def _across(

@@ -20,7 +20,7 @@ from ouroboros.bench.metrics.metrics import repetition
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.report.gather import Measured
-from ouroboros.bench.report.plots.marks import SOURCES
+from ouroboros.bench.report.style import SOURCES
 from ouroboros.bench.run.pair import PACKAGE
 
 LETTERS = {name: chr(ord("a") + place) for place, name in enumerate(SOURCES)}

@@ -12,7 +12,7 @@ import pytest
 from measured import RUN, greedy_and_fast, measured, sample, step, write_run
 
 from ouroboros.bench.report.gather import load, merge, run_folders
-from ouroboros.bench.report.sections import labels, sections, summarised, swept
+from ouroboros.bench.report.report import labels, sections, summarised, swept
 from ouroboros.bench.report.spec_bench import answers
 from ouroboros.cli import command_line
 from ouroboros.cli.report import gather

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from measured import RUN, greedy_and_fast, measured_trees, sample, step, write_run
 
+from ouroboros.bench.report import plots, style
 from ouroboros.bench.report.gather import load
-from ouroboros.bench.report.plots import acceptance, costs, speedups, style, sweeps
-from ouroboros.bench.report.plots.marks import SOURCES, decoder_marks
+from ouroboros.bench.report.style import SOURCES, decoder_marks
 from ouroboros.bench.report.summary import summarise
 
 ROWS = [row for pair in greedy_and_fast() for row in pair]
 PLOTS = [
-    *(speedups.speedup_bars, speedups.cost_bars, costs.time_shares),
-    *(acceptance.acceptance_histograms, acceptance.source_shares),
+    *(plots.speedup_bars, plots.cost_bars, plots.time_shares),
+    *(plots.acceptance_histograms, plots.source_shares),
 ]
 
 
@@ -36,7 +36,7 @@ def without_limits(summary):
 
 
 def test_bars_are_in_the_order_of_the_table_and_labelled(summary_of):
-    (axes,) = speedups.speedup_bars(summary_of()).axes
+    (axes,) = plots.speedup_bars(summary_of()).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["greedy", "fast"]
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([1.0, 2.5])
     assert axes.texts[1].get_text() == "2.50x · 1.2 tok/s"
@@ -53,41 +53,41 @@ def test_intervals_are_error_bars_only_where_they_are_known(summary_of):
     reach = style.reach(summary.frame.loc[["fast"]], "latency_speedup")
     assert reach.ravel().tolist() == pytest.approx([0.5, 0.5])
     bare = without_limits(summary)
-    assert "Error bars" in speedups.note(summary) and "Error bars" not in speedups.note(bare)
+    assert "Error bars" in plots.note(summary) and "Error bars" not in plots.note(bare)
     assert np.isnan(style.reach(bare.frame, "latency_speedup")).all()
-    assert speedups.speedup_bars(bare).axes[0].get_xlim()[1] > 2.5
+    assert plots.speedup_bars(bare).axes[0].get_xlim()[1] > 2.5
 
 
 def test_histograms_and_positions(summary_of):
-    figure = acceptance.acceptance_histograms(summary_of())
+    figure = plots.acceptance_histograms(summary_of())
     assert figure.axes[0].get_title(loc="left") == "fast: 2.50 tokens per step"
-    assert acceptance.acceptance_by_position(summary_of()) is None  # too few steps
+    assert plots.acceptance_by_position(summary_of()) is None  # too few steps
     many = [sample("a", "fast", [step(2, 1)] * 12), sample("a", "greedy", [step(0, 0)] * 24)]
-    (axes,) = acceptance.acceptance_by_position(summary_of(many)).axes
+    (axes,) = plots.acceptance_by_position(summary_of(many)).axes
     assert axes.lines[0].get_ydata().tolist() == [1.0, 0.0]
 
 
 def test_several_runs_side_by_side(summary_of):
     summary = summary_of()
-    assert speedups.speedup_dots({"a": summary}) is None
+    assert plots.speedup_dots({"a": summary}) is None
     for one in (summary, without_limits(summary)):
-        (axes,) = speedups.speedup_dots({"a": one, "b": one}).axes
+        (axes,) = plots.speedup_dots({"a": one, "b": one}).axes
         assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
         assert axes.get_legend_handles_labels()[1] == ["fast"]
 
 
 def test_a_sweep_is_drawn_to_scale_or_in_order(summary_of):
     one = summary_of()
-    figure = sweeps.sweep_lines("gamma", [8, 2, 4], [one] * 3)
+    figure = plots.sweep_lines("gamma", [8, 2, 4], [one] * 3)
     assert figure.axes[0].get_xticks().tolist() == [2, 4, 8] and len(figure.axes) == 2
-    words = sweeps.sweep_lines("state", ["warm", None, "cold"], [without_limits(one)] * 3).axes[0]
+    words = plots.sweep_lines("state", ["warm", None, "cold"], [without_limits(one)] * 3).axes[0]
     assert [tick.get_text() for tick in words.get_xticklabels()] == ["cold", "warm", "None"]
-    assert sweeps.sweep_lines("gamma", [2, 2], [one] * 2) is None
+    assert plots.sweep_lines("gamma", [2, 2], [one] * 2) is None
 
 
 def test_two_settings_make_a_map_with_the_best_cell_framed(summary_of):
     values = [(2, 1), (2, 3), (4, 1), (4, 3)]
-    figure = sweeps.sweep_map(("gamma", "topk"), values, [summary_of()] * 4, "fast")
+    figure = plots.sweep_map(("gamma", "topk"), values, [summary_of()] * 4, "fast")
     speedup, calls = figure.axes
     assert speedup.get_title(loc="left").endswith("best: 2.50x [2.00x, 3.00x]")
     assert speedup.images[0].get_clim() == pytest.approx((2.0, 3.0))
@@ -99,7 +99,7 @@ def test_two_settings_make_a_map_with_the_best_cell_framed(summary_of):
 def test_trees_and_their_calibration(tmp_path):
     run = measured_trees(tmp_path, {**RUN["model"], "target": "reference/target"})
     summary = summarise(run)
-    upper, lower = acceptance.reliability(summary).axes
+    upper, lower = plots.reliability(summary).axes
     assert upper.get_title(loc="left").startswith("fast: log loss")
     assert sum(bar.get_height() for bar in lower.patches) == 4  # nodes whose parent was accepted
     silent = {
@@ -107,14 +107,14 @@ def test_trees_and_their_calibration(tmp_path):
         for key, steps in run.trees.items()
     }
     summary = summarise(replace(run, trees=silent))
-    assert acceptance.reliability(summary) is None
-    assert acceptance.reliability(summarise(replace(run, trees={}))) is None
+    assert plots.reliability(summary) is None
+    assert plots.reliability(summarise(replace(run, trees={}))) is None
 
 
 def test_a_fit_has_a_panel_for_each_view():
     bins = [{"from": 0.5, "thought": 0.55, "came": 0.5, "observations": 10}]
     view = {"reliability": bins, "log_loss": 0.5, "log_loss_of_the_mean": 0.7}
-    assert len(acceptance.fitted_weights({"index": view, "draft": view}).axes) == 4
+    assert len(plots.fitted_weights({"index": view, "draft": view}).axes) == 4
 
 
 def test_marks_do_not_depend_on_the_order_of_decoders():
@@ -127,9 +127,9 @@ def test_marks_do_not_depend_on_the_order_of_decoders():
 
 def test_a_figure_is_the_same_bytes_each_time(summary_of, tmp_path):
     summary = summary_of()
-    one, two = (style.inline_svg(speedups.speedup_bars(summary)) for _ in range(2))
+    one, two = (style.inline_svg(plots.speedup_bars(summary)) for _ in range(2))
     assert one == two and "var(--ink)" in one and "xmlns" not in one
-    style.save(speedups.speedup_bars(summary), tmp_path / "x.png", tmp_path / "x.svg")
+    style.save(plots.speedup_bars(summary), tmp_path / "x.png", tmp_path / "x.svg")
     assert (tmp_path / "x.png").stat().st_size > 5000 and (tmp_path / "x.svg").exists()
 
 

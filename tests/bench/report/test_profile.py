@@ -5,8 +5,8 @@ import pytest
 from measured import RUN, sample
 
 from ouroboros.bench.report.facts import RunFacts
-from ouroboros.bench.report.plots.costs import step_time, verify_cost
-from ouroboros.bench.report.profile import Profile, call_frame, packed_frame, step_frame
+from ouroboros.bench.report.plots import step_time, verify_cost
+from ouroboros.bench.report.profile import Profile, call_frame, packed_frame, step_means
 from ouroboros.costs import Costs, Footprint, Surface
 from ouroboros.trace import StepRecord
 
@@ -35,7 +35,7 @@ def samples():
 
 
 def test_steps_are_means_without_the_first(samples):
-    row = step_frame(samples).loc["ours"]
+    row = step_means(samples).loc["ours"]
     assert row["steps"] == 2 and row["tokens_per_step"] == 3 and row["nodes_per_step"] == 4
     assert row[["step_ms", "first_step_ms"]].tolist() == pytest.approx([10, 3000])
     phases = row[["draft_ms", "verify_ms", "host_ms", "wait_ms"]].tolist()
@@ -44,13 +44,13 @@ def test_steps_are_means_without_the_first(samples):
 
 
 def test_phases_of_another_engine_and_of_failed_samples_are_missing(samples):
-    rows = step_frame(samples)
+    rows = step_means(samples)
     row = rows.loc["hf_assisted"]
     assert row["step_ms"] == pytest.approx(20) and row["draft_calls_per_step"] == 2
     assert row[["draft_ms", "verify_ms", "wait_ms", "nodes_per_step"]].isna().all()
     assert rows.loc["broken", "steps"] == 0 and pd.isna(rows.loc["broken", "step_ms"])
     assert list(rows.index) == ["ours", "hf_assisted", "broken"]
-    assert step_time(step_frame(samples[-1:])) is None
+    assert step_time(step_means(samples[-1:])) is None
 
 
 def test_a_call_is_compared_with_its_floor():
@@ -68,7 +68,7 @@ def test_tables_and_plots(samples):
     facts = RunFacts.of(RUN, samples)
     timed = {"rows": [1, 4], "plain_ms": [2.0, 9.0], "packed_ms": [3.0, 3.5], "used": [4]}
     packed = packed_frame({"target": {"layers": 8, "bytes": 99, **timed}, "draft": {}})
-    found = Profile(None, facts, 0.001, call_frame(COSTS), step_frame(samples), operators, packed)
+    found = Profile(None, facts, 0.001, call_frame(COSTS), step_means(samples), operators, packed)
     assert list(found.floor_table()["floor share"]) == ["60%"]
     assert list(found.step_table()["decoder"]) == ["ours", "hf_assisted", "broken"]
     assert found.step_table()["host ms"].tolist() == ["2.00", "-", "-"]

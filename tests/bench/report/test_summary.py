@@ -9,10 +9,9 @@ from measured import RUN, greedy_and_fast, measured, sample, three_decoders, wri
 
 from ouroboros.bench.metrics import METRICS
 from ouroboros.bench.report.facts import RunFacts
-from ouroboros.bench.report.sections import run_section
+from ouroboros.bench.report.report import make_report, render, run_section
 from ouroboros.bench.report.summary import interval_of, summarise
 from ouroboros.bench.report.tables import run_tables, terminal_tables
-from ouroboros.bench.report.write import make_report, render
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.costs import CostModel, Costs, Surface
 

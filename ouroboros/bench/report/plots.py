@@ -1,0 +1,444 @@
+"""Plots of runs: each function returns a figure, or None if there is nothing to draw.
+
+All plots share one style, stay readable at 900 pixels, and never distinguish by colour alone. They
+carry no title: a report captions them, and `style.with_title` titles a plot that stands alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from ouroboros.bench.metrics.intervals import wilson
+from ouroboros.bench.metrics.metrics import REAL_TEXT
+from ouroboros.bench.metrics.sample import PLAIN
+from ouroboros.bench.report import style
+from ouroboros.bench.report.style import (
+    BLUE,
+    GREY,
+    MARKERS,
+    ORANGE,
+    OTHERS,
+    RED,
+    SOURCES,
+    Mark,
+    decoder_marks,
+)
+from ouroboros.bench.report.summary import Summary
+
+SPEEDUP = "speedup over greedy on the same engine (time per token, prefill included)"
+SPEEDUPS = {
+    "latency_speedup": "speedup over greedy",
+    "predicted_speedup": "predicted speedup over greedy",
+}
+COSTS = {
+    "cost_per_token": "cost per token (less is better)",
+    "calls_per_token": "calls per token (fewer is better)",
+}
+FEWEST_STEPS = 10
+"""Positions that fewer steps reached are noise, and are left out."""
+MOST_PANELS = 3
+PHASES = {
+    "draft": Mark(ORANGE, hatch="//"),
+    "verify": Mark(BLUE),
+    "host": Mark(GREY, hatch=".."),
+    "not separated": Mark("#c9c9c9", hatch="xx"),
+}
+
+
+def speedup_bars(summary: Summary) -> Figure | None:
+    """Draw each decoder's speedup over greedy with its interval; predicted if nothing was timed.
+
+    None if no decoder has a speedup (the run has no greedy).
+    """
+    if summary.facts.timed:
+        label = "{latency_speedup:.2f}x · {output_throughput:.1f} tok/s"
+        return _bars(summary, "latency_speedup", SPEEDUP, label)
+    axis = f"speedup over greedy, predicted by {summary.facts.costs}"
+    return _bars(summary, "predicted_speedup", axis, "{predicted_speedup:.2f}x, predicted")
+
+
+def cost_bars(summary: Summary) -> Figure | None:
+    """Draw each decoder's cost per token with its interval; calls per token if no costs are known.
+
+    None if nothing was measured.
+    """
+    metric = "calls_per_token"
+    axis = "(target calls + draft cost x draft calls) / new tokens; fewer is better"
+    if summary.facts.costs:
+        metric = "cost_per_token"
+        axis = (
+            f"cost per token by {summary.facts.costs}, in target calls of one node; less is better"
+        )
+    label = f"{{{metric}:.3f}} · {{tokens_per_target_call:.2f}} tokens/target call"
+    return _bars(summary, metric, axis, label)
+
+
+@style.styled
+def speedup_dots(summaries: Mapping[str, Summary]) -> Figure | None:
+    """Draw speedups with intervals: a group of rows per run, a marker per decoder.
+
+    None with fewer than two runs that have speedups.
+    """
+    frame = pd.concat({label: one.frame for label, one in summaries.items()}, names=["run"])
+    frame = frame.dropna(subset="latency_speedup").drop(PLAIN, level="decoder", errors="ignore")
+    runs = list(frame.index.unique("run"))
+    if len(runs) < 2:
+        return None
+    names = list(frame.index.unique("decoder"))
+    figure = style.new_figure(1.4 + len(runs) * (0.25 + 0.17 * len(names)))
+    axes = figure.add_subplot()
+    for index, name in enumerate(names):
+        own: Any = frame.xs(name, level="decoder")
+        rows = [runs.index(run) + 0.7 * ((index + 0.5) / len(names) - 0.5) for run in own.index]
+        points = decoder_marks(names)[name].points(linestyle="none", markersize=6, label=name)
+        error = style.reach(own, "latency_speedup")
+        axes.errorbar(own["latency_speedup"], rows, xerr=error, **points)
+    for row in range(1, len(runs)):
+        axes.axhline(row - 0.5, color=style.GRID, linewidth=0.6)
+    axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
+    axes.set_xlabel(SPEEDUP)
+    style.name_rows(axes, runs)
+    style.legend_above(figure)
+    return figure
+
+
+def error_bars(summaries: Iterable[Summary]) -> str:
+    """Say what error bars are, if the runs have any: intervals need two prompts."""
+    known = [one.frame.filter(regex=r"\.low$").notna().any(axis=None) for one in summaries]
+    return " Error bars: 95 % bootstrap over prompts." if any(known) else ""
+
+
+def note(summary: Summary) -> str:
+    """Return the small print of a run's bars: host, versions, error bars, repetition."""
+    text = f"{summary.facts.footnote}.{error_bars([summary])} Grey: greedy and other engines (hf_)."
+    repetition = summary.frame["repetition_rate"].dropna()
+    if len(repetition):
+        text += f" Repetition of {repetition.index[0]}'s text: {repetition.iloc[0]:.0%}"
+        text += " (large models: {:.0%} to {:.0%}).".format(*REAL_TEXT)
+    return text
+
+
+@style.styled
+def _bars(summary: Summary, metric: str, axis: str, label: str) -> Figure | None:
+    """One bar per decoder that has the metric; beside the plot, where no error bar can cross it,
+    its `label`, a format of the decoder's row."""
+    frame = summary.frame.dropna(subset=metric)
+    if not len(frame):
+        return None
+    figure = style.new_figure(1.1 + 0.42 * len(frame))
+    axes = figure.add_subplot()
+    marks = decoder_marks(list(summary.frame.index))
+    colours = [marks[name].colour for name in frame.index]
+    error = style.reach(frame, metric)
+    ends = {"ecolor": style.INK, "elinewidth": 1.2, "capsize": 3}
+    axes.barh(range(len(frame)), frame[metric], 0.62, color=colours, xerr=error, error_kw=ends)
+    beside = axes.get_yaxis_transform()
+    for place, row in enumerate(frame.to_dict("records")):
+        axes.text(1.01, place, label.format_map(row), va="center", fontsize=9.5, transform=beside)
+    axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
+    axes.set_xlim(0, 1.03 * max(1, (frame[metric] + np.nan_to_num(error[1])).max()))
+    axes.set_xlabel(axis)
+    style.name_rows(axes, list(frame.index))
+    return figure
+
+
+@style.styled
+def acceptance_histograms(summary: Summary) -> Figure | None:
+    """Draw the share of steps by accepted draft tokens, a panel per decoder on one scale.
+
+    None if no decoder drafts.
+    """
+    counts = _filled(summary, "acceptance_histogram")
+    found = {name: steps for name, steps in counts.items() if any(map(int, steps))}
+    if not found:
+        return None
+    marks = decoder_marks(list(summary.frame.index))
+    lines = -(-len(found) // 2)
+    figure = style.new_figure(0.8 + 1.75 * lines)
+    grid = figure.subplots(lines, 2, sharex=True, sharey=True, squeeze=False).ravel()
+    for index, axes in enumerate(grid):
+        axes.set_visible(index < len(found))
+        if index >= len(found) - 2:
+            axes.tick_params(labelbottom=True)
+            axes.set_xlabel("draft tokens accepted in a step")
+    for axes, (name, counts) in zip(grid, found.items(), strict=False):
+        steps = pd.Series(counts).rename(int)
+        axes.bar(steps.index, steps / steps.sum(), width=0.8, color=marks[name].colour)
+        mean: Any = summary.frame.loc[name, "tokens_per_target_call"]
+        axes.set_title(f"{name}: {mean:.2f} tokens per step", fontsize=10, pad=4)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        style.as_percent(axes)
+    figure.supylabel("share of steps", fontsize=10)
+    return figure
+
+
+@style.styled
+def acceptance_by_position(summary: Summary) -> Figure | None:
+    """Draw the share of steps that accepted k draft tokens, of those that drafted k or more.
+
+    A line per decoder; None if no position was reached by `FEWEST_STEPS` steps.
+    """
+    figure = style.new_figure(3.9)
+    axes = figure.add_subplot()
+    for name, mark in decoder_marks(list(summary.frame.index)).items():
+        row: Any = summary.frame.loc[name]
+        tries, rates = row["tries_per_position"], row["acceptance_rate_per_position"]
+        if reached := sum(steps >= FEWEST_STEPS for steps in tries):
+            axes.errorbar(range(1, reached + 1), rates[:reached], label=name, **mark.points())
+    if not axes.lines:
+        return None
+    style.as_percent(axes)
+    axes.set(ylim=(0, 1.02), xlabel="position in the draft", ylabel="accepted up to here")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    style.legend_above(figure)
+    return figure
+
+
+@style.styled
+def source_shares(summary: Summary) -> Figure | None:
+    """Draw the shares of new tokens by who proposed them; None if no engine reports it."""
+    rows = _filled(summary, "tokens_by_source").items()
+    counts = {name: row for name, row in rows if set(row) - {"unknown"}}
+    if not counts:
+        return None
+    frame = pd.DataFrame.from_dict(counts, orient="index").fillna(0)
+    frame = frame[sorted(frame, key=[*SOURCES, *frame].index)]
+    marks = {name: SOURCES.get(name, SOURCES["unknown"])[0] for name in map(str, frame)}
+    figure = style.stacked_bars(frame.div(frame.sum(axis=1), axis=0), marks)
+    figure.axes[0].set_xlim(0, 1)
+    style.as_percent(figure.axes[0], "x")
+    return figure
+
+
+def reliability(summary: Summary) -> Figure | None:
+    """Draw estimated against actual acceptance of tree nodes; None if no decoder estimates it."""
+    trees = _filled(summary, "trees").items()
+    found = [(name, one["calibration"]) for name, one in trees if one["calibration"]]
+    marks = decoder_marks(list(summary.frame.index))
+    return _calibration(dict(found[:MOST_PANELS]), marks) if found else None
+
+
+def fitted_weights(about: Mapping) -> Figure:
+    """Draw the calibration of fitted weights (`Weights.about`): actual against predicted frequency.
+
+    One panel shows the estimator that uses phrase features alone, the other the estimator that also
+    uses the draft model's features.
+    """
+    panels = {"phrases alone": about["index"], "with the draft model": about["draft"]}
+    return _calibration(panels, dict(zip(panels, (Mark(BLUE), Mark(RED)), strict=True)))
+
+
+@style.styled
+def _calibration(panels: Mapping[str, Mapping], marks: Mapping[str, Mark]) -> Figure:
+    """A panel per calibration: actual over estimated shares with 95 % Wilson intervals, and below
+    how many observations each bin has."""
+    figure = style.new_figure(4.6)
+    grid = figure.subplots(2, len(panels), sharex=True, squeeze=False, height_ratios=(3, 1))
+    for (upper, lower), (name, one) in zip(grid.T, panels.items(), strict=True):
+        bins = pd.DataFrame(one["reliability"])
+        hits = (bins["came"] * bins["observations"]).round().astype(int)
+        known = [wilson(*pair) for pair in zip(hits, bins["observations"], strict=True)]
+        reach = [(ci.value - (ci.low or 0), (ci.high or 1) - ci.value) for ci in known]
+        upper.plot([0, 1], [0, 1], color=style.MUTED, linewidth=0.9, linestyle=":")
+        points = marks[name].points(marker="o", linestyle="solid")
+        upper.errorbar(bins["thought"], bins["came"], yerr=np.maximum(reach, 0).T, **points)
+        upper.set(xlim=(0, 1), ylim=(0, 1.03))
+        style.as_percent(upper)
+        baseline = f"(a constant estimate: {one['log_loss_of_the_mean']:.3f})"
+        upper.set_title(f"{name}: log loss {one['log_loss']:.3f}\n{baseline}", fontsize=10)
+        bars = lower.bar(bins["from"] + 0.05, bins["observations"], 0.09, color=marks[name].colour)
+        lower.bar_label(bars, fontsize=8, padding=1)
+        lower.margins(y=0.25)
+        style.as_percent(lower, "x")
+        lower.set_xlabel("estimated")
+    grid[0, 0].set_ylabel("accepted")
+    grid[1, 0].set_ylabel("observations")
+    return figure
+
+
+def _filled(summary: Summary, metric: str) -> dict[str, Any]:
+    """A metric's values that are not empty, by decoder."""
+    return {str(name): value for name, value in summary.frame[metric].items() if value}
+
+
+@style.styled
+def time_shares(summary: Summary) -> Figure | None:
+    """Draw milliseconds per new token by phase: draft model, target, host.
+
+    None if no decoder of this engine was timed.
+    """
+    frame = summary.frame.dropna(subset=["verify_share", "output_throughput"])
+    if not len(frame):
+        return None
+    total_ms = 1e3 / frame["output_throughput"]
+    shares = frame[["draft_share", "verify_share", "host_share"]].set_axis([*PHASES][:3], axis=1)
+    labels = [f"{ms:.1f} ms" for ms in total_ms]
+    figure = style.stacked_bars(shares.mul(total_ms, axis=0), PHASES, labels)
+    figure.axes[0].set_xlabel("milliseconds per new token, prefill included")
+    return figure
+
+
+@style.styled
+def step_time(steps: pd.DataFrame) -> Figure | None:
+    """Draw milliseconds per step by phase and, as a thin bar, the wait for the device.
+
+    `steps` is `Profile.steps`; None if no decoder had steps.
+    """
+    steps = steps.dropna(subset="step_ms")
+    if not len(steps):
+        return None
+    parts = steps[["draft_ms", "verify_ms", "host_ms"]].set_axis(list(PHASES)[:3], axis=1)
+    parts["not separated"] = steps["step_ms"].where(steps["verify_ms"].isna())
+    pairs = zip(steps["step_ms"], steps["tokens_per_step"], strict=True)
+    labels = [f"{ms:.1f} ms for {tokens:.2f} tokens" for ms, tokens in pairs]
+    figure = style.stacked_bars(parts.dropna(axis=1, how="all").fillna(0.0), PHASES, labels)
+    axes = figure.axes[0]
+    axes.barh(np.arange(len(steps)) + 0.41, steps["wait_ms"].fillna(0.0), 0.1, color=RED)
+    axes.set_xlabel("milliseconds per step, prefill left out; thin: of which wait for results")
+    return figure
+
+
+@style.styled
+def verify_cost(calls: pd.DataFrame) -> Figure:
+    """Draw milliseconds per call over nodes scored: a panel per model, a line per context.
+
+    `calls` is `Profile.calls`.
+    """
+    figure = style.new_figure(3.9)
+    grid = figure.subplots(1, calls["model"].nunique(), squeeze=False)[0]
+    for axes, (model, own) in zip(grid, calls.groupby("model", sort=False), strict=True):
+        for index, (context, line) in enumerate(own.groupby("context", sort=False)):
+            look = Mark(OTHERS[index % len(OTHERS)], MARKERS[index % len(MARKERS)]).points()
+            look |= {"yerr": line["spread_ms"].fillna(0.0), "label": f"{context} tokens"}
+            axes.errorbar(line["nodes"], line["ms"], **look)
+        last = own.iloc[-1]
+        if pd.notna(last["floor_ms"]):
+            look = {"color": style.INK, "linestyle": "--", "linewidth": 1}
+            axes.axhline(last["floor_ms"], label=f"floor at {last['context']} tokens", **look)
+        sizes = sorted(set(own["nodes"]))
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="y")
+        axes.set(xlabel="nodes scored", title=model)
+    grid[0].set_ylabel("milliseconds per call")
+    grid[0].legend(loc="upper left", title="context")
+    return figure
+
+
+@style.styled
+def sweep_lines(setting: str, values: Sequence, summaries: Sequence[Summary]) -> Figure | None:
+    """Draw speedup and cost over one setting, a line per decoder.
+
+    `values[i]` is the setting in `summaries[i]`; numbers are drawn to scale, words in order. None
+    with fewer than two values.
+    """
+    order = sorted(range(len(values)), key=lambda index: sort_key(values[index]))
+    values = [values[index] for index in order]
+    frame, shown = _all_runs([summaries[index] for index in order])
+    if len(set(map(str, values))) < 2 or not shown:
+        return None
+    numeric = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    places = np.array(values if numeric else range(len(values)), float)
+    marks = decoder_marks(list(frame.index.unique("decoder")))
+    figure = style.new_figure(3.9)
+    panels = figure.subplots(1, len(shown), squeeze=False)[0]
+    for axes, (metric, title) in zip(panels, shown.items(), strict=True):
+        for name, mark in marks.items():
+            line = frame.xs(name, level="decoder").dropna(subset=metric)
+            look = mark.points(label=name, yerr=style.reach(line, metric))
+            axes.errorbar(places[line.index], line[metric], **look)
+        axes.set_xticks(places, [str(value) for value in values])
+        axes.grid(axis="y")
+        axes.set(xlabel=setting, title=title)
+        if metric in COSTS:
+            axes.set_ylim(bottom=0)
+    style.legend_above(figure)
+    return figure
+
+
+@style.styled
+def sweep_map(
+    settings: tuple[str, str], values: Sequence[tuple], summaries: Sequence[Summary], decoder: str
+) -> Figure | None:
+    """Draw speedup and cost of one decoder over two settings (across, down), the best cell framed.
+
+    None if a setting has fewer than two values.
+    """
+    sides = [sorted(side, key=sort_key) for side in zip(*values, strict=True)]
+    orders = [list(dict.fromkeys(map(str, side))) for side in sides]
+    frame, shown = _all_runs(summaries, [decoder])
+    if min(map(len, orders)) < 2 or not shown:
+        return None
+    cells = [tuple(map(str, values[run][::-1])) for run, _ in frame.index]
+    frame.index = pd.MultiIndex.from_tuples(cells)
+    figure = style.new_figure(1.9 + 0.5 * len(orders[1]))
+    panels = figure.subplots(1, len(shown), squeeze=False)[0]
+    for axes, (metric, title) in zip(panels, shown.items(), strict=True):
+        best = _heat_map(axes, frame, metric, *orders)
+        axes.set_title(f"{decoder}: {title}\nbest: {best}")
+        axes.set_xlabel(settings[0])
+    figure.axes[0].set_ylabel(settings[1])
+    return figure
+
+
+def sort_key(value) -> tuple:
+    """Return a key that sorts numbers by size, then words, then None."""
+    if isinstance(value, int | float):
+        return 0, value, ""
+    return (2, 0, "") if value is None else (1, 0, str(value))
+
+
+def _heat_map(axes: Axes, frame: Any, metric: str, across: list[str], down: list[str]) -> str:
+    """Draw a metric of `frame`, indexed by (down, across), frame the best cell; return its value.
+
+    The colours span at least the best cell's 95 % interval, and cells inside it have dashed frames,
+    so that noise looks like noise.
+    """
+    values = frame[metric].unstack().reindex(index=down, columns=across).to_numpy(float)
+    less = metric in COSTS
+    row, column = np.unravel_index((np.nanargmin if less else np.nanargmax)(values), values.shape)
+    value, low, high = (
+        frame.loc[(down[row], across[column]), metric + end] for end in ("", ".low", ".high")
+    )
+    middle = (np.nanmin(values) + np.nanmax(values)) / 2
+    half = np.nanmax([np.nanmax(values) - np.nanmin(values), high - low]) / 2
+    limits = {"vmin": middle - half, "vmax": middle + half, "aspect": "auto"}
+    axes.imshow(values, cmap="cividis_r" if less else "cividis", **limits)
+    form = "{:.3f}" if less else "{:.2f}x"
+    for (y, x), cell in np.ndenumerate(values):
+        if not np.isnan(cell):
+            ink = "#000000" if (cell > middle) != less else "#ffffff"
+            axes.text(x, y, form.format(cell), ha="center", va="center", color=ink)
+        if (y, x) == (row, column) or cell == value or low <= cell <= high:
+            look: Any = {"linewidth": 2.5, "linestyle": "-" if (y, x) == (row, column) else "--"}
+            corner = (x - 0.46, y - 0.46)
+            axes.add_patch(Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=RED, **look))
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    axes.set_xticks(range(len(across)), across)
+    axes.set_yticks(range(len(down)), down)
+    ends = "" if pd.isna(low) else f" [{form.format(low)}, {form.format(high)}]"
+    return form.format(value) + ends
+
+
+def _all_runs(
+    summaries: Sequence[Summary], decoders: Sequence[str] | None = None
+) -> tuple[Any, dict[str, str]]:
+    """Return the frames of all runs, by the run's place and decoder, and of the first known speedup
+    and the first known cost the labels."""
+    frames = dict(enumerate(summary.frame for summary in summaries))
+    frame = pd.concat(frames, names=["run", "decoder"])
+    if decoders is not None:
+        frame = frame[frame.index.isin(decoders, level="decoder")]
+    known = [[m for m in kind if frame[m].notna().any()] for kind in (SPEEDUPS, COSTS)]
+    return frame, {metric: (SPEEDUPS | COSTS)[metric] for kind in known for metric in kind[:1]}

@@ -1,0 +1,358 @@
+"""The report over any set of runs: sections of tables and plots, from which all files are written.
+
+A pure function of samples: made at any time, on any machine, it gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+from jinja2 import Environment, PackageLoader, select_autoescape
+from markupsafe import Markup, escape
+from matplotlib.figure import Figure
+
+from ouroboros.bench.report import plots, style, tables, viewer
+from ouroboros.bench.report.gather import Measured, load
+from ouroboros.bench.report.summary import Summary, summarise
+from ouroboros.bench.report.tables import Table
+from ouroboros.bench.run.folder import ResultsFolder
+
+FEW_RUNS = 3
+"""With more runs than this, each run's own section is closed at first."""
+MOST_COLUMNS = 4
+"""A sweep over more settings than this is shown by its runs' names."""
+MOST_NAMED = 3
+"""A sweep's jobs are named by their settings unless more than these differ."""
+MOST_TOKENS = 120_000
+"""Tokens in the page's viewer over all runs, about 15 bytes each."""
+PLOTS = (
+    ("speedup", plots.speedup_bars, "Speedup over greedy."),
+    ("cost", plots.cost_bars, "Cost per token."),
+    ("histogram", plots.acceptance_histograms,
+     "Draft tokens accepted per step. Every step also yields one token of the target."),
+    ("positions", plots.acceptance_by_position,
+     "Acceptance by position in the draft, of the steps that drafted so far. Positions that fewer "
+     f"than {plots.FEWEST_STEPS} steps reached are left out."),
+    ("time", plots.time_shares, "Where the time goes. Numbers: % of the time in steps."),
+    ("sources", plots.source_shares, "Who proposed the tokens. Numbers: % of new tokens."),
+    ("reliability", plots.reliability,
+     "Estimated against actual acceptance of nodes whose parent was accepted. On the dotted line "
+     "estimates are right; above it the drafter was too careful. Error bars: 95 % (Wilson)."),
+)  # fmt: skip
+"""A run's plots: file name, function of the summary, caption."""
+
+
+class Run(NamedTuple):
+    """A measurement with its name in the report; `sweep` is the folder of a sweep's job."""
+
+    label: str
+    measured: Measured
+    summary: Summary
+    sweep: Path | None = None
+
+
+class Setting(NamedTuple):
+    """A setting that varies: a short name, its value in each run, and every dotted name that
+    changes together with it (these count as one setting)."""
+
+    name: str
+    values: Sequence
+    members: Sequence[str]
+
+
+class Picture(NamedTuple):
+    """A plot; `name` becomes its files'."""
+
+    name: str
+    caption: str
+    figure: Figure
+
+
+class Section(NamedTuple):
+    """A part of the report: what it is about, tables and plots; `main`: open at first."""
+
+    title: str
+    notes: Sequence[str]
+    tables: Sequence[Table]
+    pictures: Sequence[Picture]
+    main: bool = True
+
+
+def make_report(folder: ResultsFolder) -> Summary:
+    """Write a run's summary.json, summary.md and speedup.png (and calls.png where nothing was
+    timed) into its folder; return the summary.
+
+    Raises `ValueError` where the folder holds no run.
+    """
+    summary = summarise(load(folder.path))
+    folder.write_json("summary.json", summary.to_dict())
+    folder.write_text("summary.md", render("report.md", [run_section(summary)], [summary]))
+    calls = None if summary.facts.timed else plots.cost_bars(summary)
+    for name, figure in (("speedup.png", plots.speedup_bars(summary)), ("calls.png", calls)):
+        (folder.path / name).unlink(missing_ok=True)
+        if figure is not None:
+            style.with_title(figure, summary.facts.title, plots.note(summary))
+            style.save(figure, folder.path / name)
+    return summary
+
+
+def write_report(
+    measured: Sequence[Measured],
+    out: Path,
+    *,
+    tokenizer: str | None = None,
+    on_failure: Callable[[str], object] | None = None,
+) -> list[Run]:
+    """Write the report into `out`, made if need be; return the runs that it shows.
+
+        report.html   everything, in one file that needs nothing else
+        report.md     the same tables and plots as Markdown
+        summary.json  every metric of every run, by its label
+        numbers.csv   every number in full, one row per run and decoder
+        tables/       each table as .csv and .tex (booktabs)
+        plots/        each plot as .png and .svg
+
+    `tokenizer`: the runs' tokenizer, for runs whose models are elsewhere now. `on_failure` as in
+    `summarised`.
+    """
+    runs = summarised(measured, on_failure)
+    parts, summaries = sections(runs), [run.summary for run in runs]
+    for folder in (out / "tables", out / "plots"):
+        folder.mkdir(parents=True, exist_ok=True)
+    for part in parts:
+        for table in part.tables:
+            caption = f"{part.title}. {table.caption}"
+            tables.write_table(table.frame, out / "tables" / table.name, caption=caption)
+        for one in part.pictures:
+            style.save(one.figure, *(out / f"plots/{one.name}.{kind}" for kind in ("png", "svg")))
+    limits = {"most_tokens": MOST_TOKENS // max(1, len(runs)), "tokenizer": tokenizer}
+    shown = [viewer.viewer_run(run.measured, run.label, **limits) for run in runs]
+    data = {"runs": shown, "sources": viewer.legend(), "step": viewer.STEP}
+    whole = {run.label: run.summary.to_dict() for run in runs}
+    texts = {
+        "summary.json": json.dumps(whole, indent=2, ensure_ascii=False) + "\n",
+        "numbers.csv": numbers(runs).to_csv(index=False),
+        "report.md": render("report.md", parts, summaries),
+        "report.html": render("report.html", parts, summaries, data=data),
+    }
+    for name, text in texts.items():
+        (out / name).write_text(text, encoding="utf-8")
+    return runs
+
+
+def render(name: str, parts: Sequence[Section], summaries: Sequence[Summary], **data) -> str:
+    """Return a document made from its template: report.md, or report.html, which needs no network
+    (plots are inline SVG in the page's light or dark scheme)."""
+    environment = Environment(
+        loader=PackageLoader("ouroboros.bench.report"),
+        autoescape=select_autoescape(("html.jinja",)),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"prose": prose, "cell": unbroken, "text": tables.as_text}
+    environment.filters["svg"] = lambda figure: Markup(style.inline_svg(figure))
+    context = {"sections": parts, "glossary": tables.legend(summaries), "notes": tables.NOTES}
+    return environment.get_template(f"{name}.jinja").render(**context, **data)
+
+
+def prose(text: str) -> Markup:
+    """Return text as HTML, with Markdown's `code` and **bold** as elements.
+
+    >>> prose("**Incomplete**: no `greedy` & co")
+    Markup('<b>Incomplete</b>: no <code>greedy</code> &amp; co')
+    """
+    html = re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))
+    return Markup(re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", html))
+
+
+def unbroken(text: str) -> str:
+    """Let a cell break before an interval and between the parts of a list, nowhere else.
+
+    >>> unbroken("3.04x [2.15, 3.86]")
+    '3.04x [2.15,\\xa03.86]'
+    """
+    return re.sub(r"(?<!,) (?!\[)|(?<=,) (?=[\d.])", "\N{NO-BREAK SPACE}", str(text))
+
+
+def summarised(
+    measured: Sequence[Measured], on_failure: Callable[[str], object] | None = None
+) -> list[Run]:
+    """Summarise each measurement, find the sweeps (jobs in numbered folders), name every run.
+
+    `on_failure` gets a line for each measurement that cannot be summarised, and it is left out.
+    """
+    pairs = []
+    for one in measured:
+        try:
+            pairs.append((one, summarise(one)))
+        except Exception as error:  # whatever damaged values raise
+            if on_failure is None:
+                raise
+            on_failure(f"{one.folders[0]} is damaged ({error}): restore the folder or leave it out")
+    homes = [one.folders[0] for one, _ in pairs]
+    parents = [home.parent if home.name.isdigit() else None for home in homes]
+    sweeps = [folder if folder and parents.count(folder) > 1 else None for folder in parents]
+    named: dict[int, str] = {}
+    for folder in dict.fromkeys(sweeps):
+        members = [index for index, sweep in enumerate(sweeps) if sweep == folder]
+        prefix = f"{folder.name}: " if folder and len(members) < len(pairs) else ""
+        depth, most = (2, MOST_NAMED) if folder else (1, 0)
+        folders = ["/".join(homes[index].parts[-depth:]) for index in members]
+        names = labels([pairs[index][0].run for index in members], folders, most=most)
+        named |= {index: prefix + name for index, name in zip(members, names, strict=True)}
+    return [Run(named[index], *pair, sweeps[index]) for index, pair in enumerate(pairs)]
+
+
+def labels(runs: Sequence[Mapping], folders: Sequence[str], *, most: int) -> list[str]:
+    """Return a short name for each run.json: its task, or the settings that vary, or its folder
+    (where more than `most` vary). Names are made unique by the folder."""
+    names, different = list(folders), swept([run.get("config", {}) for run in runs])
+    if len(tasks := {run["task"]["name"]: None for run in runs}) == len(runs):
+        names = list(tasks)
+    elif 0 < len(different) <= most:
+        columns = ([f"{one.name}={value}" for value in one.values] for one in different)
+        names = [", ".join(row) for row in zip(*columns, strict=True)]
+    pairs = zip(names, folders, strict=True)
+    return [f"{name} ({folder})" if names.count(name) > 1 else name for name, folder in pairs]
+
+
+def swept(configs: Sequence[Mapping]) -> list[Setting]:
+    """Return what differs between configs, settings that always change together taken as one.
+
+    A setting that a config lacks has the value None there. A name is the shortest ending that all
+    members share and no other setting has, else the last parts of two members.
+
+    >>> both = [{"a": {"gamma": g}, "b": {"gamma": g}} for g in (2, 4)]
+    >>> [(one.name, one.values) for one in swept(both)]
+    [('gamma', [2, 4])]
+    """
+    flat: list[dict] = [
+        next(iter(pd.json_normalize(dict(c)).to_dict("records")), {}) for c in configs
+    ]
+    together: dict[tuple[int, ...], dict[str, list]] = {}
+    for name in dict.fromkeys(name for one in flat for name in one):
+        values = [one.get(name) for one in flat]
+        pattern = tuple(map(values.index, values))
+        if any(pattern):
+            together.setdefault(pattern, {})[name] = values
+    settings = []
+    for members in together.values():
+        others = [f".{name}" for own in together.values() for name in own if own is not members]
+        first, *_ = names = list(members)
+        lasts = list(dict.fromkeys(name.split(".")[-1] for name in names))
+        several = " and ".join(lasts[:2]) + " ..." * (len(lasts) > 2)
+        ends = [first[dot.end() :] for dot in re.finditer(r"^|\.", first)][::-1]
+        unique = (
+            end
+            for end in ends
+            if all(f".{name}".endswith(f".{end}") for name in names)
+            and not any(name.endswith(f".{end}") for name in others)
+        )
+        settings.append(Setting(next(unique, several), members[first], names))
+    return settings
+
+
+def numbers(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return every number in full: a row per run and decoder, a column per metric (histograms and
+    other counts by key are left out)."""
+    frames = []
+    for label, _, one, _ in runs:
+        facts = {key: getattr(one.facts, key) for key in ("device", "nature", "incomplete")}
+        counts = [m.name for m in one.metrics.values() if not m.scalar and m.name != "verdict"]
+        cells = one.frame.drop(columns=counts).reset_index()
+        first = pd.DataFrame({"run": label, **facts}, index=cells.index)
+        frames.append(pd.concat([first, cells], axis=1))
+    return pd.concat(frames, ignore_index=True)
+
+
+def sections(runs: Sequence[Run]) -> list[Section]:
+    """Return the comparison of runs outside sweeps, the sweeps, then every run by itself."""
+    alone = [run for run in runs if not run.sweep]
+    parts = [_comparison(alone)] if len(alone) > 1 else []
+    for folder in dict.fromkeys(run.sweep for run in runs if run.sweep):
+        parts.append(_sweep(folder, [run for run in runs if run.sweep == folder]))
+    for label, _, summary, sweep in runs:
+        name = label if len(runs) > 1 else ""
+        part = run_section(summary, label=name, drawn=() if sweep else PLOTS)
+        parts.append(part._replace(main=len(runs) <= FEW_RUNS))
+    return parts
+
+
+def run_section(summary: Summary, *, label: str = "", drawn: Sequence[tuple] = ()) -> Section:
+    """Return a run's tables and plots (`drawn`, as `PLOTS`); `label` tells it from other runs."""
+    title, prefix = summary.facts.title, ""
+    if label:
+        title, prefix = f"{label}: {title}", f"{slug(label)}-"
+    pictures = []
+    for name, draw, caption in drawn:
+        if figure := draw(summary):
+            bars = plots.error_bars([summary]) if name in ("speedup", "cost") else ""
+            pictures.append(Picture(prefix + name, caption + bars, figure))
+    shown = [table._replace(name=prefix + table.name) for table in tables.run_tables(summary)]
+    return Section(title, [f"{summary.facts.footnote}.", *summary.notes], shown, pictures)
+
+
+def slug(label: str) -> str:
+    """Return a label as part of a file name.
+
+    >>> slug("sweep: gamma=4, topk=3")
+    'sweep-gamma-4-topk-3'
+    """
+    return re.sub(r"[^A-Za-z0-9._]+", "-", label).strip("-") or "run"
+
+
+def _comparison(runs: Sequence[Run]) -> Section:
+    summaries = {run.label: run.summary for run in runs}
+    parts = {label: summary.facts.title_parts for label, summary in summaries.items()}
+    shared = [part for part in parts[runs[0].label] if all(part in p for p in parts.values())]
+    own = {label: [part for part in all_ if part not in shared] for label, all_ in parts.items()}
+    notes = [f"{label}: {' · '.join(parts)}" for label, parts in own.items() if parts]
+    figure = plots.speedup_dots(summaries)
+    caption = "Speedup over greedy, run by run." + plots.error_bars(summaries.values())
+    return Section(
+        f"Comparison of {len(runs)} runs: {', '.join(summaries)}",
+        [" · ".join(shared), *notes] if shared else notes,
+        tables.comparisons({"run": list(summaries)}, list(summaries.values()), "comparison-"),
+        [Picture("comparison", caption, figure)] if figure else [],
+    )
+
+
+def _sweep(folder: Path, runs: Sequence[Run]) -> Section:
+    """Lines over one setting; over two, a map of each decoder whose own settings vary."""
+    summaries = [run.summary for run in runs]
+    settings = swept([run.measured.run.get("config", {}) for run in runs])
+    name, what = slug(folder.name), f"{len(settings)} settings"
+    columns: dict[str, Sequence] = {"run": [run.label for run in runs]}
+    if 0 < len(settings) <= MOST_COLUMNS:
+        columns = {one.name: one.values for one in settings}
+        values = (f"{n} = {', '.join(dict.fromkeys(map(str, v)))}" for n, v in columns.items())
+        what = "; ".join(values)
+    drawn: list[tuple[str, str, Figure | None]] = []
+    if len(settings) == 1:
+        figure = plots.sweep_lines(settings[0].name, settings[0].values, summaries)
+        drawn = [(name, f"Sweep of {settings[0].name}." + plots.error_bars(summaries), figure)]
+    elif len(settings) == 2:
+        across, down = settings
+        places = list(zip(across.values, down.values, strict=True))
+        decoders = [decoder for decoder in summaries[0].frame.index if decoder != "greedy"]
+        members = [*across.members, *down.members]
+        own = [d for d in decoders if any(m.startswith(f"decoder.{d}.") for m in members)]
+        text = (
+            f"over {across.name} and {down.name}. Lighter is better; framed: the best; dashed: no "
+            "worse by its 95 % interval, which the colours span at least."
+        )
+        for decoder in own or decoders:
+            figure = plots.sweep_map((across.name, down.name), places, summaries, decoder)
+            drawn.append((f"{name}-{decoder}", f"{decoder} {text}", figure))
+    return Section(
+        f"Sweep of {what} ({folder.name})",
+        [f"{len(runs)} runs, the first: {summaries[0].facts.title}."],
+        tables.comparisons(columns, summaries, f"{name}-"),
+        [Picture(name, caption, figure) for name, caption, figure in drawn if figure],
+    )
