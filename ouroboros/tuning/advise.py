@@ -85,7 +85,7 @@ class Prediction:
             ratio,
             cost or 0.0,
             METRICS["tokens_per_target_call"](ours) or 0.0,
-            phase_shares(later).set_axis(["draft", "verify", "host"]).fillna(0.0).to_dict(),
+            dict(zip(("draft", "verify", "host"), phase_shares(later).fillna(0.0), strict=True)),
             acceptance=reached,
             break_even=needed,
             why=None if ratio is None or ratio.value >= 1 else why_slower(base, ours),

@@ -130,7 +130,10 @@ def write_report(
             tables.write_table(table.frame, out / "tables" / table.name, caption=caption)
         for one in part.pictures:
             style.save(one.figure, *(out / f"plots/{one.name}.{kind}" for kind in ("png", "svg")))
-    limits = {"most_tokens": MOST_TOKENS // max(1, len(runs)), "tokenizer": tokenizer}
+    limits: dict[str, Any] = {
+        "most_tokens": MOST_TOKENS // max(1, len(runs)),
+        "tokenizer": tokenizer,
+    }
     shown = [viewer.viewer_run(run.measured, run.label, **limits) for run in runs]
     data = {"runs": shown, "sources": viewer.legend(), "step": viewer.STEP}
     whole = {run.label: run.summary.to_dict() for run in runs}

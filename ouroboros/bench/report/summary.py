@@ -110,7 +110,7 @@ def summarise(measured: Measured) -> Summary:
     verdicts = {name: tally(measured.audit, name) for name in good}
     draft_cost = COST_RATIO if facts.draft_cost is None else facts.draft_cost
     given: dict[str, Any] = {"costs": costs, "draft_cost": draft_cost, "timed": facts.timed}
-    known = {
+    known: dict[str, dict[str, Any]] = {
         name: {
             "failed": failed[name],
             "trees": tree_metrics([t for s in samples for t in measured.trees.get(s.key, ())]),
@@ -122,7 +122,7 @@ def summarise(measured: Measured) -> Summary:
 
     def measure(by_decoder: Mapping[str, list[Sample]], **options) -> dict[str, dict]:
         roles = {"greedy": PLAIN, "ouroboros": METHOD, PEER: PEER}
-        others = {
+        others: dict[str, Any] = {
             role: sample_frame(by_decoder.get(name, ()), costs, draft_cost)
             for role, name in roles.items()
         }

@@ -21,6 +21,7 @@ from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.report.gather import Measured
 from ouroboros.bench.report.style import SOURCES
+from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.pair import PACKAGE
 
 LETTERS = {name: chr(ord("a") + place) for place, name in enumerate(SOURCES)}
@@ -46,7 +47,9 @@ def viewer_run(
     """
     model = measured.run["model"]
     place, fingerprint = tokenizer or model.get("target"), model.get("tokenizer")
-    found = find_tokenizer(place, fingerprint) if place else None
+    found = None if tokenizer else ResultsFolder(measured.folders[0]).load_tokenizer()
+    if found is None and place:
+        found = find_tokenizer(place, fingerprint)
     if tokenizer and not found:
         raise ValueError(
             f"--tokenizer {tokenizer}: no tokenizer of the run's model; give its folder"

@@ -8,6 +8,7 @@
     predictions.jsonl   the target's prediction at every node, if the run records them for replays
     trees.jsonl     the proposed trees of decoders that give node probabilities
     costs.json      the call costs that were measured with the run or given to its decoders
+    tokenizer.json.gz   the target's tokenizer, for a report, if its model was given by a path
     pool-*.json     the phrase pools that decoders carry from prompt to prompt
     audit.md        the verdicts as text
     summary.json, summary.md, speedup.png, calls.png    made by the report from the files above
@@ -32,6 +33,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.run.identity import changes
@@ -45,9 +48,9 @@ from ouroboros.costs import NAMES, Costs
 
 RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audit.jsonl"
 PREDICTIONS, TREES, COSTS = "predictions.jsonl", "trees.jsonl", "costs.json"
-FAILURES = "failures.jsonl"
+FAILURES, TOKENIZER = "failures.jsonl", "tokenizer.json.gz"
 MADE = (
-    *(RUN, SCORES, AUDIT, PREDICTIONS, TREES, COSTS, FAILURES),
+    *(RUN, SCORES, AUDIT, PREDICTIONS, TREES, COSTS, FAILURES, TOKENIZER),
     *("audit.md", "summary.json", "summary.md", "speedup.png", "calls.png", "pool-*.json*"),
 )
 """The files that overwriting a run removes (samples.jsonl is emptied, since it holds the lock)."""
@@ -155,6 +158,18 @@ class ResultsFolder:
         """Return the run's costs, None without any. Raises `ValueError` for a damaged file."""
         path = self.path / COSTS
         return Costs.load(path) if path.exists() else None
+
+    def write_tokenizer(self, tokenizer) -> None:
+        """Write a tokenizer, if it is a fast one."""
+        if backend := getattr(tokenizer, "backend_tokenizer", None):
+            packed = gzip.compress(backend.to_str().encode(), mtime=0)
+            (self.path / TOKENIZER).write_bytes(packed)
+
+    def load_tokenizer(self) -> Tokenizer | None:
+        """Return the tokenizer that the run wrote; None if it wrote none."""
+        if not (path := self.path / TOKENIZER).exists():
+            return None
+        return Tokenizer.from_buffer(gzip.decompress(path.read_bytes()))
 
     def write_json(self, name: str, data: dict) -> None:
         """Write a whole JSON file, or nothing at all."""

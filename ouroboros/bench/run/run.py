@@ -130,6 +130,8 @@ def run(
             folder.write_json(COSTS, asdict(bench.costs))
             if probe and "spread" in bench.costs.about:
                 bench.costs.save(probe)
+        if first and Path(config.model.target or "").is_absolute():  # which run.json does not keep
+            folder.write_tokenizer(pair.target.tokenizer)
         for line in caveats(config, bench, facts["load"]):
             say(line)
         say(f"models: {config.model.name}, {facts['model']['dtype']} on {facts['model']['device']}")

@@ -6,6 +6,7 @@ import re
 import pytest
 from measured import RUN, greedy_and_fast, measured_trees, sample, step, write_run
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from ouroboros.bench.report.gather import load
 from ouroboros.bench.report.viewer import LETTERS, find_tokenizer, splitter, viewer_run
@@ -62,6 +63,17 @@ def test_tokens_are_ids_without_the_runs_own_tokenizer(tmp_path):
     write_run(tmp_path, RUN, [sample("a", "greedy", [step(0, 0)])])
     with pytest.raises(ValueError, match="--tokenizer no/such-model"):
         viewer_run(load(tmp_path), "x", most_tokens=9, tokenizer="no/such-model")
+
+
+def test_a_run_of_models_given_by_paths_keeps_its_tokenizer(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(PACKAGE / "reference/target")
+    ids = tuple(tokenizer("def f(x):", add_special_tokens=False).input_ids)
+    own = sample("a", "greedy", [step(0, 0)] * len(ids), tokens=ids)
+    folder = write_run(tmp_path, {**RUN, "model": {**PAIR, "target": "gone"}}, [own])
+    assert viewer_run(load(tmp_path), "x", most_tokens=99)["as_ids"]
+    folder.write_tokenizer(tokenizer)
+    (shown,) = viewer_run(load(tmp_path), "x", most_tokens=99)["prompts"]
+    assert "".join(shown["samples"]["greedy"]["pieces"]) == "def f(x):"
 
 
 def test_the_viewer_has_the_trees(tmp_path):
