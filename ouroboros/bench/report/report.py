@@ -130,11 +130,11 @@ def write_report(
             tables.write_table(table.frame, out / "tables" / table.name, caption=caption)
         for one in part.pictures:
             style.save(one.figure, *(out / f"plots/{one.name}.{kind}" for kind in ("png", "svg")))
-    limits: dict[str, Any] = {
-        "most_tokens": MOST_TOKENS // max(1, len(runs)),
-        "tokenizer": tokenizer,
-    }
-    shown = [viewer.viewer_run(run.measured, run.label, **limits) for run in runs]
+    share = MOST_TOKENS // max(1, len(runs))
+    shown = [
+        viewer.viewer_run(run.measured, run.label, most_tokens=share, tokenizer=tokenizer)
+        for run in runs
+    ]
     data = {"runs": shown, "sources": viewer.legend(), "step": viewer.STEP}
     whole = {run.label: run.summary.to_dict() for run in runs}
     texts = {
