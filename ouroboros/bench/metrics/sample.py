@@ -120,7 +120,8 @@ def step_frame(samples: Iterable[Sample]) -> pd.DataFrame:
 
 def acceptance_record(steps: Sequence[StepRecord]) -> dict | None:
     """Return the acceptance of some steps in the fields of vLLM's per-request records
-    (`metrics.speculative_decoding` of its responses); None if no step had a draft.
+    (`metrics.speculative_decoding` of its responses, vllm-project/vllm#48915, and by draft length
+    #56278); None if no step had a draft.
 
     Only steps with a draft count. A step's draft tokens are its deepest branch; index k of a
     histogram counts the steps that accepted k of them.
