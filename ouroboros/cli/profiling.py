@@ -28,9 +28,9 @@ def profile(cfg: DictConfig, as_json: bool = False) -> int:
         say=lambda line: print(line, file=sys.stderr),
         progress=True,
     )
-    shown = [found.floor_table(), found.step_table().iloc[:, :7]]  # profile.md has the rest
-    shown += [found.packed_table()] * (len(found.packed) > 0)
-    tables = [as_text(table, "simple") for table in shown]
+    shown = found.tables()
+    shown["steps"] = shown["steps"].iloc[:, :7]  # profile.md has the rest
+    tables = [as_text(table, "simple") for table in shown.values()]
     print(found.facts.title, found.facts.footnote, *tables, sep="\n\n")
     for line in found.failures:
         print(line, file=sys.stderr)

@@ -81,14 +81,11 @@ def speedup(
     sums = paired(baseline, samples, amount, per, equal)
     if not sums.size:
         return None
-    return _bootstrapped([_ratio(*sums, axis=())], gmean) if macro else _bootstrapped(sums, _ratio)
-
-
-def prompt_speedups(
-    baseline: pd.DataFrame, samples: pd.DataFrame, *, equal: bool = False
-) -> pd.Series:
-    """Return the speedup of each prompt; `equal` as in `speedup`."""
-    return pd.Series(_ratio(*paired(baseline, samples, "wall_s", "tokens", equal), axis=()))
+    return (
+        _bootstrapped([ratio_of_sums(*sums, axis=())], gmean)
+        if macro
+        else _bootstrapped(sums, ratio_of_sums)
+    )
 
 
 def pooled(samples: pd.DataFrame, amount: str) -> Interval | None:
@@ -127,5 +124,6 @@ def _per_token(amounts, tokens, axis=-1):
     return np.sum(amounts, axis=axis) / np.sum(tokens, axis=axis)
 
 
-def _ratio(*sums, axis=-1):
+def ratio_of_sums(*sums, axis=-1):
+    """Return the ratio of amounts per token, over `paired` sums; by prompt with `axis=()`."""
     return _per_token(*sums[:2], axis) / _per_token(*sums[2:], axis)

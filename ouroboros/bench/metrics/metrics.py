@@ -27,8 +27,9 @@ import pandas as pd
 from ouroboros.bench.metrics.intervals import (
     Interval,
     mean_of,
+    paired,
     pooled,
-    prompt_speedups,
+    ratio_of_sums,
     speedup,
     wilson,
 )
@@ -169,7 +170,8 @@ def over_ouroboros(*amount: str) -> Callable:
 
 def by_prompt(samples: Frame, greedy: Frame, in_law: bool) -> pd.Series:
     """Return the speedup over greedy of each prompt."""
-    return prompt_speedups(greedy, samples, equal=not in_law)
+    sums = paired(greedy, samples, "wall_s", "tokens", not in_law)
+    return pd.Series(ratio_of_sums(*sums, axis=()))
 
 
 def pace(samples: Frame) -> pd.Series:

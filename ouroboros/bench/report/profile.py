@@ -147,32 +147,28 @@ class Profile:
     packed: pd.DataFrame = field(default_factory=pd.DataFrame)
     failures: Sequence[str] = ()
 
-    def floor_table(self) -> pd.DataFrame:
-        """Return the smallest call of each model and context beside its floor, as text."""
-        return _text(_smallest(self.calls).drop(columns="spread_ms"))
-
-    def step_table(self) -> pd.DataFrame:
-        """Return the means of each decoder's steps, as text."""
-        return _text(self.steps.reset_index())
-
-    def packed_table(self) -> pd.DataFrame:
-        """Return what products of prepacked weights were chosen by when they were loaded."""
-        return _text(self.packed)
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Return the main tables as text: the smallest call of each model and context beside its
+        "floor", the means of each decoder's "steps", and the products that "packed" weights were
+        chosen by (if any were)."""
+        floor = _smallest(self.calls).drop(columns="spread_ms")
+        frames = {"floor": floor, "steps": self.steps.reset_index(), "packed": self.packed}
+        return {name: _text(frame) for name, frame in frames.items() if frame.shape[1]}
 
     def markdown(self) -> str:
         """Return profile.md."""
         bandwidth = "unknown" if self.copy_gb_per_s is None else f"{self.copy_gb_per_s:.1f} GB/s"
         parts = [f"# {self.facts.title}", self.facts.footnote]
-        parts += [f"Copy bandwidth: {bandwidth}, read plus written.", as_text(self.floor_table())]
-        if len(self.packed):
-            parts += [f"{PACKED}:", as_text(self.packed_table())]
+        tables = {name: as_text(frame) for name, frame in self.tables().items()}
+        parts += [f"Copy bandwidth: {bandwidth}, read plus written.", tables["floor"]]
+        parts += [f"{PACKED}:", tables["packed"]] if "packed" in tables else []
         spread = self.calls["spread_ms"].map(lambda ms: "" if pd.isna(ms) else f" ± {ms:.1f}")
         cells = self.calls.assign(cell=self.calls["ms"].map("{:.1f}".format) + spread)
         for model, own in cells.groupby("model", sort=False):
             table = own.pivot(index="nodes", columns="context", values="cell").fillna("-")
             table = table.rename(columns="{:g} tokens".format).reset_index().astype(str)
             parts += [f"Milliseconds per call of the {model}:", as_text(table)]
-        parts += ["Milliseconds per step:", as_text(self.step_table()), LEGEND]
+        parts += ["Milliseconds per step:", tables["steps"], LEGEND]
         for name, rows in self.operators.groupby(["decoder", "kind", "steps"], sort=False):
             decoder, kind, steps = map(str, name)
             parts.append(f"## {decoder}, {steps} steps under a slowing profiler: {PASSES[kind]}")

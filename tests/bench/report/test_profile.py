@@ -69,13 +69,13 @@ def test_tables_and_plots(samples):
     timed = {"rows": [1, 4], "plain_ms": [2.0, 9.0], "packed_ms": [3.0, 3.5], "used": [4]}
     packed = packed_frame({"target": {"layers": 8, "bytes": 99, **timed}, "draft": {}})
     found = Profile(None, facts, 0.001, call_frame(COSTS), step_means(samples), operators, packed)
-    assert list(found.floor_table()["floor share"]) == ["60%"]
-    assert list(found.step_table()["decoder"]) == ["ours", "hf_assisted", "broken"]
-    assert found.step_table()["host ms"].tolist() == ["2.00", "-", "-"]
+    assert list(found.tables()["floor"]["floor share"]) == ["60%"]
+    assert list(found.tables()["steps"]["decoder"]) == ["ours", "hf_assisted", "broken"]
+    assert found.tables()["steps"]["host ms"].tolist() == ["2.00", "-", "-"]
     text = found.markdown()
     assert "12.0 ± 0.5" in text and r"a\|b" in text and "8 steps under a slowing profiler" in text
     assert found.to_dict()["steps"][1]["draft_ms"] is None
-    assert found.packed_table().iloc[:, 1:].values.tolist() == [
+    assert found.tables()["packed"].iloc[:, 1:].values.tolist() == [
         ["1", "2.00", "3.00", "plain"],
         ["4", "9.00", "3.50", "packed"],
     ]
