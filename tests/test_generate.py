@@ -17,6 +17,7 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     MaxTimeCriteria,
+    RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     TopKLogitsWarper,
     dynamic_module_utils,
@@ -332,6 +333,10 @@ BATCHES = [
     {"max_length": 30, "min_length": 22, "eos_token_id": 4},
     {"max_new_tokens": 30, "stopping_criteria": [Contains(5, 8)], "eos_token_id": 12},
     {"max_new_tokens": 20, "prefix_allowed_tokens_fn": lambda row, ids: [3 + row, 5, 7]},
+    {
+        "max_new_tokens": 20,
+        "logits_processor": [RepetitionPenaltyLogitsProcessor(1.6, torch.tensor([9, 4, 7]))],
+    },
 ]
 
 
