@@ -150,7 +150,8 @@ def test_bench_end_to_end(run_bench, saved_pair, monkeypatch):
     assert [row["unequal"] for row in document["decoders"].values()] == [0, 0, 0]
     folder = saved_pair / "out"
     made = {"run.json", "samples.jsonl", "audit.jsonl", "summary.json", "summary.md", "speedup.png"}
-    assert {path.name for path in folder.iterdir()} == made | {"trees.jsonl", "costs.json"}
+    made |= {"trees.jsonl", "costs.json", "tokenizer.json.gz"}
+    assert {path.name for path in folder.iterdir()} == made
     for name in ("run.json", "summary.json", "summary.md"):
         assert str(saved_pair) not in (folder / name).read_text()
     code, out, err = run_bench(*options)
