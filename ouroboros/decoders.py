@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from inspect import Parameter
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import yaml
 
-import ouroboros.conf as conf
 from ouroboros import vocab
+from ouroboros.conf import FOLDER as CONF
 from ouroboros.costs import Costs
 from ouroboros.decode import Drafter
 from ouroboros.drafters.pool import load_state
@@ -23,7 +23,7 @@ from ouroboros.instantiate import check_arguments, find_class, instantiate, para
 from ouroboros.select import TokenSelector
 from ouroboros.trace import DecodeTrace
 
-FOLDER = Path(conf.__file__).parent / "decoder"
+FOLDER = CONF / "decoder"
 OBJECTS = {"draft", "pool"}  # a config only names them (a model, a file)
 
 
@@ -94,6 +94,16 @@ def wants_costs(config: Mapping) -> bool:
     return config.get("costs") is None and "costs" in parameters_of(config, "decoder")
 
 
+def kind_of(config: Mapping) -> str:
+    """Return the name of a decoder's class as in conf/decoder, "" without a class.
+
+    >>> kind_of({"_target_": "ouroboros.baselines.PromptLookup"})
+    'prompt_lookup'
+    """
+    name = config.get("_target_", "").rpartition(".")[2]
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
 def check_decoders(configs: Mapping[str, Mapping] | None) -> None:
     """Raise `ValueError` for no decoder at all, and for a config that no decoder can be made of;
     no model needs to be loaded for it."""
@@ -115,13 +125,12 @@ def make_decoder(
     draft: CachedModel | None = None,
     *,
     costs: Costs | None = None,
-    pool: Mapping | None = None,
     **settings: object,
 ) -> Decoder:
     """Return a new decoder of a name in conf/decoder, or of a config with `_target_`.
 
     `settings` replace those of the config. `draft` is used where the config drafts with a model,
-    `costs` where the decoder takes some and the config leaves them open. `pool` is the state of a
+    `costs` where the decoder takes some and the config leaves them open. A `pool` is the state of a
     drafter, which several decoders may start from.
 
     Raises `ValueError` for an unknown name or setting, with the nearest match, for a value of the
@@ -137,10 +146,8 @@ def make_decoder(
     if wants_costs(config):
         config.pop("costs", None)
         objects["costs"] = costs
-    if pool is None and isinstance(config.get("pool"), Mapping):
-        pool = config["pool"]
-    if pool is not None:
-        objects["pool"] = pool
+    if config.get("pool") is not None:
+        objects["pool"] = config["pool"]
     values = {key: value for key, value in config.items() if key not in OBJECTS}
     return instantiate(values, what, **objects)
 
@@ -158,11 +165,21 @@ def decoder_factories(
     """
     check_decoders(configs)
     factories: dict[str, DecoderFactory] = {}
-    for name, config in configs.items():
-        pool = None
-        if config.get("pool"):
-            empty = make_decoder({**config, "pool": None, "pool_state": "cold"}, draft)
-            pool = load_state(empty, config["pool"], tokenizer_id=vocab.fingerprint(tokenizer))
-        factories[name] = partial(make_decoder, config, draft, costs=costs, pool=pool)
+    for name, config in with_pools(configs, draft, tokenizer).items():
+        factories[name] = partial(make_decoder, config, draft, costs=costs)
         factories[name]()
     return factories
+
+
+def with_pools(
+    configs: Mapping[str, Mapping], draft: CachedModel | None, tokenizer=None
+) -> dict[str, Mapping]:
+    """Return configs in which the state of a `pool` takes the place of its file's name."""
+    found: dict[str, Mapping] = {}
+    for name, config in configs.items():
+        found[name] = config
+        if isinstance(config.get("pool"), str):
+            empty = make_decoder({**config, "pool": None, "pool_state": "cold"}, draft)
+            state = load_state(empty, config["pool"], tokenizer_id=vocab.fingerprint(tokenizer))
+            found[name] = {**config, "pool": state}
+    return found

@@ -10,8 +10,7 @@ import pytest
 from composing import CONF, ROOT, composed, names
 from hydra.errors import HydraException
 
-from ouroboros.cli import arguments
-from ouroboros.cli.command_line import COMMANDS, HYDRA
+from ouroboros.cli.main import COMMANDS, HYDRA, parser_of
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "hub/README.md")),
@@ -50,9 +49,9 @@ def accept(words: list[str]) -> None:
     command, rest = words[0], [word for word in words[1:] if word != "--json"]
     if command in HYDRA:
         own = [word for word in rest if "=" in word and not word.startswith(OUTSIDE)]
-        composed(*(first_of(word) for word in own if "${" not in word), name=HYDRA[command][1])
+        composed(*(first_of(word) for word in own if "${" not in word), name=HYDRA[command])
         return
-    known = getattr(arguments, command)().format_help()
+    known = parser_of(command).format_help()
     for word in rest:
         assert not word.startswith("--") or word.partition("=")[0] in known, f"{command} {word}"
 

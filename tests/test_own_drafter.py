@@ -11,7 +11,7 @@ import pytest
 from composing import ROOT
 from hydra.core.global_hydra import GlobalHydra
 
-from ouroboros.cli import command_line
+from ouroboros.cli.main import main
 
 TEXT = (ROOT / "docs" / "own_drafter.md").read_text("utf-8")
 
@@ -38,7 +38,7 @@ def test_the_documents_code_runs(tmp_path, monkeypatch, capsys):
         assert program == "ouroboros"
         monkeypatch.setattr(sys, "argv", ["ouroboros"])
         GlobalHydra.instance().clear()
-        ended = command_line.main(rest)
+        ended = main(rest)
         assert not ended, capsys.readouterr().err
         documents[rest[0]] = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert documents["bench"]["decoders"]["mine"]["acceptance_length"] > 1

@@ -1,8 +1,5 @@
-"""The commands: one file each; they parse, call the library, and print."""
+"""The commands: they parse, call the library, and print.
 
-from pathlib import Path
-
-from ouroboros import conf
-
-CONF = str(Path(conf.__file__).parent)
-"""The folder of configs, the same in a checkout and in an installed package."""
+A command is the function of its name in the module of its name. It takes its options and returns
+its exit code and a document for programs, which `main` prints as the last line.
+"""

@@ -9,14 +9,14 @@ from __future__ import annotations
 import argparse
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 
 import torch
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
-from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from transformers.utils.logging import disable_progress_bar
 
@@ -29,18 +29,23 @@ from ouroboros.bench.run.pair import load_pair
 from ouroboros.bench.run.prompts import prompt_ids
 from ouroboros.bench.run.run import measured_or_named
 from ouroboros.bench.tasks.task import Example
-from ouroboros.cli.configs import composed
+from ouroboros.cli.common import composed
 from ouroboros.decode import Drafter, DrafterCapabilities, stream
 from ouroboros.decoders import decoder_factories, wants_costs
 from ouroboros.engine.model import CachedModel
 from ouroboros.trace import first_mismatch
 
 WARM_UP_TOKENS = 16
-OWN = ("target", "correction", "bonus")  # sources of the target's own tokens
+DRAFTED = {
+    source: mark.colour
+    for source, (mark, _) in SOURCES.items()
+    if source not in ("target", "correction", "bonus")
+}
+"""The colours of tokens that are not the target's own."""
 CONTROL = re.compile(r"[^\S\n\t ]|[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 GAP = 3  # columns between two texts
 Piece = tuple[str, str]
-"""Text, and the source of its last token: one of `StepRecord.sources`."""
+"""Text, and the source of its last token: one of `StepRecord.sources`, or "given"."""
 
 
 class Runner:
@@ -54,20 +59,24 @@ class Runner:
         self.tokens: list[int] = []
         self.pieces: list[Piece] = []
         self.calls, self.seconds, self.done = 0, 0.0, False
-        self._text_of = text_stream(target.tokenizer.backend_tokenizer, prompt)
+        self._tokenizer = target.tokenizer.backend_tokenizer
+        self._text = DecodeStream(ids=list(prompt), skip_special_tokens=True)
         self._traces = stream(target, drafter, prompt, **options)
 
     def step(self) -> list[Piece]:
-        """Take one step of decoding; return the text that it added, [] at the end."""
+        """Take one step of decoding; return the text that it added, [] at the end.
+
+        The text of a token that ends inside a character is "", of the next the whole character.
+        """
         started = time.perf_counter()
         trace = next(self._traces, None)
         self.seconds += time.perf_counter() - started
         self.done = trace is None
         if trace is None or not trace.steps:
             return []
-        fresh = trace.new_tokens[len(self.tokens) :]
-        sources = trace.steps[-1].sources
-        added = [(self._text_of(t), source) for t, source in zip(fresh, sources, strict=True)]
+        fresh, sources = trace.new_tokens[len(self.tokens) :], trace.steps[-1].sources
+        texts = [self._text.step(self._tokenizer, token) or "" for token in fresh]
+        added = list(zip(texts, sources, strict=True))
         self.tokens += fresh
         self.pieces += added
         self.calls += 1
@@ -83,51 +92,46 @@ class Runner:
         )
 
 
-def text_stream(tokenizer: Tokenizer, prompt: Iterable[int]) -> Callable[[int], str]:
-    """Return a function of each next token that returns the text which is certain now.
-
-    A token that ends inside a character gives "", the one that completes it the whole character;
-    special tokens give "".
-    """
-    decoder = DecodeStream(skip_special_tokens=True)
-
-    def text_of(token: int) -> str:
-        return decoder.step(tokenizer, token) or ""
-
-    for token in prompt:
-        text_of(token)
-    return text_of
-
-
-def generate(options: argparse.Namespace) -> int:
-    """Run the command; return 0, or 130 where Ctrl-C ended it."""
+def generate(options: argparse.Namespace) -> tuple[int, None]:
+    """Decode the prompt, for a race by greedy decoding too; show the texts as they grow."""
     names = dict.fromkeys([PLAIN, options.decoder] if options.race else [options.decoder])
     overrides = [f"decoder=[{','.join(names)}]", f"max_new={options.max_new}"]
     overrides += [f"temperature={options.temperature}", f"seed={options.seed}"]
     overrides += ["model=hf"] if options.target or options.draft else []
-    for role in ("target", "draft"):
-        if name := getattr(options, role):
-            overrides.append(f"model.{role}='{name}'")
+    roles = {"target": options.target, "draft": options.draft}
+    overrides += [f"model.{role}='{name}'" for role, name in roles.items() if name]
     config = RunConfig.from_mapping(composed([*overrides, *options.overrides]))
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    console = Console(highlight=False)
+    torch.set_num_threads(config.threads or torch.get_num_threads())
+    console, prompt = Console(highlight=False), (options.prompt, "given")
     disable_progress_bar()
     with console.status("loading"):
         runners = load_runners(config, options.prompt)
-    interrupted = False
+    race, interrupted = len(runners) > 1, False
+    live = None
+    if race and console.is_terminal:
+        live = Live(console=console, auto_refresh=False, transient=True)
+        write(console, [prompt, ("\n", "")])
+    unwritten = [prompt]
     try:
-        if len(runners) > 1:
-            race(runners, console, options.prompt)
-        else:
-            write(console, runners[0].step(), options.prompt)
-            while not runners[0].done:
-                write(console, runners[0].step())
-            console.file.write("\n\n")
+        with live or nullcontext():
+            for added in turns(runners):
+                if live:
+                    live.update(columns(runners, console, whole=False), refresh=True)
+                elif not race:
+                    write(console, [*unwritten, *added])
+                    unwritten = []
     except KeyboardInterrupt:
         interrupted = True
+    if live:
+        console.print(columns(runners, console, whole=True), "")
+    elif race:
+        for runner in runners:
+            console.file.write(f"== {runner.name}\n")
+            write(console, [prompt, *runner.pieces, ("\n\n", "")])
+    else:
+        console.file.write("\n\n")
     console.print(*closing_lines(runners, console), sep="\n", soft_wrap=True)
-    return 130 if interrupted else 0
+    return 130 if interrupted else 0, None
 
 
 def load_runners(config: RunConfig, prompt: str) -> list[Runner]:
@@ -149,61 +153,41 @@ def load_runners(config: RunConfig, prompt: str) -> list[Runner]:
     for name, factory in factories.items():
         if runners:  # the same weights, with a cache of their own
             how: dict = {"engine": config.model.engine, "exact": config.model.exact}
-            longest = target.max_len
-            target = CachedModel(target.model, tokenizer=tokenizer, max_len=longest, **how)
+            how |= {"tokenizer": tokenizer, "max_len": target.max_len}
+            target = CachedModel(target.model, **how)
         first, drafter = factory(), factory()
         if not isinstance(first, Drafter) or not isinstance(drafter, Drafter):
             raise ValueError(f"{name} runs on another engine: choose another decoder")
-        models = [m for m in (target, DrafterCapabilities.of(drafter).draft) if m is not None]
-        for model in models:
-            model.prepare(len(ids) + max_new)
+        for model in (target, DrafterCapabilities.of(drafter).draft):
+            if model is not None:
+                model.prepare(len(ids) + max_new)
         for _ in stream(target, first, warm_up, max_new=WARM_UP_TOKENS, choose=choose):
             pass
         runners.append(Runner(name, target, drafter, ids, **options))
     return runners
 
 
-def race(runners: Sequence[Runner], console: Console, prompt: str) -> None:
-    """Show decoders side by side, live; where there is no terminal, one text after the other."""
-    if not console.is_terminal:
-        for _ in turns(runners):
-            pass
-        for runner in runners:
-            console.file.write(f"== {runner.name}\n")
-            write(console, runner.pieces, prompt)
-            console.file.write("\n\n")
-        return
-    console.print(prompt, style="dim", markup=False, soft_wrap=True)
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        for _ in turns(runners):
-            live.update(columns(runners, console, whole=False), refresh=True)
-    console.print(columns(runners, console, whole=True), "")
-
-
-def turns(runners: Sequence[Runner]) -> Iterator[None]:
-    """Step the runner with the least time on its own clock, until all are done."""
+def turns(runners: Sequence[Runner]) -> Iterator[list[Piece]]:
+    """Step the runner with the least time on its own clock, until all are done; yield the text that
+    each step added."""
     while left := [runner for runner in runners if not runner.done]:
-        min(left, key=lambda runner: runner.seconds).step()
-        yield
+        yield min(left, key=lambda runner: runner.seconds).step()
 
 
-def coloured(pieces: Iterable[Piece], prompt: str = "") -> Text:
-    """Return a dim prompt and pieces of text in their sources' colours; control characters, which
-    could change a terminal, become replacement characters."""
-    text = Text()
-    for piece, source in [(prompt, ""), *pieces]:
-        drafted = source in SOURCES and source not in OWN
-        style = SOURCES[source][0].colour if drafted else "" if source else "dim"
-        text.append(CONTROL.sub("\N{REPLACEMENT CHARACTER}", piece), style)
-    return text
+def coloured(pieces: Iterable[Piece]) -> Text:
+    """Return pieces of text in their sources' colours; control characters, which could change a
+    terminal, become replacement characters."""
+    styles = DRAFTED | {"given": "dim"}
+    shown = ((CONTROL.sub("\N{REPLACEMENT CHARACTER}", text), styles.get(s)) for text, s in pieces)
+    return Text().append_tokens(shown)
 
 
-def write(console: Console, pieces: Sequence[Piece], prompt: str = "") -> None:
+def write(console: Console, pieces: Sequence[Piece]) -> None:
     """Append text to what was written before."""
     if console.is_terminal:
-        console.print(coloured(pieces, prompt), end="", soft_wrap=True, highlight=False)
+        console.print(coloured(pieces), end="", soft_wrap=True, highlight=False)
     else:
-        console.file.write(prompt + "".join(piece for piece, _ in pieces))
+        console.file.write("".join(text for text, _ in pieces))
     console.file.flush()
 
 
@@ -226,11 +210,10 @@ def columns(runners: Sequence[Runner], console: Console, *, whole: bool) -> Tabl
 def closing_lines(runners: Sequence[Runner], console: Console) -> Iterator[Text | str]:
     """Yield the legend, the figures, and for a race whether the texts are the same."""
     if console.is_terminal:
-        seen = {source for runner in runners for _, source in runner.pieces}
         yield Text("plain: the target's own token")
-        for name in seen & SOURCES.keys() - {*OWN}:
-            mark, meaning = SOURCES[name]
-            yield Text(f"{name}: {meaning}", mark.colour)
+        seen = {source for runner in runners for _, source in runner.pieces}
+        for name in seen & DRAFTED.keys():
+            yield Text(f"{name}: {SOURCES[name][1]}", DRAFTED[name])
     dtype = runners[0].dtype
     yield from (f"{runner.name}: {', '.join(runner.figures())}, {dtype}" for runner in runners)
     if dtype not in ("float32", "float64"):

@@ -6,7 +6,7 @@ given, on the run's own); no decoder's own counts are used.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ from ouroboros.bench.report.gather import load, run_folders
 from ouroboros.bench.run.pair import PairSpec
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.costs import CostModel, Costs
-from ouroboros.tuning.advise import completed, cost_per_token, kind_of, recorded_evidence
+from ouroboros.decoders import kind_of
+from ouroboros.tuning.advise import cost_per_token
+from ouroboros.tuning.evidence import completed, recorded_evidence
 
 
 def check(
@@ -54,44 +56,37 @@ def check(
         model, live = CostModel(evidence.costs), completed(found.samples)
         texts = evidence.counts(PLAIN, {}, {})
         examples = list(dict.fromkeys(sample.example for sample in texts))
-        halves = set(examples[::2]), set(examples[1::2])
+        halves = examples[::2], examples[1::2]
         for name, config in decoders.items():
             if name == PLAIN or kind_of(config).startswith("hf"):
                 continue
-            plain, ours = texts, evidence.counts(name, config, {})
+            ours, base = evidence.counts(name, config, {}), texts
             if timing:
-                plain, ours = ([model.predict(one) for one in side] for side in (plain, ours))
-            real = live[PLAIN], live[name]
-            of = None if timing else model
-            predicted, measured = _value(plain, ours, of), _value(*real, of)
+                ours, base = ([model.predict(one) for one in side] for side in (ours, base))
+
+            def value(
+                side: Sequence[Sequence[Sample]], among: Sequence[str], model=model, timing=timing
+            ) -> float:
+                own, plain = ([s for s in one if s.example in among] for one in side)
+                if not timing:
+                    return 1.0 / (cost_per_token(own, model) or 1.0)
+                ratio = speedup(sample_frame(plain), sample_frame(own))
+                assert ratio is not None
+                return ratio.value
+
+            predicted, measured = (ours, base), (live[name], live[PLAIN])
             swapped = (halves, halves[::-1]) if halves[1] else ()
             row = {"run": path.name, "decoder": name, "kind": kind_of(config)}
-            row |= {"predicted": predicted, "measured": measured}
-            row |= {"error": predicted / measured - 1.0}
-            row["elsewhere"] = tuple(
-                _value(plain, ours, of, a) / _value(*real, of, b) - 1.0 for a, b in swapped
-            )
+            row |= {"predicted": value(predicted, examples), "measured": value(measured, examples)}
+            row["error"] = row["predicted"] / row["measured"] - 1.0
+            pairs = ((value(predicted, one), value(measured, other)) for one, other in swapped)
+            row["elsewhere"] = tuple(before / after - 1.0 for before, after in pairs)
             rows.append(row)
     runs = f"{len(folders)} runs, the first: " if len(folders) > 1 else ""
     source = "Costs measured apart" if costs else "Costs of the runs themselves"
     about = f"{runs}{titles[0]}. {source if timed else 'Counts alone'}."
     what = "speedup over greedy" if timed else "tokens for what a target call costs"
     return pd.DataFrame(rows), what, about
-
-
-def _value(
-    plain: Sequence[Sample],
-    ours: Sequence[Sample],
-    model: CostModel | None,
-    examples: Collection[str] = (),
-) -> float:
-    """Return the speedup on some examples (all without any); with a model, tokens per cost."""
-    plain, ours = ([s for s in o if not examples or s.example in examples] for o in (plain, ours))
-    if model:
-        return 1.0 / (cost_per_token(ours, model) or 1.0)
-    ratio = speedup(sample_frame(plain), sample_frame(ours))
-    assert ratio is not None
-    return ratio.value
 
 
 def accuracy(points: pd.DataFrame) -> pd.DataFrame:

@@ -101,20 +101,21 @@ def fits(
     limit = position_limit(target.get_text_config()) if Path(place).is_dir() else 1 << 30
     positions = min(limit, max_len or limit)
     document: dict = {"free_gb": memory.free_bytes / 1e9, "device": memory.device}
-    rows = []
+    table = pd.DataFrame(
+        index=["weights", "GB (target + draft)", "KV cache, KB/token", "longest context"]
+    )
     for kind in ("as is", "int8"):
         sizes = {
             r: footprint_of(configs[r], d, int8=kind == "int8") for r, (_, d) in models.items()
         }
+        longest = longest_context(sizes, memory.free_bytes)
         gb = {role: own.weight_bytes / 1e9 for role, own in sizes.items()}
         kv = {role: own.kv_bytes_per_token for role, own in sizes.items()}
-        longest = longest_context(sizes, memory.free_bytes)
         document[kind] = {"weights_gb": gb, "kv_bytes_per_token": kv}
         document[kind] |= {"longest_context": longest, "positions": positions}
         context = f"{longest}, by memory" if longest else "the weights do not fit"
         if longest >= positions:
             context = f"{positions}, the model's (memory: {longest})"
-        weights, cache = " + ".join(map("{:.2f}".format, gb.values())), sum(kv.values()) / 1e3
-        rows.append((kind, weights, f"{cache:.1f}", context))
-    columns = ["weights", "GB (target + draft)", "KV cache, KB/token", "longest context"]
-    return document, pd.DataFrame(rows, columns=columns)
+        weights = " + ".join(map("{:.2f}".format, gb.values()))
+        table[kind] = kind, weights, f"{sum(kv.values()) / 1e3:.1f}", context
+    return document, table.T

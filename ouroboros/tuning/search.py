@@ -6,20 +6,18 @@ import json
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ouroboros import conf
+from ouroboros.conf import FOLDER
 
-Settings = Mapping[str, Any]
 Space = Mapping[str, Sequence]
 """The values that a search may try for each setting."""
 
 SPACES: dict[str, dict[str, list]] = {
     path.stem: yaml.safe_load(path.read_text("utf-8"))
-    for path in sorted((Path(conf.__file__).parent / "tune").glob("*.yaml"))
+    for path in sorted((FOLDER / "tune").glob("*.yaml"))
 }
 """The space of each decoder: conf/tune."""
 
@@ -28,8 +26,8 @@ def search(
     score: Callable[[dict], float],
     space: Space,
     *,
-    start: Settings | None = None,
-    configured: Settings | None = None,
+    start: Mapping[str, Any] | None = None,
+    configured: Mapping[str, Any] | None = None,
     rounds: int | None = None,
 ) -> dict:
     """Return the settings of the highest score that a coordinate search finds.

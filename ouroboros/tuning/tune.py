@@ -21,8 +21,9 @@ from ouroboros.bench.run.folder import ResultsFolder, read_lines
 from ouroboros.bench.run.identity import identity, sources_hash
 from ouroboros.bench.run.loop import Bench
 from ouroboros.costs import CostModel, Costs
-from ouroboros.tuning.advise import Evidence, cost_per_token, measured_evidence
-from ouroboros.tuning.search import SPACES, Settings, random_settings, search
+from ouroboros.tuning.advise import cost_per_token
+from ouroboros.tuning.evidence import Evidence, Settings, measured_evidence
+from ouroboros.tuning.search import SPACES, random_settings, search
 
 FINALISTS = 3
 SEARCHES = "searches.jsonl"
@@ -31,9 +32,7 @@ SEARCHES = "searches.jsonl"
 def record(bench: Bench, costs: Costs) -> Evidence:
     """Record greedy's texts of a bench's prompts, on which decoders are to be tuned."""
     greedy = {"greedy": {"_target_": "ouroboros.baselines.Greedy"}}
-    found = measured_evidence(bench, greedy, costs=costs)
-    dtype = str(bench.target.dtype).removeprefix("torch.")
-    return replace(found, recorded=replace(found.recorded, dtype=dtype), rates=None, bench=bench)
+    return replace(measured_evidence(bench, greedy, costs=costs), rates=None, bench=bench)
 
 
 @dataclass
@@ -61,7 +60,7 @@ class Machine:
         self.tried.setdefault(decoder, set()).add(json.dumps(full, sort_keys=True))
         found = []
         for evidence in on:
-            own = replace(evidence, costs=self.costs, decision_costs=self.costs)
+            own = replace(evidence, costs=self.costs, decision_costs=None)
             found.append(speed(own.counts(decoder, self.decoders[decoder], full), self.costs))
         return float(gmean(found)) if min(found) > 0 else 0.0
 
@@ -114,39 +113,38 @@ def tune(
     `results` and skipped when the same search is run again; `about` (JSON values) identifies what
     they share.
     """
-    few = [
-        replace(one, recorded=replace(one.recorded, runs=one.recorded.runs[:first]), counted={})
-        for one in on
-    ]
+    cut = [replace(one.recorded, runs=one.recorded.runs[:first]) for one in on]
+    few = [replace(one, recorded=own, counted={}) for one, own in zip(on, cut, strict=True)]
     texts = [(asdict(one.recorded.sampling), [r.tokens for r in one.recorded.runs]) for one in on]
-    of = identity(sources_hash(), texts, about, SPACES)
-    jobs = [(name, machine) for name in names for machine in machines]
-    best: dict[tuple[str, str], dict] = {}
-    folder = ResultsFolder(results)
-    with folder.locked(SEARCHES):
+    of, folder = identity(sources_hash(), texts, about, SPACES), ResultsFolder(results)
+    found: dict[str, list[dict]] = {name: [] for name in names}  # of each machine
+    with folder.locked(SEARCHES), tqdm(total=len(names) * len(machines), desc="searches") as bar:
         done = {row["key"]: row for row in read_lines(results / SEARCHES)}
-        for name, machine in tqdm(jobs, desc="searches", unit="search"):
-            own = asdict(machine.costs), dict(machine.decoders[name])
-            key = identity(of, trials, first, seed, name, *own)
-            if key not in done:
-                drawn = random_settings(SPACES[name], trials, f"{seed}-{name}")
-                found = machine.best(name, drawn, few, on)
-                done[key] = {"key": key, "settings": found, "tried": sorted(machine.tried[name])}
-                folder.append(SEARCHES, done[key])
-            best[name, machine.name] = done[key]["settings"]
-            machine.tried.setdefault(name, set()).update(done[key]["tried"])
-    rows, top = [], {}
-    for name, machine in jobs:
-        candidates = (best[name, other.name] for other in machines)
-        top[name, machine.name] = max(candidates, key=partial(machine.rate, name, on=on))
-    for name, machine in jobs:
-        rates = {m.name: machine.rate(name, top[name, m.name], on) for m in machines}
-        highest, configured = rates.pop(machine.name), machine.rate(name, {}, on)
-        row: dict = {"decoder": name, "costs": machine.name}
-        row |= {"configured": round(configured, 3), "best found": round(highest, 3)}
-        for what, rate in {"regret": configured, **rates}.items():
-            column = what if what == "regret" else f"best by {what}"
-            row[column] = f"{100 * (1 - rate / highest):.1f} %" if highest else "-"
-        row |= {"settings tried": len(machine.tried[name])}
-        rows.append(row | {"settings": machine.full(name, top[name, machine.name])})
-    return pd.DataFrame(rows), {n: {m.name: top[n, m.name] for m in machines} for n in names}
+        for name in names:
+            drawn = random_settings(SPACES[name], trials, f"{seed}-{name}")
+            for machine in machines:
+                own = asdict(machine.costs), dict(machine.decoders[name])
+                key = identity(of, trials, first, seed, name, *own)
+                if key not in done:
+                    top = machine.best(name, drawn, few, on)
+                    done[key] = {"key": key, "settings": top, "tried": sorted(machine.tried[name])}
+                    folder.append(SEARCHES, done[key])
+                found[name].append(done[key]["settings"])
+                machine.tried.setdefault(name, set()).update(done[key]["tried"])
+                bar.update()
+    rows, tops = [], {}
+    for name in names:
+        rates = [partial(machine.rate, name, on=on) for machine in machines]
+        best = [max(found[name], key=rate) for rate in rates]
+        tops[name] = {machine.name: own for machine, own in zip(machines, best, strict=True)}
+        for machine, rate, settings in zip(machines, rates, best, strict=True):
+            highest, configured = rate(settings), rate({})
+            row: dict = {"decoder": name, "costs": machine.name}
+            row |= {"configured": round(configured, 3), "best found": round(highest, 3)}
+            others = {m: rate(own) for m, own in tops[name].items() if m != machine.name}
+            for what, value in {"regret": configured, **others}.items():
+                column = what if what == "regret" else f"best by {what}"
+                row[column] = f"{100 * (1 - value / highest):.1f} %" if highest else "-"
+            row |= {"settings tried": len(machine.tried[name])}
+            rows.append(row | {"settings": machine.full(name, settings)})
+    return pd.DataFrame(rows), tops

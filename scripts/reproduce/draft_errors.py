@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pandas as pd
 from agreement import REFERENCE
+from ouroboros.conf import FOLDER
 
 from ouroboros.bench.replay.simulated_draft import CHOICES, NOWHERE, DraftErrorModel, repeats
 from ouroboros.bench.run.loop import eos_ids
 from ouroboros.bench.run.pair import load_pair
 from ouroboros.bench.tasks.prompts import Prompts
-from ouroboros.cli import CONF
 from ouroboros.decode import RootOnly, decode
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import argmax
@@ -89,7 +89,7 @@ def measured_errors(
 def main(path: Path) -> None:
     pair = load_pair(REFERENCE, with_draft=True)
     assert pair.draft is not None
-    task = Prompts(path=str(Path(CONF, "task", "development.jsonl")))
+    task = Prompts(path=str(FOLDER / "task" / "development.jsonl"))
     prompts = [pair.target.tokenizer(one.prompt).input_ids for one in task.load()[:30:3]]
     about = {"pair": "the reference pair", "dtype": REFERENCE.dtype, "task": "development.jsonl"}
     models, eos = (pair.target, pair.draft), eos_ids(pair.target)

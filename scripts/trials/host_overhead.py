@@ -31,7 +31,7 @@ import ouroboros
 from ouroboros.bench.replay.scripted import Drafting, ScriptedModel
 from ouroboros.bench.run.folder import load_costs
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
-from ouroboros.cli.configs import composed
+from ouroboros.cli.common import composed
 from ouroboros.costs import UNTIMED
 from ouroboros.decode import Drafter, stream
 from ouroboros.decoders import decoder_factories

@@ -10,7 +10,7 @@ import pytest
 from bench_models import tiny_pair
 from hydra.core.global_hydra import GlobalHydra
 
-from ouroboros.cli import command_line
+from ouroboros.cli.main import main
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def call(saved_pair, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]
         GlobalHydra.instance().clear()
         capsys.readouterr()
         try:
-            code = command_line.main([name, *(own if pair else ()), *overrides]) or 0
+            code = main([name, *(own if pair else ()), *overrides]) or 0
         except SystemExit as ended:
             code = ended.code
         captured = capsys.readouterr()

@@ -123,7 +123,7 @@ def test_the_worth_of_wider_trees_on_several_devices(call, run_advise, saved_pai
     asked = "scaling=widths", "costs=epyc", "results_dir=worth", "devices=[1,2]"
     code, out, document, err = run_advise(*asked)
     assert code == 0, err
-    assert "predicted by epyc, 0.05 ms a message" in out
+    assert "Predicted by epyc, 0.05 ms a message" in out
     own = document["scaling"]
     assert len(own["widths"]) == 1 and {one["devices"] for one in own["predicted"]} == {1, 2}
     assert (saved_pair / "worth" / "scaling.md").exists()

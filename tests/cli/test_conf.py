@@ -16,8 +16,7 @@ from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import settings
 from ouroboros.bench.run.pair import Pair, PairSpec, load_draft, load_pair
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.cli import configs
-from ouroboros.cli import errors as asking
+from ouroboros.cli import common
 from ouroboros.decoders import check_decoders, decoder_factories
 from ouroboros.drafters.pool import save_state
 from ouroboros.instantiate import find_class
@@ -99,15 +98,15 @@ def test_every_experiment_is_a_run(name):
 
 
 def test_decoders_that_an_experiment_sets_may_be_left_out(capsys):
-    config = configs.composed(["experiment=cpu_float32", "decoder=[greedy,suffix_hybrid]"])
+    config = common.composed(["experiment=cpu_float32", "decoder=[greedy,suffix_hybrid]"])
     assert list(config["decoder"]) == ["greedy", "suffix_hybrid"]
     assert config["decoder"]["suffix_hybrid"]["gamma"] == 6
     said = capsys.readouterr().err
     assert said.endswith("left out: speculative, lookahead, prompt_lookup\n")
-    configs.composed(["experiment=cpu_float32"])
+    common.composed(["experiment=cpu_float32"])
     assert not capsys.readouterr().err
     with pytest.raises(ValueError, match=r"there is no decoder 'lookahed' .did you mean lookahead"):
-        configs.composed(["decoder=[greedy]", "++decoder.lookahed.window_size=3"])
+        common.composed(["decoder=[greedy]", "++decoder.lookahed.window_size=3"])
 
 
 def test_the_published_settings():
@@ -252,7 +251,7 @@ def test_parts_of_one_run_are_joined_by_the_report(run_bench, saved_pair):
 def test_a_mistyped_name_is_told_with_those_there_are(override, says):
     with pytest.raises(HydraException) as error:
         composed(override)
-    assert says in asking.one_line(error.value)
+    assert says in common.one_line(error.value)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ouroboros.cli import command_line
+from ouroboros.cli import main as door
 
 SHORT = ["task=prompts", "task.path=one.jsonl", "max_new=4", "threads=1"]
 DRAFTING = "decoder=[greedy,speculative]"
@@ -121,7 +121,7 @@ def test_a_command_s_own_mistakes(fails, name, argv, says):
     assert says in fails(name, *argv, *own)
 
 
-@pytest.mark.parametrize("name", command_line.COMMANDS)
+@pytest.mark.parametrize("name", door.COMMANDS)
 def test_a_full_disk_and_ctrl_c_are_one_line(call, monkeypatch, name):
     argv = COMMANDS.get(name, lambda: ["x"])()
     for error, code, says in (
@@ -129,9 +129,9 @@ def test_a_full_disk_and_ctrl_c_are_one_line(call, monkeypatch, name):
         (KeyboardInterrupt(), 130, "interrupted: what was written is kept"),
     ):
 
-        def broken(*args, error=error):
+        def broken(*args, error=error, **options):
             raise error
 
-        monkeypatch.setattr(command_line, "function", lambda name, broken=broken: broken)
+        monkeypatch.setattr(door, "run", broken)
         found, out, err = call(name, *argv, pair=False)
         assert (found, out) == (code, "") and err.count("\n") == 1 and says in err

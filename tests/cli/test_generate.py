@@ -2,6 +2,7 @@
 
 import io
 import sys
+from types import SimpleNamespace
 
 import pytest
 from bench_models import byte_tokenizer, tiny_pair
@@ -9,8 +10,9 @@ from hydra.core.global_hydra import GlobalHydra
 from rich.console import Console
 
 from ouroboros import argmax, decode
-from ouroboros.cli import arguments, command_line, generate
-from ouroboros.cli.generate import Runner, closing_lines, coloured, columns, text_stream, write
+from ouroboros.cli import generate
+from ouroboros.cli.generate import Runner, closing_lines, coloured, columns, write
+from ouroboros.cli.main import main, parser_of
 from ouroboros.decode import RootOnly
 
 
@@ -22,7 +24,7 @@ def told(saved_pair, monkeypatch, capsys):
     def call(*argv: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["ouroboros"])
         GlobalHydra.instance().clear()
-        return command_line.main(["generate", *argv, *pair]), *capsys.readouterr()
+        return main(["generate", *argv, *pair]), *capsys.readouterr()
 
     return call
 
@@ -33,14 +35,16 @@ def runner_of(name: str = "greedy", max_new: int = 12) -> Runner:
     return Runner(name, target, RootOnly(), prompt, max_new=max_new, eos=frozenset(), choose=argmax)
 
 
-def test_a_character_is_shown_when_it_is_whole():
+def test_a_character_is_shown_when_it_is_whole(monkeypatch):
     tokenizer = byte_tokenizer()
-    for text, cut, shown in (("ü🎉a", None, "ü🎉a"), ("a🎉", -1, "a")):
-        added = text_stream(tokenizer.backend_tokenizer, [])
-        ids = tokenizer(text, add_special_tokens=False).input_ids[:cut]
-        pieces = [added(token) for token in ids]
-        assert "".join(pieces) == shown, "no garbage where it ends inside a character"
-        assert pieces.count("") == len(ids) - len(shown)
+    ids = tokenizer("ü🎉a🎉", add_special_tokens=False).input_ids[:-1]
+    steps = [SimpleNamespace(sources=["draft"] * len(ids))]
+    trace = SimpleNamespace(new_tokens=ids, steps=steps)
+    monkeypatch.setattr(generate, "stream", lambda *args, **options: iter([trace]))
+    target = SimpleNamespace(tokenizer=tokenizer, dtype="torch.float32")
+    pieces = [text for text, _ in Runner("x", target, RootOnly(), []).step()]
+    assert "".join(pieces) == "ü🎉a", "no garbage where it ends inside a character"
+    assert pieces.count("") == len(ids) - 3
 
 
 def test_pieces_are_the_decoders_text_and_have_its_sources():
@@ -77,7 +81,7 @@ def test_a_terminal_gets_no_control_characters_and_a_file_the_text_as_it_is():
     assert "\x1b[31m" not in out.getvalue() and "\x07" not in out.getvalue()
     assert str(coloured([("\x1b", "draft")])) == "\N{REPLACEMENT CHARACTER}"
     out = io.StringIO()
-    write(Console(file=out, width=10), [("a\tlong line of text\n", "draft"), ("b", "target")], "p")
+    write(Console(file=out, width=10), [("pa\tlong line of text\n", "draft"), ("b", "target")])
     assert out.getvalue() == "pa\tlong line of text\nb"
 
 
@@ -121,7 +125,7 @@ def test_the_shipped_pair_runs_in_float32_unless_asked_otherwise(monkeypatch, ar
     )
     GlobalHydra.instance().clear()
     with pytest.raises(ZeroDivisionError):
-        generate.generate(arguments.generate().parse_intermixed_args(["a", *argv]))
+        generate.generate(parser_of("generate").parse_intermixed_args(["a", *argv]))
     assert seen[0].model.dtype == dtype
 
 

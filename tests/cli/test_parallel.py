@@ -19,7 +19,7 @@ from tqdm import tqdm
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.pair import Pair, PairSpec
 from ouroboros.bench.run.parallel import call_cost, check_dtypes, on_own_device
-from ouroboros.cli import command_line
+from ouroboros.cli.main import main
 from ouroboros.costs import Surface
 from ouroboros.drafters.on_first_rank import OnFirstRank
 from ouroboros.drafters.ouroboros import Ouroboros
@@ -55,7 +55,7 @@ def process(arguments: list[str], place: Path):
             os.dup2(file.fileno(), 2)
             sys.argv, sys.stdout, sys.stderr = ["ouroboros"], file, file
             try:
-                code = command_line.main(arguments) or 0
+                code = main(arguments) or 0
             except SystemExit as ended:
                 code = ended.code
         return code, told.read_text()

@@ -13,7 +13,7 @@ from composing import ROOT
 from packaging.utils import canonicalize_name
 
 MIB = 1 << 20
-FIRST = ("ouroboros.cli.bench", "ouroboros.cli.command_line")
+FIRST = ("ouroboros.cli.bench", "ouroboros.cli.main")
 IMPORT_ALL = """
 import importlib, sys
 from importlib.machinery import PathFinder

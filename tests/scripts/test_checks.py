@@ -16,7 +16,7 @@ from tiny import llama
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.run import run
-from ouroboros.cli.configs import composed
+from ouroboros.cli.common import composed
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import Sampler, argmax
 

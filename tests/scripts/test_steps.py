@@ -10,7 +10,7 @@ import tarfile
 import pytest
 from composing import ROOT, composed
 
-from ouroboros.cli.command_line import COMMANDS
+from ouroboros.cli.main import COMMANDS
 
 SHARED = ("all", "common")
 REPRODUCE, GPU = (

@@ -209,7 +209,7 @@ def sources_hash() -> str:
     A published figure is stale when its run recorded another hash.
     """
     files = [(str(path), content_hash(ROOT / path)) for path in code_files()]
-    decoders = sorted(Path(conf.__file__).parent.glob("decoder/*.yaml"))
+    decoders = sorted(conf.FOLDER.glob("decoder/*.yaml"))
     return identity(files, [yaml.safe_load(path.read_text("utf-8")) for path in decoders])
 
 

@@ -192,7 +192,7 @@ def code_of(completion: str, stop: Sequence[str], *, fenced: bool) -> str:
 def found_path(path: str) -> Path:
     """Return a file or folder; of a path below conf/ that is not here, the installed one."""
     here = Path(path)
-    shipped = Path(conf.__file__).parent.joinpath(*here.parts[1:])
+    shipped = conf.FOLDER.joinpath(*here.parts[1:])
     return shipped if here.parts[:1] == ("conf",) and not here.exists() else here
 
 

@@ -14,7 +14,7 @@ from measured import RUN, greedy_and_fast, measured, sample, step, write_run
 from ouroboros.bench.report.gather import load, merge, run_folders
 from ouroboros.bench.report.report import labels, sections, summarised, swept
 from ouroboros.bench.report.spec_bench import answers
-from ouroboros.cli import command_line
+from ouroboros.cli.main import main
 from ouroboros.cli.report import gather
 from ouroboros.costs import CostModel, Costs
 
@@ -28,7 +28,7 @@ def write(path, **facts):
 
 
 def report(*arguments):
-    return command_line.main(["report", *map(str, arguments)])
+    return main(["report", *map(str, arguments)])
 
 
 def sweep(path, values=(2, 4, 8), **facts):
@@ -246,7 +246,8 @@ def test_damaged_folders_are_named_and_the_others_reported(tmp_path, capsys):
     for name in ("scores.jsonl", "audit.jsonl", "trees.jsonl", "costs.json"):
         write(tmp_path / f"torn_{name}")
         (tmp_path / f"torn_{name}" / name).write_text('{"key": ["a"], "steps": [1], "target": 3}\n')
-    loaded, failures = gather([tmp_path])
+    failures: list[str] = []
+    loaded = gather([tmp_path], lambda error: failures.append(str(error)))
     names = {one.folders[0].name for one in loaded}
     assert "good" in names and len(loaded) + len(failures) == 125
     assert not any(name.startswith("torn") for name in names)

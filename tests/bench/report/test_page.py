@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from ouroboros.bench.report.gather import load
 from ouroboros.bench.report.viewer import LETTERS, find_tokenizer, splitter, viewer_run
 from ouroboros.bench.run.pair import PACKAGE
-from ouroboros.cli import command_line
+from ouroboros.cli.main import main
 
 PAIR = {**RUN["model"], "target": "reference/target"}
 
@@ -20,7 +20,7 @@ def test_a_page_holds_everything_and_loads_nothing(tmp_path):
     greedy, fast = greedy_and_fast()
     failed = sample("<b>", "fast", [], error="ValueError: </script>", wall_s=0.0, ttft_s=None)
     write_run(tmp_path / "main", {**RUN, "model": PAIR}, [*greedy, *fast, failed])
-    assert command_line.main(["report", str(tmp_path / "main")]) == 0
+    assert main(["report", str(tmp_path / "main")]) == 0
     page = (tmp_path / "main" / "report" / "report.html").read_text()
     assert not re.search(r"https?://|<link|<script src|@import|url\((?!#)", page)
     assert page.count("</script>") == 2 and page.count("<figcaption>") == 5

@@ -183,9 +183,9 @@ def test_too_large_a_model_is_not_judged_where_it_differs(pair, tmp_path, monkey
 
 
 @pytest.mark.parametrize(("bug", "code"), [(None, 0), ("another token", 1)])
-def test_the_commands_exit_code(pair, tmp_path, monkeypatch, capsys, bug, code):
+def test_the_commands_exit_code(pair, tmp_path, monkeypatch, bug, code):
     def by_command(folder):
-        return command.audit(Namespace(folder=folder.path, overrides=[], json=True))
+        return command.audit(Namespace(folder=folder.path, overrides=[]))
 
     job, report = job_of(pair), SimpleNamespace(facts=SimpleNamespace(title="a title"))
     folder = run(job, tmp_path)
@@ -193,10 +193,13 @@ def test_the_commands_exit_code(pair, tmp_path, monkeypatch, capsys, bug, code):
         tamper(folder, "ouroboros", BUGS[bug])
     monkeypatch.setattr(command, "rebuild", lambda config, overrides: job)
     monkeypatch.setattr(command, "make_report", lambda folder: report)
-    assert by_command(folder) == code
-    document = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert document["bugs"] == (2 if code else 0) and (tmp_path / "audit.md").exists()
+    found, document = by_command(folder)
+    assert (
+        found == code
+        and document["bugs"] == (2 if code else 0)
+        and (tmp_path / "audit.md").exists()
+    )
     tamper(folder, "greedy", BUGS["missing"])
-    assert by_command(folder) == 1
+    assert by_command(folder)[0] == 1
     monkeypatch.setattr(auditing, "BYTES_PER_WEIGHT", 10**12)
-    assert by_command(run(job, tmp_path / "clean")) == 2
+    assert by_command(run(job, tmp_path / "clean"))[0] == 2

@@ -20,7 +20,6 @@ from ouroboros.bench.run.pair import PairSpec, load_pair
 from ouroboros.bench.run.run import rebuild, run
 from ouroboros.bench.tasks import sandbox
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.cli import command_line
 
 
 def config(saved, **changes) -> RunConfig:
@@ -142,23 +141,6 @@ def test_damaged_costs_are_one_line_with_the_remedy(tmp_path, text):
     with pytest.raises(ValueError, match=r"costs\.json") as refusal:
         load_costs(str(path))
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "says"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full: free some"),
-        (KeyboardInterrupt(), 130, "interrupted: what was written is kept; rerun with the same"),
-    ],
-)
-def test_a_full_disk_and_ctrl_c_are_one_line_each(monkeypatch, capsys, error, code, says):
-    def command(*arguments):
-        raise error
-
-    monkeypatch.setattr(command_line, "function", lambda name: command)
-    assert command_line.main(["report", "results"]) == code
-    told = capsys.readouterr().err
-    assert told.startswith(says) and told.count("\n") == 1
 
 
 def test_a_full_disk_loses_no_sample_and_the_run_resumes(pair, tmp_path, monkeypatch):

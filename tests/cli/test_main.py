@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from composing import composed
@@ -12,17 +13,10 @@ from omegaconf import OmegaConf
 
 import ouroboros
 from ouroboros.bench.run.run import short_path
-from ouroboros.cli import command_line
-from ouroboros.cli.output import print_document
+from ouroboros.cli import main as door
+from ouroboros.cli.main import COMMANDS, HYDRA
 from ouroboros.instantiate import find_class
 
-CONFIGS = {
-    "bench": "config",
-    "profile": "profiling",
-    "replay": "replay",
-    "advise": "advise",
-}
-"""Commands with Hydra's syntax, and their configs."""
 OPTION = re.compile(r"^  ([\w.]+)=(\S+)(  |$)", re.M)
 
 
@@ -36,7 +30,7 @@ def told(monkeypatch, capsys):
         GlobalHydra.instance().clear()
         monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
         try:
-            code: object = command_line.main(argv)
+            code: object = door.main(argv)
         except SystemExit as ended:
             code = ended.code
         return code, *capsys.readouterr()
@@ -44,7 +38,7 @@ def told(monkeypatch, capsys):
     return call
 
 
-@pytest.mark.parametrize("name", [None, *command_line.COMMANDS])
+@pytest.mark.parametrize("name", [None, *COMMANDS])
 def test_help_fits_on_80_columns(told, name):
     code, text, _ = told(*([name] if name else []), "--help")
     assert not code and "ouroboros" in text
@@ -52,10 +46,10 @@ def test_help_fits_on_80_columns(told, name):
     assert len(text.splitlines()) < 50
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", HYDRA)
 def test_help_tells_the_defaults_there_are(told, name):
     _, text, _ = told(name, "--help")
-    config = OmegaConf.create(composed(name=CONFIGS[name]))
+    config = OmegaConf.create(composed(name=HYDRA[name]))
     groups = {"model": "reference", "task": "humaneval", "shapes": "full"}
     options = {key: value for key, value, _ in OPTION.findall(text)}
     assert len(options) > 4
@@ -68,7 +62,7 @@ def test_help_tells_the_defaults_there_are(told, name):
 @pytest.mark.parametrize("argv", [["--help"], ["report", "--help"], ["bench", "--help"]])
 def test_help_does_not_wait_for_torch(argv):
     code = (
-        f"import sys; from ouroboros.cli.command_line import main\ntry: main({argv})\n"
+        f"import sys; from ouroboros.cli.main import main\ntry: main({argv})\n"
         "except SystemExit: pass\n"
         "slow = {'torch', 'transformers', 'pandas', 'matplotlib', 'numba', 'scipy'}\n"
         "assert not slow & set(sys.modules), slow & set(sys.modules)"
@@ -89,7 +83,7 @@ def test_a_path_is_shown_from_here_down_or_in_full(tmp_path, monkeypatch):
 def test_the_command_gets_the_rest_as_it_is(told, monkeypatch):
     assert told("--version")[1] == f"ouroboros {ouroboros.__version__}\n"
     seen = []
-    monkeypatch.setattr(command_line, "run", lambda *args: seen.append(args))
+    monkeypatch.setattr(door, "run_hydra", lambda *args: seen.append(args))
     rest = ["-m", "decoder.ouroboros.gamma=4,6", "--cfg", "job", "x=y", "--json"]
     told("bench", *rest)
     assert seen == [("bench", rest)]
@@ -110,8 +104,10 @@ def test_an_unknown_command_or_launcher_is_told(told, argv, says):
 @pytest.mark.parametrize("as_json", [True, False])
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_document_is_for_programs(monkeypatch, capsys, as_json, terminal):
+    command = SimpleNamespace(bench=lambda options: (3, {"speedup": options}))
+    monkeypatch.setattr(door.importlib, "import_module", lambda name: command)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
-    print_document({"speedup": 2.0}, as_json)
+    assert door.run("bench", 2.0, as_json=as_json) == 3
     expected = '{"speedup": 2.0}\n' if as_json or not terminal else ""
     assert capsys.readouterr().out == expected
 
@@ -129,19 +125,15 @@ def test_a_missing_extra_is_one_line(told, monkeypatch):
 def test_a_package_that_refuses_is_one_line_in_its_own_words(capsys, monkeypatch):
     """As numba beside a newer NumPy: it is installed, so nothing else is claimed."""
 
-    def refused(*_):
+    def refused(*arguments, **options):
         raise ImportError("Numba needs NumPy 2.4 or less. Got NumPy 2.5.")
 
-    monkeypatch.setattr(command_line, "run", refused)
-    assert command_line.main(["bench"]) == 2
+    monkeypatch.setattr(door, "run", refused)
+    assert door.main(["report", "x"]) == 2
     assert capsys.readouterr().err == "error: Numba needs NumPy 2.4 or less. Got NumPy 2.5.\n"
 
 
-def test_a_class_that_there_is_not_is_one_line(monkeypatch):
-    with pytest.raises(ValueError, match=r"decoder.x._target_=ouroboros.baselines.Gredy: there is"):
-        find_class("ouroboros.baselines.Gredy", "decoder.x")
-    with pytest.raises(ValueError, match="no such class"):
-        find_class("nowhere.Greedy", "decoder.x")
+def test_a_package_that_a_class_needs_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "ouroboros.bench.tasks.cnndm", raising=False)
     for name in [name for name in sys.modules if name.split(".")[0] == "rouge_score"]:
         monkeypatch.delitem(sys.modules, name)

@@ -1,5 +1,6 @@
-"""Seconds for counts, against sums made by hand."""
+"""Seconds for counts, against sums by hand; when speculation pays, against simulation."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from measured import sample, step
 from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.costs import CostModel, Costs, Surface
-from ouroboros.tuning.advise import Prediction
+from ouroboros.tuning.advise import Prediction, acceptance_for, break_even, chain_tokens
 
 COSTS = Costs(
     Surface.flat({1: 10.0, 5: 14.0}), Surface.constant(2.0), {"": 1.0, PLAIN: 0.0}, prefill_ms=30.0
@@ -57,3 +58,58 @@ def test_a_prediction_is_the_bench_s_own_metrics():
 def test_what_the_costs_do_not_cover_is_said():
     found = Prediction.of([], [sample("a", "fast", [chain(9, 2)])], COSTS)
     assert "costs cover 1 to 5" in found.failed and found.tokens_per_s == 0
+
+
+def simulated(agreement: float, gamma: int, steps: int = 20000) -> float:
+    """Tokens per step of chains whose tokens agree independently."""
+    draw, tokens = random.Random(0), 0
+    for _ in range(steps):
+        right = 0
+        while right < gamma and draw.random() < agreement:
+            right += 1
+        tokens += right + 1
+    return tokens / steps
+
+
+@pytest.mark.parametrize("agreement", [0.0, 0.3, 0.8, 1.0])
+@pytest.mark.parametrize("gamma", [1, 5])
+def test_tokens_of_a_chain(agreement, gamma):
+    assert chain_tokens(agreement, gamma) == pytest.approx(simulated(agreement, gamma), rel=0.02)
+
+
+def test_the_agreement_is_the_inverse_of_the_tokens():
+    for agreement in (0.0, 0.2, 0.9, 1.0):
+        assert acceptance_for(chain_tokens(agreement, 6), 6) == pytest.approx(agreement, abs=1e-9)
+    assert acceptance_for(0.9, 6) == 0.0 and acceptance_for(7.1, 6) is None
+
+
+GREEDY = [sample(name, "greedy", [step(0, 0, times=(0, 1.0, 0))] * 9, wall_s=9.0) for name in "ab"]
+
+
+@pytest.mark.parametrize(
+    ("times", "first", "says"),
+    [
+        (
+            (1.5, 1.0, 0.1),
+            0,
+            "a step costs 2.60 greedy steps (a draft of 5.0 tokens 1.50, a target",
+        ),
+        (
+            (1.5, 1.0, 0.1),
+            0,
+            "gives 2.00 tokens; it breaks even at an acceptance of 0.64 per token",
+        ),
+        ((1.5, 1.0, 0.1), 0, "per token, here 0.51; 58 % of the time is drafting"),
+        ((6.0, 1.0, 0.0), 0, "a draft of 5.0 tokens cannot give 7.00"),
+        ((0.5, 1.0, 0.0), 13, "only its first step is, 14.0 times greedy's"),
+    ],
+)
+def test_why_a_decoder_is_slower_in_one_line(times, first, says):
+    steps = [step(5, 1, draft_calls=5, times=times if at else (first, 1, 0)) for at in range(5)]
+    ours = [sample(name, "speculative", steps, wall_s=30.0) for name in "ab"]
+    line = break_even(GREEDY, ours)[2]
+    assert says in line and "\n" not in line
+
+
+def test_without_later_steps_there_is_no_reason():
+    assert break_even([], [])[2] is None and break_even(GREEDY, [])[2] is None

@@ -1,0 +1,110 @@
+"""What several commands share: configs as plain values, tables, and errors in one line."""
+
+from __future__ import annotations
+
+import errno
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ouroboros.conf import FOLDER
+from ouroboros.instantiate import unknown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ouroboros.bench.run.folder import ResultsFolder
+
+CALLERS = (ValueError, TypeError, OSError, HydraException, OmegaConfBaseException)
+"""Errors that a caller can mend."""
+
+
+def composed(overrides: Sequence[str], *, name: str = "config") -> dict:
+    """Return a config of conf/, with overrides as on the command line."""
+    with initialize_config_dir(str(FOLDER), version_base="1.3"):
+        return plain(compose(name, overrides=list(overrides)))
+
+
+def plain(cfg: DictConfig) -> dict:
+    """Return a config, resolved, as plain values.
+
+    Decoders that an experiment sets but `decoder=[...]` leaves out are left out here, and named on
+    stderr. Raises `ValueError` for an unknown one.
+    """
+    config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    decoders = config.get("decoder") or {}
+    absent = [name for name, own in decoders.items() if own and "_target_" not in own]
+    for name in absent:
+        if not (FOLDER / "decoder" / f"{name}.yaml").exists():
+            raise ValueError(unknown_config("decoder", name))
+    if absent:
+        print(f"set, but not in decoder=[...], so left out: {', '.join(absent)}", file=sys.stderr)
+    return {**config, "decoder": {n: own for n, own in decoders.items() if n not in absent}}
+
+
+def check_sizes(name: str, sizes: object) -> list[int]:
+    """Return a list of sizes. Raises `ValueError` for anything else."""
+    whole = isinstance(sizes, list) and sizes and all(type(s) is int and s > 0 for s in sizes)
+    if not whole:
+        raise ValueError(f"{name}={sizes}: give a list of whole numbers above 0, as {name}=[1,8]")
+    return sizes  # type: ignore[return-value]
+
+
+def new_folder(results_dir: str | None) -> ResultsFolder | None:
+    """Return a results folder, made if need be; None for None. Raises `ValueError` for one with
+    files in it; subfolders are fine."""
+    from ouroboros.bench.run.folder import ResultsFolder
+
+    if not results_dir:
+        return None
+    path = Path(results_dir)
+    if any(file.is_file() for file in path.glob("*")):
+        raise ValueError(f"results_dir={results_dir} is not empty: choose another folder")
+    path.mkdir(parents=True, exist_ok=True)
+    return ResultsFolder(path)
+
+
+def print_table(table: pd.DataFrame, *, digits: int = 2) -> None:
+    """Print a table, - in place of NaN."""
+    print(known(table, "-").to_string(index=False, float_format=f"{{:.{digits}f}}".format))
+
+
+def known(table: pd.DataFrame, missing: Any = None) -> pd.DataFrame:
+    """Return a table with `missing` in place of NaN; JSON has None."""
+    return table.astype(object).where(table.notna(), missing)
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's message on one line, without Hydra's list of search paths; for an unknown
+    option or config, with the nearest match and the known names."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full: free some space and rerun; what was written is kept"
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}; give another path"
+    text = str(error).strip() or type(error).__name__
+    text = " ".join(text.split("Config search path")[0].split())
+    if option := re.search(r"Could not override '([^']+)'", text):
+        parent = getattr(error.__cause__, "parent_node", None)
+        options = sorted(map(str, parent)) if isinstance(parent, DictConfig) else []
+        options = [key for key in options if key not in ("_target_", "hydra")]
+        *path, name = option[1].split(".")
+        names = unknown(name, options) if options else repr(name)
+        return f"{'.'.join(path) or 'the config'} has no option {names}; +{option[1]}=... adds one"
+    if config := re.search(r"Could not (?:load|find) '([\w/]+)/([^/']*)'", text):
+        return unknown_config(config[1], config[2])
+    return text
+
+
+def unknown_config(group: str, name: str) -> str:
+    """Return one line about a config that a group lacks."""
+    if group == "hydra/launcher":
+        return f"no {group}={name}: some come with pip install 'ouroboros-decoding[launchers]'"
+    known = sorted(path.stem for path in (FOLDER / group).glob("[!_]*.yaml"))
+    return f"there is no {group} {unknown(name, known)}"

@@ -1,0 +1,267 @@
+"""The command line: `ouroboros COMMAND ...`, or `python -m ouroboros COMMAND ...`.
+
+A command's own module, and with it torch, is imported when the command runs, never for its help:
+that is in conf/hydra/help for commands with Hydra's syntax, here for the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import ouroboros
+from ouroboros.conf import FOLDER
+
+COMMANDS = {
+    "generate": "decode one prompt, coloured by who proposed each token",
+    "bench": "run decoders over a task on one pair of models, and compare them",
+    "report": "make tables, plots and an HTML page from results folders",
+    "audit": "is a run lossless? judge every completion of a results folder",
+    "advise": "predict each decoder's speed here, its best settings, what fits",
+    "profile": "say where the time goes: what calls cost, what steps consist of",
+    "replay": "run drafters against a recording, with no target",
+    "tune": "search every decoder's settings with one budget",
+}
+HYDRA = {"bench": "config", "advise": "advise", "profile": "profiling", "replay": "replay"}
+"""Commands with Hydra's syntax, and their configs. They take a config as plain values."""
+SOME_FAILED = 3
+"""The exit code of a run in which some samples failed."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the first argument names; return its exit code.
+
+    A mistake of the caller's is one line on stderr and exit code 2. With HYDRA_FULL_ERROR set, the
+    whole traceback is shown.
+    """
+    parser = argparse.ArgumentParser(
+        prog="ouroboros",
+        description=str(ouroboros.__doc__).splitlines()[0],
+        epilog="'ouroboros COMMAND --help' describes a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {ouroboros.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        commands.add_parser(name, help=summary, add_help=False)
+    chosen, rest = parser.parse_known_args(argv)
+    name, code = chosen.command, 2
+    try:
+        if name in HYDRA:
+            return run_hydra(name, rest)
+        options = parser_of(name).parse_intermixed_args(rest)
+        return run(name, options, as_json=vars(options).get("json", False))
+    except KeyboardInterrupt:
+        code = 130
+        line = "interrupted: what was written is kept; rerun with the same results_dir to resume"
+    except ImportError as error:
+        package = (error.name or "").split(".")[0]
+        if package == "ouroboros":
+            raise
+        line = f"error: {error}"  # a package that refuses, as numba beside a newer NumPy
+        if isinstance(error, ModuleNotFoundError):
+            remedy = "pip install 'ouroboros-decoding[bench]'"
+            line = f"error: this needs {package}, which is not installed: {remedy}"
+    except Exception as error:
+        from ouroboros.cli.common import CALLERS, one_line
+
+        if not isinstance(error, CALLERS) or os.environ.get("HYDRA_FULL_ERROR"):
+            raise
+        line = f"error: {one_line(error)}"
+    print(line, file=sys.stderr)
+    return code
+
+
+def run(name: str, options: Any, *, as_json: bool) -> int:
+    """Run a command; return its exit code.
+
+    Its document is printed with --json or where stdout is not a terminal: a person reads tables, a
+    program the last line.
+    """
+    command = getattr(importlib.import_module(f"ouroboros.cli.{name}"), name)
+    code, document = command(options)
+    if document is not None and (as_json or not sys.stdout.isatty()):
+        print(json.dumps(document, ensure_ascii=False), flush=True)
+    return code
+
+
+def run_hydra(name: str, argv: Sequence[str]) -> int:
+    """Compose a command's config and run it, in a sweep once for each job; return the exit code.
+
+    A sweep goes on after failed samples.
+    """
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from ouroboros.cli.common import CALLERS, plain
+
+    sys.argv = [f"ouroboros {name}", *(one for one in argv if one != "--json")]
+    failure: list[Exception] = []
+
+    def job(cfg) -> None:
+        sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+        try:
+            code = run(name, plain(cfg), as_json="--json" in argv)
+        except CALLERS as error:
+            if sweep:
+                raise
+            failure.append(error)  # Hydra would print a line before it
+            return
+        if code and not (sweep and code == SOME_FAILED):
+            sys.exit(code)
+
+    full = os.environ.get("HYDRA_FULL_ERROR", "")
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints errors in its own way
+    try:
+        hydra.main(version_base="1.3", config_path=str(FOLDER), config_name=HYDRA[name])(job)()
+    finally:
+        os.environ["HYDRA_FULL_ERROR"] = full
+    if failure:
+        raise failure[0]
+    return 0
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error and where the options are listed; exit with 2."""
+        self.exit(2, f"error: {message}; '{self.prog} --help' lists the options\n")
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a command without Hydra's syntax."""
+    add_options = {"generate": generate, "report": report, "audit": audit, "tune": tune}[name]
+    parser = Parser(
+        prog=f"ouroboros {name}",
+        description=inspect.getdoc(add_options),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_options(parser.add_argument)
+    if name != "generate":
+        parser.add_argument("--json", action="store_true", help="print one JSON document last")
+    return parser
+
+
+def generate(add: Callable) -> None:
+    """Decode one prompt and show who proposed each token.
+
+        ouroboros generate "def mean(values):"
+        ouroboros generate "def mean(values):" --race
+        ouroboros generate "Once" --target ID --draft ID --temperature 0.8
+        ouroboros generate "def f" --decoder speculative decoder.speculative.gamma=3
+
+    By default the models are the reference pair inside the shapes of larger
+    models, as in 'ouroboros bench' (model.standin=null: the pair itself), in
+    float32; other models have model.dtype=auto. With
+    --race greedy decoding runs beside the decoder: they take turns, and the one
+    with less time on its own clock goes next, so each text grows at its measured
+    speed. Both decode a warm-up text first.
+    """
+    add("prompt", help="the prompt to continue")
+    add("overrides", nargs="*", metavar="NAME=VALUE", help="options of conf/config.yaml")
+    add("--target", help="hub id or folder of a causal LM")
+    add("--draft", help="hub id or folder of a smaller model of its family")
+    add("--decoder", default="ouroboros", help="a name in conf/decoder (%(default)s)")
+    add("--max-new", type=int, default=128, help="maximum number of new tokens (%(default)s)")
+    add("--temperature", type=float, default=0.0, help="0: greedy; above: sampling (%(default)s)")
+    add("--seed", type=int, default=0)
+    add("--race", action="store_true", help="run greedy decoding beside it")
+
+
+def report(add: Callable) -> None:
+    """Make reports from results folders: tables, pictures, and one HTML page.
+
+        ouroboros report results/main_matched      one run
+        ouroboros report results/local/sweep       a sweep: a folder of run folders
+        ouroboros report results/main_matched results/main_t08 --out results/report
+
+    The report over all of them goes to --out: report.html, report.md, summary.json,
+    numbers.csv, tables/ and plots/. Each folder's own summary.json, summary.md and
+    plot stay as they are, unless --remake is given. --costs counts every run by
+    costs of a name or of a profile's file: cost per token, predicted speedups.
+    Parts of one run that several workers measured are joined. A folder that cannot
+    be read is named on stderr and left out; the exit code is then 2. The terminal
+    shows one table per run, --wide all of them. With --json, or where stdout is not
+    a terminal, the last line on stdout is one JSON document.
+    """
+    add("folders", nargs="+", type=Path, metavar="FOLDER", help="a results folder, or one of such")
+    add("--out", type=Path, help="where the report goes (default: beside them)")
+    add("--costs", help="count by these costs: a name, or a profile's costs.json")
+    add("--remake", action="store_true", help="make each folder's own summary and picture anew")
+    add("--spec-bench", action="store_true", help="write answers in Spec-Bench's format as well")
+    where = "the runs' tokenizer, so that the page shows text (default: where run.json says)"
+    add("--tokenizer", metavar="FOLDER", help=where)
+    add("--wide", action="store_true", help="print every table of every run")
+
+
+def audit(add: Callable) -> None:
+    """Is a run lossless? Judge every completion: identical, numeric tie or BUG.
+
+        ouroboros bench experiment=audit results_dir=results/local/audit
+        ouroboros audit results/local/audit
+        ouroboros audit results/local/x task.path=mine.jsonl   its path here
+
+    Loads the models again by the run's config. The text of standard decoding
+    (greedy) is compared with transformers' own forward, in float64 and with calls
+    of 1, 8 and all tokens; every other decoder's text with that of standard
+    decoding. Writes audit.jsonl and audit.md. The exit code is 1 if there is a BUG,
+    2 if a completion could not be judged.
+
+        ouroboros audit greedy.jsonl fast.jsonl model=hf model.target=ID
+
+    judges completions of any engine at temperature 0: the first file against the
+    model's own forward, the others against the first. Each line has prompt or
+    prompt_token_ids, and text or token_ids (vLLM's names). An engine is
+    greedy-equivalent if every completion is identical or parts at a numeric tie.
+    """
+    add("folder", help="a results folder, or a file of greedy completions")
+    what = "options of the run's config, such as paths; for files, the other files and the model"
+    add("overrides", nargs="*", metavar="NAME=VALUE", help=what)
+
+
+def tune(add: Callable) -> None:
+    """Tune every decoder on the same recorded texts, each with the same effort.
+
+        ouroboros tune --decoders speculative ouroboros --trials 16
+        ouroboros tune --prompts functions.jsonl maths.jsonl --costs flat
+        ouroboros tune --fit weights.json
+
+    Plain decoding of each prompt, greedy and sampled, is recorded once, in float32.
+    Decoders are replayed on these texts; those that ask the target more run live,
+    and must give the same texts. Each tries its configured settings, random ones,
+    and from the best of them one setting after the other until none gains: on the
+    first prompts of each file, the best on all. Counts become speed by the costs of
+    each machine in --costs; the geometric mean over files and temperatures counts.
+    The report (tuning.json, tuning.md) says what the configured settings lose, and
+    those of the other machine. Rerun to resume.
+
+    --fit FILE fits Ouroboros' estimates to the pair instead, some minutes for ten
+    prompts, and writes their weights, with what they were fitted on and how well
+    they predict, and a picture of that; use them by decoder.ouroboros.weights=FILE.
+
+    Never give it a benchmark's prompts.
+    """
+    add("--prompts", nargs="+", metavar="FILE", help="JSONL (default: conf/task/development*)")
+    add("--fit", type=Path, metavar="FILE", help="where the fitted weights go")
+    noise = "noise levels added to the draft's logits (0)"
+    add("--noise", type=float, nargs="+", default=[0.0], help=noise)
+    add("--results", type=Path, default=Path("results/local/tuning"))
+    spaces = sorted(path.stem for path in (FOLDER / "tune").glob("*.yaml"))
+    add("--decoders", nargs="*", default=[name for name in spaces if not name.startswith("hf_")])
+    costs = "names or files of costs, each searched by itself"
+    add("--costs", nargs="+", default=["epyc", "flat"], help=costs)
+    add("--trials", type=int, default=24, help="for each decoder, before the search")
+    add("--first", type=int, default=6, help="prompts of each file that are searched on")
+    add("--limit", type=int, help="prompts of each file; default: every one")
+    add("--max-new", type=int, default=96)
+    add("--seed", type=int, default=0)
+    add("--temperatures", type=float, nargs="+", default=[0.0, 0.4, 0.8])
+    add("--overrides", nargs="*", default=[], help="of conf/config.yaml, as model=hf")

@@ -1,0 +1,31 @@
+"""Say where the time goes on this machine: `ouroboros profile`.
+
+The options are those of `ouroboros bench` and profile.* (conf/profiling.yaml).
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ouroboros.bench.report.profile import ProfileOptions
+from ouroboros.bench.report.profile import profile as measured
+from ouroboros.bench.report.tables import as_text
+from ouroboros.bench.run.run import short_path
+from ouroboros.cli.bench import run_config
+
+
+def profile(options: dict) -> tuple[int, dict]:
+    """Measure a profile, print its main tables; profile.md has the rest."""
+    what = ProfileOptions(**options.pop("profile"))
+    config, _ = run_config(options)
+    found = measured(config, what, say=lambda line: print(line, file=sys.stderr), progress=True)
+    tables = found.tables()
+    tables["steps"] = tables["steps"].iloc[:, :7]
+    texts = [as_text(table, "simple") for table in tables.values()]
+    print(found.facts.title, found.facts.footnote, *texts, sep="\n\n")
+    for line in found.failures:
+        print(line, file=sys.stderr)
+    document = {"results": short_path(found.folder.path), **found.to_dict(brief=True)}
+    if found.facts.status != "finished":
+        return 130, document
+    return (0 if found.facts.prompts else 1), document

@@ -1,0 +1,185 @@
+"""What predictions rest on: recorded texts of greedy decoding, and the costs of a machine.
+
+The loop itself replays every decoder on the texts. They come from a short run here
+(`measured_evidence`), or from a results folder of any machine (`recorded_evidence`), for which no
+target is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tqdm import tqdm
+
+from ouroboros.bench.metrics.sample import PLAIN, Sample
+from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns, read_recording, runs_of
+from ouroboros.bench.replay.replay import USUAL_RATES, OffTextRates, replay
+from ouroboros.bench.run.folder import ResultsFolder, load_costs
+from ouroboros.bench.run.loop import Bench, eos_ids
+from ouroboros.bench.run.pair import PairSpec, load_tokenizer
+from ouroboros.bench.run.prompts import longest, prompt_ids
+from ouroboros.bench.tasks.registry import TaskSpec
+from ouroboros.costs import UNTIMED, Costs
+from ouroboros.decode import RootOnly
+from ouroboros.decoders import decoder_factories, kind_of, make_decoder, needs_draft, wants_costs
+from ouroboros.engine.model import CachedModel
+
+NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)  # tree sizes to be timed
+CALLS = 3  # timed calls of each size at each visit
+Settings = Mapping[str, object]
+
+
+@dataclass
+class Evidence:
+    """Greedy's texts and a machine's costs.
+
+    `decision_costs` are those by which decoders decide that take costs (default: `costs`). `rates`
+    simulate predictions off the text, by name or kind of decoder, "" for any; None: decoders that
+    read such predictions are refused. Decoders that are refused run on `bench`, where it is given.
+    `live` are samples timed under these very costs, by decoder. `counted` keeps the samples by
+    decoder, settings and the costs it decides by: they are replayed once.
+    """
+
+    recorded: RecordedRuns
+    costs: Costs
+    draft: CachedModel | None = None
+    decision_costs: Costs | None = None
+    rates: Mapping[str, OffTextRates] | None = field(default_factory=dict)
+    live: Mapping[str, Sequence[Sample]] = field(default_factory=dict)
+    counted: dict[str, list[Sample]] = field(default_factory=dict, repr=False)
+    bench: Bench | None = None
+
+    def counts(
+        self, name: str, config: Mapping, settings: Settings, *, progress: bool = False
+    ) -> list[Sample]:
+        """Return a decoder's sample on each text, without seconds; `config` is ignored for greedy.
+
+        Raises `ValueError` for settings that the decoder does not take and, without `bench`, for a
+        decoder that cannot be replayed.
+        """
+        costs = self.decision_costs or self.costs
+        decides = name != PLAIN and wants_costs(config)
+        key = f"{name} {sorted(settings.items())} {costs if decides else ''}"
+        if key in self.counted:
+            return self.counted[key]
+        rates, drafter = None, RootOnly()
+        if name != PLAIN:
+            drafter = make_decoder(config, self.draft, costs=costs, **settings)  # type: ignore[assignment]
+        if self.rates is not None:
+            keys = (name, kind_of(config), "")
+            rates = next((self.rates[key] for key in keys if key in self.rates), USUAL_RATES)
+        try:
+            found = replay(self.recorded, drafter, name=name, rates=rates, progress=progress)
+        except ValueError:
+            if self.bench is None:
+                raise
+            found = [replace(sample, decoder=name) for sample in self._run(self.bench, drafter)]
+        self.counted[key] = found
+        return found
+
+    def _run(self, bench: Bench, drafter) -> Iterator[Sample]:
+        """Yield samples of a live run; an `error` says where the text is not the recorded one."""
+        for run, example in zip(self.recorded.runs, bench.examples, strict=False):
+            sample = bench.measure(drafter, example, 0)
+            if not sample.error and tuple(sample.new_tokens) != run.new_tokens:
+                sample = replace(sample, error="the text is not greedy's: is this float32?")
+            yield sample
+
+
+def recorded_evidence(
+    path: Path | str,
+    spec: PairSpec,
+    decoders: Mapping[str, Mapping],
+    *,
+    costs: Costs | None = None,
+    rates: Mapping[str, OffTextRates] | None = None,
+    task: TaskSpec | None = None,
+    timing: bool = True,
+) -> Evidence:
+    """Return the evidence of a results folder: greedy's texts; the run's own `costs` and off-text
+    `rates` where none are given.
+
+    Of the pair only the draft is loaded, if `decoders` (configs by name) need it. Without `timing`
+    the costs are those by which the run's decoders decided.
+    """
+    folder, tokenizer = ResultsFolder(path), load_tokenizer(spec)
+    recording = read_recording(path, tokenizer, task=task)
+    recorded, decision_costs = runs_of(recording, PLAIN), costs or folder.load_costs()
+    live: dict[str, list[Sample]] = {}
+    if costs is None:
+        live = completed(folder.load_samples())
+        costs = load_costs(path) if timing else decision_costs or Costs.load(UNTIMED)
+    assert costs is not None
+    drafts = any(map(needs_draft, decoders.values()))
+    draft = recorded.load_draft(spec, tokenizer) if drafts else None
+    rates = rates or _measured_rates(recording)
+    return Evidence(recorded, costs, draft, decision_costs, rates, live)
+
+
+def measured_evidence(
+    bench: Bench,
+    configs: Mapping[str, Mapping],
+    *,
+    costs: Costs | None = None,
+    rates: Mapping[str, OffTextRates] | None = None,
+    nodes: Sequence[int] = NODES,
+    visits: int = 3,
+) -> Evidence:
+    """Run decoders (configs by name) on a bench's prompts and return the evidence.
+
+    Without `costs`, both models' calls are timed here: trees of so many `nodes`, in `visits`
+    rounds; the host's time per step and the prefill are those of the run. Raises `ValueError` for a
+    decoder that fails.
+    """
+    target, tokenizer = bench.target, bench.target.tokenizer
+    draft = bench.models[1] if len(bench.models) > 1 else None
+    timed = costs
+    if timed is None:
+        reach = min(model.max_len for model in bench.models) - max(nodes)
+        reach = max(1, min(longest(tokenizer, bench.examples) + bench.max_new, reach))
+        grid = {"nodes": nodes, "contexts": [max(1, reach // 2), reach], "visits": visits}
+        with tqdm(total=2 * visits, desc="calls", unit="visit", leave=False) as bar:
+            timed = Costs.measure_grid(bench.models, **grid, repeats=CALLS, on_visit=bar.update)
+    makers = decoder_factories(configs, draft, timed, tokenizer=tokenizer)
+    bench = replace(bench, costs=timed, decoders=makers)
+    bench = replace(bench, record_trees=False, record_predictions=True)
+    with TemporaryDirectory() as place, tqdm(total=bench.total, desc="runs", leave=False) as bar:
+        folder = ResultsFolder(place)
+        bench.run(folder, lambda sample: bar.update())
+        samples, predictions = folder.load_samples(), folder.load_predictions()
+    for sample in samples:
+        if sample.error:
+            raise ValueError(f"{sample.decoder} failed on {sample.example}: {sample.error}")
+    live, prompts = completed(samples), {e.id: prompt_ids(tokenizer, e) for e in bench.examples}
+    limits = bench.sampling, bench.max_new, target.max_len, target.vocab_size, eos_ids(target)
+    dtype, recording = str(target.dtype).removeprefix("torch."), {}
+    for name, own in live.items():
+        runs = []
+        for s in own:
+            text = s.example, tuple(prompts[s.example]), s.new_tokens, s.finish, s.repeat
+            runs.append(RecordedRun(*text, predictions.get(s.key, {}), s.group))
+        recording[name] = RecordedRuns(runs, *limits, dtype)
+    rates = rates or _measured_rates(recording)
+    evidence = Evidence(runs_of(recording), timed, draft, timed, rates)
+    if costs is not None:
+        return evidence
+    host, first = Costs.of_samples(samples).host_ms, Costs.of_samples(live[PLAIN]).prefill_ms
+    return replace(evidence, costs=replace(timed, host_ms=host, prefill_ms=first), live=live)
+
+
+def completed(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
+    """Return the samples that did not fail, by decoder."""
+    found: dict[str, list[Sample]] = {}
+    for sample in samples:
+        if not sample.error:
+            found.setdefault(sample.decoder, []).append(sample)
+    return found
+
+
+def _measured_rates(recording: Mapping[str, RecordedRuns]) -> dict[str, OffTextRates]:
+    """Return the off-text rates of each decoder whose predictions were recorded."""
+    measured = {name: OffTextRates.measured(own.runs) for name, own in recording.items()}
+    return {name: one for name, one in measured.items() if one}
