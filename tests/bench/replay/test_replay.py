@@ -281,3 +281,11 @@ def test_an_empty_recording_ends_at_once():
     runs = RecordedRuns([RecordedRun("e", (1, 2), ())])
     trace = replay_run(Greedy(), runs, runs.runs[0])
     assert trace.new_tokens == [] and trace.steps == []
+
+
+def test_a_recording_of_another_tokenizer_is_refused(pair, tmp_path):
+    """Its ids would mean other texts."""
+    folder = ResultsFolder(tmp_path)
+    folder.open_run({"model": {"tokenizer": "theirs"}, "config": {"task": {"task": "none"}}})
+    with pytest.raises(ValueError, match="was recorded with another tokenizer: give its model"):
+        read_recording(folder.path, pair[0].tokenizer)
