@@ -20,6 +20,7 @@ TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
     "bool": (bool, "true or false"),
     "str": (str, "a name"),
     "str | None": ((str, PathLike, NoneType), "a name, or null"),
+    "Mapping | None": ((Mapping, NoneType), "settings, as {name: value}, or null"),
     "Mapping": (Mapping, "settings, as {name: value}"),
 }
 """Annotations that are checked: what passes, and its description."""

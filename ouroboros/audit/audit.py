@@ -14,7 +14,7 @@ Invariant: for each tie there is a shift of the logits under which the same rule
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -62,6 +62,10 @@ class Finding:
     cut: Mapping[int, float] = field(default_factory=dict)
     shift: float | None = None
     noise: float | None = None
+
+    def to_dict(self) -> dict:
+        """Return what is known, as audit.jsonl has it."""
+        return {key: value for key, value in asdict(self).items() if value not in (None, "", {})}
 
 
 @dataclass(frozen=True)

@@ -53,10 +53,7 @@ def audit_files(
                 others[name] = reference
         judged, controls = auditor.judge(prompt, reference, others, choose=argmax, controls=True)
         named = {names[0]: judged.pop(None), **judged}
-        findings = {
-            str(name): {k: v for k, v in asdict(one).items() if v not in (None, "", {})}
-            for name, one in named.items()
-        }
+        findings = {str(name): one.to_dict() for name, one in named.items()}
         rows.append(Row(key, 0, findings, [asdict(control) for control in controls]))
         on_row()
     return rows

@@ -34,7 +34,8 @@ def overlap(path: str) -> None:
     if len(job.models) < 2 or job.sampling.repetition_penalty != 1.0 or PLAIN not in job.decoders:
         raise SystemExit(f"give a run of {PLAIN!r} with a draft and without a repetition penalty")
     examples, samples = {example.id: example for example in job.examples}, folder.load_samples()
-    answers = Answers(job.task, job.examples, next(iter(job.decoders)), samples)
+    by_key = {sample.key: sample for sample in samples}
+    answers = Answers(job.task, job.examples, next(iter(job.decoders)), by_key)
     shared, same, count = 0.0, 0, 0
     for sample in tqdm([s for s in samples if s.decoder == PLAIN and not s.error]):
         history = answers.with_history(examples[sample.example], sample.repeat)

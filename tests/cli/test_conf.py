@@ -14,7 +14,7 @@ from ouroboros.bench.run import run as running
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import settings
-from ouroboros.bench.run.pair import Pair, PairSpec, load_draft, load_pair
+from ouroboros.bench.run.pair import Pair, PairSpec, load_model, load_pair
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli import common
 from ouroboros.decoders import check_decoders, decoder_factories
@@ -286,7 +286,7 @@ def test_the_longest_context_fits_the_raised_position_limit():
     config = composed("experiment=context_length", "context_tokens=8192", "results_dir=x")
     for standin_of in (None, config["model"]["standin"]):
         options = {**config["model"], "standin": standin_of, "dtype": "float32", "device": "cpu"}
-        draft = load_draft(PairSpec(**options))
+        draft = load_model(PairSpec(**options), "draft")
         assert draft.max_len >= config["context_tokens"] + config["max_new"] > 4096
 
 

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.pair import Pair, PairSpec
-from ouroboros.bench.run.parallel import call_cost, check_dtypes, on_own_device
+from ouroboros.bench.run.parallel import call_cost, on_own_device, shared_pair
 from ouroboros.cli.main import main
 from ouroboros.costs import Surface
 from ouroboros.drafters.on_first_rank import OnFirstRank
@@ -161,7 +161,7 @@ def test_ranks_of_several_dtypes_are_refused():
         dtype = torch.bfloat16 if rank.rank else torch.float32
         own = Pair(SimpleNamespace(dtype=dtype), None)
         with pytest.raises(ValueError) as failed:
-            check_dtypes(own, rank)
+            shared_pair(own, None, rank, None)
         return str(failed.value)
 
     said = "the ranks compute in different types (bfloat16 and float32): give one of them as"

@@ -17,7 +17,7 @@ from ouroboros.bench.replay.scripted import ANY, ScriptedModel
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import check_files
-from ouroboros.bench.run.pair import PairSpec, load_draft
+from ouroboros.bench.run.pair import PairSpec, load_model
 from ouroboros.bench.run.prompts import Answers, prompt_ids, with_context
 from ouroboros.bench.run.recorder import PrefixKey
 from ouroboros.bench.tasks.registry import TaskSpec
@@ -68,7 +68,7 @@ class RecordedRuns:
 
     def load_draft(self, spec: PairSpec, tokenizer) -> CachedModel:
         """Load a pair's draft. Raises `ValueError` where its tokens are not the recording's."""
-        draft = load_draft(spec)
+        draft = load_model(spec, "draft")
         vocab.check_pair(self.target(tokenizer), draft)  # type: ignore[arg-type]
         return draft
 
@@ -120,7 +120,8 @@ def _prompts_of_run(folder: ResultsFolder, task: TaskSpec | None, tokenizer) -> 
         raise ValueError(f"the recorded task cannot be made: {error}; give its task=...") from error
     if tokens := run["config"].get("context_tokens"):
         examples = with_context(examples, made.load(), tokenizer, tokens)
-    answers = Answers(made, examples, run["decoders"][0], folder.load_samples())
+    samples = {sample.key: sample for sample in folder.load_samples()}
+    answers = Answers(made, examples, run["decoders"][0], samples)
     by_id = {example.id: example for example in examples}
 
     def prompt_of(example: str, repeat: int) -> list[int]:

@@ -15,7 +15,7 @@ from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.run.audit import load_audit
-from ouroboros.bench.run.folder import RUN, SAMPLES, ResultsFolder, exists
+from ouroboros.bench.run.folder import RUN, SAMPLES, ResultsFolder, stored
 from ouroboros.bench.run.identity import environment
 from ouroboros.costs import CostModel
 
@@ -59,7 +59,7 @@ def load(path: Path) -> Measured:
     folder = ResultsFolder(path)
     try:
         run, samples = folder.load_run(), folder.load_samples()
-        if not exists(path / SAMPLES):
+        if not stored(path / SAMPLES).exists():
             raise ValueError(f"{path} has no {SAMPLES}: only the folder that measured has it")
         if unknown := {sample.decoder for sample in samples} - set(run["decoders"]):
             names = ", ".join(sorted(unknown))

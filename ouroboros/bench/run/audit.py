@@ -8,7 +8,7 @@ standard decoding among them, is "not measured".
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import product
 
@@ -22,7 +22,6 @@ from ouroboros.bench.run.folder import AUDIT, ResultsFolder, read_lines
 from ouroboros.bench.run.loop import Bench, StopStrings, eos_ids
 from ouroboros.bench.run.prompts import Answers, prompt_ids
 from ouroboros.decode import Drafter, DrafterCapabilities
-from ouroboros.engine.model import CachedModel
 
 QUICK, THOROUGH = (4, WHOLE), (1, 8, WHOLE)
 BYTES_PER_WEIGHT = 16  # copies in float64 and float32, and a third while one is made
@@ -54,61 +53,54 @@ def audit_run(
     exact, sizes = torch.float32 if quick else torch.float64, THOROUGH if controls else QUICK
     auditor = Auditor(job.target, rows=sizes, exact=exact)
     samples = {sample.key: sample for sample in folder.load_samples()}
-    answers = Answers(job.task, job.examples, next(iter(job.decoders)), samples.values())
+    answers = Answers(job.task, job.examples, next(iter(job.decoders)), samples)
+    made = {name: make() for name, make in job.decoders.items()}
     choose = job.sampling.choose("", 0, vocab=vocab)
-    rules = {name: DrafterCapabilities.of(make()).rule for name, make in job.decoders.items()}
+    rules = {name: DrafterCapabilities.of(decoder).rule for name, decoder in made.items()}
     in_law = {name for name, rule in rules.items() if rule(choose) is not choose}
-    bound = {name for name, make in job.decoders.items() if isinstance(make(), Drafter)}
+    # Exact calls leave no ties to decoders of this engine; other engines compute otherwise.
+    tieless = {n for n, one in made.items() if isinstance(one, Drafter)} if job.target.exact else ()
     rows = []
     for repeat, example in product(range(job.repeats), job.examples):
         keys = {name: (example.id, name, repeat) for name in job.decoders}
         group = {name: samples.get(key) for name, key in keys.items() if finished or key in samples}
-        findings, plain = _without_comparison(job, group, in_law), group.get(PLAIN)
+        findings, plain = _without_comparison(group, in_law), group.get(PLAIN)
         controlled: list[Control] = []
         if plain is not None and not plain.error:
             prompt = prompt_ids(job.target.tokenizer, answers.with_history(example, repeat))
             for name, sample in group.items():
-                if (
-                    sample
-                    and name not in findings
-                    and not _ends_by_a_rule(job, sample, len(prompt))
-                ):
+                if sample and name not in findings and not _ends_by_a_rule(job, sample, prompt):
                     reason = "its end follows no rule: no end token, no limit, no stop string"
                     findings[name] = Finding("BUG", reason)
             new = {n: s.new_tokens for n, s in group.items() if s and n not in {PLAIN, *findings}}
-            if not auditor.ready and (lacking := _lacking_bytes(job.target)):
+            if not auditor.ready and (lacking := _lacking_bytes(job)):
                 gib = f"{lacking / 2**30:.0f} GiB more than is free"
                 short = Finding("not judged", f"copies in float64 and float32 need {gib}")
-                equal = Finding("identical")
-                judged: dict = {
-                    n: equal if ids == plain.new_tokens else short for n, ids in new.items()
-                }
-                judged[None] = short
+                same = Finding("identical")
+                judged: dict = {None: short}
+                judged |= {n: same if ids == plain.new_tokens else short for n, ids in new.items()}
             else:
                 choose = job.sampling.choose(example.id, repeat, vocab=vocab)
                 judged, controlled = auditor.judge(
                     prompt, plain.new_tokens, new, choose=choose, controls=controls
                 )
             reference = judged.pop(None, Finding("reference"))
-            for name in bound.intersection(judged) if job.target.exact else ():
-                if judged[name].verdict == "numeric tie":
-                    reason = "exact calls leave no ties; " + judged[name].reason
-                    judged[name] = replace(judged[name], verdict="BUG", reason=reason)
             if not controls and reference.verdict != "BUG":
                 reference = Finding("reference")
+            for name, one in judged.items():
+                if name in tieless and one.verdict == "numeric tie":
+                    reason = f"exact calls leave no ties; {one.reason}"
+                    judged[name] = replace(one, verdict="BUG", reason=reason)
             findings = {PLAIN: reference, **judged, **findings}
         if findings:
-            known = {
-                name: {k: v for k, v in asdict(finding).items() if v not in (None, "", {})}
-                for name, finding in findings.items()
-            }
+            known = {name: one.to_dict() for name, one in findings.items()}
             rows.append(Row(example.id, repeat, known, list(map(asdict, controlled))))
         on_row()
     folder.write_text(AUDIT, "".join(json.dumps(asdict(row)) + "\n" for row in rows))
 
 
 def _without_comparison(
-    job: Bench, group: Mapping[str, Sample | None], in_law: Collection[str]
+    group: Mapping[str, Sample | None], in_law: Collection[str]
 ) -> dict[str, Finding]:
     """Return the findings that need neither model nor standard decoding."""
     plain, errors = group.get(PLAIN), {sample and sample.error for sample in group.values()}
@@ -128,20 +120,18 @@ def _without_comparison(
     return found
 
 
-def _ends_by_a_rule(job: Bench, sample: Sample, prompt_len: int) -> bool:
+def _ends_by_a_rule(job: Bench, sample: Sample, prompt: Sequence[int]) -> bool:
     """Return whether a completion ends at an end token, a limit or a stop string."""
     new, stopped = sample.new_tokens, sample.finish == "stop"
-    room, eos = job.target.max_len - prompt_len + 1, eos_ids(job.target)
+    room, eos = job.target.max_len - len(prompt) + 1, eos_ids(job.target)
     ended = well_ended(new, eos=eos, max_new=job.max_new, room=room, stopped=stopped)
     stop = StopStrings(job.target.tokenizer, job.task.stop)(new)
     return ended and stop == (len(new) if stopped else None)
 
 
-def _lacking_bytes(target: CachedModel) -> int:
+def _lacking_bytes(job: Bench) -> int:
     """Return by how much the audit's copies exceed the free memory of the model's device."""
-    needed = BYTES_PER_WEIGHT * sum(weight.numel() for weight in target.model.parameters())
-    if target.device.type == "cuda":
-        free = torch.cuda.mem_get_info(target.device)[0]
-    else:
-        free = psutil.virtual_memory().available
-    return max(0, needed - free)
+    weights, device = job.target.model.parameters(), job.target.device
+    on_gpu = device.type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available
+    return max(0, BYTES_PER_WEIGHT * sum(weight.numel() for weight in weights) - free)

@@ -23,14 +23,13 @@ from ouroboros.processors import Processed
 from ouroboros.reference_pair import FOLDER
 from ouroboros.select import Sampler, TokenSelector, argmax
 
+SWITCHES = ("overwrite", "retry_failed", "save_pools", "timing", "record_predictions")
 CHOICES: dict[str, tuple] = {
     "audit": ("none", "differing", "all"),
     "parallel": ("tree", None),
     "parallel_draft": ("every", "first", "shared", None),
     "record_trees": (True, False, None),
-    **dict.fromkeys(
-        ("overwrite", "retry_failed", "save_pools", "timing", "record_predictions"), (True, False)
-    ),
+    **dict.fromkeys(SWITCHES, (True, False)),
 }
 RANGES = {
     "temperature": (0.0, math.inf, "of 0 (greedy) or more, or matched"),
@@ -128,8 +127,11 @@ class RunConfig:
         drawn = {f.name for f in fields(Sampling)}
         known = {f.name for f in fields(cls)} - {"sampling"} | drawn
         for name in own.keys() - known:
-            names = ", ".join(sorted(known))
-            raise ValueError(f"{name} is no option of a run: choose from {names}")
+            raise ValueError(
+                f"{name} is no option of a run: choose from {', '.join(sorted(known))}"
+            )
+        for name in ("model", "task", "decoder"):
+            check_settings(name, own.get(name))
         own["model"] = PairSpec.from_mapping(own["model"])
         own["task"] = TaskSpec.from_mapping(own["task"])
         sampling = {name: own.pop(name) for name in drawn & own.keys()}
@@ -139,9 +141,9 @@ class RunConfig:
 
     def to_mapping(self) -> dict:
         """Return plain values, as `from_mapping` takes them."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sampling"}
-        model, task = asdict(self.model), self.task.to_mapping()
-        return {**values, **asdict(self.sampling), "model": model, "task": task}
+        values = {**asdict(self), "task": self.task.to_mapping()}
+        sampling = values.pop("sampling")
+        return values | sampling
 
     def replaced(self, overrides: Mapping[str, object]) -> RunConfig:
         """Return the config with some values replaced, by their dotted names."""
@@ -158,22 +160,16 @@ class RunConfig:
     @property
     def carried_pools(self) -> list[str]:
         """The decoders that carry what they learned from prompt to prompt."""
-        return [
-            name
-            for name, own in self.decoder.items()
-            if "task" in (own.get("pool_state"), own.get("state"))
-        ]
+        states = {name: (d.get("pool_state"), d.get("state")) for name, d in self.decoder.items()}
+        return [name for name, state in states.items() if "task" in state]
 
     def files(self) -> dict[str, Path]:
         """Return the files and folders that the config names, by option; some may not exist."""
-        found = {**self.model.files(), **self.task.files()}
-        if isinstance(self.costs, str):
-            found["costs"] = Path(self.costs)
+        found = {"costs": Path(self.costs)} if isinstance(self.costs, str) else {}
         for name, own in self.decoder.items():
-            for option in ("pool", "costs", "weights"):
-                if own.get(option):
-                    found[f"decoder.{name}.{option}"] = Path(str(own[option]))
-        return found
+            options = [option for option in ("pool", "costs", "weights") if own.get(option)]
+            found |= {f"decoder.{name}.{option}": Path(str(own[option])) for option in options}
+        return {**self.model.files(), **self.task.files(), **found}
 
     def __post_init__(self) -> None:
         for name in ("max_new", "repeats", "threads", "context_tokens"):
@@ -194,11 +190,9 @@ class RunConfig:
                         f"parallel=tree with model.{name}.{plan}: transformers would spread one "
                         "model over all processes; leave one of the two out"
                     )
-        if not self.model.target:
-            raise ValueError("give model.target=<hub id or folder>, and model.draft for drafters")
+        self.model.path("target")
         for name, own in self.decoder.items():
-            if not isinstance(own, Mapping):
-                raise ValueError(f"decoder.{name}={own}: give settings, as {{_target_: ...}}")
+            check_settings(f"decoder.{name}", own)
         check_decoders(self.decoder)
         if self.save_pools and not self.carried_pools:
             raise ValueError(
@@ -221,6 +215,12 @@ class RunConfig:
                 raise ValueError(
                     f"{what}.verification=rejection supports no repetition_penalty: give 1.0"
                 )
+
+
+def check_settings(name: str, value: object) -> None:
+    """Raise `ValueError` unless `value` is a mapping, as of a model, a task or a decoder."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name}={value}: give settings, as {{name: value}}")
 
 
 def check_whole(name: str, value: object, *, least: int = 1, null: bool = False) -> None:

@@ -15,8 +15,8 @@
 
 Invariants: lines are only appended, and an appended line is on disk. A torn last line is never
 read, and is dropped before the next append. Of two samples with one key the later one counts. One
-process writes at a time. Finished .jsonl files may be gzipped (.jsonl.gz): they read the same and
-refuse appends.
+process writes at a time, with the folder `locked`. Finished .jsonl files may be gzipped
+(.jsonl.gz): they read the same and refuse appends.
 """
 
 from __future__ import annotations
@@ -38,13 +38,9 @@ from tokenizers import Tokenizer
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.bench.run.identity import changes
-from ouroboros.bench.run.recorder import (
-    PrefixKey,
-    predictions_from_json,
-    tree_from_json,
-    tree_to_json,
-)
+from ouroboros.bench.run.recorder import PrefixKey
 from ouroboros.costs import NAMES, Costs
+from ouroboros.tree import TokenTree
 
 RUN, SAMPLES, SCORES, AUDIT = "run.json", "samples.jsonl", "scores.jsonl", "audit.jsonl"
 PREDICTIONS, TREES, COSTS = "predictions.jsonl", "trees.jsonl", "costs.json"
@@ -65,30 +61,30 @@ class ResultsFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self._locked = False
 
     @contextlib.contextmanager
     def locked(self, name: str = SAMPLES) -> Iterator[None]:
-        """Make the folder and keep other processes from writing here (by a lock on the file
-        `name`); may be nested.
+        """Keep other processes from writing here, by a lock on the file `name`; a new folder that
+        is left without any content is removed again.
 
         Raises `ValueError` where another process writes here.
         """
-        if self._locked:
-            yield
-            return
+        new = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
-        packed = _packed(self.path / name)
-        with open(packed if packed.exists() else self.path / name, "a") as file:
+        path = stored(self.path / name)
+        with open(path, "a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise ValueError(f"{self.path}: another run is writing here") from error
-            self._locked = True
             try:
                 yield
             finally:
-                self._locked = False
+                if new and list(self.path.iterdir()) == [path] and not path.stat().st_size:
+                    path.unlink()
+                    with contextlib.suppress(OSError):
+                        for folder in new:
+                            folder.rmdir()
 
     def check_open(
         self, facts: Mapping, *, overwrite: bool = False, retry_failed: bool = False
@@ -98,9 +94,10 @@ class ResultsFolder:
         Raises `ValueError` where the folder holds another run than that of `facts`, or a finished
         one (with `retry_failed`: one without failed samples).
         """
-        old = None if overwrite else self._old_run()
-        if old is None:
+        refuse_packed(self.path / SAMPLES)
+        if overwrite or not (self.path / RUN).exists():
             return None
+        old = self.load_run()
         if what := changes(old, facts):
             raise ValueError(
                 f"{self.path} holds a run with other settings, sources or environment ({what}): "
@@ -117,19 +114,34 @@ class ResultsFolder:
 
         Raises `ValueError` as `check_open` does. Overwriting removes the old run's files.
         """
-        with self.locked():
-            refuse_packed(self.path / SAMPLES)
-            old = self.check_open(facts, overwrite=overwrite, retry_failed=retry_failed)
-            if old is not None:
-                for name in (AUDIT, "audit.md"):  # verdicts on samples that are measured again
-                    (self.path / name).unlink(missing_ok=True)
-                times = old.get("resumed", 0) + 1
-                return self.save_run({**old, "resumed": times}, status="running")
-            if overwrite:
-                os.truncate(self.path / SAMPLES, 0)
-                for path in (path for name in MADE for path in self.path.glob(name)):
-                    path.unlink()
-            return self.save_run({**facts, "resumed": 0}, status="running")
+        old = self.check_open(facts, overwrite=overwrite, retry_failed=retry_failed)
+        if overwrite:
+            (self.path / SAMPLES).write_bytes(b"")
+        stale = MADE if overwrite else (AUDIT, "audit.md")  # verdicts on samples measured again
+        for path in (path for name in stale for path in self.path.glob(name)):
+            path.unlink()
+        resumed = 0 if old is None else old.get("resumed", 0) + 1
+        return self.save_run({**(old or facts), "resumed": resumed}, status="running")
+
+    def save_run(self, facts: dict, *, status: str) -> dict:
+        """Write run.json with a status ("running", "interrupted" or "finished"); return it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.write_json(RUN, facts := {**facts, "status": status})
+        return facts
+
+    def load_run(self) -> dict:
+        """Return run.json. Raises `ValueError` where there is none, and for a damaged one."""
+        path = self.path / RUN
+        if not path.exists():
+            raise ValueError(f"{self.path} is not a results folder: it has no {RUN}")
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            tables = ("config", "contents", "task", "model", "sampling", "provenance")
+            if not all(isinstance(found.get(table, {}), dict) for table in tables):
+                raise ValueError("a value where a table was")
+        except (ValueError, AttributeError) as error:
+            raise ValueError(f"{path} is damaged ({error}): use another results_dir") from error
+        return found
 
     def pool_path(self, decoder: str) -> Path:
         """Return the file of a decoder's carried phrase pool."""
@@ -140,24 +152,6 @@ class ResultsFolder:
         if not any(sample.error for sample in self.load_samples()):
             for path in self.path.glob("pool-*.json*"):
                 path.unlink()
-
-    def save_run(self, facts: dict, *, status: str) -> dict:
-        """Write run.json with a status ("running", "interrupted" or "finished"); return it."""
-        facts = {**facts, "status": status}
-        self.write_json(RUN, facts)
-        return facts
-
-    def load_run(self) -> dict:
-        """Return run.json. Raises `ValueError` where there is none."""
-        facts = self._old_run()
-        if facts is None:
-            raise ValueError(f"{self.path} is not a results folder: it has no {RUN}")
-        return facts
-
-    def load_costs(self) -> Costs | None:
-        """Return the run's costs, None without any. Raises `ValueError` for a damaged file."""
-        path = self.path / COSTS
-        return Costs.load(path) if path.exists() else None
 
     def write_tokenizer(self, tokenizer) -> None:
         """Write a tokenizer, if it is a fast one."""
@@ -184,7 +178,7 @@ class ResultsFolder:
     def append(self, name: str, row: Mapping[str, object], key: SampleKey | None = None) -> None:
         """Append a line to a .jsonl file, after dropping a torn one; it is on disk when this
         returns. `key` is that of the sample that the line is about, whose own line comes later."""
-        path, line = self.path / name, {"key": list(key), **row} if key else row
+        path, line = self.path / name, {"key": key, **row} if key else row
         refuse_packed(path)
         with open(path, "a+b") as file:
             if size := file.tell():
@@ -194,6 +188,27 @@ class ResultsFolder:
             file.write(json.dumps(line).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+
+    def add_predictions(self, key: SampleKey, predictions: Mapping[PrefixKey, int]) -> None:
+        """Append a sample's predictions."""
+        rows = [(along, off, token) for (along, off), token in predictions.items()]
+        self.append(PREDICTIONS, {"predictions": rows}, key)
+
+    def add_trees(self, key: SampleKey, steps: Sequence[ProposedTree]) -> None:
+        """Append a sample's trees, unless the file is full."""
+        path, rows = self.path / TREES, []
+        if path.exists() and path.stat().st_size >= MOST_TREE_BYTES:
+            return
+        names = list(dict.fromkeys(name for step in steps for name in step.tree.source))
+        for tree, accepted, then in steps:
+            row = {
+                **{"tokens": tree.tokens, "parents": tree.parents, "path": accepted, "then": then},
+                "probability": [round(float(share), 4) for share in tree.probability],
+                "source": [names.index(name) for name in tree.source],
+                "probe": sorted(tree.probe),
+            }
+            rows.append({key: value for key, value in row.items() if value not in ((), [])})
+        self.append(TREES, {"sources": names, "steps": rows}, key)
 
     def load_samples(self) -> list[Sample]:
         """Return the samples on disk in the order of measurement, the newest of each key."""
@@ -210,40 +225,31 @@ class ResultsFolder:
 
     def load_predictions(self) -> dict[SampleKey, dict[PrefixKey, int]]:
         """Return the predictions on disk by sample key."""
-        rows = read_lines(
-            self.path / PREDICTIONS,
-            lambda row: (tuple(row["key"]), predictions_from_json(row["predictions"])),
-        )
-        return dict(rows)
 
-    def add_trees(self, key: SampleKey, trees: Sequence[ProposedTree]) -> None:
-        """Append a sample's trees, unless the file is full."""
-        path, names = self.path / TREES, list[str]()
-        if not path.exists() or path.stat().st_size < MOST_TREE_BYTES:
-            rows = [tree_to_json(tree, names) for tree in trees]
-            self.append(TREES, {"sources": names, "steps": rows}, key)
+        def parse(row: dict) -> tuple:
+            rows = row["predictions"]
+            return tuple(row["key"]), {(along, tuple(off)): token for along, off, token in rows}
+
+        return dict(read_lines(self.path / PREDICTIONS, parse))
 
     def load_trees(self) -> dict[SampleKey, list[ProposedTree]]:
         """Return the trees on disk by sample key, one per step; the newest of each key."""
 
         def parse(row: dict) -> tuple:
-            trees = [tree_from_json(tree, row["sources"]) for tree in row["steps"]]
-            return tuple(row["key"]), trees
+            steps = []
+            for one in row["steps"]:
+                sources = tuple(row["sources"][index] for index in one.get("source", ()))
+                nodes = tuple(one["tokens"]), tuple(one["parents"]), frozenset(one.get("probe", ()))
+                tree = TokenTree(*nodes, sources, probability=tuple(one.get("probability", ())))
+                steps.append(ProposedTree(tree, tuple(one["path"]), one["then"]))
+            return tuple(row["key"]), steps
 
         return dict(read_lines(self.path / TREES, parse))
 
-    def _old_run(self) -> dict | None:
-        path = self.path / RUN
-        if not path.exists():
-            return None
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            tables = ("config", "contents", "task", "model", "sampling", "provenance")
-            if not all(isinstance(found.get(table, {}), dict) for table in tables):
-                raise ValueError("a value where a table was")
-            return found
-        except (ValueError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged ({error}): use another results_dir") from error
+    def load_costs(self) -> Costs | None:
+        """Return the run's costs, None without any. Raises `ValueError` for a damaged file."""
+        path = self.path / COSTS
+        return Costs.load(path) if path.exists() else None
 
 
 def load_costs(source: str | Path | Mapping | None) -> Costs | None:
@@ -266,13 +272,13 @@ def read_lines(path: Path, parse: Callable[[dict], Any] = dict) -> Iterator[Any]
 
     Raises `ValueError` with the line's number for damaged JSON and what `parse` cannot read.
     """
-    if not exists(path):
+    if not (path := stored(path)).exists():
         return
     try:
-        read = path.read_bytes() if path.exists() else gzip.decompress(_packed(path).read_bytes())
+        read = path.read_bytes()
+        text = (gzip.decompress(read) if path.suffix == ".gz" else read).decode(errors="replace")
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{_packed(path)} is damaged: copy it again") from error
-    text = read.decode("utf-8", errors="replace")
+        raise ValueError(f"{path} is damaged: copy it again") from error
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
         try:
             yield parse(json.loads(line))
@@ -280,16 +286,13 @@ def read_lines(path: Path, parse: Callable[[dict], Any] = dict) -> Iterator[Any]
             raise ValueError(f"{path}, line {number}: damaged") from error
 
 
-def exists(path: Path) -> bool:
-    """Return whether a .jsonl file exists, packed or not."""
-    return path.exists() or _packed(path).exists()
+def stored(path: Path) -> Path:
+    """Return where a .jsonl file is: packed or, by default, not."""
+    packed = path.with_name(f"{path.name}.gz")
+    return packed if packed.exists() and not path.exists() else path
 
 
 def refuse_packed(path: Path) -> None:
     """Raise `ValueError` where a .jsonl file is packed."""
-    if _packed(path).exists():
-        raise ValueError(f"{_packed(path)} is complete and packed: gunzip it to resume the run")
-
-
-def _packed(path: Path) -> Path:
-    return path.with_name(f"{path.name}.gz")
+    if (packed := stored(path)) != path:
+        raise ValueError(f"{packed} is complete and packed: gunzip it to resume the run")

@@ -9,6 +9,7 @@ folders: a copied model is the same model. Nothing here records a host name or a
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import platform
@@ -19,7 +20,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from modulefinder import ModuleFinder
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from ouroboros import baselines, conf
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.pair import cpu
 from ouroboros.bench.tasks.task import Example, fingerprint
+from ouroboros.instantiate import find_class
 
 NOT_IDENTITY = (
     *("results_dir", "overwrite", "retry_failed", "save_pools", "audit", "published"),
@@ -73,7 +74,7 @@ def describe(config: RunConfig, examples: Sequence[Example]) -> dict:
     options = settings(config)
     contents = {"prompts": fingerprint(examples), **file_hashes(config), **source_hashes(config)}
     found = {"identity": identity(options, contents), "config": options, "contents": contents}
-    return without_paths({**found, "provenance": provenance()})
+    return without_paths({**found, "load": host_load(), "provenance": provenance()})
 
 
 def settings(config: RunConfig) -> dict:
@@ -86,10 +87,9 @@ def environment(run: Mapping) -> dict[str, object]:
     found = run.get("provenance", {})
     parts = (found.get(key) for key in ("versions", "machine"))
     versions, host = (part if isinstance(part, dict) else {} for part in parts)
-    names = ("cpu", "threads", "gpus", "cuda")
     return {
         **{name: versions.get(name) for name in SAMPLED_BY},
-        **{name: host.get(name) for name in names},
+        **{name: host.get(name) for name in ("cpu", "threads", "gpus", "cuda")},
         "code": found.get("sources"),
     }
 
@@ -114,18 +114,7 @@ def changes(old: Mapping, new: Mapping) -> str:
 
 def file_hashes(config: RunConfig) -> dict[str, str]:
     """Return a hash of each existing file or folder that a config names, by option."""
-    found = config.files()
-    return {option: content_hash(path) for option, path in found.items() if path.exists()}
-
-
-def source_hashes(config: RunConfig) -> dict[str, str]:
-    """Return a hash of the source of each class from outside this package, by option."""
-    found = {}
-    for name, target in json_normalize(config.to_mapping()).iloc[0].items():
-        option, _, last = str(name).rpartition(".")
-        if last == "_target_" and str(target).partition(".")[0] not in KNOWN:
-            found[f"source of {option}"] = source_hash(str(target))
-    return found
+    return {name: content_hash(path) for name, path in config.files().items() if path.exists()}
 
 
 def check_files(files: Mapping[str, Path], recorded: Mapping[str, str]) -> None:
@@ -169,26 +158,30 @@ def content_hash(path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
+def source_hashes(config: RunConfig) -> dict[str, str]:
+    """Return a hash of the source of each class from outside this package, by option."""
+    found = {}
+    for name, target in json_normalize(config.to_mapping()).iloc[0].items():
+        option, _, last = str(name).rpartition(".")
+        if last == "_target_" and str(target).partition(".")[0] not in KNOWN:
+            found[f"source of {option}"] = source_hash(str(target))
+    return found
+
+
 def source_hash(target: str) -> str:
     """Return the hash of a class's module and of the modules beside it that it imports, directly or
     not; "" where no source is found. `target` is the class's dotted name."""
-
-    def source(module: str) -> Path | None:
-        with suppress(ImportError, ValueError):
-            spec = find_spec(module)
-            if spec is not None and spec.origin and spec.origin.endswith(".py"):
-                return Path(spec.origin)
-        return None
-
-    module, top = target, source(target.partition(".")[0])
-    while module and source(module) is None:
-        module = module.rpartition(".")[0]
-    if not module or top is None:
+    try:
+        made = find_class(target, "")
+        file = Path(inspect.getfile(made))
+    except (ValueError, ImportError, TypeError):
         return ""
-    finder = ModuleFinder([str(top.parents[top.name == "__init__.py"])])
-    finder.import_hook(module)
-    paths = {name: found.__file__ for name, found in finder.modules.items()}  # type: ignore[attr-defined]
-    return identity(*((name, Path(p).read_text("utf-8")) for name, p in sorted(paths.items()) if p))
+    depth = made.__module__.count(".") + (file.name == "__init__.py")
+    finder = ModuleFinder([str(file.parents[depth])])
+    finder.import_hook(made.__module__)
+    paths = {name: str(found.__file__) for name, found in finder.modules.items()}  # type: ignore[attr-defined]
+    sources = {name: Path(p).read_text("utf-8") for name, p in paths.items() if p.endswith(".py")}
+    return identity(*sorted(sources.items()))
 
 
 def provenance() -> dict:
@@ -235,14 +228,12 @@ def git_state(folder: Path) -> dict | None:
 
     Changes in results/ do not make a checkout dirty.
     """
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
-        return subprocess.check_output(command, text=True, timeout=20, stderr=subprocess.DEVNULL)
-
+    place, what = ["git", "-C", str(folder)], ["--", ":/", ":(top,exclude)results"]
+    command = [*place, "status", "--porcelain=v2", "--branch", *what]
     with suppress(OSError, subprocess.SubprocessError):
-        changed = git("status", "--porcelain", "--", ":/", ":(top,exclude)results")
-        return {"commit": git("rev-parse", "HEAD").strip(), "dirty": bool(changed.strip())}
+        said = subprocess.check_output(command, text=True, timeout=20, stderr=subprocess.DEVNULL)
+        head, *lines = said.splitlines()
+        return {"commit": head.split()[-1], "dirty": any(line[0] != "#" for line in lines)}
     return None
 
 

@@ -25,10 +25,10 @@ from ouroboros import vocab
 from ouroboros.bench.metrics.meter import Meter
 from ouroboros.bench.metrics.sample import Sample, step_s
 from ouroboros.bench.run.config import Sampling
-from ouroboros.bench.run.folder import FAILURES, PREDICTIONS, SAMPLES, SCORES, ResultsFolder
+from ouroboros.bench.run.folder import FAILURES, SAMPLES, SCORES, ResultsFolder
 from ouroboros.bench.run.identity import without_paths
-from ouroboros.bench.run.prompts import Answers, check_ids, check_prompts, longest, prompt_ids
-from ouroboros.bench.run.recorder import Recorder, predictions_to_json
+from ouroboros.bench.run.prompts import Answers, check_ids, longest, prompt_ids
+from ouroboros.bench.run.recorder import Recorder
 from ouroboros.bench.tasks.task import Example, Task
 from ouroboros.costs import Costs
 from ouroboros.decode import stream
@@ -53,7 +53,8 @@ class Bench:
 
     `models` are all models whose caches are emptied before each sample; `costs` those given to the
     decoders, if any. The other options are those of `RunConfig`. Raises `ValueError` where the
-    examples need a chat template and the tokenizer has none.
+    examples need a chat template and the tokenizer has none, and for a prompt with a token id that
+    the model does not know.
     """
 
     target: CachedModel
@@ -69,7 +70,15 @@ class Bench:
     costs: Costs | None = None
 
     def __post_init__(self) -> None:
-        check_prompts(self.target, self.examples)
+        tokenizer, known = self.target.tokenizer, self.target.vocab_size
+        chats = any(example.messages for example in self.examples)
+        if chats and not getattr(tokenizer, "chat_template", None):
+            raise ValueError(
+                "task.template=chat needs a tokenizer with a chat template, and this model's has "
+                "none: use another task.template, or an instruct model"
+            )
+        for example in self.examples if len(tokenizer) > known else ():
+            check_ids(prompt_ids(tokenizer, example), known, example.id)
 
     @property
     def total(self) -> int:
@@ -103,47 +112,49 @@ class Bench:
         """Measure the samples that the folder lacks; `on_sample` gets every sample, old ones first.
 
         With `retry_failed` a failed sample is measured again; its new line replaces the old one.
-        Carried pools are restored from the folder.
+        Each decoder decodes a fixed text first, and is made anew; carried pools are then restored
+        from the folder.
         """
-        with folder.locked():
-            done = [s for s in folder.load_samples() if not (retry_failed and s.error)]
-            for sample in done:
-                on_sample(sample)
-            have = {sample.key for sample in done}
-            missing = [turn for turn in self.turns() if (turn[0].id, *turn[1:3]) not in have]
-            decoders = self._warm_up(dict.fromkeys(turn[1] for turn in missing))
-            carried: dict[str, Any] = {
-                n: d for n, d in decoders.items() if getattr(d, "carries_state", False)
-            }
-            tokenizer_id = vocab.fingerprint(self.target.tokenizer) if carried else ""
-            for name in carried.keys() & {sample.decoder for sample in done}:
-                if (path := folder.pool_path(name)).exists():
-                    load_state(carried[name], path, tokenizer_id=tokenizer_id)
-            answers = Answers(self.task, self.examples, next(iter(self.decoders)), done)
-            for example, name, repeat, order in missing:
-                with_trees = self.record_trees is not False and repeat == 0
-                recorder, decoder, reasons = None, decoders[name], list[str]()
-                if (with_trees or self.record_predictions) and not isinstance(decoder, Peer):
-                    recorder = Recorder(decoder)
-                sample = self.measure(
-                    recorder or decoder, example, repeat, answers, on_error=reasons.append
-                )
-                sample = replace(sample, decoder=name, order=order)
-                answers.add(sample)
-                for reason in reasons:
-                    folder.append(FAILURES, {"traceback": reason}, sample.key)
-                if recorder and self.record_predictions:
-                    found = predictions_to_json(recorder.predictions(sample.new_tokens))
-                    folder.append(PREDICTIONS, {"predictions": found}, sample.key)
-                if recorder and with_trees:
-                    trees = recorder.trees()[: len(sample.steps)]
-                    proposed = [step.tree for step in trees if len(step.tree) > 1]
-                    if any(tree.probability or self.record_trees for tree in proposed):
-                        folder.add_trees(sample.key, trees)
-                folder.append(SAMPLES, sample.to_dict())
-                if name in carried:
-                    save_state(carried[name], folder.pool_path(name), tokenizer_id=tokenizer_id)
-                on_sample(sample)
+        done = {s.key: s for s in folder.load_samples() if not (retry_failed and s.error)}
+        for sample in done.values():
+            on_sample(sample)
+        missing = [turn for turn in self.turns() if (turn[0].id, *turn[1:3]) not in done]
+        names = dict.fromkeys(name for _, name, *_ in missing)
+        for model in self.models if missing else ():
+            model.prepare(longest(self.target.tokenizer, self.examples) + self.max_new)
+        warm_up = replace(self, max_new=min(self.max_new, WARM_UP_TOKENS))
+        for name in names:
+            warm_up.measure(self.decoders[name](), WARM_UP, 0)
+        decoders = {name: self.decoders[name]() for name in names}
+        carried: dict[str, Any] = {
+            name: one for name, one in decoders.items() if getattr(one, "carries_state", False)
+        }
+        tokenizer_id = vocab.fingerprint(self.target.tokenizer) if carried else ""
+        for name in carried.keys() & {decoder for _, decoder, _ in done}:
+            if (path := folder.pool_path(name)).exists():
+                load_state(carried[name], path, tokenizer_id=tokenizer_id)
+        answers = Answers(self.task, self.examples, next(iter(self.decoders)), done)
+        for example, name, repeat, order in missing:
+            trees, recorder = self.record_trees is not False and repeat == 0, None
+            decoder, failures = decoders[name], list[str]()
+            if (trees or self.record_predictions) and not isinstance(decoder, Peer):
+                decoder = recorder = Recorder(decoder)
+            sample = self.measure(decoder, example, repeat, answers, on_error=failures.append)
+            sample = replace(sample, decoder=name, order=order)
+            done[sample.key] = sample
+            for reason in failures:
+                folder.append(FAILURES, {"traceback": reason}, sample.key)
+            if recorder and self.record_predictions:
+                folder.add_predictions(sample.key, recorder.predictions(sample.new_tokens))
+            if recorder and trees:
+                steps = recorder.trees()[: len(sample.steps)]
+                proposed = [step.tree for step in steps if len(step.tree) > 1]
+                if any(tree.probability or self.record_trees for tree in proposed):
+                    folder.add_trees(sample.key, steps)
+            folder.append(SAMPLES, sample.to_dict())
+            if name in carried:
+                save_state(carried[name], folder.pool_path(name), tokenizer_id=tokenizer_id)
+            on_sample(sample)
 
     def measure(
         self,
@@ -159,23 +170,24 @@ class Bench:
         `answers` are needed for later turns of a conversation.
         """
         sample = Sample(example.id, "", repeat, 0, 0, group=example.group)
-        tokenizer, ttft_s = self.target.tokenizer, None
-        limits: dict[str, Any] = {"max_new": self.max_new, "eos": eos_ids(self.target)}
+        tokenizer, known, ttft_s = self.target.tokenizer, self.target.vocab_size, None
         try:
             asked = example if answers is None else answers.with_history(example, repeat)
             prompt = prompt_ids(tokenizer, asked)
             sample = replace(sample, prompt_tokens=len(prompt))
-            check_ids(prompt, self.target.vocab_size, example.id)
+            check_ids(prompt, known, example.id)
+            limits: dict[str, Any] = {"max_new": self.max_new, "eos": eos_ids(self.target)}
+            limits["choose"] = self.sampling.choose(example.id, repeat, vocab=known)
+            stop = StopStrings(tokenizer, self.task.stop)
             for model in self.models:
                 model.empty()
-            choose = self.sampling.choose(example.id, repeat, vocab=self.target.vocab_size)
-            stop, started = StopStrings(tokenizer, self.task.stop), self.meter.start()
+            started = self.meter.start()
             if isinstance(decoder, Peer):
-                trace = decoder.run(self.target, prompt, **limits, choose=choose, stop=stop)
+                trace = decoder.run(self.target, prompt, **limits, stop=stop)
                 keep = StopStrings(tokenizer, self.task.stop)(trace.new_tokens)
                 ttft_s = step_s(trace.steps[0]) if trace.steps else None
             else:
-                for trace in stream(self.target, decoder, prompt, **limits, choose=choose):
+                for trace in stream(self.target, decoder, prompt, **limits):
                     if ttft_s is None and trace.steps:
                         ttft_s = time.perf_counter() - started
                     keep = stop(trace.new_tokens)
@@ -199,29 +211,17 @@ class Bench:
     def score(self, folder: ResultsFolder, on_score: Callable[[], object]) -> None:
         """Score the folder's samples after all timing; equal completions are scored once."""
         known: dict[tuple[str, str], dict[str, float]] = {}
-        examples = {example.id: example for example in self.examples}
-        with folder.locked():
-            done = folder.load_scores()
-            for sample in folder.load_samples():
-                if sample.error or sample.key in done:
-                    continue
-                completion = (sample.example, sample.text)
-                if completion not in known:
-                    known[completion] = self.task.score(examples[sample.example], sample.text)
-                if scores := known[completion]:
-                    key = dict(zip(("example", "decoder", "repeat"), sample.key, strict=True))
-                    folder.append(SCORES, {**key, "scores": scores})
-                on_score()
-
-    def _warm_up(self, names: Mapping[str, object]) -> dict[str, Decoder]:
-        """Return new decoders, after others of their kind have decoded a fixed text each."""
-        if names:
-            for model in self.models:
-                model.prepare(longest(self.target.tokenizer, self.examples) + self.max_new)
-        short = replace(self, max_new=min(self.max_new, WARM_UP_TOKENS))
-        for name in names:
-            short.measure(self.decoders[name](), WARM_UP, 0)
-        return {name: self.decoders[name]() for name in names}
+        examples, done = {example.id: example for example in self.examples}, folder.load_scores()
+        for sample in folder.load_samples():
+            if sample.error or sample.key in done:
+                continue
+            completion = (sample.example, sample.text)
+            if completion not in known:
+                known[completion] = self.task.score(examples[sample.example], sample.text)
+            if scores := known[completion]:
+                key = dict(zip(("example", "decoder", "repeat"), sample.key, strict=True))
+                folder.append(SCORES, {**key, "scores": scores})
+            on_score()
 
 
 def eos_ids(model: CachedModel) -> frozenset[int]:
@@ -242,8 +242,7 @@ class StopStrings:
     def __init__(self, tokenizer, strings: Sequence[str]) -> None:
         if "" in strings:
             raise ValueError("a stop string is empty: it would end every completion at once")
-        self.tokenizer = tokenizer
-        self.strings = tuple(strings)
+        self.tokenizer, self.strings = tokenizer, tuple(strings)
         self._reach = max((len(s.encode()) for s in self.strings), default=0) + 4
         self._seen = 0
 
@@ -265,6 +264,5 @@ class StopStrings:
 
 def text_of(tokenizer, tokens: Sequence[int]) -> str:
     """Return the exact text of some tokens: no clean-up of spaces, no special tokens."""
-    return tokenizer.decode(
-        list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
-    )
+    options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+    return tokenizer.decode(list(tokens), **options)

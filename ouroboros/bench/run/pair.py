@@ -19,7 +19,6 @@ from ouroboros.engine.quantised import quantise
 from ouroboros.instantiate import instantiate
 
 PACKAGE = Path(standin.__file__).parent
-PLACED = ("device_map", "tp_plan")  # transformers itself puts such models on a device
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class PairSpec:
     max_len: int | None = None
     engine: EngineName = "auto"
     exact: bool = False
-    standin: Mapping[str, str] | None = None
+    standin: Mapping | None = None
     options: Mapping = field(default_factory=dict)
     target_options: Mapping = field(default_factory=dict)
     draft_options: Mapping = field(default_factory=dict)
@@ -58,6 +57,11 @@ class PairSpec:
         if self.engine not in get_args(EngineName):
             choices = ", ".join(get_args(EngineName))
             raise ValueError(f"model.engine={self.engine}: choose from {choices}")
+        if self.standin is not None and self.standin.keys() != {"target", "draft"}:
+            roles = "{target: cpu-target, draft: cpu-draft}"
+            raise ValueError(
+                f"model.standin={self.standin}: give a shape for each role, as {roles}"
+            )
         try:
             torch.device(self.device or "cpu")
         except RuntimeError as error:
@@ -69,10 +73,19 @@ class PairSpec:
         """Return the spec of a config. Raises `ValueError` for unknown options or wrong types."""
         return instantiate({**options, "_target_": f"{__name__}.PairSpec"}, "model")
 
+    def path(self, role: str) -> str:
+        """Return a role's hub id or folder. Raises `ValueError` where none is named."""
+        if name := getattr(self, role):
+            return model_path(name)
+        without = ", or leave decoders that draft with a model out of decoder=[...]"
+        raise ValueError(
+            f"give model.{role}=<hub id or folder>" + (without if role == "draft" else "")
+        )
+
     def files(self) -> dict[str, Path]:
         """Return the models' folders by option, whether they exist or are hub ids."""
-        named = {"model.target": self.target, "model.draft": self.draft}
-        return {option: Path(model_path(name)) for option, name in named.items() if name}
+        named = [role for role in ("target", "draft") if getattr(self, role)]
+        return {f"model.{role}": Path(self.path(role)) for role in named}
 
 
 @dataclass(frozen=True)
@@ -90,83 +103,69 @@ class Pair:
 
 def load_pair(spec: PairSpec, *, with_draft: bool) -> Pair:
     """Load the models. Raises `ValueError`, in one line, for what cannot be loaded or paired."""
-    if not spec.target:
-        raise ValueError("this run needs a model: give model.target=<hub id or folder>")
-    if with_draft and not spec.draft:
-        raise ValueError(
-            "a decoder of this run drafts with a small model: give model.draft=<hub id or folder>, "
-            "or leave it out of decoder=[...]"
-        )
-    target = _load(spec, spec.target, "target")
-    if not with_draft:
-        return Pair(target, None)
-    draft = load_draft(spec)
-    vocab.check_pair(target, draft)
-    return Pair(target, draft)
+    for role in ("target", "draft")[: 1 + with_draft]:
+        spec.path(role)
+    pair = Pair(load_model(spec, "target"), load_model(spec, "draft") if with_draft else None)
+    if pair.draft is not None:
+        vocab.check_pair(pair.target, pair.draft)
+    return pair
 
 
-def load_draft(spec: PairSpec) -> CachedModel:
-    """Load the draft alone, for a replay. Raises `ValueError` where the spec names none."""
-    if not spec.draft:
-        raise ValueError("a decoder of this replay drafts with a model: give model.draft=<id>")
-    draft = _load(spec, spec.draft, "draft")
-    draft.prefill_limit = spec.draft_context
-    return draft
-
-
-def load_tokenizer(spec: PairSpec):
-    """Load the target's tokenizer without its weights."""
-    if not spec.target:
-        raise ValueError("give model.target=<hub id or folder>: its tokenizer is needed")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model_path(spec.target))
-    except Exception as error:
-        reason = why_not_loaded(spec.target, error)
-        raise ValueError(f"cannot load the tokenizer of {spec.target!r}: {reason}") from error
-    check_round_trip(tokenizer, spec.target)
-    return tokenizer
-
-
-def model_path(name: str) -> str:
-    """Return the hub id or folder that a model's name stands for."""
-    return str(PACKAGE / name) if name.startswith("reference/") else name
-
-
-def _load(spec: PairSpec, name: str, role: str) -> CachedModel:
+def load_model(spec: PairSpec, role: str) -> CachedModel:
+    """Load the "target" or the "draft". Raises `ValueError` for what cannot be loaded."""
     options = {
         key: instantiate(value, f"model.{role}_options.{key}")
         if isinstance(value, Mapping) and "_target_" in value
         else value
         for key, value in {**spec.options, **getattr(spec, f"{role}_options")}.items()
     }
-    device = spec.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    place = torch.device(device)
-    if place.type == "cuda" and (place.index or 0) >= (count := torch.cuda.device_count()):
-        raise ValueError(
-            f"model.device={device}: torch sees {count} GPUs here; give another device"
-        )
+    source, device = (
+        spec.path(role),
+        spec.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+    )
+    place, gpus = torch.device(device), torch.cuda.device_count()
+    if place.type == "cuda" and (place.index or 0) >= gpus:
+        raise ValueError(f"model.device={device}: torch sees {gpus} GPUs here; give another device")
     dtype = fast_dtype(device) if spec.dtype == "auto" else getattr(torch, spec.dtype, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(
             f"model.dtype {spec.dtype!r} is unknown: use auto, bfloat16, float16 or float32"
         )
-    source = model_path(name)
     how: dict = {"engine": spec.engine, "exact": spec.exact and role == "target"}
-    if not spec.standin:
-        on = None if any(key in options for key in PLACED) else device
-        return CachedModel.from_pretrained(
-            source, dtype=dtype, device=on, max_len=spec.max_len, **how, **options
-        )
-    quantization = options.pop("quantization_config", None)
-    core = CachedModel.from_pretrained(source, dtype=torch.float32, **options)
-    shape = standin.shape(spec.standin[role])
-    model: PreTrainedModel = standin.embed(core.model, shape, device=device, dtype=dtype)
-    if quantization is not None:
-        model = quantise(model, quantization)
-    own = CachedModel(model, tokenizer=core.tokenizer, max_len=spec.max_len, **how)
-    if not own.exact:
-        own.prepack()
-    return own
+    how["max_len"] = spec.max_len
+    if spec.standin:
+        quantization = options.pop("quantization_config", None)
+        core = CachedModel.from_pretrained(source, dtype=torch.float32, **options)
+        shape = standin.shape(spec.standin[role])
+        model: PreTrainedModel = standin.embed(core.model, shape, device=device, dtype=dtype)
+        if quantization is not None:
+            model = quantise(model, quantization)
+        made = CachedModel(model, tokenizer=core.tokenizer, **how)
+        if not made.exact:
+            made.prepack()
+    else:  # transformers itself puts spread models on their devices
+        on = None if {"device_map", "tp_plan"} & options.keys() else device
+        made = CachedModel.from_pretrained(source, dtype=dtype, device=on, **how, **options)
+    if role == "draft":
+        made.prefill_limit = spec.draft_context
+    return made
+
+
+def load_tokenizer(spec: PairSpec):
+    """Load the target's tokenizer without its weights."""
+    source = spec.path("target")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except Exception as error:
+        reason = why_not_loaded(str(spec.target), error)
+        raise ValueError(f"cannot load the tokenizer of {spec.target!r}: {reason}") from error
+    check_round_trip(tokenizer, str(spec.target))
+    return tokenizer
+
+
+def model_path(name: str) -> str:
+    """Return the hub id or folder that a model's name stands for."""
+    return str(PACKAGE / name) if name.startswith("reference/") else name
 
 
 def fast_dtype(device: str) -> torch.dtype:

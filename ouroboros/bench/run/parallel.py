@@ -10,16 +10,15 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 import torch
 
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
-from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import Pair, PairSpec
 from ouroboros.costs import Costs, Surface
 from ouroboros.decoders import Decoder, DecoderFactory, Peer
@@ -70,23 +69,20 @@ def on_own_device(spec: PairSpec, ranks: Ranks) -> PairSpec:
     return replace(spec, device=f"cuda:{gpu}")
 
 
-def check_dtypes(pair: Pair, ranks: Ranks) -> None:
-    """Raise `ValueError` unless all ranks compute in the same types: dtype=auto may differ."""
-    own = ", ".join(str(model.dtype).removeprefix("torch.") for model in pair.models)
-    kinds = {message.rstrip().decode() for message in ranks.all_gather(own.encode().ljust(64))}
+def shared_pair(pair: Pair, costs: Costs, ranks: Ranks, draft: str | None) -> Pair:
+    """Return the pair with its target, and possibly its draft, shared by the ranks.
+
+    The draft is shared if `draft` is "shared". If `draft` is None, it is shared where the costs say
+    that a wide draft call takes longer than one rank's part of that call plus a message. Raises
+    `ValueError` unless all ranks compute in the same types: dtype=auto may differ.
+    """
+    types = ", ".join(str(model.dtype).removeprefix("torch.") for model in pair.models)
+    kinds = {message.rstrip().decode() for message in ranks.all_gather(types.encode().ljust(64))}
     if len(kinds) > 1:
         raise ValueError(
             f"the ranks compute in different types ({' and '.join(sorted(kinds))}): give one of "
             "them as model.dtype"
         )
-
-
-def shared_pair(pair: Pair, costs: Costs, ranks: Ranks, draft: str | None) -> Pair:
-    """Return the pair with its target, and possibly its draft, shared by the ranks.
-
-    The draft is shared if `draft` is "shared". If `draft` is None, it is shared where the costs say
-    that a wide draft call takes longer than one rank's part of that call plus a message.
-    """
     target = ShardedModel(pair.target, ranks, call_ms=call_cost(costs.target))
     if pair.draft is None or draft in ("every", "first"):
         return Pair(target, pair.draft)
@@ -111,16 +107,14 @@ def call_cost(surface: Surface) -> CallMs:
     return call_ms
 
 
-def draft_on_first(
-    factories: Mapping[str, DecoderFactory], ranks: Ranks
-) -> dict[str, DecoderFactory]:
-    """Return factories of decoders that draft on rank 0 only; peers stay as they are."""
+def draft_on_first(make: DecoderFactory, ranks: Ranks) -> DecoderFactory:
+    """Return a factory of the decoder that drafts on rank 0 only; peers stay as they are."""
 
-    def make(factory: DecoderFactory) -> Decoder:
-        decoder = factory()
+    def made() -> Decoder:
+        decoder = make()
         return decoder if isinstance(decoder, Peer) else OnFirstRank(decoder, ranks)
 
-    return {name: partial(make, factory) for name, factory in factories.items()}
+    return made
 
 
 @contextmanager
@@ -138,11 +132,6 @@ def folder_of(folder: ResultsFolder, ranks: Ranks) -> Iterator[ResultsFolder]:
         yield ResultsFolder(place)
 
 
-def any_rank(ranks: Ranks, asked: bool) -> bool:
-    """Return whether any rank was asked to stop."""
-    return b"1" in ranks.all_gather(b"1" if asked else b"0")
-
-
 def parallel_facts(models: Sequence[CachedModel]) -> dict | None:
     """Return what run.json records of the ranks and their messages; None for one process.
 
@@ -158,9 +147,3 @@ def parallel_facts(models: Sequence[CachedModel]) -> dict | None:
         "exchanges": target.exchanges,
         "bytes_per_step": round(target.exchanged_bytes / max(1, target.exchanges), 1),
     }
-
-
-def unshared(job: Bench) -> Bench:
-    """Return the job with the models of this rank alone."""
-    models = [m.alone() if isinstance(m, ShardedModel) else m for m in job.models]
-    return replace(job, target=models[0], models=models)

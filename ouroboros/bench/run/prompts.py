@@ -7,13 +7,12 @@ decoder, the run's first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.tasks.task import Conversation, Example, Task
-from ouroboros.engine.model import CachedModel
 
 SEPARATOR = "\n\n"
 
@@ -32,18 +31,6 @@ def longest(tokenizer, examples: Sequence[Example]) -> int:
     return max((len(prompt_ids(tokenizer, example)) for example in examples), default=0)
 
 
-def check_prompts(target: CachedModel, examples: Sequence[Example]) -> None:
-    """Raise `ValueError` where examples need a chat template and the tokenizer has none, and for a
-    prompt with a token id that the model does not know."""
-    if any(e.messages for e in examples) and not getattr(target.tokenizer, "chat_template", None):
-        raise ValueError(
-            "task.template=chat needs a tokenizer with a chat template, and this model's has none: "
-            "use another task.template, or an instruct model"
-        )
-    for example in examples if len(target.tokenizer) > target.vocab_size else ():
-        check_ids(prompt_ids(target.tokenizer, example), target.vocab_size, example.id)
-
-
 def check_ids(prompt: Sequence[int], vocab: int, name: str) -> None:
     """Raise `ValueError` for a token id that a model of `vocab` tokens does not know."""
     if unknown := [token for token in prompt if not 0 <= token < vocab]:
@@ -53,22 +40,17 @@ def check_ids(prompt: Sequence[int], vocab: int, name: str) -> None:
         )
 
 
+@dataclass(frozen=True)
 class Answers:
-    """The answers of the decoder `first`, from which all decoders' conversations continue."""
+    """The answers of the decoder `first`, from which all decoders' conversations continue.
 
-    def __init__(
-        self, task: Task, examples: Sequence[Example], first: str, done: Iterable[Sample]
-    ) -> None:
-        self._task, self._first = task, first
-        self._examples = {example.id: example for example in examples}
-        self._samples: dict[tuple[str, int], Sample] = {}
-        for sample in done:
-            self.add(sample)
+    `samples` are the completions so far, by their keys.
+    """
 
-    def add(self, sample: Sample) -> None:
-        """Take a sample; samples of other decoders are ignored."""
-        if sample.decoder == self._first:
-            self._samples[sample.example, sample.repeat] = sample
+    task: Task
+    examples: Sequence[Example]
+    first: str
+    samples: Mapping[tuple[str, str, int], Sample]
 
     def with_history(self, example: Example, repeat: int) -> Example:
         """Return the example, a later turn with the conversation before it.
@@ -77,12 +59,12 @@ class Answers:
         """
         if example.follows is None:
             return example
-        answer = self._samples[example.follows, repeat]
+        answer = self.samples[example.follows, self.first, repeat]
         if answer.error:
-            raise ValueError(f"{self._first} failed at the turn before: {answer.error}")
-        before = self.with_history(self._examples[example.follows], repeat)
-        assert isinstance(self._task, Conversation)
-        return self._task.continued(example, before, answer.text)
+            raise ValueError(f"{self.first} failed at the turn before: {answer.error}")
+        turn = next(one for one in self.examples if one.id == example.follows)
+        assert isinstance(self.task, Conversation)
+        return self.task.continued(example, self.with_history(turn, repeat), answer.text)
 
 
 def with_context(

@@ -7,7 +7,7 @@ tree contains the prefix.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from ouroboros.bench.metrics.trees import ProposedTree
 from ouroboros.decode import Drafter
@@ -79,41 +79,3 @@ class Recorder:
     def trees(self) -> list[ProposedTree]:
         """Return the run's trees, one per step, with their accepted paths."""
         return [ProposedTree(tree, tuple(p), c[p[-1]]) for _, tree, c, p in self._steps]
-
-
-def tree_to_json(step: ProposedTree, names: list[str]) -> dict:
-    """Return a tree as JSON values; sources become indices into `names`, which is extended."""
-    tree = step.tree
-    names += [name for name in dict.fromkeys(tree.source) if name not in names]
-    row = {
-        "tokens": tree.tokens,
-        "parents": tree.parents,
-        "path": step.path,
-        "then": step.then,
-        "probability": [round(float(share), 4) for share in tree.probability],
-        "source": [names.index(name) for name in tree.source],
-        "probe": sorted(tree.probe),
-    }
-    return {key: value for key, value in row.items() if value != () and value != []}
-
-
-def tree_from_json(row: Mapping, names: Sequence[str]) -> ProposedTree:
-    """Return the tree of `tree_to_json`'s values."""
-    tree = TokenTree(
-        tuple(row["tokens"]),
-        tuple(row["parents"]),
-        frozenset(row.get("probe", ())),
-        tuple(names[index] for index in row.get("source", ())),
-        probability=tuple(row.get("probability", ())),
-    )
-    return ProposedTree(tree, tuple(row["path"]), row["then"])
-
-
-def predictions_to_json(predictions: Mapping[PrefixKey, int]) -> list[list]:
-    """Return predictions as JSON values."""
-    return [[along, list(off), token] for (along, off), token in predictions.items()]
-
-
-def predictions_from_json(rows: Iterable[Sequence]) -> dict[PrefixKey, int]:
-    """Return the predictions of `predictions_to_json`'s values."""
-    return {(along, tuple(off)): token for along, off, token in rows}

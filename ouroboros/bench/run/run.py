@@ -14,7 +14,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -27,26 +27,16 @@ from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.run.audit import audit_run
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import COSTS, RUN, ResultsFolder, load_costs
-from ouroboros.bench.run.identity import (
-    check_files,
-    describe,
-    host_load,
-    machine,
-    provenance,
-    without_paths,
-)
+from ouroboros.bench.run.identity import check_files, describe, machine, without_paths
 from ouroboros.bench.run.loop import Bench, eos_ids
 from ouroboros.bench.run.pair import Pair, load_pair
 from ouroboros.bench.run.parallel import (
-    any_rank,
-    check_dtypes,
     draft_on_first,
     folder_of,
     join_ranks,
     on_own_device,
     parallel_facts,
     shared_pair,
-    unshared,
 )
 from ouroboros.bench.run.prompts import longest, with_context
 from ouroboros.bench.tasks.sandbox import check_sandbox, kind
@@ -55,6 +45,7 @@ from ouroboros.costs import NOISY, UNTIMED, Costs
 from ouroboros.decoders import decoder_factories, wants_costs
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.ranks import RankLost, Ranks, all_succeed, own_gpu
+from ouroboros.engine.parallel.sharded import ShardedModel
 from ouroboros.engine.quantised import quantised_by
 
 BUSY = 20  # percent of the CPUs or of a GPU
@@ -102,16 +93,15 @@ def run(
         ranks = stack.enter_context(join_ranks(config.parallel))
         first = ranks.rank == 0
         task, examples = config.task.load()
-        name = f"{task.name}-{config.model.name}-{datetime.now():%Y%m%d-%H%M%S}"
-        folder = ResultsFolder(config.results_dir or Path("results", "local", name))
         if getattr(task, "execute_code", False):
             check_sandbox(task.timeout_s, task.memory_mib)  # type: ignore[attr-defined]
+        name = f"{task.name}-{config.model.name}-{datetime.now():%Y%m%d-%H%M%S}"
+        folder = ResultsFolder(config.results_dir or Path("results", "local", name))
         facts = describe(config, examples)
-        facts["load"] = host_load()
         choice = {"overwrite": config.overwrite, "retry_failed": config.retry_failed}
 
         def claim() -> None:
-            if first and folder.path.exists():  # else made when the models are loaded
+            if first:
                 stack.enter_context(folder.locked())
                 folder.check_open(facts, **choice)
 
@@ -119,12 +109,11 @@ def run(
         recorded = None if config.overwrite or not first else folder.load_costs()
         spec = on_own_device(config.model, ranks)
         pair = all_succeed(ranks, lambda: load_pair(spec, with_draft=config.needs_draft))
-        if measure_costs is not None:
-            costs = recorded or measure_costs(pair)
+        if measure_costs is not None and recorded is None:
+            costs = measure_costs(pair)
         shared = ranks if config.parallel else None
         bench = build(config, task, examples, pair, costs=recorded or costs, ranks=shared)
         facts |= run_facts(config, bench)
-        all_succeed(ranks, lambda: stack.enter_context(folder.locked()) if first else None)
         record = all_succeed(ranks, lambda: folder.open_run(facts, **choice) if first else {})
         if first and bench.costs is not None and recorded is None:
             folder.write_json(COSTS, asdict(bench.costs))
@@ -136,58 +125,51 @@ def run(
             say(line)
         say(f"models: {config.model.name}, {facts['model']['dtype']} on {facts['model']['device']}")
         say(f"results: {short_path(folder.path)}")
+
         asked = stack.enter_context(stop_requests(b"" if ranks.rank else STOPPING))
+        all_asked = lambda: b"1" in ranks.all_gather(b"1" if asked() else b"0")  # noqa: E731
+        bar, finished = ticking("", bench.total, progress, all_asked), False
         try:
-            with folder_of(folder, ranks) as own:
-                finished = stage(
-                    lambda tick: bench.run(own, tick, retry_failed=config.retry_failed),
-                    *("", bench.total, progress, lambda: any_rank(ranks, asked())),
-                )
+            with folder_of(folder, ranks) as own, bar as tick:
+                bench.run(own, tick, retry_failed=config.retry_failed)
+            if first:
+                with ticking("scoring", None, progress, asked) as tick:
+                    bench.score(folder, tick)
+            finished = True
+        except KeyboardInterrupt:
+            say(INTERRUPTED)
         except RankLost:
             if not asked():  # else this rank was interrupted as well, only earlier
                 if first:
                     folder.save_run(record, status="interrupted")
                 raise
-            finished = False
         if not first:
             return RunResult(folder, bench, finished, first=False)
         record["parallel"] = parallel_facts(bench.models)
-        bench = unshared(bench)
-        finished = finished and stage(
-            lambda tick: bench.score(folder, tick), "scoring", None, progress, asked
-        )
-        if not finished:
-            say(INTERRUPTED)
-        elif not config.save_pools:
+        models = [one.alone() if isinstance(one, ShardedModel) else one for one in bench.models]
+        bench = replace(bench, target=models[0], models=models)
+        if finished and not config.save_pools:
             folder.drop_pools()
         record["corpus_scores"] = corpus_scores(task, bench.examples, folder.load_samples())
         folder.save_run(record, status="finished" if finished else "interrupted")
         if finished and config.audit != "none":
-            prompts, controls = len(bench.examples) * bench.repeats, config.audit == "all"
+            prompts = len(bench.examples) * bench.repeats
             try:
-                audited = stage(
-                    lambda tick: audit_run(bench, folder, controls=controls, on_row=tick),
-                    *("audit", prompts, progress, asked),
-                )
-                reason = "" if audited else "interrupted"
-            except Exception as error:
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            if reason:
-                say(f"no audit: {reason}; 'ouroboros audit' repeats it")
+                with ticking("audit", prompts, progress, asked) as tick:
+                    audit_run(bench, folder, controls=config.audit == "all", on_row=tick)
+            except (KeyboardInterrupt, Exception) as error:
+                stopped = isinstance(error, KeyboardInterrupt)
+                reason = "interrupted" if stopped else str(error).strip() or type(error).__name__
+                say(f"no audit: {reason.splitlines()[0]}; 'ouroboros audit' repeats it")
         return RunResult(folder, bench, finished)
 
 
-def stage(
-    work: Callable[[Callable], object],
-    what: str,
-    total: int | None,
-    progress: bool,
-    asked: Callable[[], bool],
-) -> bool:
-    """Do `work` with a progress bar; return False where it was interrupted.
-
-    `work` gets a function to call after each unit of work, with its sample if there is one.
-    """
+@contextmanager
+def ticking(
+    what: str, total: int | None, progress: bool, asked: Callable[[], bool]
+) -> Iterator[Callable]:
+    """Show a progress bar; yield the function to call after each unit of work, with its sample if
+    there is one. It raises `KeyboardInterrupt` once `asked()`."""
     failed, unit = 0, "prompt" if what == "audit" else "sample"
     later = {"desc": what, "leave": False, "delay": 2} if what else {"mininterval": 0.5}
     with tqdm(total=total, unit=unit, dynamic_ncols=True, disable=not progress, **later) as bar:
@@ -202,11 +184,32 @@ def stage(
             if asked():
                 raise KeyboardInterrupt
 
-        try:
-            work(tick)
-        except KeyboardInterrupt:
-            return False
-    return True
+        yield tick
+
+
+@contextmanager
+def stop_requests(notice: bytes) -> Iterator[Callable[[], bool]]:
+    """Handle Ctrl-C and SIGTERM in two stages: the first writes a notice to stderr, the second
+    raises `KeyboardInterrupt`. Yield a function that returns whether a signal came.
+
+    Outside the main thread signals are unchanged.
+    """
+    came: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+        os.write(2, notice)  # not a print: the handler may run in the middle of one
+
+    main = threading.current_thread() is threading.main_thread()
+    handled = (signal.SIGINT, signal.SIGTERM) if main else ()
+    before = {number: signal.signal(number, note) for number in handled}
+    try:
+        yield lambda: bool(came)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def build(
@@ -234,13 +237,12 @@ def build(
     # GPUs whose kernels were tuned by their own clocks would not draft alike.
     drafting = config.parallel_draft or (None if own_gpu() is None else "first")
     if ranks is not None:
-        check_dtypes(pair, ranks)
         costs = ranks.broadcast(costs)
         assert costs is not None
         pair = shared_pair(pair, costs, ranks, drafting)
     decoders = decoder_factories(config.decoder, pair.draft, costs, tokenizer=tokenizer)
     if ranks is not None and drafting == "first":
-        decoders = draft_on_first(decoders, ranks)
+        decoders = {name: draft_on_first(make, ranks) for name, make in decoders.items()}
     return Bench(
         *(pair.target, pair.models, task, examples, decoders, max_new, config.repeats),
         *(config.sampling, config.record_predictions, config.record_trees, costs),
@@ -279,31 +281,6 @@ def rebuild(folder: ResultsFolder, overrides: Mapping[str, object] | None = None
         if old is not None and old != new:
             raise ValueError(f"the run had other {what} ({old}, now {new}): replace paths only")
     return bench
-
-
-@contextmanager
-def stop_requests(notice: bytes) -> Iterator[Callable[[], bool]]:
-    """Handle Ctrl-C and SIGTERM in two stages: the first writes a notice to stderr, the second
-    raises `KeyboardInterrupt`. Yield a function that returns whether a signal came.
-
-    Outside the main thread signals are unchanged.
-    """
-    came: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        if came:
-            raise KeyboardInterrupt
-        came.append(number)
-        os.write(2, notice)  # not a print: the handler may run in the middle of one
-
-    main = threading.current_thread() is threading.main_thread()
-    handled = (signal.SIGINT, signal.SIGTERM) if main else ()
-    before = {number: signal.signal(number, note) for number in handled}
-    try:
-        yield lambda: bool(came)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def short_path(path: Path) -> str:
@@ -375,7 +352,6 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
         "max_new": bench.max_new,
         **{name: getattr(config, name) for name in ("repeats", "part", "timing", "published")},
         "samples_wanted": bench.total,
-        "provenance": provenance(),
     }
     return without_paths(facts)
 

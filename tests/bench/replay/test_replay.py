@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -25,7 +24,7 @@ from ouroboros.bench.run.config import RunConfig, Sampling
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import PairSpec
-from ouroboros.bench.run.recorder import predictions_from_json, predictions_to_json, prefix_keys
+from ouroboros.bench.run.recorder import prefix_keys
 from ouroboros.bench.run.run import run_facts
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.bench.tasks.task import Example
@@ -268,13 +267,13 @@ def test_other_files_are_refused_in_one_line(pair, tmp_path, content, says):
     assert "\n" not in str(refusal.value)
 
 
-def test_places_know_the_recorded_path():
+def test_places_know_the_recorded_path(tmp_path):
     tree = TokenTree.chain(5, [6, 7]).graft([(9, 1)], at=1)
     found = list(prefix_keys(2, tree, [4, 5, 6, 7, 8]))
     assert found == [(2, ()), (3, ()), (4, ()), (3, (9,)), (3, (9, 1))]
-    assert predictions_from_json(json.loads(json.dumps(predictions_to_json({(3, (9, 1)): 4})))) == {
-        (3, (9, 1)): 4
-    }
+    folder, predictions = ResultsFolder(tmp_path), {(3, (9, 1)): 4, (4, ()): 5}
+    folder.add_predictions(("p0", "greedy", 0), predictions)
+    assert folder.load_predictions() == {("p0", "greedy", 0): predictions}
 
 
 def test_an_empty_recording_ends_at_once():

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from bench_models import TextTask, bench_of
+import torch
+from bench_models import TextTask, bench_of, byte_tokenizer, tiny_llama
 from bench_models import ran as started
-from ouroboros.baselines import Greedy, Speculative
+from ouroboros.baselines import Greedy, PromptLookup, Speculative
+from ouroboros.baselines.hf import HFGenerate
 
-from ouroboros import Ouroboros
+from ouroboros import CachedModel, Ouroboros
 from ouroboros.audit.report import audit_markdown, control_table, tally, verdict
 from ouroboros.bench.run import audit as auditing
 from ouroboros.bench.run.audit import audit_run, load_audit
@@ -21,6 +24,7 @@ from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
 from ouroboros.bench.run.loop import Bench
 from ouroboros.cli import audit as command
 
+LOOKUP = partial(PromptLookup, max_ngram_size=2, num_tokens=3)
 TASK = TextTask("def f(a):\n", "import os\n\ndef g", max_new=24)
 
 
@@ -97,6 +101,29 @@ def test_what_is_wrong_or_missing_is_a_bug(pair, tmp_path, name):
     assert verdict(tally(rows, "ouroboros")) == "BUG in 2 of 2 (!)"
     text = audit_markdown("title", rows, list(job.decoders))
     assert "BUG in 2 of 2 (!)" in text and "HumanEval" not in text
+
+
+@pytest.mark.parametrize(("exact", "ours"), [(False, "numeric tie"), (True, "BUG")])
+def test_exact_calls_leave_no_ties_to_decoders_of_this_engine(tmp_path, exact, ours):
+    """Two tokens of equal logits are a tie to other engines still, which compute otherwise."""
+    decoders, twin = {"greedy": Greedy, "lookup": LOOKUP, "hf": HFGenerate}, 250
+
+    def made() -> tuple[Bench, ResultsFolder]:
+        target = CachedModel(model, tokenizer=byte_tokenizer(), exact=exact)
+        job = bench_of([target], TextTask("abcabc", max_new=6), decoders)
+        return job, run(job, tmp_path / f"run{len(list(tmp_path.iterdir()))}")
+
+    model = tiny_llama(0)
+    token = made()[1].load_samples()[0].new_tokens[-1]
+    with torch.no_grad():
+        model.lm_head.weight[twin] = model.lm_head.weight[token]
+    job, folder = made()
+    for name in ("lookup", "hf"):
+        tamper(folder, name, lambda s: replace(s, new_tokens=(*s.new_tokens[:-1], twin)))
+    rows = audited(job, folder)
+    assert (verdicts(rows, "lookup"), verdicts(rows, "hf")) == ([ours], ["numeric tie"])
+    told = rows[0].findings["lookup"]["reason"].startswith("exact calls leave no ties; the other")
+    assert told is exact and verdicts(rows, "greedy") == ["reference"]
 
 
 def test_a_prompt_that_every_decoder_refuses_alike_is_not_measured(pair, tmp_path):

@@ -51,7 +51,7 @@ def test_the_folder_is_locked_to_the_end(saved, monkeypatch, stage):
 
     def intrude(*arguments, **options):
         with pytest.raises(ValueError, match="another run is writing here") as refusal:
-            ResultsFolder(saved / "run").open_run({}, overwrite=True)
+            run(config(saved))
         told.append(str(refusal.value))
 
     target = (running.Bench, "score") if stage == "score" else (running, "audit_run")

@@ -197,15 +197,20 @@ def test_other_settings_and_finished_runs_are_refused_unless_overwritten(tmp_pat
     assert not (tmp_path / SAMPLES).read_text() and (tmp_path / "notes.txt").exists()
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_folder_in_use_is_not_opened_and_not_changed(small, tmp_path, overwrite):
+def test_a_folder_in_use_is_not_changed_and_an_empty_one_removed(small, tmp_path):
     folder = ran(small, tmp_path, facts=FACTS)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with ResultsFolder(tmp_path).locked(), pytest.raises(ValueError, match="another run is writ"):
-        folder.open_run(FACTS, overwrite=overwrite)
+    refused = pytest.raises(ValueError, match="another run is writing here")
+    with ResultsFolder(tmp_path).locked(), refused, folder.locked():
+        pytest.fail("locked twice")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    with folder.locked(), folder.locked():
-        folder.open_run(FACTS, overwrite=overwrite)
+    new = ResultsFolder(tmp_path / "new" / "run")
+    with new.locked():
+        assert new.path.exists()
+    assert not (tmp_path / "new").exists()
+    with new.locked():
+        new.open_run({})
+    assert new.load_run()["status"] == "running"
 
 
 def test_packed_samples_are_read_and_not_appended_to(small, tmp_path):
@@ -214,7 +219,7 @@ def test_packed_samples_are_read_and_not_appended_to(small, tmp_path):
     path.with_name(f"{SAMPLES}.gz").write_bytes(gzip.compress(path.read_bytes()))
     path.unlink()
     assert folder.load_samples() == samples
-    with folder.locked(), pytest.raises(ValueError, match="gunzip it to resume"):
+    with pytest.raises(ValueError, match="gunzip it to resume"):
         folder.open_run({}, retry_failed=True)
     packed = path.with_name(f"{SAMPLES}.gz")
     packed.write_bytes(packed.read_bytes()[:-50])
