@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from ouroboros.baselines.rejection import Drawn, Rejection
 
+from ouroboros.decode import Roll, Steps
 from ouroboros.drafters.drafting import DraftLoop
 from ouroboros.drafters.pool import check_range
 from ouroboros.engine.model import CachedModel
@@ -77,18 +78,20 @@ class Speculative:
         """Draft by the same choice (and noise) as the target."""
         self._loop.reset(choose)
 
-    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+    def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
         """Return the draft as a chain (with leaves, where there are more candidates)."""
         loop, choose = self._loop, self._loop.choose
         room = min(self.gamma, budget - 1)
         if isinstance(choose, Rejection):
-            return self._candidates(choose, tokens, room)
+            return (yield from self._candidates(choose, tokens, room))
         fits = min(room, loop.model.room(loop.sequence, tokens) + 1)
         if fits > 0 and not self.confidence and choose.context_free:
-            drafted = loop.model.roll(loop.sequence, tokens, fits, choose)
+            drafted = yield Roll(loop.model, loop.sequence, tokens, fits, choose)
             return TokenTree.chain(tokens[-1], drafted, source="draft")
         recorder = TopKRecorder(choose, 2)
-        for _ in loop.extend(tokens, room, recorder if self.confidence else choose):  # type: ignore[arg-type]
+        drafting = loop.begin(tokens, room, recorder if self.confidence else choose)  # type: ignore[arg-type]
+        while drafting.left > 0:
+            yield from drafting.step()
             if self.confidence and recorder.last.shares[0, 0] < self.confidence:
                 break
         return TokenTree.chain(tokens[-1], loop.drafted, source="draft")
@@ -96,10 +99,12 @@ class Speculative:
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Nothing to learn: the draft model rolls back by itself."""
 
-    def _candidates(self, rule: Rejection, tokens: Sequence[int], room: int) -> TokenTree:
+    def _candidates(self, rule: Rejection, tokens: Sequence[int], room: int) -> Steps[TokenTree]:
         """Draft a chain of the first candidates, with the others as its leaves."""
         draws = Draws(rule, self.candidates)
-        for _ in self._loop.extend(tokens, room, draws):
+        drafting = self._loop.begin(tokens, room, draws)
+        while drafting.left > 0:
+            yield from drafting.step()
             last = draws.drawn[-1]
             if float(last.distribution[last.candidates[0]]) < self.confidence:
                 break

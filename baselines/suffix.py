@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 from ouroboros.baselines.speculative import Speculative
 from ouroboros.baselines.suffix_tree import END, SOURCE, PrefixKey, SuffixTree, check_state
 
+from ouroboros.decode import Steps
 from ouroboros.drafters.pool import check_range, token_ids
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
@@ -110,7 +111,7 @@ class SuffixDecoding:
         if self._chain:
             self._chain.reset(choose)
 
-    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree | Steps[TokenTree]:
         """Return the best draft below the last token, or the root alone."""
         unread = not self._seen
         self._index(tokens)

@@ -1,7 +1,11 @@
 """The decoding loop: propose, score, match, accept, observe.
 
 Every decoder is this loop with another drafter, and a drafter that drafts with a small model runs
-the same loop on that model (`extend`). End-of-sequence and length rules live here only.
+the same loop on that model. End-of-sequence and length rules live here only.
+
+A step is a generator: it yields the calls that it needs and is resumed with their results. So the
+calls of several sequences can be made together (`together`), and a sequence alone takes the same
+steps (`stream`).
 
 Invariant (lossless): the tokens equal those of the loop without any draft, whatever the drafter
 proposes, because a token is kept only if the target chose it after exactly the same tokens.
@@ -10,9 +14,12 @@ proposes, because a token is kept only if the target chose it after exactly the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol, runtime_checkable
+from itertools import islice
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import torch
 
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
@@ -29,9 +36,10 @@ class Drafter(Protocol):
         """Begin a new prompt; called once for each prompt, by the outermost loop only."""
         ...
 
-    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree | Steps[TokenTree]:
         """Return a tree rooted at `tokens[-1]`. `budget` new tokens, at least 1, are wanted: the
-        target adds one, so nodes deeper than `budget` - 1 are scored in vain."""
+        target adds one, so nodes deeper than `budget` - 1 are scored in vain. A drafter that calls
+        a model is a generator: `chosen = yield from predict(model, sequence, ...)`."""
         ...
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
@@ -57,6 +65,9 @@ class DrafterCapabilities:
     rule: Callable[[TokenSelector], TokenSelector] = lambda choose: choose
     """Returns the selector that the loop shall use instead, for a drafter that preserves the
     distribution, not individual tokens (rejection sampling)."""
+
+    set_batch_size: Callable[[int], None] = lambda size: None
+    """Takes, before each step, how many sequences share the calls of the models."""
 
     ranks: int = 0
     """How many of the target's best tokens after each of the tree's `logit_nodes` it wants."""
@@ -89,14 +100,11 @@ class RootOnly:
 
 
 class StepRecorder:
-    """Counts and times the steps of one loop: `start` a step, `finish` it with its outcome."""
+    """Counts and times one step, from when it is made to `finish`, which takes the outcome."""
 
     def __init__(self, target: CachedSequence, draft: CachedSequence | None) -> None:
         self.target = target
         self.draft = draft or CachedSequence()
-
-    def start(self) -> None:
-        """Begin a step."""
         self._before = self.draft.counters, self.target.counters
         self._started = time.perf_counter()
 
@@ -131,16 +139,59 @@ class StepRecorder:
         )
 
 
+class Request(NamedTuple):
+    """A call that a step waits for; the answer are the logits (see `CachedModel.score`)."""
+
+    model: CachedModel
+    sequence: CachedSequence
+    tokens: Sequence[int]
+    tree: TokenTree
+
+    def alone(self) -> torch.Tensor:
+        """Return the answer, by a call for this sequence alone."""
+        return self.model.score(*self[1:])
+
+
+class Roll(NamedTuple):
+    """Plain decoding of `new` tokens that a step waits for; the answer are the tokens (see
+    `CachedModel.roll`)."""
+
+    model: CachedModel
+    sequence: CachedSequence
+    tokens: Sequence[int]
+    new: int
+    choose: TokenSelector
+
+    def alone(self) -> list[int]:
+        """Return the answer, by calls for this sequence alone."""
+        return self.model.roll(*self[1:])
+
+    def in_requests(self) -> Generator[Request, torch.Tensor, list[int]]:
+        """Return the answer, by one request for each token."""
+        model, sequence, tokens, new, choose = self
+        text = list(tokens)
+        for _ in range(new):
+            root = TokenTree.chain(text[-1], ())
+            text += yield from predict(model, sequence, text, root, choose)
+            model.accept(sequence, [0])
+        return text[len(tokens) :]
+
+
+T = TypeVar("T")
+Steps = Generator[Request | Roll, Any, T]
+"""What a step computes between its calls: yields the calls, takes the answers, returns a result."""
+
+
 def predict(
     model: CachedModel,
     sequence: CachedSequence,
     tokens: Sequence[int],
     tree: TokenTree,
     choose: TokenSelector | TopKRecorder,
-) -> list[int]:
-    """Return the token chosen after each node of a tree (-1 where no logits are wanted): one call
-    of the model and one wait for its result."""
-    logits = model.score(sequence, tokens, tree)
+) -> Generator[Request, torch.Tensor, list[int]]:
+    """Return the token chosen after each node of a tree (-1 where no logits are wanted), in
+    `Steps`: one call of the model and one wait for its result."""
+    logits = yield Request(model, sequence, tokens, tree)
     started = time.perf_counter()
     rows = choose(logits, tokens, tree)
     waited = time.perf_counter() - started
@@ -154,57 +205,90 @@ def predict(
     return chosen
 
 
-def extend(
-    model: CachedModel,
-    drafter: Drafter,
-    tokens: list[int],
-    max_new: int,
-    *,
-    sequence: CachedSequence | None = None,
-    eos: Collection[int] = (),
-    choose: TokenSelector = argmax,
-) -> Iterator[StepRecord]:
-    """Append up to `max_new` tokens to `tokens` in place, yielding a record after each step.
-
-    Ends after the first end-of-sequence token, at `max_new`, or where the model has no position
-    left. `sequence` is the model's state of this text (None: a new one). The drafter is not reset.
-    """
-    sequence = model.new_sequence() if sequence is None else sequence
-    capabilities = DrafterCapabilities.of(drafter)
-    ranking = TopKRecorder(choose, capabilities.ranks) if capabilities.ranks else None
-    recorder = StepRecorder(sequence, capabilities.draft_sequence)
-    left = min(max_new, model.room(sequence, tokens) + 1)
-    while left > 0:
-        recorder.start()
-        tree = propose(drafter, tokens, left).pruned(model.room(sequence, tokens))
-        chosen = predict(model, sequence, tokens, tree, ranking or choose)
-        path = tree.longest_match(chosen)
-        new = [*(tree.tokens[node] for node in path[1:]), chosen[path[-1]]]
-        new = new[: next((n for n, token in enumerate(new[:left], 1) if token in eos), left)]
-        if new[-1] == NO_CHOICE:
-            raise ValueError(
-                f"there is no distribution to sample token {len(tokens) + len(new) - 1} from: the "
-                "model's logits hold NaN or infinity, or processors exclude every id"
-            )
-        kept = path[: len(new)]
-        model.accept(sequence, kept)
-        if ranking:
-            capabilities.observe_ranked(tree, ranking.last, kept)
-        drafter.observe(tree, chosen, kept)
-        tokens += new
-        left = 0 if new[-1] in eos else left - len(new)
-        yield recorder.finish(tree, path, len(new))
-
-
-def propose(drafter: Drafter, tokens: Sequence[int], left: int) -> TokenTree:
-    """Return the tree that a drafter proposes. Raises `ValueError` if it proposes anything else."""
+def proposed(drafter: Drafter, tokens: Sequence[int], left: int) -> Steps[TokenTree]:
+    """Return the tree that a drafter proposes, in `Steps`. Raises `ValueError` if it proposes
+    anything else."""
     tree = drafter.propose(tokens, left)
+    if isinstance(tree, Generator):
+        tree = yield from tree
     if not isinstance(tree, TokenTree):
         raise ValueError(
             f"{type(drafter).__name__}.propose returned a {type(tree).__name__}: return a "
             "TokenTree, such as TokenTree.chain(tokens[-1], drafted)"
         )
     return tree
+
+
+def alone(steps: Steps[T]) -> T:
+    """Return the result of steps, each call made for this sequence alone.
+
+    >>> alone(proposed(RootOnly(), [5, 7], 1)).tokens
+    (7,)
+    """
+    answer: Any = None
+    while True:
+        try:
+            answer = steps.send(answer).alone()
+        except StopIteration as end:
+            return end.value
+
+
+class Decoding:
+    """One sequence being decoded: each `step` appends to `trace`, while `left` tokens are wanted.
+
+    It ends after the first end-of-sequence token, after `max_new` tokens, where the model has no
+    position left, and where you set `left` to 0. `sequence` is the model's state of this text
+    (None: a new one). The drafter is not reset; `begin` does that.
+    """
+
+    def __init__(
+        self,
+        model: CachedModel,
+        drafter: Drafter,
+        tokens: list[int],
+        max_new: int,
+        *,
+        sequence: CachedSequence | None = None,
+        eos: Collection[int] = (),
+        choose: TokenSelector = argmax,
+    ) -> None:
+        self.model, self.drafter, self.eos, self.choose = model, drafter, eos, choose
+        self.sequence = model.new_sequence() if sequence is None else sequence
+        self.trace = DecodeTrace(tokens, len(tokens))
+        self.left = min(max_new, model.room(self.sequence, tokens) + 1)
+        self.capabilities = DrafterCapabilities.of(drafter)
+        ranks = self.capabilities.ranks
+        self._ranking = TopKRecorder(choose, ranks) if ranks else None
+
+    def step(self) -> Steps[StepRecord]:
+        """Propose, score, match, accept, observe."""
+        model, tokens, ranking = self.model, self.trace.tokens, self._ranking
+        recorder = StepRecorder(self.sequence, self.capabilities.draft_sequence)
+        tree = yield from proposed(self.drafter, tokens, self.left)
+        tree = tree.pruned(model.room(self.sequence, tokens))
+        chosen = yield from predict(model, self.sequence, tokens, tree, ranking or self.choose)
+        path, left = tree.longest_match(chosen), self.left
+        new = [*(tree.tokens[node] for node in path[1:]), chosen[path[-1]]]
+        new = new[: next((n for n, token in enumerate(new[:left], 1) if token in self.eos), left)]
+        if new[-1] == NO_CHOICE:
+            raise ValueError(
+                f"there is no distribution to sample token {len(tokens) + len(new) - 1} from: the "
+                "model's logits hold NaN or infinity, or processors exclude every id"
+            )
+        kept = path[: len(new)]
+        model.accept(self.sequence, kept)
+        if ranking:
+            self.capabilities.observe_ranked(tree, ranking.last, kept)
+        self.drafter.observe(tree, chosen, kept)
+        tokens += new
+        self.left = 0 if new[-1] in self.eos else left - len(new)
+        if new[-1] in self.eos:
+            self.trace.finish = "eos"
+        elif len(tokens) > model.max_len:
+            self.trace.finish = "context"
+        record = recorder.finish(tree, path, len(new))
+        self.trace.steps.append(record)
+        return record
 
 
 def check_drafter(drafter: Drafter) -> None:
@@ -217,7 +301,7 @@ def check_drafter(drafter: Drafter) -> None:
         raise ValueError(f"{named} is no drafter: it has no method {', '.join(lacking)}")
 
 
-def stream(
+def begin(
     target: CachedModel,
     drafter: Drafter,
     prompt: Sequence[int],
@@ -225,12 +309,11 @@ def stream(
     max_new: int,
     eos: Collection[int] = (),
     choose: TokenSelector = argmax,
-) -> Iterator[DecodeTrace]:
-    """Decode, yielding the same growing trace after each step (and once if there is no step).
+) -> Decoding:
+    """Reset the drafter and return the decoding of a prompt, before its first step.
 
     Raises `ValueError` for an empty prompt, one longer than the context or with unknown ids, a
-    negative `max_new`, a model in training mode, and a drafter that lacks a method or proposes
-    anything but a tree.
+    negative `max_new`, a model in training mode, and a drafter that lacks a method.
     """
     if not prompt:
         raise ValueError("the prompt is empty: give at least one token, such as the model's BOS")
@@ -247,7 +330,7 @@ def stream(
             "give the ids of the model's own tokenizer"
         )
     check_drafter(drafter)
-    trace, capabilities = DecodeTrace(list(prompt), len(prompt)), DrafterCapabilities.of(drafter)
+    capabilities = DrafterCapabilities.of(drafter)
     rule = capabilities.rule(choose)
     own_rule, choose = rule is not choose, rule
     for model in (target, capabilities.draft):
@@ -257,15 +340,82 @@ def stream(
             raise ValueError("a model in training mode drops activations at random: call eval()")
         choose = model.adapt_selector(choose, own_rule=own_rule)
     drafter.reset(choose)
-    for record in extend(target, drafter, trace.tokens, int(max_new), eos=eos, choose=choose):
-        trace.steps.append(record)
-        if trace.tokens[-1] in eos:
-            trace.finish = "eos"
-        elif len(trace.tokens) > target.max_len:
-            trace.finish = "context"
-        yield trace
-    if not trace.steps:
-        yield trace
+    return Decoding(target, drafter, list(prompt), int(max_new), eos=eos, choose=choose)
+
+
+def together(
+    decodings: Iterable[Decoding], size: int, *, refill: bool = True
+) -> Iterator[list[Decoding]]:
+    """Decode up to `size` sequences together, and yield those at work after each of their steps.
+
+    All have one target; each needs a drafter of its own. In a step each call of a model serves all
+    sequences that wait for it. A decoding that has ended is yielded a last time. With `refill` the
+    next one takes its place, else the batch runs to its end before the next begins. Decodings are
+    taken (and may be made) when their turn comes. With `size` 1 calls are those of `stream`.
+    """
+    waiting, live = iter(decodings), list[Decoding]()
+    while True:
+        if refill or not live:
+            live += islice(waiting, size - len(live))
+        if not live:
+            return
+        working = [own for own in live if own.left > 0]
+        for own in working:
+            own.capabilities.set_batch_size(len(working))
+        if size == 1:
+            for own in working:
+                alone(own.step())
+        else:
+            _step_together(working)
+        yield live
+        live = [own for own in live if own.left > 0]
+
+
+def _step_together(decodings: Sequence[Decoding]) -> None:
+    """Take a step of each decoding. Draft models are called first, so that the target's call serves
+    all of them."""
+    steps = [_in_requests(own.step()) for own in decodings]
+    pending = {at: next(each) for at, each in enumerate(steps)}
+    while pending:
+        drafting = [at for at, own in pending.items() if own.model is not decodings[at].model]
+        model = pending[(drafting or list(pending))[0]].model
+        served = [at for at, own in pending.items() if own.model is model]
+        answers = model.score_together([pending[at][1:] for at in served])
+        for at, answer in zip(served, answers, strict=True):
+            try:
+                pending[at] = steps[at].send(answer)
+            except StopIteration:
+                del pending[at]
+
+
+def _in_requests(steps: Steps[T]) -> Generator[Request, torch.Tensor, T]:
+    """Return the result of steps, whose rolls become requests."""
+    answer: Any = None
+    while True:
+        try:
+            wanted = steps.send(answer)
+        except StopIteration as end:
+            return end.value
+        if isinstance(wanted, Roll):
+            answer = yield from wanted.in_requests()
+        else:
+            answer = yield wanted
+
+
+def stream(
+    target: CachedModel,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    *,
+    max_new: int,
+    eos: Collection[int] = (),
+    choose: TokenSelector = argmax,
+) -> Iterator[DecodeTrace]:
+    """Decode, yielding the same growing trace after each step (and once if there is no step).
+    Errors as `begin`, and `ValueError` for a drafter that proposes anything but a tree."""
+    decoding = begin(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose)
+    for _ in together([decoding], 1):
+        yield decoding.trace
 
 
 def decode(

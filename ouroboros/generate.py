@@ -32,7 +32,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from ouroboros.decode import Drafter, check_drafter, stream
+from ouroboros.decode import Decoding, Drafter, begin, check_drafter, together
 from ouroboros.decoders import decoder_names, decoder_settings, make_decoder, needs_draft
 from ouroboros.engine.model import CachedModel
 from ouroboros.instantiate import unknown
@@ -107,22 +107,27 @@ def generate(
     seed: int | None = None,
     exact: bool = False,
     draft_context: int | None = DRAFT_CONTEXT,
+    batch_size: int | None = None,
     logits_processor: Sequence[LogitsProcessor] = (),
     stopping_criteria: Sequence[StoppingCriteria] = (),
     prefix_allowed_tokens_fn: Callable | None = None,
     tokenizer=None,
-    streamer: BaseStreamer | None = None,
+    streamer: BaseStreamer | Sequence[BaseStreamer] | None = None,
     **options,
 ) -> torch.Tensor | Generated:
     """Return prompts and continuations, [rows, length]: exactly the tokens of standard decoding.
 
-    `input_ids` is [rows, length]; rows are decoded one after the other. Shorter rows are padded on
-    the left, with zeros in `attention_mask`; the result is padded on the right, after rows that a
-    stopping criterion ended too. `decoder` is a name
-    in conf/decoder or any Drafter. `draft` (or `assistant_model`) is a smaller model of the same
-    family: "speculative" needs one, and without one "ouroboros" drafts with phrases alone. It reads
-    the last `draft_context` tokens of a prompt (None: all), a `CachedModel` as many as its
-    `prefill_limit`.
+    `input_ids` is [rows, length]. Shorter rows are padded on the left, with zeros in
+    `attention_mask`; the result is padded on the right, after rows that a stopping criterion ended
+    too. Rows are decoded together, up to `batch_size` (None: all) at a time, and the tokens of a
+    row do not depend on the others. They are decoded one after the other by a decoder that you
+    made, with `pool_state="task"`, and where the model's attention cannot serve several sequences
+    in one call (`CachedModel.why_not_together`). `streamer` may be a list, one for each row.
+
+    `decoder` is a name in conf/decoder or any Drafter. `draft` (or `assistant_model`) is a smaller
+    model of the same family: "speculative" needs one, and without one "ouroboros" drafts with
+    phrases alone. It reads the last `draft_context` tokens of a prompt (None: all), a `CachedModel`
+    as many as its `prefill_limit`.
 
     `options` are transformers' generation options (max_new_tokens, max_length, do_sample,
     temperature, eos_token_id, stop_strings with `tokenizer`, repetition_penalty,
@@ -169,7 +174,8 @@ def generate(
     target = model if isinstance(model, CachedModel) else None
     if exact and target is not None and not target.exact:
         raise ValueError("exact=True needs CachedModel(model, exact=True), or the plain model")
-    generation = Generation(draft, decoder, settings, streamer, seed, exact, draft_context, target)
+    limits = exact, draft_context, batch_size
+    generation = Generation(draft, decoder, settings, streamer, seed, *limits, target)
     with ExitStack() as stack:
         stack.enter_context(locked(plain, generation.draft, generation.owner))
         defaults = plain.generation_config  # transformers passes no tokenizer on
@@ -192,10 +198,11 @@ def custom_generate(
     *,
     draft: Model | None = None,
     decoder: str | Drafter = "ouroboros",
-    streamer: BaseStreamer | None = None,
+    streamer: BaseStreamer | Sequence[BaseStreamer] | None = None,
     seed: int | None = None,
     exact: bool = False,
     draft_context: int | None = DRAFT_CONTEXT,
+    batch_size: int | None = None,
     **settings,
 ) -> Callable[..., torch.Tensor | Generated]:
     """Return a callable for `model.generate(..., custom_generate=...)`.
@@ -203,10 +210,10 @@ def custom_generate(
     The generation config sets lengths, end-of-sequence ids and sampling; without `seed`, torch's
     global generator is used. Pass the streamer here, not to `model.generate`, which does not pass
     it on to a callable. One decoder serves all calls with one model: with `pool_state="task"` its
-    phrase pool is kept from prompt to prompt. `decoder`, `exact`, `draft_context` and `settings` as
-    for `generate`.
+    phrase pool is kept from prompt to prompt. `decoder`, `exact`, `draft_context`,
+    `batch_size` and `settings` as for `generate`.
     """
-    return Generation(draft, decoder, settings, streamer, seed, exact, draft_context)
+    return Generation(draft, decoder, settings, streamer, seed, exact, draft_context, batch_size)
 
 
 @dataclass(eq=False)
@@ -216,10 +223,11 @@ class Generation:
     draft: Model | None
     decoder: str | Drafter
     settings: dict
-    streamer: BaseStreamer | None = None
+    streamer: BaseStreamer | Sequence[BaseStreamer] | None = None
     seed: int | None = None
     exact: bool = False
     draft_context: int | None = DRAFT_CONTEXT
+    batch_size: int | None = None
     target: CachedModel | None = None
     _made: tuple[CachedModel, CachedModel | None, Any] | None = field(default=None, init=False)
 
@@ -227,6 +235,8 @@ class Generation:
         decoder, settings = self.decoder, self.settings
         if self.draft_context is not None and self.draft_context < 1:
             raise ValueError(f"draft_context is {self.draft_context}; give 1 or more, or None")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size}; choose at least 1")
         if (assistant := settings.pop("assistant_model", None)) is not None:
             if self.draft is not None:
                 raise ValueError("draft and assistant_model are the same option: give one of them")
@@ -265,45 +275,63 @@ class Generation:
         config = generation_config or model.generation_config
         _check_supported(config)
         prompts = _prompts(input_ids, model_kwargs)
-        if self.streamer is not None and len(prompts) > 1:
-            raise ValueError(f"a streamer takes one row, input_ids has {len(prompts)}")
+        streamers = self.streamer if isinstance(self.streamer, Sequence) else [self.streamer]
+        if self.streamer is not None and len(streamers) != len(prompts):
+            raise ValueError(
+                f"input_ids has {len(prompts)} rows: give a list of as many streamers, one for each"
+            )
         own = (MaxLengthCriteria, EosTokenCriteria)  # the loop's own rules
         criteria = [c for c in stopping_criteria if not isinstance(c, own)]
         with_scores = config.output_scores or config.output_logits
         pad, ends = (getattr(config, f"_{name}_token_tensor", None) for name in ("pad", "eos"))
         eos = frozenset(() if ends is None else ends.tolist())
-        texts, traces, scores = [], [], []
+        max_new, device = config.max_length - input_ids.shape[-1], input_ids.device
+        rows = [
+            _Row(
+                number,
+                prompt,
+                input_ids[number, : input_ids.shape[-1] - len(prompt)].tolist(),
+                criteria,
+                device,
+                streamers[number] if self.streamer is not None else None,
+            )
+            for number, prompt in enumerate(prompts)
+        ]
         given = self.target or model, self.draft, self.owner
         models = acquire(*given, exact=self.exact, draft_context=self.draft_context)
         with models as (target, draft):
-            decoder = self._decoder(target, draft)
-            for row, prompt in enumerate(prompts):
-                max_new = config.max_length - input_ids.shape[-1]
-                seed = None if self.seed is None else self.seed + row
-                if config.do_sample and seed is None:
-                    seed = int(torch.randint(1 << 62, ()))
-                padding = input_ids[row, : input_ids.shape[-1] - len(prompt)].tolist()
-                choose = token_selector(
-                    config, seed, logits_processor, target.vocab_size, padding=padding, row=row
-                )
-                run = stream(
-                    target,
-                    decoder,
-                    prompt,
-                    max_new=max_new,
-                    eos=eos,
-                    choose=choose,
-                )
-                traces.append(self._row(run, prompt, padding, criteria, input_ids.device))
-                if traces[-1].finish == "context" and len(traces[-1].new_tokens) < max_new:
+            free = self._decoders(target, draft, len(rows))
+            size = len(free)
+
+            def begun() -> Iterator[Decoding]:
+                for row in rows:
+                    seed = None if self.seed is None else self.seed + row.number
+                    if config.do_sample and seed is None:
+                        seed = int(torch.randint(1 << 62, ()))
+                    where = {"padding": row.padding, "row": row.number}
+                    row.choose = token_selector(
+                        config, seed, logits_processor, target.vocab_size, **where
+                    )
+                    limits: dict[str, Any] = {"max_new": max_new, "eos": eos, "choose": row.choose}
+                    yield row.begin(begin(target, free.pop(), row.prompt, **limits))
+
+            for live in together(begun(), size):
+                for row in rows:
+                    if row.decoding in live:
+                        row.follow()
+                free += [own.drafter for own in live if own.left <= 0]
+            for row in rows:
+                if row.trace.finish == "context" and len(row.trace.new_tokens) < max_new:
                     log.warning(
                         "row %d ends at the model's last position, %d; transformers would go on "
                         "beyond what the model was trained for",
-                        *(row, target.max_len),
+                        *(row.number, target.max_len),
                     )
-                if with_scores and config.return_dict_in_generate:
-                    scores.append(_scores(target, traces[-1], choose))
-                texts.append(torch.tensor([*padding, *traces[-1].tokens], device=input_ids.device))
+            scores = []
+            if with_scores and config.return_dict_in_generate:
+                scores = [_scores(target, row.trace, row.choose) for row in rows]
+        texts = [torch.tensor([*row.padding, *row.trace.tokens], device=device) for row in rows]
+        traces = [row.trace for row in rows]
         filler = 0 if pad is None else int(pad)
         sequences = pad_sequence(texts, batch_first=True, padding_value=filler)
         if not config.return_dict_in_generate:
@@ -315,43 +343,62 @@ class Generation:
             result.logits = tuple(before) if config.output_logits else None
         return result
 
-    def _row(
-        self,
-        run: Iterator[DecodeTrace],
-        prompt: list[int],
-        padding: list[int],
-        criteria: list[StoppingCriteria],
-        device: torch.device,
-    ) -> DecodeTrace:
-        """Return the finished trace of a row, which ends at the first token that meets one of the
-        criteria; pass each token to the streamer."""
-        sent, ended, streamer = len(prompt), False, self.streamer
-        if streamer is not None:
-            streamer.put(torch.tensor([[*padding, *prompt]]))
-        for trace in run:
-            text = torch.tensor([[*padding, *trace.tokens]], device=device)
-            for length in range(sent + 1, len(trace.tokens) + 1) if criteria else ():
-                start = text[:, : len(padding) + length]
-                if any(torch.as_tensor(met(start, None)).all() for met in criteria):
-                    ended, trace = True, cut(trace, length - len(prompt))
-                    break
-            if streamer is not None:
-                for token in trace.tokens[sent:]:
-                    streamer.put(torch.tensor([token]))
-            sent = len(trace.tokens)
-            if ended:
-                break
-        if streamer is not None:
-            streamer.end()
-        return trace
-
-    def _decoder(self, target: CachedModel, draft: CachedModel | None) -> Any:
-        """Return the decoder for these models: the one of the last call if they are the same."""
+    def _decoders(self, target: CachedModel, draft: CachedModel | None, rows: int) -> list[Any]:
+        """Return as many decoders for these models as rows can be decoded together: those of the
+        last call if the models are the same. One where rows must be decoded one by one: by a
+        decoder that was given, or carries phrases from text to text, or with a model that scores
+        one sequence at a time."""
         if not isinstance(self.decoder, str):
-            return self.decoder
+            return [self.decoder]
         if self._made is None or self._made[:2] != (target, draft):
-            self._made = target, draft, make_decoder(self.decoder, draft, **self.settings)
-        return self._made[2]
+            self._made = target, draft, [make_decoder(self.decoder, draft, **self.settings)]
+        made = self._made[2]
+        size = min(rows, rows if self.batch_size is None else self.batch_size)
+        if size == 1 or getattr(made[0], "carries_state", False):
+            return made[:1]
+        if any(model and model.why_not_together() for model in (target, draft)):
+            return made[:1]
+        while len(made) < size:
+            made.append(make_decoder(self.decoder, draft, **self.settings))
+        return made[:size]
+
+
+@dataclass(eq=False)
+class _Row:
+    """A row of a batch: it ends at the first token that meets one of the criteria."""
+
+    number: int
+    prompt: list[int]
+    padding: list[int]
+    criteria: list[StoppingCriteria]
+    device: torch.device
+    streamer: BaseStreamer | None
+    choose: TokenSelector = argmax
+    decoding: Decoding | None = None
+
+    def begin(self, decoding: Decoding) -> Decoding:
+        """Take the row's decoding; pass the prompt to the streamer."""
+        self.decoding, self.trace, self.sent = decoding, decoding.trace, len(self.prompt)
+        if self.streamer is not None:
+            self.streamer.put(torch.tensor([[*self.padding, *self.prompt]]))
+        return decoding
+
+    def follow(self) -> None:
+        """Look at the tokens of the last step: pass them to the streamer, up to the row's end."""
+        assert self.decoding is not None
+        trace, pad = self.decoding.trace, len(self.padding)
+        text = torch.tensor([[*self.padding, *trace.tokens]], device=self.device)
+        for length in range(self.sent + 1, len(trace.tokens) + 1) if self.criteria else ():
+            start = text[:, : pad + length]
+            if any(torch.as_tensor(met(start, None)).all() for met in self.criteria):  # type: ignore[arg-type]
+                self.trace, self.decoding.left = cut(trace, length - len(self.prompt)), 0
+                break
+        if self.streamer is not None:
+            for token in self.trace.tokens[self.sent :]:
+                self.streamer.put(torch.tensor([token]))
+            if self.decoding.left <= 0:
+                self.streamer.end()
+        self.sent = len(trace.tokens)
 
 
 def _scores(

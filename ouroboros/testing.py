@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from ouroboros.decode import Drafter, RootOnly, check_drafter, decode, propose
+from ouroboros.decode import Drafter, RootOnly, Steps, check_drafter, decode, proposed
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import Sampler, TokenSelector, argmax
 from ouroboros.trace import first_mismatch
@@ -183,9 +183,9 @@ class _Recorder:
         """Pass on `reset`, `observe` and what else the drafter has (draft, rule, ...)."""
         return getattr(self.drafter, name)
 
-    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+    def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
         shown = list(tokens)
-        tree = propose(self.drafter, tokens, budget)
+        tree = yield from proposed(self.drafter, tokens, budget)
         call, depth = f"{self.name}.propose", tree.draft_depth()
         assert list(tokens) == shown, f"{call} changed the tokens it was shown: copy them"
         if self.vocab is not None:

@@ -27,7 +27,7 @@ from tiny import (
 )
 
 from ouroboros.bench.run.recorder import Recorder
-from ouroboros.decode import DrafterCapabilities, RootOnly, decode, extend, stream
+from ouroboros.decode import Decoding, DrafterCapabilities, RootOnly, decode, stream, together
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import TreeModel
 from ouroboros.select import Sampler, argmax
@@ -267,13 +267,13 @@ def test_streaming_grows_one_trace(pair):
     assert [len(t.tokens) for t in stream(cached, drafter, prompt, max_new=0)] == [5]
 
 
-def test_extend_continues_without_a_reset(pair):
+def test_a_decoding_continues_without_a_reset(pair):
     model, cached = pair
     tokens = prompt_of(5)
     truth = plain(model, tokens, 12)
     for step in (3, 1, 8):
-        records = list(extend(cached, RootOnly(), tokens, step))
-        assert len(records) == step
+        decoding = Decoding(cached, RootOnly(), tokens, step)
+        assert len(list(together([decoding], 1))) == len(decoding.trace.steps) == step
     assert tokens == truth
 
 

@@ -24,7 +24,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from ouroboros import CachedModel, custom_generate, generate
+from ouroboros import CachedModel, Ouroboros, custom_generate, generate
 from ouroboros.decoders import decoder_config, decoder_names, make_decoder, needs_draft
 from ouroboros.generate import Generated
 
@@ -87,6 +87,7 @@ def models():
 def run(door: str, model, ids, *, streamer=None, seed=None, draft=None, decoder="ouroboros", **o):
     """Generate by `generate` or by transformers with a callable."""
     own = {"draft": draft, "decoder": decoder, "seed": seed, "streamer": streamer}
+    own |= {"batch_size": o.pop("batch_size")} if "batch_size" in o else {}
     if door == "generate":
         return generate(model, ids, **own, **o)
     return model.generate(ids, custom_generate=custom_generate(**own), **o)
@@ -351,6 +352,42 @@ def test_a_padded_batch_is_transformers_own(models, options, door):
     assert torch.equal(out, expected)
 
 
+@both_doors
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("batch_size", [None, 1, 2])
+def test_rows_are_decoded_together_each_with_its_streamer(models, door, decoder, batch_size):
+    """`batch_size` at a time; a row leaves when it ends, and the next takes its place."""
+    model, target, draft = models
+    ids, mask = padded(PROMPTS).values()
+    options = {"max_new_tokens": 25, "eos_token_id": [4, 9], "pad_token_id": 11, "decoder": decoder}
+    expected = copy.deepcopy(model).generate(
+        ids, attention_mask=mask, do_sample=False, **{**options, "decoder": None}
+    )
+    streamers, widths = [Collected() for _ in PROMPTS], []
+    hook = target.register_forward_pre_hook(
+        lambda _, __, given: widths.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    own = {"streamer": streamers, "attention_mask": mask, "batch_size": batch_size, "draft": draft}
+    out = run(door, target, ids, return_dict_in_generate=True, **own, **options)
+    hook.remove()
+    assert torch.equal(out.sequences, expected)
+    for row, collected in zip(expected.tolist(), streamers, strict=True):
+        assert row[: len(collected.tokens)] == collected.tokens and collected.ended == 1
+    steps = [len(trace.steps) for trace in out.traces]
+    calls = {None: max(steps), 1: sum(steps)}.get(batch_size, len(widths))
+    assert calls <= len(widths) < calls + 8 and len(widths) <= sum(steps) + 8
+
+
+def test_a_decoder_of_your_own_decodes_one_row_after_the_other(models):
+    _, target, draft = models
+    ids, mask = padded(PROMPTS).values()
+    options = {"attention_mask": mask, "max_new_tokens": 9}
+    own = Ouroboros(CachedModel(copy.deepcopy(draft)), pool_state="task")
+    found = generate(target, ids, decoder=own, **options)
+    assert torch.equal(found, generate(target, ids, draft=draft, pool_state="task", **options))
+    assert torch.equal(found, generate(target, ids, draft=draft, **options))
+
+
 def test_a_batch_samples_each_row_with_noise_of_its_own(models):
     _, target, draft = models
     out = generate(target, torch.cat([IDS, IDS]), seed=4, draft=draft, **SAMPLING)
@@ -489,7 +526,8 @@ WRONG = [
     ({"attention_mask": torch.zeros_like(IDS)}, "not be empty"),
     ({"ids": torch.tensor([[1, -1, 2]])}, "the prompt holds id -1, the model knows ids 0 to 12"),
     ({"ids": torch.tensor([[1, 99, 2]])}, "the prompt holds id 99, the model knows ids 0 to 12"),
-    ({"ids": torch.cat([IDS, IDS]), "streamer": Collected()}, "a streamer takes one row"),
+    ({"ids": torch.cat([IDS, IDS]), "streamer": Collected()}, "2 rows: give a list of as many"),
+    ({"batch_size": 0}, "batch_size is 0; choose at least 1"),
     ({"decoder": "ouroboros_paper"}, "needs draft="),
     ({"decoder": "medusa"}, "no decoder 'medusa'; choose from greedy, lookahead, ouroboros"),
     ({"do_sample": True, "temperature": 0.0}, "strictly positive"),

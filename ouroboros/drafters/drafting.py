@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from ouroboros.decode import Drafter, RootOnly, extend
+from ouroboros.decode import Decoding, Drafter, RootOnly
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
 from ouroboros.select import TokenSelector, argmax
-from ouroboros.trace import StepRecord
 
 
 class DraftLoop:
@@ -30,15 +29,15 @@ class DraftLoop:
         self._text: list[int] = []
         self._known = 0
 
-    def extend(
+    def begin(
         self, tokens: Sequence[int], room: int, choose: TokenSelector | None = None
-    ) -> Iterator[StepRecord]:
-        """Draft up to `room` tokens after `tokens`, which has only grown since the last call;
-        yield a record after each step."""
+    ) -> Decoding:
+        """Return the decoding of up to `room` tokens after `tokens`, which has only grown since the
+        last call."""
         del self._text[self._known :]
         self._text += tokens[self._known :]
         self._known = len(tokens)
-        return extend(
+        return Decoding(
             self.model,
             self.drafter,
             self._text,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ouroboros.decode import Drafter, DrafterCapabilities
+from ouroboros.decode import Drafter, DrafterCapabilities, Steps, proposed
 from ouroboros.engine.parallel.ranks import Ranks
 from ouroboros.select import Ranked, TokenSelector
 from ouroboros.tree import TokenTree
@@ -31,7 +31,7 @@ class OnFirstRank:
         if self.group.rank == 0:
             self.drafter.reset(choose)
 
-    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+    def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
         """Return rank 0's tree (tokens, parents and probes only on the others). If rank 0 fails,
         all do."""
         if self.group.rank:
@@ -41,7 +41,7 @@ class OnFirstRank:
             return TokenTree(**nodes)
         nodes = None
         try:
-            tree = self.drafter.propose(tokens, budget)
+            tree = yield from proposed(self.drafter, tokens, budget)
             nodes = {name: getattr(tree, name) for name in SENT}
         finally:
             self.group.broadcast(nodes)

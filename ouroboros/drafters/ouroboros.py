@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ouroboros.costs import Costs, Surface
-from ouroboros.decode import predict
+from ouroboros.decode import Steps, predict
 from ouroboros.drafters.draft_tree.candidates import Weights
 from ouroboros.drafters.draft_tree.state import RANKS, SIZES
 from ouroboros.drafters.draft_tree.tree_grower import TreeGrower, warm_up_jit
@@ -114,7 +114,7 @@ class Ouroboros:
         self.draft_sequence = self.draft.new_sequence() if self.draft is not None else None
         self.grower.start(seed=choose.noise_seed, temperature=choose.temperature)
 
-    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+    def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
         """Return the tree expected to pay best, of at most `budget` - 1 tokens in depth."""
         first_step, self._first_step = self._first_step, False
         if first_step and read_alone(tokens):
@@ -125,7 +125,7 @@ class Ouroboros:
         tree = grower.begin(tokens, budget - 1, room)
         while tree is not None:
             assert draft is not None and sequence is not None
-            predict(draft, sequence, tokens, tree, self._ranking)
+            yield from predict(draft, sequence, tokens, tree, self._ranking)
             tree = grower.add_rankings(*self._ranking.last)
         self._proposed = grower.proposal()
         return self._proposed

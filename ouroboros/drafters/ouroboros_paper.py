@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from ouroboros.decode import Steps
 from ouroboros.drafters.drafting import DraftLoop
 from ouroboros.drafters.lookahead import Lookahead
 from ouroboros.drafters.pool import PhrasePool, check_pool, check_range
@@ -100,17 +101,16 @@ class OuroborosPaper:
         elif self.pool_state == "cold":
             self.pool.clear()
 
-    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+    def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
         """Return the draft as a chain, with phrases of the pool below its end.
 
         Draft gamma tokens, and more where the last draft call yields more; their source is "draft",
         or "phrase" for tokens of a verified phrase.
         """
-        sources: list[str] = []
-        for record in self._loop.extend(tokens, budget - 1):
+        sources, drafting = list[str](), self._loop.begin(tokens, budget - 1)
+        while drafting.left > 0 and len(sources) < self.gamma:
+            record = yield from drafting.step()
             sources += ["phrase" if name == "pool" else "draft" for name in record.sources]
-            if len(sources) >= self.gamma:
-                break
         tree = TreeBuilder(tokens[-1])
         tree.graft([self._loop.drafted])
         tree.source[1:] = sources

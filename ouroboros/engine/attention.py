@@ -5,9 +5,9 @@ group: a copy of the whole context in each layer, at each step. Packing a group'
 the query axis instead gives the same sums from the cached keys and values in place. On a GPU the
 project's kernel (`ouroboros.engine.kernels`) does the same, with the slots spread over the device.
 
-Both are registered through transformers' `AttentionInterface`. A model that runs on `sdpa` is
-switched to one of them; any other implementation is left alone. Calls that do not fit go to
-transformers' own function.
+Both are registered through transformers' `AttentionInterface`, and serve joint calls of several
+sequences too. A model that runs on `sdpa` is switched to one of them; any other implementation is
+left alone. Calls that do not fit go to transformers' own function.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from __future__ import annotations
 import logging
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from ouroboros.engine.joint import register
 from ouroboros.engine.kernels import fits, tree_attention, why_no_kernel
 
 NAME, KERNEL_NAME = "ouroboros_packed", "ouroboros_kernel"
@@ -77,27 +78,25 @@ def kernel_attention(
 
 
 for name, function in ((NAME, packed_attention), (KERNEL_NAME, kernel_attention)):
-    AttentionInterface.register(name, function)
-    AttentionMaskInterface.register(name, sdpa_mask)
+    register(name, function, sdpa_mask)
 
 
 def use_packed_attention(model: PreTrainedModel) -> str | None:
     """Switch a model that runs on `sdpa` to the kernel on a GPU where that works, else to packed
-    attention if its queries are grouped. Return why a GPU's kernel is not used (None if it is)."""
+    attention. Return why a GPU's kernel is not used (None if it is)."""
     config = model.config.get_text_config()
     if config._attn_implementation == KERNEL_NAME:
         return None
     if not model._supports_attention_backend or config._attn_implementation not in ("sdpa", NAME):
         return "the model does not run on sdpa"
-    heads = getattr(config, "num_attention_heads", 0)
     reason = None
     if model.device.type == "cuda":
+        heads = getattr(config, "num_attention_heads", 0)
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         reason = why_no_kernel(model.device, model.dtype, width)
         if reason is None:
             model.set_attn_implementation(KERNEL_NAME)
             return None
         log.warning("attention runs without the project's kernel (%s)", reason)
-    if (getattr(config, "num_key_value_heads", None) or heads) < heads:
-        model.set_attn_implementation(NAME)
+    model.set_attn_implementation(NAME)
     return reason

@@ -10,12 +10,14 @@ the same logits up to rounding.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from ouroboros.engine.cache import ModelInfo, SlotCache
+from ouroboros.engine.joint import JointCache
 from ouroboros.engine.masks import Layout, Masks, dense
 from ouroboros.tree import ROOT, TokenTree
 
@@ -95,12 +97,40 @@ class Eager:
             keep = 1 if last else torch.tensor(rows, device=self.info.device)
         return self.forward(packed[:1], packed[1:], self.masks(layout), keep)
 
+    def call_jointly(self, parts: Sequence[tuple[SlotCache, Layout]]) -> list[torch.Tensor]:
+        """Return the logits [rows, vocab] of each layout's rows, by one call of the model for
+        several sequences, each of which has slots of its own."""
+        self.forwards += 1
+        device, vocab = self.info.device, self.info.vocab_size
+        layouts = [layout for _, layout in parts]
+        for slots, layout in parts:
+            slots.set_length(layout.base + layout.held)
+            slots.reserve(layout.base + len(layout.missing) + len(layout.tree))
+        cache = JointCache(self.info, parts)
+        ids = [token for layout in layouts for token in layout.known_ids(vocab)]
+        positions = np.concatenate([layout.positions()[layout.held :] for layout in layouts])
+        words = torch.from_numpy(np.stack([np.array(ids), positions])).to(device, non_blocking=True)
+        rows = [s.fed.start + row for s in cache.shares for row in s.layout.rows]
+        keep = torch.tensor(rows, device=device) if len(rows) < len(ids) else 0
+        with cache.attended([self.joint_mask(layout) for layout in layouts]):
+            logits = self.forward(words[:1], words[1:], None, keep, cache)
+        return list(logits.split([len(layout.rows) for layout in layouts]))
+
     def masks(self, layout: Layout) -> Masks:
         """Return the masks that the model is given."""
         return dense(layout, self.info)
 
+    def joint_mask(self, layout: Layout) -> Any:
+        """Return what the attention of one sequence in a joint call takes as mask."""
+        return dense(layout, self.info, chains=True)
+
     def forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, mask: Masks, keep: int | torch.Tensor
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        mask: Masks,
+        keep: int | torch.Tensor,
+        cache: Cache | None = None,
     ) -> torch.Tensor:
         """Call the model, [1, n] ids and positions; return the logits of the rows to `keep` (0:
         all, n: the last n, or indices), [rows, vocab]."""
@@ -108,7 +138,7 @@ class Eager:
             input_ids=ids,
             position_ids=positions,
             attention_mask=mask,
-            past_key_values=self.cache,
+            past_key_values=self.cache if cache is None else cache,
             use_cache=True,
             logits_to_keep=keep,
         )

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -27,12 +27,13 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
 from ouroboros.engine.attention import packed_attention
-from ouroboros.engine.cache import ModelInfo
+from ouroboros.engine.cache import ModelInfo, SlotCache
 from ouroboros.engine.eager import Eager
+from ouroboros.engine.joint import register
 from ouroboros.engine.masks import Layout, Masks
 from ouroboros.engine.prepack import PackedWeights, prepack_linears
 from ouroboros.tree import TokenTree
@@ -107,17 +108,30 @@ class Exact(Eager):
         return self.call(Layout(known, missing, tree, held))
 
     def call(self, layout: Layout, token: torch.Tensor | None = None) -> torch.Tensor:
-        if self.packed.stale:
-            raise ValueError("the weights have changed: call prepack() on the CachedModel")
-        current.reach, current.info = Reach.of(layout, self.info.sliding_window), self.info
-        numba.set_num_threads(min(torch.get_num_threads(), os.cpu_count() or 1))
-        try:
+        with self._exact(self.joint_mask(layout)):
             return super().call(layout, token)
-        finally:
-            current.reach = None
+
+    def call_jointly(self, parts: Sequence[tuple[SlotCache, Layout]]) -> list[torch.Tensor]:
+        with self._exact(self.joint_mask(parts[0][1])):
+            return super().call_jointly(parts)
 
     def masks(self, layout: Layout) -> Masks:
         return None
+
+    def joint_mask(self, layout: Layout) -> Reach:
+        return Reach.of(layout, self.info.sliding_window)
+
+    @contextmanager
+    def _exact(self, reach: Reach) -> Iterator[None]:
+        """Let what the model computes in the context be exact."""
+        if self.packed.stale:
+            raise ValueError("the weights have changed: call prepack() on the CachedModel")
+        current.reach, current.info = reach, self.info
+        numba.set_num_threads(min(torch.get_num_threads(), os.cpu_count() or 1))
+        try:
+            yield
+        finally:
+            current.reach = None
 
 
 def exact_attention(
@@ -125,15 +139,17 @@ def exact_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | Reach | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
     """Attend with [1, heads, n, width] queries over [1, kv_heads, slots, width] keys and values;
-    return [1, n, heads, width]. Calls that no engine makes go to `packed_attention`."""
-    reach = current.reach
+    return [1, n, heads, width]. Joint calls give the `Reach` of a sequence as its mask. Calls that
+    no engine makes go to `packed_attention`."""
+    reach = attention_mask if isinstance(attention_mask, Reach) else current.reach
     if reach is None:
+        assert not isinstance(attention_mask, Reach)
         return packed_attention(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
@@ -183,8 +199,7 @@ def _exact_mask(*args, **kwargs) -> torch.Tensor | None:
     return None if current.reach is not None else sdpa_mask(*args, **kwargs)
 
 
-AttentionInterface.register(NAME, exact_attention)
-AttentionMaskInterface.register(NAME, _exact_mask)
+register(NAME, exact_attention, _exact_mask)
 
 
 class ExactActivation(nn.Module):

@@ -74,10 +74,16 @@ class Layout(NamedTuple):
         return seen
 
 
-def dense(layout: Layout, info: ModelInfo) -> Masks:
+def dense(layout: Layout, info: ModelInfo, *, chains: bool = False) -> Masks:
     """Return the masks over all slots in use, [1, 1, fed, base + columns]; None for a chain, for
-    which the model has its own."""
-    if layout.tree.is_chain:
+    which the model has its own. With `chains` they have masks too, unless attention needs none: for
+    one token and for the beginning of a text, as far as no window ends there."""
+    if layout.tree.is_chain and chains:
+        fed = len(layout.missing) + len(layout.tree) - layout.held
+        wide = info.sliding_window is None or layout.base + fed <= info.sliding_window
+        if wide and not layout.held and (fed == 1 or not layout.base):
+            return None
+    elif layout.tree.is_chain:
         return None
     inside, near = layout.seen(), None
     seen = np.ones((len(inside), layout.base + inside.shape[1]), dtype=bool)

@@ -16,14 +16,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ouroboros.engine.attention import KERNEL_NAME, use_packed_attention
 from ouroboros.engine.cache import SlotCache
-from ouroboros.engine.eager import MOST_HELD, Eager
+from ouroboros.engine.eager import MOST_HELD, PREFILL_ALONE, Eager
 from ouroboros.engine.exact import Exact, check_exact, make_exact
 from ouroboros.engine.loading import check_round_trip, why_not_loaded
+from ouroboros.engine.masks import Layout
 from ouroboros.engine.prepack import PackedWeights, prepack_linears
 from ouroboros.engine.selection import EngineName, select_engine
 from ouroboros.engine.sequence import CachedSequence, TreeModel
 from ouroboros.engine.static import weights_state
-from ouroboros.engine.support import check_tree_support
+from ouroboros.engine.support import check_tree_support, why_not_jointly
 from ouroboros.select import TokenSelector
 from ouroboros.tree import ROOT, TokenTree
 
@@ -33,7 +34,8 @@ class CachedModel(TreeModel):
 
     The state of a sequence is a `CachedSequence`, made by `new_sequence` and given to each call.
     There is one set of cache slots: a sequence that is scored takes it over from the one before,
-    and what their tokens share at the beginning is not fed again.
+    and what their tokens share at the beginning is not fed again. Sequences that `score_together`
+    scored have slots of their own from then on.
 
     `engine` "static" pads calls to fixed shapes and replays them as CUDA graphs, "eager" calls the
     model as it is; "auto" is static on a GPU where the model can be captured, else eager, and
@@ -67,6 +69,7 @@ class CachedModel(TreeModel):
         self.resident = CachedSequence()  # the sequence that has the slots
         self.packed = PackedWeights()
         self._weights: tuple = ()  # their state when the last sequence began
+        self._together: str | None = None  # why not; "" if it can
         self.engine: Eager
         self.exact, self.engine_reason = exact, ""
         if exact:
@@ -153,26 +156,80 @@ class CachedModel(TreeModel):
         the same tokens, and nothing was accepted) is continued: nodes before the first of its
         `logit_nodes` are not fed again, so ask for the new ones, by `tree.with_logits_at(new)`.
         """
+        if sequence.slots is not None:
+            return self.score_together([(sequence, tokens, tree)])[0]
         started, forwards = time.perf_counter(), self.engine.forwards
         self._give_slots(sequence)
+        known, missing, _, held = layout = self._layout(sequence, tokens, tree)
+        self.cache.set_length(known + held)
+        logits = self.engine.run(known, missing, tree, held=held)
+        self._scored(sequence, layout, started, self.engine.forwards - forwards)
+        rows = logits[:, : self.width]
+        rows.choosing = self.engine.choosing  # type: ignore[attr-defined]
+        return rows
+
+    @torch.inference_mode()
+    def score_together(
+        self, calls: Sequence[tuple[CachedSequence, Sequence[int], TokenTree]]
+    ) -> list[torch.Tensor]:
+        """Return the result of `score` for several sequences, each (sequence, tokens, tree), by one
+        call of the model; a long stretch that a sequence lacks is fed by a call of its own.
+
+        A sequence gets cache slots of its own and keeps them. Calls are made eagerly, without CUDA
+        graphs. Raises `ValueError` for a model that cannot do this (see `why_not_together`).
+        """
+        if reason := self.why_not_together():
+            raise ValueError(f"{type(self.model).__name__} scores one sequence at a time: {reason}")
+        started, engine, layouts = time.perf_counter(), self.engine, list[Layout]()
+        forwards = [1] * len(calls)
+        for index, (sequence, tokens, tree) in enumerate(calls):
+            if sequence.slots is None:
+                sequence.clear()
+                sequence.slots = SlotCache(engine.info.layers)
+            layout = self._layout(sequence, tokens, tree)
+            if len(layout.missing) > PREFILL_ALONE:
+                known, missing = layout.base, layout.missing
+                engine.call_jointly([(sequence.slots, Layout.chain(known, missing))])
+                sequence.caught_up += len(missing)
+                sequence.tokens += missing
+                forwards[index] += 1
+                layout = Layout(known + len(missing), [], tree)
+            layouts.append(layout)
+        slots = [sequence.slots for sequence, _, _ in calls]
+        logits = engine.call_jointly(list(zip(slots, layouts, strict=True)))  # type: ignore[arg-type]
+        for (sequence, _, _), layout, count in zip(calls, layouts, forwards, strict=True):
+            self._scored(sequence, layout, started, count)
+        return [rows[:, : self.width] for rows in logits]
+
+    def why_not_together(self) -> str | None:
+        """Return why this model cannot score several sequences in one call; None if it can. Tried
+        once, on trees of two sequences."""
+        if self._together is None:
+            self._together = why_not_jointly(self.engine)
+            self.empty()
+        return self._together or None
+
+    def _layout(self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree) -> Layout:
+        """Return how a tree is laid out after what is cached of a sequence, and forget the rest."""
         tokens = self._read(sequence, tokens, tree)
         known = sequence.shared_prefix(tokens)
         missing = list(tokens[known:-1])
         held = 0 if missing else sequence.reusable_nodes(known, tree, MOST_HELD)
-        del sequence.tokens[known:]  # what is cached even if the call below fails
+        del sequence.tokens[known:]  # what is cached even if the call fails
         sequence.tree = None
-        self.cache.set_length(known + held)
-        logits = self.engine.run(known, missing, tree, held=held)
-        sequence.tokens += missing
-        sequence.tree, sequence.base = tree, len(tokens) - 1
+        return Layout(known, missing, tree, held)
+
+    def _scored(
+        self, sequence: CachedSequence, layout: Layout, started: float, forwards: int
+    ) -> None:
+        """Note that a layout was scored, in `forwards` of the model since `started`."""
+        sequence.tokens += layout.missing
+        sequence.tree, sequence.base = layout.tree, layout.base + len(layout.missing)
         sequence.calls += 1
-        sequence.forwards += self.engine.forwards - forwards
-        sequence.scored += len(tree) - held
-        sequence.caught_up += len(missing)
+        sequence.forwards += forwards
+        sequence.scored += len(layout.tree) - layout.held
+        sequence.caught_up += len(layout.missing)
         sequence.busy_s += time.perf_counter() - started
-        rows = logits[:, : self.width]
-        rows.choosing = self.engine.choosing  # type: ignore[attr-defined]
-        return rows
 
     def _read(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
@@ -200,10 +257,11 @@ class CachedModel(TreeModel):
 
         The token that the model chose after the path is the next root: it is not cached yet.
         """
-        tree = sequence.tree
-        assert sequence is self.resident, "another sequence was scored in between"
+        tree, own = sequence.tree, sequence.slots is not None
+        assert own or sequence is self.resident, "another sequence was scored in between"
         assert tree is not None and path[0] == 0, "score() comes first; paths start at 0"
-        self.cache.keep([sequence.base + node for node in path], sequence.base)
+        slots = self.cache if sequence.slots is None else sequence.slots
+        slots.keep([sequence.base + node for node in path], sequence.base)
         sequence.tokens += [tree.tokens[node] for node in path]
         sequence.tree = None
 
@@ -217,6 +275,8 @@ class CachedModel(TreeModel):
         `choose` must be context-free (see `TokenSelector`), so that a token's choice can be fed
         on the device before the host knows it.
         """
+        if sequence.slots is not None:
+            return super().roll(sequence, tokens, count, choose)
         logits = self.score(sequence, tokens, TokenTree.chain(tokens[-1], ()))
         started, forwards = time.perf_counter(), self.engine.forwards
         self.accept(sequence, [0])

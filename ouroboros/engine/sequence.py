@@ -1,8 +1,8 @@
 """The state of one sequence on one model: its cached tokens, the tree last scored, its counters.
 
 A model scores and accepts trees of a sequence that it is given; everything that differs from one
-sequence to the next lives here. Today a model has one set of cache slots, which its sequences take
-over from each other; with a set of slots for each sequence they can be scored together.
+sequence to the next lives here. A model has one set of cache slots, which its sequences take over
+from each other; those that are scored together have slots of their own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from ouroboros.engine.cache import SlotCache
 from ouroboros.select import TokenSelector
 from ouroboros.trace import first_mismatch
 from ouroboros.tree import TokenTree
@@ -46,7 +47,8 @@ class CachedSequence:
 
     The model reads the text from its token number `start` on. `tokens` are those whose keys and
     values lie in slots 0, 1, ...; the nodes of `tree`, the tree last scored (None once a path of it
-    was accepted), lie from slot `base` on. The other fields are those of `ModelCounters`.
+    was accepted), lie from slot `base` on. `slots` are its own (None: it uses its model's). The
+    other fields are those of `ModelCounters`.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -59,6 +61,7 @@ class CachedSequence:
     caught_up: int = 0
     busy_s: float = 0.0
     wait_s: float = 0.0
+    slots: SlotCache | None = None
 
     @property
     def counters(self) -> ModelCounters:
@@ -136,6 +139,16 @@ class TreeModel(Protocol):
     ) -> torch.Tensor:
         """Return the logits after the tree's `logit_nodes`, [len(tree.logit_nodes), width]."""
         ...
+
+    def score_together(
+        self, calls: Sequence[tuple[CachedSequence, Sequence[int], TokenTree]]
+    ) -> list[torch.Tensor]:
+        """Return the result of `score` for several sequences, each (sequence, tokens, tree)."""
+        return [self.score(*call) for call in calls]
+
+    def why_not_together(self) -> str | None:
+        """Return why this model cannot score several sequences in one call; None if it can."""
+        return None
 
     def accept(self, sequence: CachedSequence, path: Sequence[int]) -> None:
         """Keep the path (node indices, root first) of the tree last scored; forget the rest."""

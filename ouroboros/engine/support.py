@@ -20,7 +20,9 @@ import psutil
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from ouroboros.engine.cache import LayerShape, ModelInfo, logit_error, tolerance
+from ouroboros.engine.cache import LayerShape, ModelInfo, SlotCache, logit_error, tolerance
+from ouroboros.engine.eager import Eager
+from ouroboros.engine.joint import SERVED
 from ouroboros.engine.masks import Layout, dense
 from ouroboros.engine.quantised import check_kernels
 from ouroboros.tree import TokenTree
@@ -107,6 +109,37 @@ def trial_tree(length: int, vocab: int) -> tuple[list[int], TokenTree]:
         parents += [tip] * (decoys + 1)
         tip = len(tokens) - 1
     return chain, TokenTree(tuple(tokens), tuple(parents))
+
+
+@torch.inference_mode()
+def why_not_jointly(engine: Eager) -> str:
+    """Return why joint calls of several sequences cannot be made, or do not give the logits of
+    single calls; "" if they do. Overwrites the first slots."""
+    model, info = engine.model, engine.info
+    attention = model.config.get_text_config()._attn_implementation
+    if attention not in SERVED:
+        return f"its attention, {attention}, is none that the library has replaced (sdpa mostly is)"
+    chain, _ = trial_tree(min(LENGTH, info.max_len), info.vocab_size)
+    half, forwards = max(1, len(chain) // 2), engine.forwards
+    slots, texts = [SlotCache(info.layers, 1) for _ in range(2)], [chain[:half], chain[:1]]
+    trees = [TokenTree.chain(text[-1], chain[half:-1]).graft([[1], [2]]) for text in texts]
+    try:
+        engine.call_jointly(
+            [(own, Layout.chain(0, text)) for own, text in zip(slots, texts, strict=True)]
+        )
+        layouts = [Layout(len(t) - 1, [], tree) for t, tree in zip(texts, trees, strict=True)]
+        together = engine.call_jointly(list(zip(slots, layouts, strict=True)))
+        single = []
+        for text, tree in zip(texts, trees, strict=True):
+            engine.cache.set_length(0)
+            single.append(engine.run(0, text[:-1], tree).double())
+        error = max(logit_error(a.double(), b) for a, b in zip(together, single, strict=True))
+    except Exception as failure:  # of any model
+        return (str(failure).strip() or type(failure).__name__).splitlines()[0]
+    finally:
+        engine.cache.set_length(0)
+        engine.forwards = forwards
+    return "" if error < tolerance(info.dtype) else f"its logits move by {error:.2g} deviations"
 
 
 @contextmanager

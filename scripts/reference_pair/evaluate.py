@@ -29,7 +29,7 @@ from ouroboros.bench.metrics.metrics import repetition
 from ouroboros.bench.run.config import Sampling, derive_seed
 from ouroboros.bench.run.loop import StopStrings, eos_ids, text_of
 from ouroboros.bench.tasks.humaneval import HumanEval
-from ouroboros.decode import RootOnly, predict, stream
+from ouroboros.decode import RootOnly, alone, predict, stream
 from ouroboros.engine.model import CachedModel
 from ouroboros.tree import TokenTree
 
@@ -89,7 +89,7 @@ def on_humaneval(
                 new = new[:keep]
                 break
         tree = TokenTree.chain(prompt[-1], new[:-1])
-        drafted = predict(draft, draft.new_sequence(), prompt, tree, choose)
+        drafted = alone(predict(draft, draft.new_sequence(), prompt, tree, choose))
         agreed = sum(map(operator.eq, drafted, new))
         rows.append({"tokens": len(new), "agreed": agreed, "repetition": repetition(new)})
         if example.id in SHOWN:

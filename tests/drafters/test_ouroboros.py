@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from ouroboros.costs import Costs, Surface
-from ouroboros.decode import RootOnly, decode
+from ouroboros.decode import RootOnly, alone, decode, proposed
 from ouroboros.drafters.calibration import calibrate, with_weight_noise
 from ouroboros.drafters.draft_tree.candidates import Weights
 from ouroboros.drafters.ouroboros import Ouroboros
@@ -88,7 +88,7 @@ def test_a_draft_that_is_not_worth_it_is_never_called():
     draft = CachedModel(llama(7))
     drafter = Ouroboros(draft, costs=Costs(Surface.constant(1.0), Surface.constant(50.0)))
     drafter.reset(argmax)
-    tree = drafter.propose(LOOP, 20)
+    tree = alone(proposed(drafter, LOOP, 20))
     assert (
         drafter.draft_sequence.calls == 0 and len(tree) > 4 and set(tree.source[1:]) <= {"phrase"}
     )
@@ -107,7 +107,7 @@ def test_the_draft_reads_each_node_once_and_keeps_what_was_accepted(pair):
     assert own == text[: len(own)]
 
 
-@pytest.mark.parametrize("length, alone", [(PREFILL_ALONE + 1, False), (PREFILL_ALONE + 2, True)])
+@pytest.mark.parametrize("length, root_only", [(PREFILL_ALONE + 1, False), (PREFILL_ALONE + 2, True)])
 @pytest.mark.parametrize(
     "make",
     [
@@ -117,14 +117,14 @@ def test_the_draft_reads_each_node_once_and_keeps_what_was_accepted(pair):
         lambda: SuffixDecoding(max_tokens=20, branches=True),
     ],
 )
-def test_a_long_prompt_is_read_before_a_tree_is_proposed(make, length, alone):
+def test_a_long_prompt_is_read_before_a_tree_is_proposed(make, length, root_only):
     """A branching tree would cost a forward of its own there, and the first token would wait."""
     drafter, prompt = make(), [*LOOP, 3, 4, 6, 3, 4] * 8
     drafter.reset(argmax)
-    first = drafter.propose(prompt[-length:], 20)
-    assert (len(first) == 1) == alone
+    first = alone(proposed(drafter, prompt[-length:], 20))
+    assert (len(first) == 1) == root_only
     drafter.observe(first, [5] * len(first), [0])
-    assert len(drafter.propose([*prompt[-length:], 5], 20)) > 1
+    assert len(alone(proposed(drafter, [*prompt[-length:], 5], 20))) > 1
 
 
 def test_trees_are_filled_up_to_a_size_that_costs_less(pair):

@@ -7,7 +7,7 @@ import copy
 import pytest
 from tiny import StepLog, llama, noisy, prompt_of
 
-from ouroboros.decode import RootOnly, decode
+from ouroboros.decode import RootOnly, alone, decode, proposed
 from ouroboros.drafters.ouroboros_paper import OuroborosPaper
 from ouroboros.drafters.pool import PhrasePool
 from ouroboros.engine.model import CachedModel
@@ -59,31 +59,31 @@ def test_the_tree_is_a_draft_with_branches_within_the_budget(pair):
 def test_the_draft_is_the_small_models_own_text(pair):
     """Lookahead drafting is lossless too: the chain is what the draft model would say alone."""
     _, steps = steps_of(pair)
-    alone = CachedModel(copy.deepcopy(pair[1].model))
+    plain = CachedModel(copy.deepcopy(pair[1].model))
     for tokens, _, tree, _, _ in steps:
         draft = [tree.tokens[node] for node in chain_of(tree)]
-        expected = decode(alone, RootOnly(), tokens, max_new=len(draft)).new_tokens
+        expected = decode(plain, RootOnly(), tokens, max_new=len(draft)).new_tokens
         assert draft == expected
 
 
 def test_phrases_of_the_pool_hang_below_the_drafts_end(pair):
     drafter = ready(pair[1], window_size=0, topk=2)
     tokens = prompt_of(5)
-    end = drafter.propose(tokens, 20).tokens[-1]
+    end = alone(proposed(drafter, tokens, 20)).tokens[-1]
     drafter.reset(argmax)
     for phrase in [(7, 7, 7), (1, 2, 3), (1, 2, 9)]:
         drafter.pool.add(end, phrase)
-    tree = drafter.propose(tokens, 20)
+    tree = alone(proposed(drafter, tokens, 20))
     at = len(chain_of(tree))
     assert tree.tokens[at] == end
     assert tree.tokens[at + 1 :] == (1, 2, 9, 3)
     assert tree.parents[at + 1 :] == (at, at + 1, at + 2, at + 2)
     assert tree.source[at + 1 :] == ("suffix",) * 4
     drafter.topk = 0
-    assert len(drafter.propose(tokens, 20)) == at + 1
+    assert len(alone(proposed(drafter, tokens, 20))) == at + 1
 
 
-def proposed(drafter: OuroborosPaper, tree: TokenTree, chain: int) -> None:
+def pretend(drafter: OuroborosPaper, tree: TokenTree, chain: int) -> None:
     """As if `propose` had given this tree, its first `chain` nodes below the root the draft."""
     drafter._draft_end, drafter._suffixes = chain, []
     drafter.pool.clear()
@@ -100,14 +100,14 @@ SUFFIXED = TokenTree.chain(0, [1, 2]).graft([(3, 4, 5), (6, 7, 8)], at=2, source
 
 def test_verified_suffixes_are_corrected_on_full_acceptance(pair):
     drafter = ready(pair[1])
-    proposed(drafter, SUFFIXED, 2)
+    pretend(drafter, SUFFIXED, 2)
     drafter.observe(SUFFIXED, [1, 2, 3, 9, 10, -1, 11, 12, -1], [0, 1, 2, 3])
     assert {phrase for _, phrase in drafter.pool} == {(3, 9, 10), (3, 11, 12)}
 
 
 def test_nothing_is_corrected_after_a_rejection(pair):
     drafter = ready(pair[1])
-    proposed(drafter, SUFFIXED, 2)
+    pretend(drafter, SUFFIXED, 2)
     drafter.observe(SUFFIXED, [4, 4, 3, 9, 10, 0, 8, 9, 0], [0])
     assert {phrase for key, phrase in drafter.pool if key == 2} == {(3, 4, 5), (6, 7, 8)}
 
@@ -118,7 +118,7 @@ def test_agreements_along_the_rejected_tail_make_phrases(pair, ngram_size, count
     agreements in a row make a phrase."""
     drafter = ready(pair[1], ngram_size=ngram_size, topk=0)
     tree = TokenTree.chain(0, [1, 2, 3, 4])
-    proposed(drafter, tree, 4)
+    pretend(drafter, tree, 4)
     drafter.observe(tree, [9, 2, 3, 8, 7], [0])
     made = dict(drafter.pool)
     assert len(made) == count
@@ -157,9 +157,9 @@ def test_a_warm_pool_saves_calls(pair):
 def test_the_pool_stays_out_while_the_window_fills(pair):
     drafter = ready(pair[1], window_size=2, ngram_size=7, gamma=4)
     tokens = prompt_of(5)
-    truth = drafter.propose(tokens, 20).tokens[1:]
+    truth = alone(proposed(drafter, tokens, 20)).tokens[1:]
     drafter.reset(argmax)
     for key, at in ((tokens[-1], 0), (truth[0], 1)):
         drafter.pool.add(key, truth[at : at + 3])
-    tree = drafter.propose(tokens, 20)
+    tree = alone(proposed(drafter, tokens, 20))
     assert {tree.source[node] for node in chain_of(tree)} == {"draft"}

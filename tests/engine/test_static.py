@@ -18,7 +18,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ouroboros.decode import RootOnly, decode, extend
+from ouroboros.decode import Decoding, RootOnly, decode, together
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.engine.compiled_layers import CompiledLayers
 from ouroboros.engine.model import CachedModel
@@ -51,9 +51,8 @@ def test_a_roll_is_plain_decoding_with_one_wait(family, engine, choose):
     """Also where the cache grows meanwhile."""
     model, tokens = family(), [1 + i % 11 for i in range(505 if family is long_llama else 3)]
     plain, stepwise = [*tokens], session(model, engine="eager")
-    steps = list(
-        extend(stepwise.on, RootOnly(), plain, 20, sequence=stepwise.sequence, choose=choose)
-    )
+    state = {"sequence": stepwise.sequence, "choose": choose}
+    steps = list(together([Decoding(stepwise.on, RootOnly(), plain, 20, **state)], 1))
     rolled = session(model, engine=engine)
     assert rolled.roll(tokens, 20, choose) == plain[len(tokens) :]
     assert rolled.tokens == stepwise.tokens == plain[:-1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ouroboros.bench.metrics.trees import ProposedTree
-from ouroboros.decode import Drafter
+from ouroboros.decode import Drafter, Steps
 from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree
 
@@ -54,7 +54,7 @@ class Recorder:
         self._prompt, self._steps = (), []
         self.drafter.reset(choose)
 
-    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree | Steps[TokenTree]:
         """Return the wrapped drafter's tree."""
         self._base = len(tokens)
         self._prompt = self._prompt or tuple(tokens)

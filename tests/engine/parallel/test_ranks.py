@@ -15,7 +15,7 @@ from tiny import RandomDrafter, llama, noisy, prompt_of
 from together import DRAFTERS, together
 
 from ouroboros import Sampler, argmax
-from ouroboros.decode import decode
+from ouroboros.decode import alone, decode, proposed
 from ouroboros.drafters.on_first_rank import OnFirstRank
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.ranks import (
@@ -137,7 +137,7 @@ def test_every_rank_scores_the_first_ranks_tree():
 
     def work(ranks):
         drafter = OnFirstRank(RandomTrees(list(range(13)), seed=ranks.rank), ranks)
-        return [drafter.propose([5, 6], 9) for _ in range(30)]
+        return [alone(proposed(drafter, [5, 6], 9)) for _ in range(30)]
 
     own, sent = together(2, work)
     for tree, same in zip(own, sent, strict=True):

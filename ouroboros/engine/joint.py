@@ -1,0 +1,119 @@
+"""One call of a model for trees of several sequences, each with cache slots of its own.
+
+The fed tokens of all sequences form one row, [1, sum of fed tokens], so linear layers compute
+exactly the tokens that there are. Keys and values go to each sequence's own slots, and attention
+runs sequence by sequence, with the sequence's own mask. Nothing is padded or moved.
+
+Only attention functions that were registered here serve such calls. Invariant: a token's logits
+are those of a call of its sequence alone, up to rounding.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, Cache
+
+from ouroboros.engine.cache import ModelInfo, SlotCache, SlotLayer
+from ouroboros.engine.masks import Layout
+
+SERVED: set[str] = set()  # names of attention functions
+
+
+class Share(NamedTuple):
+    """One sequence's part of a joint call: its slots and layout, which of the call's tokens are its
+    own, and what its attention takes as mask: one for all layers, or one for each layer type."""
+
+    slots: SlotCache
+    layout: Layout
+    fed: slice
+    mask: Any
+
+
+class _Current(threading.local):
+    """The joint call that is under way in this thread."""
+
+    cache: JointCache | None = None
+
+
+current = _Current()
+
+
+class JointCache(Cache):
+    """Writes the keys and values of a joint call to the slots of each sequence; `layer` is the last
+    one written, and `seen` are its slots to read, for each sequence."""
+
+    def __init__(self, info: ModelInfo, parts: Sequence[tuple[SlotCache, Layout]]) -> None:
+        super().__init__(layers=[SlotLayer() for _ in info.layers])
+        self.info, self.shares, self.layer = info, list[Share](), 0
+        self.seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        end = 0
+        for slots, layout in parts:
+            start, end = end, end + len(layout.missing) + len(layout.tree) - layout.held
+            self.shares.append(Share(slots, layout, slice(start, end), None))
+
+    @contextmanager
+    def attended(self, masks: Sequence[Any]) -> Iterator[None]:
+        """Let attention in the context run sequence by sequence, with these masks."""
+        pairs = zip(self.shares, masks, strict=True)
+        self.shares = [share._replace(mask=mask) for share, mask in pairs]
+        current.cache = self
+        try:
+            yield
+        finally:
+            current.cache = None
+
+    def update(self, key_states, value_states, layer_idx: int, *args, **kwargs):
+        """Write one layer's keys and values, [1, kv_heads, fed tokens, width]; return them."""
+        self.layer = layer_idx
+        self.seen = [
+            share.slots.slots[layer_idx].update(
+                key_states[:, :, share.fed], value_states[:, :, share.fed]
+            )
+            for share in self.shares
+        ]
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the least number of slots in use: 0 where a text begins."""
+        return min(share.layout.base for share in self.shares)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Return sizes of a mask that nobody makes."""
+        return query_length, 0
+
+
+def register(name: str, attend: Callable, make_mask: Callable) -> None:
+    """Register an attention function with transformers, and what makes its masks. In joint calls
+    `attend` is called once for each sequence, and no mask is made."""
+    AttentionInterface.register(name, _by_sequence(attend))
+    AttentionMaskInterface.register(
+        name, lambda *args, **kwargs: None if current.cache else make_mask(*args, **kwargs)
+    )
+    SERVED.add(name)
+
+
+def _by_sequence(attend: Callable) -> Callable:
+    def attention(module, query, key, value, attention_mask, *args, **kwargs):
+        cache = current.cache
+        if cache is None:
+            return attend(module, query, key, value, attention_mask, *args, **kwargs)
+        if kwargs.get("position_bias") is not None:
+            raise ValueError("its attention takes a position_bias")
+        cached = cache.seen[0][0]
+        if key.shape[1] != cached.shape[1] or key.shape[3] != cached.shape[3]:
+            raise ValueError("its attention does not read keys as they are cached")
+        types, parts = cache.info.layer_types, []
+        for share, (keys, values) in zip(cache.shares, cache.seen, strict=True):
+            mask = share.mask
+            if isinstance(mask, dict) and types is not None:
+                mask = mask[types[cache.layer]]
+            own = query[:, :, share.fed]
+            parts.append(attend(module, own, keys, values, mask, *args, **kwargs)[0])
+        return torch.cat(parts, dim=1), None
+
+    return attention

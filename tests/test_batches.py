@@ -1,0 +1,200 @@
+"""Sequences decoded together: each row is the text of its prompt alone, in any company."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Sequence
+from itertools import cycle
+
+import pytest
+import torch
+from architectures import SUPPORTED, config_of
+from ouroboros.baselines import Greedy, Speculative, SuffixDecoding
+from tiny import CONTEXT, VOCAB, RandomDrafter, build, llama, noisy, prompt_of
+from transformers import LlamaConfig
+
+from ouroboros import CachedModel, Ouroboros, OuroborosPaper
+from ouroboros.decode import Decoding, RootOnly, begin, decode, together
+from ouroboros.select import Sampler, argmax
+from ouroboros.tree import TokenTree
+
+ONE_BY_ONE = {
+    **dict.fromkeys(["gemma2", "vaultgemma", "gpt_oss", "gptj", "codegen"], "eager"),
+    **dict.fromkeys(["stablelm", "falcon"], "sdpa"),
+    **dict.fromkeys(["deepseek_v2", "deepseek_v3"], "does not read keys as they are cached"),
+}
+"""Architectures whose attention cannot be divided among sequences, and the reason given."""
+SIZES = {"window_size": 3, "ngram_size": 4, "verification_set_size": 3}
+
+
+class Moody(RandomDrafter):
+    """Random trees that stop for a while and come again."""
+
+    def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
+        if len(tokens) // 4 % 3 == 1:
+            return TokenTree.chain(tokens[-1], ())
+        return super().propose(tokens, budget)
+
+
+def run(decodings: Sequence[Decoding], size: int, *, refill: bool = True) -> list[list[int]]:
+    """The texts of decodings that run together."""
+    most = 0
+    for live in together(iter(decodings), size, refill=refill):
+        most = max(most, len(live))
+    assert most <= size
+    return [own.trace.tokens for own in decodings]
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_random_trees_together_give_each_text_alone(name):
+    """Ragged prompts, arrivals, departures, ends in the middle, rows without a draft, pauses."""
+    target = CachedModel(build(config_of(name, SUPPORTED[name])))
+    if name in ONE_BY_ONE:
+        assert ONE_BY_ONE[name] in (target.why_not_together() or "")
+        with pytest.raises(ValueError, match="scores one sequence at a time"):
+            run([begin(target, RootOnly(), [5, 6], max_new=3) for _ in range(2)], 2)
+        return
+    assert target.why_not_together() is None
+    draw, expected, rows = random.Random(name), [], []
+    for index in range(10):
+        prompt = prompt_of(draw.choice([1, 2, 9, 21]), index)
+        max_new = draw.choice([0, 1, 12, 20])
+        choose = draw.choice([argmax, Sampler(seed=index, temperature=0.8)])
+        text = decode(target, RootOnly(), prompt, max_new=max_new, choose=choose)
+        eos = set(text.new_tokens[draw.randrange(20) :][:1])
+        ended = decode(target, RootOnly(), prompt, max_new=max_new, choose=choose, eos=eos)
+        expected.append((ended.tokens, ended.finish))
+        drafter = draw.choice([RandomDrafter, Moody])(text.tokens, seed=index, hit=0.8)
+        if index % 4 == 3:
+            drafter = RootOnly()
+        rows.append((drafter, prompt, {"max_new": max_new, "choose": choose, "eos": eos}))
+    for size, refill in ((3, True), (8, False)):
+        order = draw.sample(range(10), 10)
+        decodings = {at: begin(target, rows[at][0], rows[at][1], **rows[at][2]) for at in order}
+        run(list(decodings.values()), size, refill=refill)
+        for at, own in decodings.items():
+            assert (own.trace.tokens, own.trace.finish) == expected[at]
+            assert sum(step.new for step in own.trace.steps) == len(own.trace.new_tokens)
+
+
+def decoders(draft: CachedModel) -> dict:
+    """Makers of drafters that call a model, and one that does not."""
+    return {
+        "greedy": Greedy,
+        "speculative": lambda: Speculative(draft, gamma=4),
+        "confident": lambda: Speculative(draft, gamma=4, confidence=0.3),
+        "hybrid": lambda: SuffixDecoding(draft, max_tokens=6, gamma=3, threshold=3),
+        "ouroboros": lambda: Ouroboros(draft),
+        "ouroboros_paper": lambda: OuroborosPaper(draft, gamma=4, **SIZES),
+    }
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", decoders(None))  # type: ignore[arg-type]
+def test_every_decoder_gives_the_text_of_each_prompt_alone(name, dtype, temperature):
+    """Draft calls are joined too; counts of a row depend on its company as little as its text."""
+    model = llama(dtype=dtype)
+    target, draft = CachedModel(model), CachedModel(noisy(copy.deepcopy(model)))
+    make = decoders(draft)[name]
+    prompts = [prompt_of(n, n) for n in (1, 30, 3, 11, CONTEXT, 7)]
+
+    def rows(order: Sequence[int]) -> list[Decoding]:
+        return [
+            begin(
+                target,
+                make(),
+                prompts[at],
+                max_new=25,
+                choose=Sampler(seed=at, temperature=temperature) if temperature else argmax,
+            )
+            for at in order
+        ]
+
+    alone = rows(range(6))
+    for own in alone:
+        run([own], 1)
+    for size, order in ((6, range(6)), (2, [4, 2, 0, 5, 3, 1])):
+        mixed = rows(order)
+        run(mixed, size)
+        for at, own in zip(order, mixed, strict=True):
+            assert own.trace.tokens == alone[at].trace.tokens
+            for step, same in zip(own.trace.steps, alone[at].trace.steps, strict=True):
+                assert (step.new, step.scored) == (same.new, same.scored)
+                assert step.draft_calls == same.draft_calls
+
+
+def test_calls_are_joined_and_nothing_is_padded():
+    """Two sequences whose drafts are 0 and 3 tokens: one draft call serves a step, one target
+    call, of exactly the tokens that there are. A long prompt is fed alone."""
+    model = llama(max_position_embeddings=512)
+    target, draft, fed = CachedModel(copy.deepcopy(model)), CachedModel(model), []
+    target.why_not_together(), draft.why_not_together()
+    for own in (target, draft):
+        own.model.register_forward_pre_hook(
+            lambda module, _, kwargs: fed.append(
+                (module is draft.model, kwargs["input_ids"].shape)
+            ),
+            with_kwargs=True,
+        )
+    rows = [
+        begin(target, Speculative(draft, gamma=3), prompt_of(200), max_new=9),
+        begin(target, Speculative(draft, gamma=2), prompt_of(4), max_new=9),
+        begin(target, RootOnly(), prompt_of(6), max_new=9),
+    ]
+    steps = together(rows, 3)
+    next(steps)
+    drafting = [shape[1] for is_draft, shape in fed if is_draft]
+    verifying = [shape[1] for is_draft, shape in fed if not is_draft]
+    assert drafting == [199, 1 + 4, 2, 1] and verifying == [199, 4 + 3 + 3 + 6]
+    assert all(shape[0] == 1 for _, shape in fed)
+    assert rows[0].trace.steps[0].target_forwards == 2
+
+
+def test_a_decoding_ends_where_its_owner_says():
+    target = CachedModel(llama())
+    rows = [begin(target, RootOnly(), [5, n], max_new=20) for n in range(3)]
+    for live in together(rows, 2):
+        for own in live:
+            if len(own.trace.new_tokens) == 4:
+                own.left = 0
+    assert [len(own.trace.new_tokens) for own in rows] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_exact_calls_of_several_sequences_have_the_bits_of_each_alone(dtype):
+    shape = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    model = CachedModel(build(LlamaConfig(**shape), dtype=dtype), exact=True)
+    draw = random.Random(1)
+    texts = [prompt_of(n, n, 64) for n in (3, 40, 150, 17)]
+    trees = []
+    for text in texts:
+        parents = [-1, *(draw.randrange(node) for node in range(1, draw.choice([1, 2, 9])))]
+        tokens = [text[-1], *(draw.randrange(64) for _ in parents[1:])]
+        trees.append(TokenTree(tuple(tokens), tuple(parents)))
+    alone = [
+        model.score(model.new_sequence(), text, tree).clone()
+        for text, tree in zip(texts, trees, strict=True)
+    ]
+    sequences = [model.new_sequence() for _ in texts]
+    for order in ([0, 1, 2, 3], [3, 1]):
+        found = model.score_together([(sequences[at], texts[at], trees[at]) for at in order])
+        assert all(torch.equal(rows, alone[at]) for rows, at in zip(found, order, strict=True))
+
+
+def test_a_joint_sequence_scores_by_itself_too():
+    """With slots of its own: score, accept and roll as ever."""
+    model = llama()
+    target, plain = CachedModel(model), CachedModel(copy.deepcopy(model))
+    own, other = target.new_sequence(), target.new_sequence()
+    root = TokenTree.chain(6, ())
+    target.score_together([(own, [5, 6], root), (other, [7, 6], root)])
+    target.accept(own, [0])
+    for seed, sequence in zip(cycle([1, 2]), (own, other, own), strict=False):
+        text = prompt_of(9, seed)
+        expected = decode(plain, RootOnly(), text, max_new=6).new_tokens
+        assert target.roll(sequence, text, 6, argmax) == expected
+        assert sequence.tokens == [*text, *expected[:-1]]
+    assert target.cache.length == 0 and VOCAB == 13
