@@ -92,3 +92,12 @@ def instantiate(config: Mapping, what: str, **objects: object):
         return find_class(config["_target_"], what)(**arguments, **objects)
     except TypeError as error:
         raise ValueError(f"{what}: {error}") from error
+
+
+def check_whole(name: str, value: object, *, least: int = 1, null: bool = False) -> None:
+    """Raise `ValueError` unless `value` is a whole number, `least` or more (`null`: or None)."""
+    if value is None and null:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        remedy = f"give a whole number, {least} or more" + (", or null" if null else "")
+        raise ValueError(f"{name}={value}: {remedy}")

@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from ouroboros.bench.metrics.intervals import speedup
 from ouroboros.bench.metrics.sample import PLAIN, sample_frame
 from ouroboros.bench.replay.replay import OffTextRates
-from ouroboros.bench.run.config import Sampling, check_whole
+from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import PairSpec, fast_dtype, load_pair, model_path
@@ -26,6 +26,7 @@ from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.common import check_sizes, known, new_folder, print_table
 from ouroboros.costs import Costs
 from ouroboros.decoders import check_decoders, needs_draft
+from ouroboros.instantiate import check_whole
 from ouroboros.tuning import advise as advising
 from ouroboros.tuning.check import accuracy, check
 from ouroboros.tuning.evidence import Evidence, measured_evidence, recorded_evidence

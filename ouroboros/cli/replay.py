@@ -17,7 +17,6 @@ from ouroboros.bench.metrics.sample import COST_RATIO
 from ouroboros.bench.replay.recording import read_recording, runs_of
 from ouroboros.bench.replay.replay import OffTextRates, replay_table
 from ouroboros.bench.replay.simulated_draft import DraftErrorModel, SimulatedDraft
-from ouroboros.bench.run.config import check_whole
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder, load_costs
 from ouroboros.bench.run.loop import text_of
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
@@ -25,6 +24,7 @@ from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.common import check_sizes, known, new_folder, print_table
 from ouroboros.costs import UNTIMED, Costs
 from ouroboros.decoders import check_decoders, needs_draft, with_pools
+from ouroboros.instantiate import check_whole
 from ouroboros.tuning.advise import batch_table
 from ouroboros.tuning.evidence import Evidence
 

@@ -17,7 +17,7 @@ from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.report import style
 from ouroboros.bench.report.plots import fitted_weights
-from ouroboros.bench.run.config import RunConfig, Sampling, check_whole
+from ouroboros.bench.run.config import RunConfig, Sampling
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.identity import file_hashes, provenance
 from ouroboros.bench.run.loop import Bench, eos_ids
@@ -28,6 +28,7 @@ from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.cli.common import composed
 from ouroboros.conf import FOLDER
 from ouroboros.drafters.calibration import calibrate
+from ouroboros.instantiate import check_whole
 from ouroboros.tuning import tune as tuning
 from ouroboros.tuning.search import SPACES
 

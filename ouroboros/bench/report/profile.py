@@ -22,7 +22,7 @@ from ouroboros.bench.metrics.sample import Sample, step_frame
 from ouroboros.bench.report import plots, style
 from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.tables import as_text
-from ouroboros.bench.run.config import RunConfig, check_whole
+from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import COSTS, ResultsFolder
 from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.prompts import prompt_ids
@@ -30,6 +30,7 @@ from ouroboros.bench.run.run import Say, run
 from ouroboros.costs import Costs
 from ouroboros.decode import Drafter, stream
 from ouroboros.engine.model import CachedModel
+from ouroboros.instantiate import check_whole
 
 LEGEND = """\
 Calls: median milliseconds from the start of `score` to the arrival of its argmax, on random trees,

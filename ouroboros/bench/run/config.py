@@ -19,6 +19,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from ouroboros.bench.run.pair import PairSpec
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.decoders import check_decoders, needs_draft
+from ouroboros.instantiate import check_whole
 from ouroboros.processors import Processed
 from ouroboros.reference_pair import FOLDER
 from ouroboros.select import Sampler, TokenSelector, argmax
@@ -174,8 +175,6 @@ class RunConfig:
     def __post_init__(self) -> None:
         for name in ("max_new", "repeats", "threads", "context_tokens"):
             check_whole(name, getattr(self, name), null=name != "repeats")
-        check_whole("task.limit", self.task.limit, null=True)
-        check_whole("task.stride", self.task.stride)
         for name, choices in CHOICES.items():
             value = getattr(self, name)
             if (type(value), value) not in [(type(choice), choice) for choice in choices]:
@@ -221,15 +220,6 @@ def check_settings(name: str, value: object) -> None:
     """Raise `ValueError` unless `value` is a mapping, as of a model, a task or a decoder."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{name}={value}: give settings, as {{name: value}}")
-
-
-def check_whole(name: str, value: object, *, least: int = 1, null: bool = False) -> None:
-    """Raise `ValueError` unless `value` is a whole number, `least` or more (`null`: or None)."""
-    if value is None and null:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        remedy = f"give a whole number, {least} or more" + (", or null" if null else "")
-        raise ValueError(f"{name}={value}: {remedy}")
 
 
 def matched_temperature(target: str | None) -> float:

@@ -111,12 +111,25 @@ class DatasetTask:
         """What identifies the rows: the file's name and hash, or the hub's id and revision."""
         if self.file is None:
             return f"{' '.join(self.hub or ())}, revision {self.revision or 'newest'}"
-        digest = hashlib.sha256(b"".join(map(read_bytes, files_of(self.file))))
+        digest = hashlib.sha256(b"".join(file.read_bytes() for file in files_of(self.file)))
         return f"{self.file.name}, sha256 {digest.hexdigest()[:12]}"
 
     def rows(self) -> list[dict]:
         """Return the rows. Raises `ValueError` where they cannot be read or lack a field."""
-        rows = list(read_rows(self.file) if self.file is not None else self._hub_rows())
+        if self.file is not None:
+            rows = list(read_rows(self.file))
+        else:
+            from datasets import load_dataset
+
+            name, config, split = self.hub  # type: ignore[misc]
+            try:
+                loaded = load_dataset(name, config, split=split, revision=self.revision)
+            except Exception as error:
+                raise ValueError(
+                    f"cannot load {name} from the hub ({type(error).__name__}): give "
+                    f"task.path=<file>, or task.path={BUNDLED} for a few rows to try out"
+                ) from error
+            rows = [(f"{name}, row {number}", dict(row)) for number, row in enumerate(loaded)]
         for where, row in rows:
             check_fields(row, self.fields, where)
         return [row for _, row in rows]
@@ -124,19 +137,6 @@ class DatasetTask:
     def score(self, example: Example, completion: str) -> dict[str, float]:
         """Return {}: nothing is scored."""
         return {}
-
-    def _hub_rows(self) -> Iterator[tuple[str, dict]]:
-        from datasets import load_dataset
-
-        name, config, split = self.hub  # type: ignore[misc]
-        try:
-            loaded = load_dataset(name, config, split=split, revision=self.revision)
-        except Exception as error:
-            raise ValueError(
-                f"cannot load {name} from the hub ({type(error).__name__}): give "
-                f"task.path=<file>, or task.path={BUNDLED} for a few rows to try out"
-            ) from error
-        return ((f"{name}, row {number}", dict(row)) for number, row in enumerate(loaded))
 
 
 @dataclass(kw_only=True)
@@ -204,44 +204,36 @@ def files_of(path: Path) -> list[Path]:
     return files
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return a file's content. Raises `ValueError` where it cannot be read as UTF-8."""
-    try:
-        path.read_text("utf-8")
-        return path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"cannot read task.path={path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"cannot read task.path={path}: not UTF-8 text") from error
-
-
 def read_text(path: Path) -> str:
-    """Return a file's text. Raises `ValueError` where it cannot be read as UTF-8."""
-    return read_bytes(path).decode("utf-8-sig")
+    """Return a file's text, line ends as they are. Raises `ValueError` for anything but UTF-8."""
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ValueError(f"cannot read task.path={path}: {reason}") from error
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict]]:
     """Yield ("file, line", row) for each object of a JSONL file, or of a JSON file's list."""
-    if path.suffix in LINES:
-        texts = enumerate(read_text(path).split("\n"), start=1)
-        rows = [(f"{path.name}, line {n}", text) for n, text in texts if text.strip()]
-    else:
-        rows = [(path.name, read_text(path))]
-    for where, text in rows:
-        try:
-            found = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"{where}: not JSON") from error
-        if path.suffix in LINES:
-            found, places = [found], [where]
-        elif isinstance(found, list):
-            places = [f"{path.name}, row {n}" for n in range(1, len(found) + 1)]
+    text, lined = read_text(path), path.suffix in LINES
+    try:
+        where = path.name
+        if lined:
+            rows = []
+            for number, line in enumerate(text.split("\n"), start=1):
+                where = f"{path.name}, line {number}"
+                rows += [(where, json.loads(line))] if line.strip() else []
         else:
-            raise ValueError(f"{where}: not a JSON list of objects")
-        for place, row in zip(places, found, strict=True):
-            if not isinstance(row, dict):
-                raise ValueError(f"{place}: not a JSON object")
-            yield place, row
+            found = json.loads(text)
+            if not isinstance(found, list):
+                raise ValueError(f"{where}: not a JSON list of objects")
+            rows = [(f"{where}, row {number}", row) for number, row in enumerate(found, start=1)]
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not JSON") from error
+    for where, row in rows:
+        if not isinstance(row, dict):
+            raise ValueError(f"{where}: not a JSON object")
+        yield where, row
 
 
 def check_fields(row: Mapping, fields: Mapping[str, type], where: str) -> None:

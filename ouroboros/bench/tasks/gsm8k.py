@@ -71,14 +71,9 @@ def final_number(text: str) -> Decimal | None:
     numbers, hashes = re.findall(_NUMBER, text), _HASHES.search(text)
     if not numbers:
         return None
-    found = hashes[1] if hashes else _stated(text) or numbers[-1]
-    return Decimal(found.replace("$", "").replace(",", ""))
-
-
-def _stated(text: str) -> str | None:
-    for words in reversed(list(_ANSWER_IS.finditer(text))):
+    found = hashes[1] if hashes else numbers[-1]
+    for words in _ANSWER_IS.finditer(text) if not hashes else ():
         sentence = _SENTENCE_END.split(text[words.end() :], maxsplit=1)[0]
         result = re.search(_NUMBER, sentence.rpartition("=")[2]) or re.search(_NUMBER, sentence)
-        if result:
-            return result[0]
-    return None
+        found = result[0] if result else found
+    return Decimal(found.replace("$", "").replace(",", ""))

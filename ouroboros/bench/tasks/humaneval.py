@@ -42,11 +42,8 @@ class HumanEval(CodeTask):
 
     def load(self) -> list[Example]:
         """Return the problems in the package's (or the file's) order."""
-        rows = read_problems().values() if self.file is None else self.rows()
-        texts = (
-            row["prompt"].rstrip() if self.template == "plain" else row["prompt"] for row in rows
-        )
-        return [
-            self.prompt.example(row["task_id"], {"problem": text}, row)
-            for row, text in zip(rows, texts, strict=True)
-        ]
+        examples = []
+        for row in read_problems().values() if self.file is None else self.rows():
+            text = row["prompt"].rstrip() if self.template == "plain" else row["prompt"]
+            examples.append(self.prompt.example(row["task_id"], {"problem": text}, row))
+        return examples

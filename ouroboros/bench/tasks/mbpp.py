@@ -51,36 +51,29 @@ class MBPP(CodeTask):
     def load(self) -> list[Example]:
         """Return the split's problems. Raises `ValueError` where worked examples are missing."""
         rows, text = self.rows(), self.prompt.text
-        shots = [row for row in rows if row["task_id"] in SPLITS["prompt"]][:WORKED]
+        shots = [self._fields(row) for row in rows if row["task_id"] in SPLITS["prompt"]][:WORKED]
         if "{worked}" in text and len(shots) < WORKED:
             raise ValueError(
                 f"task.template={self.template} needs {WORKED} worked examples, rows with a "
                 "task_id from 1 to 10: add them to the file, or use task.template=chat"
             )
         if "{problem}" in text:
-            parts = [SOLVED.format(n=n, **self._fields(row)) for n, row in enumerate(shots)]
-            worked = "\n\n".join(parts)
+            worked = "\n\n".join(SOLVED.format(n=n, **shot) for n, shot in enumerate(shots))
         else:
             solved = text.partition("{worked}")[2] + "{code}\n[DONE]\n"
-            worked = "".join(solved.format(**self._fields(row)) for row in shots)
-        return [
-            self.prompt.example(
-                f"mbpp/{row['task_id']}", {**self._fields(row), "worked": worked}, row
-            )
-            for row in rows
-            if row["task_id"] in SPLITS[self.split]
-        ]
+            worked = "".join(solved.format(**shot) for shot in shots)
+        examples = []
+        for row in (row for row in rows if row["task_id"] in SPLITS[self.split]):
+            fields = {**self._fields(row), "worked": worked}
+            examples.append(self.prompt.example(f"mbpp/{row['task_id']}", fields, row))
+        return examples
 
     def problem(self, row: Mapping) -> Mapping:
         """Return a row in the form of HumanEval's problems: the code, then the assertions, at the
         top level."""
         after = [row.get("test_setup_code") or "", *row["test_list"], "def check(_):\n    pass"]
-        return {
-            "task_id": str(row["task_id"]),
-            "prompt": "",
-            "test": "\n".join(after),
-            "entry_point": "None",
-        }
+        problem = {"task_id": str(row["task_id"]), "prompt": "", "entry_point": "None"}
+        return {**problem, "test": "\n".join(after)}
 
     def _fields(self, row: Mapping) -> dict[str, str]:
         text, lines = row["text"], "\n".join(row["test_list"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ouroboros.bench.tasks.dataset import BUNDLED, found_path
 from ouroboros.bench.tasks.task import Example, Task, select
-from ouroboros.instantiate import instantiate, unknown
+from ouroboros.instantiate import check_whole, instantiate, unknown
 
 TASKS = {
     "humaneval": "ouroboros.bench.tasks.humaneval.HumanEval",
@@ -45,6 +45,10 @@ class TaskSpec:
     limit: int | None = None
     stride: int = 1
     shuffle: int | None = None
+
+    def __post_init__(self) -> None:
+        check_whole("task.limit", self.limit, null=True)
+        check_whole("task.stride", self.stride)
 
     @classmethod
     def from_mapping(cls, options: Mapping) -> TaskSpec:

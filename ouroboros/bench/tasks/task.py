@@ -84,20 +84,18 @@ def select(
     """Return every `stride`-th example, at most `limit` of them (None: no limit).
 
     A conversation counts as one and stays together. `shuffle` seeds a random order of the chosen
-    examples; None keeps the task's order. Raises `ValueError` where nothing is left, and for ids
-    that are not unique.
+    examples; None keeps the task's order. Raises `ValueError` for no examples, for ids that are not
+    unique, and for a turn before the one it follows.
 
     >>> [e.id for e in select([Example(str(i), "") for i in range(9)], limit=3, stride=4)]
     ['0', '4', '8']
     """
-    if stride < 1 or (limit is not None and limit < 1):
-        raise ValueError(f"task.limit {limit} and task.stride {stride} must be 1 or more")
-    twice = [name for name, count in Counter(e.id for e in examples).items() if count > 1]
-    if twice:
-        raise ValueError(f"two examples have the same id {twice[0]!r}: name each differently")
-    chosen = conversations(examples)[::stride][:limit]
-    if not chosen:
+    if not examples:
         raise ValueError("the task has no examples: check its file")
+    name, count = Counter(example.id for example in examples).most_common(1)[0]
+    if count > 1:
+        raise ValueError(f"two examples have the same id {name!r}: name each differently")
+    chosen = conversations(examples)[::stride][:limit]
     if shuffle is not None:
         random.Random(shuffle).shuffle(chosen)
     return list(chain.from_iterable(chosen))

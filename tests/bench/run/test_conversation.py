@@ -92,7 +92,6 @@ def test_selecting_keeps_the_turns_of_a_conversation_together():
     assert all(b == a[:-1] + "2" for a, b in zip(shuffled[::2], shuffled[1::2], strict=True))
     for wrong, options, says in (
         (examples[-1:], {}, "5/2 follows '5/1', which does not precede it"),
-        (examples, {"stride": 0}, "stride"),
         ([], {}, "no examples"),
     ):
         with pytest.raises(ValueError, match=says):
