@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import numpy as np
+
 from ouroboros.costs import Costs, Surface
 from ouroboros.decode import Steps, predict
 from ouroboros.drafters.draft_tree.candidates import Weights
@@ -88,8 +90,8 @@ class Ouroboros:
         if pool is not None:
             self.load_state_dict(pool)
         self._ranking = TopKRecorder(argmax, RANKS)
-        self._cost_context = 0
-        self._cost_tables: dict[int, tuple[list[float], list[float]]] = {}
+        self._cost_context, self._batch_size = 0, 1
+        self._cost_tables: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
         self._proposed: TokenTree | None = None
         self._first_step = True
 
@@ -113,6 +115,11 @@ class Ouroboros:
         self._first_step = True
         self.draft_sequence = self.draft.new_sequence() if self.draft is not None else None
         self.grower.start(seed=choose.noise_seed, temperature=choose.temperature)
+
+    def set_batch_size(self, size: int) -> None:
+        """Plan with the costs of calls that so many sequences share, all with trees of one size."""
+        if size != self._batch_size:
+            self._batch_size, self._cost_context = size, 0
 
     def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
         """Return the tree expected to pay best, of at most `budget` - 1 tokens in depth."""
@@ -144,10 +151,12 @@ class Ouroboros:
         if context <= self._cost_context:
             return
         at = self._cost_context = max(MIN_CONTEXT, 1 << (context - 1).bit_length())
-        if at not in self._cost_tables:
-            target, draft = self.costs.target, self.costs.draft
-            self._cost_tables[at] = cost_table(target, at), cost_table(draft or target, at)
-        self.grower.set_costs(*self._cost_tables[at])
+        size = self._batch_size
+        if (at, size) not in self._cost_tables:
+            pair = self.costs.target, self.costs.draft or self.costs.target
+            target, draft = (cost_table(surface, at, size) for surface in pair)
+            self._cost_tables[at, size] = target, draft
+        self.grower.set_costs(*self._cost_tables[at, size])
 
 
 def default_costs(draft: CachedModel | None) -> str:
@@ -156,9 +165,16 @@ def default_costs(draft: CachedModel | None) -> str:
     return "flat" if device is not None and device.type != "cpu" else "epyc"
 
 
-def cost_table(surface: Surface, context: float) -> list[float]:
+def cost_table(surface: Surface, context: float, batch_size: int = 1) -> list[float]:
     """Return the cost of calls of 1, 2, ... nodes, as far as it is known, at a context length (or
-    the longest known)."""
-    context = min(context, max(surface.ms))
-    largest = int(min(*(max(row) for row in surface.ms.values()), SIZES - 1))
-    return surface.calls_ms(range(1, largest + 1), context).tolist()
+    the longest known). Calls that `batch_size` sequences share cost by the nodes of all of them;
+    beyond the largest call known each node costs what it does in the larger half of those known."""
+    context = min(batch_size * context, max(surface.ms))
+    largest = int(min(*(max(row) for row in surface.ms.values()), batch_size * (SIZES - 1)))
+    known = surface.calls_ms(range(1, largest + 1), context)
+    if batch_size == 1:
+        return known.tolist()
+    nodes, half = batch_size * np.arange(1, SIZES), (largest - 1) // 2
+    each = (known[-1] - known[half]) / max(1, largest - 1 - half)
+    costs = known[np.minimum(nodes, largest) - 1] + each * np.maximum(0, nodes - largest)
+    return costs.tolist()

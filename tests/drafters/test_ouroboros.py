@@ -107,7 +107,9 @@ def test_the_draft_reads_each_node_once_and_keeps_what_was_accepted(pair):
     assert own == text[: len(own)]
 
 
-@pytest.mark.parametrize("length, root_only", [(PREFILL_ALONE + 1, False), (PREFILL_ALONE + 2, True)])
+@pytest.mark.parametrize(
+    ("length", "root_only"), [(PREFILL_ALONE + 1, False), (PREFILL_ALONE + 2, True)]
+)
 @pytest.mark.parametrize(
     "make",
     [
