@@ -33,7 +33,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from ouroboros.decode import Decoding, Drafter, begin, check_drafter, together
-from ouroboros.decoders import decoder_names, decoder_settings, make_decoder, needs_draft
+from ouroboros.decoder_factory import decoder_names, decoder_settings, make_decoder, needs_draft
 from ouroboros.engine.model import CachedModel
 from ouroboros.instantiate import unknown
 from ouroboros.model_wrappers import Model, acquire, locked, plain_model

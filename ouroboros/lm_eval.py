@@ -20,7 +20,7 @@ import ouroboros
 from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import Sample, step_s
 from ouroboros.bench.run.pair import model_path
-from ouroboros.decoders import decoder_settings
+from ouroboros.decoder_factory import decoder_settings
 from ouroboros.engine.model import CachedModel
 from ouroboros.generate import DRAFT_CONTEXT, custom_generate
 from ouroboros.model_wrappers import Model

@@ -19,7 +19,7 @@ from tiny import build, noisy, prompt_of
 from transformers import PreTrainedModel
 
 from ouroboros import custom_generate, generate
-from ouroboros.decoders import decoder_names, decoder_settings, needs_draft
+from ouroboros.decoder_factory import decoder_names, decoder_settings, needs_draft
 
 pytestmark = pytest.mark.slow
 NEW = 24

@@ -25,7 +25,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from ouroboros import CachedModel, Ouroboros, custom_generate, generate
-from ouroboros.decoders import decoder_config, decoder_names, make_decoder, needs_draft
+from ouroboros.decoder_factory import decoder_config, decoder_names, make_decoder, needs_draft
 from ouroboros.generate import Generated
 
 PROMPTS = [prompt_of(6), prompt_of(9, 1), prompt_of(3, 2)]

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = (
     *("instantiate", "tree", "trace", "select"),
     *("engine", "vocab", "decode", "processors", "standin", "costs"),
-    *("audit", "drafters", "baselines", "model_wrappers", "decoders"),
+    *("audit", "drafters", "baselines", "model_wrappers", "decoder_factory"),
     *("generate", "testing", "reference_pair"),
     *("bench.tasks", "bench.metrics", "bench.run", "lm_eval", "inspect_ai"),
     *("bench.replay", "bench.report", "tuning", "cli", "__main__"),

@@ -25,7 +25,7 @@ from ouroboros.bench.run.pair import PairSpec, fast_dtype, load_pair, model_path
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.common import check_sizes, known, new_folder, print_table
 from ouroboros.costs import Costs
-from ouroboros.decoders import check_decoders, needs_draft
+from ouroboros.decoder_factory import check_decoders, needs_draft
 from ouroboros.instantiate import check_whole
 from ouroboros.tuning import advise as advising
 from ouroboros.tuning.check import accuracy, check

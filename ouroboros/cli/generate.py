@@ -31,7 +31,7 @@ from ouroboros.bench.run.run import measured_or_named
 from ouroboros.bench.tasks.task import Example
 from ouroboros.cli.common import composed
 from ouroboros.decode import Drafter, DrafterCapabilities, stream
-from ouroboros.decoders import decoder_factories, wants_costs
+from ouroboros.decoder_factory import decoder_factories, wants_costs
 from ouroboros.engine.model import CachedModel
 from ouroboros.trace import first_mismatch
 

@@ -18,7 +18,7 @@ from ouroboros.bench.metrics.intervals import Interval, speedup
 from ouroboros.bench.metrics.metrics import METRICS, phase_shares
 from ouroboros.bench.metrics.sample import PLAIN, Sample, sample_frame, step_frame, step_s
 from ouroboros.costs import CostModel, Costs
-from ouroboros.decoders import kind_of
+from ouroboros.decoder_factory import kind_of
 from ouroboros.tuning.evidence import Evidence, Settings
 from ouroboros.tuning.search import SPACES, search
 

@@ -23,7 +23,7 @@ from ouroboros.bench.report.gather import load, run_folders
 from ouroboros.bench.run.pair import PairSpec
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.costs import CostModel, Costs
-from ouroboros.decoders import kind_of
+from ouroboros.decoder_factory import kind_of
 from ouroboros.tuning.advise import cost_per_token
 from ouroboros.tuning.evidence import completed, recorded_evidence
 

@@ -24,7 +24,13 @@ from ouroboros.bench.run.prompts import longest, prompt_ids
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.costs import UNTIMED, Costs
 from ouroboros.decode import RootOnly
-from ouroboros.decoders import decoder_factories, kind_of, make_decoder, needs_draft, wants_costs
+from ouroboros.decoder_factory import (
+    decoder_factories,
+    kind_of,
+    make_decoder,
+    needs_draft,
+    wants_costs,
+)
 from ouroboros.engine.model import CachedModel
 
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)  # tree sizes to be timed

@@ -38,7 +38,7 @@ from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import provenance, without_paths
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
 from ouroboros.costs import Costs, Surface
-from ouroboros.decoders import decoder_config
+from ouroboros.decoder_factory import decoder_config
 from ouroboros.tuning.advise import Prediction
 from ouroboros.tuning.evidence import Evidence
 from ouroboros.tuning.search import Space, search

@@ -34,7 +34,7 @@ from ouroboros.bench.run.pair import PairSpec, load_tokenizer
 from ouroboros.cli.common import composed
 from ouroboros.costs import UNTIMED
 from ouroboros.decode import Drafter, stream
-from ouroboros.decoders import decoder_factories
+from ouroboros.decoder_factory import decoder_factories
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import Ranked, TokenSelector
 from ouroboros.tree import TokenTree

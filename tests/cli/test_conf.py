@@ -17,7 +17,7 @@ from ouroboros.bench.run.identity import settings
 from ouroboros.bench.run.pair import Pair, PairSpec, load_model, load_pair
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli import common
-from ouroboros.decoders import check_decoders, decoder_factories
+from ouroboros.decoder_factory import check_decoders, decoder_factories
 from ouroboros.drafters.pool import save_state
 from ouroboros.instantiate import find_class
 

@@ -18,7 +18,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from ouroboros.bench.run.pair import PairSpec
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.decoders import check_decoders, needs_draft
+from ouroboros.decoder_factory import check_decoders, needs_draft
 from ouroboros.instantiate import check_whole
 from ouroboros.processors import Processed
 from ouroboros.reference_pair import FOLDER

@@ -32,7 +32,7 @@ from ouroboros.bench.run.recorder import Recorder
 from ouroboros.bench.tasks.task import Example, Task
 from ouroboros.costs import Costs
 from ouroboros.decode import stream
-from ouroboros.decoders import Decoder, DecoderFactory, Peer
+from ouroboros.decoder_factory import Decoder, DecoderFactory, Peer
 from ouroboros.drafters.pool import load_state, save_state
 from ouroboros.engine.model import CachedModel
 from ouroboros.trace import cut

@@ -21,7 +21,7 @@ import torch
 from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
 from ouroboros.bench.run.pair import Pair, PairSpec
 from ouroboros.costs import Costs, Surface
-from ouroboros.decoders import Decoder, DecoderFactory, Peer
+from ouroboros.decoder_factory import Decoder, DecoderFactory, Peer
 from ouroboros.drafters.on_first_rank import OnFirstRank
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.ranks import ProcessGroup, RankLost, Ranks, message_ms, own_gpu

@@ -42,7 +42,7 @@ from ouroboros.bench.run.prompts import longest, with_context
 from ouroboros.bench.tasks.sandbox import check_sandbox, kind
 from ouroboros.bench.tasks.task import Example, Task, fingerprint, part_of
 from ouroboros.costs import NOISY, UNTIMED, Costs
-from ouroboros.decoders import decoder_factories, wants_costs
+from ouroboros.decoder_factory import decoder_factories, wants_costs
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.ranks import RankLost, Ranks, all_succeed, own_gpu
 from ouroboros.engine.parallel.sharded import ShardedModel

@@ -6,7 +6,7 @@ from hydra.errors import HydraException
 
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.cli.common import one_line
-from ouroboros.decoders import check_decoders
+from ouroboros.decoder_factory import check_decoders
 
 GOOD = {
     "model": {"name": "tiny", "target": "a/b", "draft": "a/c"},
