@@ -46,7 +46,11 @@ def find_class(path: str, what: str) -> Callable:
 
 
 def parameters_of(config: Mapping, what: str) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a config's class, by name."""
+    """Return the parameters of a config's class, by name. Raises `ValueError` without a class."""
+    if "_target_" not in config:
+        raise ValueError(
+            f"{what}={config}: give its class as well, as {what}._target_=module.Class"
+        )
     return inspect.signature(find_class(config["_target_"], what)).parameters
 
 

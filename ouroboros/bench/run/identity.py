@@ -102,7 +102,8 @@ def changes(old: Mapping, new: Mapping) -> str:
     def compared(run: Mapping) -> dict:
         parts = {key: run[key] for key in both}
         config, loaded = parts.pop("config", {}), parts
-        order = list(config.get("decoder") or ())  # the first one leads conversations
+        decoders = config.get("decoder")  # the first one leads conversations
+        order = list(decoders) if isinstance(decoders, Mapping) else decoders
         ((config,), (loaded,)) = (json_normalize(p).to_dict("records") for p in (config, loaded))
         return {**config, **loaded, **environment(run), "order of decoders": order}
 

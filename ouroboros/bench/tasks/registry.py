@@ -49,6 +49,7 @@ class TaskSpec:
     def __post_init__(self) -> None:
         check_whole("task.limit", self.limit, null=True)
         check_whole("task.stride", self.stride)
+        check_whole("task.shuffle", self.shuffle, least=0, null=True)
 
     @classmethod
     def from_mapping(cls, options: Mapping) -> TaskSpec:

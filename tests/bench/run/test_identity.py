@@ -81,6 +81,7 @@ def test_a_copy_is_the_same_and_a_large_file_is_sampled_to_its_end(tmp_path, mon
         ("model.commits", {"model": {"commits": ["b"]}}),
         ("max_new", {"max_new": 9}),
         ("order of decoders", {"config": {"decoder": {"b": {}, "a": {}}}}),
+        ("order of decoders", {"config": {"decoder": -1}}),
     ],
 )
 def test_a_resumed_run_must_load_the_same_task_and_models(tmp_path, name, facts):
