@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import yaml
 
 from ouroboros.costs.surface import Footprint, Surface
@@ -33,6 +34,7 @@ UNTIMED = "epyc"  # used by runs without timing
 PROBED_NODES = (1, 2, 3, 4, 6, 8, 12, 24, 64, 96)  # between them costs are interpolated
 PROBED_CONTEXT = 1024  # up to here the cost of a call hardly depends on the context
 PROBE_VISITS, PROBE_S, PROBES = 5, 4.0, 3
+PROBED_PROMPTS = (64, 256, 1024)  # tokens, as many of them as the draft reads at once
 NOISY = 0.2  # spread of a probe's calls at which it is repeated, up to `PROBES` in all
 LONG_TEXT = 128  # ouroboros.engine.eager.PREFILL_ALONE: longer text is a forward of its own
 ROOFLINE_NODES, ROOFLINE_CONTEXTS = 1 << 14, tuple(4**k for k in range(11))
@@ -45,7 +47,8 @@ class Costs:
     """A pair of models on a machine.
 
     `host_ms`: milliseconds per step outside of both models, by decoder; "" is for any other one.
-    `prefill_ms` comes on top of a run's first step. `footprints` has "target" and "draft".
+    `prefill_ms` comes on top of a run's first step; `reading_ms` is what the draft takes to read
+    that many tokens of a text, if it was measured. `footprints` has "target" and "draft".
     `copy_bytes_per_s` counts bytes read plus bytes written. `about` describes in plain values what
     was measured: models, machine, dtype, threads.
     """
@@ -57,11 +60,14 @@ class Costs:
     footprints: Mapping[str, Footprint] = field(default_factory=dict)
     copy_bytes_per_s: float | None = None
     about: Mapping[str, object] = field(default_factory=dict)
+    reading_ms: Mapping[float, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for ms in (*self.host_ms.values(), self.prefill_ms):
+        for ms in (*self.host_ms.values(), self.prefill_ms, *self.reading_ms.values()):
             if not 0 <= ms < math.inf:
                 raise ValueError(f"host or prefill milliseconds are {ms}")
+        reading = {float(tokens): ms for tokens, ms in self.reading_ms.items()}  # JSON has text
+        object.__setattr__(self, "reading_ms", dict(sorted(reading.items())))
 
     @classmethod
     def load(cls, source: str | Path | Mapping) -> Costs:
@@ -130,6 +136,7 @@ class Costs:
         from ouroboros.costs import timing
         from ouroboros.engine.static import NODES, Static
 
+        reading: dict[int, float] = {}
         models = [target] if draft is None else [target, draft]
         padded = [isinstance(model.engine, Static) for model in models]
         reach = min(model.max_len for model in models)
@@ -154,8 +161,12 @@ class Costs:
         far = {longest: max(longest, min(context, reach))}
         pairs = zip(best, padded, strict=True)
         found = [surface.known_to(far, padded=pads) for surface, pads in pairs]
+        if draft is not None:
+            most = min(longest, draft.prefill_limit or longest)
+            prompts = sorted({min(tokens, most) for tokens in PROBED_PROMPTS})
+            reading = timing.time_reading(draft, prompts, clock=clock)
         about = {"measured": "by a probe at load", "spread": round(_spread(best), 3)}
-        return cls(found[0], found[1] if draft else None, about=about)
+        return cls(found[0], found[1] if draft else None, reading_ms=reading, about=about)
 
     @classmethod
     def measure_grid(
@@ -253,11 +264,23 @@ class Costs:
         at = min(self.target.ms) if context is None else context
         return self.draft.call_ms(1, at) / self.target.call_ms(1, at)
 
+    def draft_reading_ms(self, tokens: int, context: float) -> float:
+        """Return the milliseconds that the draft takes to read that many tokens of a text: as
+        measured (beyond that in proportion), else as calls of the largest size measured."""
+        assert self.draft is not None
+        if self.reading_ms:
+            sizes, ms = list(self.reading_ms), list(self.reading_ms.values())
+            return float(np.interp(tokens, [0, *sizes], [0, *ms])) * max(1.0, tokens / sizes[-1])
+        largest = min(max(row) for row in self.draft.ms.values())
+        calls, rest = divmod(tokens, largest)
+        call_ms = self.draft.call_ms
+        return calls * call_ms(largest, context) + (call_ms(rest, context) if rest else 0.0)
+
     def drafting_ms(self, step: StepRecord, context: int) -> float:
         """Return the milliseconds of a step's draft calls on a sequence of `context` tokens.
 
-        They are taken as equally large; text that the draft reads after a long pause, if no tree
-        measured is so large, as calls of the largest. Raises `ValueError` beyond what was measured,
+        They are taken as equally large; text that the draft reads after a long pause is priced
+        apart, if no tree measured is so large. Raises `ValueError` beyond what was measured,
         and where the costs have no draft.
         """
         if not step.draft_calls:
@@ -268,8 +291,7 @@ class Costs:
         nodes, largest = draft_nodes(step), min(max(row) for row in self.draft.ms.values())
         if nodes > largest and step.draft_caught_up:
             nodes = max(1, round(step.draft_scored / step.draft_calls))
-            calls, rest = divmod(step.draft_caught_up, largest)
-            reading = calls * call_ms(largest, context) + (call_ms(rest, context) if rest else 0.0)
+            reading = self.draft_reading_ms(step.draft_caught_up, context)
         reading += max(0, step.draft_forwards - step.draft_calls) * call_ms(1, context)
         return step.draft_calls * call_ms(nodes, context) + reading
 
@@ -328,14 +350,16 @@ class CostModel:
         """Return a sample with predicted seconds.
 
         The first step holds the target's prefill, and the first that calls the draft the draft's:
-        the target's at the ratio of their calls. Raises `ValueError` as `steps`.
+        the target's at the ratio of their calls, of the tokens that it read. Raises `ValueError` as
+        `steps`.
         """
         costs, records = self.costs, list[StepRecord]()
         host_ms, unread = costs.host_of(sample.decoder), costs.draft is not None
         for step, (verify, drafting, context) in zip(sample.steps, self.steps(sample), strict=True):
             verify += 0.0 if records else costs.prefill_ms
             if unread and step.draft_calls:
-                drafting += costs.prefill_ms * (costs.draft_ratio(context) or 0.0)
+                share = (step.draft_caught_up + 1) / context if step.draft_caught_up else 1.0
+                drafting += costs.prefill_ms * (costs.draft_ratio(context) or 0.0) * share
                 unread = False
             times = {"draft_s": drafting / 1e3, "verify_s": verify / 1e3, "host_s": host_ms / 1e3}
             records.append(replace(step, **times))

@@ -102,6 +102,27 @@ def time_calls(
     return [quartiles(model) for model in models]
 
 
+def time_reading(
+    model: CachedModel,
+    prompts: Sequence[int],
+    *,
+    visits: int = 3,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[int, float]:
+    """Return the median milliseconds of first calls on texts of each number of tokens. The model's
+    cache is left empty."""
+    times: defaultdict[int, list[float]] = defaultdict(list)
+    for _ in range(visits):
+        for tokens in prompts:
+            model.empty()
+            text = [token % min(IDS, model.vocab_size) for token in range(tokens)]
+            root, began = TokenTree.chain(text[-1], ()), clock()
+            argmax(model.score(model.new_sequence(), text, root), text, root)
+            times[tokens].append(1e3 * (clock() - began))
+    model.empty()
+    return {tokens: float(np.median(ms)) for tokens, ms in times.items()}
+
+
 def random_tree(nodes: int, *, draw: random.Random) -> TokenTree:
     """Return a random tree with distinct tokens; with three nodes or more it is no chain."""
     parents = [-1, *(draw.randrange(node) for node in range(1, nodes))]

@@ -29,6 +29,8 @@ from ouroboros.select import TokenSelector, TopKRecorder, argmax
 from ouroboros.tree import TokenTree
 
 PoolState = Literal["cold", "task", "loaded"]
+LONG_READ = 16  # tokens of the text that a draft call reads besides are not weighed
+READ_GAIN, READ_AHEAD = 0.37, 16  # tokens gained for each to come, once the draft has read the text
 MIN_CONTEXT = 128  # costs are looked up at this context length, and at each doubling of it
 
 
@@ -48,9 +50,11 @@ class Ouroboros:
     - `history`: how earlier prompts are read: True looks farther back, trusts what earlier texts
       alone say less, begins each prompt with fresh acceptance rates and grows larger trees
 
-    The draft model is first called where that first pays; until then it has read nothing. A long
-    prompt is prefilled before anything is proposed, so the first token comes as early as in greedy
-    decoding. Raises `ValueError` for settings out of range.
+    The draft model is first called where that first pays; until then it has read nothing. Where the
+    costs say how long it reads a text, reading must pay too: READ_GAIN tokens for each one to come,
+    as many to come as were made and READ_AHEAD more, at most the budget. A long prompt is prefilled
+    before anything is proposed, so the first token comes as early as in greedy decoding. Raises
+    `ValueError` for settings out of range.
     """
 
     def __init__(
@@ -93,7 +97,7 @@ class Ouroboros:
         self._cost_context, self._batch_size = 0, 1
         self._cost_tables: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
         self._proposed: TokenTree | None = None
-        self._first_step = True
+        self._first_step, self._prompt_len = True, 0
 
     def state_dict(self) -> dict:
         """Return phrases, recycled predictions and learned rates: all that outlives a prompt."""
@@ -112,7 +116,7 @@ class Ouroboros:
         self._ranking = TopKRecorder(choose, RANKS)
         self._cost_context = 0
         self._proposed = None
-        self._first_step = True
+        self._first_step, self._prompt_len = True, 0
         self.draft_sequence = self.draft.new_sequence() if self.draft is not None else None
         self.grower.start(seed=choose.noise_seed, temperature=choose.temperature)
 
@@ -124,11 +128,15 @@ class Ouroboros:
     def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
         """Return the tree expected to pay best, of at most `budget` - 1 tokens in depth."""
         first_step, self._first_step = self._first_step, False
+        self._prompt_len = self._prompt_len or len(tokens)
         if first_step and read_alone(tokens):
             return TokenTree.chain(tokens[-1], ())
         self._update_costs(len(tokens))
         grower, draft, sequence = self.grower, self.draft, self.draft_sequence
-        room = -1 if draft is None or sequence is None else draft.room(sequence, tokens)
+        room = -1
+        if self._reading_pays(tokens, budget):
+            assert draft is not None and sequence is not None
+            room = draft.room(sequence, tokens)
         tree = grower.begin(tokens, budget - 1, room)
         while tree is not None:
             assert draft is not None and sequence is not None
@@ -145,6 +153,21 @@ class Ouroboros:
         if drafted and self.draft is not None and self.draft_sequence is not None:
             self.draft.accept(self.draft_sequence, drafted)
         self.grower.learn(chosen, path)
+
+    def _reading_pays(self, tokens: Sequence[int], budget: int) -> bool:
+        """Return whether the draft's next call is worth the text that it must read before: a
+        prompt, or what was added in a pause."""
+        draft, sequence, costs = self.draft, self.draft_sequence, self.costs
+        if draft is None or sequence is None:
+            return False
+        start = sequence.first_read(tokens, draft.prefill_limit)
+        unread = len(tokens) - start - (sequence.held if start == sequence.start else 0)
+        if unread <= LONG_READ or not costs.reading_ms or (sequence.calls and not sequence.held):
+            return True  # the last: a draft that caches nothing, as in simulations
+        call_ms = costs.target.call_ms(1, min(len(tokens), max(costs.target.ms)))
+        price = costs.draft_reading_ms(unread, len(tokens)) / call_ms
+        to_come = min(budget, READ_AHEAD + len(tokens) - self._prompt_len)
+        return READ_GAIN * to_come >= price * self.grower.tokens_per_cost
 
     def _update_costs(self, context: int) -> None:
         """Use the call costs at this context length, looked up at each doubling."""

@@ -20,19 +20,22 @@ from ouroboros.engine.static import NODES
 class Clocked:
     """A model whose calls take the milliseconds of a table, on a clock that it turns itself."""
 
-    vocab_size, max_len, engine = 50, 4096, None
+    vocab_size, max_len, engine, prefill_limit = 50, 4096, None, 200
 
     def __init__(self, clock: list[float], ms, log: list) -> None:
         self.clock, self.ms, self.log = clock, ms, log
         self.cache = SimpleNamespace(reserve=lambda slots: None, clear=lambda: None)
 
-    def new_sequence(self, cached):
-        return CachedSequence(cached)
+    def new_sequence(self, cached=()):
+        return CachedSequence(list(cached))
 
     def empty(self):
         pass
 
     def score(self, sequence, tokens, tree):
+        if not sequence.tokens and len(tokens) > 1:  # a prompt is read
+            self.clock[0] += 1e-3 * self.ms(len(tokens), len(tokens))
+            return torch.zeros(1, self.vocab_size)
         assert sequence.tokens == tokens[:-1]
         self.clock[0] += 1e-3 * self.ms(len(tree), len(tokens))
         self.log.append((self, len(tokens), len(tree)))
@@ -92,6 +95,9 @@ def test_a_probe_covers_a_pair_within_its_limit():
     assert clock() < 6 and list(costs.target.ms) == [700]
     assert costs.target.call_ms(64, 300) == pytest.approx(104) and costs.draft is not None
     assert costs.draft.call_ms(8, 700) == pytest.approx(11.6)
+    assert costs.reading_ms == pytest.approx({64: 22.8, 200: 50}), "as much as the draft reads"
+    found = [costs.draft_reading_ms(tokens, 700) for tokens in (32, 132, 400)]
+    assert found == pytest.approx([11.4, 36.4, 100])
     assert costs.target.call_ms(30, 1) == pytest.approx(70), "between two sizes"
     assert Costs.measure(target, clock=clock).draft is None
     far = Costs.measure(target, context=8000, clock=clock).target

@@ -95,6 +95,23 @@ def test_a_draft_that_is_not_worth_it_is_never_called():
     assert tree.tokens[1:5] == (3, 4, 5, 6)
 
 
+@pytest.mark.parametrize(
+    ("reading_ms", "limit", "budget", "called"),
+    [(1, None, 40, True), (8, None, 40, False), (8, 17, 40, True), (1, None, 1, False)],
+)
+def test_a_draft_is_first_called_where_reading_the_text_pays_too(
+    pair, reading_ms, limit, budget, called
+):
+    """What reading costs: 1 or 8 target calls for 50 tokens, of which a limit leaves 17."""
+    surfaces = Surface.constant(1.0), Surface.constant(0.001)
+    drafter = Ouroboros(pair[1], costs=Costs(*surfaces, reading_ms={50: reading_ms}))
+    pair[1].prefill_limit = limit
+    drafter.reset(argmax)
+    drafter.propose(prompt_of(50), budget)
+    pair[1].prefill_limit = None
+    assert bool(drafter.draft_sequence.calls) == called
+
+
 def test_the_draft_reads_each_node_once_and_keeps_what_was_accepted(pair):
     target, draft = pair
     drafter = Ouroboros(draft, costs=EAGER)

@@ -124,6 +124,11 @@ class TreeGrower:
         most = max(2, min(s.max_nodes, state.SIZES - 1))
         s.node_cost = (s.verify_cost[most] - s.verify_cost[1]) / (most - 1)
 
+    @property
+    def tokens_per_cost(self) -> float:
+        """Tokens per cost so far."""
+        return float(self.state.tokens / self.state.cost)
+
     def begin(
         self, tokens: Sequence[int], max_depth: int, max_draft_depth: int
     ) -> TokenTree | None:
