@@ -136,7 +136,7 @@ class Costs:
         from ouroboros.costs import timing
         from ouroboros.engine.static import NODES, Static
 
-        reading: dict[int, float] = {}
+        reading: dict[float, float] = {}
         models = [target] if draft is None else [target, draft]
         padded = [isinstance(model.engine, Static) for model in models]
         reach = min(model.max_len for model in models)

@@ -108,7 +108,7 @@ def time_reading(
     *,
     visits: int = 3,
     clock: Callable[[], float] = time.perf_counter,
-) -> dict[int, float]:
+) -> dict[float, float]:
     """Return the median milliseconds of first calls on texts of each number of tokens. The model's
     cache is left empty."""
     times: defaultdict[int, list[float]] = defaultdict(list)
