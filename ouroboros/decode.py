@@ -76,6 +76,9 @@ class DrafterCapabilities:
     """Takes them, before `observe`: (tree, ranked, path), row i after node `tree.logit_nodes[i]`;
     called only where `ranks` is above 0."""
 
+    observe_step: Callable[[StepRecord], None] = lambda _: None
+    """Takes the record of each step, its seconds among them, after `observe`."""
+
     @classmethod
     def of(cls, drafter: object) -> DrafterCapabilities:
         """Return a drafter's capabilities."""
@@ -287,6 +290,7 @@ class Decoding:
         elif len(tokens) > model.max_len:
             self.trace.finish = "context"
         record = recorder.finish(tree, path, len(new))
+        self.capabilities.observe_step(record)
         self.trace.steps.append(record)
         return record
 

@@ -11,7 +11,9 @@ Invariant: estimates only change *which tokens are proposed*; `decode` alone dec
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Literal
 
 import numpy as np
@@ -26,6 +28,7 @@ from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
 from ouroboros.select import TokenSelector, TopKRecorder, argmax
+from ouroboros.trace import StepRecord
 from ouroboros.tree import TokenTree
 
 PoolState = Literal["cold", "task", "loaded"]
@@ -47,6 +50,8 @@ class Ouroboros:
     - `weights`: the probability estimators' weights, or their file; by default the shipped ones
     - `pool_state`: "cold" empties the phrase memory for each prompt, "task" carries it from prompt
       to prompt, "loaded" starts each prompt from `pool`, the `state_dict` of another drafter
+    - `guard`: decode plainly for a while wherever measured step times show that drafting loses
+      (see `Guard`); what is proposed then depends on the clock, never the text
     - `history`: how earlier prompts are read: True looks farther back, trusts what earlier texts
       alone say less, begins each prompt with fresh acceptance rates and grows larger trees
 
@@ -67,6 +72,7 @@ class Ouroboros:
         recycle: bool = True,
         judge: bool = True,
         history: bool = False,
+        guard: bool = False,
         costs: str | Costs | None = None,
         weights: str | Weights | None = None,
         pool_state: PoolState = "cold",
@@ -93,6 +99,7 @@ class Ouroboros:
         self._loaded = pool if pool_state == "loaded" else None
         if pool is not None:
             self.load_state_dict(pool)
+        self._guard = Guard() if guard else None
         self._ranking = TopKRecorder(argmax, RANKS)
         self._cost_context, self._batch_size = 0, 1
         self._cost_tables: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
@@ -116,6 +123,8 @@ class Ouroboros:
         self._ranking = TopKRecorder(choose, RANKS)
         self._cost_context = 0
         self._proposed = None
+        if self._guard is not None:
+            self._guard.begin_prompt()
         self._first_step, self._prompt_len = True, 0
         self.draft_sequence = self.draft.new_sequence() if self.draft is not None else None
         self.grower.start(seed=choose.noise_seed, temperature=choose.temperature)
@@ -129,7 +138,8 @@ class Ouroboros:
         """Return the tree expected to pay best, of at most `budget` - 1 tokens in depth."""
         first_step, self._first_step = self._first_step, False
         self._prompt_len = self._prompt_len or len(tokens)
-        if first_step and read_alone(tokens):
+        guard = self._guard
+        if (first_step and read_alone(tokens)) or (guard and guard.steps_left):
             return TokenTree.chain(tokens[-1], ())
         self._update_costs(len(tokens))
         grower, draft, sequence = self.grower, self.draft, self.draft_sequence
@@ -153,6 +163,11 @@ class Ouroboros:
         if drafted and self.draft is not None and self.draft_sequence is not None:
             self.draft.accept(self.draft_sequence, drafted)
         self.grower.learn(chosen, path)
+
+    def observe_step(self, record: StepRecord) -> None:
+        """Let the guard see what the step took."""
+        if self._guard is not None:
+            self._guard.observe(record)
 
     def _reading_pays(self, tokens: Sequence[int], budget: int) -> bool:
         """Return whether the draft's next call is worth the text that it must read before: a
@@ -180,6 +195,49 @@ class Ouroboros:
             target, draft = (cost_table(surface, at, size) for surface in pair)
             self._cost_tables[at, size] = target, draft
         self.grower.set_costs(*self._cost_tables[at, size])
+
+
+class Guard:
+    """Bounds what drafting may lose against plain decoding, by the measured times of steps.
+
+    Drafting has lost the target calls that its steps took, less those that their tokens take plain
+    decoding. Once that is more than LOSS since the prompt began, or since it had gained GAIN, the
+    next PAUSE steps are plain; each further pause is twice as long, until drafting has gained GAIN.
+    Not counted are a prompt's first step, which reads it, and steps in which the draft reads text:
+    whether that pays is decided before. Two plain steps come first: a plain step's time is the
+    median of the newest five. Without step times, as in replays, nothing is paused.
+    """
+
+    LOSS, GAIN, PAUSE = 1.0, 4.0, 48
+
+    def __init__(self) -> None:
+        self.plain_s: deque[float] = deque(maxlen=5)
+        self.steps_left, self.pause = 0, self.PAUSE
+        self.lost = 0.0
+        self._first = True
+
+    def begin_prompt(self) -> None:
+        """Let a prompt draw on no other's gains."""
+        self.lost, self._first = max(self.lost, 0.0), True
+
+    def observe(self, record: StepRecord) -> None:
+        """Count what a step took; `steps_left` is how many of the next ones are to be plain."""
+        first, self._first = self._first, False
+        if first and not self.plain_s:
+            self.steps_left = 2
+        if first or record.draft_caught_up > LONG_READ:
+            return
+        seconds = record.draft_s + record.verify_s + max(record.host_s, 0.0)
+        if record.scored == 1 and not record.draft_calls:
+            self.plain_s.append(seconds)
+            self.steps_left = max(0, self.steps_left - 1)
+        elif self.plain_s:
+            calls = seconds / median(self.plain_s)
+            self.lost = max(self.lost + calls - record.new, -self.GAIN)
+            if self.lost > self.LOSS:
+                self.steps_left, self.pause, self.lost = self.pause, 2 * self.pause, 0.0
+            elif self.lost == -self.GAIN:
+                self.pause = self.PAUSE
 
 
 def default_costs(draft: CachedModel | None) -> str:

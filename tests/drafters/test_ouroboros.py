@@ -8,7 +8,7 @@ import copy
 import pytest
 import torch
 from ouroboros.baselines import Racer, SuffixDecoding, TokenRecycling
-from tiny import StepLog, llama, noisy, prompt_of
+from tiny import StepLog, TableModel, llama, noisy, prompt_of
 from transformers import (
     GenerationConfig,
     RepetitionPenaltyLogitsProcessor,
@@ -110,6 +110,44 @@ def test_a_draft_is_first_called_where_reading_the_text_pays_too(
     drafter.propose(prompt_of(50), budget)
     pair[1].prefill_limit = None
     assert bool(drafter.draft_sequence.calls) == called
+
+
+class Timed(TableModel):
+    """A table whose calls take seconds, by the nodes that they score."""
+
+    device = torch.device("cpu")
+    max_len = 4096
+
+    def __init__(self, seed: int, seconds) -> None:
+        super().__init__(13, seed=seed)
+        self.seconds = seconds
+
+    def score(self, sequence, tokens, tree):
+        sequence.busy_s += self.seconds(len(tree.logit_nodes))
+        return super().score(sequence, tokens, tree)
+
+
+@pytest.mark.parametrize(
+    ("node", "call", "draft"),
+    [(1.0, 0.2, 9), (1.0, 0.4, 9), (1.0, 0.4, 1), (0.5, 0.1, 1), (0.25, 0.4, 1), (0.02, 0.05, 1)],
+)
+def test_guarded_drafting_is_hardly_slower_than_plain_decoding_whatever_calls_cost(
+    node, call, draft
+):
+    """The costs given: 0.1 for each further node, a draft call 0.1. True are `node` and `call`; a
+    draft of another seed than the target's, 1, hardly ever agrees."""
+    claimed = Surface.flat({1: 1.0, 65: 7.4}), Surface.constant(0.1)
+    target = Timed(1, lambda nodes: 1 + node * (nodes - 1))
+    drafter = Ouroboros(Timed(draft, lambda nodes: call), costs=Costs(*claimed), guard=True)
+    spent = new = 0.0
+    for seed in range(8):
+        choose = Sampler(seed=seed, temperature=1.5)
+        trace = decode(target, drafter, prompt_of(20, seed), max_new=120, choose=choose)
+        spent += sum(step.draft_s + step.verify_s for step in trace.steps)
+        new += len(trace.new_tokens)
+    assert new / spent >= 0.98
+    if (call, draft) == (0.05, 1):
+        assert new / spent > 1.3, "and where it pays it is not held back"
 
 
 def test_the_draft_reads_each_node_once_and_keeps_what_was_accepted(pair):

@@ -188,6 +188,8 @@ class TreeGrower:
 
     def drafted_prefix(self, path: Sequence[int]) -> list[int]:
         """Return the draft tree's nodes on an accepted path, as far as the draft scored it."""
+        if not self._drafted:
+            return []
         rows = self._row[self._order[list(path)]].tolist()
         return rows[: rows.index(-1)] if -1 in rows else rows
 
