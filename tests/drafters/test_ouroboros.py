@@ -107,7 +107,7 @@ def test_a_draft_is_first_called_where_reading_the_text_pays_too(
     drafter = Ouroboros(pair[1], costs=Costs(*surfaces, reading_ms={50: reading_ms}))
     pair[1].prefill_limit = limit
     drafter.reset(argmax)
-    drafter.propose(prompt_of(50), budget)
+    alone(drafter.propose(prompt_of(50), budget))
     pair[1].prefill_limit = None
     assert bool(drafter.draft_sequence.calls) == called
 
