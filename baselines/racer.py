@@ -58,7 +58,7 @@ class Racer(TokenRecycling):
         self.tree.load(token_ids(state["text"], least=END))
 
     def reset(self, choose: TokenSelector) -> None:
-        """Forget all with state "cold"; otherwise end the text."""
+        """Begin a prompt: forget everything if the state is cold, else end the last text."""
         super().reset(choose)
         if not self.carries_state:
             self.tree.forget()

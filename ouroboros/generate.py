@@ -416,8 +416,8 @@ def _scores(
 def token_selector(
     config: GenerationConfig, seed: int | None, processors: Sequence, vocab: int, **batch: Any
 ) -> TokenSelector:
-    """Return the token selection that a config and its processors, in transformers' order, ask
-    for. `batch` says for which row of a batch, as to `Processed`."""
+    """Return the token selector for a config and its processors, in transformers' order.
+    `batch` names the row of a batch; see `Processed`."""
     if config.do_sample and all(type(p).__name__ in WARPERS for p in processors):
         return Sampler(seed=seed or 0, warpers=processors)
     choose: TokenSelector = Sampler(seed=seed or 0) if config.do_sample else argmax

@@ -71,7 +71,7 @@ def check_arguments(config: Mapping, what: str) -> None:
 
 
 def unknown(name: str, known: Iterable[str], similar: Iterable[str] = ()) -> str:
-    """Return an unknown name with its nearest match, among `similar` names too, and the known."""
+    """Describe an unknown name: its nearest match in `known` or `similar`, and all of `known`."""
     known = list(known)
     near = get_close_matches(name, [*known, *similar], n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""

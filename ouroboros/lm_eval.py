@@ -61,8 +61,8 @@ class OuroborosLM(HFLM):
     `pretrained` and `draft` are hub ids, folders or models, `reference/target` and
     `reference/draft` the pair that ships with the package; `decoder` is a name in conf/decoder, and
     its settings are model arguments too (`max_nodes=24`). The other arguments are those of `hf`.
-    Rows of a batch are decoded one after the other. A few tokens are generated at once, so that no
-    completion's time includes compilation.
+    Rows of a batch are decoded one after the other. The constructor generates a few tokens as a
+    warm-up, so that no completion's time includes compilation.
     """
 
     def __init__(

@@ -111,8 +111,8 @@ class Processed(TokenSelector):
 
 
 class Constraint:
-    """A `prefix_allowed_tokens_fn` on one row of a batch, not asked about texts that it forbids: a
-    draft may hold such texts, and the function may fail on them."""
+    """A `prefix_allowed_tokens_fn` for one row of a batch. It is not called on texts that it
+    forbids: a draft may contain them, and the function may fail on them."""
 
     def __init__(self, allowed: Callable, row: int) -> None:
         self.allowed, self.row = allowed, row

@@ -235,9 +235,9 @@ class TokenTree:
 class TreeBuilder:
     """A tree under construction: branches are added in place, and `build` freezes it once.
 
-    The fields are those of `TokenTree`, with `depths[i]`, node i's distance from the root, and
-    `children`: read them freely, and set `source[i]`; only the methods add nodes. Siblings (probes
-    apart) have different tokens, unless the tree that it began with had others.
+    The fields are those of `TokenTree`, plus `depths[i]` (node i's distance from the root) and
+    `children`. Read them freely and set `source[i]`, but add nodes by the methods only. Siblings
+    that are not probes have different tokens, unless two in the initial tree were equal.
     """
 
     def __init__(self, root: int) -> None:

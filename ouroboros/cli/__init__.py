@@ -1,5 +1,5 @@
 """The commands: they parse, call the library, and print.
 
-A command is the function of its name in the module of its name. It takes its options and returns
-its exit code and a document for programs, which `main` prints as the last line.
+Each command is a function in the module of the same name. It takes its options and returns its
+exit code and a JSON document for programs, which `main` prints as the last line.
 """

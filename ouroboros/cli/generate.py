@@ -66,7 +66,7 @@ class Runner:
     def step(self) -> list[Piece]:
         """Take one step of decoding; return the text that it added, [] at the end.
 
-        The text of a token that ends inside a character is "", of the next the whole character.
+        A token that ends inside a character adds ""; the one that completes it adds all of it.
         """
         started = time.perf_counter()
         trace = next(self._traces, None)

@@ -81,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(name: str, options: Any, *, as_json: bool) -> int:
     """Run a command; return its exit code.
 
-    Its document is printed with --json or where stdout is not a terminal: a person reads tables, a
-    program the last line.
+    With --json, or if stdout is not a terminal, the command's JSON document is printed as the last
+    line, for programs.
     """
     command = getattr(importlib.import_module(f"ouroboros.cli.{name}"), name)
     code, document = command(options)

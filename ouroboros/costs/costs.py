@@ -398,7 +398,7 @@ class CostModel:
 
 
 def draft_nodes(step: StepRecord) -> int:
-    """Return the mean tokens of one of a step's draft calls: nodes, and text that it reads."""
+    """Return the mean number of tokens in a step's draft calls: nodes and newly read text."""
     return max(1, round((step.draft_scored + step.draft_caught_up) / step.draft_calls))
 
 

@@ -97,7 +97,7 @@ class Surface:
         return ms[np.searchsorted(sizes, nodes)] if self.padded else np.interp(nodes, sizes, ms)
 
     def known_to(self, contexts: Mapping[int, int], *, padded: bool) -> Surface:
-        """Return the surface with other contexts: up to which one a measured one holds."""
+        """Return the surface with each measured context replaced by the longest that it serves."""
         ms, spread = (
             {contexts.get(int(context), context): row for context, row in table.items()}
             for table in (self.ms, self.spread_ms)
@@ -107,8 +107,8 @@ class Surface:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of a model: `weight_bytes` held, `read_bytes` of them read in each call (an embedding
-    table is not: only a few of its rows are), and of each cached token's keys and values."""
+    """Bytes of a model's weights (`weight_bytes`), of those that each call reads (`read_bytes`:
+    without an embedding table, of which a call reads a few rows), and of a cached token."""
 
     weight_bytes: int
     read_bytes: int

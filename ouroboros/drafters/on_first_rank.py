@@ -32,8 +32,8 @@ class OnFirstRank:
             self.drafter.reset(choose)
 
     def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
-        """Return rank 0's tree (tokens, parents and probes only on the others). If rank 0 fails,
-        all do."""
+        """Return rank 0's tree; the other ranks receive its tokens, parents and probes only. If
+        rank 0 fails, all do."""
         if self.group.rank:
             nodes = self.group.broadcast(None)
             if nodes is None:

@@ -247,9 +247,9 @@ def default_costs(draft: CachedModel | None) -> str:
 
 
 def cost_table(surface: Surface, context: float, batch_size: int = 1) -> list[float]:
-    """Return the cost of calls of 1, 2, ... nodes, as far as it is known, at a context length (or
-    the longest known). Calls that `batch_size` sequences share cost by the nodes of all of them;
-    beyond the largest call known each node costs what it does in the larger half of those known."""
+    """Return the cost of calls of 1, 2, ... nodes per sequence, at a context length (at most the
+    longest known). `batch_size` sequences share a call, which costs as much as one call on all
+    their nodes; beyond the largest known call, cost grows as in the upper half of known sizes."""
     context = min(batch_size * context, max(surface.ms))
     largest = int(min(*(max(row) for row in surface.ms.values()), batch_size * (SIZES - 1)))
     known = surface.calls_ms(range(1, largest + 1), context)

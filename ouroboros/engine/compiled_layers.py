@@ -155,8 +155,8 @@ class ProductColumns(nn.Module):
 
 @torch.no_grad()
 def fuse_projections(layer: nn.Module) -> list[Swap]:
-    """Store the weights of a layer's projections of one input in one buffer each; leave alone what
-    is quantised, no plain linear layer, or of different kinds."""
+    """Store the weights of projections that read the same input in one buffer. Skip quantised
+    layers, layers that are not plain `nn.Linear`, and projections of different kinds."""
     fused = []
     for owner in layer.modules():
         for names in FUSED:

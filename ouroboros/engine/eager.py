@@ -31,8 +31,8 @@ def fed_apart(missing: int, tree: TokenTree) -> bool:
 
 
 def read_alone(prompt: Sequence[int]) -> bool:
-    """Return whether a prompt is so long that a branching tree would need a second forward: then a
-    drafter of trees had better propose nothing until the prompt was read."""
+    """Return whether a prompt is so long that a branching tree would need a second forward pass:
+    a drafter of trees should then propose nothing in the first step."""
     return len(prompt) - 1 > PREFILL_ALONE
 
 

@@ -79,7 +79,7 @@ class Prediction:
 
 
 def predict(evidence: Evidence, name: str, config: Mapping, settings: Settings) -> Prediction:
-    """Return the prediction for a decoder at settings; its `failed` is the reason for none."""
+    """Return the prediction for a decoder at settings; if there is none, `failed` says why."""
     try:
         plain = evidence.counts(PLAIN, {}, {})
         counts = evidence.counts(name, config, settings)

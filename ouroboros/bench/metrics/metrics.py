@@ -59,8 +59,9 @@ class Metric:
     interval. `timed`: unavailable where jobs shared the device. `priced`: needs costs. `by_group`:
     also computed for each group of prompts. `tables` names the tables that show it as a column
     ("default" is the terminal's; "speed", "lead", "time", "counts", "trees"; "headline" is the JSON
-    line), and the tables of it alone, decoders across: "comparison" (a row per run), "groups".
-    `instead_of`: a column of "default" only where none of these metrics is available.
+    line), and tables of this metric alone, a column per decoder: "comparison" (a row per run),
+    "groups".
+    `instead_of`: in "default" only if none of these metrics is available.
     """
 
     name: str
@@ -258,10 +259,10 @@ METRICS = Registry(
            lambda samples: (samples.tokens / samples.wall_s)[samples.wall_s > 0].mean(),
            "Mean over prompts of new tokens / seconds.", **RATE),
     Metric("latency_speedup", "speedup", over_greedy(),
-           "Greedy's seconds per token / the decoder's, equal completions, with prefill.",
+           "Greedy's seconds per token / the decoder's, over equal completions, prefill included.",
            timed=True, by_group=True, tables="default speed headline comparison groups", **PAIRED),
     Metric("predicted_speedup", "predicted speedup", over_greedy("predicted_s"),
-           "Speedup over greedy at the run's costs; a fit where these were measured in the run.",
+           "Speedup over greedy by the run's costs; a fit if the same run measured these.",
            priced=True, tables="default speed headline comparison groups", by_group=True,
            instead_of="latency_speedup", **PAIRED),
     Metric("latency_speedup_macro", "macro speedup", over_greedy(macro=True),
@@ -365,7 +366,7 @@ METRICS = Registry(
            priced=True, interval=True,
            **{**COUNT, "digits": 3, "tables": "counts headline comparison"}),
     Metric("calls_per_token", "calls/token", lambda samples: pooled(samples, "calls"),
-           "(Target calls + draft cost x draft calls) / new tokens, whatever a call scores.",
+           "(Target calls + draft cost x draft calls) / new tokens, for calls of any size.",
            interval=True, instead_of="output_throughput",
            **{**COUNT, "digits": 3, "tables": "default counts headline comparison"}),
     Metric("draft_calls_per_token", "draft calls/token",
@@ -388,7 +389,7 @@ METRICS = Registry(
            unit="nodes/call", digits=1, tables="counts"),
     Metric("draft_acceptance_rate", "draft accepted",
            lambda steps: ratio(steps.accepted, steps.drafted),
-           "Accepted / drafted tokens, where a step's drafted is the depth of its deepest branch.",
+           "Accepted / drafted tokens; a step's drafted tokens are those of its deepest branch.",
            better="higher", tables="counts", **SHARE),
     Metric("acceptance_rate_per_position", "acceptance by position", acceptance_rate_per_position,
            "Of the steps that drafted k tokens or more, the share that accepted k (as vLLM).",

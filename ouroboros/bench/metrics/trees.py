@@ -41,7 +41,7 @@ class ProposedTree(NamedTuple):
 
 
 def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
-    """Return sizes, sources and calibration of a decoder's trees, one a step; None without.
+    """Return sizes, sources and calibration of a decoder's trees, one per step; None without trees.
 
     `nodes`, `depth` and `leaves` are means over steps, the root not counted; `sizes` and `depths`
     count steps. Of each source: tokens `proposed`, those `judged` (their parent was accepted) and

@@ -59,7 +59,7 @@ class OffTextRates:
 
     @classmethod
     def measured(cls, runs: Iterable[RecordedRun]) -> OffTextRates | None:
-        """Return the rates among recorded predictions; None if either kind of node is missing."""
+        """Return the rates of recorded predictions; None without right or without wrong nodes."""
         hits, tries = [0, 0], [0, 0]
         for run in runs:
             text = run.tokens

@@ -187,9 +187,9 @@ def repeats(text: Sequence[int]) -> list[bool]:
 
 
 def rates_at(agreement: float, odds: float, share: float) -> tuple[float, float]:
-    """Return the agreement elsewhere and where the text repeats itself, which is a `share` of it.
+    """Return the agreement outside repetitions and inside them, which are a `share` of the text.
 
-    The odds of the second are `odds` times those of the first; both together give `agreement`.
+    The odds inside are `odds` times those outside; over the whole text it is `agreement`.
 
     >>> elsewhere, at_repeats = rates_at(0.8, 4.0, 0.5)
     >>> round(elsewhere, 3), round(at_repeats, 3), round((elsewhere + at_repeats) / 2, 3)

@@ -14,9 +14,9 @@ class RunFacts:
 
     `what` is task, prompts and lengths, `models` the pair, `arithmetic` dtype, quantisation and
     engine. `nature` says what the models are: "model"; "stand-in" (a small model computed inside a
-    large shape); "rehearsal" (published numbers to compare with, but the pair that ships with the
-    project). `prompts` and `samples` were measured. `costs` names the costs that turn counts into
-    seconds; `draft_cost` is a draft call in target calls, where recorded.
+    large shape); "rehearsal" (an experiment with published numbers, run on the pair that ships with
+    the project). `prompts` and `samples` were measured. `costs` names the costs that turn counts
+    into seconds; `draft_cost` is the cost of a draft call in target calls, where recorded.
     """
 
     task: str
@@ -102,7 +102,7 @@ class RunFacts:
 
     @property
     def fitted(self) -> bool:
-        """Whether the costs were measured in this timed run: its predictions are a fit."""
+        """Whether the costs were measured in this timed run, so that its predictions are a fit."""
         return self.timed and "with the run" in (self.costs or "")
 
     @property

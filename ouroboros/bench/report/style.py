@@ -120,8 +120,8 @@ def as_percent(axes: Axes, which: Literal["x", "y"] = "y") -> None:
 def stacked_bars(
     parts: pd.DataFrame, marks: Mapping[str, Mark], labels: Sequence[str] = ()
 ) -> Figure:
-    """Draw a horizontal bar per row and a segment per column, wide ones with their percentage of
-    the bar; `labels` are written behind the bars."""
+    """Draw a horizontal bar per row and a segment per column; wide segments show their share of
+    the bar in percent. `labels` are written to the right of the bars."""
     totals, left = parts.sum(axis=1), parts.cumsum(axis=1) - parts
     longest = totals.max()
     figure = new_figure(1.3 + 0.42 * len(parts))

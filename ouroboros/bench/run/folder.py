@@ -176,8 +176,8 @@ class ResultsFolder:
         part.replace(self.path / name)
 
     def append(self, name: str, row: Mapping[str, object], key: SampleKey | None = None) -> None:
-        """Append a line to a .jsonl file, after dropping a torn one; it is on disk when this
-        returns. `key` is that of the sample that the line is about, whose own line comes later."""
+        """Append a line to a .jsonl file and flush it to disk; an incomplete last line is removed
+        first. `key` names the sample that the line describes, where it is not a sample itself."""
         path, line = self.path / name, {"key": key, **row} if key else row
         refuse_packed(path)
         with open(path, "a+b") as file:

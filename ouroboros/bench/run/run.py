@@ -250,7 +250,7 @@ def build(
 
 
 def measured_or_named(pair: Pair, *, context: int, timing: bool) -> Costs:
-    """Return the costs of calls on up to `context` tokens: measured, or named without timing."""
+    """Return the costs of calls on up to `context` tokens: measured, or the untimed default."""
     if not timing:
         return Costs.load(UNTIMED)
     return Costs.measure(pair.target, pair.draft, context=context)

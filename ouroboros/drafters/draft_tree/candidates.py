@@ -90,7 +90,7 @@ class Weights:
 
 
 def fill_tables(s) -> None:
-    """Fill the mixture's tables: weights by age, and the level in ORDERS of each match length."""
+    """Fill two tables: the weight of each age, and the index in ORDERS of each match length."""
     for age in range(state.CANDIDATES):
         s.recency[age] = FADE**age
     for length in range(len(s.level_of)):

@@ -107,9 +107,9 @@ def _best_size(s, size):
 def plan_draft_call(s):
     """List in `to_score` the nodes that the draft model shall score next; return how many.
 
-    They are the likeliest unscored nodes, as many as pay best; 0 where no call pays. Where phrases
-    are silent or wrong, the draft model may find the token, and phrases then continue from it: the
-    call must cost less than what that adds to the tree, after the cost of verifying it.
+    They are the likeliest unscored nodes, as many as pay best; 0 where no call pays. If phrases
+    propose nothing or are wrong, the draft model may find the token, and phrases continue from it.
+    A call pays if these tokens are worth more than the call and their verification cost.
     """
     s.pending = 0
     if s.calls >= state.MAX_CALLS:

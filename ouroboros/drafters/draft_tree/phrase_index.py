@@ -146,8 +146,8 @@ def recycle(s, m, depth, prediction):
 
 @jit
 def recycled_match(s, m, number, depth):
-    """Return how many tokens before a recycled prediction agree with the path up to `depth`, up to
-    CONTEXT."""
+    """Return how many tokens before a recycled prediction equal the end of the path to `depth`,
+    at most CONTEXT."""
     row = number % state.RING
     for back in range(state.CONTEXT):
         token = m.ring[row, back]
