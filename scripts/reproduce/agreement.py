@@ -39,7 +39,7 @@ from ouroboros.bench.run.identity import provenance, without_paths
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
 from ouroboros.costs import Costs, Surface
 from ouroboros.decoder_factory import decoder_config
-from ouroboros.tuning.advise import Prediction
+from ouroboros.tuning.advise import Prediction, predict
 from ouroboros.tuning.evidence import Evidence
 from ouroboros.tuning.search import Space, search
 
@@ -235,7 +235,7 @@ def study(
                     continue
 
                 def rate(settings, name=name, config=config, tried=tried) -> float:
-                    return tried.predicted(name, config, settings).tokens_per_s
+                    return predict(tried, name, config, settings).tokens_per_s
 
                 best = search(rate, SPACES.get(name, {}), configured=config, rounds=1)
                 plain, ours = shown.counts("greedy", {}, {}), shown.counts(name, config, best)
