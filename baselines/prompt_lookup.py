@@ -58,7 +58,7 @@ class PromptLookup:
         return TokenTree.chain(tokens[-1], ())
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """The text itself is the index; only the length is learned, of drafts there were."""
+        """Adapt the draft length if there was a draft; the text itself is the index."""
         if self.adaptive and len(tree) > 1:
             whole = len(path) == len(tree)
             wanted = 2 * (len(path) - 1) if whole else len(path) - 1 + self.least

@@ -85,7 +85,7 @@ class TokenRecycling:
         self.rows = {int(token): token_ids(row[:WIDTH], least=-1) for token, row in rows}
 
     def reset(self, choose: TokenSelector) -> None:
-        """Forget all rows with state "cold"."""
+        """Begin a prompt; forget all rows if the state is cold."""
         if not self.carries_state:
             self.rows = {}
         self._fresh = True

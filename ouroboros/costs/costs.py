@@ -385,8 +385,8 @@ class CostModel:
             return []
 
     def why_not(self, samples: Sequence[Sample]) -> str | None:
-        """Return why samples cannot be predicted; None if they can, and for another engine's, which
-        does not record its calls."""
+        """Return why samples cannot be predicted; None if they can, or if they come from another
+        engine, which records no calls."""
         if not any(step.scored for sample in samples for step in sample.steps):
             return None
         try:

@@ -130,7 +130,7 @@ class Ouroboros:
         self.grower.start(seed=choose.noise_seed, temperature=choose.temperature)
 
     def set_batch_size(self, size: int) -> None:
-        """Plan with the costs of calls that so many sequences share, all with trees of one size."""
+        """Plan with the costs of calls that so many sequences with equal tree sizes share."""
         if size != self._batch_size:
             self._batch_size, self._cost_context = size, 0
 
@@ -165,7 +165,7 @@ class Ouroboros:
         self.grower.learn(chosen, path)
 
     def observe_step(self, record: StepRecord) -> None:
-        """Let the guard see what the step took."""
+        """Report the time of a step to the guard."""
         if self._guard is not None:
             self._guard.observe(record)
 
@@ -200,8 +200,8 @@ class Ouroboros:
 class Guard:
     """Bounds what drafting may lose against plain decoding, by the measured times of steps.
 
-    Drafting has lost the target calls that its steps took, less those that their tokens take plain
-    decoding. Once that is more than LOSS since the prompt began, or since it had gained GAIN, the
+    The loss counts the time of the steps, in target calls, less the calls that their tokens take
+    plain decoding. Once it is more than LOSS since the prompt began, or since GAIN was gained, the
     next PAUSE steps are plain; each further pause is twice as long, until drafting has gained GAIN.
     Not counted are a prompt's first step, which reads it, and steps in which the draft reads text:
     whether that pays is decided before. Two plain steps come first: a plain step's time is the

@@ -117,7 +117,7 @@ class CompiledLayer(nn.Module):
         self.single = torch.compile(layer, backend=backend, options=single)
 
     def forward(self, hidden: torch.Tensor, *args, **kwargs):
-        """Call the layer with its own arguments, and of the cache with its own slots only."""
+        """Call the layer with its own keys and values as tensors instead of the whole cache."""
 
         def own_slots(value):
             if not isinstance(value, SlotCache):

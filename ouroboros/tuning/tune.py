@@ -37,8 +37,8 @@ def record(bench: Bench, costs: Costs) -> Evidence:
 
 @dataclass
 class Machine:
-    """A machine's costs, and the decoders' configs there; `tried` are the settings of each decoder
-    that were scored."""
+    """A machine's costs and the decoders' configs on it; `tried` holds the scored settings of each
+    decoder."""
 
     name: str
     costs: Costs
