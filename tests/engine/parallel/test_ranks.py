@@ -156,7 +156,7 @@ def test_a_draft_that_fails_fails_on_every_rank():
 
     def work(rank):
         with pytest.raises((MemoryError, RuntimeError)) as failed:
-            OnFirstRank(Failing(), rank).propose([5], 3)
+            alone(proposed(OnFirstRank(Failing(), rank), [5], 3))
         return str(failed.value)
 
     assert together(2, work) == ["no memory left", "rank 0 failed to draft"]
