@@ -10,6 +10,7 @@ from ouroboros.baselines import SuffixDecoding
 from ouroboros.baselines.suffix import branches, chain
 from ouroboros.baselines.suffix_tree import END, SuffixTree
 
+from ouroboros.decode import alone, proposed
 from ouroboros.engine.sequence import TreeModel
 from ouroboros.select import argmax
 
@@ -174,5 +175,6 @@ class Model(TreeModel):
 def test_the_draft_model_drafts_where_the_suffix_promises_less(threshold, source):
     drafter = SuffixDecoding(Model(), max_tokens=3, factor=9, gamma=4, threshold=threshold)
     drafter.reset(argmax)
-    tree = drafter.propose([1, 2, 3, 4, 1], 9)  # 2, 3, 4 have stood after 1: the score is 3
+    # 2, 3, 4 have stood after 1: the score is 3
+    tree = alone(proposed(drafter, [1, 2, 3, 4, 1], 9))
     assert set(tree.source[1:]) == {source}
