@@ -95,7 +95,7 @@ def early_bonus(monkeypatch):
     predict = DECODE.predict
 
     def wrong(model, sequence, tokens, tree, choose):
-        chosen = predict(model, sequence, tokens, tree, choose)
+        chosen = yield from predict(model, sequence, tokens, tree, choose)
         path = tree.longest_match(chosen)
         if len(path) > 2:
             chosen[path[-1]] = chosen[path[-2]]
@@ -108,18 +108,20 @@ def wrong_end(kept):
     """An end inside a draft is kept with `kept` tokens after it (None: it is missed)."""
 
     def plant(monkeypatch):
-        right = DECODE.extend
+        right = DECODE.Decoding.step
 
-        def wrong(model, drafter, tokens, max_new, *, eos, **options):
-            for record in right(model, drafter, tokens, max_new, **options):
-                ends = [place for place in range(-record.new, 0) if tokens[place] in eos]
-                if ends and kept and ends[0] + kept < -1:
-                    del tokens[ends[0] + kept + 1 :]
-                yield record
-                if tokens[-1] in eos or (ends and kept):
-                    return
+        def wrong(self):
+            eos, self.eos = self.eos, ()
+            record = yield from right(self)
+            tokens, self.eos = self.trace.tokens, eos
+            ends = [place for place in range(-record.new, 0) if tokens[place] in eos]
+            if ends and kept and ends[0] + kept < -1:
+                del tokens[ends[0] + kept + 1 :]
+            if tokens[-1] in eos or (ends and kept):
+                self.left = 0
+            return record
 
-        monkeypatch.setattr(DECODE, "extend", wrong)
+        monkeypatch.setattr(DECODE.Decoding, "step", wrong)
 
     return plant
 

@@ -25,6 +25,7 @@ def summary_of(tmp_path):
     def made(rows=ROWS, **facts):
         path = tmp_path / str(len(list(tmp_path.iterdir())))
         write_run(path, {**RUN, **facts}, rows)
+        (path / "samples.jsonl").touch()
         return summarise(load(path))
 
     return made
