@@ -1,8 +1,8 @@
 """The audit of a run: compare every completion with standard decoding's of the same prompt.
 
-Invariant: nothing passes by being left out. In a finished run a missing or failed completion is a
-BUG, as is one whose end follows no rule. A prompt that every decoder refuses in the same words,
-standard decoding among them, is "not measured".
+Invariant: a missing completion never passes. In a finished run it is a BUG, as is a failed one and
+one that ends without an end token, limit or stop string. A prompt that all decoders, standard
+decoding included, refuse with the same error is "not measured".
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def audit_run(
 ) -> None:
     """Write audit.jsonl: a `Row` for each prompt and repeat; `on_row` is called after each.
 
-    With `controls`, standard decoding itself is compared with transformers' own forward on every
-    prompt, in float64 and with calls of 1, 8 and all tokens. Without, only where a completion
-    differs, and in half precision with float32 (far more exact than such a run, and far quicker
-    than float64); standard decoding is then "reference" unless a bug shows.
+    With `controls`, standard decoding is also compared with transformers' own forward on every
+    prompt, in float64 and with calls of 1, 8 and all tokens. Without, this happens only where a
+    completion differs, and half-precision runs use float32, which is much faster than float64;
+    standard decoding's verdict is then "reference" unless a bug is found.
     """
     if PLAIN not in job.decoders:
         return
@@ -58,7 +58,7 @@ def audit_run(
     choose = job.sampling.choose("", 0, vocab=vocab)
     rules = {name: DrafterCapabilities.of(decoder).rule for name, decoder in made.items()}
     in_law = {name for name, rule in rules.items() if rule(choose) is not choose}
-    # Exact calls leave no ties to decoders of this engine; other engines compute otherwise.
+    # With exact calls, this engine's decoders have no ties; other engines may.
     tieless = {n for n, one in made.items() if isinstance(one, Drafter)} if job.target.exact else ()
     rows = []
     for repeat, example in product(range(job.repeats), job.examples):
@@ -102,9 +102,9 @@ def audit_run(
 def _without_comparison(
     group: Mapping[str, Sample | None], in_law: Collection[str]
 ) -> dict[str, Finding]:
-    """Return the findings that need neither model nor standard decoding."""
+    """Return the findings that need no comparison with standard decoding."""
     plain, errors = group.get(PLAIN), {sample and sample.error for sample in group.values()}
-    # The caller's error (`ValueError`), in the same words from all, such as too long a prompt.
+    # All fail with the same `ValueError`, such as a prompt that is too long.
     refused = plain and len(errors) == 1 and (plain.error or "").startswith("ValueError: ")
     found = {}
     for name, sample in group.items():
@@ -130,7 +130,7 @@ def _ends_by_a_rule(job: Bench, sample: Sample, prompt: Sequence[int]) -> bool:
 
 
 def _lacking_bytes(job: Bench) -> int:
-    """Return by how much the audit's copies exceed the free memory of the model's device."""
+    """Return how many bytes the audit's copies need beyond the device's free memory."""
     weights, device = job.target.model.parameters(), job.target.device
     on_gpu = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available

@@ -44,8 +44,8 @@ RANGES = {
 class Sampling:
     """How tokens are selected.
 
-    The seed of a sample depends on the run's seed, the example and the repeat alone, so every
-    decoder, a resumed run and a replay draw the same tokens.
+    A sample's seed depends only on the run's seed, the example and the repeat, so every decoder,
+    a resumed run and a replay draw the same tokens.
     """
 
     seed: int = 0
@@ -65,7 +65,7 @@ class Sampling:
                 raise ValueError(f"{name}={value}: give a number {words}")
 
     def choose(self, example: str, sample: int, *, vocab: int) -> TokenSelector:
-        """Return the token selector of an example's repeat `sample`; `vocab` is the target's
+        """Return the token selector for repeat `sample` of an example; `vocab` is the target's
         vocabulary size."""
         choose: TokenSelector = argmax
         if self.temperature:
@@ -120,9 +120,9 @@ class RunConfig:
 
     @classmethod
     def from_mapping(cls, options: Mapping) -> RunConfig:
-        """Return the config of plain values, as conf/config.yaml and run.json have them.
+        """Return the config for plain values, as conf/config.yaml and run.json hold them.
 
-        Options that are missing have their defaults; `temperature` may be "matched".
+        Missing options get their defaults; `temperature` may be "matched".
         """
         own = {"decoder": {}, **options}
         drawn = {f.name for f in fields(Sampling)}
@@ -147,7 +147,7 @@ class RunConfig:
         return values | sampling
 
     def replaced(self, overrides: Mapping[str, object]) -> RunConfig:
-        """Return the config with some values replaced, by their dotted names."""
+        """Return the config with some values replaced, given by dotted name."""
         options = OmegaConf.create(self.to_mapping())
         for name, value in overrides.items():
             OmegaConf.update(options, name, value, merge=False, force_add=True)
@@ -160,7 +160,7 @@ class RunConfig:
 
     @property
     def carried_pools(self) -> list[str]:
-        """The decoders that carry what they learned from prompt to prompt."""
+        """The decoders that keep their phrase pool from prompt to prompt."""
         states = {name: (d.get("pool_state"), d.get("state")) for name, d in self.decoder.items()}
         return [name for name, state in states.items() if "task" in state]
 
@@ -217,14 +217,14 @@ class RunConfig:
 
 
 def check_settings(name: str, value: object) -> None:
-    """Raise `ValueError` unless `value` is a mapping, as of a model, a task or a decoder."""
+    """Raise `ValueError` unless `value`, the settings of `name`, is a mapping."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{name}={value}: give settings, as {{name: value}}")
 
 
 def matched_temperature(target: str | None) -> float:
-    """Return the temperature at which the reference pair's text repeats itself as often as a real
-    model's greedy text. Raises `ValueError` for other targets, where it is not known."""
+    """Return the temperature at which the reference pair repeats itself as often as a real model's
+    greedy text. Raises `ValueError` for other targets, where it is unknown."""
     if target != "reference/target":
         raise ValueError(
             f"temperature=matched is known of reference/target, not of {target}: give a number"

@@ -1,22 +1,22 @@
-"""A results folder: the files of one run, written as the run goes, so that a kill costs one sample.
+"""A results folder: the files of one run, written as it goes, so a kill loses at most one sample.
 
     run.json        the resolved config, versions, machine, and whether the run is finished
-    samples.jsonl   one line per (prompt, decoder, repeat), on disk before the next one starts
+    samples.jsonl   one line per (prompt, decoder, repeat), flushed before the next one starts
     failures.jsonl  the traceback of each failed sample, if any failed
     scores.jsonl    one line per scored sample
     audit.jsonl     one line per prompt and repeat: the verdict on each completion
     predictions.jsonl   the target's prediction at every node, if the run records them for replays
-    trees.jsonl     the proposed trees of decoders that give node probabilities
-    costs.json      the call costs that were measured with the run or given to its decoders
-    tokenizer.json.gz   the target's tokenizer, for a report, if its model was given by a path
+    trees.jsonl     the draft trees of decoders that estimate node probabilities
+    costs.json      the call costs measured with the run or given to its decoders
+    tokenizer.json.gz   the target's tokenizer, for a report, if the target is an absolute path
     pool-*.json     the phrase pools that decoders carry from prompt to prompt
     audit.md        the verdicts as text
     summary.json, summary.md, speedup.png, calls.png    made by the report from the files above
 
-Invariants: lines are only appended, and an appended line is on disk. A torn last line is never
-read, and is dropped before the next append. Of two samples with one key the later one counts. One
-process writes at a time, with the folder `locked`. Finished .jsonl files may be gzipped
-(.jsonl.gz): they read the same and refuse appends.
+Invariants: .jsonl files only grow, and each line is flushed to disk. An incomplete last line is
+never read, and is dropped before the next append. Of two samples with the same key the later one
+counts. One process writes at a time and holds the lock (`locked`). Finished .jsonl files may be
+gzipped (.jsonl.gz): these can be read but not appended to.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class ResultsFolder:
 
     @contextlib.contextmanager
     def locked(self, name: str = SAMPLES) -> Iterator[None]:
-        """Keep other processes from writing here, by a lock on the file `name`; a new folder that
-        is left without any content is removed again.
+        """Lock the folder against other processes with the file `name`; remove a new folder that
+        stays empty.
 
-        Raises `ValueError` where another process writes here.
+        Raises `ValueError` if another process holds the lock.
         """
         new = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
@@ -91,8 +91,8 @@ class ResultsFolder:
     ) -> dict | None:
         """Return the run.json to resume, None for a new run; change nothing.
 
-        Raises `ValueError` where the folder holds another run than that of `facts`, or a finished
-        one (with `retry_failed`: one without failed samples).
+        Raises `ValueError` if the folder holds a different run than `facts` describes, or a
+        finished one (with `retry_failed`: one without failed samples).
         """
         refuse_packed(self.path / SAMPLES)
         if overwrite or not (self.path / RUN).exists():
@@ -130,7 +130,7 @@ class ResultsFolder:
         return facts
 
     def load_run(self) -> dict:
-        """Return run.json. Raises `ValueError` where there is none, and for a damaged one."""
+        """Return run.json. Raises `ValueError` if it is missing or damaged."""
         path = self.path / RUN
         if not path.exists():
             raise ValueError(f"{self.path} is not a results folder: it has no {RUN}")
@@ -144,11 +144,11 @@ class ResultsFolder:
         return found
 
     def pool_path(self, decoder: str) -> Path:
-        """Return the file of a decoder's carried phrase pool."""
+        """Return the file of a decoder's phrase pool."""
         return self.path / f"pool-{decoder}.json"
 
     def drop_pools(self) -> None:
-        """Remove the phrase pools, unless a sample failed: its retry starts from them."""
+        """Remove the phrase pools, unless a sample failed and its retry needs them."""
         if not any(sample.error for sample in self.load_samples()):
             for path in self.path.glob("pool-*.json*"):
                 path.unlink()
@@ -176,8 +176,8 @@ class ResultsFolder:
         part.replace(self.path / name)
 
     def append(self, name: str, row: Mapping[str, object], key: SampleKey | None = None) -> None:
-        """Append a line to a .jsonl file and flush it to disk; an incomplete last line is removed
-        first. `key` names the sample that the line describes, where it is not a sample itself."""
+        """Append a line to a .jsonl file and flush it to disk, after removing an incomplete last
+        line. `key` names the sample that the line describes, unless the line is a sample."""
         path, line = self.path / name, {"key": key, **row} if key else row
         refuse_packed(path)
         with open(path, "a+b") as file:
@@ -195,7 +195,7 @@ class ResultsFolder:
         self.append(PREDICTIONS, {"predictions": rows}, key)
 
     def add_trees(self, key: SampleKey, steps: Sequence[ProposedTree]) -> None:
-        """Append a sample's trees, unless the file is full."""
+        """Append a sample's trees, up to the file's size limit."""
         path, rows = self.path / TREES, []
         if path.exists() and path.stat().st_size >= MOST_TREE_BYTES:
             return
@@ -211,7 +211,7 @@ class ResultsFolder:
         self.append(TREES, {"sources": names, "steps": rows}, key)
 
     def load_samples(self) -> list[Sample]:
-        """Return the samples on disk in the order of measurement, the newest of each key."""
+        """Return the newest sample on disk for each key, in the order of measurement."""
         samples: dict[SampleKey, Sample] = {}
         for sample in read_lines(self.path / SAMPLES, Sample.from_dict):
             samples.pop(sample.key, None)
@@ -253,8 +253,8 @@ class ResultsFolder:
 
 
 def load_costs(source: str | Path | Mapping | None) -> Costs | None:
-    """Return what `Costs.load` does, with its name in `about`; of a results folder, the medians of
-    its timed samples. None for None."""
+    """Return `Costs.load(costs)` with its name in `about`; for a results folder, the medians of its
+    timed samples. None for None."""
     if source is None or isinstance(source, Mapping):
         return None if source is None else Costs.load(source)
     if source in NAMES or not isinstance(source, str | Path) or not Path(source).is_dir():
@@ -268,9 +268,9 @@ def load_costs(source: str | Path | Mapping | None) -> Costs | None:
 
 
 def read_lines(path: Path, parse: Callable[[dict], Any] = dict) -> Iterator[Any]:
-    """Yield `parse` of the object on each whole line, packed or not; nothing for a missing file.
+    """Yield `parse(object)` for each complete line, gzipped or not; nothing for a missing file.
 
-    Raises `ValueError` with the line's number for damaged JSON and what `parse` cannot read.
+    Raises `ValueError` with the line number for damaged JSON or an object that `parse` rejects.
     """
     if not (path := stored(path)).exists():
         return
@@ -287,12 +287,12 @@ def read_lines(path: Path, parse: Callable[[dict], Any] = dict) -> Iterator[Any]
 
 
 def stored(path: Path) -> Path:
-    """Return where a .jsonl file is: packed or, by default, not."""
+    """Return a .jsonl file's path: the gzipped one if it exists."""
     packed = path.with_name(f"{path.name}.gz")
     return packed if packed.exists() and not path.exists() else path
 
 
 def refuse_packed(path: Path) -> None:
-    """Raise `ValueError` where a .jsonl file is packed."""
+    """Raise `ValueError` if a .jsonl file is gzipped."""
     if (packed := stored(path)) != path:
         raise ValueError(f"{packed} is complete and packed: gunzip it to resume the run")

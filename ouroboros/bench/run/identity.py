@@ -1,9 +1,9 @@
 """What a run records about itself, and whether a results folder may be resumed.
 
-A run may be resumed where its options, prompts, the content of the files that it names, the source
-of classes from outside this package, versions, device, threads and this package's code are equal,
-and the loaded task and models too. Hashes depend on names, sizes and bytes, never on times or
-folders: a copied model is the same model. Nothing here records a host name or an absolute path.
+A run may be resumed if its options, prompts, the content of its files, the source of classes from
+outside this package, versions, device, threads, this package's code, and the loaded task and models
+are all equal. Hashes depend on names, sizes and bytes, never on timestamps or folders: a copied
+model is the same model. Host names and absolute paths are never recorded.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _ABSOLUTE = re.compile(r"(?<![\w./:])/(?:[^\s/'\":,;()]+/)+([^\s/'\":,;()]*)")
 
 
 def describe(config: RunConfig, examples: Sequence[Example]) -> dict:
-    """Return what run.json records of a run before its models are loaded.
+    """Return what run.json records about a run before its models are loaded.
 
     `identity` hashes the options, prompts and files; shards of one run share it.
     """
@@ -78,12 +78,12 @@ def describe(config: RunConfig, examples: Sequence[Example]) -> dict:
 
 
 def settings(config: RunConfig) -> dict:
-    """Return the options that samples depend on, as plain values."""
+    """Return the options that affect samples, as plain values."""
     return {key: item for key, item in config.to_mapping().items() if key not in NOT_IDENTITY}
 
 
 def environment(run: Mapping) -> dict[str, object]:
-    """Return what all samples of a run.json share: versions, device, threads, and code."""
+    """Return what all samples of a run share: versions, device, threads and code."""
     found = run.get("provenance", {})
     parts = (found.get(key) for key in ("versions", "machine"))
     versions, host = (part if isinstance(part, dict) else {} for part in parts)
@@ -95,8 +95,8 @@ def environment(run: Mapping) -> dict[str, object]:
 
 
 def changes(old: Mapping, new: Mapping) -> str:
-    """Return the first few differences between two run.json that rule out a resume, as text; ""
-    without any. Only what both of them record is compared."""
+    """Return, as text, the first few differences between two run.json that prevent resuming; "" if
+    there are none. Only values that both record are compared."""
     both = old.keys() & new.keys() & {"config", "contents", "task", "model", "max_new"}
 
     def compared(run: Mapping) -> dict:
@@ -121,8 +121,8 @@ def file_hashes(config: RunConfig) -> dict[str, str]:
 def check_files(files: Mapping[str, Path], recorded: Mapping[str, str]) -> None:
     """Check files, by option, against the hashes that a run recorded.
 
-    Raises `ValueError` where some do not exist (run.json keeps only the last part of a path), and
-    for one of other content.
+    Raises `ValueError` for missing files (run.json keeps only the last part of a path) and for
+    changed content.
     """
     paths = {option: files[option] for option in sorted(files.keys() & recorded.keys())}
     if lost := {option: path.name for option, path in paths.items() if not path.exists()}:
@@ -139,8 +139,7 @@ def check_files(files: Mapping[str, Path], recorded: Mapping[str, str]) -> None:
 def content_hash(path: Path) -> str:
     """Return a short hash of a file, or of the files in a model's folder.
 
-    Large files are sampled evenly, both ends included: the start of a safetensors file holds its
-    header.
+    Large files are sampled evenly, including both ends: a safetensors file starts with its header.
     """
     files = [path]
     if path.is_dir():
@@ -170,8 +169,8 @@ def source_hashes(config: RunConfig) -> dict[str, str]:
 
 
 def source_hash(target: str) -> str:
-    """Return the hash of a class's module and of the modules beside it that it imports, directly or
-    not; "" where no source is found. `target` is the class's dotted name."""
+    """Return the hash of a class's module and of the neighbouring modules that it imports, directly
+    or not; "" if no source is found. `target` is the class's dotted name."""
     try:
         made = find_class(target, "")
         file = Path(inspect.getfile(made))
@@ -198,9 +197,9 @@ def provenance() -> dict:
 
 @cache
 def sources_hash() -> str:
-    """Return a hash of what samples depend on: code, the decoders' settings, the shipped pair.
+    """Return a hash of what affects samples: code, the decoders' settings, the shipped pair.
 
-    A published figure is stale when its run recorded another hash.
+    A published figure is stale if its run recorded a different hash.
     """
     files = [(str(path), content_hash(ROOT / path)) for path in code_files()]
     decoders = sorted(conf.FOLDER.glob("decoder/*.yaml"))
@@ -208,7 +207,7 @@ def sources_hash() -> str:
 
 
 def code_files() -> list[Path]:
-    """Return the files of `sources_hash`, relative to the checkout or installation."""
+    """Return the files that `sources_hash` reads, relative to the checkout or installation."""
     found = {path for pattern in CODE for path in ROOT.glob(pattern)}
     found |= set(Path(baselines.__file__).parent.glob("*.py"))
     names = sorted(path.relative_to(ROOT) for path in found)
@@ -239,7 +238,7 @@ def git_state(folder: Path) -> dict | None:
 
 
 def machine() -> dict:
-    """Return what times depend on: CPU, cores, threads, relevant flags, memory, GPUs."""
+    """Return what timings depend on: CPU, cores, threads, relevant flags, memory, GPUs."""
     model, flags = cpu()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
@@ -255,12 +254,12 @@ def machine() -> dict:
 
 
 def host_load(seconds: float = 0.2) -> dict[str, float]:
-    """Return the share of this process's CPUs, and of the busiest GPU, that other work uses now, in
-    percent. Call it before any work of one's own."""
+    """Return the percentage of this process's CPUs, and of the busiest GPU, that is in use now.
+    Call this before starting any work."""
     busy = psutil.cpu_percent(seconds, percpu=True)
     mine = [busy[cpu] for cpu in os.sched_getaffinity(0) if cpu < len(busy)]
     found = {"cpu_percent": round(sum(mine) / max(1, len(mine)), 1)}
-    with suppress(Exception):  # a driver that does not say
+    with suppress(Exception):  # the driver may not report it
         gpus = [torch.cuda.utilization(gpu) for gpu in range(torch.cuda.device_count())]
         found |= {"gpu_percent": float(max(gpus))} if gpus else {}
     return found
@@ -272,7 +271,7 @@ def identity(*parts: object) -> str:
 
 
 def without_paths(value):
-    """Return JSON values, or a text, with every absolute path cut down to its last part.
+    """Return JSON values, or a text, with every absolute path reduced to its last part.
 
     >>> without_paths({"target": "/data/models/pair", "note": "cannot read /etc/x/y: denied"})
     {'target': 'pair', 'note': 'cannot read y: denied'}

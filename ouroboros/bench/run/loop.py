@@ -1,15 +1,15 @@
-"""The run loop: every decoder on every prompt, alternated so that drift affects all alike.
+"""The run loop: every decoder on every prompt, interleaved so that drift affects all alike.
 
-For each prompt all decoders take their turn, and the decoder that goes first changes from prompt to
-prompt. Invariants:
+All decoders run on a prompt before the next prompt starts, and the decoder that goes first rotates.
+Invariants:
 
-- Nothing is cached between two samples except what a decoder carries itself (a phrase pool).
-- Each sample is on disk before the next one begins. Its failure is a row, not an end.
-- Carried pools are saved after each sample's line, so they are whole and never ahead of the
-  samples. A run that is killed between the two resumes without that sample's phrases.
-- Later turns of a conversation follow the first decoder's answers, so that all decoders get the
+- Nothing is cached between samples except phrase pools that a decoder carries over.
+- Each sample is on disk before the next one begins. A failure is recorded; the run continues.
+- Carried pools are saved after each sample's line, so they are never ahead of the samples. A run
+  killed in between resumes without that sample's phrases.
+- Later turns of a conversation continue the first decoder's answers, so that all decoders get the
   same prompt.
-- Every completion is truncated at its first stop string, a function of its tokens alone.
+- Every completion is truncated at its first stop string, which depends only on its tokens.
 """
 
 from __future__ import annotations
@@ -51,10 +51,9 @@ WARM_UP_TOKENS = 32
 class Bench:
     """A run with everything loaded: models, task, decoders.
 
-    `models` are all models whose caches are emptied before each sample; `costs` those given to the
-    decoders, if any. The other options are those of `RunConfig`. Raises `ValueError` where the
-    examples need a chat template and the tokenizer has none, and for a prompt with a token id that
-    the model does not know.
+    The caches of all `models` are emptied before each sample; `costs` are the decoders' costs, if
+    any. The other options are those of `RunConfig`. Raises `ValueError` if the examples need a chat
+    template that the tokenizer lacks, or if a prompt has a token id outside the vocabulary.
     """
 
     target: CachedModel
@@ -111,9 +110,9 @@ class Bench:
     ) -> None:
         """Measure the samples that the folder lacks; `on_sample` gets every sample, old ones first.
 
-        With `retry_failed` a failed sample is measured again; its new line replaces the old one.
-        Each decoder decodes a fixed text first, and is made anew; carried pools are then restored
-        from the folder.
+        With `retry_failed`, failed samples are measured again; the new line replaces the old one.
+        Each decoder first decodes a fixed text as warm-up and is then rebuilt; carried pools are
+        restored from the folder.
         """
         done = {s.key: s for s in folder.load_samples() if not (retry_failed and s.error)}
         for sample in done.values():
@@ -167,7 +166,7 @@ class Bench:
         """Decode one example from empty caches; a failure becomes the sample's `error`, and its
         traceback goes to `on_error`.
 
-        `answers` are needed for later turns of a conversation.
+        Later turns of a conversation need `answers`.
         """
         sample = Sample(example.id, "", repeat, 0, 0, group=example.group)
         tokenizer, known, ttft_s = self.target.tokenizer, self.target.vocab_size, None
@@ -235,8 +234,8 @@ def eos_ids(model: CachedModel) -> frozenset[int]:
 class StopStrings:
     """Finds the first stop string in a growing completion: call it after each step.
 
-    Only the tail is decoded: the tokens that are new since the last call, and before them as many
-    as the longest stop string has bytes, since a token is at least one byte.
+    Only the tail is decoded: the tokens since the last call and, before them, as many tokens as the
+    longest stop string has bytes, since a token is at least one byte.
     """
 
     def __init__(self, tokenizer, strings: Sequence[str]) -> None:
@@ -247,7 +246,7 @@ class StopStrings:
         self._seen = 0
 
     def __call__(self, new_tokens: Sequence[int]) -> int | None:
-        """Return the length of the shortest prefix that contains a stop string, or None so far."""
+        """Return the length of the shortest prefix that contains a stop string, else None."""
         if not self.strings:
             return None
         start = max(0, self._seen - self._reach)
@@ -263,6 +262,6 @@ class StopStrings:
 
 
 def text_of(tokenizer, tokens: Sequence[int]) -> str:
-    """Return the exact text of some tokens: no clean-up of spaces, no special tokens."""
+    """Return the exact text of tokens: no clean-up of spaces, no special tokens."""
     options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
     return tokenizer.decode(list(tokens), **options)

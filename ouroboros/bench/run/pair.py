@@ -25,11 +25,11 @@ PACKAGE = Path(standin.__file__).parent
 class PairSpec:
     """The models of a run: what `load_pair` loads.
 
-    `target` and `draft` are hub ids or folders, or "reference/target" and "reference/draft", the
-    shipped pair. `dtype` "auto" is bfloat16 where the hardware multiplies it. `options` (for both),
-    `target_options` and `draft_options` go to `from_pretrained`, values with a `_target_`
+    `target` and `draft` are hub ids or folders; "reference/target" and "reference/draft" are the
+    shipped pair. `dtype` "auto" is bfloat16 where the hardware supports it. `options` (for both),
+    `target_options` and `draft_options` go to `from_pretrained`; values with a `_target_` are
     instantiated. `standin` names a shape for each role: a Llama pair then runs inside larger models
-    of these shapes. `exact` has the target's calls exact (see `CachedModel`). The draft reads the
+    of these shapes. `exact` makes the target's calls exact (see `CachedModel`). The draft reads the
     last `draft_context` tokens of a prompt (None: all). `draft_cost` is the cost of a draft call in
     target calls.
     """
@@ -70,11 +70,11 @@ class PairSpec:
 
     @classmethod
     def from_mapping(cls, options: Mapping) -> PairSpec:
-        """Return the spec of a config. Raises `ValueError` for unknown options or wrong types."""
+        """Return the spec for a config. Raises `ValueError` for unknown options or wrong types."""
         return instantiate({**options, "_target_": f"{__name__}.PairSpec"}, "model")
 
     def path(self, role: str) -> str:
-        """Return a role's hub id or folder. Raises `ValueError` where none is named."""
+        """Return a role's hub id or folder. Raises `ValueError` if none is set."""
         if name := getattr(self, role):
             return model_path(name)
         without = ", or leave decoders that draft with a model out of decoder=[...]"
@@ -83,7 +83,7 @@ class PairSpec:
         )
 
     def files(self) -> dict[str, Path]:
-        """Return the models' folders by option, whether they exist or are hub ids."""
+        """Return the models' paths by option, hub ids included."""
         named = [role for role in ("target", "draft") if getattr(self, role)]
         return {f"model.{role}": Path(self.path(role)) for role in named}
 
@@ -102,7 +102,7 @@ class Pair:
 
 
 def load_pair(spec: PairSpec, *, with_draft: bool) -> Pair:
-    """Load the models. Raises `ValueError`, in one line, for what cannot be loaded or paired."""
+    """Load the models. Raises a one-line `ValueError` if they cannot be loaded or paired."""
     for role in ("target", "draft")[: 1 + with_draft]:
         spec.path(role)
     pair = Pair(load_model(spec, "target"), load_model(spec, "draft") if with_draft else None)
@@ -112,7 +112,7 @@ def load_pair(spec: PairSpec, *, with_draft: bool) -> Pair:
 
 
 def load_model(spec: PairSpec, role: str) -> CachedModel:
-    """Load the "target" or the "draft". Raises `ValueError` for what cannot be loaded."""
+    """Load the "target" or the "draft". Raises `ValueError` if that fails."""
     options = {
         key: instantiate(value, f"model.{role}_options.{key}")
         if isinstance(value, Mapping) and "_target_" in value
@@ -143,7 +143,7 @@ def load_model(spec: PairSpec, role: str) -> CachedModel:
         made = CachedModel(model, tokenizer=core.tokenizer, **how)
         if not made.exact:
             made.prepack()
-    else:  # transformers itself puts spread models on their devices
+    else:  # with a device_map or tp_plan, transformers places the model
         on = None if {"device_map", "tp_plan"} & options.keys() else device
         made = CachedModel.from_pretrained(source, dtype=dtype, device=on, **how, **options)
     if role == "draft":
@@ -169,7 +169,7 @@ def model_path(name: str) -> str:
 
 
 def fast_dtype(device: str) -> torch.dtype:
-    """Return bfloat16 where the device multiplies it (a GPU, AMX, AVX512-BF16), else float32."""
+    """Return bfloat16 if the device is fast at it, else float16 on a GPU and float32 on a CPU."""
     if device.startswith("cuda"):
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     fast = {"amx_bf16", "avx512_bf16", "bf16"} & cpu()[1]
@@ -177,7 +177,7 @@ def fast_dtype(device: str) -> torch.dtype:
 
 
 def cpu() -> tuple[str, frozenset[str]]:
-    """Return the CPU's model name and feature flags (none where the system does not say)."""
+    """Return the CPU's model name and feature flags (empty if the system does not report them)."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

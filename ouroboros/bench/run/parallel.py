@@ -1,8 +1,8 @@
 """A run on several devices: the ranks share its models, and rank 0 keeps its results.
 
-Every rank runs the same loop over the same samples; the others write theirs to a temporary copy of
-the folder. Invariant: everything that the ranks decide by (costs, finished samples, whether to
-stop) is rank 0's, sent to all.
+Every rank runs the same loop over the same samples; ranks other than 0 write to a temporary copy of
+the folder. Invariant: whatever ranks base decisions on (costs, finished samples, whether to stop)
+is broadcast from rank 0.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ WIDE_CALL = 24  # nodes of the draft call that sharing must make cheaper
 
 @contextmanager
 def join_ranks(parallel: str | None) -> Iterator[Ranks]:
-    """Yield the ranks of a run; this process alone unless it is parallel. All but rank 0 are quiet.
-    If a rank is lost, one of the others prints it and all exit with code 1."""
+    """Yield the run's ranks, a single one unless it is parallel. Only rank 0 prints.
+    If a rank is lost, one of the others reports it and all exit with code 1."""
     if parallel is None:
         yield Ranks()
         return
@@ -57,7 +57,7 @@ def join_ranks(parallel: str | None) -> Iterator[Ranks]:
 
 
 def on_own_device(spec: PairSpec, ranks: Ranks) -> PairSpec:
-    """Return the spec with this rank's GPU as its device, unless it names one, and without a
+    """Return the spec with this rank's GPU as its device, unless one is set, and without
     device_map=auto, which would spread each rank's models over all GPUs."""
     if ranks.size == 1:
         return spec
@@ -72,9 +72,9 @@ def on_own_device(spec: PairSpec, ranks: Ranks) -> PairSpec:
 def shared_pair(pair: Pair, costs: Costs, ranks: Ranks, draft: str | None) -> Pair:
     """Return the pair with its target, and possibly its draft, shared by the ranks.
 
-    The draft is shared if `draft` is "shared". If `draft` is None, it is shared where the costs say
+    The draft is shared if `draft` is "shared". If `draft` is None, it is shared if the costs say
     that a wide draft call takes longer than one rank's part of that call plus a message. Raises
-    `ValueError` unless all ranks compute in the same types: dtype=auto may differ.
+    `ValueError` if the ranks have different dtypes, as dtype=auto may choose.
     """
     types = ", ".join(str(model.dtype).removeprefix("torch.") for model in pair.models)
     kinds = {message.rstrip().decode() for message in ranks.all_gather(types.encode().ljust(64))}
@@ -96,7 +96,7 @@ def shared_pair(pair: Pair, costs: Costs, ranks: Ranks, draft: str | None) -> Pa
 
 
 def call_cost(surface: Surface) -> CallMs:
-    """Return the milliseconds of a call; beyond the measured sizes, in proportion to its nodes."""
+    """Return a function for a call's ms; beyond the measured sizes, in proportion to its nodes."""
     most, longest = min(max(row) for row in surface.ms.values()), max(surface.ms)
 
     @lru_cache(maxsize=4096)
@@ -108,7 +108,7 @@ def call_cost(surface: Surface) -> CallMs:
 
 
 def draft_on_first(make: DecoderFactory, ranks: Ranks) -> DecoderFactory:
-    """Return a factory of the decoder that drafts on rank 0 only; peers stay as they are."""
+    """Return a factory of decoders that draft on rank 0 only; a `Peer` is not wrapped."""
 
     def made() -> Decoder:
         decoder = make()
@@ -119,8 +119,8 @@ def draft_on_first(make: DecoderFactory, ranks: Ranks) -> DecoderFactory:
 
 @contextmanager
 def folder_of(folder: ResultsFolder, ranks: Ranks) -> Iterator[ResultsFolder]:
-    """Yield where this rank writes: rank 0 in the folder itself, another in a temporary copy of the
-    files that a run resumes from."""
+    """Yield the folder that this rank writes to: for rank 0 the folder itself, for others a
+    temporary copy of the files needed to resume."""
     paths = [folder.path / SAMPLES, *folder.path.glob("pool-*.json")]
     files = ranks.broadcast({path.name: path.read_bytes() for path in paths if path.exists()})
     if ranks.rank == 0:
@@ -133,9 +133,9 @@ def folder_of(folder: ResultsFolder, ranks: Ranks) -> Iterator[ResultsFolder]:
 
 
 def parallel_facts(models: Sequence[CachedModel]) -> dict | None:
-    """Return what run.json records of the ranks and their messages; None for one process.
+    """Return what run.json records about ranks and messages; None for a single process.
 
-    `bytes_per_step` counts the messages of all ranks for the target's choices.
+    `bytes_per_step` counts the messages of all ranks about the target's choices.
     """
     target, *drafts = models
     if not isinstance(target, ShardedModel):

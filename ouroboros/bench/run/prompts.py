@@ -1,7 +1,7 @@
-"""From an example to the token ids that a model reads: chat templates, conversations, contexts.
+"""Turn an example into the model's input ids: chat templates, conversations, padded contexts.
 
-If each decoder continued its own conversation, a near tie in bfloat16 would give decoders different
-prompts and nothing could be compared. So later turns of a conversation follow the answers of one
+If each decoder continued its own conversation, a near tie in bfloat16 could give decoders different
+prompts, which could not be compared. So later turns of a conversation continue the answers of one
 decoder, the run's first.
 """
 
@@ -27,12 +27,12 @@ def prompt_ids(tokenizer, example: Example) -> list[int]:
 
 
 def longest(tokenizer, examples: Sequence[Example]) -> int:
-    """Return the tokens of the longest prompt, first turns of conversations only."""
+    """Return the longest prompt's token count; of conversations, only first turns count."""
     return max((len(prompt_ids(tokenizer, example)) for example in examples), default=0)
 
 
 def check_ids(prompt: Sequence[int], vocab: int, name: str) -> None:
-    """Raise `ValueError` for a token id that a model of `vocab` tokens does not know."""
+    """Raise `ValueError` if a token id is outside a vocabulary of `vocab` tokens."""
     if unknown := [token for token in prompt if not 0 <= token < vocab]:
         raise ValueError(
             f"the prompt of {name} holds id {unknown[0]}, the model knows ids 0 to {vocab - 1}: "
@@ -53,9 +53,9 @@ class Answers:
     samples: Mapping[tuple[str, str, int], Sample]
 
     def with_history(self, example: Example, repeat: int) -> Example:
-        """Return the example, a later turn with the conversation before it.
+        """Return the example; a later turn comes with the conversation before it.
 
-        Raises `ValueError` where the previous turn failed.
+        Raises `ValueError` if the previous turn failed.
         """
         if example.follows is None:
             return example
@@ -72,9 +72,9 @@ def with_context(
 ) -> list[Example]:
     """Pad each prompt with other prompts to about `tokens` tokens.
 
-    The padding is the prompts of `others` (the whole task) that precede the example, cyclically,
-    the nearest last and the farthest truncated at its start. Longer prompts stay unchanged. Raises
-    `ValueError` for conversations, and where `others` have too little text.
+    The padding is the prompts that precede the example in `others` (the whole task), wrapping
+    around; the farthest is truncated at its start. Longer prompts stay unchanged. Raises
+    `ValueError` for conversations, and if `others` have too little text.
     """
     if any(e.messages or e.follows for e in others):
         raise ValueError("context_tokens lengthens plain prompts only, not chats: leave it null")

@@ -1,8 +1,8 @@
-"""Record the trees of a run, and what the target predicted at every node of them.
+"""Record the draft trees of a run and the target's prediction at every node.
 
-Predictions serve replays without the target, trees the report. A prediction is filed under its
-whole prefix (a *prefix key*), so a prediction found again is what the target would repeat, whatever
-tree contains the prefix.
+Predictions serve replays without the target, trees the report. A prediction's key is its whole
+prefix (*prefix key*), so a lookup gives what the target would predict, whatever tree contains the
+prefix.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def prefix_keys(
 ) -> Iterator[PrefixKey]:
     """Yield the key of the prediction after each node of a tree whose root is token `base` - 1.
 
-    `off` are the tokens, up to the root, since the sequence left the recorded one.
+    `off` are the tokens, up to the root, since the sequence left the recording.
 
     >>> tree = TokenTree.chain(5, [6, 7]).graft([(9, 1)], at=1)
     >>> list(prefix_keys(2, tree, [4, 5, 6, 7, 8]))
@@ -38,7 +38,7 @@ def prefix_keys(
 
 
 class Recorder:
-    """A drafter that wraps another one, with its capabilities, and records each step."""
+    """Wrap a drafter, keep its capabilities, and record each step."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
@@ -66,7 +66,7 @@ class Recorder:
         self.drafter.observe(tree, chosen, path)
 
     def predictions(self, new_tokens: Sequence[int]) -> dict[PrefixKey, int]:
-        """Return the predictions that the run's tokens do not imply: off the text, past its end."""
+        """Return the predictions that the output does not imply: off its text or past its end."""
         recorded, found = [*self._prompt, *new_tokens], {}
         for base, tree, chosen, _ in self._steps:
             keys = list(prefix_keys(base, tree, recorded))

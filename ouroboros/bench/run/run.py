@@ -56,10 +56,10 @@ Say = Callable[[str], object]
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run's folder, and its models and decoders as they were loaded.
+    """A run's folder and its loaded models and decoders.
 
-    `finished` is False where the run was interrupted. Of the processes of a parallel run only the
-    one with `first` set scores samples and owns the folder.
+    `finished` is False if the run was interrupted. In a parallel run, only the process with `first`
+    set scores samples and owns the folder.
     """
 
     folder: ResultsFolder
@@ -78,11 +78,11 @@ def run(
 ) -> RunResult:
     """Start or resume a run; measure, score and audit its samples; return the result.
 
-    `say` gets a line for each thing worth knowing; `progress` shows bars on stderr. The first
-    Ctrl-C (or SIGTERM) ends the run after the sample in progress, a second one at once.
-    `measure_costs` measures what calls cost where the folder has no costs yet; None does so only
-    where a decoder asks for costs. `probe` is a file with costs that several runs go by: written
-    by the first that measures them. Raises `ValueError` for what cannot be run or resumed.
+    `say` gets each message; `progress` shows bars on stderr. The first Ctrl-C (or SIGTERM) ends the
+    run after the current sample, the second at once. `measure_costs` measures call costs if the
+    folder has none yet; if it is None, costs are measured only if a decoder needs them. `probe` is
+    a file of costs that several runs share, written by the first that measures them. Raises
+    `ValueError` if the run cannot start or resume.
     """
     costs = load_costs(config.costs)
     if costs is None and config.timing and probe and probe.exists():
@@ -119,7 +119,7 @@ def run(
             folder.write_json(COSTS, asdict(bench.costs))
             if probe and "spread" in bench.costs.about:
                 bench.costs.save(probe)
-        if first and Path(config.model.target or "").is_absolute():  # which run.json does not keep
+        if first and Path(config.model.target or "").is_absolute():  # run.json omits the path
             folder.write_tokenizer(pair.target.tokenizer)
         for line in caveats(config, bench, facts["load"]):
             say(line)
@@ -139,7 +139,7 @@ def run(
         except KeyboardInterrupt:
             say(INTERRUPTED)
         except RankLost:
-            if not asked():  # else this rank was interrupted as well, only earlier
+            if not asked():  # else this rank was interrupted earlier
                 if first:
                     folder.save_run(record, status="interrupted")
                 raise
@@ -168,8 +168,8 @@ def run(
 def ticking(
     what: str, total: int | None, progress: bool, asked: Callable[[], bool]
 ) -> Iterator[Callable]:
-    """Show a progress bar; yield the function to call after each unit of work, with its sample if
-    there is one. It raises `KeyboardInterrupt` once `asked()`."""
+    """Show a progress bar; yield a function to call after each unit of work, with its sample if
+    any. It raises `KeyboardInterrupt` once `asked()` is true."""
     failed, unit = 0, "prompt" if what == "audit" else "sample"
     later = {"desc": what, "leave": False, "delay": 2} if what else {"mininterval": 0.5}
     with tqdm(total=total, unit=unit, dynamic_ncols=True, disable=not progress, **later) as bar:
@@ -190,9 +190,9 @@ def ticking(
 @contextmanager
 def stop_requests(notice: bytes) -> Iterator[Callable[[], bool]]:
     """Handle Ctrl-C and SIGTERM in two stages: the first writes a notice to stderr, the second
-    raises `KeyboardInterrupt`. Yield a function that returns whether a signal came.
+    raises `KeyboardInterrupt`. Yield a function that tells whether a signal came.
 
-    Outside the main thread signals are unchanged.
+    Outside the main thread no handlers are set.
     """
     came: list[int] = []
 
@@ -200,7 +200,7 @@ def stop_requests(notice: bytes) -> Iterator[Callable[[], bool]]:
         if came:
             raise KeyboardInterrupt
         came.append(number)
-        os.write(2, notice)  # not a print: the handler may run in the middle of one
+        os.write(2, notice)  # not print(): the handler may interrupt one
 
     main = threading.current_thread() is threading.main_thread()
     handled = (signal.SIGINT, signal.SIGTERM) if main else ()
@@ -223,7 +223,7 @@ def build(
 ) -> Bench:
     """Return the run's loop over its shard of the examples, padded to `context_tokens`.
 
-    Without `costs` they are measured where a decoder asks for them (named ones without timing).
+    Without `costs`, they are measured if a decoder needs them; an untimed run takes the default.
     `ranks` are those of a parallel run, which share the models.
     """
     tokenizer = pair.target.tokenizer
@@ -234,7 +234,7 @@ def build(
     if costs is None and (ranks is not None or any(map(wants_costs, config.decoder.values()))):
         reach = longest(tokenizer, examples) + max_new
         costs = measured_or_named(pair, context=reach, timing=config.timing)
-    # GPUs whose kernels were tuned by their own clocks would not draft alike.
+    # GPUs that autotuned their kernels separately would draft differently.
     drafting = config.parallel_draft or (None if own_gpu() is None else "first")
     if ranks is not None:
         costs = ranks.broadcast(costs)
@@ -250,17 +250,17 @@ def build(
 
 
 def measured_or_named(pair: Pair, *, context: int, timing: bool) -> Costs:
-    """Return the costs of calls on up to `context` tokens: measured, or the untimed default."""
+    """Return costs of calls with up to `context` tokens: measured, or the default if untimed."""
     if not timing:
         return Costs.load(UNTIMED)
     return Costs.measure(pair.target, pair.draft, context=context)
 
 
 def rebuild(folder: ResultsFolder, overrides: Mapping[str, object] | None = None) -> Bench:
-    """Load the task, models and decoders of a folder's run again.
+    """Reload the task, models and decoders of a folder's run.
 
-    `overrides` replace values of its config by their dotted names, such as paths, of which run.json
-    keeps only the last part. Raises `ValueError` where files, prompts or options are not the run's.
+    `overrides` replace config values by dotted name, such as paths, which run.json shortens to
+    their last part. Raises `ValueError` if files, prompts or options differ from the run's.
     """
     run = folder.load_run()
     if lacking := {"config", "task", "model", "sampling", "max_new"} - run.keys():
@@ -294,7 +294,7 @@ def short_path(path: Path) -> str:
 
 
 def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Iterator[str]:
-    """Yield a line for each reason to read the run's figures with care."""
+    """Yield one warning for each reason to doubt the run's figures."""
     if config.timing and (busy := max(load.values())) > BUSY:
         yield f"other work keeps this machine {busy:.0f} % busy: times are longer and less certain"
     about = bench.costs.about if bench.costs else {}
@@ -308,17 +308,17 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
     float32_on_cpu = bench.target.device.type == "cpu" and bench.target.dtype == torch.float32
     plain = 1 not in bench.target.packed.facts.get("used", ())
     if config.timing and float32_on_cpu and plain and "AMD" in str(machine()["cpu"]):
-        yield (  # MKL multiplies each of so few rows by itself there
+        yield (  # MKL handles so few rows one by one there
             "float32 on an AMD processor without prepacked weights: calls of one to three nodes "
             "take longer than they need, which flatters speedups over greedy; use bfloat16"
         )
 
 
 def run_facts(config: RunConfig, bench: Bench) -> dict:
-    """Return what run.json records of the loaded task, models and decoders.
+    """Return what run.json records about the loaded task, models and decoders.
 
-    `part` is this run's shard of the prompts. `timing` false means that other jobs shared the
-    device, so that seconds mean nothing.
+    `part` is this run's shard of the prompts. With `timing` false, other jobs shared the device and
+    times mean nothing.
     """
     target, spec, task = bench.target, config.model, bench.task
     roles = dict(zip(("target", "draft"), bench.models, strict=False))
@@ -359,8 +359,8 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
 def draft_cost(
     configured: float | None, models: Sequence[CachedModel], costs: Costs | None = None
 ) -> float | None:
-    """Return the cost of a draft call in target calls: as configured, else by the costs, else by
-    the bytes of weights that a call reads; None without a draft."""
+    """Return the cost of a draft call in target calls: as configured, else from the costs, else
+    from the size of the weights; None without a draft."""
     if configured is not None or len(models) < 2:
         return configured
     if costs is not None and costs.draft is not None:

@@ -1,4 +1,4 @@
-"""Tasks made of rows: a local file or the Hugging Face hub, one prompt template per row.
+"""Tasks made of rows, from a local file or the Hugging Face hub; a template gives each prompt.
 
 Every error names the file and the line (or the row), and what to do. The option `template` names
 one of a task's prompt templates (templates.yaml).
@@ -35,7 +35,7 @@ class Template:
     """A prompt template: `text` names a row's fields in braces; `stop` are its stop strings.
 
     `instructs` marks a template for instruct models that needs no chat template. `opening` precedes
-    the first turn of a conversation and `joint` every later one.
+    the first turn of a conversation, `joint` every later one.
     """
 
     text: str
@@ -48,7 +48,7 @@ class Template:
     def example(
         self, name: str, fields: Mapping[str, str], data: Mapping[str, object], *, group: str = ""
     ) -> Example:
-        """Return the example `name` with this template's prompt of `fields`."""
+        """Return the example `name`, its prompt filled in from `fields`."""
         prompt = self.text.format(**fields)
         messages = ({"role": "user", "content": prompt},) if self.chat else ()
         return Example(name, prompt, data, messages, group)
@@ -56,19 +56,18 @@ class Template:
 
 @cache
 def templates_of(task: str) -> dict[str, Template]:
-    """Return a task's templates in templates.yaml, by name."""
+    """Return a task's templates from templates.yaml, by name."""
     found = yaml.safe_load(Path(__file__).with_name("templates.yaml").read_text("utf-8"))[task]
     return {k: Template(**{**v, "stop": tuple(v.get("stop", ()))}) for k, v in found.items()}
 
 
 @dataclass(kw_only=True)
 class DatasetTask:
-    """The options that tasks share: where rows come from, which template, which stop strings.
+    """The options that tasks share: the source of the rows, the template, the stop strings.
 
-    A subclass sets `fields`, what each row must hold: the type of each field, by its name or, in a
-    nested field, by both names with a dot between. Without a `path`, rows are downloaded from `hub`
-    (id, config, split), at a `revision` (a commit) if given; `needs_path` says what to give
-    instead, for tasks that are on no hub.
+    A subclass sets `fields`: the type of each required field by name ("a.b" for a nested field).
+    Without a `path`, rows are downloaded from `hub` (id, config, split), at a `revision` (a commit)
+    if given; a task that is on no hub says in `needs_path` which file to give.
     """
 
     name: ClassVar[str]
@@ -108,14 +107,14 @@ class DatasetTask:
 
     @property
     def version(self) -> str:
-        """What identifies the rows: the file's name and hash, or the hub's id and revision."""
+        """The identity of the rows: the file's name and hash, or the hub id and revision."""
         if self.file is None:
             return f"{' '.join(self.hub or ())}, revision {self.revision or 'newest'}"
         digest = hashlib.sha256(b"".join(file.read_bytes() for file in files_of(self.file)))
         return f"{self.file.name}, sha256 {digest.hexdigest()[:12]}"
 
     def rows(self) -> list[dict]:
-        """Return the rows. Raises `ValueError` where they cannot be read or lack a field."""
+        """Return the rows. Raises `ValueError` if they are unreadable or lack a field."""
         if self.file is not None:
             rows = list(read_rows(self.file))
         else:
@@ -141,7 +140,7 @@ class DatasetTask:
 
 @dataclass(kw_only=True)
 class CodeTask(DatasetTask):
-    """A task whose completions are code, scored by a problem's own tests.
+    """A task whose completions are code, scored by the problem's tests.
 
     With `execute_code` completions run in a limited subprocess (`timeout_s`, `memory_mib`). They
     are untrusted code: execute them only where that is acceptable.
@@ -166,7 +165,7 @@ class CodeTask(DatasetTask):
 
 
 def before_stop(completion: str, stop: Iterable[str]) -> str:
-    """Return the text up to the first stop string, with which a completion ends.
+    """Return the text before the first stop string.
 
     >>> before_stop("Berlin.\\nQuestion: and", ["\\nQuestion:", "\\n\\n"])
     'Berlin.'
@@ -177,8 +176,8 @@ def before_stop(completion: str, stop: Iterable[str]) -> str:
 def code_of(completion: str, stop: Sequence[str], *, fenced: bool) -> str:
     """Return the code of a completion: its text up to a stop string or a closing fence.
 
-    With `fenced`, answers may have prose around a fenced or tagged block: the first one is the
-    code, unless the completion starts with indented code that continues the prompt's.
+    With `fenced`, the code is the first fenced or tagged block, unless the completion starts with
+    indented code that continues the prompt's.
 
     >>> code_of("    return 1\\nprint(f())", ["\\nprint"], fenced=False)
     '    return 1'
@@ -190,14 +189,14 @@ def code_of(completion: str, stop: Sequence[str], *, fenced: bool) -> str:
 
 
 def found_path(path: str) -> Path:
-    """Return a file or folder; of a path below conf/ that is not here, the installed one."""
+    """Return the file or folder; if a path below conf/ is missing, the installed one."""
     here = Path(path)
     shipped = conf.FOLDER.joinpath(*here.parts[1:])
     return shipped if here.parts[:1] == ("conf",) and not here.exists() else here
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return a file, or the .txt files of a folder by name. Raises `ValueError` without any."""
+    """Return the file, or a folder's .txt files by name. Raises `ValueError` if there are none."""
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
     if not files:
         raise ValueError(f"task.path={path} is a folder without .txt files: give a prompt in each")
@@ -205,7 +204,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text, line ends as they are. Raises `ValueError` for anything but UTF-8."""
+    """Return a file's text with its line ends. Raises `ValueError` for anything but UTF-8."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

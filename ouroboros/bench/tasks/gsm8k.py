@@ -59,10 +59,9 @@ class GSM8K(DatasetTask):
 def final_number(text: str) -> Decimal | None:
     """Return the number that a text gives as its answer, or None if it contains no number.
 
-    These are tried in turn: the number after the first `####`; the number that follows the last
-    "answer is" or `\\boxed{` in the same sentence (if that has equals signs, the number after the
-    last one); the last number of the text. Currency signs, commas between thousands and a period at
-    the end are ignored.
+    Tried in order: the number after the first `####`; the number that follows the last "answer is"
+    or `\\boxed{` in the same sentence (if it has equals signs, the number after the last one); the
+    last number of the text. Currency signs, thousands separators and a final period are ignored.
 
     >>> final_number("If the answer is 3 a day, 400 x 3 = 1200. The answer is 400 x 3 = $1,200.")
     Decimal('1200')

