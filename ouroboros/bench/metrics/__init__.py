@@ -1,3 +1,3 @@
-"""Metrics of samples, each one registry entry; seconds, memory and joules of one sample."""
+"""Metrics of samples, one registry entry each; the time, memory and energy of a sample."""
 
 from ouroboros.bench.metrics.metrics import METRICS as METRICS

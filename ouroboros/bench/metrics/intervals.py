@@ -1,7 +1,7 @@
-"""Values with 95 % intervals over prompts: speedups, amounts per token, scores.
+"""Values with 95 % CIs over prompts: speedups, amounts per token, scores.
 
-Prompts are the sampling unit: a resampled prompt keeps all its repeats, and its pair of baseline
-and decoder, together. Seeds are fixed, so the same samples give the same interval.
+Prompts are the sampling unit: all repeats of a prompt, by baseline and decoder, are resampled
+together. Seeds are fixed, so the same samples give the same interval.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FEWEST_PROMPTS = 8
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and its 95 % interval over `prompts` (None with fewer than two of them)."""
+    """A value and its 95 % CI over `prompts` (no CI with fewer than two prompts)."""
 
     value: float
     low: float | None = None
@@ -28,7 +28,7 @@ class Interval:
     prompts: int | None = None
 
     def text(self, digits: int = 2, unit: str = "") -> str:
-        """Return the value with its interval; an interval of no width is left out.
+        """Return the value with its interval, unless both ends are equal.
 
         >>> Interval(2.667, 1.96, 3.4).text(unit="x")
         '2.67x [1.96, 3.40]'
@@ -38,8 +38,8 @@ class Interval:
 
     @property
     def significance(self) -> str:
-        """Return "ahead" or "behind" of 1 where the whole interval is, else "inconclusive"; below
-        `FEWEST_PROMPTS` no verdict."""
+        """Return "ahead" if the whole interval is above 1, "behind" if below, else "inconclusive";
+        no verdict with fewer than `FEWEST_PROMPTS` prompts."""
         if self.prompts is not None and self.prompts < FEWEST_PROMPTS:
             return f"under {FEWEST_PROMPTS} prompts"
         if self.low is None or self.high is None or self.low <= 1 <= self.high:
@@ -52,8 +52,8 @@ def paired(
 ) -> np.ndarray:
     """Return each prompt's sums [4, prompts]: `amount` and `per` of the baseline and the decoder.
 
-    Of a prompt, the repeats count that both finished and whose four figures are known and not 0;
-    with `equal`, only completions with the same tokens.
+    Only repeats that both finished, with all four values known and not 0, are summed; with `equal`,
+    only those with the same tokens.
     """
     names = [amount, per, "new_tokens"]
     pairs = baseline[names].add_suffix("_base").join(samples[names], how="inner")
@@ -72,11 +72,11 @@ def speedup(
     macro: bool = False,
     equal: bool = False,
 ) -> Interval | None:
-    """Return the baseline's `amount` per token / the decoder's, sums over prompts divided once.
+    """Return the baseline's `amount` per token / the decoder's, each summed over prompts first.
 
-    Both are `sample_frame`s. `macro`: the geometric mean of each prompt's ratio, so that prompts
-    weigh alike. `equal`: only completions with the same tokens count. The interval is a paired
-    percentile bootstrap over prompts. None without a prompt that both finished.
+    Both are `sample_frame`s. `macro`: the geometric mean of the prompts' ratios, which gives all
+    prompts equal weight. `equal`: only completions with the same tokens count. The interval is a
+    paired percentile bootstrap over prompts. None if no prompt was finished by both.
     """
     sums = paired(baseline, samples, amount, per, equal)
     if not sums.size:
@@ -89,8 +89,8 @@ def speedup(
 
 
 def pooled(samples: pd.DataFrame, amount: str) -> Interval | None:
-    """Return an amount per token, sums over prompts divided once, prompts resampled; None where an
-    amount is unknown."""
+    """Return the summed amount / summed tokens, with a bootstrap over prompts; None if an amount is
+    unknown."""
     sums = samples.groupby(level="example", sort=False)[[amount, "tokens"]].sum()
     sums = sums[sums["tokens"] > 0]
     if not len(sums) or samples[amount].isna().any():
@@ -99,7 +99,7 @@ def pooled(samples: pd.DataFrame, amount: str) -> Interval | None:
 
 
 def mean_of(values: Sequence[float] | np.ndarray) -> Interval:
-    """Return the mean of one value a prompt, prompts resampled."""
+    """Return the mean of one value per prompt, with a bootstrap over prompts."""
     return _bootstrapped([np.asarray(values)], np.mean)
 
 
@@ -125,5 +125,5 @@ def _per_token(amounts, tokens, axis=-1):
 
 
 def ratio_of_sums(*sums, axis=-1):
-    """Return the ratio of amounts per token, over `paired` sums; by prompt with `axis=()`."""
+    """Return the ratio of amounts per token from `paired` sums; per prompt with `axis=()`."""
     return _per_token(*sums[:2], axis) / _per_token(*sums[2:], axis)

@@ -12,7 +12,7 @@ from ouroboros.engine.model import CachedModel
 
 
 class Meter:
-    """Measures from `start` to `stop` on every GPU that holds a part of the models."""
+    """Measures from `start` to `stop` on all GPUs that hold parts of the models."""
 
     def __init__(self, models: Sequence[CachedModel]) -> None:
         devices = {weight.device for model in models for weight in model.model.parameters()}
@@ -30,7 +30,7 @@ class Meter:
             self._cards = []
 
     def start(self) -> float:
-        """Wait for earlier work, reset the peak of memory; return the time in seconds."""
+        """Wait for earlier work and reset the peak memory; return the time in seconds."""
         for gpu in self.gpus:
             torch.cuda.synchronize(gpu)
             torch.cuda.reset_peak_memory_stats(gpu)
@@ -39,8 +39,8 @@ class Meter:
         return self._started
 
     def stop(self) -> dict:
-        """Wait for the GPUs; return `wall_s`, `peak_bytes` and `energy_j` since `start`, the last
-        two summed over the GPUs, and None on a CPU (the system keeps a peak per process only)."""
+        """Wait for the GPUs; return `wall_s`, `peak_bytes` and `energy_j` since `start`. The last
+        two are sums over GPUs; on a CPU, where only a process has a peak, they are None."""
         for gpu in self.gpus:
             torch.cuda.synchronize(gpu)
         wall_s = time.perf_counter() - self._started
@@ -52,9 +52,9 @@ class Meter:
         }
 
     def energy_j(self) -> float | None:
-        """Return the joules that the GPUs drew since their driver was loaded; None if unknown.
+        """Return the joules that the GPUs used since their driver was loaded; None if unknown.
 
-        NVML counts the whole board, for all its users, about ten times a second; cards older than
+        NVML measures the whole board, for all processes, about ten times a second; cards older than
         Volta have no counter.
         https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html
         """

@@ -1,17 +1,17 @@
-"""Every metric, one entry each. To add one, add an entry to `METRICS`; but for its line in
-docs/glossary.md, nothing else lists metrics.
+"""Every metric, one entry each. To add one, add an entry to `METRICS` and a line to
+docs/glossary.md.
 
-Words: a *step* is one turn of the loop, which is one target call; *accepted* excludes the bonus
-token and *new* includes it. The names of a formula's parameters say what it needs, of one decoder:
+Terms: a *step* is one iteration of the loop, with one target call; *accepted* excludes the bonus
+token and *new* includes it. A formula's parameter names say what it needs, for one decoder:
 
     samples     its completions, a `sample_frame`      steps   their steps, a `step_frame`
     greedy      greedy's completions                   failed  its failed samples
-    ouroboros   Ouroboros' completions                 trees   `tree_metrics` of its proposed trees
+    ouroboros   Ouroboros' completions                 trees   `tree_metrics` of its draft trees
     hf_greedy   those of transformers' greedy          audit   the audit's verdict
     in_law      whether it preserves the distribution only, not the tokens
 
 A formula returns a number, an `Interval`, or (`scalar=False`) a text, list or mapping; None or NaN
-where there is nothing to count.
+if there is nothing to count.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ class Metric:
 
     @property
     def columns(self) -> list[str]:
-        """The metric's columns in a table of numbers: its value, an interval's ends and prompts."""
+        """The metric's columns in a table of numbers: value, interval ends and prompts."""
         ends = ("low", "high", "prompts") if self.interval else ()
         return [self.name, *(f"{self.name}.{end}" for end in ends)]
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What the formula needs: the names of its parameters."""
+        """The names of the formula's parameters."""
         return tuple(inspect.signature(self.formula).parameters)
 
     def __call__(self, samples: Sequence[Sample], **given):
@@ -99,7 +99,7 @@ class Metric:
 
 
 class Registry(dict[str, Metric]):
-    """Metrics by name, in the order in which tables show them."""
+    """Metrics by name, in the order of tables."""
 
     def __init__(self, *entries: Metric) -> None:
         super().__init__({metric.name: metric for metric in entries})
@@ -121,9 +121,9 @@ class Registry(dict[str, Metric]):
     ) -> dict:
         """Return every metric of one decoder's completions, by name.
 
-        `given` is what formulas need beside these (see above), other decoders' completions as
-        samples or a `sample_frame`. A metric is None where a part of what it needs is missing, and
-        a timed one unless `timed`. `groups`: only the metrics of groups of prompts.
+        `given` holds the formulas' other parameters (see above); other decoders' completions are
+        samples or a `sample_frame`. A metric is None if a parameter is missing; a timed one also
+        unless `timed`. `groups`: only the metrics with `by_group`.
         """
         chosen = [metric for metric in self.values() if metric.by_group or not groups]
         given = {"samples": samples, "in_law": False, **given}
@@ -149,15 +149,15 @@ class Registry(dict[str, Metric]):
 
 
 def ratio(above: pd.Series, below: pd.Series) -> float | None:
-    """Return sum / sum; None over nothing."""
+    """Return sum / sum; None if the divisor is 0."""
     return above.sum() / below.sum() if below.sum() else None
 
 
 def over_greedy(*amount: str, macro: bool = False) -> Callable:
     """Return the formula of the speedup over greedy; `amount` and `macro` as in `speedup`.
 
-    Here and below only equal completions count, unless the decoder is `in_law`: its texts differ by
-    design.
+    Here and below only equal completions count, unless the decoder is `in_law` and its texts differ
+    by design.
     """
     return lambda samples, greedy, in_law: speedup(
         greedy, samples, *amount, macro=macro, equal=not in_law
@@ -165,12 +165,12 @@ def over_greedy(*amount: str, macro: bool = False) -> Callable:
 
 
 def over_ouroboros(*amount: str) -> Callable:
-    """Return the formula of the decoder's amount per token / Ouroboros'."""
+    """Return the formula of the decoder's amount per token / that of Ouroboros."""
     return lambda samples, ouroboros, in_law: speedup(samples, ouroboros, *amount, equal=not in_law)
 
 
 def by_prompt(samples: Frame, greedy: Frame, in_law: bool) -> pd.Series:
-    """Return the speedup over greedy of each prompt."""
+    """Return each prompt's speedup over greedy."""
     sums = paired(greedy, samples, "wall_s", "tokens", not in_law)
     return pd.Series(ratio_of_sums(*sums, axis=()))
 
@@ -181,8 +181,8 @@ def pace(samples: Frame) -> pd.Series:
 
 
 def phase_shares(steps: Frame) -> pd.Series:
-    """Return the shares of the time in steps spent in the draft, in the target and on the host:
-    `draft_s`, `verify_s`, `host_s`. Steps of another engine, without scored nodes, do not count."""
+    """Return the shares of step time spent in the draft, in the target and on the host: `draft_s`,
+    `verify_s`, `host_s`. Steps without scored nodes (of other engines) do not count."""
     seconds = steps.loc[steps.scored > 0, ["draft_s", "verify_s", "host_s"]].sum()
     return seconds / seconds.sum()
 
@@ -193,26 +193,26 @@ def recorded(steps: Frame) -> Frame:
 
 
 def tries_per_position(steps: Frame) -> list[int]:
-    """Return at index k - 1: how many steps drafted k tokens or more."""
+    """Return, at index k - 1, how many steps drafted k or more tokens."""
     longest = max(steps.drafted, default=0)
     return [int((steps.drafted >= k).sum()) for k in range(1, longest + 1)]
 
 
 def acceptance_rate_per_position(steps: Frame) -> list[float]:
-    """Return at index k - 1: of the steps that drafted k or more tokens, the share that accepted
-    k."""
+    """Return, at index k - 1, the share of steps that accepted k tokens among those that drafted k
+    or more."""
     accepted, tries = np.minimum(steps.accepted, steps.drafted), tries_per_position(steps)
     return [float((accepted >= k).sum() / tried) for k, tried in enumerate(tries, start=1)]
 
 
 def unequal(samples: Frame, greedy: Frame) -> int | None:
-    """Return how many completions differ from greedy's in tokens or length; None without a pair."""
+    """Return how many completions differ from greedy's; None without completions of both."""
     pairs = greedy[["new_tokens"]].add_suffix("_greedy").join(samples["new_tokens"], how="inner")
     return (pairs.new_tokens != pairs.new_tokens_greedy).sum() if len(pairs) else None
 
 
 def repetition(tokens: Sequence[int], n: int = 4) -> float | None:
-    """Return the share of a completion's n-grams that occurred before in it.
+    """Return the share of a completion's n-grams that repeat an earlier one.
 
     >>> repetition([1, 2, 3, 4, 1, 2, 3, 4])
     0.2
@@ -222,7 +222,7 @@ def repetition(tokens: Sequence[int], n: int = 4) -> float | None:
 
 
 def calibrated(key: str) -> Callable:
-    """Return the formula that takes a figure of the trees' calibration."""
+    """Return the formula that reads `key` from the trees' calibration."""
     return lambda trees: (trees["calibration"] or {}).get(key)
 
 
@@ -451,7 +451,7 @@ METRICS = Registry(
 
 
 def score_metric(name: str) -> Metric:
-    """Return the metric of a task's score: "score.pass@1", with the heading "pass@1"."""
+    """Return the metric for a task's score: "score.pass@1", with the heading "pass@1"."""
     look = {"better": "higher", "digits": 3, "interval": True, "tables": "default speed", **MEAN}
     return Metric(f"score.{name}", name, lambda: None, f"The task's score {name}.", **look)
 
@@ -459,10 +459,10 @@ def score_metric(name: str) -> Metric:
 def score_intervals(
     samples: Iterable[Sample], scores: Mapping[tuple[str, str, int], Mapping[str, float]]
 ) -> dict[str, Interval]:
-    """Return means over prompts of a task's scores; "passed" becomes pass@1.
+    """Return the mean over prompts of each task score; "passed" becomes pass@1.
 
-    The interval is Wilson's for scores in `YES_OR_NO` of prompts without repeats; else prompts are
-    resampled.
+    The interval is Wilson's for scores in `YES_OR_NO` without repeats; else it is a bootstrap over
+    prompts.
     """
     by_prompt: dict[str, dict[str, list[float]]] = {}
     for sample in samples:
@@ -480,8 +480,7 @@ def score_intervals(
 def corpus_scores(
     task: Task, examples: Sequence[Example], samples: Iterable[Sample]
 ) -> dict[str, dict[str, float]]:
-    """Return the task's scores of all completions together, such as corpus BLEU, by decoder; {}
-    where the task has none."""
+    """Return the task's corpus-level scores, such as BLEU, by decoder; {} if the task has none."""
     prompts = {example.id: example for example in examples}
     pairs: dict[str, list[tuple[Example, str]]] = {}
     for sample in samples if isinstance(task, CorpusScored) else ():

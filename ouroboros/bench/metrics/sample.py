@@ -1,4 +1,4 @@
-"""One measured completion: what the run loop writes, and the only thing a report reads.
+"""One measured completion: the run loop writes it, and reports read nothing else.
 
 `sample_frame` and `step_frame` turn completions into tables, from which all metrics are computed.
 """
@@ -29,9 +29,8 @@ class Sample:
 
     `order` is the decoder's place in this prompt's round (0 went first). `wall_s` runs from the
     call to the last kept token, `ttft_s` to the end of the first step; both include the prefill.
-    `ttft_s`, `peak_bytes` (device memory) and `energy_j` (drawn by the GPUs meanwhile) are None
-    where they are unknown. A failed run has its reason in `error` and no tokens. `group` is the
-    prompt's category, "" where it has none.
+    `ttft_s`, `peak_bytes` (device memory) and `energy_j` (of the GPUs) are None if unknown. A
+    failed sample has a reason in `error` and no tokens. `group` is the prompt's category or "".
     """
 
     example: str
@@ -52,7 +51,7 @@ class Sample:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What makes a sample unique in its run."""
+        """The sample's unique key in its run."""
         return self.example, self.decoder, self.repeat
 
     def to_dict(self) -> dict:
@@ -61,8 +60,8 @@ class Sample:
 
     @classmethod
     def from_dict(cls, data: dict) -> Sample:
-        """Rebuild a sample from `to_dict`'s values; `KeyError`, `TypeError` or `ValueError` if they
-        are not."""
+        """Rebuild a sample from `to_dict`'s values; other values raise `KeyError`, `TypeError` or
+        `ValueError`."""
         data = {key: value for key, value in data.items() if key != "speculative_decoding"}
         steps = tuple(StepRecord(**{**s, "sources": tuple(s["sources"])}) for s in data["steps"])
         found = cls(**{**data, "new_tokens": tuple(map(index, data["new_tokens"])), "steps": steps})
@@ -80,10 +79,10 @@ def sample_frame(
 ) -> pd.DataFrame:
     """Return a row per completion, indexed by example and repeat.
 
-    Beside a sample's fields: `tokens`; `decode_s` and `decode_tokens`, those after the first step
-    (NaN where its end is unknown); `calls`, target calls + `draft_cost` x draft calls, where a call
-    counts as its forward passes if they were recorded; by `costs`, `predicted_s` and `cost` (in
-    target calls of one node): NaN in all rows where the costs do not cover each one.
+    Columns beside a sample's fields: `tokens`; `decode_s` and `decode_tokens`, after the first step
+    (NaN and 0 if its time is unknown); `calls`, target calls + `draft_cost` x draft calls, counted
+    in forward passes if recorded; `predicted_s` and `cost` (in target calls of one node) from
+    `costs`, NaN in all rows if the costs do not cover every sample.
     """
     samples = list(samples)
     frame = pd.DataFrame([*map(vars, samples)], columns=list(Sample.__annotations__))
@@ -107,7 +106,7 @@ def sample_frame(
 
 
 def step_frame(samples: Iterable[Sample]) -> pd.DataFrame:
-    """Return a row per step: its fields, `decoder`, `number` in its completion and seconds `s`."""
+    """Return a row per step: fields, `decoder`, `number` in the completion and seconds `s`."""
     rows = [
         {"decoder": sample.decoder, "number": number, "s": step_s(step), **vars(step)}
         for sample in samples
@@ -119,7 +118,7 @@ def step_frame(samples: Iterable[Sample]) -> pd.DataFrame:
 
 
 def acceptance_record(steps: Sequence[StepRecord]) -> dict | None:
-    """Return the acceptance of some steps in the fields of vLLM's per-request records
+    """Return the acceptance of steps in the fields of vLLM's per-request records
     (`metrics.speculative_decoding` of its responses, vllm-project/vllm#48915, and by draft length
     #56278); None if no step had a draft.
 
@@ -156,5 +155,5 @@ def acceptance_record(steps: Sequence[StepRecord]) -> dict | None:
 
 
 def step_s(step: StepRecord) -> float:
-    """Return the seconds of a step: in both models and on the host."""
+    """Return a step's seconds, in both models and on the host."""
     return step.draft_s + step.verify_s + step.host_s

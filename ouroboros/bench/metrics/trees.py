@@ -1,7 +1,7 @@
-"""Proposed trees and their outcomes: sizes, sources, and estimated against actual acceptance.
+"""Draft trees and their outcomes: sizes, sources, and estimated against actual acceptance.
 
-Invariant: an estimate is compared with an outcome only where the target chose a token, at the
-children of accepted nodes, whether the loop then kept the token or ended before it.
+Invariant: estimates are compared with outcomes only at children of accepted nodes, where the target
+chose a token, whether or not the loop kept that token.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class ProposedTree(NamedTuple):
 def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
     """Return sizes, sources and calibration of a decoder's trees, one per step; None without trees.
 
-    `nodes`, `depth` and `leaves` are means over steps, the root not counted; `sizes` and `depths`
-    count steps. Of each source: tokens `proposed`, those `judged` (their parent was accepted) and
-    `right`, and their mean estimated probability, `thought`.
+    `nodes`, `depth` and `leaves` are means over steps, excluding the root; `sizes` and `depths`
+    count steps. For each source: the numbers of tokens `proposed`, `judged` (parent accepted) and
+    `right`, and the mean estimated probability of judged ones, `thought`.
     """
     if not steps:
         return None
@@ -81,9 +81,9 @@ def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
 def calibration(thought: Sequence[float], came: Sequence[bool]) -> dict:
     """Compare estimated probabilities with outcomes.
 
-    Returns the mean log loss (natural logarithms) beside that of always estimating the mean,
-    Brier's score (mean squared error), and `reliability`: for each of `BINS` equal bins that has
-    any, the mean estimate and the share that came true.
+    Returns the mean log loss (natural logarithms) and that of always estimating the mean, the Brier
+    score (mean squared error), and `reliability`: for each non-empty one of `BINS` equal bins, the
+    mean estimate and the share that came true.
 
     >>> found = calibration([0.9, 0.9, 0.1], [True, True, False])
     >>> round(found["brier"], 4), [row["came"] for row in found["reliability"]]

@@ -1,1 +1,1 @@
-"""Replay drafters against recorded text, where no target is computed; simulate drafts on it."""
+"""Replay drafters on recorded text without computing the target; simulate draft models."""

@@ -1,7 +1,7 @@
-"""Recorded runs: the prompts and continuations of a target, enough to replay drafters without it.
+"""Recorded runs: a target's prompts and continuations, enough to replay drafters without it.
 
-`read_recording` reads both kinds: a results folder, and JSONL of texts from any engine. Limits that
-a recording lacks (of length, of context) are unlimited.
+`read_recording` reads a results folder, or JSONL of texts from any engine. Without a recorded
+limit, length or context is unlimited.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ PromptOf = Callable[[str, int], Sequence[int]]
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """One prompt and its continuation. `finish` is "eos", "length", "context", or "stop" where the
-    text just ends; `predictions` are target predictions off the text; `group` is the category."""
+    """One prompt and its continuation. `finish` is "eos", "length", "context", or "stop" if the
+    text just ends; `predictions` are the target's off the text; `group` is the category."""
 
     example: str
     prompt: tuple[int, ...]
@@ -48,10 +48,10 @@ class RecordedRun:
 
 @dataclass(frozen=True)
 class RecordedRuns:
-    """Runs of one target under one set of settings.
+    """Runs of one target with the same settings.
 
-    `max_new` None: each run's own length. `dtype` is that of the models, by torch's name; None
-    where it is unknown.
+    `max_new` None: each run's own length. `dtype` is the torch name of the models' dtype, None if
+    unknown.
     """
 
     runs: Sequence[RecordedRun]
@@ -67,7 +67,7 @@ class RecordedRuns:
         return ScriptedModel(self.max_len, vocab_size=self.vocab_size, tokenizer=tokenizer)
 
     def load_draft(self, spec: PairSpec, tokenizer) -> CachedModel:
-        """Load a pair's draft. Raises `ValueError` where its tokens are not the recording's."""
+        """Load a pair's draft. Raises `ValueError` if its vocabulary is not the recording's."""
         draft = load_model(spec, "draft")
         vocab.check_pair(self.target(tokenizer), draft)  # type: ignore[arg-type]
         return draft
@@ -81,15 +81,15 @@ def read_recording(
     prompt_of: PromptOf | None = None,
     limit: int | None = None,
 ) -> dict[str, RecordedRuns]:
-    """Return the recorded runs (the first `limit`) of each decoder; files hold greedy's alone.
+    """Return the recorded runs (the first `limit`) of each decoder; a file's count as greedy's.
 
-    A results folder stores no prompts: they are those of `prompt_of`, else of `task`, else of the
-    run's own task. A JSONL line has "prompt" and "completion", and may have "id" and "category";
-    "turns", a list of such pairs, is a conversation, in which each turn's number is its run's
-    `repeat`. Text is tokenized anew, prompts with special tokens, completions without.
+    A results folder stores no prompts: they come from `prompt_of`, else `task`, else the run's
+    task. A JSONL line has "prompt" and "completion", and optionally "id" and "category"; "turns", a
+    list of such pairs, is a conversation, and each turn's number becomes its run's `repeat`. Text
+    is tokenized again, prompts with special tokens, completions without.
 
-    Raises `ValueError` for anything else, naming the line, and for other prompts or another
-    tokenizer than the recorded ones.
+    Raises `ValueError` for anything else, naming the line, and for prompts or a tokenizer that
+    differ from the recorded ones.
     """
     path = Path(path)
     if path.is_dir():

@@ -1,10 +1,10 @@
-"""Replay drafters against recorded runs: a live run's counts, without its target or its hardware.
+"""Replay drafters on recorded runs: a live run's counts, without its target or its hardware.
 
 The loop is `ouroboros.decode.stream` itself; its target computes nothing and looks its choices up.
-Invariant: under the recorded settings and dtype a replay proposes, accepts and counts what the
-live run did, step by step, as far as the draft model computes the same here (in bfloat16, near ties
-may differ between devices). A drafter that reads an unrecorded prediction gets an error, unless
-`OffTextRates` are given to simulate it.
+Invariant: with the recorded settings and dtype, a replay proposes, accepts and counts the same as
+the live run in every step, if the draft model computes the same here (in bfloat16, near ties may
+differ between devices). A drafter that reads an unrecorded prediction gets an error, unless
+`OffTextRates` simulate it.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from ouroboros.select import TokenSelector
 from ouroboros.trace import DecodeTrace, cut
 from ouroboros.tree import TokenTree
 
-UNKNOWN = -2  # a prediction that was not recorded; -1 is a choice that cannot be made
+UNKNOWN = -2  # a prediction that was not recorded; -1 means no choice
 
 
 @dataclass(frozen=True)
 class OffTextRates:
-    """How often a prediction off the recorded text is the text's token at its position: after a
-    node whose own token is the text's at *its* position (its path is not), and after others."""
+    """How often a prediction off the recorded text equals the text's token at that position: after
+    a right node, whose token (not its path) equals the text's at its position, and after others."""
 
     after_right: float
     after_wrong: float
 
     @property
     def title(self) -> str:
-        """What is simulated, for the title of a measurement."""
+        """A note on what is simulated, for titles of measurements."""
         shares = f"{self.after_right:g} after a right node, {self.after_wrong:g} after others"
         return f"predictions off the text simulated (right: {shares})"
 
     @classmethod
     def given(cls, shares: object) -> OffTextRates | None:
-        """Return two shares as rates; None for None. Raises `ValueError` for anything else."""
+        """Return rates from two shares; None for None. Raises `ValueError` for anything else."""
         try:
             return None if shares is None else cls(*map(float, shares))  # type: ignore[call-overload]
         except (TypeError, ValueError) as error:
@@ -59,7 +59,7 @@ class OffTextRates:
 
     @classmethod
     def measured(cls, runs: Iterable[RecordedRun]) -> OffTextRates | None:
-        """Return the rates of recorded predictions; None without right or without wrong nodes."""
+        """Return the rates in recorded predictions; None if either kind of node is missing."""
         hits, tries = [0, 0], [0, 0]
         for run in runs:
             text = run.tokens
@@ -89,8 +89,8 @@ lookahead and Ouroboros at small and large windows."""
 
 
 class RecordedChoice(TokenSelector):
-    """Look up the token after each node: recorded text, then recorded predictions, then predictions
-    simulated by `rates`, else `UNKNOWN`."""
+    """Look up the token after each node in the recorded text, then in recorded predictions, then
+    simulate it with `rates`, else `UNKNOWN`."""
 
     def __init__(self, run: RecordedRun, rates: OffTextRates | None = None) -> None:
         self.text, self.predictions, self.rates = run.tokens, dict(run.predictions), rates
@@ -108,7 +108,7 @@ class RecordedChoice(TokenSelector):
 
 
 class Predictions(Sequence[int]):
-    """A step's predictions, as a drafter observes them; reading an unknown one is an error."""
+    """The predictions of a step that a drafter observes; reading an unknown one is an error."""
 
     def __init__(self, chosen: Sequence[int], nodes: Collection[int], drafter: str) -> None:
         self.chosen, self.nodes, self.drafter = chosen, frozenset(nodes), drafter
@@ -131,10 +131,10 @@ class Predictions(Sequence[int]):
 def check_drafter(
     drafter: object, recorded: RecordedRuns, *, rates: OffTextRates | None = None
 ) -> None:
-    """Raise `ValueError` for a decoder that these runs cannot answer.
+    """Raise `ValueError` for a decoder that cannot be replayed on these runs.
 
-    That is another engine, one that reads the target's probabilities or ranks, one that drafts in
-    another dtype, and, without `rates`, one that learns from predictions that were not recorded.
+    These are other engines, decoders that read the target's probabilities or ranks or draft in
+    another dtype, and, without `rates`, decoders that learn from unrecorded predictions.
     """
     name = type(drafter).__name__
     if not hasattr(drafter, "propose"):
@@ -181,10 +181,10 @@ def replay_run(
     max_new: int | None = None,
     rates: OffTextRates | None = None,
 ) -> DecodeTrace:
-    """Return the trace of one run; its times are the draft's and the host's.
+    """Return the trace of one run; its times are those of draft and host.
 
-    `max_new` defaults to the recording's. Raises `ValueError` if the run ends at a length limit
-    before `max_new`, and as `check_drafter`.
+    `max_new` defaults to the recording's. Raises `ValueError` if the recorded run ends at a length
+    limit before `max_new`, and as `check_drafter`.
     """
     check_drafter(drafter, recorded, rates=rates)
     length = len(run.new_tokens)
@@ -225,9 +225,9 @@ def replay(
     tokenizer=None,
     progress: bool = False,
 ) -> list[Sample]:
-    """Return a sample of each recorded run, without seconds; `name` is the samples' decoder.
+    """Return a sample without times for each recorded run; `name` is the samples' decoder.
 
-    With `tokenizer` the samples have their text. Raises as `replay_run`.
+    With `tokenizer` the samples have text. Raises as `replay_run`.
     """
     samples = []
     for run in tqdm(recorded.runs, desc=name, unit="run", leave=False, disable=not progress):
@@ -253,7 +253,7 @@ def replay_table(
     draft_ratio: float | None = None,
     max_new: int | None = None,
 ) -> pd.DataFrame:
-    """Return one row of counts per decoder, with predicted time where `costs` are given.
+    """Return one row of counts per decoder, with predicted times if `costs` are given.
 
     `draft_ratio` is a draft call's cost in target calls; without it calls per token are NaN for
     decoders that draft with a model. The predicted speedup is over plain decoding of the same runs.

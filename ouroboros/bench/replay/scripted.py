@@ -1,4 +1,4 @@
-"""Two models that compute nothing: what remains of a step is the host's own work."""
+"""Models that compute nothing, so that a step is only the host's work."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ANY = 1 << 30  # a context or a vocabulary of unknown size
 
 
 class ScriptedModel(TreeModel):
-    """Stands where a `CachedModel` stands: it counts calls and forwards, as eager calls make them,
-    and asks of a tree what a model must (depths, and ancestors where it branches)."""
+    """Replaces a `CachedModel`: counts calls and forwards as eager mode would, and reads from a
+    tree what a model needs (depths, and ancestors if it branches)."""
 
     def __init__(self, max_len: int = ANY, *, vocab_size: int = ANY, tokenizer=None) -> None:
         self.max_len, self.vocab_size, self.tokenizer = max_len, vocab_size, tokenizer
@@ -26,7 +26,7 @@ class ScriptedModel(TreeModel):
     def score(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
-        """Return no logits: the choice is in a script."""
+        """Return no logits: choices are scripted."""
         missing = 0 if sequence.calls else len(tokens) - 1
         sequence.calls += 1
         sequence.forwards += 2 if fed_apart(missing, tree) else 1
@@ -39,7 +39,7 @@ class ScriptedModel(TreeModel):
 
 
 class Drafting:
-    """A drafter whose draft model chooses by a rule of its own, whatever the target's is."""
+    """A drafter whose draft model always uses the selector `choose`, not the target's."""
 
     def __init__(self, drafter: Drafter, choose: TokenSelector) -> None:
         self.drafter, self.choose = drafter, choose
@@ -49,9 +49,9 @@ class Drafting:
 
     @property
     def draft_sequence(self) -> CachedSequence | None:
-        """The drafter's own."""
+        """The wrapped drafter's sequence."""
         return getattr(self.drafter, "draft_sequence", None)
 
     def reset(self, choose: TokenSelector) -> None:
-        """Begin a text; the draft chooses by its own rule."""
+        """Start a prompt; the draft keeps its own selector."""
         self.drafter.reset(self.choose)

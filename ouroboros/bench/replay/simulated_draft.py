@@ -1,12 +1,12 @@
-"""A draft model simulated on recorded text at a given agreement: what would such a draft be worth?
+"""A draft model simulated on recorded text, to see what a draft of a given agreement is worth.
 
 It replaces a draft's `CachedModel`. On the recorded text its first choice is the recorded next
-token in a share `agreement` of all new tokens; ranks and confidences are drawn from a measured
+token for a share `agreement` of all new tokens; ranks and confidences are drawn from a measured
 `DraftErrorModel`. Off the recorded text its choices are tokens of the text so far.
 
-Invariant: the logits depend on seed, text, position and the tokens before it alone, so every
-decoder meets the same draft, in whatever order it asks; and a draft of a higher agreement is right
-wherever one of a lower agreement is.
+Invariant: the logits depend only on seed, text, position and preceding tokens, so every decoder
+gets the same draft in any order of calls; and a draft of higher agreement is right wherever one of
+lower agreement is.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from ouroboros.engine.sequence import CachedSequence
 from ouroboros.tree import TokenTree
 
 CHOICES = 5
-NOWHERE = 0  # the rank of a truth that is none of the choices
-CONTEXT = 4  # tokens before a position that its logits depend on
-NEAR_END = 64  # a sequence is compared with the text over this many last tokens
+NOWHERE = 0  # the rank of a true token that is not among the choices
+CONTEXT = 4  # tokens before a position that affect its logits
+NEAR_END = 64  # last tokens of a sequence that are compared with the text
 SHIPPED = Path(__file__).with_name("draft_errors.json")
 
 
 @dataclass(frozen=True)
 class DraftErrorModel:
-    """How a draft model errs and how confident it is, measured on a pair.
+    """A draft model's errors and confidence, measured on a pair.
 
-    `shares[rank]`: among the misses, how often the truth is the draft's choice of that rank (2
-    to 5); the rest, up to 1, are truths that are none of the choices. `confidence[rank]`: rows of
-    the five best choices' probabilities, descending, where the truth has that rank (`NOWHERE` too).
-    `odds`: the odds of agreement where the text repeats itself (`repeats`) over those elsewhere: a
-    draft is right where a look-up is right too. `about` describes the pair in plain values.
+    `shares[rank]`: the share of misses in which the true token has that rank (2 to 5) among the
+    draft's choices; in the rest, up to 1, it is not among them. `confidence[rank]`: sampled
+    probabilities of the top five choices, descending, for true tokens of that rank (or `NOWHERE`).
+    `odds`: the odds of agreement in repeated text (`repeats`) over those elsewhere, since a draft
+    is right more often where a lookup is. `about` describes the pair in plain values.
     """
 
     shares: Mapping[int, float]
@@ -68,15 +68,15 @@ class DraftErrorModel:
 
     @property
     def source(self) -> str:
-        """The pair that was measured, in words."""
+        """A description of the measured pair."""
         return f"ranks and confidences of {self.about.get('pair', 'a pair')}"
 
 
 class SimulatedDraft(ScriptedModel):
-    """A draft that agrees with recorded runs in a share `agreement` of their new tokens.
+    """A draft that is right for a share `agreement` of the recorded runs' new tokens.
 
-    `follow` selects the text. Calls take no time, and are counted as a model's are. Raises
-    `ValueError` for an agreement outside 0 to 1 and for ids beyond the vocabulary.
+    `follow` selects the text. Calls are counted like a model's but take no time. Raises
+    `ValueError` for an agreement outside 0 to 1 and for ids outside the vocabulary.
     """
 
     device = torch.device("cpu")
@@ -107,11 +107,11 @@ class SimulatedDraft(ScriptedModel):
 
     @property
     def title(self) -> str:
-        """Its agreement and source, for the title of every measurement with it."""
+        """The agreement and its source, for titles of measurements."""
         return f"draft simulated at agreement {self.agreement:g} ({self.errors.source})"
 
     def follow(self, text: Sequence[int]) -> None:
-        """Begin another recorded text (prompt and continuation)."""
+        """Switch to another recorded text (prompt and continuation)."""
         self.text = tuple(text)
         self._again = repeats(self.text)
         self._key = f"{self.seed}-{zlib.crc32(repr(self.text).encode())}"
@@ -139,11 +139,7 @@ class SimulatedDraft(ScriptedModel):
         return logits.scatter_(1, torch.tensor(ids), torch.tensor(logs))
 
     def _choice(self, place: PrefixKey) -> tuple[list[int], tuple[float, ...], float]:
-        """Return the five best ids after a place, their logits, and the logit of any other id.
-
-        Rank of the truth, confidence and ids are drawn by the place. Off the text there is no
-        truth, but the draft is as confident.
-        """
+        """Return the top five ids after a place, their logits, and the logit of any other id."""
         if place in self._choices:
             return self._choices[place]
         along, off = place
@@ -160,7 +156,7 @@ class SimulatedDraft(ScriptedModel):
         row = draw.choice(self.errors.confidence[rank])
         ids: list[int] = []
         tries = 0
-        while len(ids) < CHOICES:  # ids of the text before; any id where it has too few
+        while len(ids) < CHOICES:  # ids from the text so far, or any id if there are too few
             known = before and tries < 8 * CHOICES
             drawn = draw.choice(before) if known else draw.randrange(self.vocab_size)
             tries += 1
@@ -173,7 +169,7 @@ class SimulatedDraft(ScriptedModel):
 
 
 def repeats(text: Sequence[int]) -> list[bool]:
-    """Return for each token whether it followed the two tokens before it the last time, too.
+    """Return for each token whether it also followed the last occurrence of its previous two.
 
     >>> repeats([1, 2, 3, 1, 2, 3])
     [False, False, False, False, False, True]
@@ -187,9 +183,9 @@ def repeats(text: Sequence[int]) -> list[bool]:
 
 
 def rates_at(agreement: float, odds: float, share: float) -> tuple[float, float]:
-    """Return the agreement outside repetitions and inside them, which are a `share` of the text.
+    """Return the agreement outside and inside repetitions, which are a `share` of the text.
 
-    The odds inside are `odds` times those outside; over the whole text it is `agreement`.
+    The odds inside are `odds` times those outside; the mean over the text is `agreement`.
 
     >>> elsewhere, at_repeats = rates_at(0.8, 4.0, 0.5)
     >>> round(elsewhere, 3), round(at_repeats, 3), round((elsewhere + at_repeats) / 2, 3)
