@@ -43,7 +43,8 @@ def report(options: argparse.Namespace) -> tuple[int, dict | None]:
     beside = options.folders[0] if len(options.folders) == 1 else Path(os.path.commonpath(shared))
     out = options.out or beside / "report"
     runs = write_report(merge(loaded), out, tokenizer=options.tokenizer, on_failure=fail)
-    for label, one, summary, _ in runs:
+    for summary in runs:
+        label = summary.label
         if options.spec_bench:
             if summary.facts.task != SpecBench.name:
                 what = f"{label} is a run of {summary.facts.task}: its prompts are numbered anew"
@@ -51,11 +52,11 @@ def report(options: argparse.Namespace) -> tuple[int, dict | None]:
                     f"warning: {what}, and Spec-Bench's scripts will not know their categories"
                 )
                 print(warning, file=sys.stderr)
-            write_answers(one, out / "spec_bench" / label.replace("/", "-"))
+            write_answers(summary.measured, out / "spec_bench" / label.replace("/", "-"))
         print_summary(summary, label=label if len(runs) > 1 else "", wide=options.wide)
     for name in ("report.html", "summary.json"):
         print(f"{Path(name).stem}: {short_path(out / name)}", file=sys.stderr)
-    return 2 if failures else 0, {run.label: run.summary.headline() for run in runs}
+    return 2 if failures else 0, {run.label: run.headline() for run in runs}
 
 
 def gather(

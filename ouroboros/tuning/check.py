@@ -18,7 +18,6 @@ from tqdm import tqdm
 from ouroboros.bench.metrics.intervals import speedup
 from ouroboros.bench.metrics.sample import PLAIN, Sample, sample_frame
 from ouroboros.bench.replay.replay import OffTextRates
-from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.gather import load, run_folders
 from ouroboros.bench.run.pair import PairSpec
 from ouroboros.bench.tasks.registry import TaskSpec
@@ -48,7 +47,7 @@ def check(
         found = load(path)
         run, timing = found.run, found.run.get("timing", True)
         timed = timed and timing
-        titles.append(RunFacts.of(run, found.samples).title)
+        titles.append(found.facts.title)
         spec = PairSpec.from_mapping(run["config"]["model"])
         decoders = {name: run["config"]["decoder"][name] for name in run["decoders"]}
         given = {"costs": costs, "rates": rates, "task": task, "timing": timing}

@@ -17,7 +17,6 @@ from scipy.stats import linregress
 
 from ouroboros.bench.metrics.metrics import METRICS
 from ouroboros.bench.metrics.sample import PLAIN
-from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.gather import load, run_folders
 from ouroboros.costs import Costs, Surface
 from ouroboros.engine.parallel.partition import cut
@@ -67,7 +66,7 @@ def read_widths(place: Path, devices: Sequence[int]) -> tuple[list[dict], str]:
     widths, titles = [], []
     for path in run_folders(place):
         run = load(path)
-        titles.append(RunFacts.of(run.run, run.samples).title)
+        titles.append(run.facts.title)
         for name in run.run["decoders"]:
             samples = [s for s in run.samples if s.decoder == name and not s.error]
             trees = [step.tree for sample in samples for step in run.trees.get(sample.key, ())]

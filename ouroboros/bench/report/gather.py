@@ -7,13 +7,14 @@ a second measurement of the same prompts stays a second measurement.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 
 from ouroboros.audit.report import Row
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.metrics.trees import ProposedTree
-from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.run.audit import load_audit
 from ouroboros.bench.run.folder import RUN, SAMPLES, ResultsFolder, stored
 from ouroboros.bench.run.identity import environment
@@ -22,6 +23,9 @@ from ouroboros.costs import CostModel
 Key = tuple[str, str, int]
 MACHINE = ("cpu", "threads", "gpus")
 """What parts of one run may differ in."""
+COUNTS = ("parts", "samples_wanted", "resumed")
+TYPES = {"task": str, "status": str, "timed": bool, **dict.fromkeys(COUNTS, int)}
+"""The facts that are as run.json has them."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,80 @@ class Measured:
     priced: CostModel | None = None
     trees: dict[Key, list[ProposedTree]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @cached_property
+    def facts(self) -> SimpleNamespace:
+        """What was measured, where and how completely, in the order of summary.json.
+
+        `title` is one line of parts joined by " · ". `nature` says what the models are: "model";
+        "stand-in" (a small model computed inside a large shape); "rehearsal" (an experiment with
+        published numbers, run on the pair that ships with the project). `prompts` and `samples`
+        were measured. `costs` names the costs that turn counts into seconds; `draft_cost` is the
+        cost of a draft call in target calls, where recorded.
+        """
+        run, samples, costs = self.run, self.samples, self.priced and self.priced.name
+        task, model, sampling = run["task"], run["model"], run["sampling"]
+        prompts, wanted = len({s.example for s in samples if not s.error}), task["prompts"]
+        count = f"{prompts}" if prompts == wanted else f"{prompts} of {wanted}"
+        config, timed = run.get("config", {}), run.get("timing", True)
+        length = config.get("context_tokens")
+        each = f"prompt{'s' * (wanted != 1)}{f' of {length} tokens' if length else ''}"
+        what = f"{task['name']}, {count} {each} x {run['max_new']} tokens"
+
+        pair, target, standin = model["name"], str(model.get("target") or ""), model.get("standin")
+        published, ships = run.get("published"), target.startswith("reference/")
+        if target and (pair == "hf" or (pair == "reference" and not ships)):  # the user's models
+            pair = " + ".join(n.split("/")[-1] for n in (target, model.get("draft")) if n)
+        models, nature = f"{pair} pair", "model"
+        if standin:
+            models += f" as a stand-in, shapes {standin['target']} / {standin['draft']}"
+        if published and ships:
+            models, nature = f"{models} (a rehearsal)", "rehearsal"
+
+        engine = model.get("engines", {}).get("target", model).get("engine", "eager")
+        quantised = [f"{role} {how}" for role, how in (model.get("quantised") or {}).items()]
+        engines = [] if engine == "eager" else [f"{engine} engine"]
+        arithmetic = ", ".join([model["dtype"], *quantised, *engines])
+        temperature, penalty = sampling["temperature"], sampling.get("repetition_penalty", 1.0)
+        words = f"T={temperature:g}" if temperature else "greedy (T=0)"
+        words += "" if penalty == 1.0 else f", repetition penalty {penalty:g}"
+
+        devices, hosts = [], []
+        for machine in run.get("machines") or [run["provenance"]["machine"]]:
+            cpu, threads = f"{machine['cpu']}, {machine['cores']} cores", machine["threads"]
+            on_gpu = model["device"].startswith("cuda") and machine["gpus"]
+            devices.append(machine["gpus"][0] if on_gpu else cpu)
+            hosts.append(f"{cpu}, {threads} thread{'s' * (threads > 1)}")
+        device, versions = " + ".join(dict.fromkeys(devices)), run["provenance"]["versions"]
+        parts, status = run.get("parts", 1), run.get("status", "finished")
+        merged = f"{parts} parts, merged; " if parts > 1 else ""
+        samples_wanted = run.get("samples_wanted", len(samples))
+        predicted = [f"predicted by {costs}"] if costs and not timed else []
+        title = [what, models, arithmetic, words, "batch size 1", device, *predicted]
+        return SimpleNamespace(
+            title=" · ".join(title),
+            incomplete=len(samples) < samples_wanted or status != "finished",
+            task=task["name"],
+            what=what,
+            models=models,
+            arithmetic=arithmetic,
+            sampling=words,
+            device=device,
+            footnote=f"{merged}{' + '.join(dict.fromkeys(hosts))}; torch {versions['torch']}, "
+            f"transformers {versions['transformers']}",
+            nature="stand-in" if standin else nature,
+            parts=parts,
+            prompts=prompts,
+            samples=len(samples),
+            samples_wanted=samples_wanted,
+            status=status,
+            resumed=run.get("resumed", 0),
+            pools_restored="carried_pools" in run,
+            timed=timed,
+            costs=costs,
+            draft_cost=model.get("draft_cost"),
+            published=published,
+        )
 
 
 def run_folders(path: Path) -> list[Path]:
@@ -69,17 +147,16 @@ def load(path: Path) -> Measured:
         words = f"the costs {name!r}" if name else "the costs measured with the run"
         priced = CostModel(costs, words) if costs else None
         audit, trees, scores = load_audit(folder), folder.load_trees(), folder.load_scores()
-        facts = RunFacts.of(run, samples, words if costs else None)
-        for part in fields(facts):
-            value = getattr(facts, part.name)
-            if part.type in ("str", "int", "bool") and type(value).__name__ != part.type:
-                raise TypeError(f"{part.name} is {value!r}")
+        found = Measured((path,), run, samples, scores, audit, priced, trees)
+        for name, kind in TYPES.items():
+            if type(value := getattr(found.facts, name)) is not kind:
+                raise TypeError(f"{name} is {value!r}")
     except Exception as error:  # whatever damaged files raise
         if isinstance(error, ValueError) and str(path) in str(error):
             raise
         what = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
         raise ValueError(f"{path} {what}: restore the folder or leave it out") from error
-    return Measured((path,), run, samples, scores, audit, priced, trees)
+    return found
 
 
 def merge(found: Iterable[Measured]) -> list[Measured]:

@@ -11,6 +11,7 @@ import pstats
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from tqdm import tqdm
 
 from ouroboros.bench.metrics.sample import Sample, step_frame
 from ouroboros.bench.report import plots, style
-from ouroboros.bench.report.facts import RunFacts
+from ouroboros.bench.report.gather import Measured
 from ouroboros.bench.report.tables import as_text
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import COSTS, ResultsFolder
@@ -123,7 +124,7 @@ def profile(
             traced.append(found.assign(decoder=name))
     whole = Profile(
         folder,
-        RunFacts.of(record, samples),
+        Measured((folder.path,), record, samples).facts,
         costs.copy_bytes_per_s and costs.copy_bytes_per_s / 1e9,
         call_frame(costs),
         step_means(samples),
@@ -140,7 +141,7 @@ class Profile:
     """What `call_frame`, `step_means` and `operators` measured in one run; a line per failure."""
 
     folder: ResultsFolder
-    facts: RunFacts
+    facts: SimpleNamespace
     copy_gb_per_s: float | None
     calls: pd.DataFrame
     steps: pd.DataFrame
@@ -190,7 +191,7 @@ class Profile:
         """Write profile.json, profile.md, verify_cost.png and step_time.png."""
         self.folder.write_json("profile.json", self.to_dict())
         self.folder.write_text("profile.md", self.markdown())
-        where, note = " · ".join(self.facts.title_parts[1:]), f"{self.facts.footnote}."
+        where, note = self.facts.title.partition(" · ")[2], f"{self.facts.footnote}."
         bars = f"{note} Medians; error bars: half the interquartile range."
         figure = style.with_title(plots.verify_cost(self.calls), f"Cost of a call · {where}", bars)
         style.save(figure, self.folder.path / "verify_cost.png")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,15 +46,6 @@ PLOTS = (
      "estimates are right; above it the drafter was too careful. Error bars: 95 % (Wilson)."),
 )  # fmt: skip
 """A run's plots: file name, function of the summary, caption."""
-
-
-class Run(NamedTuple):
-    """A measurement with its name in the report; `sweep` is the folder of a sweep's job."""
-
-    label: str
-    measured: Measured
-    summary: Summary
-    sweep: Path | None = None
 
 
 class Setting(NamedTuple):
@@ -107,7 +99,7 @@ def write_report(
     *,
     tokenizer: str | None = None,
     on_failure: Callable[[str], object] | None = None,
-) -> list[Run]:
+) -> list[Summary]:
     """Write the report into `out`, made if need be; return the runs that it shows.
 
         report.html   everything, in one file that needs nothing else
@@ -121,7 +113,7 @@ def write_report(
     `summarised`.
     """
     runs = summarised(measured, on_failure)
-    parts, summaries = sections(runs), [run.summary for run in runs]
+    parts = sections(runs)
     for folder in (out / "tables", out / "plots"):
         folder.mkdir(parents=True, exist_ok=True)
     for part in parts:
@@ -136,12 +128,12 @@ def write_report(
         for run in runs
     ]
     data = {"runs": shown, "sources": viewer.legend(), "step": viewer.STEP}
-    whole = {run.label: run.summary.to_dict() for run in runs}
+    whole = {run.label: run.to_dict() for run in runs}
     texts = {
         "summary.json": json.dumps(whole, indent=2, ensure_ascii=False) + "\n",
         "numbers.csv": numbers(runs).to_csv(index=False),
-        "report.md": render("report.md", parts, summaries),
-        "report.html": render("report.html", parts, summaries, data=data),
+        "report.md": render("report.md", parts, runs),
+        "report.html": render("report.html", parts, runs, data=data),
     }
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")
@@ -185,31 +177,31 @@ def unbroken(text: str) -> str:
 
 def summarised(
     measured: Sequence[Measured], on_failure: Callable[[str], object] | None = None
-) -> list[Run]:
+) -> list[Summary]:
     """Summarise each measurement, find the sweeps (jobs in numbered folders), name every run.
 
     `on_failure` gets a line for each measurement that cannot be summarised, and it is left out.
     """
-    pairs = []
+    runs: list[Summary] = []
     for one in measured:
         try:
-            pairs.append((one, summarise(one)))
+            runs.append(summarise(one))
         except Exception as error:  # whatever damaged values raise
             if on_failure is None:
                 raise
             on_failure(f"{one.folders[0]} is damaged ({error}): restore the folder or leave it out")
-    homes = [one.folders[0] for one, _ in pairs]
+    homes = [run.measured.folders[0] for run in runs]
     parents = [home.parent if home.name.isdigit() else None for home in homes]
     sweeps = [folder if folder and parents.count(folder) > 1 else None for folder in parents]
     named: dict[int, str] = {}
     for folder in dict.fromkeys(sweeps):
         members = [index for index, sweep in enumerate(sweeps) if sweep == folder]
-        prefix = f"{folder.name}: " if folder and len(members) < len(pairs) else ""
+        prefix = f"{folder.name}: " if folder and len(members) < len(runs) else ""
         depth, most = (2, MOST_NAMED) if folder else (1, 0)
         folders = ["/".join(homes[index].parts[-depth:]) for index in members]
-        names = labels([pairs[index][0].run for index in members], folders, most=most)
+        names = labels([runs[index].measured.run for index in members], folders, most=most)
         named |= {index: prefix + name for index, name in zip(members, names, strict=True)}
-    return [Run(named[index], *pair, sweeps[index]) for index, pair in enumerate(pairs)]
+    return [replace(r, label=named[n], sweep=sweeps[n]) for n, r in enumerate(runs)]
 
 
 def labels(runs: Sequence[Mapping], folders: Sequence[str], *, most: int) -> list[str]:
@@ -261,28 +253,28 @@ def swept(configs: Sequence[Mapping]) -> list[Setting]:
     return settings
 
 
-def numbers(runs: Sequence[Run]) -> pd.DataFrame:
+def numbers(runs: Sequence[Summary]) -> pd.DataFrame:
     """Return every number in full: a row per run and decoder, a column per metric (histograms and
     other counts by key are left out)."""
     frames = []
-    for label, _, one, _ in runs:
+    for one in runs:
         facts = {key: getattr(one.facts, key) for key in ("device", "nature", "incomplete")}
         counts = [m.name for m in one.metrics.values() if not m.scalar and m.name != "verdict"]
-        cells = one.frame.drop(columns=counts).reset_index()
-        first = pd.DataFrame({"run": label, **facts}, index=cells.index)
+        cells = one.frame.drop(columns=counts).copy().reset_index()
+        first = pd.DataFrame({"run": one.label, **facts}, index=cells.index)
         frames.append(pd.concat([first, cells], axis=1))
     return pd.concat(frames, ignore_index=True)
 
 
-def sections(runs: Sequence[Run]) -> list[Section]:
+def sections(runs: Sequence[Summary]) -> list[Section]:
     """Return the comparison of runs outside sweeps, the sweeps, then every run by itself."""
     alone = [run for run in runs if not run.sweep]
     parts = [_comparison(alone)] if len(alone) > 1 else []
     for folder in dict.fromkeys(run.sweep for run in runs if run.sweep):
         parts.append(_sweep(folder, [run for run in runs if run.sweep == folder]))
-    for label, _, summary, sweep in runs:
-        name = label if len(runs) > 1 else ""
-        part = run_section(summary, label=name, drawn=() if sweep else PLOTS)
+    for run in runs:
+        name = run.label if len(runs) > 1 else ""
+        part = run_section(run, label=name, drawn=() if run.sweep else PLOTS)
         parts.append(part._replace(main=len(runs) <= FEW_RUNS))
     return parts
 
@@ -310,25 +302,24 @@ def slug(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", label).strip("-") or "run"
 
 
-def _comparison(runs: Sequence[Run]) -> Section:
-    summaries = {run.label: run.summary for run in runs}
-    parts = {label: summary.facts.title_parts for label, summary in summaries.items()}
+def _comparison(runs: Sequence[Summary]) -> Section:
+    summaries = {run.label: run for run in runs}
+    parts = {run.label: run.facts.title.split(" · ") for run in runs}
     shared = [part for part in parts[runs[0].label] if all(part in p for p in parts.values())]
     own = {label: [part for part in all_ if part not in shared] for label, all_ in parts.items()}
     notes = [f"{label}: {' · '.join(parts)}" for label, parts in own.items() if parts]
     figure = plots.speedup_dots(summaries)
-    caption = "Speedup over greedy, run by run." + plots.error_bars(summaries.values())
+    caption = "Speedup over greedy, run by run." + plots.error_bars(runs)
     return Section(
         f"Comparison of {len(runs)} runs: {', '.join(summaries)}",
         [" · ".join(shared), *notes] if shared else notes,
-        tables.comparisons({"run": list(summaries)}, list(summaries.values()), "comparison-"),
+        tables.comparisons({"run": list(summaries)}, runs, "comparison-"),
         [Picture("comparison", caption, figure)] if figure else [],
     )
 
 
-def _sweep(folder: Path, runs: Sequence[Run]) -> Section:
+def _sweep(folder: Path, runs: Sequence[Summary]) -> Section:
     """Lines over one setting; over two, a map of each decoder whose own settings vary."""
-    summaries = [run.summary for run in runs]
     settings = swept([run.measured.run.get("config", {}) for run in runs])
     name, what = slug(folder.name), f"{len(settings)} settings"
     columns: dict[str, Sequence] = {"run": [run.label for run in runs]}
@@ -338,12 +329,12 @@ def _sweep(folder: Path, runs: Sequence[Run]) -> Section:
         what = "; ".join(values)
     drawn: list[tuple[str, str, Figure | None]] = []
     if len(settings) == 1:
-        figure = plots.sweep_lines(settings[0].name, settings[0].values, summaries)
-        drawn = [(name, f"Sweep of {settings[0].name}." + plots.error_bars(summaries), figure)]
+        figure = plots.sweep_lines(settings[0].name, settings[0].values, runs)
+        drawn = [(name, f"Sweep of {settings[0].name}." + plots.error_bars(runs), figure)]
     elif len(settings) == 2:
         across, down = settings
         places = list(zip(across.values, down.values, strict=True))
-        decoders = [decoder for decoder in summaries[0].frame.index if decoder != "greedy"]
+        decoders = [decoder for decoder in runs[0].frame.index if decoder != "greedy"]
         members = [*across.members, *down.members]
         own = [d for d in decoders if any(m.startswith(f"decoder.{d}.") for m in members)]
         text = (
@@ -351,11 +342,11 @@ def _sweep(folder: Path, runs: Sequence[Run]) -> Section:
             "worse by its 95 % interval, which the colours span at least."
         )
         for decoder in own or decoders:
-            figure = plots.sweep_map((across.name, down.name), places, summaries, decoder)
+            figure = plots.sweep_map((across.name, down.name), places, runs, decoder)
             drawn.append((f"{name}-{decoder}", f"{decoder} {text}", figure))
     return Section(
         f"Sweep of {what} ({folder.name})",
-        [f"{len(runs)} runs, the first: {summaries[0].facts.title}."],
-        tables.comparisons(columns, summaries, f"{name}-"),
+        [f"{len(runs)} runs, the first: {runs[0].facts.title}."],
+        tables.comparisons(columns, runs, f"{name}-"),
         [Picture(name, caption, figure) for name, caption, figure in drawn if figure],
     )

@@ -6,8 +6,8 @@ which has one per step (the tokens that the step added). A question of which a t
 missing is left out, so that nothing is averaged that was not measured.
 
 Its speed.py counts a decoder's tokens from `new_tokens` but the baseline's by tokenizing the text
-again, where the end-of-sequence token is lost: its ratios are a little above the macro_throughput
-ratios here, its tokens/s and its mean accepted tokens (our tokens_per_target_call) are the same.
+again, where the end-of-sequence token is lost: its ratios are a little above those of our samples,
+its tokens/s and its mean accepted tokens (our tokens_per_target_call) are the same.
 """
 
 from __future__ import annotations

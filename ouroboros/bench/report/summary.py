@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -18,7 +20,6 @@ from ouroboros.bench.metrics.intervals import Interval
 from ouroboros.bench.metrics.metrics import METRICS, Metric, score_intervals, score_metric
 from ouroboros.bench.metrics.sample import COST_RATIO, METHOD, PLAIN, Sample, sample_frame
 from ouroboros.bench.metrics.trees import tree_metrics
-from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.gather import Measured
 
 PEER = "hf_greedy"
@@ -35,14 +36,22 @@ class Summary:
     by its registered name. A metric with an interval has `<name>.low` and `<name>.high` as well; a
     task's scores are `score.<name>`. Unavailable values are NaN or None. `groups` has the metrics
     of each (group of prompts, decoder). `verdicts` counts the audit's findings by decoder;
-    `problems` holds a line for each failure, and for each decoder without a prediction.
+    `problems` holds a line for each failure, and for each decoder without a prediction. `label` is
+    the run's name in a report, `sweep` the folder of the sweep whose job it is.
     """
 
-    facts: RunFacts
+    measured: Measured
     frame: pd.DataFrame
     groups: pd.DataFrame = field(default_factory=pd.DataFrame)
     verdicts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     problems: Sequence[str] = ()
+    label: str = ""
+    sweep: Path | None = None
+
+    @property
+    def facts(self) -> SimpleNamespace:
+        """What was measured, where and how completely."""
+        return self.measured.facts
 
     @cached_property
     def metrics(self) -> Mapping[str, Metric]:
@@ -77,7 +86,7 @@ class Summary:
                 "verdicts": dict(self.verdicts.get(str(name), {})),
                 "groups": {group: self._values(part) for (group, _), part in own},
             }
-        return {**self.facts.to_dict(), "notes": self.notes, "decoders": decoders}
+        return {**vars(self.facts), "notes": self.notes, "decoders": decoders}
 
     def _values(self, row: pd.Series) -> dict:
         """A frame's row as plain JSON values."""
@@ -101,8 +110,7 @@ class Summary:
 
 def summarise(measured: Measured) -> Summary:
     """Return every metric of every decoder of a measurement."""
-    run, costs = measured.run, measured.priced
-    facts = RunFacts.of(run, measured.samples, costs.name if costs else None)
+    run, costs, facts = measured.run, measured.priced, measured.facts
     good: dict[str, list[Sample]] = {name: [] for name in run["decoders"]}
     failed: dict[str, list[Sample]] = {name: [] for name in run["decoders"]}
     for sample in measured.samples:
@@ -162,7 +170,7 @@ def summarise(measured: Measured) -> Summary:
     if groups:
         by_group.index = pd.MultiIndex.from_tuples(by_group.index, names=["group", "decoder"])
     found = [", ".join(names) + said for said, names in problems.items()]
-    return Summary(facts, frame, by_group, verdicts, [*measured.notes, *found])
+    return Summary(measured, frame, by_group, verdicts, [*measured.notes, *found])
 
 
 def interval_of(row: Mapping | pd.Series, name: str) -> Interval | None:

@@ -153,8 +153,13 @@ def comparisons(
 
     `lead` holds the first columns, which tell the runs apart: one value per run.
     """
-    priced = [facts for one in summaries if (facts := one.facts).costs]
-    costs = ", ".join(dict.fromkeys(f"{f.costs}{' (a fit)' * f.fitted}" for f in priced))
+    costs = ", ".join(
+        dict.fromkeys(  # costs that a timed run measured itself fit it
+            f.costs + " (a fit)" * (f.timed and "with the run" in f.costs)
+            for one in summaries
+            if (f := one.facts).costs
+        )
+    )
     rows = [
         {key: str(values[index]) for key, values in lead.items()}
         | {"prompts": f"{one.facts.prompts}{' (incomplete)' * one.facts.incomplete}"}

@@ -89,7 +89,6 @@ def test_times_and_throughput():
     # The first: 8 s for its 8 tokens after the first step's 1; the second: 1 s for 1 after 3.
     assert METRICS["tpot_ms"](both) == pytest.approx(1000 * 9 / 9)
     assert METRICS["output_throughput"](both) == pytest.approx(13 / 12)
-    assert METRICS["macro_throughput"](both) == pytest.approx((9 / 9 + 4 / 3) / 2)
     assert METRICS["e2e_latency_s"](both) == pytest.approx(6)
     assert METRICS["p99_ttft_ms"](both) == pytest.approx(1990)
     assert METRICS["median_ttft_ms"](both) == pytest.approx(1500)

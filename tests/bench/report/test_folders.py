@@ -46,7 +46,7 @@ def test_parts_of_one_run_are_joined(tmp_path):
     write_run(tmp_path / "c", RUN, [GREEDY[0], FAST[0]])
     whole, again = merge(load(tmp_path / name) for name in "abc")
     assert len(whole.samples) == 4 and [p.name for p in again.folders] == ["c"]
-    first = summarised([whole, again])[0].summary
+    first = summarised([whole, again])[0]
     assert first.frame.loc["fast", "latency_speedup"] == pytest.approx(2.5)
     assert "toy, 2 prompts" in first.facts.title and first.facts.incomplete
     assert "Toy CPU, 2 cores + Other CPU, 4 cores" in first.facts.title
@@ -64,7 +64,7 @@ def test_parts_measured_by_other_code_are_not_merged_and_say_so(changed, words):
     second = measured([GREEDY[1], FAST[1]], identity="x", provenance=new)
     whole, apart = merge([first, second])
     assert whole is first and whole.notes == () and apart.samples == second.samples
-    (note,) = [one for one in summarised([apart])[0].summary.notes if "Not merged" in one]
+    (note,) = [one for one in summarised([apart])[0].notes if "Not merged" in one]
     assert words in note and "a part of toy" in note
 
 
@@ -118,7 +118,7 @@ def test_a_sweep_that_was_not_timed_shows_counts(tmp_path):
     part = sections(runs)[0]
     assert [table.name for table in part.tables] == ["s-calls_per_token"]
     assert len(part.pictures) == 1 and len(part.pictures[0].figure.axes) == 1
-    for _, _, summary, _ in runs:
+    for summary in runs:
         assert summary.frame["latency_speedup"].isna().all()
         assert any("Counts only" in note for note in summary.notes)
 
@@ -141,7 +141,6 @@ def test_a_report_on_a_sweep_a_run_and_two_unreadable_folders(tmp_path, capsys):
     sweep(tmp_path / "gammas")
     write(tmp_path / "main", identity="m", model={**RUN["model"], "target": "reference/target"})
     write_run(tmp_path / "empty", RUN, [])
-    (tmp_path / "empty" / "samples.jsonl").unlink()
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "run.json").write_text("{")
     folders = [tmp_path / name for name in ("empty", "gammas", "torn", "main")]

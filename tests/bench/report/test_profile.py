@@ -2,9 +2,8 @@
 
 import pandas as pd
 import pytest
-from measured import RUN, sample
+from measured import measured, sample
 
-from ouroboros.bench.report.facts import RunFacts
 from ouroboros.bench.report.plots import step_time, verify_cost
 from ouroboros.bench.report.profile import Profile, call_frame, packed_frame, step_means
 from ouroboros.costs import Costs, Footprint, Surface
@@ -65,7 +64,7 @@ def test_tables_and_plots(samples):
         [("ours", "host", "a|b", 2.0, 3, 1.0, 8)],
         columns=["decoder", "kind", "name", "ms", "calls", "share", "steps"],
     )
-    facts = RunFacts.of(RUN, samples)
+    facts = measured(samples).facts
     timed = {"rows": [1, 4], "plain_ms": [2.0, 9.0], "packed_ms": [3.0, 3.5], "used": [4]}
     packed = packed_frame({"target": {"layers": 8, "bytes": 99, **timed}, "draft": {}})
     found = Profile(None, facts, 0.001, call_frame(COSTS), step_means(samples), operators, packed)
