@@ -1,5 +1,5 @@
-"""The commands: they parse, call the library, and print.
+"""The commands: parse options, call the library, print.
 
-Each command is a function in the module of the same name. It takes its options and returns its
-exit code and a JSON document for programs, which `main` prints as the last line.
+Each command is a function in the module of the same name. It takes options and returns the exit
+code and a JSON document for programs, which `main` prints as the last line.
 """

@@ -1,4 +1,4 @@
-"""Predict each decoder's speed here, its best settings, and what fits: `ouroboros advise`.
+"""Predict each decoder's speed and best settings, and what fits in memory: `ouroboros advise`.
 
 The options are in conf/hydra/help/advise.yaml.
 """
@@ -40,8 +40,8 @@ KEPT = ("model", "max_new", "temperature", "top_k", "top_p", "min_p", "threads",
 
 
 def advise(options: dict) -> tuple[int, dict]:
-    """Print predictions and their reasons, the best command, and what fits; or, with check= or
-    scaling=, the tables of that."""
+    """Print predictions and reasons, the best command, and what fits in memory; with check= or
+    scaling=, those tables instead."""
     greedy = {PLAIN: {"_target_": "ouroboros.baselines.Greedy"}}
     decoders = options["decoder"] = {**greedy, **options["decoder"]}
     check_decoders(decoders)
@@ -105,7 +105,7 @@ def advise(options: dict) -> tuple[int, dict]:
 def print_advice(
     options: dict, folder: ResultsFolder | None, evidence: Evidence, overrides: list[str]
 ) -> dict:
-    """Predict each decoder, print why one is slow and the best command; return the document."""
+    """Predict each decoder; print the best command and why some are slow; return the document."""
     how = {"search_settings": options["search"], "progress": True}
     found, tried = advising.advise(evidence, options["decoder"], **how)
     rows, why = [], []
@@ -163,7 +163,7 @@ def print_check(place: Path, folder: ResultsFolder | None, **given: Any) -> dict
 
 
 def print_scaling(options: dict, folder: ResultsFolder | None, costs: Costs | None) -> dict:
-    """Print and write how many devices it takes for a wider tree to pay; return the document."""
+    """Print and write from how many devices wider trees pay off; return the document."""
     if costs is None:
         raise ValueError("scaling= needs costs: give costs=epyc, flat or a file, or machine.*")
     how = {"devices": options["devices"], "message_ms": options["message_ms"]}
@@ -177,7 +177,7 @@ def print_scaling(options: dict, folder: ResultsFolder | None, costs: Costs | No
 
 
 def show(folder: ResultsFolder | None, name, document, head, tables, digits) -> None:
-    """Print tables; in a folder, write them to NAME.md and the document to NAME.json."""
+    """Print tables; with a folder, also write them to NAME.md and the document to NAME.json."""
     print(head.lstrip("# "))
     for table in tables:
         print()
@@ -189,7 +189,7 @@ def show(folder: ResultsFolder | None, name, document, head, tables, digits) -> 
 
 
 def rates_by_decoder(given: object) -> dict[str, OffTextRates]:
-    """Return `rates`: of an advice.json, or two shares for every decoder; {} for None."""
+    """Return `rates` by decoder, from an advice.json or two shares for all; {} for None."""
     if not isinstance(given, str):
         rates = OffTextRates.given(given)
         return {"": rates} if rates else {}

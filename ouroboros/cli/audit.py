@@ -1,4 +1,4 @@
-"""Is a run lossless? `ouroboros audit`; `ouroboros.cli.main` lists the options."""
+"""Check that a run is lossless: `ouroboros audit`; `ouroboros.cli.main` lists the options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ouroboros.cli.common import composed
 
 
 def audit(options: argparse.Namespace) -> tuple[int, dict]:
-    """Judge a run, or files of completions; write audit.jsonl and audit.md, print the verdicts."""
+    """Judge a run, or files of completions; write audit.jsonl and audit.md; print the verdicts."""
     first = Path(options.folder)
     overrides = [one for one in options.overrides if "=" in one]
     files = [first, *(Path(one) for one in options.overrides if "=" not in one)]

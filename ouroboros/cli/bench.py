@@ -1,8 +1,7 @@
 """Run decoders over a task on one pair of models, and compare them: `ouroboros bench`.
 
-conf/hydra/help/bench.yaml lists the options. Jobs that a launcher runs side by side on one device
-slow each other down by an unknown amount, so they must count calls and tokens only
-(`timing=false`).
+conf/hydra/help/bench.yaml lists the options. Jobs that a launcher runs in parallel on one device
+slow each other down, so they may only count calls and tokens (`timing=false`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ouroboros.cli.report import print_summary
 
 
 def bench(options: dict) -> tuple[int, dict | None]:
-    """Run, report, print the tables."""
+    """Run, write the report, print the tables."""
     config, probe = run_config(options)
     result = run(config, say=_say, progress=True, probe=probe)
     interrupted = 0 if result.finished else 130
@@ -51,11 +50,11 @@ def bench(options: dict) -> tuple[int, dict | None]:
 
 
 def run_config(options: dict) -> tuple[RunConfig, Path | None]:
-    """Return the config of this job and, in a sweep, the file with the costs by which its jobs on
-    the same models go, so that its settings are compared, not its probes.
+    """Return this job's config and, in a sweep, the file of call costs that its jobs on the same
+    models share, so that jobs differ in settings, not in measured costs.
 
-    Each job of a sweep has a results folder, and may be timed only where no other job shares its
-    device. Raises `ValueError` otherwise.
+    Each job of a sweep has a results folder. Raises `ValueError` if a job is timed while others
+    may share its device.
     """
     hydra = HydraConfig.get()
     if hydra.mode != RunMode.MULTIRUN:
@@ -79,12 +78,11 @@ def run_config(options: dict) -> tuple[RunConfig, Path | None]:
 
 
 def alone(launcher: Mapping, *, device: str | None = None, job: int = 0) -> bool:
-    """Return whether a job of Hydra's `launcher` has its device to itself. Jobs of unknown
-    launchers are taken to share.
+    """Return whether a job of Hydra's `launcher` has its device to itself; False for unknown
+    launchers.
 
-    Slurm and Ray give a requested GPU to one job at a time. Slurm does the same with a node that is
-    requested as exclusive. If the device is `cuda:N`, where N is the job's number, no other job
-    uses it.
+    Slurm and Ray give a requested GPU to one job at a time, and Slurm an exclusive node. If the
+    device is `cuda:N`, where N is the job's number, no other job uses it.
     """
     extra, ray = launcher.get("additional_parameters") or {}, launcher.get("ray") or {}
     gpus = (ray.get("remote") or {}).get("num_gpus") or 0

@@ -1,4 +1,4 @@
-"""What several commands share: configs as plain values, tables, and errors in one line."""
+"""Helpers that commands share: configs as plain values, tables, and one-line errors."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from ouroboros.bench.run.folder import ResultsFolder
 
 CALLERS = (ValueError, TypeError, OSError, HydraException, OmegaConfBaseException)
-"""Errors that a caller can mend."""
+"""Errors that the caller can fix."""
 
 
 def composed(overrides: Sequence[str], *, name: str = "config") -> dict:
-    """Return a config of conf/, with overrides as on the command line."""
+    """Return a config from conf/, with overrides as on the command line."""
     with initialize_config_dir(str(FOLDER), version_base="1.3"):
         return plain(compose(name, overrides=list(overrides)))
 
 
 def plain(cfg: DictConfig) -> dict:
-    """Return a config, resolved, as plain values.
+    """Return a resolved config as plain values.
 
-    Decoders that an experiment sets but `decoder=[...]` leaves out are left out here, and named on
+    Decoders that an experiment configures but `decoder=[...]` omits are dropped and named on
     stderr. Raises `ValueError` for an unknown one.
     """
     config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
@@ -58,8 +58,8 @@ def check_sizes(name: str, sizes: object) -> list[int]:
 
 
 def new_folder(results_dir: str | None) -> ResultsFolder | None:
-    """Return a results folder, made if need be; None for None. Raises `ValueError` for one with
-    files in it; subfolders are fine."""
+    """Return a results folder, created if missing; None for None. Raises `ValueError` if it
+    contains files; subfolders are fine."""
     from ouroboros.bench.run.folder import ResultsFolder
 
     if not results_dir:
@@ -72,18 +72,18 @@ def new_folder(results_dir: str | None) -> ResultsFolder | None:
 
 
 def print_table(table: pd.DataFrame, *, digits: int = 2) -> None:
-    """Print a table, - in place of NaN."""
+    """Print a table with - for NaN."""
     print(known(table, "-").to_string(index=False, float_format=f"{{:.{digits}f}}".format))
 
 
 def known(table: pd.DataFrame, missing: Any = None) -> pd.DataFrame:
-    """Return a table with `missing` in place of NaN; JSON has None."""
+    """Return a table with `missing` for NaN; None suits JSON."""
     return table.astype(object).where(table.notna(), missing)
 
 
 def one_line(error: BaseException) -> str:
     """Return an error's message on one line, without Hydra's list of search paths; for an unknown
-    option or config, with the nearest match and the known names."""
+    option or config, add the closest match and the known names."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full: free some space and rerun; what was written is kept"
     if isinstance(error, OSError) and error.strerror and error.filename:
@@ -103,7 +103,7 @@ def one_line(error: BaseException) -> str:
 
 
 def unknown_config(group: str, name: str) -> str:
-    """Return one line about a config that a group lacks."""
+    """Return a one-line error about a config missing from a group."""
     if group == "hydra/launcher":
         return f"no {group}={name}: some come with pip install 'ouroboros-decoding[launchers]'"
     known = sorted(path.stem for path in (FOLDER / group).glob("[!_]*.yaml"))

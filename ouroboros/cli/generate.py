@@ -1,7 +1,7 @@
 """Decode one prompt and show who proposed each token: `ouroboros generate`.
 
-On a terminal drafted text is coloured by its source, in the colours of a report's page; text that
-is the target's own has the terminal's colour. Elsewhere the text is written as it is.
+On a terminal, drafted text is coloured by its source, in the colours of a report's page; the
+target's own tokens have the default colour. Elsewhere the text is plain.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ Piece = tuple[str, str]
 
 
 class Runner:
-    """One decoder at work on one prompt: its text so far, and a clock that runs in `step` alone, so
-    that decoders that take turns do not count each other's time."""
+    """One decoder decoding one prompt: its text so far, and a clock that runs only in `step`, so
+    that decoders that take turns are timed separately."""
 
     def __init__(
         self, name: str, target: CachedModel, drafter: Drafter, prompt: Sequence[int], **options
@@ -64,7 +64,7 @@ class Runner:
         self._traces = stream(target, drafter, prompt, **options)
 
     def step(self) -> list[Piece]:
-        """Take one step of decoding; return the text that it added, [] at the end.
+        """Run one decoding step; return the text that it added, [] at the end.
 
         A token that ends inside a character adds ""; the one that completes it adds all of it.
         """
@@ -93,7 +93,7 @@ class Runner:
 
 
 def generate(options: argparse.Namespace) -> tuple[int, None]:
-    """Decode the prompt, for a race by greedy decoding too; show the texts as they grow."""
+    """Decode the prompt, in a race also greedily; show the texts as they grow."""
     names = dict.fromkeys([PLAIN, options.decoder] if options.race else [options.decoder])
     overrides = [f"decoder=[{','.join(names)}]", f"max_new={options.max_new}"]
     overrides += [f"temperature={options.temperature}", f"seed={options.seed}"]
@@ -135,9 +135,9 @@ def generate(options: argparse.Namespace) -> tuple[int, None]:
 
 
 def load_runners(config: RunConfig, prompt: str) -> list[Runner]:
-    """Load the models; return each decoder warmed up on another text, with a cache of its own.
+    """Load the models; return each decoder, warmed up on another text, with a separate cache.
 
-    Raises `ValueError` for another engine's decoder, and for a prompt that cannot be decoded.
+    Raises `ValueError` for another engine's decoder and for a prompt that cannot be decoded.
     """
     pair = load_pair(config.model, with_draft=config.needs_draft)
     target, tokenizer = pair.target, pair.target.tokenizer
@@ -151,7 +151,7 @@ def load_runners(config: RunConfig, prompt: str) -> list[Runner]:
     options = {"choose": choose, "eos": eos_ids(target), "max_new": max_new}
     runners: list[Runner] = []
     for name, factory in factories.items():
-        if runners:  # the same weights, with a cache of their own
+        if runners:  # the same weights, with a separate cache
             how: dict = {"engine": config.model.engine, "exact": config.model.exact}
             how |= {"tokenizer": tokenizer, "max_len": target.max_len}
             target = CachedModel(target.model, **how)
@@ -168,14 +168,14 @@ def load_runners(config: RunConfig, prompt: str) -> list[Runner]:
 
 
 def turns(runners: Sequence[Runner]) -> Iterator[list[Piece]]:
-    """Step the runner with the least time on its own clock, until all are done; yield the text that
-    each step added."""
+    """Step the runner with the least time on its clock until all are done; yield the text that each
+    step added."""
     while left := [runner for runner in runners if not runner.done]:
         yield min(left, key=lambda runner: runner.seconds).step()
 
 
 def coloured(pieces: Iterable[Piece]) -> Text:
-    """Return pieces of text in their sources' colours; control characters, which could change a
+    """Return pieces of text in their sources' colours; control characters, which may affect the
     terminal, become replacement characters."""
     styles = DRAFTED | {"given": "dim"}
     shown = ((CONTROL.sub("\N{REPLACEMENT CHARACTER}", text), styles.get(s)) for text, s in pieces)
@@ -183,7 +183,7 @@ def coloured(pieces: Iterable[Piece]) -> Text:
 
 
 def write(console: Console, pieces: Sequence[Piece]) -> None:
-    """Append text to what was written before."""
+    """Append text to the earlier output."""
     if console.is_terminal:
         console.print(coloured(pieces), end="", soft_wrap=True, highlight=False)
     else:
@@ -192,7 +192,7 @@ def write(console: Console, pieces: Sequence[Piece]) -> None:
 
 
 def columns(runners: Sequence[Runner], console: Console, *, whole: bool) -> Table:
-    """Return texts side by side under their figures; unless `whole`, the last lines that fit."""
+    """Return texts side by side under their figures; unless `whole`, only the last lines that fit."""
     width = (console.width - GAP * (len(runners) - 1)) // len(runners)
     table = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
     heads, bodies = [], []
@@ -208,7 +208,7 @@ def columns(runners: Sequence[Runner], console: Console, *, whole: bool) -> Tabl
 
 
 def closing_lines(runners: Sequence[Runner], console: Console) -> Iterator[Text | str]:
-    """Yield the legend, the figures, and for a race whether the texts are the same."""
+    """Yield the legend, the figures, and in a race whether the texts are equal."""
     if console.is_terminal:
         yield Text("plain: the target's own token")
         seen = {source for runner in runners for _, source in runner.pieces}

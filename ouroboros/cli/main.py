@@ -1,7 +1,7 @@
 """The command line: `ouroboros COMMAND ...`, or `python -m ouroboros COMMAND ...`.
 
-A command's own module, and with it torch, is imported when the command runs, never for its help:
-that is in conf/hydra/help for commands with Hydra's syntax, here for the others.
+A command's module, and with it torch, is imported when the command runs, never for its help: the
+help is in conf/hydra/help for commands with Hydra's syntax, here for the others.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ SOME_FAILED = 3
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the first argument names; return its exit code.
 
-    A mistake of the caller's is one line on stderr and exit code 2. With HYDRA_FULL_ERROR set, the
-    whole traceback is shown.
+    A user error is one line on stderr and exit code 2. With HYDRA_FULL_ERROR set, the whole
+    traceback is shown.
     """
     parser = argparse.ArgumentParser(
         prog="ouroboros",
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         package = (error.name or "").split(".")[0]
         if package == "ouroboros":
             raise
-        line = f"error: {error}"  # a package that refuses, as numba beside a newer NumPy
+        line = f"error: {error}"  # a package that fails to import, as numba with a newer NumPy
         if isinstance(error, ModuleNotFoundError):
             remedy = "pip install 'ouroboros-decoding[bench]'"
             line = f"error: this needs {package}, which is not installed: {remedy}"
@@ -92,9 +92,9 @@ def run(name: str, options: Any, *, as_json: bool) -> int:
 
 
 def run_hydra(name: str, argv: Sequence[str]) -> int:
-    """Compose a command's config and run it, in a sweep once for each job; return the exit code.
+    """Compose a command's config and run it, in a sweep once per job; return the exit code.
 
-    A sweep goes on after failed samples.
+    A sweep continues after failed samples.
     """
     import hydra
     from hydra.core.hydra_config import HydraConfig
@@ -112,13 +112,13 @@ def run_hydra(name: str, argv: Sequence[str]) -> int:
         except CALLERS as error:
             if sweep:
                 raise
-            failure.append(error)  # Hydra would print a line before it
+            failure.append(error)  # Hydra would print an extra line
             return
         if code and not (sweep and code == SOME_FAILED):
             sys.exit(code)
 
     full = os.environ.get("HYDRA_FULL_ERROR", "")
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints errors in its own way
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra formats errors itself
     try:
         hydra.main(version_base="1.3", config_path=str(FOLDER), config_name=HYDRA[name])(job)()
     finally:
@@ -129,10 +129,10 @@ def run_hydra(name: str, argv: Sequence[str]) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser with one-line errors."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the error and where the options are listed; exit with 2."""
+        """Print the error and where to find the options; exit with 2."""
         self.exit(2, f"error: {message}; '{self.prog} --help' lists the options\n")
 
 
@@ -160,10 +160,10 @@ def generate(add: Callable) -> None:
 
     By default the models are the reference pair inside the shapes of larger
     models, as in 'ouroboros bench' (model.standin=null: the pair itself), in
-    float32; other models have model.dtype=auto. With
-    --race greedy decoding runs beside the decoder: they take turns, and the one
-    with less time on its own clock goes next, so each text grows at its measured
-    speed. Both decode a warm-up text first.
+    float32; other models have model.dtype=auto. With --race, greedy decoding
+    runs too: the two take turns, and the one with less time on its clock goes
+    next, so each text grows at its measured speed. Both decode a warm-up text
+    first.
     """
     add("prompt", help="the prompt to continue")
     add("overrides", nargs="*", metavar="NAME=VALUE", help="options of conf/config.yaml")
@@ -184,13 +184,13 @@ def report(add: Callable) -> None:
         ouroboros report results/main_matched results/main_t08 --out results/report
 
     The report over all of them goes to --out: report.html, report.md, summary.json,
-    numbers.csv, tables/ and plots/. Each folder's own summary.json, summary.md and
-    plot stay as they are, unless --remake is given. --costs counts every run by
-    costs of a name or of a profile's file: cost per token, predicted speedups.
-    Parts of one run that several workers measured are joined. A folder that cannot
-    be read is named on stderr and left out; the exit code is then 2. The terminal
-    shows one table per run, --wide all of them. With --json, or where stdout is not
-    a terminal, the last line on stdout is one JSON document.
+    numbers.csv, tables/ and plots/. Each folder's summary.json, summary.md and plot
+    stay unchanged without --remake. --costs takes named costs or a profile's file
+    and adds each run's cost per token and predicted speedups. Parts of one run
+    that several workers measured are merged. A folder that cannot be read is named
+    on stderr and skipped; the exit code is then 2. The terminal shows one table
+    per run, with --wide all of them. With --json, or if stdout is not a terminal,
+    the last line on stdout is one JSON document.
     """
     add("folders", nargs="+", type=Path, metavar="FOLDER", help="a results folder, or one of such")
     add("--out", type=Path, help="where the report goes (default: beside them)")
@@ -209,7 +209,7 @@ def audit(add: Callable) -> None:
         ouroboros audit results/local/audit
         ouroboros audit results/local/x task.path=mine.jsonl   its path here
 
-    Loads the models again by the run's config. The text of standard decoding
+    Reloads the models from the run's config. The text of standard decoding
     (greedy) is compared with transformers' own forward, in float64 and with calls
     of 1, 8 and all tokens; every other decoder's text with that of standard
     decoding. Writes audit.jsonl and audit.md. The exit code is 1 if there is a BUG,
@@ -220,7 +220,7 @@ def audit(add: Callable) -> None:
     judges completions of any engine at temperature 0: the first file against the
     model's own forward, the others against the first. Each line has prompt or
     prompt_token_ids, and text or token_ids (vLLM's names). An engine is
-    greedy-equivalent if every completion is identical or parts at a numeric tie.
+    greedy-equivalent if every completion is identical or differs at a numeric tie.
     """
     add("folder", help="a results folder, or a file of greedy completions")
     what = "options of the run's config, such as paths; for files, the other files and the model"
@@ -235,17 +235,17 @@ def tune(add: Callable) -> None:
         ouroboros tune --fit weights.json
 
     Plain decoding of each prompt, greedy and sampled, is recorded once, in float32.
-    Decoders are replayed on these texts; those that ask the target more run live,
-    and must give the same texts. Each tries its configured settings, random ones,
-    and from the best of them one setting after the other until none gains: on the
-    first prompts of each file, the best on all. Counts become speed by the costs of
-    each machine in --costs; the geometric mean over files and temperatures counts.
-    The report (tuning.json, tuning.md) says what the configured settings lose, and
-    those of the other machine. Rerun to resume.
+    Decoders are replayed on these texts; those that cannot be replayed run live and
+    must give the same texts. Each tries its configured settings and random ones,
+    then a coordinate search from the best: on the first prompts of each file, the
+    best ones on all. The costs of each machine in --costs turn counts into speed;
+    settings are ranked by its geometric mean over files and temperatures. The
+    report (tuning.json, tuning.md) says how much slower the configured settings
+    are, and those of the other machine. Rerun to resume.
 
-    --fit FILE fits Ouroboros' estimates to the pair instead, some minutes for ten
-    prompts, and writes their weights, with what they were fitted on and how well
-    they predict, and a picture of that; use them by decoder.ouroboros.weights=FILE.
+    --fit FILE fits Ouroboros' estimators to the pair instead, some minutes for ten
+    prompts, and writes their weights, what they were fitted on, how well they
+    predict, and a plot; use them with decoder.ouroboros.weights=FILE.
 
     Never give it a benchmark's prompts.
     """

@@ -1,4 +1,4 @@
-"""Say where the time goes on this machine: `ouroboros profile`.
+"""Show where the time goes on this machine: `ouroboros profile`.
 
 The options are those of `ouroboros bench` and profile.* (conf/profiling.yaml).
 """
@@ -15,7 +15,7 @@ from ouroboros.cli.bench import run_config
 
 
 def profile(options: dict) -> tuple[int, dict]:
-    """Measure a profile, print its main tables; profile.md has the rest."""
+    """Measure a profile and print its main tables; profile.md has the rest."""
     what = ProfileOptions(**options.pop("profile"))
     config, _ = run_config(options)
     found = measured(config, what, say=lambda line: print(line, file=sys.stderr), progress=True)

@@ -1,4 +1,4 @@
-"""Replay drafters against a recording, with no target, and predict their time: `ouroboros replay`.
+"""Replay drafters on a recording, without the target, and predict their time: `ouroboros replay`.
 
 The options are in conf/hydra/help/replay.yaml.
 """
@@ -104,8 +104,8 @@ def replay(options: dict) -> tuple[int, dict]:
 
 
 def warn_of_draft(name: str | None, recorded: str | None, overrides: list[str]) -> None:
-    """Raise `ValueError` where a decoder would draft with another model than the `recorded` one;
-    where the overrides name it, that is a warning."""
+    """Raise `ValueError` if a decoder would draft with a different model than the `recorded` one;
+    only warn if the overrides name that model."""
     if not recorded or Path(recorded).name == Path(name or recorded).name:
         return
     what = f"the recorded run drafted with {recorded}, this replay with {name}"

@@ -62,8 +62,8 @@ def report(options: argparse.Namespace) -> tuple[int, dict | None]:
 def gather(
     folders: Sequence[Path], fail: Callable[[object], object], *, remake: bool = False
 ) -> list[Measured]:
-    """Return every run below the folders, each once; `fail` gets the error of each that cannot be
-    read. `remake` writes each folder's own report anew."""
+    """Return each run below the folders once; `fail` gets the error of each unreadable one.
+    `remake` rewrites each folder's own report."""
     found: dict[Path, Measured] = {}
     for folder in folders:
         try:
@@ -83,7 +83,7 @@ def gather(
 
 
 def print_summary(summary: Summary, *, label: str = "", wide: bool = False) -> None:
-    """Print a run's title and its tables of results; `wide`: all of its tables."""
+    """Print a run's title and main tables; `wide`: all of its tables."""
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
     print(f"{label}: {summary.facts.title}" if label else summary.facts.title, end="\n\n")
     if wide:

@@ -1,1 +1,1 @@
-"""Predict decoders from counts and costs, and search their settings: advise, tune, what-if."""
+"""Predict decoder speed from counts and costs, and search settings: advise, tune, what-if."""

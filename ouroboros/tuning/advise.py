@@ -1,7 +1,7 @@
-"""Which decoder, with which settings, here? Predictions for settings that were not run.
+"""Predict which decoder and settings are fastest on a machine, without running them.
 
-Counts of replays become seconds by the costs of a machine. A decoder slower than greedy is
-explained: what a step of it costs and gives, and the acceptance at which it would break even.
+The machine's call costs turn the counts of replays into seconds. If a decoder is slower than
+greedy, a reason is given: cost and tokens of a step, and the acceptance needed to break even.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ouroboros.decoder_factory import kind_of
 from ouroboros.tuning.evidence import Evidence, Settings
 from ouroboros.tuning.search import SPACES, search
 
-SEARCHED = 4  # texts on which settings are searched
+SEARCHED = 4  # texts used to search settings
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a decoder is expected to do at some settings.
+    """A decoder's predicted performance with some settings.
 
     `cost_per_token` is in target calls of one node (greedy: 1); `shares` are of the time after the
-    first step: "draft", "verify", "host". `acceptance` is that of a draft token and `break_even`
-    the one from which on the decoder is faster than greedy (None: never). `why` says in a line why
-    it is slower than greedy, `failed` why nothing is predicted.
+    first step: "draft", "verify", "host". `acceptance` is per draft token; above `break_even` the
+    decoder is faster than greedy (None: never). `why` is one line on why it is slower than greedy,
+    `failed` on why nothing is predicted.
     """
 
     settings: Settings
@@ -54,7 +54,7 @@ class Prediction:
         costs: Costs,
         settings: Settings | None = None,
     ) -> Prediction:
-        """Predict a decoder's samples against greedy's of the same prompts; `failed` says so if the
+        """Predict from a decoder's samples and greedy's on the same prompts; `failed` is set if the
         costs do not cover the samples' calls."""
         settings, model = dict(settings or {}), CostModel(costs)
         try:
@@ -79,7 +79,7 @@ class Prediction:
 
 
 def predict(evidence: Evidence, name: str, config: Mapping, settings: Settings) -> Prediction:
-    """Return the prediction for a decoder at settings; if there is none, `failed` says why."""
+    """Return the prediction for a decoder with settings; if there is none, `failed` says why."""
     try:
         plain = evidence.counts(PLAIN, {}, {})
         counts = evidence.counts(name, config, settings)
@@ -89,7 +89,7 @@ def predict(evidence: Evidence, name: str, config: Mapping, settings: Settings) 
 
 
 def cost_per_token(samples: Sequence[Sample], model: CostModel) -> float | None:
-    """Return the cost of a token in target calls of one node; None without tokens.
+    """Return the cost per token in target calls of one node; None without tokens.
 
     Raises `ValueError` for calls that the costs do not cover.
     """
@@ -105,11 +105,11 @@ def advise(
     search_settings: bool = True,
     progress: bool = False,
 ) -> tuple[dict[str, dict[str, Prediction]], int]:
-    """Predict greedy and each decoder (configs by name): "configured" and, where other settings are
-    faster, "best"; return that and the number of settings tried.
+    """Predict greedy and each decoder (configs by name) as "configured" and, if other settings are
+    faster, "best"; return the predictions and the number of settings tried.
 
-    The best settings are those of one round of `search` over the decoder's space, on the first
-    texts. Decoders that cannot be predicted have a `Prediction.failed`.
+    The best settings come from one round of `search` over the decoder's space, on the first texts.
+    A decoder that cannot be predicted has `Prediction.failed`.
     """
     found: dict[str, dict[str, Prediction]] = {}
     tried, few = 0, replace(evidence.recorded, runs=evidence.recorded.runs[:SEARCHED])
@@ -140,13 +140,13 @@ def advise(
 def batch_table(
     evidence: Mapping[str, Evidence], decoders: Mapping[str, Mapping], sizes: Sequence[int]
 ) -> tuple[pd.DataFrame, dict[str, int | None]]:
-    """Predict decoders (configs and evidence by name) for several sequences at once; return a table
-    and, by decoder, the smallest of the batch `sizes` at which greedy is faster.
+    """Predict decoders (configs and evidence by name) at several batch sizes; return a table and,
+    by decoder, the smallest of the `sizes` at which greedy is faster.
 
-    Every sequence is taken to make the same step at the same time, and decoders that decide by
-    costs decide by those of the joint call. Columns: batch, decoder, tokens/s of all and per user,
-    speedup over greedy at the same batch size, acceptance of a draft token, the acceptance needed
-    to be faster than greedy, `failed`: why nothing is predicted.
+    All sequences are assumed to take the same step at the same time; decoders that use costs use
+    those of the batched call. Columns: batch, decoder, tokens/s (total and per user), speedup over
+    greedy at the same batch size, acceptance per draft token, the acceptance needed to be faster
+    than greedy, and `failed`, the reason if nothing is predicted.
     """
     rows = []
     for size in sizes:
@@ -165,13 +165,13 @@ def batch_table(
 def break_even(
     plain: Sequence[Sample], samples: Sequence[Sample]
 ) -> tuple[float, float | None, str | None]:
-    """Return a decoder's acceptance per draft token, the one at which it is as fast as greedy, and
-    in one line what its steps cost and give.
+    """Return a decoder's acceptance per draft token, the acceptance at which it is as fast as
+    greedy, and one line on the cost and tokens of its steps.
 
-    The samples have seconds, measured or predicted. Means are over each sample's steps after the
-    first, which holds the prefill, in seconds of a greedy step. Tokens are taken as accepted
-    independently, along one chain. The acceptance is 0 where nothing is drafted; None: a draft of
-    its length never is as fast; no line without such steps.
+    The samples have times, measured or predicted. Means are over each sample's steps after the
+    first (the prefill), in units of a greedy step. Tokens are assumed to be accepted independently,
+    along one chain. The acceptance is 0 if nothing is drafted; the second value is None if drafts
+    of this length are never as fast, the line None without such steps.
     """
     base, ours = ([s for one in of for s in one.steps[1:] if s.scored] for of in (plain, samples))
     if not base or not ours:
@@ -222,7 +222,7 @@ def chain_tokens(acceptance: float, gamma: float) -> float:
 
 
 def acceptance_for(tokens: float, gamma: float) -> float | None:
-    """Return the acceptance at which `chain_tokens` are so many; None where they never are."""
+    """Return the acceptance at which `chain_tokens` equals `tokens`; None if it never does."""
     if tokens <= 1.0:
         return 0.0
     if tokens > gamma + 1.0:

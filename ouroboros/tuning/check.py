@@ -1,7 +1,7 @@
-"""How well predictions agree with measured runs: errors, ranks, and what following them costs.
+"""Compare predictions with measured runs: errors, ranks, and the regret of following them.
 
-A prediction rests on greedy's texts of a run and on costs that were measured apart (where none are
-given, on the run's own); no decoder's own counts are used.
+A prediction uses only greedy's texts of a run and separately measured costs (without any, the
+run's); it does not use the counts of the decoder.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def check(
     rates: Mapping[str, OffTextRates] | None = None,
     task: TaskSpec | None = None,
 ) -> tuple[pd.DataFrame, str, str]:
-    """Return predicted and measured values of each drafter in every run below a folder, what the
-    values are, and a sentence about the runs.
+    """Return a table of predicted and measured values for each drafter in every run below a folder,
+    the name of the value, and a sentence about the runs.
 
-    The value is the speedup over greedy; for runs without timing it is tokens per target call's
-    cost. More is better. Columns: run, decoder, kind, predicted, measured, error (predicted /
-    measured - 1), and `elsewhere`: the errors of each half of the prompts, predicted from the other
-    half, () with fewer than two prompts. Other engines are left out.
+    The value is the speedup over greedy, or for untimed runs the tokens per cost of a target call;
+    higher is better. Columns: run, decoder, kind, predicted, measured, the relative error, and
+    `elsewhere`: the error on each half of the prompts when predicted from the other half, () with
+    fewer than two prompts. Other engines are left out.
     """
     folders, rows, titles, timed = run_folders(place), [], [], True
     for path in tqdm(folders, desc="folders", leave=False):
@@ -89,12 +89,12 @@ def check(
 
 
 def accuracy(points: pd.DataFrame) -> pd.DataFrame:
-    """Return how well predictions agree with measurements: a row for "all", one for each kind.
+    """Return the accuracy of predictions: a row for "all" and one per kind.
 
     Columns: number of points, median and largest absolute relative error, median signed error,
-    median error of predictions from the other prompts, Spearman's rank correlation (three points or
-    more), and the regret: the best measured value over that of the point predicted best, less one.
-    Raises `ValueError` without points.
+    median error in `elsewhere`, Spearman's rank correlation (from three points), and the regret:
+    best measured value / measured value of the point predicted best - 1. Raises `ValueError`
+    without points.
     """
     if points.empty:
         raise ValueError("nothing was both predicted and measured: give runs with greedy in them")

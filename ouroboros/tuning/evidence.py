@@ -1,8 +1,7 @@
-"""What predictions rest on: recorded texts of greedy decoding, and the costs of a machine.
+"""The inputs of predictions: recorded texts of greedy decoding, and the costs of a machine.
 
-The loop itself replays every decoder on the texts. They come from a short run here
-(`measured_evidence`), or from a results folder of any machine (`recorded_evidence`), for which no
-target is loaded.
+The decoding loop replays every decoder on these texts. They come from a short run on this machine
+(`measured_evidence`), or from any results folder (`recorded_evidence`), without loading a target.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from ouroboros.decoder_factory import (
 )
 from ouroboros.engine.model import CachedModel
 
-NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)  # tree sizes to be timed
-CALLS = 3  # timed calls of each size at each visit
+NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)  # tree sizes to time
+CALLS = 3  # timed calls per size and round
 Settings = Mapping[str, object]
 
 
@@ -42,11 +41,11 @@ Settings = Mapping[str, object]
 class Evidence:
     """Greedy's texts and a machine's costs.
 
-    `decision_costs` are those by which decoders decide that take costs (default: `costs`). `rates`
-    simulate predictions off the text, by name or kind of decoder, "" for any; None: decoders that
-    read such predictions are refused. Decoders that are refused run on `bench`, where it is given.
-    `live` are samples timed under these very costs, by decoder. `counted` keeps the samples by
-    decoder, settings and the costs it decides by: they are replayed once.
+    `decision_costs` are given to decoders that take costs (default: `costs`). `rates` simulate
+    predictions off the text, by name or kind of decoder, "" for any; None: decoders that read such
+    predictions cannot be replayed. These run live on `bench`, if given. `live` has the samples
+    that these costs were measured with, by decoder. `counted` caches the replayed samples by
+    decoder, settings and decision costs.
     """
 
     recorded: RecordedRuns
@@ -61,10 +60,10 @@ class Evidence:
     def counts(
         self, name: str, config: Mapping, settings: Settings, *, progress: bool = False
     ) -> list[Sample]:
-        """Return a decoder's sample on each text, without seconds; `config` is ignored for greedy.
+        """Return a decoder's sample for each text, without times; `config` is ignored for greedy.
 
-        Raises `ValueError` for settings that the decoder does not take and, without `bench`, for a
-        decoder that cannot be replayed.
+        Raises `ValueError` for settings that the decoder does not accept and, without `bench`, for
+        a decoder that cannot be replayed.
         """
         costs = self.decision_costs or self.costs
         decides = name != PLAIN and wants_costs(config)
@@ -105,11 +104,11 @@ def recorded_evidence(
     task: TaskSpec | None = None,
     timing: bool = True,
 ) -> Evidence:
-    """Return the evidence of a results folder: greedy's texts; the run's own `costs` and off-text
-    `rates` where none are given.
+    """Return the evidence in a results folder: greedy's texts and, by default, the run's `costs`
+    and off-text `rates`.
 
-    Of the pair only the draft is loaded, if `decoders` (configs by name) need it. Without `timing`
-    the costs are those by which the run's decoders decided.
+    The target is not loaded, the draft only if `decoders` (configs by name) need it. Without
+    `timing` the costs are those that the run's decoders were given.
     """
     folder, tokenizer = ResultsFolder(path), load_tokenizer(spec)
     recording = read_recording(path, tokenizer, task=task)
@@ -136,9 +135,9 @@ def measured_evidence(
 ) -> Evidence:
     """Run decoders (configs by name) on a bench's prompts and return the evidence.
 
-    Without `costs`, both models' calls are timed here: trees of so many `nodes`, in `visits`
-    rounds; the host's time per step and the prefill are those of the run. Raises `ValueError` for a
-    decoder that fails.
+    Without `costs`, calls of both models are timed on trees of the sizes `nodes`, in `visits`
+    rounds; host time per step and prefill come from the run. Raises `ValueError` if a decoder
+    fails.
     """
     target, tokenizer = bench.target, bench.target.tokenizer
     draft = bench.models[1] if len(bench.models) > 1 else None

@@ -1,4 +1,4 @@
-"""What fits in memory: bytes of weights and of cached tokens, from a model's config alone.
+"""What fits in memory: bytes of weights and cached tokens, computed from a model's config.
 
 Invariant: nothing is loaded. A model is built without storage, so a 34B takes milliseconds.
 """
@@ -40,10 +40,10 @@ class DeviceMemory(NamedTuple):
 
 
 def config_of(name: str) -> PreTrainedConfig:
-    """Return a model's config: of a folder, of a shape (`standin.SHAPES`), or of a hub id.
+    """Return a model's config, given a folder, a shape (`standin.SHAPES`), or a hub id.
 
-    An id that begins with a shape's name has that shape, so published models need no network.
-    Raises `ValueError` where there is no config.
+    An id that starts with a shape's name has that shape, so published models need no network.
+    Raises `ValueError` if there is no config.
     """
     model = Path(name).name.lower()
     shapes = [shape for shape in standin.SHAPES if model.startswith(shape)]
@@ -59,8 +59,8 @@ def config_of(name: str) -> PreTrainedConfig:
 
 
 def footprint_of(config: PreTrainedConfig, dtype: torch.dtype, *, int8: bool = False) -> Footprint:
-    """Return the bytes of a model. `int8`: the layers' matrices take a byte per weight and four for
-    each row's scale; embedding, head and cache stay in `dtype`."""
+    """Return the bytes of a model. `int8`: the layers' matrices take a byte per weight and four per
+    row for scales; embedding, head and cache stay in `dtype`."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
@@ -77,7 +77,7 @@ def footprint_of(config: PreTrainedConfig, dtype: torch.dtype, *, int8: bool = F
 
 
 def longest_context(footprints: Mapping[str, Footprint], free_bytes: int) -> int:
-    """Return how many cached tokens of all models fit beside the weights; 0 if the weights do not:
+    """Return how many tokens of KV cache for all models fit beside the weights, at least 0:
     (0.95 free - weights) / (bytes per cached token)."""
     room = (1 - SPARE) * free_bytes - sum(own.weight_bytes for own in footprints.values())
     return max(0, int(room // sum(own.kv_bytes_per_token for own in footprints.values())))
@@ -89,15 +89,15 @@ def fits(
     *,
     max_len: int | None = None,
 ) -> tuple[dict, pd.DataFrame]:
-    """Return the memory that the models need and the longest context that fits into it.
+    """Return the memory that the models need and the longest context that fits, as JSON values and
+    as a table.
 
-    Both are given for the models as they are and in int8, as JSON values and as a table. `models`
-    maps each role to (folder, shape or hub id, dtype), the target first. Raises `ValueError` where
-    a model has no config.
+    Both are given in the models' dtypes and in int8. `models` maps each role to (folder, shape or
+    hub id, dtype), target first. Raises `ValueError` if a model has no config.
     """
     configs = {role: config_of(name) for role, (name, _) in models.items()}
     target, (place, _) = next(iter(configs.values())), next(iter(models.values()))
-    # The shape of a published model does not say how many positions it has.
+    # The shapes of published models lack the number of positions.
     limit = position_limit(target.get_text_config()) if Path(place).is_dir() else 1 << 30
     positions = min(limit, max_len or limit)
     document: dict = {"free_gb": memory.free_bytes / 1e9, "device": memory.device}

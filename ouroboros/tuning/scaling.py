@@ -1,8 +1,8 @@
-"""What wider trees are worth, and from how many devices on: the scaling law of lookahead decoding.
+"""How much wider trees gain, and on how many devices: the scaling law of lookahead decoding.
 
-Fu et al. (ICML 2024, section 5) find that the tokens of a step grow with the logarithm of its work.
-Counts of runs at several widths and the costs of calls predict what each width would take on
-several devices. Invariant: every figure about devices is a prediction from named costs.
+Fu et al. (ICML 2024, section 5) find that tokens per step grow with the logarithm of the work per
+step. Counts of runs at several widths and call costs predict the time of each width on several
+devices. Invariant: every figure about devices is a prediction from named costs.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ouroboros.bench.report.gather import load, run_folders
 from ouroboros.costs import Costs, Surface
 from ouroboros.engine.parallel.partition import cut
 
-CONTEXT = 512  # tokens, of the calls whose costs are taken
+CONTEXT = 512  # tokens of context for call costs
 
 
 def scaling(
     place: Path, costs: Costs, *, devices: Sequence[int] = (1, 2, 4, 8), message_ms: float = 0.05
 ) -> dict:
-    """Return from how many devices on a wider tree pays, as JSON values.
+    """Return from how many devices a wider tree pays off, as JSON values.
 
     `place` is a folder of runs at several widths with recorded trees, or the scaling.json of an
-    earlier answer. `message_ms` is the time of one exchange between devices. The answer has the
-    `widths` (`read_widths`), on what they were `measured`, `laws` that fit them by decoder
-    (`law_of`), and the best of them on each number of devices, `predicted` (`best_widths`). Raises
-    `ValueError` for runs without trees and for devices that a scaling.json lacks.
+    earlier result. `message_ms` is the time of one exchange between devices. Result: the `widths`
+    (`read_widths`), where they were `measured`, fitted `laws` by decoder (`law_of`), and the best
+    width per device count, `predicted` (`best_widths`). Raises `ValueError` for runs without trees
+    and for device counts that a scaling.json lacks.
     """
     widths, measured = read_widths(place, devices)
     names = dict.fromkeys(width["decoder"] for width in widths)
@@ -44,12 +44,12 @@ def scaling(
 
 
 def read_widths(place: Path, devices: Sequence[int]) -> tuple[list[dict], str]:
-    """Return the widths of a folder's runs (greedy left out) or of a scaling.json, and on what they
-    were measured.
+    """Return the widths in a folder's runs (without greedy) or a scaling.json, and where they were
+    measured.
 
     A width has means over steps: `nodes` scored, new `tokens`, tokens `accepted`, `draft_calls`,
-    `draft_nodes` of a call, and `parts`: by number of devices, the nodes of the largest part when
-    each step's tree is cut. Raises as `scaling`.
+    `draft_nodes` per call, and `parts`: by number of devices, the nodes of the largest part of the
+    split tree. Raises as `scaling`.
     """
     if place.is_file():
         try:
@@ -111,10 +111,10 @@ def best_widths(
     """Return the width with the most tokens per millisecond for each decoder and device count.
 
     On several devices, a step takes a message and a target call. The call scores the largest part
-    of the tree and the tokens accepted in the step before, since that device may lack them; or the
-    whole tree, where that costs less. The draft runs on every device. Columns: decoder, devices,
-    nodes and tokens per step, `part` (nodes of the largest part), `speed` relative to the best on
-    one device, `speedup` over plain decoding. Widths that the costs do not cover are left out.
+    of the tree and the tokens accepted in the previous step, which that device may lack; or the
+    whole tree if that costs less. The draft runs on every device. Columns: decoder, devices, nodes
+    and tokens per step, `part` (nodes of the largest part), `speed` relative to the best on one
+    device, `speedup` over plain decoding. Widths that the costs do not cover are left out.
     """
 
     def call_ms(surface: Surface | None, nodes: float) -> float:

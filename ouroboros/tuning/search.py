@@ -1,4 +1,4 @@
-"""Search a decoder's settings: by coordinates, from random starts, over the ranges of conf/tune."""
+"""Coordinate search over a decoder's settings, from random starts, in the ranges of conf/tune."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def search(
     configured: Mapping[str, Any] | None = None,
     rounds: int | None = None,
 ) -> dict:
-    """Return the settings of the highest score that a coordinate search finds.
+    """Return the settings with the highest score that a coordinate search finds.
 
-    One setting after the other is tried over its whole range, the others fixed; this is repeated
-    until no setting gains, at most `rounds` times. `configured` holds the values of settings that
-    `start` leaves out. Of equal scores the one found first is kept; no settings are scored twice.
+    Each setting in turn is tried over its whole range with the others fixed; this repeats until no
+    setting gains, at most `rounds` times. `configured` has values for settings missing in `start`.
+    Ties keep the first one found; no settings are scored twice.
 
     >>> search(lambda own: -abs(own["a"] - own["b"]) + 2 * own["b"],
     ...        {"a": [0, 1, 2], "b": [0, 1, 2]}, start={"a": 0, "b": 0})
@@ -58,8 +58,8 @@ def search(
 
 
 def random_settings(space: Space, count: int, seed: str) -> list[dict]:
-    """Return {} (the configured settings) and `count - 1` different random settings of a space, or
-    all of them where it has fewer."""
+    """Return {} (the configured settings) and `count - 1` different random settings from a space,
+    or all if it has fewer."""
     found: list[dict] = [{}]
     rng = random.Random(seed)
     while len(found) < min(count, 1 + math.prod(map(len, space.values()))):

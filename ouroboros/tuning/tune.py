@@ -1,7 +1,7 @@
 """Tune every decoder on the same recorded texts, each with the same effort.
 
-Greedy's text of each prompt is recorded once for each task and temperature, in float32. Decoders
-are replayed on these texts; those that ask the target more run live, and must give the same texts.
+Greedy's text of each prompt is recorded once per task and temperature, in float32. Decoders are
+replayed on these texts; those that cannot be replayed run live and must give the same texts.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ SEARCHES = "searches.jsonl"
 
 
 def record(bench: Bench, costs: Costs) -> Evidence:
-    """Record greedy's texts of a bench's prompts, on which decoders are to be tuned."""
+    """Record greedy's texts on a bench's prompts, for tuning decoders."""
     greedy = {"greedy": {"_target_": "ouroboros.baselines.Greedy"}}
     return replace(measured_evidence(bench, greedy, costs=costs), rates=None, bench=bench)
 
 
 @dataclass
 class Machine:
-    """A machine's costs and the decoders' configs on it; `tried` holds the scored settings of each
+    """A machine's costs and the decoders' configs on it; `tried` has the scored settings by
     decoder."""
 
     name: str
@@ -46,15 +46,15 @@ class Machine:
     tried: dict[str, set[str]] = field(default_factory=dict)
 
     def full(self, decoder: str, settings: Settings) -> dict:
-        """Return the tuned options that have a value, from `settings` or else the configuration."""
+        """Return the tuned options that have a value, from `settings`, else from the config."""
         own = {**self.decoders[decoder], **settings}
         return {key: own[key] for key in SPACES[decoder] if own.get(key) is not None}
 
     def rate(self, decoder: str, settings: Settings, on: Sequence[Evidence]) -> float:
-        """Return a decoder's speed: tokens per cost, as the geometric mean over the texts in `on`.
+        """Return a decoder's speed in tokens per cost, the geometric mean over `on`.
 
-        Each text belongs to one task and temperature. Raises `ValueError` for settings that the
-        decoder does not take.
+        Each item of `on` is one task and temperature. Raises `ValueError` for settings that the
+        decoder does not accept.
         """
         full = self.full(decoder, settings)
         self.tried.setdefault(decoder, set()).add(json.dumps(full, sort_keys=True))
@@ -67,8 +67,8 @@ class Machine:
     def best(
         self, decoder: str, trials: Sequence[Settings], few: Sequence[Evidence], on: Sequence
     ) -> dict:
-        """Return the best settings on all texts among the configured ones, the best trials on a
-        `few` texts, and where a coordinate search from the best trial ends."""
+        """Return the settings that are best on all texts, among the configured ones, the best
+        trials on a `few` texts, and the result of a coordinate search from the best trial."""
         ranked = sorted(trials, key=lambda own: -self.rate(decoder, own, few))
         start = self.full(decoder, ranked[0])
         top = search(lambda own: self.rate(decoder, own, few), SPACES[decoder], start=start)
@@ -79,8 +79,8 @@ class Machine:
 def speed(samples: Sequence[Sample], costs: Costs) -> float:
     """Return tokens per cost, pooled: a target call on one node costs 1. 0 if a sample failed.
 
-    Of an engine that does not say what its calls score, each call costs as one of one node, which
-    is in its favour.
+    If an engine does not report scored nodes, each call costs as much as one node, which is in its
+    favour.
     """
     if not samples or any(sample.error for sample in samples):
         return 0.0
@@ -103,21 +103,20 @@ def tune(
     seed: int = 0,
     about: object = None,
 ) -> tuple[pd.DataFrame, dict[str, dict[str, dict]]]:
-    """Search every decoder by each machine's costs on texts of `record`; return a report and the
-    best settings, by decoder and machine.
+    """Tune every decoder with each machine's costs on texts from `record`; return a report and the
+    best settings by decoder and machine.
 
     Each decoder tries its configured settings and random ones, `trials` in all, on the `first`
-    texts of each kind, then a coordinate search from the best; the last candidates are compared on
-    all texts. The report says what the configured settings lose against the best found ("regret"),
-    and what the other machines' best settings lose. Finished searches are kept in the folder
-    `results` and skipped when the same search is run again; `about` (JSON values) identifies what
-    they share.
+    texts of each item, then a coordinate search from the best; the finalists are compared on all
+    texts. The report gives the loss of the configured settings against the best found ("regret"),
+    and the loss of other machines' best settings. Finished searches are kept in the folder
+    `results` and skipped on a rerun; `about` (JSON values) identifies their common inputs.
     """
     cut = [replace(one.recorded, runs=one.recorded.runs[:first]) for one in on]
     few = [replace(one, recorded=own, counted={}) for one, own in zip(on, cut, strict=True)]
     texts = [(asdict(one.recorded.sampling), [r.tokens for r in one.recorded.runs]) for one in on]
     of, folder = identity(sources_hash(), texts, about, SPACES), ResultsFolder(results)
-    found: dict[str, list[dict]] = {name: [] for name in names}  # of each machine
+    found: dict[str, list[dict]] = {name: [] for name in names}  # one per machine
     with folder.locked(SEARCHES), tqdm(total=len(names) * len(machines), desc="searches") as bar:
         done = {row["key"]: row for row in read_lines(results / SEARCHES)}
         for name in names:

@@ -72,8 +72,8 @@ class OffTextRates:
         return cls(hits[1] / tries[1], hits[0] / tries[0]) if all(tries) else None
 
     def token(self, text: Sequence[int], place: PrefixKey, *, seed: int = 0) -> int:
-        """Return a simulated prediction at a place off the text or past its end: the text's own
-        token at the rate of its kind of node, else some token of it; always the same one."""
+        """Return a simulated prediction off the text or past its end: the text's token at this
+        position with the node's rate, else a random one of its tokens; deterministic."""
         along, off = place
         at = along + len(off)
         draw = random.Random(f"{seed}-{at}-{off}")

@@ -1,1 +1,1 @@
-"""From saved samples to tables, pictures and one page; several runs as one."""
+"""Turn saved samples of one or several runs into tables, plots and one page."""

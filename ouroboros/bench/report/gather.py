@@ -1,7 +1,7 @@
-"""Which measurements lie in some folders: runs, sweeps, and runs that several workers shared.
+"""Find the measurements in folders: runs, sweeps, and runs split between workers.
 
-Invariant: samples are merged only where their runs have one identity, one code and no sample twice;
-a second measurement of the same prompts stays a second measurement.
+Invariant: runs are merged only if they have the same identity and code and no sample in common;
+a repeated measurement of the same prompts stays separate.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ TYPES = {"task": str, "status": str, "timed": bool, **dict.fromkeys(COUNTS, int)
 class Measured:
     """One measurement: run.json, samples and scores of one folder or of merged parts.
 
-    `priced` holds the costs by which its counts become seconds, `trees` the recorded trees of a
-    sample's steps, `notes` what a reader must know of the folders.
+    `priced` holds the costs that turn counts into seconds, `trees` the recorded trees of each
+    sample's steps, `notes` warnings about the folders.
     """
 
     folders: tuple[Path, ...]
@@ -121,9 +121,9 @@ class Measured:
 
 
 def run_folders(path: Path) -> list[Path]:
-    """Return `path` if it holds a run, else every folder below it that does (a sweep's jobs).
+    """Return `path` if it holds a run, else every folder below that does (a sweep's jobs).
 
-    Raises `ValueError` where there is none.
+    Raises `ValueError` if there is none.
     """
     found = [path] if (path / RUN).exists() else sorted(one.parent for one in path.rglob(RUN))
     if not found:
@@ -132,8 +132,8 @@ def run_folders(path: Path) -> list[Path]:
 
 
 def load(path: Path) -> Measured:
-    """Read one results folder. Raises `ValueError`, one line that names the folder, where it holds
-    no samples or is damaged."""
+    """Read one results folder. Raises a one-line `ValueError` that names the folder if it has no
+    samples or is damaged."""
     folder = ResultsFolder(path)
     try:
         run, samples = folder.load_run(), folder.load_samples()
@@ -151,7 +151,7 @@ def load(path: Path) -> Measured:
         for name, kind in TYPES.items():
             if type(value := getattr(found.facts, name)) is not kind:
                 raise TypeError(f"{name} is {value!r}")
-    except Exception as error:  # whatever damaged files raise
+    except Exception as error:  # damaged files raise anything
         if isinstance(error, ValueError) and str(path) in str(error):
             raise
         what = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
@@ -160,10 +160,10 @@ def load(path: Path) -> Measured:
 
 
 def merge(found: Iterable[Measured]) -> list[Measured]:
-    """Join the parts of one run (same identity, no sample in common), in the order given.
+    """Merge the parts of one run (same identity, no sample in common), in the given order.
 
-    Parts that were measured by other code or versions stay apart, with a note on each; other
-    machines are named in the title.
+    Parts measured with other code or versions stay separate, each with a note; other machines are
+    named in the title.
     """
     merged: list[Measured] = []
     for part in found:
@@ -186,7 +186,7 @@ def merge(found: Iterable[Measured]) -> list[Measured]:
 
 
 def code_changes(run: Mapping, other: Mapping) -> str:
-    """Return how code and versions differ between two run.json, as text; "" if they do not."""
+    """Return the differences in code and versions between two run.json as text; "" if none."""
     before, now = environment(run), environment(other)
     names = [name for name in before if name not in MACHINE and before[name] != now[name]]
     return ", ".join(f"{name} {before[name]} there, {now[name]} here" for name in names)

@@ -1,7 +1,7 @@
 """Plots of runs: each function returns a figure, or None if there is nothing to draw.
 
-All plots share one style, stay readable at 900 pixels, and never distinguish by colour alone. They
-carry no title: a report captions them, and `style.with_title` titles a plot that stands alone.
+All plots share one style, are readable at 900 pixels, and never distinguish by colour alone. They
+have no title: a report adds captions, and `style.with_title` adds a title to a separate plot.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def cost_bars(summary: Summary) -> Figure | None:
 def speedup_dots(summaries: Mapping[str, Summary]) -> Figure | None:
     """Draw speedups with intervals: a group of rows per run, a marker per decoder.
 
-    None with fewer than two runs that have speedups.
+    None if fewer than two runs have speedups.
     """
     frame = pd.concat({label: one.frame for label, one in summaries.items()}, names=["run"])
     frame = frame.dropna(subset="latency_speedup").drop(PLAIN, level="decoder", errors="ignore")
@@ -111,13 +111,13 @@ def speedup_dots(summaries: Mapping[str, Summary]) -> Figure | None:
 
 
 def error_bars(summaries: Iterable[Summary]) -> str:
-    """Say what error bars are, if the runs have any: intervals need two prompts."""
+    """Return a note on error bars if the runs have any: they need two prompts."""
     known = [one.frame.filter(regex=r"\.low$").notna().any(axis=None) for one in summaries]
     return " Error bars: 95 % bootstrap over prompts." if any(known) else ""
 
 
 def note(summary: Summary) -> str:
-    """Return the small print of a run's bars: host, versions, error bars, repetition."""
+    """Return the small print below a run's bars: host, versions, error bars, repetition."""
     text = f"{summary.facts.footnote}.{error_bars([summary])} Grey: greedy and other engines (hf_)."
     repetition = summary.frame["repetition_rate"].dropna()
     if len(repetition):
@@ -128,8 +128,7 @@ def note(summary: Summary) -> str:
 
 @style.styled
 def _bars(summary: Summary, metric: str, axis: str, label: str) -> Figure | None:
-    """One bar per decoder that has the metric; beside the plot, where no error bar can cross it,
-    its `label`, a format of the decoder's row."""
+    """Draw one bar per decoder that has the metric, with its `label` right of the plot."""
     frame = summary.frame.dropna(subset=metric)
     if not len(frame):
         return None
@@ -152,7 +151,7 @@ def _bars(summary: Summary, metric: str, axis: str, label: str) -> Figure | None
 
 @style.styled
 def acceptance_histograms(summary: Summary) -> Figure | None:
-    """Draw the share of steps by accepted draft tokens, a panel per decoder on one scale.
+    """Draw the share of steps by accepted draft tokens, a panel per decoder, on the same scale.
 
     None if no decoder drafts.
     """
@@ -182,7 +181,7 @@ def acceptance_histograms(summary: Summary) -> Figure | None:
 
 @style.styled
 def acceptance_by_position(summary: Summary) -> Figure | None:
-    """Draw the share of steps that accepted k draft tokens, of those that drafted k or more.
+    """Draw the share of steps that accepted k draft tokens among those that drafted k or more.
 
     A line per decoder; None if no position was reached by `FEWEST_STEPS` steps.
     """
@@ -204,7 +203,7 @@ def acceptance_by_position(summary: Summary) -> Figure | None:
 
 @style.styled
 def source_shares(summary: Summary) -> Figure | None:
-    """Draw the shares of new tokens by who proposed them; None if no engine reports it."""
+    """Draw the shares of new tokens by source; None if no engine reports it."""
     rows = _filled(summary, "tokens_by_source").items()
     counts = {name: row for name, row in rows if set(row) - {"unknown"}}
     if not counts:
@@ -229,8 +228,8 @@ def reliability(summary: Summary) -> Figure | None:
 def fitted_weights(about: Mapping) -> Figure:
     """Draw the calibration of fitted weights (`Weights.about`): actual against predicted frequency.
 
-    One panel shows the estimator that uses phrase features alone, the other the estimator that also
-    uses the draft model's features.
+    One panel shows the estimator that uses only phrase features, the other the one that also uses
+    the draft model's features.
     """
     panels = {"phrases alone": about["index"], "with the draft model": about["draft"]}
     return _calibration(panels, dict(zip(panels, (Mark(BLUE), Mark(RED)), strict=True)))
@@ -238,8 +237,7 @@ def fitted_weights(about: Mapping) -> Figure:
 
 @style.styled
 def _calibration(panels: Mapping[str, Mapping], marks: Mapping[str, Mark]) -> Figure:
-    """A panel per calibration: actual over estimated shares with 95 % Wilson intervals, and below
-    how many observations each bin has."""
+    """Draw a panel per calibration: actual over estimated shares, and below the bins' counts."""
     figure = style.new_figure(4.6)
     grid = figure.subplots(2, len(panels), sharex=True, squeeze=False, height_ratios=(3, 1))
     for (upper, lower), (name, one) in zip(grid.T, panels.items(), strict=True):
@@ -265,7 +263,7 @@ def _calibration(panels: Mapping[str, Mapping], marks: Mapping[str, Mark]) -> Fi
 
 
 def _filled(summary: Summary, metric: str) -> dict[str, Any]:
-    """A metric's values that are not empty, by decoder."""
+    """Return a metric's non-empty values by decoder."""
     return {str(name): value for name, value in summary.frame[metric].items() if value}
 
 
@@ -399,11 +397,7 @@ def sort_key(value) -> tuple:
 
 
 def _heat_map(axes: Axes, frame: Any, metric: str, across: list[str], down: list[str]) -> str:
-    """Draw a metric of `frame`, indexed by (down, across), frame the best cell; return its value.
-
-    The colours span at least the best cell's 95 % interval, and cells inside it have dashed frames,
-    so that noise looks like noise.
-    """
+    """Draw a heat map, its best cell framed and cells in that interval dashed; return the best."""
     values = frame[metric].unstack().reindex(index=down, columns=across).to_numpy(float)
     less = metric in COSTS
     row, column = np.unravel_index((np.nanargmin if less else np.nanargmax)(values), values.shape)
@@ -434,8 +428,7 @@ def _heat_map(axes: Axes, frame: Any, metric: str, across: list[str], down: list
 def _all_runs(
     summaries: Sequence[Summary], decoders: Sequence[str] | None = None
 ) -> tuple[Any, dict[str, str]]:
-    """Return the frames of all runs, by the run's place and decoder, and of the first known speedup
-    and the first known cost the labels."""
+    """Return the frames of all runs by index and decoder, and the labels of speedup and cost."""
     frames = dict(enumerate(summary.frame for summary in summaries))
     frame = pd.concat(frames, names=["run", "decoder"])
     if decoders is not None:

@@ -1,6 +1,6 @@
 """Where the time goes on a machine: model calls against their floor, and steps by phase.
 
-What another engine does not report is missing (NaN), never zero.
+Values that other engines do not report are NaN, never zero.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ ROOT = Path(__file__).parents[3]
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """What a profile measures, as the options profile.* of the command.
+    """What a profile measures: the command's options profile.*.
 
-    Calls are timed on random trees of `nodes` after `contexts` tokens: `calls` of each size on each
-    of `visits` visits; `padded` if the engine pads trees to exactly these sizes. `trace` adds the
+    Calls are timed on random trees of `nodes` after `contexts` tokens, `calls` per size in each of
+    `visits` rounds; `padded` if the engine pads trees to exactly these sizes. `trace` adds the
     operators of `trace_steps` steps. Raises `ValueError` for values that cannot be measured.
     """
 
@@ -92,8 +92,8 @@ def profile(
 ) -> Profile:
     """Time both models' calls, run the decoders, write the profile into the run's folder.
 
-    The folder is an ordinary results folder; in one that exists, costs are not measured again.
-    `say` and `progress` as in `run`. Raises `ValueError` for what cannot be measured.
+    This is an ordinary results folder; one that already has costs keeps them. `say` and `progress`
+    as in `run`. Raises `ValueError` for what cannot be measured.
     """
     if not config.timing:
         raise ValueError("timing=false: a profile measures times; leave it out")
@@ -138,7 +138,7 @@ def profile(
 
 @dataclass(frozen=True)
 class Profile:
-    """What `call_frame`, `step_means` and `operators` measured in one run; a line per failure."""
+    """The results of `call_frame`, `step_means` and `operators` in one run, and its failures."""
 
     folder: ResultsFolder
     facts: SimpleNamespace
@@ -150,9 +150,9 @@ class Profile:
     failures: Sequence[str] = ()
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Return the main tables as text: the smallest call of each model and context beside its
-        "floor", the means of each decoder's "steps", and the products that "packed" weights were
-        chosen by (if any were)."""
+        """Return the main tables as text: "floor" (the smallest call of each model and context
+        beside its floor), "steps" (means by decoder) and, if weights were prepacked, "packed" (the
+        timings that decided it)."""
         floor = _smallest(self.calls).drop(columns="spread_ms")
         frames = {"floor": floor, "steps": self.steps.reset_index(), "packed": self.packed}
         return {name: _text(frame) for name, frame in frames.items() if frame.shape[1]}
@@ -179,8 +179,8 @@ class Profile:
         return "\n\n".join(parts) + "\n"
 
     def to_dict(self, *, brief: bool = False) -> dict:
-        """Return profile.json: everything as plain JSON values, frames as lists of rows; `brief`
-        leaves out operators and all but the smallest calls."""
+        """Return profile.json: plain JSON values, frames as lists of rows; `brief` keeps only the
+        smallest calls and no operators."""
         frames = {"calls": self.calls, "steps": self.steps.reset_index(), "packed": self.packed}
         frames |= {"calls": _smallest(self.calls)} if brief else {"operators": self.operators}
         rows = {name: json.loads(frame.to_json(orient="records")) for name, frame in frames.items()}
@@ -201,12 +201,12 @@ class Profile:
 
 
 def _smallest(calls: pd.DataFrame) -> pd.DataFrame:
-    """The calls with the fewest nodes of each model, which the floor bounds."""
+    """Return each model's calls with the fewest nodes, which the floor bounds."""
     return calls[calls["nodes"] == calls.groupby("model")["nodes"].transform("min")]
 
 
 def packed_frame(packed: Mapping[str, Mapping]) -> pd.DataFrame:
-    """Return a row per model and number of rows, from a run's record: plain_ms, packed_ms, used."""
+    """Return a row per model and row count, from a run's record: plain_ms, packed_ms, used."""
     return pd.DataFrame(
         {"model": role, "rows": rows, "plain_ms": plain, "packed_ms": packed_ms}
         | {"used": "packed" if rows in facts["used"] else "plain"}
@@ -235,10 +235,10 @@ def call_frame(costs: Costs) -> pd.DataFrame:
 
 
 def step_means(samples: Sequence[Sample]) -> pd.DataFrame:
-    """Return means over the steps of each decoder (the index) but each sample's first.
+    """Return each decoder's means over steps (index: decoder), without each sample's first step.
 
-    Phases are in milliseconds; wait_ms is a part of draft_ms and verify_ms. Phases and nodes of
-    another engine are NaN; failed samples are left out.
+    Phases are in milliseconds; wait_ms is part of draft_ms and verify_ms. Phases and nodes of other
+    engines are NaN; failed samples are left out.
     """
     names = pd.Index(dict.fromkeys(sample.decoder for sample in samples), name="decoder")
     steps = step_frame([sample for sample in samples if not sample.error]).drop(columns="sources")
@@ -263,12 +263,12 @@ def step_means(samples: Sequence[Sample]) -> pd.DataFrame:
 def operators(
     models: Sequence[CachedModel], make: Callable[[], Any], prompt: Sequence[int], *, steps: int
 ) -> pd.DataFrame:
-    """Return the operators and functions with most time in `steps` steps after the first.
+    """Return the operators and functions that take the most time in `steps` steps after the first.
 
     `models[0]` is the target; all caches are emptied first. Columns: kind ("device", "host" or
-    "python"), name, ms (its own time), share of its kind, calls, steps. There are no "device" rows
-    if everything runs on the CPU. Two passes over the same steps, since each profiler slows what
-    the other measures: torch.profiler for operators, cProfile for Python.
+    "python"), name, ms (self time), share of its kind, calls, steps. There are no "device" rows if
+    everything runs on the CPU. The steps run twice, since each profiler slows down what the other
+    measures: torch.profiler for operators, cProfile for Python.
     """
 
     def later_steps() -> Iterator:
@@ -279,13 +279,13 @@ def operators(
         return (trace for _, trace in zip(range(steps), whole, strict=False))
 
     run = later_steps()
-    with profiler.profile() as seen:  # of every device that there is
+    with profiler.profile() as seen:  # of every device
         count = sum(1 for _ in run)
     events = seen.key_averages()
     rows = [("device", e.key, e.self_device_time_total / 1e3, e.count) for e in events]
     rows += [("host", e.key, e.self_cpu_time_total / 1e3, e.count) for e in events]
     run = later_steps()
-    with cProfile.Profile(builtins=False) as calls:  # what built-ins take counts for their caller
+    with cProfile.Profile(builtins=False) as calls:  # a built-in's time counts for its caller
         list(run)
     stats = pstats.Stats(calls).stats  # type: ignore[attr-defined]
     for (file, line, function), (_, number, own_s, *_) in stats.items():

@@ -1,6 +1,6 @@
-"""The report over any set of runs: sections of tables and plots, from which all files are written.
+"""The report on any set of runs: sections of tables and plots, from which all files are written.
 
-A pure function of samples: made at any time, on any machine, it gives the same numbers.
+A report is a pure function of samples: the numbers are the same at any time and on any machine.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ PLOTS = (
 
 
 class Setting(NamedTuple):
-    """A setting that varies: a short name, its value in each run, and every dotted name that
-    changes together with it (these count as one setting)."""
+    """A setting that varies: a short name, its value in each run, and the dotted names of all
+    options that change together (these count as one setting)."""
 
     name: str
     values: Sequence
@@ -58,7 +58,7 @@ class Setting(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A plot; `name` becomes its files'."""
+    """A plot; its files are called `name`."""
 
     name: str
     caption: str
@@ -66,7 +66,7 @@ class Picture(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A part of the report: what it is about, tables and plots; `main`: open at first."""
+    """A part of the report: title, notes, tables and plots; `main`: initially open."""
 
     title: str
     notes: Sequence[str]
@@ -76,10 +76,10 @@ class Section(NamedTuple):
 
 
 def make_report(folder: ResultsFolder) -> Summary:
-    """Write a run's summary.json, summary.md and speedup.png (and calls.png where nothing was
-    timed) into its folder; return the summary.
+    """Write a run's summary.json, summary.md and speedup.png (for an untimed run also calls.png)
+    into its folder; return the summary.
 
-    Raises `ValueError` where the folder holds no run.
+    Raises `ValueError` if the folder holds no run.
     """
     summary = summarise(load(folder.path))
     folder.write_json("summary.json", summary.to_dict())
@@ -100,7 +100,7 @@ def write_report(
     tokenizer: str | None = None,
     on_failure: Callable[[str], object] | None = None,
 ) -> list[Summary]:
-    """Write the report into `out`, made if need be; return the runs that it shows.
+    """Write the report into the folder `out`; return the runs that it shows.
 
         report.html   everything, in one file that needs nothing else
         report.md     the same tables and plots as Markdown
@@ -109,8 +109,7 @@ def write_report(
         tables/       each table as .csv and .tex (booktabs)
         plots/        each plot as .png and .svg
 
-    `tokenizer`: the runs' tokenizer, for runs whose models are elsewhere now. `on_failure` as in
-    `summarised`.
+    `tokenizer`: the runs' tokenizer, if their models have moved. `on_failure` as in `summarised`.
     """
     runs = summarised(measured, on_failure)
     parts = sections(runs)
@@ -141,8 +140,8 @@ def write_report(
 
 
 def render(name: str, parts: Sequence[Section], summaries: Sequence[Summary], **data) -> str:
-    """Return a document made from its template: report.md, or report.html, which needs no network
-    (plots are inline SVG in the page's light or dark scheme)."""
+    """Render a template: report.md, or report.html, which needs no network (plots are inline SVG
+    in the page's light or dark scheme)."""
     environment = Environment(
         loader=PackageLoader("ouroboros.bench.report"),
         autoescape=select_autoescape(("html.jinja",)),
@@ -167,7 +166,7 @@ def prose(text: str) -> Markup:
 
 
 def unbroken(text: str) -> str:
-    """Let a cell break before an interval and between the parts of a list, nowhere else.
+    """Allow line breaks in a cell only before an interval and between list items.
 
     >>> unbroken("3.04x [2.15, 3.86]")
     '3.04x [2.15,\\xa03.86]'
@@ -180,13 +179,13 @@ def summarised(
 ) -> list[Summary]:
     """Summarise each measurement, find the sweeps (jobs in numbered folders), name every run.
 
-    `on_failure` gets a line for each measurement that cannot be summarised, and it is left out.
+    A measurement that cannot be summarised is left out and reported to `on_failure`.
     """
     runs: list[Summary] = []
     for one in measured:
         try:
             runs.append(summarise(one))
-        except Exception as error:  # whatever damaged values raise
+        except Exception as error:  # damaged values raise anything
             if on_failure is None:
                 raise
             on_failure(f"{one.folders[0]} is damaged ({error}): restore the folder or leave it out")
@@ -205,8 +204,8 @@ def summarised(
 
 
 def labels(runs: Sequence[Mapping], folders: Sequence[str], *, most: int) -> list[str]:
-    """Return a short name for each run.json: its task, or the settings that vary, or its folder
-    (where more than `most` vary). Names are made unique by the folder."""
+    """Return a short name for each run.json: its task, the settings that vary, or (if more than
+    `most` vary) its folder. The folder is added to names that are not unique."""
     names, different = list(folders), swept([run.get("config", {}) for run in runs])
     if len(tasks := {run["task"]["name"]: None for run in runs}) == len(runs):
         names = list(tasks)
@@ -218,9 +217,9 @@ def labels(runs: Sequence[Mapping], folders: Sequence[str], *, most: int) -> lis
 
 
 def swept(configs: Sequence[Mapping]) -> list[Setting]:
-    """Return what differs between configs, settings that always change together taken as one.
+    """Return the settings that differ between configs; those that change together count as one.
 
-    A setting that a config lacks has the value None there. A name is the shortest ending that all
+    A missing setting has the value None. The name of a group is the shortest ending that all its
     members share and no other setting has, else the last parts of two members.
 
     >>> both = [{"a": {"gamma": g}, "b": {"gamma": g}} for g in (2, 4)]
@@ -254,8 +253,8 @@ def swept(configs: Sequence[Mapping]) -> list[Setting]:
 
 
 def numbers(runs: Sequence[Summary]) -> pd.DataFrame:
-    """Return every number in full: a row per run and decoder, a column per metric (histograms and
-    other counts by key are left out)."""
+    """Return every number at full precision: a row per run and decoder, a column per metric (no
+    histograms or other counts by key)."""
     frames = []
     for one in runs:
         facts = {key: getattr(one.facts, key) for key in ("device", "nature", "incomplete")}
@@ -267,7 +266,7 @@ def numbers(runs: Sequence[Summary]) -> pd.DataFrame:
 
 
 def sections(runs: Sequence[Summary]) -> list[Section]:
-    """Return the comparison of runs outside sweeps, the sweeps, then every run by itself."""
+    """Return sections: the comparison of runs outside sweeps, each sweep, each run."""
     alone = [run for run in runs if not run.sweep]
     parts = [_comparison(alone)] if len(alone) > 1 else []
     for folder in dict.fromkeys(run.sweep for run in runs if run.sweep):
@@ -280,7 +279,7 @@ def sections(runs: Sequence[Summary]) -> list[Section]:
 
 
 def run_section(summary: Summary, *, label: str = "", drawn: Sequence[tuple] = ()) -> Section:
-    """Return a run's tables and plots (`drawn`, as `PLOTS`); `label` tells it from other runs."""
+    """Return a run's tables and plots (`drawn`, as `PLOTS`); `label` is its name, if any."""
     title, prefix = summary.facts.title, ""
     if label:
         title, prefix = f"{label}: {title}", f"{slug(label)}-"
@@ -319,7 +318,7 @@ def _comparison(runs: Sequence[Summary]) -> Section:
 
 
 def _sweep(folder: Path, runs: Sequence[Summary]) -> Section:
-    """Lines over one setting; over two, a map of each decoder whose own settings vary."""
+    """Return a sweep's section: lines over one setting, heat maps over two."""
     settings = swept([run.measured.run.get("config", {}) for run in runs])
     name, what = slug(folder.name), f"{len(settings)} settings"
     columns: dict[str, Sequence] = {"run": [run.label for run in runs]}

@@ -40,7 +40,7 @@ def answers(run: Mapping, samples: Sequence[Sample], decoder: str) -> list[dict]
     """Return one decoder's answers, in the order of the questions."""
     examples = list(dict.fromkeys(sample.example for sample in samples))
     matches = [TURN.fullmatch(example) for example in examples]
-    places = {  # (question id, turn) of each example: as its id says, else numbered from 1
+    places = {  # (question id, turn) of each example: from its id, else numbered from 1
         example: (int(match[1]), int(match[2])) if match and all(matches) else (number, 1)
         for number, (example, match) in enumerate(zip(examples, matches, strict=True), start=1)
     }

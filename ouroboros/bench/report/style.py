@@ -1,7 +1,7 @@
-"""One look for every plot, and the marks of decoders and token sources in plots, page and terminal.
+"""The style of all plots, and the marks of decoders and token sources in plots, page and terminal.
 
-The colours are Okabe and Ito's (https://jfly.uni-koeln.de/color/), which readers with any colour
-vision can distinguish; markers, line styles and hatches repeat the distinction without colour.
+The colours are Okabe and Ito's (https://jfly.uni-koeln.de/color/), which are safe for colour-blind
+readers; markers, line styles and hatches repeat the distinction without colour.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ SOURCES: dict[str, tuple[Mark, str]] = {
 
 def decoder_marks(names: Sequence[str]) -> dict[str, Mark]:
     """Return one mark per decoder, in order: Ouroboros red, greedy and other engines grey, the rest
-    in turn.
+    in other colours.
 
     Variants of Ouroboros alternate red and orange and differ by line and marker. The marks depend
-    on which decoders there are, not on their order.
+    on the set of decoders, not on their order.
     """
     order, names = names, sorted(names)
     ours = [name for name in names if name.startswith("ouroboros")]
@@ -86,7 +86,7 @@ def decoder_marks(names: Sequence[str]) -> dict[str, Mark]:
 
 
 WIDTH_IN, DPI = 9.0, 150
-TITLE_WIDTH, NOTE_WIDTH = 104, 150  # characters of a line
+TITLE_WIDTH, NOTE_WIDTH = 104, 150  # characters per line
 INK, MUTED, GRID = "#222222", "#555555", "#cccccc"
 styled = mpl.rc_context(fname=Path(__file__).parent / "plots.mplstyle")
 """The decorator of every function that draws or writes a figure."""
@@ -99,20 +99,20 @@ def new_figure(height_in: float) -> Figure:
 
 
 def reach(frame: pd.DataFrame, metric: str) -> np.ndarray:
-    """Return the error bars [2, rows] below and above a metric; NaN (not drawn) without limits."""
+    """Return a metric's error bars [2, rows], below and above; NaN (not drawn) without interval."""
     value, low, high = (frame[metric + end].to_numpy(float) for end in ("", ".low", ".high"))
     return np.maximum([value - low, high - value], 0)
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Label the rows of a horizontal plot, the first on top."""
+    """Label the rows of a horizontal plot, first row on top."""
     axes.set_yticks(range(len(names)), list(names), fontsize=10.5)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
 
 
 def as_percent(axes: Axes, which: Literal["x", "y"] = "y") -> None:
-    """Write an axis of shares as whole percentages, with grid lines."""
+    """Label an axis of shares in whole percent and add grid lines."""
     getattr(axes, f"{which}axis").set_major_formatter(PercentFormatter(1, decimals=0))
     axes.grid(axis=which)
 
@@ -144,7 +144,7 @@ def stacked_bars(
 
 
 def legend_above(figure: Figure) -> None:
-    """Put the first panel's legend above all panels, as wide as the figure at most."""
+    """Put the first panel's legend above all panels, at most as wide as the figure."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=5)
 
@@ -153,7 +153,7 @@ def legend_above(figure: Figure) -> None:
 def with_title(figure: Figure, title: str, note: str = "") -> Figure:
     """Add a title and small print to a figure that is shown outside a report; return the figure.
 
-    The title is broken between its parts ("a · b"), or inside a part that is longer than a line.
+    The title wraps between its parts ("a · b"), or inside a part that is longer than a line.
     """
     parts = [p if len(p) > TITLE_WIDTH - 2 else p.replace(" ", "\xa0") for p in title.split(" · ")]
     above = textwrap.wrap("\xa0· ".join(parts), TITLE_WIDTH, break_on_hyphens=False)
@@ -166,7 +166,7 @@ def with_title(figure: Figure, title: str, note: str = "") -> Figure:
 
 @styled
 def save(figure: Figure, *paths: Path) -> None:
-    """Write a figure to files, PNG or SVG by their suffixes; the same figure gives the same bytes.
+    """Write a figure to files, PNG or SVG by suffix; the same figure gives the same bytes.
 
     The layout is computed once, for the first file.
     """
@@ -179,7 +179,7 @@ def save(figure: Figure, *paths: Path) -> None:
 def inline_svg(figure: Figure) -> str:
     """Return a figure for an HTML page: transparent, in the page's `--ink`, `--muted`, `--grid`.
 
-    Ids get a prefix of the figure's own, since a page holds several figures.
+    Ids get a prefix unique to the figure, since a page holds several figures.
     """
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})

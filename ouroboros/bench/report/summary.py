@@ -1,7 +1,7 @@
-"""From a measurement to one DataFrame of every metric, which all tables, plots and files read.
+"""Compute one DataFrame of every metric from a measurement; all tables, plots and files read it.
 
-Invariant: a failed sample is counted and named, never measured; the title says how many prompts
-were in fact measured. The metrics are the entries of `ouroboros.bench.metrics.metrics`.
+Invariant: failed samples are counted and named, but never enter a metric; the title says how many
+prompts were measured. The metrics are the entries of `ouroboros.bench.metrics.metrics`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Summary:
     """Every metric of one run.
 
     `frame` has a row per decoder, greedy first and then the fastest first, and a column per metric
-    by its registered name. A metric with an interval has `<name>.low` and `<name>.high` as well; a
-    task's scores are `score.<name>`. Unavailable values are NaN or None. `groups` has the metrics
-    of each (group of prompts, decoder). `verdicts` counts the audit's findings by decoder;
-    `problems` holds a line for each failure, and for each decoder without a prediction. `label` is
+    by registered name. A metric with an interval also has `<name>.low` and `<name>.high`; a task's
+    scores are `score.<name>`. Unavailable values are NaN or None. `groups` has the metrics of each
+    (group of prompts, decoder). `verdicts` counts the audit's findings by decoder; `problems` has a
+    line for each failure and each decoder without a prediction. `label` is
     the run's name in a report, `sweep` the folder of the sweep whose job it is.
     """
 
@@ -55,13 +55,13 @@ class Summary:
 
     @cached_property
     def metrics(self) -> Mapping[str, Metric]:
-        """The registered metrics and those of the task's scores, by name."""
+        """The registered metrics and the task's scores, by name."""
         names = self.frame.filter(regex=r"^score\.[^.]*$").columns.str.removeprefix("score.")
         return METRICS | {m.name: m for m in map(score_metric, sorted(names))}
 
     @property
     def notes(self) -> list[str]:
-        """A line for each thing that a reader must know: what is missing, what failed."""
+        """Notes for the reader, one line each: what is missing, what failed."""
         facts, found = self.facts, []
         if facts.samples < facts.samples_wanted:
             found.append(f"**Incomplete**: {facts.samples} of {facts.samples_wanted} samples.")
@@ -76,8 +76,8 @@ class Summary:
         return [*found, *[NO_GREEDY] * (PLAIN not in self.frame.index), *self.problems]
 
     def to_dict(self) -> dict:
-        """Return summary.json: the facts, and under "decoders" each metric, intervals as {value,
-        low, high}."""
+        """Return summary.json: the facts and, under "decoders", every metric; an interval is
+        {value, low, high}."""
         decoders = {}
         for name, row in self.frame.iterrows():
             own: Any = self.groups[self.groups.index.get_level_values(-1) == name].iterrows()
@@ -89,7 +89,7 @@ class Summary:
         return {**vars(self.facts), "notes": self.notes, "decoders": decoders}
 
     def _values(self, row: pd.Series) -> dict:
-        """A frame's row as plain JSON values."""
+        """Return a frame's row as plain JSON values."""
         found: dict[str, object] = {}
         for name, metric in self.metrics.items():
             if name in row and metric.interval:
@@ -100,7 +100,7 @@ class Summary:
         return found
 
     def headline(self) -> dict[str, dict]:
-        """Return the few numbers per decoder of a command's JSON line, rounded."""
+        """Return the few rounded numbers per decoder for a command's JSON line."""
         names = [metric.name for metric in METRICS.shown_in("headline")]
         return {
             str(decoder): {name: plain(row[name], digits=4) for name in names}
@@ -158,7 +158,7 @@ def summarise(measured: Measured) -> Summary:
         if costs and rows[name]["cost_per_token"] is None and (why := costs.why_not(samples)):
             problems.setdefault(f": no cost/token and no prediction: {why}", []).append(name)
     frame = _frame(rows).rename_axis("decoder")
-    for metric in METRICS.shown_in("default"):  # by the first of them that is known
+    for metric in METRICS.shown_in("default"):  # sort by the first one available
         if metric.better and frame[metric.name].notna().any():
             ascending = metric.better == "lower"
             frame = frame.sort_values(metric.name, ascending=ascending, kind="stable")
@@ -174,14 +174,14 @@ def summarise(measured: Measured) -> Summary:
 
 
 def interval_of(row: Mapping | pd.Series, name: str) -> Interval | None:
-    """Return a metric of a frame's row with its interval; None where it is unavailable."""
+    """Return a metric of a frame's row with its interval; None if unavailable."""
     ends = (row.get(f"{name}.{end}") for end in ("low", "high", "prompts"))
     value, low, high, prompts = (None if pd.isna(end) else end for end in (row[name], *ends))
     return None if value is None else Interval(value, low, high, prompts and int(prompts))
 
 
 def _frame(rows: Mapping) -> pd.DataFrame:
-    """One row per key; each metric with an interval as three columns, numbers as floats or ints."""
+    """Return one row per key, a metric with an interval as three columns."""
     flat = []
     for row in rows.values():
         cells: dict[str, object] = {}
@@ -197,7 +197,7 @@ def _frame(rows: Mapping) -> pd.DataFrame:
 
 
 def plain(value: Any, digits: int | None = None) -> object:
-    """Return a cell of a frame as a plain JSON value, a float rounded to `digits`."""
+    """Return a frame's cell as a plain JSON value, floats rounded to `digits`."""
     if isinstance(value, Mapping | list | str):
         return value
     if value is None or pd.isna(value):

@@ -1,8 +1,8 @@
-"""Tables of summaries: selections of columns of one DataFrame, and the one way to format a cell.
+"""Tables of summaries: selections of columns of one DataFrame, with one way to format a cell.
 
-A cell is text as a reader sees it ("3.04x [2.15, 3.86]", "-" where nothing is known); the numbers
-in full are in `report.numbers`. A metric's registry entry names the tables that show it as a
-column. A column that no decoder fills is left out.
+A cell is the text that a reader sees ("3.04x [2.15, 3.86]", "-" if unknown); `report.numbers` has
+full precision. A metric's registry entry names the tables that show it as a column. Columns without
+any value are left out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ yes-or-no scores Wilson's). Warm-up is excluded; decoders alternate prompt by pr
 
 
 class Table(NamedTuple):
-    """A frame of cells; `name` becomes its file's."""
+    """A frame of cells; its files are called `name`."""
 
     name: str
     caption: str
@@ -44,7 +44,7 @@ class Table(NamedTuple):
 
 
 def cell(metric: Metric, row: Mapping | pd.Series) -> str:
-    """Return a metric of a frame's row as text, with its interval; "-" where it is unavailable."""
+    """Return a metric of a frame's row as text with its interval; "-" if unavailable."""
     if isinstance(value := row.get(metric.name), str):
         return value
     interval = None if value is None else interval_of(row, metric.name)
@@ -55,9 +55,9 @@ def cell(metric: Metric, row: Mapping | pd.Series) -> str:
 
 
 def columns(summary: Summary, table: str) -> list[Metric]:
-    """Return the metrics that a table of a run shows: those with a value for at least one decoder.
+    """Return the metrics that a run's table shows: those with a value for at least one decoder.
 
-    Of the task's scores, the default table shows only the first.
+    The default table shows only the first of the task's scores.
     """
     known = {name for name in summary.metrics if _known(summary.frame, name)}
     shown = [m for n, m in summary.metrics.items() if n in known and table in m.tables.split()]
@@ -68,7 +68,7 @@ def columns(summary: Summary, table: str) -> list[Metric]:
 
 
 def run_table(summary: Summary, table: str) -> pd.DataFrame:
-    """Return one table of a run, a row per decoder; empty without any column."""
+    """Return one table of a run, a row per decoder; empty if it has no columns."""
     shown, rows = columns(summary, table), []
     for decoder, row in summary.frame.iterrows():
         cells = {metric.heading: cell(metric, row) for metric in shown}
@@ -82,7 +82,7 @@ def run_table(summary: Summary, table: str) -> pd.DataFrame:
 
 
 def run_tables(summary: Summary) -> list[Table]:
-    """Return every table of a run that has something to show."""
+    """Return a run's non-empty tables."""
     found = [Table(name, text, run_table(summary, name)) for name, text in CAPTIONS.items()]
     if summary.facts.costs:
         costs = f"{CAPTIONS['counts']} (cost/token by {summary.facts.costs})"
@@ -121,7 +121,7 @@ def group_table(summary: Summary) -> list[Table]:
 
 
 def published_table(summary: Summary) -> Table:
-    """Return published tokens/s and speedups over greedy beside the measured ones; empty where the
+    """Return published tokens/s and speedups over greedy beside the measured ones; empty if the
     run's config has none."""
     facts, frame, published = summary.facts, summary.frame, summary.facts.published or {}
     theirs, rows = published.get("tokens_per_s", {}), []
@@ -149,9 +149,8 @@ def published_table(summary: Summary) -> Table:
 def comparisons(
     lead: Mapping[str, Sequence], summaries: Sequence[Summary], prefix: str = ""
 ) -> list[Table]:
-    """Return the comparisons of runs, named by `prefix` and metric: decoders across, a row per run.
-
-    `lead` holds the first columns, which tell the runs apart: one value per run.
+    """Return a comparison of runs per metric, named by `prefix` and metric: decoders across, a row
+    per run. `lead` holds the first columns, one value per run, which identify the runs.
     """
     costs = ", ".join(
         dict.fromkeys(  # costs that a timed run measured itself fit it
@@ -176,11 +175,11 @@ def comparisons(
 
 def terminal_tables(summary: Summary, width: int = 100) -> list[TerminalTable]:
     """Return the tables that commands print: one of at most seven columns and the task's scores,
-    and where prompts have groups their speedups.
+    and speedups by group of prompts, if any.
 
-    Where a line would be longer than `width`, intervals go below their values; where that is not
-    enough, accepted/step and TTFT are left out. Groups are shown without intervals, and without
-    the slowest decoders where a line would be too long.
+    If a line is longer than `width`, intervals go below their values; if that is not enough,
+    accepted/step and TTFT are left out. Groups are shown without intervals, and without the slowest
+    decoders if a line would be too long.
     """
 
     def fits(frame: pd.DataFrame) -> bool:
@@ -211,7 +210,7 @@ def _terminal(shown: pd.DataFrame) -> TerminalTable:
 
 
 def legend(summaries: Sequence[Summary]) -> dict[str, str]:
-    """Return the definition of every metric that the tables of some runs show, by its heading."""
+    """Return the definitions of all metrics that the runs' tables show, by heading."""
     shown = (metric for one in summaries for table in CAPTIONS for metric in columns(one, table))
     found = {metric.heading: metric.definition for metric in shown}
     costs = {f"{COST_RATIO if (c := one.facts.draft_cost) is None else c:.3g}" for one in summaries}
@@ -222,7 +221,7 @@ def legend(summaries: Sequence[Summary]) -> dict[str, str]:
 
 
 def as_text(frame: pd.DataFrame, style: str = "github") -> str:
-    """Return a frame as text (`style`: one of tabulate's), the first column to the left."""
+    """Return a frame as text in a `style` of tabulate, first column left-aligned."""
     align = ["left", *["right"] * (frame.shape[1] - 1)] if len(frame) else None
     return frame.to_markdown(index=False, tablefmt=style, disable_numparse=True, colalign=align)
 
@@ -239,11 +238,11 @@ def write_table(frame: pd.DataFrame, stem: Path, *, caption: str) -> None:
 def _across(
     metric: Metric, rows: Sequence[Mapping], frames: Iterable[pd.DataFrame]
 ) -> pd.DataFrame:
-    """One metric: `rows` (the first cells), each continued by its frame's decoders across."""
+    """Return one metric, decoders across; `rows` hold each frame's first cells."""
     cells = ({str(name): cell(metric, row) for name, row in frame.iterrows()} for frame in frames)
     return pd.DataFrame([{**row, **own} for row, own in zip(rows, cells, strict=True)]).fillna("-")
 
 
 def _known(frame: pd.DataFrame, name: str) -> bool:
-    """Whether some decoder has a metric: a number, or a text, list or mapping, not an empty one."""
+    """Return whether some decoder has a metric that is neither missing nor empty."""
     return any(bool(v) if isinstance(v, Mapping | list) else not pd.isna(v) for v in frame[name])

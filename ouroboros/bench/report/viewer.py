@@ -1,6 +1,6 @@
 """The data of the page's viewer: every completion, token by token and step by step.
 
-It is embedded in the page, so it is small: a token is its text and one letter for its source, a
+It is embedded in the page and therefore small: a token is its text and a letter for its source, a
 step is a list of eight numbers, and a tree node is an index into the run's list of token texts, a
 parent, a percentage and a letter.
 """
@@ -42,8 +42,8 @@ def viewer_run(
 ) -> dict:
     """Return one run's completions as JSON values: the first repeat of each prompt, all decoders.
 
-    With more than `most_tokens` tokens, prompts are taken at even distances; trees are included up
-    to as many nodes. `tokenizer` is a folder or hub id to use instead of run.json's.
+    With more than `most_tokens` tokens, evenly spaced prompts are taken; trees are included up to
+    the same number of nodes. `tokenizer` is a folder or hub id to use instead of run.json's.
     """
     model = measured.run["model"]
     place, fingerprint = tokenizer or model.get("target"), model.get("tokenizer")
@@ -61,7 +61,7 @@ def viewer_run(
     total = sum(len(s.new_tokens) for samples in prompts.values() for s in samples.values())
     count = len(prompts) if total <= most_tokens else max(1, len(prompts) * most_tokens // total)
     chosen = np.linspace(0, len(prompts) - 1, count).round().astype(int)
-    texts: dict[int, tuple[int, str]] = {}  # by token: its place in the list, its text
+    texts: dict[int, tuple[int, str]] = {}  # by token: its index in the list, its text
     nodes_left, shown = most_tokens, []
     for prompt, samples in (list(prompts.items())[place] for place in chosen):
         completions = {}
@@ -99,7 +99,7 @@ def viewer_run(
 def find_tokenizer(place: str, fingerprint: str | None = None) -> Tokenizer | None:
     """Return the tokenizer of a folder, of "reference/target" or of a hub id in the local cache.
 
-    None if there is none, or if its fingerprint differs (a folder may have another model's name).
+    None if there is none, or if its fingerprint differs (the name may be another model's folder).
     """
     folder = PACKAGE / place if place.startswith("reference/") else Path(place)
     try:
@@ -113,10 +113,10 @@ def find_tokenizer(place: str, fingerprint: str | None = None) -> Tokenizer | No
 
 
 def splitter(tokenizer: Tokenizer | None) -> Callable[[Sequence[int]], list[str]]:
-    """Return a function that gives the text each token adds, or its id without a tokenizer.
+    """Return a function from tokens to the text that each one adds (without a tokenizer, ids).
 
-    The texts of a completion, joined, are its text: a token that ends inside a character adds "",
-    and the next one adds the whole character.
+    Joined, they give the completion's text: a token that ends inside a character adds "", and the
+    next one adds the whole character.
     """
     if not tokenizer:
         return lambda tokens: [f"{token} " for token in tokens]
@@ -129,7 +129,7 @@ def splitter(tokenizer: Tokenizer | None) -> Callable[[Sequence[int]], list[str]
 
 
 def _tree(step: ProposedTree, texts: dict[int, tuple[int, str]], split: Callable) -> dict:
-    """A tree as the page draws it; percentages are empty if the drafter did not estimate any."""
+    """Return a tree for the page; percentages are empty if the drafter estimated none."""
     tree = step.tree
 
     def place(token: int, parent: int) -> int:
