@@ -66,6 +66,9 @@ def test_a_draft_is_simulated_and_the_title_says_so(run_replay, saved_pair):
     assert json.loads((saved_pair / "simulated" / "replay.json").read_text())["title"]
     greedy, chain = document["decoders"].values()
     assert greedy["runs"] == 2 and chain["target_calls"] < greedy["target_calls"] / 3
+    (saved_pair / "curve.csv").write_text("rate\n1\n0.5\n")
+    code, document, _ = run_replay(*given, "draft.agreement=curve.csv")
+    assert code == 0 and "at agreement 1, 0.5 by position" in document["title"]
     code, _, err = run_replay(*given, "draft.agreement=2")
     assert code == 2 and "draft.agreement=2" in err
 

@@ -200,6 +200,13 @@ def replay_run(
         draft.empty()
     choose = recorded.sampling.choose(run.example, run.repeat, vocab=recorded.vocab_size)
     drafting, name = Drafting(drafter, choose), type(drafter).__name__
+
+    def propose(tokens: Sequence[int], budget: int) -> Any:
+        if isinstance(draft, SimulatedDraft):
+            draft.accepted = len(tokens)
+        return drafter.propose(tokens, budget)
+
+    drafting.propose = propose  # type: ignore[method-assign]
     drafting.observe = lambda tree, chosen, path: drafter.observe(
         tree, Predictions(chosen, tree.logit_nodes, name), path
     )

@@ -6,7 +6,7 @@ token for a share `agreement` of all new tokens; ranks and confidences are drawn
 
 Invariant: the logits depend only on seed, text, position and preceding tokens, so every decoder
 gets the same draft in any order of calls; and a draft of higher agreement is right wherever one of
-lower agreement is.
+lower agreement is. With an acceptance curve they depend on the position in the draft as well.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import torch
 from scipy.optimize import brentq
 
@@ -72,11 +75,35 @@ class DraftErrorModel:
         return f"ranks and confidences of {self.about.get('pair', 'a pair')}"
 
 
+def read_curve(path: Path) -> list[float]:
+    """Read a golden acceptance curve: for each draft position k, the share of drafts whose first k
+    tokens are accepted.
+
+    The file is a JSON list, a result of `vllm bench serve` or a CSV table whose last column is the
+    curve. Mean acceptance lengths for 1, 2, ... draft tokens (some above 1) become the differences
+    between them. Raises `ValueError` for anything else.
+    """
+    try:
+        if path.suffix == ".csv":
+            curve = pd.read_csv(path).iloc[:, -1].astype(float).tolist()
+        else:
+            curve = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(curve, dict):
+                curve = curve["spec_decode_per_position_acceptance_rates"]
+            curve = [float(share) for share in curve]
+        return np.diff([1.0, *curve]).tolist() if max(curve) > 1 else curve
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"{path}: give acceptance rates by position, as [0.8, 0.6]") from error
+
+
 class SimulatedDraft(ScriptedModel):
     """A draft that is right for a share `agreement` of the recorded runs' new tokens.
 
-    `follow` selects the text. Calls are counted like a model's but take no time. Raises
-    `ValueError` for an agreement outside 0 to 1 and for ids outside the vocabulary.
+    An acceptance curve (as of `read_curve`) gives the share by draft position instead: the draft is
+    as often right in repeated text as elsewhere, and beyond the curve as at its last position.
+    `follow` selects the text; a step sets `accepted`, the number of tokens before its draft. Calls
+    are counted like a model's but take no time. Raises `ValueError` for an agreement outside 0 to
+    1, a curve that rises, and ids outside the vocabulary.
     """
 
     device = torch.device("cpu")
@@ -84,7 +111,7 @@ class SimulatedDraft(ScriptedModel):
 
     def __init__(
         self,
-        agreement: float,
+        agreement: float | Sequence[float],
         recorded: RecordedRuns,
         *,
         errors: DraftErrorModel | None = None,
@@ -94,28 +121,38 @@ class SimulatedDraft(ScriptedModel):
         ids = 1 + max(tokenizer.get_vocab().values()) if tokenizer else ANY
         size, runs = min(ids, recorded.vocab_size), recorded.runs
         super().__init__(recorded.max_len, vocab_size=size, tokenizer=tokenizer)
-        if not 0 <= agreement <= 1:
-            raise ValueError(f"draft.agreement={agreement}: give a share from 0 to 1")
+        curve = [1.0, *(agreement if isinstance(agreement, Sequence) else [agreement])]
+        if len(curve) < 2 or curve[-1] < 0 or any(b > a for a, b in pairwise(curve)):
+            raise ValueError(
+                f"draft.agreement={agreement}: give a share from 0 to 1, or a share for each draft "
+                "position, none above the one before"
+            )
         highest = max((max(run.tokens) for run in runs), default=0)
         if size <= max(highest, CHOICES):
             raise ValueError(f"the recording has id {highest}, the vocabulary {size} ids")
         self.agreement, self.seed = agreement, seed
         self.errors = DraftErrorModel.load() if errors is None else errors
         again = [one for run in runs for one in repeats(run.tokens)[len(run.prompt) :]]
-        self._rates = rates_at(agreement, self.errors.odds, sum(again) / max(1, len(again)))
+        share = sum(again) / max(1, len(again))
+        if isinstance(agreement, Sequence):  # given that the positions before are right
+            self._rates = [(b / a if a else 0.0,) * 2 for a, b in pairwise(curve)]
+        else:
+            self._rates = [rates_at(agreement, self.errors.odds, share)]
         self.follow(())
 
     @property
     def title(self) -> str:
         """The agreement and its source, for titles of measurements."""
-        return f"draft simulated at agreement {self.agreement:g} ({self.errors.source})"
+        shares = self.agreement if isinstance(self.agreement, Sequence) else [self.agreement]
+        agreement = ", ".join(f"{share:g}" for share in shares) + " by position" * (len(shares) > 1)
+        return f"draft simulated at agreement {agreement} ({self.errors.source})"
 
     def follow(self, text: Sequence[int]) -> None:
         """Switch to another recorded text (prompt and continuation)."""
-        self.text = tuple(text)
+        self.text, self.accepted = tuple(text), 0
         self._again = repeats(self.text)
         self._key = f"{self.seed}-{zlib.crc32(repr(self.text).encode())}"
-        self._choices: dict[PrefixKey, tuple[list[int], tuple[float, ...], float]] = {}
+        self._choices: dict[tuple, tuple[list[int], tuple[float, ...], float]] = {}
 
     def score(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
@@ -140,14 +177,15 @@ class SimulatedDraft(ScriptedModel):
 
     def _choice(self, place: PrefixKey) -> tuple[list[int], tuple[float, ...], float]:
         """Return the top five ids after a place, their logits, and the logit of any other id."""
-        if place in self._choices:
-            return self._choices[place]
         along, off = place
+        position = min(along + len(off) - self.accepted, len(self._rates) - 1)
+        if (place, position) in self._choices:
+            return self._choices[place, position]
         before = self.text[:along]
         near = (*before[-CONTEXT:], *off)[-CONTEXT:]
         draw = random.Random(f"{self._key}-{along + len(off)}-{near}-{bool(off)}")
         truth = self.text[along] if not off and along < len(self.text) else None
-        right = draw.random() < self._rates[truth is not None and self._again[along]]
+        right = draw.random() < self._rates[position][truth is not None and self._again[along]]
         among, rank = draw.random(), 1 if right else NOWHERE
         for missed, share in self.errors.shares.items():
             among -= share
@@ -164,8 +202,8 @@ class SimulatedDraft(ScriptedModel):
                 ids.append(drawn)
         if rank != NOWHERE and truth is not None:
             ids[rank - 1] = truth
-        self._choices[place] = ids, *_log_shares(row, self.vocab_size)
-        return self._choices[place]
+        self._choices[place, position] = ids, *_log_shares(row, self.vocab_size)
+        return self._choices[place, position]
 
 
 def repeats(text: Sequence[int]) -> list[bool]:

@@ -21,6 +21,7 @@ from ouroboros.bench.replay.simulated_draft import (
     DraftErrorModel,
     SimulatedDraft,
     rates_at,
+    read_curve,
     repeats,
 )
 from ouroboros.bench.run.config import Sampling
@@ -47,7 +48,7 @@ RECORDED = RecordedRuns(RUNS, vocab_size=VOCAB)
 SHORT = [written(seed, 140) for seed in range(3)]
 
 
-def drafted(agreement: float, **options) -> SimulatedDraft:
+def drafted(agreement, **options) -> SimulatedDraft:
     return SimulatedDraft(agreement, RECORDED, **options)
 
 
@@ -173,7 +174,35 @@ def test_more_agreement_means_fewer_calls():
     assert {(step.drafted, step.accepted) for step in certain} == {(4, 4)}
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", "[0.9, 0.6, 0.3]"),
+        ("b.json", '{"spec_decode_per_position_acceptance_rates": [0.9, 0.6, 0.3]}'),
+        ("c.json", "[1.9, 2.5, 2.8]"),
+        ("d.csv", "position,rate\n1,0.9\n2,0.6\n3,0.3\n"),
+    ],
+)
+def test_a_curve_gives_the_acceptance_by_position(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    curve = read_curve(tmp_path / name)
+    assert curve == pytest.approx([0.9, 0.6, 0.3])
+    draft = Speculative(drafted(curve), gamma=3)
+    steps = [step for run in RUNS for step in replay_run(draft, RECORDED, run).steps]
+    accepted = np.array([step.accepted for step in steps if step.drafted == 3])
+    found = [(accepted >= k).mean() for k in (1, 2, 3)]
+    assert found == pytest.approx(curve, abs=4 * math.sqrt(0.25 / len(accepted)))
+
+
+@pytest.mark.parametrize("curve", ["[]", "{}", "[0.5, 0.6]", "[0.5, -0.1]", "none", '["a"]'])
+def test_a_file_that_is_no_curve_is_refused(tmp_path, curve):
+    (tmp_path / "curve.json").write_text(curve)
+    with pytest.raises(ValueError, match=r"curve\.json: give|share for each draft position"):
+        drafted(read_curve(tmp_path / "curve.json"))
+
+
 def test_what_it_refuses_and_how_it_is_named(tmp_path):
+    assert "at agreement 0.9, 0.6 by position (" in drafted([0.9, 0.6]).title
     assert drafted(0.88).title.startswith("draft simulated at agreement 0.88 (ranks and")
     assert DraftErrorModel.load().source == "ranks and confidences of the reference pair"
     with pytest.raises(ValueError, match="temperature 0"):
