@@ -23,15 +23,13 @@ from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.loop import Bench
 from ouroboros.bench.run.pair import PairSpec, fast_dtype, load_pair, model_path
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.cli.common import check_sizes, known, new_folder, print_table
+from ouroboros.cli.common import check_sizes, new_folder, print_table
 from ouroboros.costs import Costs
 from ouroboros.decoder_factory import check_decoders, needs_draft
 from ouroboros.instantiate import check_whole
 from ouroboros.tuning import advise as advising
-from ouroboros.tuning.check import accuracy, check
 from ouroboros.tuning.evidence import Evidence, measured_evidence, recorded_evidence
 from ouroboros.tuning.memory import DeviceMemory, config_of, fits, footprint_of
-from ouroboros.tuning.scaling import scaling
 
 COLUMNS = ["decoder", "settings", "tokens/s", "speedup", "measured", "cost/token"]
 COLUMNS += ["draft/verify/host %"]
@@ -40,16 +38,14 @@ KEPT = ("model", "max_new", "temperature", "top_k", "top_p", "min_p", "threads",
 
 
 def advise(options: dict) -> tuple[int, dict]:
-    """Print predictions and reasons, the best command, and what fits in memory; with check= or
-    scaling=, those tables instead."""
+    """Print predictions and reasons, the best command, and what fits in memory."""
     greedy = {PLAIN: {"_target_": "ouroboros.baselines.Greedy"}}
     decoders = options["decoder"] = {**greedy, **options["decoder"]}
     check_decoders(decoders)
     folder = new_folder(options["results_dir"])
     for name in ("max_new", "visits", "threads"):
         check_whole(name, options[name], null=name == "threads")
-    for name in ("nodes", "devices"):
-        check_sizes(name, options[name])
+    check_sizes("nodes", options["nodes"])
     torch.set_num_threads(options["threads"] or torch.get_num_threads())
     overrides = list(HydraConfig.get().overrides.task)
     spec, machine = PairSpec.from_mapping(options["model"]), options["machine"]
@@ -68,11 +64,6 @@ def advise(options: dict) -> tuple[int, dict]:
     task = TaskSpec.from_mapping(options["task"]) if options.get("task") else None
     own_task = task if any(option.startswith("task") for option in overrides) else None
     given: dict[str, Any] = {"costs": costs, "rates": rates}
-    if options["check"]:
-        return 0, print_check(Path(options["check"]), folder, task=own_task, **given)
-    if options["scaling"]:
-        return 0, print_scaling(options, folder, costs)
-
     if options["runs"]:
         evidence = recorded_evidence(options["runs"], spec, decoders, task=own_task, **given)
     elif task is None:
@@ -148,44 +139,6 @@ def print_advice(
         folder.write_json("advice.json", document)
         evidence.costs.save(folder.path / "costs.json")
     return document
-
-
-def print_check(place: Path, folder: ResultsFolder | None, **given: Any) -> dict:
-    """Compare predictions with every run in `check`, print and write it; return the document."""
-    points, what, about = check(place, **given)
-    found = accuracy(points)
-    rows = points.sort_values("error", key=abs, kind="stable")
-    tables = [rows[["run", "decoder", "predicted", "measured", "error"]], found.reset_index()]
-    document = {"what": what, "about": about, "accuracy": known(found).to_dict("index")}
-    whole = {**document, "points": points.to_dict("records")}
-    show(folder, "check", whole, f"# Predicted against measured: {what}\n\n{about}", tables, 3)
-    return document
-
-
-def print_scaling(options: dict, folder: ResultsFolder | None, costs: Costs | None) -> dict:
-    """Print and write from how many devices wider trees pay off; return the document."""
-    if costs is None:
-        raise ValueError("scaling= needs costs: give costs=epyc, flat or a file, or machine.*")
-    how = {"devices": options["devices"], "message_ms": options["message_ms"]}
-    found = scaling(Path(options["scaling"]), costs, **how)
-    laws = pd.DataFrame.from_dict({k: v or {} for k, v in found["laws"].items()}, orient="index")
-    tables = [pd.json_normalize(found["widths"]), laws.reset_index()]
-    tables.append(pd.DataFrame(found["predicted"]))
-    head = f"{found['measured']} Predicted by {costs.title}, {options['message_ms']} ms a message."
-    show(folder, "scaling", found, head, tables, 2)
-    return {"scaling": found}
-
-
-def show(folder: ResultsFolder | None, name, document, head, tables, digits) -> None:
-    """Print tables; with a folder, also write them to NAME.md and the document to NAME.json."""
-    print(head.lstrip("# "))
-    for table in tables:
-        print()
-        print_table(table, digits=digits)
-    if folder:
-        texts = [table.to_markdown(index=False, floatfmt=f".{digits}f") for table in tables]
-        folder.write_text(f"{name}.md", "\n\n".join([head, *texts]) + "\n")
-        folder.write_json(f"{name}.json", document)
 
 
 def rates_by_decoder(given: object) -> dict[str, OffTextRates]:

@@ -21,7 +21,7 @@ from ouroboros.bench.run.loop import Bench, eos_ids
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
 from ouroboros.bench.run.prompts import longest, prompt_ids
 from ouroboros.bench.tasks.registry import TaskSpec
-from ouroboros.costs import UNTIMED, Costs
+from ouroboros.costs import Costs
 from ouroboros.decode import RootOnly
 from ouroboros.decoder_factory import (
     decoder_factories,
@@ -102,13 +102,11 @@ def recorded_evidence(
     costs: Costs | None = None,
     rates: Mapping[str, OffTextRates] | None = None,
     task: TaskSpec | None = None,
-    timing: bool = True,
 ) -> Evidence:
     """Return the evidence in a results folder: greedy's texts and, by default, the run's `costs`
     and off-text `rates`.
 
-    The target is not loaded, the draft only if `decoders` (configs by name) need it. Without
-    `timing` the costs are those that the run's decoders were given.
+    The target is not loaded, the draft only if `decoders` (configs by name) need it.
     """
     folder, tokenizer = ResultsFolder(path), load_tokenizer(spec)
     recording = read_recording(path, tokenizer, task=task)
@@ -116,7 +114,7 @@ def recorded_evidence(
     live: dict[str, list[Sample]] = {}
     if costs is None:
         live = completed(folder.load_samples())
-        costs = load_costs(path) if timing else decision_costs or Costs.load(UNTIMED)
+        costs = load_costs(path)
     assert costs is not None
     drafts = any(map(needs_draft, decoders.values()))
     draft = recorded.load_draft(spec, tokenizer) if drafts else None

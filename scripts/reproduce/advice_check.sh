@@ -6,6 +6,6 @@ here=$RESULTS/advice_check
 step advice_check advice/advice.json "$PYTHON" -m ouroboros advise search=false model.dtype=auto \
   results_dir=$here/advice
 measure advice_check/runs bench experiment=advice_check &&
-  step advice_check check.json "$PYTHON" -m ouroboros advise check=$here/runs \
-    costs=$here/advice/costs.json rates=$here/advice/advice.json results_dir=$here
+  step advice_check check.json "$PYTHON" scripts/reproduce/advice_check.py $here/runs \
+    --costs $here/advice/costs.json --rates $here/advice/advice.json --out $here
 finish

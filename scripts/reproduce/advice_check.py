@@ -1,11 +1,14 @@
-"""Compare predictions with measured runs: errors, ranks, and the regret of following them.
+"""Compare the predictions of `ouroboros advise` with measured runs: check.json and check.md.
 
-A prediction uses only greedy's texts of a run and separately measured costs (without any, the
-run's); it does not use the counts of the decoder.
+    python scripts/reproduce/advice_check.py RUNS --costs costs.json --rates advice.json --out DIR
+
+RUNS is a folder of runs. A prediction uses greedy's text of a run and costs that were measured
+separately (without --costs, the run's own); no decoder's own counts are used.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +22,10 @@ from ouroboros.bench.metrics.intervals import speedup
 from ouroboros.bench.metrics.sample import PLAIN, Sample, sample_frame
 from ouroboros.bench.replay.replay import OffTextRates
 from ouroboros.bench.report.gather import load, run_folders
+from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.pair import PairSpec
-from ouroboros.bench.tasks.registry import TaskSpec
+from ouroboros.cli.advise import rates_by_decoder
+from ouroboros.cli.common import known
 from ouroboros.costs import CostModel, Costs
 from ouroboros.decoder_factory import kind_of
 from ouroboros.tuning.advise import cost_per_token
@@ -28,19 +33,15 @@ from ouroboros.tuning.evidence import completed, recorded_evidence
 
 
 def check(
-    place: Path,
-    *,
-    costs: Costs | None = None,
-    rates: Mapping[str, OffTextRates] | None = None,
-    task: TaskSpec | None = None,
+    place: Path, *, costs: Costs | None = None, rates: Mapping[str, OffTextRates] | None = None
 ) -> tuple[pd.DataFrame, str, str]:
-    """Return a table of predicted and measured values for each drafter in every run below a folder,
-    the name of the value, and a sentence about the runs.
+    """Return predicted and measured values of each drafter in every run below a folder, the name of
+    these values, and a sentence about the runs.
 
-    The value is the speedup over greedy, or for untimed runs the tokens per cost of a target call;
-    higher is better. Columns: run, decoder, kind, predicted, measured, the relative error, and
-    `elsewhere`: the error on each half of the prompts when predicted from the other half, () with
-    fewer than two prompts. Other engines are left out.
+    The value is the speedup over greedy; for runs without timing it is tokens per target call's
+    cost. More is better. Columns: run, decoder, kind, predicted, measured, error (predicted /
+    measured - 1), and `elsewhere`: the errors of each half of the prompts, predicted from the other
+    half, () with fewer than two prompts. transformers' own decoders are left out.
     """
     folders, rows, titles, timed = run_folders(place), [], [], True
     for path in tqdm(folders, desc="folders", leave=False):
@@ -50,8 +51,8 @@ def check(
         titles.append(found.facts.title)
         spec = PairSpec.from_mapping(run["config"]["model"])
         decoders = {name: run["config"]["decoder"][name] for name in run["decoders"]}
-        given = {"costs": costs, "rates": rates, "task": task, "timing": timing}
-        evidence = recorded_evidence(path, spec, decoders, **given)
+        decided = None if timing else ResultsFolder(path).load_costs() or Costs.load("epyc")
+        evidence = recorded_evidence(path, spec, decoders, costs=costs or decided, rates=rates)
         model, live = CostModel(evidence.costs), completed(found.samples)
         texts = evidence.counts(PLAIN, {}, {})
         examples = list(dict.fromkeys(sample.example for sample in texts))
@@ -82,22 +83,20 @@ def check(
             row["elsewhere"] = tuple(before / after - 1.0 for before, after in pairs)
             rows.append(row)
     runs = f"{len(folders)} runs, the first: " if len(folders) > 1 else ""
-    source = "Costs measured apart" if costs else "Costs of the runs themselves"
+    source = "Costs measured separately" if costs else "Costs of the runs themselves"
     about = f"{runs}{titles[0]}. {source if timed else 'Counts alone'}."
-    what = "speedup over greedy" if timed else "tokens for what a target call costs"
-    return pd.DataFrame(rows), what, about
+    return pd.DataFrame(rows), "speedup over greedy" if timed else "tokens per target cost", about
 
 
 def accuracy(points: pd.DataFrame) -> pd.DataFrame:
-    """Return the accuracy of predictions: a row for "all" and one per kind.
+    """Return the accuracy of predictions: a row for "all", one for each kind of decoder.
 
     Columns: number of points, median and largest absolute relative error, median signed error,
-    median error in `elsewhere`, Spearman's rank correlation (from three points), and the regret:
-    best measured value / measured value of the point predicted best - 1. Raises `ValueError`
-    without points.
+    median error of predictions from the other prompts, Spearman's rank correlation (three points or
+    more), and the regret: the best measured value over that of the point predicted best, less one.
     """
     if points.empty:
-        raise ValueError("nothing was both predicted and measured: give runs with greedy in them")
+        raise SystemExit("nothing was both predicted and measured: give runs with greedy in them")
     rows = {}
     for kind, own in {"all": points, **dict(iter(points.groupby("kind", sort=False)))}.items():
         best: Any = own.predicted.idxmax()
@@ -113,3 +112,31 @@ def accuracy(points: pd.DataFrame) -> pd.DataFrame:
             "regret": own.measured.max() / own.measured[best] - 1.0,
         }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("decoder")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Check the runs of a folder, print both tables and write them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", type=Path, help="a results folder, or a folder of such")
+    parser.add_argument("--costs", help="epyc, flat or a file (default: the costs of each run)")
+    parser.add_argument("--rates", help="an advice.json whose off-text rates are used")
+    parser.add_argument("--out", type=Path, required=True, help="folder of check.json, check.md")
+    options = parser.parse_args(words)
+    rates = rates_by_decoder(options.rates)
+    points, what, about = check(options.runs, costs=load_costs(options.costs), rates=rates)
+    found = accuracy(points)
+    every = points.sort_values("error", key=abs, kind="stable").drop(columns=["kind", "elsewhere"])
+    tables = [own.to_markdown(index=False, floatfmt=".3f") for own in (every, found.reset_index())]
+    text = "\n\n".join([f"# Predicted against measured: {what}\n\n{about}", *tables]) + "\n"
+    document = {"what": what, "about": about, "accuracy": known(found).to_dict("index")}
+    options.out.mkdir(parents=True, exist_ok=True)
+    folder = ResultsFolder(options.out)
+    folder.write_json("check.json", document | {"points": points.to_dict("records")})
+    folder.write_text("check.md", text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
