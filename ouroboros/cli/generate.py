@@ -192,7 +192,7 @@ def write(console: Console, pieces: Sequence[Piece]) -> None:
 
 
 def columns(runners: Sequence[Runner], console: Console, *, whole: bool) -> Table:
-    """Return texts side by side under their figures; unless `whole`, only the last lines that fit."""
+    """Return texts side by side under their figures; unless `whole`, only the last lines."""
     width = (console.width - GAP * (len(runners) - 1)) // len(runners)
     table = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
     heads, bodies = [], []

@@ -1,7 +1,6 @@
 """Predict on how many devices a wider tree pays: the scaling law of lookahead decoding.
 
-    ouroboros bench experiment=scaling_law
-    ouroboros bench experiment=scaling_nodes
+    ouroboros bench experiment=scaling_law     (and experiment=scaling_nodes)
     python scripts/trials/scaling.py results/local/scaling_law --costs epyc
 
 Fu et al. (ICML 2024, section 5) find that a step's tokens grow with the logarithm of its nodes.
@@ -115,9 +114,6 @@ if __name__ == "__main__":
     for name, own in pd.DataFrame(widths).groupby("decoder"):
         print(own.drop(columns="parts").to_markdown(index=False, floatfmt=".2f"))
         print(f"\n{name}: {law_of(own.to_dict('records'))}\n")
-    how = {"devices": options.devices, "message_ms": options.message_ms}
-    print(
-        best_widths(widths, Costs.load(options.costs), **how).to_markdown(
-            index=False, floatfmt=".2f"
-        )
-    )
+    costs, ms = Costs.load(options.costs), options.message_ms
+    best = best_widths(widths, costs, devices=options.devices, message_ms=ms)
+    print(best.to_markdown(index=False, floatfmt=".2f"))
