@@ -1,11 +1,11 @@
-"""How long does one call take, by rows? Plain and prepacked weights, exact calls, llama.cpp.
+"""Time one call by number of rows: plain and prepacked weights, exact calls, llama.cpp.
 
     python scripts/call_times.py --out build/call_times        # 6 minutes on two quiet cores
 
-Calls are alternated in one process: each round times every engine once at each number of rows. The
-floor is the time to read the weights once at the bandwidth of a plain sum over 1 GiB. Writes
-call_times.csv, call_times.md and call_times.svg. llama.cpp is left out without its packages
-(`pip install llama-cpp-python gguf`); it computes the logits of every row, as a tree needs them.
+Calls alternate in one process: each round times every engine once at each number of rows. The floor
+is the time to read the weights once at the bandwidth of a sum over 1 GiB. Writes call_times.csv,
+call_times.md and call_times.svg. llama.cpp is skipped without its packages
+(`pip install llama-cpp-python gguf`); it computes logits for every row, as trees need.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROWS = (1, 2, 3, 4, 8, 16, 32, 64)
 
 
 def read_bandwidth() -> float:
-    """Return the bytes per second that a sum over 1 GiB reads, the best of ten."""
+    """Return the bytes per second read by a sum over 1 GiB, best of ten."""
     data, best = torch.ones(1 << 28), float("inf")
     for _ in range(10):
         started = time.perf_counter()
@@ -44,12 +44,12 @@ def read_bandwidth() -> float:
 
 
 def our_call(model: CachedModel, context: int) -> Callable[[int], float]:
-    """Return a function that times one call of so many rows, in seconds."""
+    """Return a function that times one call of `rows` rows, in seconds."""
     text = [int(token) for token in np.random.default_rng(0).integers(1, 5000, context)]
     model.score(model.new_sequence(), text, TokenTree.chain(text[-1], ()))
 
     def call(rows: int) -> float:
-        # a root with three children, below which hangs the rest: a tree, not a chain
+        # a root with three children, and the rest below: a tree, not a chain
         parents = [max(0, node - 3) for node in range(rows - 1)]
         tree = TokenTree((text[-1], *range(1, rows)), (-1, *parents))
         sequence = model.new_sequence(text[:-1])

@@ -6,7 +6,7 @@ r"""Write a Llama checkpoint as GGUF, the file format of llama.cpp, with the sam
         model.standin=null decoder.llama_cpp.path=build/target.gguf
 
 Needs the package gguf (`pip install gguf llama-cpp-python`). The file has no tokenizer: benches
-pass token ids. Norms are float32, as llama.cpp wants them.
+pass token ids. Norms are float32, as llama.cpp requires.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OUTER = {
 
 
 def write_gguf(folder: str, out: Path, dtype: str) -> None:
-    """Write the file. Raises `ValueError` for another architecture than Llama's."""
+    """Write the file. Raises `ValueError` for architectures other than Llama's."""
     import gguf
 
     kinds = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}

@@ -1,12 +1,12 @@
-"""Collect what a GPU machine without a network lacks, and measure all that travels there.
+"""Collect wheels for a GPU machine without network, and check the size of the transfer.
 
     git sparse-checkout set --no-cone '/*' '!/results/'     leaves out what no stage reads
     python scripts/gpu/carry.py                             fills build/gpu with wheels
-    git sparse-checkout disable                             afterwards: results/ is back
+    git sparse-checkout disable                             afterwards: restores results/
 
-The wheels are for Python 3.12 on Linux x86-64, in the versions installed here, less what such a
-machine has (`HAS`, or a list of names by --has). Prints the size of each part of the checkout, with
-build/gpu, and fails above 60 MiB; transfers take 64.
+The wheels are for Python 3.12 on Linux x86-64, in the versions installed here, without those that
+the machine has (`HAS`, or --has NAMES). Prints the size of each part of the checkout, including
+build/gpu, and fails above 60 MiB; the transfer limit is 64.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ HAS = frozenset(
     )
 )
 """What the machine has, and with it all that these need."""
-LEFT = frozenset(("datasets",))  # not carried: no stage reads a hub
+LEFT = frozenset(("datasets",))  # not transferred: no stage reads a hub
 
 
 def carry(has: Collection[str]) -> None:
-    """Collect the wheels and print what travels. Raises `ValueError` above `MOST_BYTES`."""
+    """Collect the wheels and print all sizes. Raises `ValueError` above `MOST_BYTES`."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name in carried(has):
         collect(name, version(name), FOLDER)
@@ -58,11 +58,11 @@ def carry(has: Collection[str]) -> None:
 def carried(
     has: Collection[str] = HAS, needs: Callable[[str], Iterable[str] | None] = requires
 ) -> list[str]:
-    """Return the names of the distributions to carry to the GPU machine.
+    """Return the names of the distributions to transfer to the GPU machine.
 
     These are all direct and indirect dependencies of the project and its extra, except those that
     the machine has (`has`) and those that no stage needs (`LEFT`). Raises `PackageNotFoundError` if
-    one of them is not installed here.
+    one is not installed here.
     """
     found: set[str] = set()
     waiting = [(PROJECT, EXTRA)]
@@ -79,8 +79,8 @@ def carried(
 
 
 def collect(name: str, wanted: str, out: Path) -> None:
-    """Put a distribution's wheel for the target into `out`: the index's, else one built from source
-    that any Python takes. Raises `ValueError` where there is neither."""
+    """Put a distribution's wheel for the target into `out`: from the index, else a pure-Python one
+    built from source. Raises `ValueError` if there is neither."""
     if list(out.glob(f"{re.sub(r'[-.]+', '_', name)}-{wanted}-*.whl")):
         return
     place = ("--python-version", PYTHON, *(f"--platform={one}" for one in PLATFORMS))
@@ -104,8 +104,8 @@ def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def travelling(checkout: Path) -> Counter[str]:
-    """Return the bytes of each part at the top of a checkout: files that git tracks or does not
-    ignore, if they are there, and `FOLDER`."""
+    """Return the bytes of each top-level part of a checkout: existing files that git tracks or does
+    not ignore, and `FOLDER`."""
     listing = ["git", "-C", str(checkout), "ls-files", "-z", "--cached", "--others"]
     listing.append("--exclude-standard")
     names = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split("\0")

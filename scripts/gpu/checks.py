@@ -1,17 +1,17 @@
-"""Check that a new device computes the right thing, and the fast way, before anything is timed.
+"""Check that a new device is correct and takes the fast paths, before anything is timed.
 
     python scripts/gpu/checks.py preflight OUT --shapes yi-34b yi-6b     a minute or two
     python scripts/gpu/checks.py correct OUT                             a few minutes
     python scripts/gpu/checks.py lossless FOLDER ...       runs of experiment=gpu_correct
     python scripts/gpu/checks.py equal FOLDER ...          runs of stand-ins of the reference pair
 
-Preflight: versions, numba, the attention kernel against float64, whether both models are served by
-captured graphs and compiled layers, and how near its bandwidth floor a call of one node is.
-Correct: noise, attention, both engines against each other, rolled drafts against plain decoding.
-Lossless: no BUG, no failed sample and, in float32, no text that differs from greedy's. Equal: every
-decoder's text, transformers' own too, is greedy's up to numeric ties. One line on stderr per check;
+Preflight: versions, numba, the attention kernel against float64, whether both models use captured
+graphs and compiled layers, and how close a call of one node is to its bandwidth floor. Correct:
+noise, attention, both engines against each other, rolled drafts against plain decoding. Lossless:
+no BUG, no failed sample and, in float32, no text that differs from greedy's. Equal: the text of
+every decoder, transformers' too, is greedy's up to numeric ties. One line on stderr per check;
 OUT/checks.json has the figures; the exit code is 1 if a check failed. `--small` rehearses on a CPU.
-A check that compared nothing has not passed.
+A check that compared nothing fails.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ from ouroboros.trace import first_mismatch
 from ouroboros.tree import ROOT, TokenTree
 
 REFERENCE = ("reference", "reference/target", "reference/draft")
-WIDTH = 128  # of an attention head
+WIDTH = 128  # attention head dimension
 LEAST_ERROR = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 1e-3}
-ATTENTION_RATIO = 2.0  # of our attention's error over that of torch's own
-LOGIT_TOLERANCE = 1e-3  # of float32 logits by two engines
-TIE = 0.5  # of scores in half precision
+ATTENTION_RATIO = 2.0  # our attention's error over torch's, at most
+LOGIT_TOLERANCE = 1e-3  # between float32 logits of two engines
+TIE = 0.5  # between scores in half precision
 ERROR_RATIO = 1.25  # of the rounding errors of two engines in half precision (root mean squares)
 
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison: whether it passed, and the figures that it rests on."""
+    """One check: whether it passed, and its figures."""
 
     name: str
     passed: bool
@@ -71,8 +71,8 @@ class Check:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of trees and contexts to check: as on a GPU, or small for a rehearsal. `layouts` are
-    pairs of query heads and key heads."""
+    """Sizes of trees and contexts to check: full for a GPU, or small for a rehearsal. `layouts` are
+    pairs (query heads, key heads)."""
 
     layouts: Sequence[Sequence[int]] = ((56, 8), (32, 4), (64, 8), (32, 32), (3, 1))
     attention_nodes: Sequence[int] = (1, 7, 24, 100, 256)
@@ -106,8 +106,8 @@ def attention_agrees(
     slots: Sequence[int],
 ) -> Check:
     """Compare our attention on random keys with float64; its error may be `ATTENTION_RATIO` times
-    that of torch's own, with keys and values repeated for each query head. On a GPU it must be our
-    kernel that runs."""
+    that of torch's attention, with keys and values repeated for each query head. On a GPU our
+    kernel must run."""
     ours, theirs, kernel, calls = 0.0, 0.0, 0, 0
     for (heads, kv_heads), count, length in product(layouts, nodes, slots):
         if length < count:
@@ -117,7 +117,7 @@ def attention_agrees(
         query, key, value = inputs = [
             torch.randn(1, *size, WIDTH, generator=draw, device=device).to(dtype) for size in sizes
         ]
-        seen = torch.zeros(count, length, dtype=torch.bool)  # the tree, after it a few unused slots
+        seen = torch.zeros(count, length, dtype=torch.bool)  # the tree, then a few unused slots
         base = length - count - min(5, length - count)
         tree = random_tree(count, draw=random.Random(0))
         seen[:, :base], seen[:, base : base + count] = True, torch.from_numpy(tree.ancestors())
@@ -151,11 +151,11 @@ def engines_agree(
     exact: CachedModel | None = None,
 ) -> Check:
     """Compare logits of random trees of `nodes` nodes after `contexts` tokens, and those of one
-    more token after a random path of the tree is accepted.
+    more token after accepting a random path of the tree.
 
-    Without `exact` (float32, float64) every argmax must be equal and no logit further apart than
-    `LOGIT_TOLERANCE`. With it (half precision: the same weights in float32), the root mean square
-    error of `static` may be `ERROR_RATIO` times that of `eager`.
+    Without `exact` (float32, float64), argmaxes must be equal and logits within `LOGIT_TOLERANCE`.
+    With it (half precision: the same weights in float32), the root mean square error of `static`
+    may be `ERROR_RATIO` times that of `eager`.
     """
     draw = random.Random(0)
     models = [model for model in (eager, static, exact) if model is not None]
@@ -216,13 +216,13 @@ def rolls_agree(
 
 
 def served(models: Mapping[str, CachedModel]) -> Check:
-    """Check that no model falls back to slow calls on a GPU that could do better."""
+    """Check that no model falls back to slower calls than the GPU supports."""
     found = {role: model.describe_engine() for role, model in models.items()}
     return Check("served", not any(own["fallback"] for own in found.values()), found)
 
 
 def floor_share(models: Mapping[str, CachedModel], context: int = 512) -> Check:
-    """Return the share of its bandwidth floor that each model's call of one node reaches."""
+    """Return for each model the bandwidth floor of a one-node call / its measured time."""
     costs = Costs.measure_grid(
         list(models.values()), nodes=[1], contexts=[context], visits=1, repeats=8, padded=True
     )
@@ -245,8 +245,8 @@ def lossless(folder: Path) -> Check:
 
 
 def equal(folder: Path) -> Check:
-    """Check that texts differ from greedy's only where two scores are `TIE` apart or less, by the
-    reference target in float32: a stand-in computes its function."""
+    """Check that texts differ from greedy's only where two scores differ by at most `TIE`, in the
+    float32 reference target, whose function a stand-in computes."""
     results = ResultsFolder(folder)
     run = results.load_run()
     config = RunConfig.from_mapping({**run["config"], "part": run.get("part")})
@@ -280,7 +280,7 @@ def rejects(decoder: Mapping) -> bool:
 
 
 def drafter_compiles() -> Check:
-    """Check that numba, which may refuse a newer NumPy, compiles Ouroboros."""
+    """Check that numba, which may reject a newer NumPy, compiles Ouroboros."""
     started = time.perf_counter()
     from ouroboros.drafters.draft_tree.tree_grower import warm_up_jit
 

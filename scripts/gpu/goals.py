@@ -2,9 +2,8 @@
 
     python scripts/gpu/goals.py FOLDER --costs COSTS.json --idle kernel_times.json
 
-writes FOLDER/goals.md. A figure that cannot be known is None and its goal is not judged; neither is
-a figure without a bound, nor any goal of a rehearsal (`--rehearsal`) or of a run whose models fell
-back to slow calls.
+writes FOLDER/goals.md. Goals are not judged if the figure is unavailable (None) or has no bound, in
+a rehearsal (`--rehearsal`), or if the run's models fell back to slow calls.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Samples = Sequence[Sample]
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure and its bound: `at_least`, or `below`. `passed` is None where it was not judged."""
+    """A figure and its bound: `at_least`, or `below`. `passed` is None if it was not judged."""
 
     name: str
     figure: float | None
@@ -42,7 +41,7 @@ class Goal:
     note: str = ""
 
     def judged(self) -> Goal:
-        """Return the goal with `passed`, where both the figure and a bound are known."""
+        """Return the goal with `passed` set, if the figure and a bound are known."""
         if self.figure is None or self.at_least is self.below is None:
             return self
         above = self.at_least is None or self.figure >= self.at_least
@@ -52,7 +51,7 @@ class Goal:
 def goals(
     samples: Samples, costs: Costs, *, judged: bool, idle: Mapping[str, float | None] | None = None
 ) -> list[Goal]:
-    """Return the goals of a run of all decoders; `idle` is the GPU's idle share by decoder."""
+    """Return the goals for a run of all decoders; `idle` is the GPU's idle share by decoder."""
     good: defaultdict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
         if not sample.error:
@@ -83,7 +82,7 @@ def goals(
 
 
 def over_fastest(others: str, leads: Mapping[str, float | None], at_least: float) -> Goal:
-    """Return the goal over the fastest of some decoders, which its note names."""
+    """Return the goal for the lead over the fastest of the decoders `others`."""
     known = {decoder: value for decoder, value in leads.items() if value is not None}
     if not known:
         return Goal(f"ouroboros_over_{others}", None, at_least)
@@ -93,7 +92,7 @@ def over_fastest(others: str, leads: Mapping[str, float | None], at_least: float
 
 
 def draft_floor_share(costs: Costs) -> float | None:
-    """Return the least share of its floor that the draft's smallest call reaches at any context."""
+    """Return floor / time of the draft's smallest call, the lowest of all contexts."""
     if costs.draft is None or costs.floor_ms("draft", 1) is None:
         return None
     rows = costs.draft.ms.items()
@@ -101,10 +100,10 @@ def draft_floor_share(costs: Costs) -> float | None:
 
 
 def floor_share(samples: Samples, costs: Costs) -> float | None:
-    """Return the least possible time of greedy's steps as a share of the time that they took.
+    """Return the minimum time of greedy's steps / their measured time.
 
-    The least possible time is bytes read over bandwidth. The first step of each prompt, which
-    includes the prefill, is left out.
+    The minimum time is bytes read / bandwidth. The first step of each prompt, which includes the
+    prefill, is left out.
     """
     if costs.floor_ms("target", 1) is None:
         return None
@@ -119,15 +118,15 @@ def floor_share(samples: Samples, costs: Costs) -> float | None:
 
 
 def predicted_speedup(plain: Samples, samples: Samples, costs: Costs) -> float | None:
-    """Return the speedup over greedy, after each first step, that the cost model gives for these
-    very counts: calls as measured apart, and no time outside of the models but what `costs` says.
-    None where the costs do not reach far enough."""
+    """Return the speedup over greedy, without first steps, that the cost model predicts for these
+    counts: all times, also outside of the models, come from `costs`. None if the costs do not cover
+    the calls."""
     first, second = (CostModel(costs).predict_all(part) for part in (plain, samples))
     return lead(first, second, "decode_s", "decode_tokens") if first and second else None
 
 
 def lead(others: Samples, ours: Samples, *amount: str) -> float | None:
-    """Return how many times as fast `ours` is; None where that is unknown."""
+    """Return the speedup of `ours` over `others`; None if unknown."""
     found = speedup(sample_frame(others), sample_frame(ours), *amount)
     return None if found is None else found.value
 

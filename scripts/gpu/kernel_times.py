@@ -1,10 +1,10 @@
-"""Show what a GPU does in a call: its kernels, and how long it is idle while a text is decoded.
+"""Show what a GPU does in a call: its kernels, and its idle share while a text is decoded.
 
     python scripts/gpu/kernel_times.py OUT --shapes yi-34b yi-6b
 
-OUT/kernel_times.json has the copy bandwidth, tables of the kernels of some calls, and the share of
-a text's decoding in which no graph is replayed. On a CPU there are no replays: a table has the
-CPU's operators, and the idle share is null.
+OUT/kernel_times.json has the copy bandwidth, tables of the kernels in some calls, and the share of
+decoding time in which no graph is replayed. On a CPU, which replays no graphs, tables have its
+operators and the idle share is null.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Span = tuple[torch.cuda.Event, torch.cuda.Event]
 
 
 def kernel_table(model: CachedModel, nodes: int) -> dict:
-    """Return what one call of so many nodes consists of: `call_ms` as timed without the profiler,
-    `kernels_ms`, and rows of name, ms and count, the longest first."""
+    """Return the profile of one call on `nodes` nodes: `call_ms`, timed without the profiler,
+    `kernels_ms`, and rows of name, ms and count, longest first."""
     shape, text = random_tree(nodes, draw=random.Random(nodes)), [7] * CONTEXT
     tree = TokenTree((text[-1], *shape.tokens[1:]), shape.parents)
     model.cache.reserve(CONTEXT + nodes)
@@ -69,8 +69,8 @@ def kernel_table(model: CachedModel, nodes: int) -> dict:
 def idle_share(
     target: CachedModel, make: Callable[[], Drafter], prompt: list[int], *, max_new: int
 ) -> float | None:
-    """Return the share of a text's time, after its first tokens, in which no graph of either model
-    was being replayed; None where there are no graphs."""
+    """Return the share of a text's decoding time, after its first tokens, in which neither model
+    replays a graph; None without graphs."""
     if target.device.type != "cuda":
         return None
     drafter = make()
@@ -86,7 +86,7 @@ def idle_share(
 
 @contextmanager
 def replays() -> Iterator[list[Span]]:
-    """Record two events around every replay of a graph, for as long as the context lasts."""
+    """Record two events around every graph replay within the context."""
     spans: list[Span] = []
     replay = torch.cuda.CUDAGraph.replay
 

@@ -1,4 +1,4 @@
-"""Choose stand-in shapes that fit this machine's memory, with fewer layers where they must.
+"""Choose stand-in shapes that fit this machine's memory, with fewer layers if necessary.
 
     python scripts/gpu/shapes.py yi-34b yi-6b --context 2048
 
@@ -25,8 +25,8 @@ CACHE_COPIES = 2  # a cache that grows is copied
 
 
 def fitting(shapes: Sequence[str], *, context: int, memory_bytes: int) -> list[str] | None:
-    """Return the shapes with the largest of `SHARES` of their layers that fits in bfloat16 with
-    caches of `context` tokens; None if none does."""
+    """Return the shapes with the largest share of layers (from `SHARES`) that fits in bfloat16 with
+    caches of `context` tokens; None if none fits."""
     slots = CACHE_COPIES * padded_slots(context + NODES[-1])
     for share in SHARES:
         found = list(shapes)
@@ -40,7 +40,7 @@ def fitting(shapes: Sequence[str], *, context: int, memory_bytes: int) -> list[s
 
 
 def load_shapes(shapes: Sequence[str], *, small: bool) -> Pair:
-    """Return the reference pair inside these shapes; `small` takes a GPU's engine on a CPU too."""
+    """Return the reference pair inside these shapes; `small` forces the GPU's engine on a CPU."""
     spec = PairSpec(
         *("reference", "reference/target", "reference/draft", "bfloat16"),
         standin=dict(zip(ROLES, shapes, strict=True)),

@@ -1,9 +1,9 @@
-"""The corpus of the reference pair, built from what any machine can install.
+"""The corpus of the reference pair, built from files that any machine can install.
 
 Sources: the running interpreter's standard library, a folder of permissively licensed wheels (their
 Python source, and the prose of their metadata and documentation files), and worked examples of
-GSM8K's *train* split. Exact duplicates are dropped, and so is every document that shares 13
-consecutive words with a benchmark named by `forbid`.
+GSM8K's *train* split. Exact duplicates are dropped, as are documents that share 13 consecutive
+words with a benchmark in `forbid`.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ NGRAM = 13
 EOS = "<|endoftext|>"
 COPIES = {"function": 1, "module": 1, "prose": 3, "math": 4}  # of each document, by kind
 Source = tuple[dict[str, str], list[tuple[str, str]]]  # a package; (file name, text)
-HELD_OUT = 64  # documents of each kind, or an eighth of them where there are few
-MODULE_CHARACTERS = 45_000_000  # of modules in the training stream
-TOKENIZER_CHARACTERS = 60_000_000  # that the tokenizer is trained on
-MATH_EXAMPLES = 8  # GSM8K examples in one document
+HELD_OUT = 64  # documents of each kind, at most an eighth of them
+MODULE_CHARACTERS = 45_000_000  # modules in the training stream, at most
+TOKENIZER_CHARACTERS = 60_000_000  # tokenizer training text
+MATH_EXAMPLES = 8  # GSM8K examples per document
 
 
 @dataclass
 class Corpus:
-    """Which sources to read, and the size of the vocabulary."""
+    """The sources to read and the vocabulary size."""
 
-    work: str = MISSING  # folder for everything between the steps
+    work: str = MISSING  # folder for files between the steps
     wheels: str = ""  # folder of wheels
     gsm8k: str = ""  # GSM8K train split, JSONL
     forbid: list[str] = field(default_factory=list)  # "humaneval", or JSONL files of benchmarks
@@ -83,7 +83,7 @@ def prepare(options: Corpus) -> None:
 
 
 def read_wheel(path: Path) -> Source:
-    """Return a wheel's name, version and licence, and its (file name, text); no files if its
+    """Return a wheel's name, version and licence, and its files as (name, text); no files if the
     licence is not permissive."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
@@ -103,7 +103,7 @@ def read_wheel(path: Path) -> Source:
 
 
 def stdlib(limit: int | None) -> Source:
-    """Return the interpreter's own library without its tests; at most `limit` files."""
+    """Return the standard library without its tests; at most `limit` files."""
     version = ".".join(map(str, sys.version_info[:3]))
     root = Path(sysconfig.get_path("stdlib"))
     left_out = {"site-packages", "test", "tests", "lib2to3", "idlelib"}
@@ -126,7 +126,7 @@ def documents_of(files: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def functions_of(source: str, *, max_chars: int = 1600, max_lines: int = 40) -> Iterator[str]:
-    """Yield the short documented functions of a module, each by itself at column 0."""
+    """Yield the short documented functions of a module, each dedented."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -143,7 +143,7 @@ def functions_of(source: str, *, max_chars: int = 1600, max_lines: int = 40) -> 
 
 
 def math_documents(path: Path, *, seed: int = 0) -> Iterator[tuple[str, str]]:
-    """Yield documents of some worked GSM8K examples, calculator marks removed."""
+    """Yield documents of several worked GSM8K examples without calculator marks."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     random.Random(seed).shuffle(rows)
     examples = []
@@ -177,7 +177,7 @@ def ngrams(text: str) -> set[int]:
 
 
 def squeezed(text: str) -> str:
-    """Return a text without white space, so that a function is found at any indentation."""
+    """Return a text without white space, to find a function at any indentation."""
     return "".join(text.split())
 
 
@@ -185,7 +185,7 @@ def filtered(
     texts: Iterable[tuple[str, str]], benchmarks: Iterable[str]
 ) -> tuple[pd.DataFrame, dict]:
     """Return the documents (kind, text) that are no duplicates and share no 13-gram with a
-    benchmark, and how many there are of each kind."""
+    benchmark, and their number by kind."""
     found = pd.DataFrame(texts, columns=["kind", "text"])
     again = found["text"].map(lambda text: hash(squeezed(text))).duplicated()
     banned = set().union(*map(ngrams, benchmarks))
@@ -201,9 +201,9 @@ def filtered(
 
 
 def mixture(documents: pd.DataFrame, held: pd.DataFrame) -> pd.DataFrame:
-    """Return the training documents, each kind as often as `COPIES` says.
+    """Return the training documents, each kind repeated as in `COPIES`.
 
-    Left out are modules with a held-out function, functions of held-out modules, tests, and modules
+    Excluded are modules with a held-out function, functions of held-out modules, tests, and modules
     beyond `MODULE_CHARACTERS`.
     """
     functions = list(held.loc[held["kind"] == "function", "text"].map(squeezed))
@@ -227,8 +227,8 @@ def mixture(documents: pd.DataFrame, held: pd.DataFrame) -> pd.DataFrame:
 
 
 def train_tokenizer(texts: pd.Series, vocab_size: int) -> Tokenizer:
-    """Train a byte-level BPE; `<|endoftext|>` is id 0 and begins every text, as it precedes every
-    document of the stream; digits are single tokens."""
+    """Train a byte-level BPE; `<|endoftext|>` (id 0) starts every text, as it precedes every
+    document in the stream; digits are single tokens."""
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits = pre_tokenizers.Digits(individual_digits=True)
@@ -247,7 +247,7 @@ def train_tokenizer(texts: pd.Series, vocab_size: int) -> Tokenizer:
 
 
 def token_stream(texts: list[str], tokenizer: Tokenizer) -> np.ndarray:
-    """Return the ids of all documents in one row, each ended by `<|endoftext|>`, uint16."""
+    """Return the ids of all documents in one uint16 array, each ended by `<|endoftext|>`."""
     eos = tokenizer.token_to_id(EOS)
     batches = (texts[start : start + 2000] for start in range(0, len(texts), 2000))
     rows = (r for b in batches for r in tokenizer.encode_batch(b, add_special_tokens=False))

@@ -2,10 +2,10 @@
 
     python scripts/reference_pair/evaluate.py --pair ouroboros/reference --work WORK
 
-Held-out loss by kind of text; agreement of draft and target by temperature, and by position in
-held-out documents; repetition of completions of HumanEval prompts, and the temperature at which it
-equals that of real models' text; samples and loss curves. `evaluation.json` and `CARD.md` go to the
-pair's folder. The last line on stdout is the same as one JSON document.
+Measures held-out loss by kind of text; agreement of draft and target by temperature, and by
+position in held-out documents; repetition in completions of HumanEval prompts, and the temperature
+at which it equals that of real models; samples and loss curves. Writes `evaluation.json` and
+`CARD.md` to the pair's folder; the last line on stdout is the same JSON document.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MATCHED = 0.14  # share of repeated 4-grams that greedy text of real code models
 EDGES = (0, 512, 2048, 4096)  # of the ranges of positions, in tokens
 MAX_NEW = 128
 SHOWN = ("HumanEval/0", "HumanEval/23", "HumanEval/53")
-DOCUMENTS = 12  # the longest, so that each range holds text of the same ones
+DOCUMENTS = 12  # the longest ones, so that every range covers the same documents
 LOSS_TOKENS = 1024  # of each held-out document
 
 
@@ -47,8 +47,8 @@ LOSS_TOKENS = 1024  # of each held-out document
 def agreement_by_position(
     target: CachedModel, draft: CachedModel, texts: Sequence[str], *, seed: int
 ) -> dict[str, dict[str, float]]:
-    """Return the share of positions of held-out documents at which both models choose the same
-    token with the same noise, for each temperature and range of positions."""
+    """Return the share of positions in held-out documents at which both models choose the same
+    token with shared noise, by temperature and range of positions."""
     rows = [target.tokenizer(text).input_ids[: EDGES[-1]] for text in texts]
     agreed, seen = np.zeros((len(BY_POSITION), EDGES[-1])), np.zeros(EDGES[-1])
     for number, row in enumerate(tqdm(sorted(rows, key=len)[-DOCUMENTS:], desc="by position")):
@@ -106,8 +106,8 @@ def on_humaneval(
 
 
 def matched_temperature(rates: dict[float, float], wanted: float) -> float | None:
-    """Return the temperature, between measured ones, at which text repeats as much as wanted; None
-    if no pair of neighbours encloses that rate.
+    """Return the temperature at which text repeats at the `wanted` rate, interpolated between
+    measured ones; None if no neighbouring pair encloses that rate.
 
     >>> matched_temperature({0.0: 0.25, 0.5: 0.15, 0.8: 0.05}, 0.14)
     0.53
@@ -119,7 +119,7 @@ def matched_temperature(rates: dict[float, float], wanted: float) -> float | Non
 
 
 def curve(work: Path, out: Path) -> None:
-    """Draw the loss curves of both trainings (their losses are different things)."""
+    """Draw the loss curves of both trainings (with different kinds of loss)."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     titles = {"target": "Target: next-token loss", "draft": "Draft: divergence from the target"}
     for axis, (name, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
@@ -132,7 +132,7 @@ def curve(work: Path, out: Path) -> None:
 
 
 def facts_of(pair: Path, work: Path, name: str, model: CachedModel) -> dict:
-    """Return what the card says of a model: the summary of its training, and its weights."""
+    """Return the card's facts about a model: its training summary and its weights."""
     config, network = model.model.config, model.model
     total = sum(p.numel() for p in network.parameters())
     heads = f"{config.num_attention_heads} / {config.num_key_value_heads}"

@@ -1,9 +1,9 @@
 """One training loop for the reference pair, on a CPU (bf16 autocast, AMX) and on a GPU alike.
 
 The target learns from next tokens, the draft from the target's distribution (Kullback-Leibler),
-which is what makes the two agree. The learning rate follows *training time*: a budget in minutes is
-kept on any machine, and a run that resumes from its checkpoint ends where it would have. A budget
-in steps is for tests, whose result must not depend on the machine's load.
+which makes the two agree. The learning rate follows *training time*: a budget in minutes is kept on
+any machine, and resuming from a checkpoint does not change the schedule. A budget in steps is for
+tests, whose result must not depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
-ROWS = 256  # positions whose logits a CPU makes at once: they fit a core's cache
-CHUNK_TOKENS = 2048  # through the model at once, so that activations stay in a core's cache
-LONGEST_STEP_S = 10.0  # of the budget: a step that compiled, or was suspended, counts no more
+ROWS = 256  # positions per batch of logits on a CPU: they fit a core's cache
+CHUNK_TOKENS = 2048  # per forward, so that activations stay in a core's cache
+LONGEST_STEP_S = 10.0  # charged to the budget, at most, for a step that compiled or was suspended
 SAVE_EVERY_S, CHECK_EVERY_S = 120, 600
 LR_MATRICES, LR_REST = 0.02, 3e-3  # peaks of Muon and of AdamW
 
 
 @dataclass
 class Recipe:
-    """How long and how to train: `minutes` of training, or `steps` if that is not 0.
+    """The training recipe: `minutes` of training, or `steps` if that is not 0.
 
     Lengths and batches are in tokens; `long_share` of the batches have sequences of `long_length`.
     """
@@ -50,7 +50,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Source:
-    """A stream of token ids, 1-D, the share of the training windows drawn from it, and the places
+    """A 1-D stream of token ids, the share of training windows drawn from it, and the positions
     where windows may begin (None: anywhere)."""
 
     tokens: np.ndarray
@@ -61,7 +61,7 @@ class Source:
 def windows(
     sources: Sequence[Source], length: int, count: int, rng: np.random.Generator
 ) -> torch.Tensor:
-    """Return [count, length + 1] ids from random places, sources drawn by their shares."""
+    """Return [count, length + 1] ids from random positions, sources drawn by share."""
     shares, rows = np.array([source.share for source in sources]), []
     for drawn in rng.choice(len(sources), size=count, p=shares / shares.sum()):
         tokens, starts = sources[drawn].tokens, sources[drawn].starts
@@ -80,7 +80,7 @@ def progress(recipe, *, steps: float, seconds: float) -> float:
 
 
 def multiplier(progress: float, recipe: Recipe) -> float:
-    """Return the learning-rate factor at `progress` in [0, 1]: up, level, then linearly down."""
+    """Return the learning-rate factor at `progress` in [0, 1]: warm-up, constant, linear decay."""
     up = min(1.0, progress / max(recipe.warmup_share, 1e-9))
     down = min(1.0, (1.0 - progress) / recipe.decay_share)
     return max(0.0, min(up, down))
@@ -101,11 +101,11 @@ def optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
 def mean_loss(
     model: LlamaForCausalLM, ids: torch.Tensor, teacher: LlamaForCausalLM | None = None
 ) -> torch.Tensor:
-    """Return the mean loss of windows [count, length + 1] in nats per token: of the next token, or
-    the divergence from a teacher's distribution. Logits are not kept for the backward pass."""
+    """Return the mean loss of windows [count, length + 1] in nats per token: next-token loss, or
+    divergence from a teacher's distribution. Logits are not kept for the backward pass."""
 
     def hidden(model: LlamaForCausalLM) -> torch.Tensor:
-        if model.device.type == "cpu":  # there eager attention is faster while short
+        if model.device.type == "cpu":  # there eager attention is faster if short
             model.model.set_attn_implementation("eager" if ids.shape[1] <= 1025 else "sdpa")
         return model.model(input_ids=ids[:, :-1], use_cache=False)[0].flatten(0, 1)
 
@@ -135,7 +135,7 @@ def mean_loss(
 def backward(
     model: LlamaForCausalLM, ids: torch.Tensor, teacher: LlamaForCausalLM | None = None
 ) -> float:
-    """Add the gradient of `mean_loss` to the model's; return that loss."""
+    """Accumulate the gradient of `mean_loss` in the model; return that loss."""
     total, ids = 0.0, ids.to(model.device)
     for chunk in ids.split(max(1, CHUNK_TOKENS // (ids.shape[1] - 1))):
         with torch.autocast(model.device.type, dtype=torch.bfloat16):

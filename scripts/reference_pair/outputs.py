@@ -1,6 +1,6 @@
 """A model's own continuations, many prompts at once: for the polish, and for the draft to learn on.
 
-A draft is asked about text that its target wrote, so it learns on such text too.
+A draft predicts text that its target wrote, so it also trains on such text.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 HEAD = re.compile(r'\A(.*?"""(?:.|\n)*?""")', re.S)
 BATCH = 64
-TEMPERATURES = (0.0, 0.8)  # of the batches, in turn
+TEMPERATURES = (0.0, 0.8)  # alternate between batches
 PASSAGES = 0.4  # share of prompts from random places of the training stream
 MAX_NEW = 160
 
 
 def function_prompts(functions: Sequence[str], max_chars: int = 900) -> list[str]:
-    """Return the signatures with docstrings of documented functions: prompts without answers."""
+    """Return the signatures and docstrings of documented functions, without bodies, as prompts."""
     heads = (HEAD.match(text) for text in functions)
     return [head[1] for head in heads if head and len(head[1]) <= max_chars]
 
 
 def light_copy(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Return a copy in bfloat16 for writing text; rotary frequencies stay in float32."""
+    """Return a bfloat16 copy for generation; rotary frequencies stay in float32."""
     light = copy.deepcopy(model).eval().requires_grad_(False)
     light.set_attn_implementation("sdpa")
     for parameter in light.parameters():
@@ -72,8 +72,8 @@ def own_outputs(
     seed: int,
 ) -> np.ndarray:
     """Return `count` prompts with the model's continuations as one stream of ids, each ended by
-    id 0. Prompts are function heads and, to a share of `PASSAGES`, 32 to 160 tokens of the training
-    stream; those of similar length share a batch."""
+    id 0. Prompts are function heads and, for a share `PASSAGES`, 32 to 160 tokens of the training
+    stream; a batch has prompts of similar length."""
     rng = np.random.default_rng(seed)
     rows = [tokenizer(head).input_ids for head in heads[: round(count * (1 - PASSAGES))]]
     while len(rows) < count:

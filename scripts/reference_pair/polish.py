@@ -3,7 +3,7 @@
 A small model's greedy text runs into loops, and looping text flatters every n-gram method.
 Sequence-level unlikelihood (Welleck et al. 2020, arXiv 1908.04319): the model continues prompts of
 its *training* corpus greedily, and each token that completes a 4-gram seen before in that
-continuation is made less likely, while ordinary batches keep the language model in place.
+continuation is made less likely, while ordinary batches preserve the language model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 HEADERS = ("", "from typing import List\n\n\n", "import math\n\n\n")  # before half of the prompts
 WARMUP_STEPS = 8
-ENTRY = 24  # repeating tokens of a text that are penalised: those that lead into a loop
+ENTRY = 24  # repeating tokens per text to penalise: those that lead into a loop
 PROMPT_TOKENS = 192  # longer prompts are left out: padding costs time
 
 
@@ -31,9 +31,9 @@ PROMPT_TOKENS = 192  # longer prompts are left out: padding costs time
 class Polish:
     """How to polish: `minutes` of training, or `steps` if that is not 0.
 
-    `weight` is that of the penalty beside the next-token loss. `prompts` are continued for two
-    steps by `max_new` tokens; three quarters of the texts, those that repeat most, are learned
-    from. The last `settle_share` of the time is without penalty.
+    `weight` is the penalty's weight relative to the next-token loss. For every two steps, `prompts`
+    are continued by `max_new` tokens; the three quarters of the texts that repeat most are trained
+    on. The last `settle_share` of the time is without penalty.
     """
 
     minutes: float = 10.0
@@ -67,7 +67,7 @@ def unlikelihood(
 ) -> torch.Tensor:
     """Return the mean of -log(1 - p) over each text's first `ENTRY` repeating tokens.
 
-    ids and mask [batch, length]; marks [batch, new tokens] of the tokens that repeat.
+    ids and mask [batch, length]; marks [batch, new tokens]: the repeating tokens.
     """
     new = marks.shape[1]
     model.model.set_attn_implementation("sdpa")
@@ -146,8 +146,8 @@ def prompt_batches(
     count: int,
     rng: np.random.Generator,
 ) -> Iterator[list[list[int]]]:
-    """Yield batches of `count` prompts as ids, without end, those of similar length together. Half
-    have types or examples in their docstring, which loop most; some of these get imports above."""
+    """Yield endless batches of `count` prompts of similar length, as ids. Half have types or
+    examples in their docstring, which loop most; some of these start with imports."""
     short = [p for p in prompts if len(tokenizer(p).input_ids) <= PROMPT_TOKENS] or list(prompts)
     examples = [prompt for prompt in short if ">>>" in prompt or "List[" in prompt] or short
     while True:

@@ -3,7 +3,7 @@
     python scripts/reference_pair/train.py STEP work=FOLDER [option=value ...]
 
 run.sh has the steps in order, with the options of the shipped pair; the classes `Corpus`, `Recipe`,
-`Polish` and those below describe the options. Every step reads what the one before wrote to the
+`Polish` and those below describe the options. Every step reads the previous step's files from the
 work folder and resumes its own checkpoint. evaluate.py measures the result and writes the card.
 """
 
@@ -29,7 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 @dataclass
 class Step:
-    """What every step needs: the folder for everything between the steps, and the device."""
+    """Options of every step: the folder for files between the steps, and the device."""
 
     work: str = MISSING
     device: str = "cuda" if torch.cuda.is_available() else "cpu"
@@ -53,12 +53,12 @@ class Polishing(Polish, Step):
 
 @dataclass
 class Draft(Recipe, Step):
-    """The draft's shape and training; `groups` are the target's layers that are merged into one."""
+    """The draft's shape and training; each of `groups` is a list of target layers to merge."""
 
     groups: list[list[int]] = field(default_factory=lambda: [[0], [1, 2], [4, 5]])
     ffn: int = 1920
-    outputs: int = 8000  # prompts whose outputs the draft learns on
-    outputs_share: float = 0.5  # share of the windows in them
+    outputs: int = 8000  # prompts whose outputs train the draft
+    outputs_share: float = 0.5  # share of windows from them
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Export(Step):
 
 
 class Work:
-    """The folder that the steps share, with what `prepare` wrote there."""
+    """The folder that the steps share, with the files of `prepare`."""
 
     def __init__(self, folder: str) -> None:
         self.path = Path(folder)
@@ -87,7 +87,7 @@ class Work:
         print(json.dumps(summary))
 
     def losses(self, model: LlamaForCausalLM) -> dict[str, float]:
-        """Return the losses on a few held-out documents of each kind: a check of seconds."""
+        """Return the losses on a few held-out documents of each kind, in seconds."""
         kinds = json.loads((self.path / "heldout.json").read_text())
         return {
             kind: heldout_loss(model, self.tokenizer, texts[:24], 513)["nats_per_token"]
@@ -100,7 +100,7 @@ class Work:
 def heldout_loss(
     model: LlamaForCausalLM, tokenizer, texts: Sequence[str], limit: int
 ) -> dict[str, float]:
-    """Return the mean nats per token of each text's first `limit` tokens."""
+    """Return the mean nats per token over each text's first `limit` tokens."""
     nats = tokens = 0.0
     for text in texts:
         ids = tokenizer(text, return_tensors="pt").input_ids[:, :limit].to(model.device)
@@ -121,7 +121,7 @@ def train_target(options: Target) -> None:
         num_hidden_layers=options.layers,
         num_attention_heads=options.heads,
         num_key_value_heads=options.kv_heads,
-        head_dim=128,  # that of the large shapes, so that stand-ins fit exactly
+        head_dim=128,  # as in the large shapes, so that stand-ins fit exactly
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         bos_token_id=0,
@@ -151,7 +151,7 @@ def polish_target(options: Polishing) -> None:
 def train_draft(options: Draft) -> None:
     """Merge the target's layers in groups, learn the target's distribution, write draft/.
 
-    A share of the training windows are text that the target wrote (outputs.npy, made once).
+    A share of the training windows is text that the target wrote (outputs.npy, generated once).
     """
     work = Work(options.work)
     torch.manual_seed(options.seed)

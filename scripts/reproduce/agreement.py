@@ -1,15 +1,15 @@
-"""What a draft of each agreement is worth on recorded greedy text, with no model at all.
+"""Predict speedups for drafts of each agreement on recorded greedy text, without any model.
 
     python scripts/reproduce/agreement.py results/agreement/recorded --out results/agreement
     python scripts/reproduce/agreement.py texts.jsonl --out results/real_text --real-text
 
-Drafts are simulated, calls counted, their time predicted from costs. One prompt in three of each
-group chooses settings, the figures are of the others. Writes agreement.json, agreement.md and a
-plot for each set of costs.
+Drafts are simulated, calls counted, and their time predicted from costs. Settings are chosen on one
+prompt in three of each group; figures are from the others. Writes agreement.json, agreement.md and
+a plot for each set of costs.
 
 --real-text is for texts of a real model, JSONL of {id, category, turns: [{prompt, completion}]}.
 They are tokenized with 32,000 SentencePiece ids (pip install 'ouroboros-decoding[recordings]'), and
-no decoder learns from predictions off the text, which such a recording does not hold.
+no decoder learns from predictions off the text, which are not recorded.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from ouroboros.tuning.advise import Prediction, predict
 from ouroboros.tuning.evidence import Evidence
 from ouroboros.tuning.search import Space, search
 
-CONTEXT = 512  # tokens, of the calls whose costs are taken
+CONTEXT = 512  # tokens of context for call costs
 ALL = "all"
-COLUMNS = 3  # panels of a plot side by side
-SPARE_IDS = 64  # ids that a renumbered vocabulary has beyond those of its longest run
-HELD_OUT = 3  # one prompt in so many of each group chooses settings
+COLUMNS = 3  # panels side by side
+SPARE_IDS = 64  # ids of a renumbered vocabulary beyond those of the longest run
+HELD_OUT = 3  # one in three prompts of each group is for choosing settings
 REFERENCE = PairSpec("reference", "reference/target", "reference/draft", dtype="float32")
-RATIOS = (0.18, 0.3)  # of a draft call to a target call, one node each
+RATIOS = (0.18, 0.3)  # cost of a draft call / target call, one node each
 DECODERS = ["greedy", "speculative", "prompt_lookup", "suffix_decoding", "lookahead", "ouroboros"]
 DECODERS += ["ouroboros_text"]
 AGREEMENTS = (0.5, 0.6, 0.7, 0.8, 0.88, 0.95)
 RATES = OffTextRates(0.7, 0.04)
-SPACES: dict[str, Space] = {  # Ouroboros decides by the costs
+SPACES: dict[str, Space] = {  # Ouroboros takes costs instead
     "speculative": {
         "gamma": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16],
         "confidence": [0.0, 0.2, 0.3, 0.4],
@@ -133,8 +133,7 @@ def chosen(
     per_group: int | None,
     max_new: int | None,
 ) -> RecordedRuns:
-    """Return the runs by named groups of categories, at most `per_group` prompts of each, spread
-    evenly."""
+    """Return the runs by named group of categories, with up to `per_group` even-spaced prompts."""
     named = {category: name for name, categories in groups.items() for category in categories}
     runs = [replace(run, group=named.get(run.group, run.group)) for run in recorded.runs]
     examples = by_group(runs)
@@ -156,16 +155,16 @@ def by_group(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
 
 
 def held_out(runs: Sequence[RecordedRun]) -> set[str]:
-    """Return the examples that choose settings."""
+    """Return the examples used to choose settings."""
     groups = by_group(runs).values()
     return {example for own in groups for example in own[HELD_OUT - 1 :: HELD_OUT]}
 
 
 def renumbered(recorded: RecordedRuns) -> RecordedRuns:
-    """Return the runs with each one's token ids numbered by first appearance.
+    """Return the runs with token ids renumbered by first appearance in each run.
 
-    Decoders do not depend on the ids themselves, and rows of logits become hundreds wide instead of
-    tens of thousands. Valid for counts alone, and only if nothing is carried from run to run.
+    Decoders do not depend on the ids, and rows of logits shrink from tens of thousands to hundreds.
+    Valid only for counts, and only if nothing is carried from run to run.
     """
     runs, size = [], 0
     for run in recorded.runs:
@@ -183,8 +182,8 @@ def renumbered(recorded: RecordedRuns) -> RecordedRuns:
 
 
 def with_ratio(costs: Costs, ratio: float) -> Costs:
-    """Return the costs of calls alone, at every context those at `CONTEXT`, with the draft's calls
-    scaled so that one of a single node costs `ratio` of the target's.
+    """Return the costs of calls only, the same at every context as at `CONTEXT`, with draft calls
+    scaled so that a one-node draft call costs `ratio` of a target call.
 
     Raises `ValueError` for costs without a draft.
     """
@@ -212,8 +211,7 @@ def study(
     """Return the predicted speedups: a row for each decoder, agreement, machine and prompt group.
 
     `decoders` holds configs by name, `machines` costs by name and ratio (see `with_ratio`). If
-    `rates` is None, decoders that read predictions at tokens outside of the recorded text are
-    refused.
+    `rates` is None, decoders that read predictions off the recorded text raise an error.
     """
     held, rows = held_out(recorded.runs), []
     parts = [
@@ -253,8 +251,8 @@ def study(
 
 
 def pays_from(rows: pd.DataFrame) -> dict[str, str]:
-    """Return for each decoder with a draft the agreement from which on it is faster than the best
-    decoder without one, on straight lines between the agreements tried.
+    """Return for each decoder with a draft the agreement above which it is faster than the best
+    decoder without one, interpolated between measured agreements.
 
     `rows` (decoder, agreement, speedup.value) are of one group under one set of costs.
     """
@@ -275,8 +273,8 @@ def pays_from(rows: pd.DataFrame) -> dict[str, str]:
 
 
 def write(out: Path, document: dict) -> None:
-    """Write agreement.json (`document`: title, rows, and how they were made), its tables and plots;
-    print the tables."""
+    """Write agreement.json (`document`: title, rows and provenance), its tables and plots; print
+    the tables."""
     frame, title = pd.json_normalize(document["rows"]), document["title"]
     frame["cell"] = [Interval(**row["speedup"]).text() for row in document["rows"]]
     pays: dict[tuple, dict] = {}
@@ -311,7 +309,7 @@ def agreement_curves(rows: pd.DataFrame) -> Figure:
     """Draw speedup over the draft's agreement, a panel per group of prompts.
 
     `rows` share one set of costs. The line style is the draft's cost ratio; decoders without a
-    draft are level lines.
+    draft are horizontal lines.
     """
     rows = rows.rename(columns={"speedup.value": "speedup"}).sort_values("agreement")
     groups, ratios = list(dict.fromkeys(rows.sort_index()["group"])), sorted(set(rows["ratio"]))

@@ -1,4 +1,4 @@
-"""Measure how the reference pair's draft errs: a simulated draft errs alike.
+"""Measure the errors of the reference pair's draft, for simulated drafts.
 
 python scripts/reproduce/draft_errors.py ouroboros/bench/replay/draft_errors.json
 """
@@ -24,7 +24,7 @@ from ouroboros.engine.model import CachedModel
 from ouroboros.select import argmax
 from ouroboros.tree import TokenTree
 
-ROWS = 48  # confidence rows kept of each rank
+ROWS = 48  # confidence rows kept per rank
 SHARES = [f"share {rank}" for rank in range(1, CHOICES + 1)]
 
 
@@ -37,7 +37,7 @@ def measured_errors(
     eos: Collection[int] = (),
     about: Mapping[str, object],
 ) -> DraftErrorModel:
-    """Measure the draft's choices along the target's greedy texts, one draft call for a text."""
+    """Measure the draft's choices along the target's greedy texts, one draft call per text."""
     rows = []
     for prompt in map(list, prompts):
         target.empty()

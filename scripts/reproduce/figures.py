@@ -1,18 +1,18 @@
-"""Write the tables of README and docs from results/, or check that they are what results/ give.
+"""Write the tables of README and docs from results/, or check that they match results/.
 
     python scripts/reproduce/figures.py             write them (make figures)
     python scripts/reproduce/figures.py --check     change nothing; exit 1 if a table differs
     python scripts/reproduce/figures.py --begin FOLDER
 
-A table stands between two markers of a page:
+A table is between two markers on a page:
 
     <!-- results: KIND FOLDER ... -->
     <!-- end -->
 
-A table depends on its folders alone, so that a figure edited by hand is found. The line below it
-says on which machine, when and at which commit the folders were measured; a folder that other
-sources than the present ones have made is a warning. `--begin`, for the scripts beside this one,
-moves results of other sources to results/local/before and records which sources make new ones.
+A table depends only on its folders, so figures edited by hand are detected. The line below gives
+machine, date and commit of the measurements; a folder made by different sources than the current
+ones gets a warning. `--begin`, for the scripts beside this one, moves results of other sources to
+results/local/before and records the current sources for new ones.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def table(marker: str, root: Path, place: Path) -> str:
 
 
 def behind(marker: str, root: Path) -> list[Path]:
-    """Return a marker's folders, or those below them, that hold what its kind of table reads."""
+    """Return a marker's folders, or those below, that have the files its kind of table reads."""
     kind, *folders = marker.split()
     return [path.parent for f in folders for path in sorted((root / f).rglob(KINDS[kind][1]))]
 
@@ -79,7 +79,7 @@ def made_by(path: Path) -> Mapping:
 
 
 def stale(path: Path) -> str | None:
-    """Return why a folder's figures may not be those of the present sources; None if they are."""
+    """Return why a folder's figures may differ from the current sources'; None if they do not."""
     made = made_by(path)
     if "sources" not in made:
         return "does not say which sources made it"
@@ -89,7 +89,7 @@ def stale(path: Path) -> str | None:
 
 
 def measured_on(paths: Sequence[Path]) -> list[str]:
-    """Return machine, threads, dates and commits of some folders."""
+    """Return machines, threads, dates and commits of folders."""
     made = [found for path in paths if (found := made_by(path))]
     machines = [found["machine"] for found in made]
     names = {name for machine in machines for name in machine["gpus"] or [machine["cpu"]]}
@@ -102,8 +102,8 @@ def measured_on(paths: Sequence[Path]) -> list[str]:
 
 
 def update(page: Path, root: Path, *, write: bool) -> int:
-    """Write a page's tables anew, or only name those that differ; return how many differ. Stale
-    folders are a warning, one line for each reason."""
+    """Rewrite a page's tables, or without `write` report those that differ and return their number.
+    Warn about stale folders, one line per reason."""
     text, place = page.read_text("utf-8"), page.resolve().parent
     reasons: dict[str, dict[str, None]] = {}
     wrong = 0
@@ -130,7 +130,7 @@ def update(page: Path, root: Path, *, write: bool) -> int:
 
 
 def begin(folder: Path) -> None:
-    """Move a folder of other sources to `BEFORE`; record the present sources in a new one."""
+    """Move a folder of other sources to `BEFORE`; record the current sources in a new one."""
     if folder.exists() and made_by(folder).get("sources") != sources_hash():
         name = folder.as_posix().strip("/").replace("/", "-")
         names = (f"{name}-{count}" if count else name for count in itertools.count())
@@ -144,7 +144,7 @@ def begin(folder: Path) -> None:
 
 
 def pack(results: Path) -> None:
-    """Compress samples and trees of published results; those of results/local stay as they are."""
+    """Compress samples and trees of published results; leave results/local unchanged."""
     for name in ("samples.jsonl", "trees.jsonl"):
         for path in results.rglob(name):
             if path.relative_to(results).parts[0] != "local":

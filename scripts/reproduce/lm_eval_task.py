@@ -1,10 +1,10 @@
-"""Evaluate decoders with the lm-evaluation-harness: the same completions, each at its speed.
+"""Evaluate decoders with the lm-evaluation-harness: same completions, different speeds.
 
     python scripts/reproduce/lm_eval_task.py results/lm_eval
 
-The task is a local one: HumanEval's prompts are continued by the reference pair, and completions
-are compared with the reference solutions by chrF; no program is run. Writes the harness's results
-of each decoder to FOLDER/DECODER.json, and fails if a completion is not that of its `hf` model.
+The task is local: the reference pair continues HumanEval's prompts, and chrF compares completions
+with the reference solutions; no program is run. Writes the harness's results for each decoder to
+FOLDER/DECODER.json, and fails if a completion differs from the harness's `hf` model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAME = "humaneval_text"
 
 
 def write_task(folder: Path) -> TaskManager:
-    """Write the task as the harness reads it, and return what finds it there."""
+    """Write the task in the harness's format, and return a manager that finds it."""
     task = HumanEval()
     rows = [
         {"prompt": example.prompt, "solution": example.data["canonical_solution"]}

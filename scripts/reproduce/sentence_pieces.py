@@ -1,8 +1,8 @@
 """A real model's tokenizer without its model: 32,000 SentencePiece ids, from a package's data.
 
-Texts of Llama's kind, split by the reference pair's code tokenizer, would be longer and repeat
-themselves otherwise than they did. The optional package `mistral-common` (Apache-2.0) holds such a
-tokenizer as a file; nothing else of the package is used.
+With the reference pair's code tokenizer, texts of Llama models would have more tokens and different
+repetition. The optional package `mistral-common` (Apache-2.0) contains a Llama-like tokenizer as a
+file; nothing else of the package is used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NAME = "SentencePiece, 32,000 ids (mistral-common's tokenizer.model.v1)"
 
 
 class SentencePieces:
-    """As much of a transformers tokenizer as a replay needs."""
+    """The part of a transformers tokenizer that a replay needs."""
 
     def __init__(self, path: Path) -> None:
         from sentencepiece import SentencePieceProcessor
@@ -39,7 +39,7 @@ class SentencePieces:
 
 
 def sentence_pieces() -> SentencePieces:
-    """Return the tokenizer. Raises `SystemExit` where its packages are not installed."""
+    """Return the tokenizer. Raises `SystemExit` if its packages are not installed."""
     package = find_spec("mistral_common")
     if package is None or package.origin is None or find_spec("sentencepiece") is None:
         raise SystemExit("--real-text: pip install 'ouroboros-decoding[recordings]'")

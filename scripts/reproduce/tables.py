@@ -1,7 +1,7 @@
-"""The kinds of tables that README and docs quote, each made from one or more results folders.
+"""The kinds of tables in README and docs, each made from one or more results folders.
 
 Each function takes folders and returns a frame of text cells, six columns at most, and notes for
-the line below the table. Figures are those of the folders' summary.json, agreement.json, and so on.
+the line below the table. Figures come from the folders' summary.json, agreement.json, and so on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAMES = {
 
 
 def headline(path: Path) -> Table:
-    """Every decoder of one timed run, the slowest first."""
+    """Return every decoder of one timed run, slowest first."""
     decoders = read(path)["decoders"]
     rows = sorted(decoders.items(), key=lambda item: item[1]["output_throughput"] or 0)
     frame = pd.DataFrame(
@@ -61,7 +61,7 @@ def headline(path: Path) -> Table:
 
 
 def counts(*paths: Path) -> Table:
-    """Calls and cost per token of every decoder, run by run."""
+    """Return calls and cost per token of every decoder by run."""
     rows = [
         {
             "run": label(path) if len(paths) > 1 else "-",
@@ -80,11 +80,11 @@ def counts(*paths: Path) -> Table:
 
 
 def drafters(*paths: Path) -> Table:
-    """Ouroboros over greedy and over the best other decoder, run by run: in time, or by costs.
+    """Return Ouroboros over greedy and over the best other decoder by run: in time, or by costs.
 
-    The best other decoder is no variant of Ouroboros, and that over which its lead is smallest; it
-    is chosen on the same samples that are shown, which is in that decoder's favour. Raises
-    `ValueError` for runs of different settings: one line below the table describes them all.
+    The best other decoder (variants of Ouroboros excluded) is the one with the smallest gap to
+    Ouroboros; choosing it on the samples shown is in its favour. Raises `ValueError` for runs of
+    different settings: one line below the table describes them all.
     """
     found = {path: read(path) for path in paths}
     timed = found[paths[0]]["timed"]
@@ -127,7 +127,7 @@ def drafters(*paths: Path) -> Table:
 def over_runs(ratios: Sequence[Interval]) -> Interval:
     """Return the geometric mean of ratios from several independent runs.
 
-    Its interval follows from the variances of the runs' logarithms; None where a run has none.
+    Its interval follows from the variances of the runs' logarithms; None if a run has none.
     """
     value = float(gmean([ratio.value for ratio in ratios]))
     if any(ratio.low is None or ratio.high is None for ratio in ratios):
@@ -138,7 +138,7 @@ def over_runs(ratios: Sequence[Interval]) -> Interval:
 
 
 def verdicts(*paths: Path) -> Table:
-    """How many texts differ from plain decoding's, and what the audit says of them."""
+    """Return how many texts differ from plain decoding's, and the audit's verdicts."""
     rows = []
     for path in paths:
         others = [row for name, row in read(path)["decoders"].items() if name != "greedy"]
@@ -159,7 +159,7 @@ def verdicts(*paths: Path) -> Table:
 
 
 def agreement(path: Path) -> Table:
-    """What a draft of each agreement is worth, over all groups of prompts."""
+    """Return the speedup at each agreement of a draft, over all groups of prompts."""
     rows: dict[tuple, dict] = {}
     whole = [r for r in read(path, "agreement.json")["rows"] if r["group"] == "all"]
     for row in whole:
@@ -173,7 +173,7 @@ def agreement(path: Path) -> Table:
 
 
 def advice(path: Path) -> Table:
-    """How far predictions are from measurements, by kind of decoder."""
+    """Return the errors of predictions by kind of decoder."""
     found = read(path, "check.json")
     columns = {
         "points": "points",
@@ -190,7 +190,7 @@ def advice(path: Path) -> Table:
 
 
 def tuning(*paths: Path) -> Table:
-    """The configured settings against the best found; what the best by other costs loses."""
+    """Return the loss of configured settings, and of the best by other costs, against the best."""
     found, rows = [read(path, "tuning.json") for path in paths], []
     for row in (row for one in found for row in one["report"]):
         carried = [row[key] for key in row if key.startswith("best by ") and row[key] is not None]
@@ -203,7 +203,7 @@ def tuning(*paths: Path) -> Table:
 
 
 def host(path: Path) -> Table:
-    """Milliseconds of a step on the host, decoders down, contexts across."""
+    """Return host milliseconds per step, decoders down, contexts across."""
     rows: dict[str, dict] = {}
     for row in read(path, "host.json"):
         cells = rows.setdefault(row["decoder"], {"decoder": title(row["decoder"])})
@@ -212,7 +212,7 @@ def host(path: Path) -> Table:
 
 
 def lm_eval(path: Path) -> Table:
-    """Score and speed of each decoder, from the harness's own results files."""
+    """Return score and speed of each decoder, from the harness's results files."""
     rows = []
     for found in (json.loads(file.read_text("utf-8")) for file in path.glob("*.json")):
         speed = found.get("config", {}).get("ouroboros")
@@ -257,7 +257,7 @@ def read(path: Path, name: str = "summary.json"):
 
 
 def setting(path: Path) -> list[str]:
-    """Return what a run decoded and how: task and sizes, repeats, number format, temperature."""
+    """Return a run's settings: task and sizes, repeats, dtype, temperature."""
     run, prompts = read(path, "run.json"), read(path)["prompts"]
     model, temperature = run["model"], run["sampling"]["temperature"]
     repeats = f", {run['repeats']} times" if run["repeats"] > 1 else ""
@@ -285,12 +285,12 @@ def label(path: Path) -> str:
 
 
 def title(decoder: str) -> str:
-    """Return a decoder's name as a page has it."""
+    """Return a decoder's name for a page."""
     return NAMES.get(decoder, decoder.replace("_", " "))
 
 
 def cell(value: float | Mapping | None, digits: int = 2, unit: str | None = None) -> str:
-    """Return a number, or an interval (with "x" as its unit unless another is given), as text."""
+    """Return a number, or an interval (in "x" unless another unit is given), as text."""
     if value is None:
         return "-"
     if isinstance(value, Mapping):

@@ -1,11 +1,11 @@
-"""Time the host's work of a step: every drafter, with a target and a draft that compute nothing.
+"""Time the host's work per step: every drafter, with a target and a draft that compute nothing.
 
     python scripts/trials/host_overhead.py
     python scripts/trials/host_overhead.py --decoders ouroboros --contexts 8192 --profile
 
-The text is this project's own source in the reference tokenizer. For each decoder of conf/decoder
-and each context: milliseconds of host work per step (the least of the repeats, each a mean over the
-steps), and per call of either model. The last line on stdout is one JSON document.
+The text is this project's source in the reference tokenizer. For each decoder in conf/decoder and
+each context: milliseconds of host work per step (the minimum over repeats, each a mean over steps)
+and per call of either model. The last line on stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from ouroboros.tree import TokenTree
 
 
 class Script(TokenSelector):
-    """Choose by position alone: `text[position]`, with the probability `shares[position]`.
+    """Choose by position only: `text[position]`, with the probability `shares[position]`.
 
-    The runners-up are the next token ids, each half as probable as the one before. `spent_s` is the
-    time that the choices take, to be left out of a step's.
+    The runners-up are the next token ids, each half as probable as the previous one. `spent_s` is
+    the time spent choosing, to be subtracted from a step's.
     """
 
     def __init__(self, text: Sequence[int], shares: Sequence[float] | None = None) -> None:
@@ -72,7 +72,7 @@ class Script(TokenSelector):
 
 
 def draft_script(text: Sequence[int], agreement: float, seed: int = 0) -> Script:
-    """Return a draft's script, right at a share `agreement` of the positions and surer of those."""
+    """Return a draft's script, right at a share `agreement` of positions, with more confidence."""
     draw = random.Random(seed)
     tokens, shares = [], []
     for token in text:
@@ -85,8 +85,8 @@ def draft_script(text: Sequence[int], agreement: float, seed: int = 0) -> Script
 def host_steps(
     drafter: Drafter, script: Script, drafting: Script, *, prompt: int, max_new: int
 ) -> Iterator[tuple[float, int, int]]:
-    """Decode a script from its first `prompt` tokens on; yield (host seconds, draft calls, new
-    tokens) of each step after the first, which takes in the whole prompt."""
+    """Decode a script after its first `prompt` tokens; yield (host seconds, draft calls, new
+    tokens) for each step after the first, which includes the prefill."""
     steps = stream(
         ScriptedModel(),  # type: ignore[arg-type]
         Drafting(drafter, drafting),
@@ -104,7 +104,7 @@ def host_steps(
 
 
 def host_overhead(args: argparse.Namespace) -> None:
-    """Measure; print a table and one JSON document."""
+    """Measure; print a table and a JSON document."""
     tokenizer = load_tokenizer(PairSpec("reference", "reference/target"))
     source = "\n".join(p.read_text() for p in sorted(Path(ouroboros.__file__).parent.rglob("*.py")))
     text = list(tokenizer(source).input_ids)

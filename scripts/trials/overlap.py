@@ -1,4 +1,4 @@
-"""Measure how often a draft can agree with its target on the text of a sampled run, in two ways.
+"""Measure in two ways how often a draft can agree with its target on the text of a sampled run.
 
     ouroboros bench experiment=acceptance temperature=0.7 results_dir=DIR
     python scripts/trials/overlap.py DIR
@@ -28,7 +28,7 @@ from ouroboros.select import Sampler
 
 
 def overlap(path: str) -> None:
-    """Print both shares over the texts of the results folder `path`."""
+    """Print `bound` and `shared` for the texts of the results folder `path`."""
     folder = ResultsFolder(path)
     job = rebuild(folder)
     if len(job.models) < 2 or job.sampling.repetition_penalty != 1.0 or PLAIN not in job.decoders:
