@@ -237,11 +237,11 @@ def tune(add: Callable) -> None:
     Plain decoding of each prompt, greedy and sampled, is recorded once, in float32.
     Decoders are replayed on these texts; those that cannot be replayed run live and
     must give the same texts. Each tries its configured settings and random ones,
-    then a coordinate search from the best: on the first prompts of each file, the
-    best ones on all. The costs of each machine in --costs turn counts into speed;
-    settings are ranked by its geometric mean over files and temperatures. The
-    report (tuning.json, tuning.md) says how much slower the configured settings
-    are, and those of the other machine. Rerun to resume.
+    then a coordinate search from the best, on the first prompts of each file; the
+    finalists are compared on all prompts. The costs of each machine in --costs turn
+    counts into speed; settings are ranked by the geometric mean over files and
+    temperatures. The report (tuning.json, tuning.md) says how much slower the
+    configured settings and the other machine's best are. Rerun to resume.
 
     --fit FILE fits Ouroboros' estimators to the pair instead, some minutes for ten
     prompts, and writes their weights, what they were fitted on, how well they

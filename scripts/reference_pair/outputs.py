@@ -1,4 +1,4 @@
-"""A model's own continuations, many prompts at once: for the polish, and for the draft to learn on.
+"""Generate a model's continuations of many prompts in batches, for the polish and for the draft.
 
 A draft predicts text that its target wrote, so it also trains on such text.
 """

@@ -87,7 +87,7 @@ class Work:
         print(json.dumps(summary))
 
     def losses(self, model: LlamaForCausalLM) -> dict[str, float]:
-        """Return the losses on a few held-out documents of each kind, in seconds."""
+        """Return the losses on a few held-out documents of each kind, as a quick check."""
         kinds = json.loads((self.path / "heldout.json").read_text())
         return {
             kind: heldout_loss(model, self.tokenizer, texts[:24], 513)["nats_per_token"]

@@ -3,7 +3,7 @@
     python scripts/reproduce/advice_check.py RUNS --costs costs.json --rates advice.json --out DIR
 
 RUNS is a folder of runs. A prediction uses greedy's text of a run and costs that were measured
-separately (without --costs, the run's own); no decoder's own counts are used.
+separately (without --costs, the run's); the decoder's counts are not used.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def check(
     """Return predicted and measured values of each drafter in every run below a folder, the name of
     these values, and a sentence about the runs.
 
-    The value is the speedup over greedy; for runs without timing it is tokens per target call's
-    cost. More is better. Columns: run, decoder, kind, predicted, measured, error (predicted /
-    measured - 1), and `elsewhere`: the errors of each half of the prompts, predicted from the other
-    half, () with fewer than two prompts. transformers' own decoders are left out.
+    The value is the speedup over greedy, or for untimed runs the tokens per cost of a target call;
+    higher is better. Columns: run, decoder, kind, predicted, measured, the relative error, and
+    `elsewhere`: the error on each half of the prompts when predicted from the other half, () with
+    fewer than two prompts. transformers' decoders are left out.
     """
     folders, rows, titles, timed = run_folders(place), [], [], True
     for path in tqdm(folders, desc="folders", leave=False):
@@ -92,8 +92,8 @@ def accuracy(points: pd.DataFrame) -> pd.DataFrame:
     """Return the accuracy of predictions: a row for "all", one for each kind of decoder.
 
     Columns: number of points, median and largest absolute relative error, median signed error,
-    median error of predictions from the other prompts, Spearman's rank correlation (three points or
-    more), and the regret: the best measured value over that of the point predicted best, less one.
+    median error in `elsewhere`, Spearman's rank correlation (from three points), and the regret:
+    best measured value / measured value of the point predicted best - 1.
     """
     if points.empty:
         raise SystemExit("nothing was both predicted and measured: give runs with greedy in them")

@@ -82,9 +82,9 @@ def counts(*paths: Path) -> Table:
 def drafters(*paths: Path) -> Table:
     """Return Ouroboros over greedy and over the best other decoder by run: in time, or by costs.
 
-    The best other decoder (variants of Ouroboros excluded) is the one with the smallest gap to
-    Ouroboros; choosing it on the samples shown is in its favour. Raises `ValueError` for runs of
-    different settings: one line below the table describes them all.
+    The best other decoder (variants of Ouroboros excluded) is the fastest relative to Ouroboros;
+    choosing it on the samples shown is in its favour. Raises `ValueError` for runs with different
+    settings: one line below the table describes them all.
     """
     found = {path: read(path) for path in paths}
     timed = found[paths[0]]["timed"]

@@ -69,8 +69,8 @@ def best_widths(
     """Return the width with the most tokens per millisecond for each decoder and device count.
 
     On several devices, a step takes a message and a target call. The call scores the largest part
-    of the tree and the tokens accepted in the step before, since that device may lack them; or the
-    whole tree, where that costs less. The draft runs on every device. `speedup` is over greedy.
+    of the tree and the tokens accepted in the previous step, which that device may lack; or the
+    whole tree if that costs less. The draft runs on every device. `speedup` is over greedy.
     Widths that the costs do not cover are left out.
     """
 

@@ -125,5 +125,5 @@ def _per_token(amounts, tokens, axis=-1):
 
 
 def ratio_of_sums(*sums, axis=-1):
-    """Return the ratio of amounts per token from `paired` sums; per prompt with `axis=()`."""
+    """Return baseline / decoder amount per token from `paired` sums; by prompt with `axis=()`."""
     return _per_token(*sums[:2], axis) / _per_token(*sums[2:], axis)

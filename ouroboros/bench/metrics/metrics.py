@@ -56,10 +56,10 @@ class Metric:
 
     `pooled` says how prompts are combined, `better` is "higher", "lower" or "". Cells show
     `scale` x value with `digits` decimals and then `suffix`. `interval`: the value has a 95 %
-    interval. `timed`: unavailable where jobs shared the device. `priced`: needs costs. `by_group`:
+    interval. `timed`: unavailable if jobs shared the device. `priced`: needs costs. `by_group`:
     also computed for each group of prompts. `tables` names the tables that show it as a column
-    ("default" is the terminal's; "speed", "lead", "time", "counts", "trees"; "headline" is the JSON
-    line), and tables of this metric alone, a column per decoder: "comparison" (a row per run),
+    ("default" on the terminal; "speed", "lead", "time", "counts", "trees"; "headline" is the JSON
+    line), and tables of only this metric, a column per decoder: "comparison" (a row per run),
     "groups".
     `instead_of`: in "default" only if none of these metrics is available.
     """
@@ -165,7 +165,7 @@ def over_greedy(*amount: str, macro: bool = False) -> Callable:
 
 
 def over_ouroboros(*amount: str) -> Callable:
-    """Return the formula of the decoder's amount per token / that of Ouroboros."""
+    """Return the formula of the decoder's amount per token / Ouroboros' amount per token."""
     return lambda samples, ouroboros, in_law: speedup(samples, ouroboros, *amount, equal=not in_law)
 
 

@@ -81,7 +81,7 @@ def read_recording(
     prompt_of: PromptOf | None = None,
     limit: int | None = None,
 ) -> dict[str, RecordedRuns]:
-    """Return the recorded runs (the first `limit`) of each decoder; a file's count as greedy's.
+    """Return the recorded runs (the first `limit`) by decoder; runs of a file are greedy's.
 
     A results folder stores no prompts: they come from `prompt_of`, else `task`, else the run's
     task. A JSONL line has "prompt" and "completion", and optionally "id" and "category"; "turns", a

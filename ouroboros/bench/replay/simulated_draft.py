@@ -76,12 +76,12 @@ class DraftErrorModel:
 
 
 def read_curve(path: Path) -> list[float]:
-    """Read a golden acceptance curve: for each draft position k, the share of drafts whose first k
-    tokens are accepted.
+    """Read an acceptance curve: for each draft position k, the share of drafts whose first k tokens
+    are accepted.
 
     The file is a JSON list, a result of `vllm bench serve` or a CSV table whose last column is the
-    curve. Mean acceptance lengths for 1, 2, ... draft tokens (some above 1) become the differences
-    between them. Raises `ValueError` for anything else.
+    curve. Values above 1 are read as mean acceptance lengths for 1, 2, ... draft tokens, and their
+    differences are the curve. Raises `ValueError` for anything else.
     """
     try:
         if path.suffix == ".csv":

@@ -47,13 +47,13 @@ class Measured:
 
     @cached_property
     def facts(self) -> SimpleNamespace:
-        """What was measured, where and how completely, in the order of summary.json.
+        """The facts of the run, in the order of summary.json: what was measured and where.
 
-        `title` is one line of parts joined by " · ". `nature` says what the models are: "model";
+        `title` is one line of parts joined by " · ". `nature` is the kind of models: "model";
         "stand-in" (a small model computed inside a large shape); "rehearsal" (an experiment with
-        published numbers, run on the pair that ships with the project). `prompts` and `samples`
-        were measured. `costs` names the costs that turn counts into seconds; `draft_cost` is the
-        cost of a draft call in target calls, where recorded.
+        published numbers, run on the pair that ships with the project). `prompts` and `samples` are
+        measured counts. `costs` names the costs that turn counts into seconds; `draft_cost` is the
+        recorded cost of a draft call in target calls.
         """
         run, samples, costs = self.run, self.samples, self.priced and self.priced.name
         task, model, sampling = run["task"], run["model"], run["sampling"]

@@ -1,4 +1,4 @@
-"""Where the time goes on a machine: model calls against their floor, and steps by phase.
+"""Where the time goes on a machine: model calls against the bandwidth floor, and steps by phase.
 
 Values that other engines do not report are NaN, never zero.
 """
