@@ -2,7 +2,8 @@
 
 A file has a JSON object a line: `prompt` (text) or `prompt_token_ids`, and the completion as `text`
 or `token_ids`, vLLM's names; lines pair by `id`, or by their order. Give token ids where the engine
-has them: a text that is tokenized again may not be the tokens that were generated.
+has them: a text that is tokenized again may not be the tokens that were generated. A completion
+without tokens ended at once.
 """
 
 from __future__ import annotations
@@ -48,8 +49,13 @@ def audit_files(
     for key, (prompt, reference) in read[0].items():
         pairs = zip(names[1:], read[1:], strict=True)
         others = {name: texts[key][1] if key in texts else None for name, texts in pairs}
+        if not reference and eos:
+            logits = auditor.score(auditor.exact, prompt, [0])[0]
+            reference = [max(eos, key=logits.tolist().__getitem__)]
+        if any(token >= target.vocab_size for token in reference):
+            raise ValueError(f"{files[0]}: completion {key!r} has ids that the model does not know")
         for name, new in others.items():  # a text has no end token, token ids may have one
-            if new and _without_end(new, eos) == _without_end(reference, eos):
+            if new is not None and _without_end(new, eos) == _without_end(reference, eos):
                 others[name] = reference
         judged, controls = auditor.judge(prompt, reference, others, choose=argmax, controls=True)
         named = {names[0]: judged.pop(None), **judged}
@@ -82,7 +88,11 @@ def _completions(
                 new = new[:-1]
             if str(key := row.get("id", len(found) + 1)) in found:
                 raise ValueError(f"a second completion with id {key!r}; name each line differently")
-            if not prompt or not all(0 <= t < target.vocab_size for t in prompt):
+            if not all(type(token) is int and token >= 0 for token in [*prompt, *new]):
+                raise ValueError("a token id is no whole number, 0 or more")
+            if not new and not eos:
+                raise ValueError("the completion has no tokens, and the model no end token")
+            if not prompt or not all(t < target.vocab_size for t in prompt):
                 raise ValueError("the prompt has no tokens, or ids that the model does not know")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             lacks = f"no {error}" if isinstance(error, KeyError) else error

@@ -184,6 +184,8 @@ class CachedModel(TreeModel):
         forwards = [1] * len(calls)
         for index, (sequence, tokens, tree) in enumerate(calls):
             if sequence.slots is None:
+                if sequence is self.resident:
+                    self.resident = CachedSequence()
                 sequence.clear()
                 sequence.slots = SlotCache(engine.info.layers)
             layout = self._layout(sequence, tokens, tree)

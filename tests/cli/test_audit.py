@@ -72,7 +72,7 @@ def test_end_tokens_are_judged_where_they_are_known(completions, tmp_path):
     at = next(n for n in range(2, 8) if text[n] not in text[:n])
     eos, early, ended = text[at], [*text[: at - 1], text[at]], text[: at + 1]
 
-    def verdicts(*files):
+    def verdicts(*files, eos=eos):
         paths = [tmp_path / f"{number}.jsonl" for number in range(len(files))]
         for path, ids in zip(paths, files, strict=True):
             path.write_text(json.dumps({**row, "token_ids": ids}))
@@ -84,6 +84,11 @@ def test_end_tokens_are_judged_where_they_are_known(completions, tmp_path):
     assert verdicts(ended, [*ended, eos, eos]) == same
     assert verdicts(early, ended) == ["BUG", "BUG"]
     assert verdicts(ended, early) == ["identical", "BUG"]
+    assert verdicts([], ended) == ["BUG", "BUG"]  # greedy decoding does not end at once
+    assert verdicts([], []) == ["BUG", "identical"]
+    assert verdicts(ended, []) == ["identical", "BUG"]
+    assert verdicts([text[0]], [], eos=text[0]) == same
+    assert verdicts([], [text[0]], eos=text[0]) == verdicts([], [], eos=text[0]) == same
 
 
 def test_lines_without_ids_pair_by_their_order(audited, completions, saved_pair, monkeypatch):
@@ -100,6 +105,7 @@ def test_lines_without_ids_pair_by_their_order(audited, completions, saved_pair,
         ({"prompt_token_ids": [10**6], "token_ids": [1]}, "ids that the model does not know"),
         ({"prompt": "other", "id": 0, "token_ids": [1]}, "no such prompt '0'; pair lines by id"),
         ({"prompt": "ab", "id": "1", "text": "\u2028"}, "no such prompt '1'"),
+        ({"prompt": "ab", "id": 0, "token_ids": [5.0]}, "line 1: a token id is no whole number"),
         ({"prompt": "ab", "id": 0, "text": "a"}, "line 2: a second completion with id 0"),
     ],
 )
