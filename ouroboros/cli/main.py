@@ -173,7 +173,7 @@ def generate(add: Callable) -> None:
     add("--max-new", type=int, default=128, help="maximum number of new tokens (%(default)s)")
     add("--temperature", type=float, default=0.0, help="0: greedy; above: sampling (%(default)s)")
     add("--seed", type=int, default=0)
-    add("--race", action="store_true", help="run greedy decoding beside it")
+    add("--race", action="store_true", help="also run greedy decoding")
 
 
 def report(add: Callable) -> None:
@@ -192,11 +192,11 @@ def report(add: Callable) -> None:
     per run, with --wide all of them. With --json, or if stdout is not a terminal,
     the last line on stdout is one JSON document.
     """
-    add("folders", nargs="+", type=Path, metavar="FOLDER", help="a results folder, or one of such")
-    add("--out", type=Path, help="where the report goes (default: beside them)")
-    add("--costs", help="count by these costs: a name, or a profile's costs.json")
-    add("--remake", action="store_true", help="make each folder's own summary and picture anew")
-    add("--spec-bench", action="store_true", help="write answers in Spec-Bench's format as well")
+    add("folders", nargs="+", type=Path, metavar="FOLDER", help="a results folder, or a parent folder")
+    add("--out", type=Path, help="report folder (default: beside them)")
+    add("--costs", help="costs for predictions: a name, or a profile's costs.json")
+    add("--remake", action="store_true", help="rewrite each folder's summary and plot")
+    add("--spec-bench", action="store_true", help="also write answers in Spec-Bench's format")
     where = "the runs' tokenizer, so that the page shows text (default: where run.json says)"
     add("--tokenizer", metavar="FOLDER", help=where)
     add("--wide", action="store_true", help="print every table of every run")
@@ -250,18 +250,18 @@ def tune(add: Callable) -> None:
     Never give it a benchmark's prompts.
     """
     add("--prompts", nargs="+", metavar="FILE", help="JSONL (default: conf/task/development*)")
-    add("--fit", type=Path, metavar="FILE", help="where the fitted weights go")
+    add("--fit", type=Path, metavar="FILE", help="output file for the fitted weights")
     noise = "noise levels added to the draft's logits (0)"
     add("--noise", type=float, nargs="+", default=[0.0], help=noise)
     add("--results", type=Path, default=Path("results/local/tuning"))
     spaces = sorted(path.stem for path in (FOLDER / "tune").glob("*.yaml"))
     add("--decoders", nargs="*", default=[name for name in spaces if not name.startswith("hf_")])
-    costs = "names or files of costs, each searched by itself"
+    costs = "names or files of costs, each searched separately"
     add("--costs", nargs="+", default=["epyc", "flat"], help=costs)
-    add("--trials", type=int, default=24, help="for each decoder, before the search")
-    add("--first", type=int, default=6, help="prompts of each file that are searched on")
-    add("--limit", type=int, help="prompts of each file; default: every one")
+    add("--trials", type=int, default=24, help="settings per decoder before the search")
+    add("--first", type=int, default=6, help="prompts per file used in the search")
+    add("--limit", type=int, help="prompts per file (default: all)")
     add("--max-new", type=int, default=96)
     add("--seed", type=int, default=0)
     add("--temperatures", type=float, nargs="+", default=[0.0, 0.4, 0.8])
-    add("--overrides", nargs="*", default=[], help="of conf/config.yaml, as model=hf")
+    add("--overrides", nargs="*", default=[], help="options of conf/config.yaml")

@@ -26,7 +26,7 @@ PIPE_WIDTH = 120
 
 
 def report(options: argparse.Namespace) -> tuple[int, dict | None]:
-    """Report on the folders, print each run's tables."""
+    """Write reports on the folders and print each run's tables."""
     costs, failures = load_costs(options.costs), list[str]()
 
     def fail(error: object) -> None:

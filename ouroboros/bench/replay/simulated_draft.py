@@ -6,7 +6,7 @@ token for a share `agreement` of all new tokens; ranks and confidences are drawn
 
 Invariant: the logits depend only on seed, text, position and preceding tokens, so every decoder
 gets the same draft in any order of calls; and a draft of higher agreement is right wherever one of
-lower agreement is. With an acceptance curve they depend on the position in the draft as well.
+lower agreement is. With an acceptance curve, logits also depend on the position in the draft.
 """
 
 from __future__ import annotations
@@ -99,11 +99,11 @@ def read_curve(path: Path) -> list[float]:
 class SimulatedDraft(ScriptedModel):
     """A draft that is right for a share `agreement` of the recorded runs' new tokens.
 
-    An acceptance curve (as of `read_curve`) gives the share by draft position instead: the draft is
-    as often right in repeated text as elsewhere, and beyond the curve as at its last position.
-    `follow` selects the text; a step sets `accepted`, the number of tokens before its draft. Calls
-    are counted like a model's but take no time. Raises `ValueError` for an agreement outside 0 to
-    1, a curve that rises, and ids outside the vocabulary.
+    An acceptance curve (see `read_curve`) gives the share by draft position instead, the same in
+    repeated text as elsewhere; later positions are right as often as its last one. `follow` selects
+    the text; a step sets `accepted`, the number of tokens before its draft. Calls are counted like
+    a model's but take no time. Raises `ValueError` for an agreement outside 0 to 1, a curve that
+    rises, and ids outside the vocabulary.
     """
 
     device = torch.device("cpu")

@@ -1,13 +1,13 @@
-"""Runs written in Spec-Bench's answer format, so that its own scripts can read them.
+"""Write runs in Spec-Bench's answer format, so that its scripts can read them.
 
 One file per decoder and one line per question, as https://github.com/hemingkx/Spec-Bench writes
-them: `choices` are repeats, and each list in a choice has one entry per turn, but `accept_lengths`,
-which has one per step (the tokens that the step added). A question of which a turn failed or is
-missing is left out, so that nothing is averaged that was not measured.
+them: `choices` are repeats, and each list in a choice has one entry per turn, except
+`accept_lengths`, with one entry per step (its new tokens). A question with a failed or missing turn
+is left out, so that nothing unmeasured is averaged.
 
 Its speed.py counts a decoder's tokens from `new_tokens` but the baseline's by tokenizing the text
-again, where the end-of-sequence token is lost: its ratios are a little above those of our samples,
-its tokens/s and its mean accepted tokens (our tokens_per_target_call) are the same.
+again, which loses the end-of-sequence token: its ratios are slightly above those of our samples;
+its tokens/s and mean accepted tokens (our tokens_per_target_call) are the same.
 """
 
 from __future__ import annotations

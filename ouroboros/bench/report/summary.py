@@ -36,8 +36,8 @@ class Summary:
     by registered name. A metric with an interval also has `<name>.low` and `<name>.high`; a task's
     scores are `score.<name>`. Unavailable values are NaN or None. `groups` has the metrics of each
     (group of prompts, decoder). `verdicts` counts the audit's findings by decoder; `problems` has a
-    line for each failure and each decoder without a prediction. `label` is
-    the run's name in a report, `sweep` the folder of the sweep whose job it is.
+    line for each failure and each decoder without a prediction. `label` is the run's name in a
+    report, `sweep` the folder of its sweep, if any.
     """
 
     measured: Measured
@@ -50,7 +50,7 @@ class Summary:
 
     @property
     def facts(self) -> SimpleNamespace:
-        """What was measured, where and how completely."""
+        """The facts of the run: what was measured, and where."""
         return self.measured.facts
 
     @cached_property

@@ -27,7 +27,7 @@ def prompt_ids(tokenizer, example: Example) -> list[int]:
 
 
 def longest(tokenizer, examples: Sequence[Example]) -> int:
-    """Return the longest prompt's token count; of conversations, only first turns count."""
+    """Return the longest prompt's token count; of a conversation, only the first turn counts."""
     return max((len(prompt_ids(tokenizer, example)) for example in examples), default=0)
 
 
