@@ -192,7 +192,7 @@ def report(add: Callable) -> None:
     per run, with --wide all of them. With --json, or if stdout is not a terminal,
     the last line on stdout is one JSON document.
     """
-    add("folders", nargs="+", type=Path, metavar="FOLDER", help="a results folder, or a parent folder")
+    add("folders", nargs="+", type=Path, metavar="FOLDER", help="a results folder or its parent")
     add("--out", type=Path, help="report folder (default: beside them)")
     add("--costs", help="costs for predictions: a name, or a profile's costs.json")
     add("--remake", action="store_true", help="rewrite each folder's summary and plot")
