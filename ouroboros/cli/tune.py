@@ -42,7 +42,7 @@ best found; best by ...: what settings lose that are the best by the other machi
 
 
 def tune(options: argparse.Namespace) -> tuple[int, dict | None]:
-    """Tune every decoder for every machine's costs and print the report, or fit."""
+    """Tune every decoder for every machine's costs and print the report; `--fit`: see `fit`."""
     if unknown := [name for name in options.decoders if name not in SPACES]:
         known = ", ".join(SPACES)
         raise ValueError(f"nothing to tune of {', '.join(unknown)}: conf/tune has {known}")

@@ -46,9 +46,9 @@ def merge_layers(
 
 
 def merge(layer, parts: list, norm: str, block: str, inputs: list[str], output: str) -> None:
-    """Fill a block (attention or feed-forward) of a new layer with those of `parts` side by side,
-    as many units as fit. The layer's norm is the mean of the parts' norms; each part's ratio to it
-    goes into the input weights."""
+    """Fill a block (attention or feed-forward) of a new layer with the units of `parts` side by
+    side, as many as fit. The layer's norm is the mean of the parts' norms; each part's input
+    weights are scaled by its norm / that mean."""
     norms = [getattr(part, norm).weight for part in parts]
     getattr(layer, norm).weight.copy_(sum(norms) / len(norms))
     scales = [own / getattr(layer, norm).weight for own in norms]

@@ -61,7 +61,7 @@ def headline(path: Path) -> Table:
 
 
 def counts(*paths: Path) -> Table:
-    """Return calls and cost per token of every decoder by run."""
+    """Return calls and cost per token of each decoder in each run."""
     rows = [
         {
             "run": label(path) if len(paths) > 1 else "-",
@@ -80,7 +80,7 @@ def counts(*paths: Path) -> Table:
 
 
 def drafters(*paths: Path) -> Table:
-    """Return Ouroboros over greedy and over the best other decoder by run: in time, or by costs.
+    """Return each run's lead of Ouroboros over greedy and the best other decoder: time or cost.
 
     The best other decoder (variants of Ouroboros excluded) is the fastest relative to Ouroboros;
     choosing it on the samples shown is in its favour. Raises `ValueError` for runs with different

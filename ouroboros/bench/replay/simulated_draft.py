@@ -99,11 +99,11 @@ def read_curve(path: Path) -> list[float]:
 class SimulatedDraft(ScriptedModel):
     """A draft that is right for a share `agreement` of the recorded runs' new tokens.
 
-    An acceptance curve (see `read_curve`) gives the share by draft position instead, the same in
-    repeated text as elsewhere; later positions are right as often as its last one. `follow` selects
-    the text; a step sets `accepted`, the number of tokens before its draft. Calls are counted like
-    a model's but take no time. Raises `ValueError` for an agreement outside 0 to 1, a curve that
-    rises, and ids outside the vocabulary.
+    With an acceptance curve (see `read_curve`), the share depends on the draft position instead;
+    positions beyond the curve behave like its last one. `follow` selects the text; a step sets
+    `accepted`, the number of tokens before its draft. Calls are counted like a model's but take no
+    time. Raises `ValueError` for an agreement outside 0 to 1, a curve that rises, and ids outside
+    the vocabulary.
     """
 
     device = torch.device("cpu")

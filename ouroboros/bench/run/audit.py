@@ -1,8 +1,8 @@
 """The audit of a run: compare every completion with standard decoding's of the same prompt.
 
-Invariant: a missing completion never passes. In a finished run it is a BUG, as is a failed one and
-one that ends without an end token, limit or stop string. A prompt that all decoders, standard
-decoding included, refuse with the same error is "not measured".
+Invariant: a missing completion never passes. In a finished run, missing and failed completions are
+a BUG, as are those that end without an end token, limit or stop string. A prompt that all decoders,
+standard decoding included, reject with the same error is "not measured".
 """
 
 from __future__ import annotations
