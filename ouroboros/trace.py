@@ -24,6 +24,8 @@ class StepRecord:
     was spent waiting for results (on a CPU only the choice of tokens). `draft_scored` counts the
     nodes of all draft calls, `draft_caught_up` the tokens of the sequence fed before them. One call
     of a model may be several forwards: `target_forwards`, `draft_forwards` (0 in older records).
+
+    A step that `rows` sequences took together is divided equally: seconds are its time / `rows`.
     """
 
     drafted: int
@@ -40,6 +42,7 @@ class StepRecord:
     draft_caught_up: int = 0
     target_forwards: int = 0
     draft_forwards: int = 0
+    rows: int = 1
 
 
 @dataclass

@@ -31,6 +31,10 @@ class Sample:
     call to the last kept token, `ttft_s` to the end of the first step; both include the prefill.
     `ttft_s`, `peak_bytes` (device memory) and `energy_j` (of the GPUs) are None if unknown. A
     failed sample has a reason in `error` and no tokens. `group` is the prompt's category or "".
+
+    With a `batch_size` above 1, `wall_s` and `ttft_s` are the row's share of the batch's time: the
+    seconds of each step, divided by the rows that took it. The row was decoded from `began_s` to
+    `ended_s`, in seconds since its batch began; `batch` numbers the batches of a decoder.
     """
 
     example: str
@@ -48,6 +52,10 @@ class Sample:
     error: str | None = None
     energy_j: float | None = None
     group: str = ""
+    batch_size: int = 1
+    batch: int = 0
+    began_s: float = 0.0
+    ended_s: float = 0.0
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -68,8 +76,12 @@ class Sample:
         texts = [found.example, found.decoder, found.text, found.finish, found.group]
         "".join([*texts, found.error or "", *(name for step in steps for name in step.sources)])
         about = (found.repeat, found.order, found.prompt_tokens, found.wall_s, found.ttft_s or 0)
+        place = (found.batch, found.began_s, found.ended_s)
         numbers = ([n for n in vars(step).values() if type(n) is not tuple] for step in steps)
-        if min([*about, found.peak_bytes or 0, found.energy_j or 0, *map(min, numbers)]) < 0:
+        if (
+            min([*about, *place, found.peak_bytes or 0, found.energy_j or 0, *map(min, numbers)])
+            < 0
+        ):
             raise ValueError("a negative count or time")
         return found
 
@@ -77,12 +89,14 @@ class Sample:
 def sample_frame(
     samples: Iterable[Sample], costs: CostModel | None = None, draft_cost: float = COST_RATIO
 ) -> pd.DataFrame:
-    """Return a row per completion, indexed by example and repeat.
+    """Return a row per completion, indexed by example, repeat and batch size, so that completions
+    of different batch sizes are never paired.
 
     Columns beside a sample's fields: `tokens`; `decode_s` and `decode_tokens`, after the first step
-    (NaN and 0 if its time is unknown); `calls`, target calls + `draft_cost` x draft calls, counted
-    in forward passes if recorded; `predicted_s` and `cost` (in target calls of one node) from
-    `costs`, NaN in all rows if the costs do not cover every sample.
+    (NaN and 0 if its time is unknown); `latency_s`, the time that its user waits, as `ttft_s` is
+    here (`wall_s` and `decode_s` are shares of a batch's time); `calls`, target calls +
+    `draft_cost` x draft calls, counted in forward passes if recorded; `predicted_s` and `cost` (in
+    target calls of one node) from `costs`, NaN in all rows if the costs do not cover every sample.
     """
     samples = list(samples)
     frame = pd.DataFrame([*map(vars, samples)], columns=list(Sample.__annotations__))
@@ -91,6 +105,9 @@ def sample_frame(
     frame["decode_s"] = frame["wall_s"] - frame["ttft_s"]
     first = [s.steps[0].new if s.steps and s.ttft_s is not None else None for s in samples]
     frame["decode_tokens"] = (frame["tokens"] - pd.Series(first, dtype=float)).fillna(0)
+    frame["ttft_s"] *= [s.steps[0].rows if s.steps else 1 for s in samples]
+    alone = frame["batch_size"] == 1
+    frame["latency_s"] = frame["wall_s"].where(alone, frame["ended_s"] - frame["began_s"])
     frame["completions"] = 1
     frame["calls"] = [
         sum(t.target_forwards or 1 for t in s.steps)
@@ -98,11 +115,11 @@ def sample_frame(
         for s in samples
     ]
     frame[["predicted_s", "cost"]] = float("nan")
-    if costs is not None:
+    if costs is not None and alone.all():  # costs are those of one sequence's calls
         with suppress(ValueError):
             frame["predicted_s"] = [costs.predict(sample).wall_s for sample in samples]
             frame["cost"] = [costs.cost(sample)[0] for sample in samples]
-    return frame.set_index(["example", "repeat"])
+    return frame.set_index(["example", "repeat", "batch_size"])
 
 
 def step_frame(samples: Iterable[Sample]) -> pd.DataFrame:

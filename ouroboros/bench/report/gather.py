@@ -23,7 +23,7 @@ from ouroboros.costs import CostModel
 Key = tuple[str, str, int]
 MACHINE = ("cpu", "threads", "gpus")
 """What parts of one run may differ in."""
-COUNTS = ("parts", "samples_wanted", "resumed")
+COUNTS = ("batch_size", "parts", "samples_wanted", "resumed")
 TYPES = {"task": str, "status": str, "timed": bool, **dict.fromkeys(COUNTS, int)}
 """The facts that are as run.json has them."""
 
@@ -60,6 +60,8 @@ class Measured:
         prompts, wanted = len({s.example for s in samples if not s.error}), task["prompts"]
         count = f"{prompts}" if prompts == wanted else f"{prompts} of {wanted}"
         config, timed = run.get("config", {}), run.get("timing", True)
+        size = config.get("batch_size", 1)
+        batch = f"batch size {size}" + ", refilled" * (size > 1 and config.get("refill", False))
         length = config.get("context_tokens")
         each = f"prompt{'s' * (wanted != 1)}{f' of {length} tokens' if length else ''}"
         what = f"{task['name']}, {count} {each} x {run['max_new']} tokens"
@@ -93,7 +95,7 @@ class Measured:
         merged = f"{parts} parts, merged; " if parts > 1 else ""
         samples_wanted = run.get("samples_wanted", len(samples))
         predicted = [f"predicted by {costs}"] if costs and not timed else []
-        title = [what, models, arithmetic, words, "batch size 1", device, *predicted]
+        title = [what, models, arithmetic, words, batch, device, *predicted]
         return SimpleNamespace(
             title=" · ".join(title),
             incomplete=len(samples) < samples_wanted or status != "finished",
@@ -102,6 +104,7 @@ class Measured:
             models=models,
             arithmetic=arithmetic,
             sampling=words,
+            batch_size=size,
             device=device,
             footnote=f"{merged}{' + '.join(dict.fromkeys(hosts))}; torch {versions['torch']}, "
             f"transformers {versions['transformers']}",

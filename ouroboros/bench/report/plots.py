@@ -365,6 +365,44 @@ def sweep_lines(setting: str, values: Sequence, summaries: Sequence[Summary]) ->
 
 
 @style.styled
+def batch_lines(summaries: Sequence[Summary]) -> Figure | None:
+    """Plot speedup over greedy against batch size, and throughput against that of each user.
+
+    Each decoder has a line; its points on the right have their batch sizes beside them. None with
+    fewer than two batch sizes.
+    """
+    order = sorted(summaries, key=lambda summary: summary.facts.batch_size)
+    sizes = [summary.facts.batch_size for summary in order]
+    frame, shown = _all_runs(order)
+    if len(set(sizes)) < 2 or not shown:
+        return None
+    metric, title = next(iter(shown.items()))
+    users = frame["user_throughput"].fillna(frame["output_throughput"])
+    figure = style.new_figure(4.4)
+    left, right = figure.subplots(1, 2)
+    for name, mark in decoder_marks(list(frame.index.unique("decoder"))).items():
+        own = frame.xs(name, level="decoder")
+        look = mark.points(label=name, yerr=style.reach(own, metric))
+        left.errorbar([sizes[run] for run in own.index], own[metric], **look)
+        across, up = users.xs(name, level="decoder"), own["output_throughput"]
+        right.plot(across, up, color=mark.colour, marker=mark.marker, linestyle=mark.line)
+        for run in own.index:
+            beside: Any = {"xytext": (4, 3), "textcoords": "offset points", "fontsize": 7.5}
+            right.annotate(str(sizes[run]), (across[run], up[run]), color=style.MUTED, **beside)
+    left.axhline(1, color=style.INK, linewidth=0.8, linestyle=":")
+    left.set_xscale("log", base=2)
+    left.set_xticks(sizes, [str(size) for size in sizes])
+    left.minorticks_off()
+    left.set(xlabel="batch size", title=f"{title}\nat the same batch size")
+    right.set(xlabel="tokens/s of each sequence", title="tokens/s of all sequences", ylim=(0, None))
+    right.set_xlim(left=0)
+    for axes in (left, right):
+        axes.grid(axis="y")
+    style.legend_above(figure)
+    return figure
+
+
+@style.styled
 def sweep_map(
     settings: tuple[str, str], values: Sequence[tuple], summaries: Sequence[Summary], decoder: str
 ) -> Figure | None:

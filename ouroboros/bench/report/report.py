@@ -257,7 +257,9 @@ def numbers(runs: Sequence[Summary]) -> pd.DataFrame:
     histograms or other counts by key)."""
     frames = []
     for one in runs:
-        facts = {key: getattr(one.facts, key) for key in ("device", "nature", "incomplete")}
+        facts = {
+            key: getattr(one.facts, key) for key in ("batch_size", "device", "nature", "incomplete")
+        }
         counts = [m.name for m in one.metrics.values() if not m.scalar and m.name != "verdict"]
         cells = one.frame.drop(columns=counts).copy().reset_index()
         first = pd.DataFrame({"run": one.label, **facts}, index=cells.index)
@@ -307,14 +309,35 @@ def _comparison(runs: Sequence[Summary]) -> Section:
     shared = [part for part in parts[runs[0].label] if all(part in p for p in parts.values())]
     own = {label: [part for part in all_ if part not in shared] for label, all_ in parts.items()}
     notes = [f"{label}: {' · '.join(parts)}" for label, parts in own.items() if parts]
+    configs = [run.measured.run.get("config", {}) for run in runs]
     figure = plots.speedup_dots(summaries)
     caption = "Speedup over greedy, run by run." + plots.error_bars(runs)
     return Section(
         f"Comparison of {len(runs)} runs: {', '.join(summaries)}",
         [" · ".join(shared), *notes] if shared else notes,
         tables.comparisons({"run": list(summaries)}, runs, "comparison-"),
-        [Picture("comparison", caption, figure)] if figure else [],
+        [
+            *([Picture("comparison", caption, figure)] if figure else []),
+            *_batches("comparison", swept(configs), runs),
+        ],
     )
+
+
+def _batches(name: str, settings: Sequence[Setting], runs: Sequence[Summary]) -> list[Picture]:
+    """Return a plot over batch sizes for each combination of the other settings."""
+    others = [one for one in settings if "batch_size" not in one.members]
+    keys = [", ".join(f"{one.name}={one.values[at]}" for one in others) for at in range(len(runs))]
+    pictures = []
+    for key in dict.fromkeys(keys):
+        own = [run for run, its in zip(runs, keys, strict=True) if its == key]
+        caption = (
+            "Left: speedup over greedy at the same batch size. Right: tokens/s of all sequences "
+            f"against tokens/s of each{f'; {key}' * bool(key)}. Numbers: batch sizes."
+        )
+        if figure := plots.batch_lines(own):
+            stem = slug(f"{name}-batches-{key}") if key else f"{name}-batches"
+            pictures.append(Picture(stem, caption + plots.error_bars(own), figure))
+    return pictures
 
 
 def _sweep(folder: Path, runs: Sequence[Summary]) -> Section:
@@ -327,10 +350,11 @@ def _sweep(folder: Path, runs: Sequence[Summary]) -> Section:
         values = (f"{n} = {', '.join(dict.fromkeys(map(str, v)))}" for n, v in columns.items())
         what = "; ".join(values)
     drawn: list[tuple[str, str, Figure | None]] = []
-    if len(settings) == 1:
+    batches = _batches(name, settings, runs)
+    if len(settings) == 1 and not batches:
         figure = plots.sweep_lines(settings[0].name, settings[0].values, runs)
         drawn = [(name, f"Sweep of {settings[0].name}." + plots.error_bars(runs), figure)]
-    elif len(settings) == 2:
+    elif len(settings) == 2 and not batches:
         across, down = settings
         places = list(zip(across.values, down.values, strict=True))
         decoders = [decoder for decoder in runs[0].frame.index if decoder != "greedy"]
@@ -347,5 +371,5 @@ def _sweep(folder: Path, runs: Sequence[Summary]) -> Section:
         f"Sweep of {what} ({folder.name})",
         [f"{len(runs)} runs, the first: {runs[0].facts.title}."],
         tables.comparisons(columns, runs, f"{name}-"),
-        [Picture(name, caption, figure) for name, caption, figure in drawn if figure],
+        [*batches, *(Picture(name, caption, figure) for name, caption, figure in drawn if figure)],
     )

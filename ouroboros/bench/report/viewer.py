@@ -73,7 +73,7 @@ def viewer_run(
                 "sources": _letters(source for step in sample.steps for source in step.sources),
                 "steps": [
                     [s.new, s.drafted, s.accepted, s.scored, s.draft_calls]
-                    + [round(1e3 * seconds, 2) for seconds in (s.draft_s, s.verify_s, s.host_s)]
+                    + [round(1e3 * s.rows * part, 2) for part in (s.draft_s, s.verify_s, s.host_s)]
                     for s in sample.steps
                 ],
                 "repetition": repetition(sample.new_tokens),

@@ -83,6 +83,24 @@ def test_greedy_accepts_nothing_and_another_engine_has_no_phases():
     assert METRICS["host_share"]([]) is None
 
 
+def test_in_a_batch_speed_is_the_batchs_and_latency_the_users():
+    """Two sequences of 4 tokens take three joint steps of 2 s; then one takes a fourth alone."""
+    joint = replace(step(0, 0, times=(0, 1, 0)), rows=2)
+    last = step(0, 0, times=(0, 2, 0))
+    short = sample("a", "x", [joint] * 3, wall_s=3.0, ttft_s=1.0)
+    long = sample("b", "x", [*[joint] * 3, last], wall_s=5.0, ttft_s=1.0)
+    batch = [replace(short, batch_size=2, ended_s=6.0), replace(long, batch_size=2, ended_s=8.0)]
+    assert METRICS["output_throughput"](batch) == pytest.approx(7 / 8)
+    assert METRICS["user_throughput"](batch) == pytest.approx(7 / 14)
+    assert METRICS["user_throughput"]([short, long]) is None
+    assert METRICS["ttft_ms"](batch) == pytest.approx(2000)
+    assert METRICS["e2e_latency_s"](batch) == pytest.approx(7)
+    assert METRICS["p99_tpot_ms"](batch) == METRICS["tpot_ms"](batch) == pytest.approx(2000)
+    alone = [replace(one, wall_s=2 * one.wall_s) for one in (short, long)]
+    assert METRICS["latency_speedup"](batch, greedy=batch).value == 1
+    assert METRICS["latency_speedup"](batch, greedy=alone) is None, "other batch sizes never pair"
+
+
 def test_times_and_throughput():
     both = [*RUN, sample("b", "x", [step(3, 2), step(0, 0)], wall_s=3.0, ttft_s=2.0)]
     assert METRICS["ttft_ms"](both) == pytest.approx(1500)

@@ -14,6 +14,7 @@ from measured import RUN, greedy_and_fast, measured, sample, step, write_run
 from ouroboros.bench.report.gather import load, merge, run_folders
 from ouroboros.bench.report.report import labels, sections, summarised, swept
 from ouroboros.bench.report.spec_bench import answers
+from ouroboros.bench.report.tables import run_table
 from ouroboros.cli.main import main
 from ouroboros.cli.report import gather
 from ouroboros.costs import CostModel, Costs
@@ -134,6 +135,25 @@ def test_two_swept_settings_make_a_map(tmp_path):
     assert [picture.name for picture in part.pictures] == ["g-fast"]
     assert part.title == "Sweep of gamma = 2, 4; topk = 1, 3 (g)"
     assert list(part.tables[0].frame.columns[:3]) == ["gamma", "topk", "prompts"]
+
+
+def test_a_sweep_of_batch_sizes_is_drawn_for_each_other_setting(tmp_path):
+    for job, (size, refill) in enumerate([(1, False), (4, False), (1, True), (4, True)]):
+        config = {"batch_size": size, "refill": refill}
+        rows = [replace(one, batch_size=size, ended_s=one.wall_s * size) for one in GREEDY + FAST]
+        write_run(tmp_path / f"b/{job:03d}", {**RUN, "identity": str(job), "config": config}, rows)
+    runs = summarised([load(path) for path in run_folders(tmp_path / "b")])
+    assert "batch size 1 · " in runs[2].facts.title
+    assert "batch size 4, refilled · " in runs[3].facts.title
+    headings = [*run_table(runs[3], "default")]
+    assert "tokens/s/user" in headings and len(headings) <= 7 and "TTFT (ms)" not in headings
+    for part in sections(runs)[0], sections([replace(run, sweep=None) for run in runs])[0]:
+        drawn = [picture for picture in part.pictures if "batches" in picture.name]
+        assert [picture.name[-12:] for picture in drawn] == ["refill-False", "-refill-True"]
+        left, right = drawn[1].figure.axes
+        speed = runs[2].frame.output_throughput["greedy"]
+        assert right.lines[0].get_xydata().tolist() == [[speed, speed], [speed / 4, speed]]
+        assert [t.get_text() for t in left.get_xticklabels()] == ["1", "4"]
 
 
 @pytest.mark.slow
