@@ -12,7 +12,6 @@ import torch
 from architectures import SUPPORTED, config_of
 from ouroboros.baselines import Greedy, Speculative, SuffixDecoding
 from tiny import CONTEXT, VOCAB, RandomDrafter, build, llama, noisy, prompt_of
-from transformers import LlamaConfig
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
 from ouroboros.costs import Costs, Surface
@@ -180,28 +179,6 @@ def test_a_decoding_ends_where_its_owner_says():
             if len(own.trace.new_tokens) == 4:
                 own.left = 0
     assert [len(own.trace.new_tokens) for own in rows] == [4, 4, 4]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_exact_calls_of_several_sequences_have_the_bits_of_each_alone(dtype):
-    shape = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
-    model = CachedModel(build(LlamaConfig(**shape), dtype=dtype), exact=True)
-    draw = random.Random(1)
-    texts = [prompt_of(n, n, 64) for n in (3, 40, 150, 17)]
-    trees = []
-    for text in texts:
-        parents = [-1, *(draw.randrange(node) for node in range(1, draw.choice([1, 2, 9])))]
-        tokens = [text[-1], *(draw.randrange(64) for _ in parents[1:])]
-        trees.append(TokenTree(tuple(tokens), tuple(parents)))
-    single = [
-        model.score(model.new_sequence(), text, tree).clone()
-        for text, tree in zip(texts, trees, strict=True)
-    ]
-    sequences = [model.new_sequence() for _ in texts]
-    for order in ([0, 1, 2, 3], [3, 1]):
-        found = model.score_together([(sequences[at], texts[at], trees[at]) for at in order])
-        assert all(torch.equal(rows, single[at]) for rows, at in zip(found, order, strict=True))
 
 
 def test_a_joint_sequence_scores_by_itself_too():

@@ -23,6 +23,13 @@ def saved_pair(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def short_probes(monkeypatch):
+    """A probe of tiny models is always noisy; tests/costs has its repetitions."""
+    monkeypatch.setattr("ouroboros.costs.costs.PROBES", 1)
+    monkeypatch.setattr("ouroboros.costs.costs.PROBE_VISITS", 1)
+
+
 @pytest.fixture
 def call(saved_pair, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
     """Call a command on the pair, in its folder (or on none, here); return exit code, stdout and

@@ -9,6 +9,7 @@ import torch
 from architectures import SUPPORTED, config_of
 from ouroboros.baselines import Greedy, PromptLookup, Speculative
 from tiny import VOCAB, RandomDrafter, build, llama, noisy, prompt_of
+from transformers import LlamaConfig
 
 from ouroboros import CachedModel, Ouroboros, decode, generate
 from ouroboros.engine.exact import check_exact
@@ -192,3 +193,25 @@ def test_generate_is_exact_on_request_and_follows_changed_weights() -> None:
 def test_a_wrapped_model_that_is_not_exact_is_not_called_exact() -> None:
     with pytest.raises(ValueError, match="needs CachedModel"):
         generate(CachedModel(llama()), torch.tensor([[3, 4]]), exact=True, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_exact_calls_of_several_sequences_have_the_bits_of_each_alone(dtype):
+    shape = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    model = CachedModel(build(LlamaConfig(**shape), dtype=dtype), exact=True)
+    draw = random.Random(1)
+    texts = [prompt_of(n, n, 64) for n in (3, 40, 150, 17)]
+    trees = []
+    for text in texts:
+        parents = [-1, *(draw.randrange(node) for node in range(1, draw.choice([1, 2, 9])))]
+        tokens = [text[-1], *(draw.randrange(64) for _ in parents[1:])]
+        trees.append(TokenTree(tuple(tokens), tuple(parents)))
+    single = [
+        model.score(model.new_sequence(), text, tree).clone()
+        for text, tree in zip(texts, trees, strict=True)
+    ]
+    sequences = [model.new_sequence() for _ in texts]
+    for order in ([0, 1, 2, 3], [3, 1]):
+        found = model.score_together([(sequences[at], texts[at], trees[at]) for at in order])
+        assert all(torch.equal(rows, single[at]) for rows, at in zip(found, order, strict=True))
