@@ -1,4 +1,4 @@
-"""Generation options x architectures x decoders against transformers' own generation.
+"""Generation options x batches x architectures x decoders against transformers' own generation.
 
 The greedy text of every draw is transformers' own; the sampled text is that of standard decoding
 with the same noise, which tests/test_select.py compares with transformers' processors. Rerun with
@@ -52,7 +52,12 @@ SAMPLING = {
     "epsilon_cutoff": st.sampled_from([0.01, 0.1]),
     "eta_cutoff": st.sampled_from([0.01, 0.1]),
 }
-SHAPES = {"max_nodes": st.sampled_from([1, 5, 12]), "gamma": st.integers(1, 5)}
+CONTEXTS = st.sampled_from([None, 1, 5, 256])
+SHAPES = {
+    "max_nodes": st.sampled_from([1, 5, 12]),
+    "gamma": st.integers(1, 5),
+    "guard": st.booleans(),
+}
 
 
 @cache
@@ -86,7 +91,7 @@ def test_no_option_architecture_or_decoder_changes_a_token(dtype, data):
     if dtype == torch.float64:  # transformers' eager attention makes NaN of float64 padding
         names -= {"gemma2", "vaultgemma"}
     model, target, draft = pair(draw(st.sampled_from(sorted(names))), dtype)
-    lengths = draw(st.lists(st.integers(1, 20), min_size=1, max_size=3))
+    lengths = draw(st.lists(st.integers(1, 20), min_size=1, max_size=4))
     prompts = [prompt_of(length, draw(st.integers(0, 99))) for length in lengths]
     width = max(lengths)
     mask = torch.tensor([[0] * (width - n) + [1] * n for n in lengths])
@@ -99,6 +104,7 @@ def test_no_option_architecture_or_decoder_changes_a_token(dtype, data):
     own = {key: draw(value) for key, value in SHAPES.items() if key in decoder_settings(name)}
     if draw(st.booleans()) or (needs_draft(name) and name != "ouroboros"):
         own["draft"] = draft
+    own |= {"batch_size": draw(st.sampled_from([None, 1, 2])), "draft_context": draw(CONTEXTS)}
     batch = {"input_ids": ids, "attention_mask": mask, **options}
     if sampled := draw(st.booleans()):
         batch |= {"do_sample": True, **some(draw, SAMPLING, 3)}
@@ -113,3 +119,8 @@ def test_no_option_architecture_or_decoder_changes_a_token(dtype, data):
         assert generate(target, decoder=name, **own, **batch).tolist() == expected.tolist()
     door = custom_generate(decoder=name, seed=7 if sampled else None, **own)
     assert target.generate(**batch, custom_generate=door).tolist() == expected.tolist()
+    found = target.generate(**batch, custom_generate=door, return_dict_in_generate=True)
+    assert found.sequences.tolist() == expected.tolist()  # decoders and wrappers are used again
+    for trace in found.traces:
+        assert sum(step.new for step in trace.steps) == len(trace.new_tokens)
+        assert all(0 <= step.accepted <= step.drafted for step in trace.steps)
