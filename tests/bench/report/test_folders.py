@@ -11,7 +11,6 @@ from operator import getitem
 import pytest
 from measured import RUN, greedy_and_fast, measured, sample, step, write_run
 
-from ouroboros.bench.metrics import intervals
 from ouroboros.bench.report.gather import load, merge, run_folders
 from ouroboros.bench.report.report import labels, sections, summarised, swept
 from ouroboros.bench.report.spec_bench import answers
@@ -257,8 +256,7 @@ def mutations(run, samples):
         yield name, text if draw.random() < 0.9 else text[: draw.randrange(len(text))] + "\n"
 
 
-def test_damaged_folders_are_named_and_the_others_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(intervals, "RESAMPLES", 20)
+def test_damaged_folders_are_named_and_the_others_reported(tmp_path, capsys):
     write(tmp_path / "good", identity="good")
     run = json.loads((tmp_path / "good" / "run.json").read_text())
     for number, (name, text) in enumerate(mutations(run, [*GREEDY, *FAST])):
