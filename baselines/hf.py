@@ -70,15 +70,33 @@ class Arrivals(BaseStreamer):
 
 
 class StopWhen(StoppingCriteria):
-    """End generation once `stop`, given the new tokens, returns a number."""
+    """End each row once its stop, given the new tokens, returns a number, or its room is used."""
 
-    def __init__(self, stop: Stop, prompt_len: int) -> None:
-        self.stop = stop
-        self.prompt_len = prompt_len
+    def __init__(self, stops: Sequence[Stop | None], rooms: Sequence[int], width: int) -> None:
+        self.stops, self.rooms, self.width = stops, rooms, width
 
     def __call__(self, input_ids: torch.LongTensor, scores, **kwargs) -> torch.Tensor:  # type: ignore[override]
-        done = self.stop(input_ids[0, self.prompt_len :].tolist()) is not None
-        return torch.full((len(input_ids),), done, device=input_ids.device)
+        rows = zip(input_ids[:, self.width :].tolist(), self.stops, self.rooms, strict=True)
+        done = [len(new) >= room or (stop and stop(new)) is not None for new, stop, room in rows]
+        return torch.tensor(done, device=input_ids.device)
+
+
+class ByRow(LogitsProcessor):
+    """Process each row by processors of its own, without the padding on its left."""
+
+    def __init__(self, processors: Sequence[LogitsProcessorList], pads: Sequence[int]) -> None:
+        self.rows = list(zip(processors, pads, strict=True))
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:  # type: ignore[override]
+        pairs = zip(self.rows, input_ids, scores, strict=True)
+        return torch.cat([own(ids[None, pad:], row[None]) for (own, pad), ids, row in pairs])
+
+
+def by_row(processors: Sequence[LogitsProcessorList], pads: Sequence[int]) -> LogitsProcessorList:
+    """Return one list for all rows, each with processors of its own."""
+    if len(processors) == 1 or not any(processors):
+        return processors[0]
+    return LogitsProcessorList([ByRow(processors, pads)])
 
 
 class HFGenerate:
@@ -108,6 +126,7 @@ class HFGenerate:
         self.mode = mode
         self.draft = draft if mode == "assisted" else None
         self.settings = settings
+        self.joins_rows = mode == "greedy"
 
     def run(
         self,
@@ -120,18 +139,39 @@ class HFGenerate:
         stop: Stop | None = None,
     ) -> DecodeTrace:
         """Generate under the same rules as `decode`; `stop` says how many new tokens to keep."""
-        room = target.max_len - len(prompt) + 1
-        cramped, max_new = room < max_new, min(max_new, room)
+        limits: dict = {"max_new": max_new, "eos": eos, "chooses": [choose], "stops": [stop]}
+        return self.run_together(target, [prompt], **limits)[0]
+
+    def run_together(
+        self,
+        target: CachedModel,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new: int,
+        eos: Collection[int] = (),
+        chooses: Sequence[TokenSelector],
+        stops: Sequence[Stop | None],
+    ) -> list[DecodeTrace]:
+        """Generate for prompts that are padded on their left to one length, each with its own
+        choice and stop; as `run` does for one. Only greedy generation takes several.
+
+        A row that has ended is fed padding until the last one ends. A step's time is divided among
+        the rows that have not ended.
+        """
+        width = max(map(len, prompts))
+        pads = [width - len(prompt) for prompt in prompts]
+        rooms = [min(max_new, target.max_len - len(prompt) + 1) for prompt in prompts]
         arrivals = Arrivals()
-        ids = torch.tensor([list(prompt)], device=target.device)
+        ids = [[0] * pad + list(prompt) for pad, prompt in zip(pads, prompts, strict=True)]
+        mask = [[0] * pad + [1] * (width - pad) for pad in pads]
         options: dict = {"streamer": arrivals}
-        options["logits_processor"] = as_processors(choose)
-        if stop is not None:
-            options["stopping_criteria"] = StoppingCriteriaList([StopWhen(stop, len(prompt))])
+        options["logits_processor"] = by_row(list(map(as_processors, chooses)), pads)
+        if any(stops) or len(set(rooms)) > 1:
+            options["stopping_criteria"] = StoppingCriteriaList([StopWhen(stops, rooms, width)])
         if self.draft is not None:
             options["assistant_model"] = self.draft.model
         config = GenerationConfig(
-            max_new_tokens=max_new,
+            max_new_tokens=max(rooms),
             do_sample=False,
             eos_token_id=sorted(eos) or target.vocab_size,  # an id that never comes
             pad_token_id=0,
@@ -153,18 +193,35 @@ class HFGenerate:
                 stack.callback(hook.remove)
             started = time.perf_counter()
             out = target.model.generate(
-                ids, attention_mask=torch.ones_like(ids), generation_config=config, **options
+                torch.tensor(ids, device=target.device),
+                attention_mask=torch.tensor(mask, device=target.device),
+                generation_config=config,
+                **options,
             )
-        trace = DecodeTrace(out[0].tolist(), len(prompt))
-        trace.steps = timed_steps(arrivals.at, started, calls, cut=max_new)
-        keep = stop(trace.new_tokens) if stop is not None else None
-        if keep is not None:
-            trace.tokens, trace.finish = trace.tokens[: len(prompt) + keep], "stop"
-        elif trace.tokens[-1] in eos:
-            trace.finish = "eos"
-        elif cramped:
-            trace.finish = "context"
-        return trace
+        traces = []
+        for row, prompt, room, stop in zip(
+            out[:, width:].tolist(), prompts, rooms, stops, strict=True
+        ):
+            new = row[: next((n for n, token in enumerate(row[:room], 1) if token in eos), room)]
+            trace = DecodeTrace([*prompt, *new], len(prompt))
+            keep = stop(new) if stop is not None else None
+            if keep is not None:
+                trace.tokens, trace.finish = trace.tokens[: len(prompt) + keep], "stop"
+            elif trace.tokens[-1] in eos:
+                trace.finish = "eos"
+            elif room < max_new:
+                trace.finish = "context"
+            traces.append(trace)
+        if len(traces) == 1:
+            traces[0].steps = timed_steps(arrivals.at, started, calls, cut=rooms[0])
+            return traces
+        for number, (at, _) in enumerate(arrivals.at):
+            live = [trace for trace in traces if len(trace.new_tokens) > number]
+            one = [((at - started) / max(1, len(live)), 1)]
+            for trace in live:
+                trace.steps += timed_steps(one, 0.0, [], cut=1, rows=len(live))
+            started = at
+        return traces
 
 
 @contextmanager
@@ -178,7 +235,12 @@ def _generation_config(model: PreTrainedModel, config: GenerationConfig) -> Iter
 
 
 def timed_steps(
-    arrivals: list[tuple[float, int]], started: float, calls: list[float], *, cut: int
+    arrivals: list[tuple[float, int]],
+    started: float,
+    calls: list[float],
+    *,
+    cut: int,
+    rows: int = 1,
 ) -> list[StepRecord]:
     steps, before, left = [], started, cut
     for at, count in arrivals:
@@ -195,6 +257,7 @@ def timed_steps(
                 draft_s=0.0,
                 verify_s=at - before,
                 host_s=0.0,
+                rows=rows,
             )
         )
         before = at

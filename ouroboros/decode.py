@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -348,7 +348,11 @@ def begin(
 
 
 def together(
-    decodings: Iterable[Decoding], size: int, *, refill: bool = True
+    decodings: Iterable[Decoding],
+    size: int,
+    *,
+    refill: bool = True,
+    on_error: Callable[[Decoding, Exception], object] | None = None,
 ) -> Iterator[list[Decoding]]:
     """Decode up to `size` sequences together, and yield those at work after each of their steps.
 
@@ -356,6 +360,9 @@ def together(
     sequences that wait for it. A decoding that has ended is yielded a last time. With `refill` the
     next one takes its place, else the batch runs to its end before the next begins. Decodings are
     taken (and may be made) when their turn comes. With `size` 1 calls are those of `stream`.
+
+    A decoding whose step fails ends if there is `on_error`, which takes it and the exception; the
+    others go on. Otherwise the exception is raised.
     """
     waiting, live = iter(decodings), list[Decoding]()
     while True:
@@ -366,30 +373,59 @@ def together(
         working = [own for own in live if own.left > 0]
         for own in working:
             own.capabilities.set_batch_size(len(working))
-        if size == 1:
+        if size == 1 and on_error is None:
             for own in working:
                 alone(own.step())
         else:
-            _step_together(working)
+            _step_together(working, on_error)
         yield live
         live = [own for own in live if own.left > 0]
 
 
-def _step_together(decodings: Sequence[Decoding]) -> None:
-    """Take a step of each decoding. Draft models are called first, so that the target's call serves
-    all of them."""
-    steps = [_in_requests(own.step()) for own in decodings]
-    pending = {at: next(each) for at, each in enumerate(steps)}
+def _step_together(
+    decodings: Sequence[Decoding], on_error: Callable[[Decoding, Exception], object] | None
+) -> None:
+    """Take a step of each decoding, and divide its time equally among their records. Draft models
+    are called first, so that the target's call serves all of them."""
+    started = time.perf_counter()
+    steps = {own: _in_requests(own.step()) for own in decodings}
+    pending, done = dict[Decoding, Request](), list[Decoding]()
+
+    def resume(own: Decoding, answer: torch.Tensor | Exception | None) -> None:
+        step = steps[own]
+        try:
+            failed = isinstance(answer, Exception)
+            pending[own] = step.throw(answer) if failed else step.send(answer)  # type: ignore[arg-type]
+            return
+        except StopIteration:
+            done.append(own)
+        except Exception as error:
+            if on_error is None:
+                raise
+            own.left = 0
+            on_error(own, error)
+        pending.pop(own, None)
+
+    for own in decodings:
+        resume(own, None)
     while pending:
-        drafting = [at for at, own in pending.items() if own.model is not decodings[at].model]
+        drafting = [own for own, call in pending.items() if call.model is not own.model]
         model = pending[(drafting or list(pending))[0]].model
-        served = [at for at, own in pending.items() if own.model is model]
-        answers = model.score_together([pending[at][1:] for at in served])
-        for at, answer in zip(served, answers, strict=True):
-            try:
-                pending[at] = steps[at].send(answer)
-            except StopIteration:
-                del pending[at]
+        served = {own: call for own, call in pending.items() if call.model is model}
+        answers: Sequence[torch.Tensor | Exception]
+        try:
+            answers = model.score_together([call[1:] for call in served.values()])
+        except Exception as error:
+            answers = [error] * len(served)
+        for own, answer in zip(served, answers, strict=True):
+            resume(own, answer)
+    seconds, records = time.perf_counter() - started, [own.trace.steps[-1] for own in done]
+    if rows := len(records):
+        names = ("draft_s", "verify_s", "wait_s")
+        shares = {name: sum(getattr(one, name) for one in records) / rows for name in names}
+        shares["host_s"] = seconds / rows - shares["draft_s"] - shares["verify_s"]
+        for own, record in zip(done, records, strict=True):
+            own.trace.steps[-1] = replace(record, rows=rows, **shares)
 
 
 def _in_requests(steps: Steps[T]) -> Generator[Request, torch.Tensor, T]:

@@ -163,7 +163,8 @@ class CachedModel(TreeModel):
         known, missing, _, held = layout = self._layout(sequence, tokens, tree)
         self.cache.set_length(known + held)
         logits = self.engine.run(known, missing, tree, held=held)
-        self._scored(sequence, layout, started, self.engine.forwards - forwards)
+        seconds = time.perf_counter() - started
+        self._scored(sequence, layout, seconds, self.engine.forwards - forwards)
         rows = logits[:, : self.width]
         rows.choosing = self.engine.choosing  # type: ignore[attr-defined]
         return rows
@@ -199,8 +200,9 @@ class CachedModel(TreeModel):
             layouts.append(layout)
         slots = [sequence.slots for sequence, _, _ in calls]
         logits = engine.call_jointly(list(zip(slots, layouts, strict=True)))  # type: ignore[arg-type]
+        seconds = (time.perf_counter() - started) / len(calls)
         for (sequence, _, _), layout, count in zip(calls, layouts, forwards, strict=True):
-            self._scored(sequence, layout, started, count)
+            self._scored(sequence, layout, seconds, count)
         return [rows[:, : self.width] for rows in logits]
 
     def why_not_together(self) -> str | None:
@@ -222,16 +224,16 @@ class CachedModel(TreeModel):
         return Layout(known, missing, tree, held)
 
     def _scored(
-        self, sequence: CachedSequence, layout: Layout, started: float, forwards: int
+        self, sequence: CachedSequence, layout: Layout, seconds: float, forwards: int
     ) -> None:
-        """Note that a layout was scored, in `forwards` of the model since `started`."""
+        """Note that a layout was scored, in `forwards` of the model and its share of the time."""
         sequence.tokens += layout.missing
         sequence.tree, sequence.base = layout.tree, layout.base + len(layout.missing)
         sequence.calls += 1
         sequence.forwards += forwards
         sequence.scored += len(layout.tree) - layout.held
         sequence.caught_up += len(layout.missing)
-        sequence.busy_s += time.perf_counter() - started
+        sequence.busy_s += seconds
 
     def _read(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree

@@ -24,7 +24,7 @@ from ouroboros.processors import Processed
 from ouroboros.reference_pair import FOLDER
 from ouroboros.select import Sampler, TokenSelector, argmax
 
-SWITCHES = ("overwrite", "retry_failed", "save_pools", "timing", "record_predictions")
+SWITCHES = ("overwrite", "retry_failed", "save_pools", "timing", "record_predictions", "refill")
 CHOICES: dict[str, tuple] = {
     "audit": ("none", "differing", "all"),
     "parallel": ("tree", None),
@@ -102,6 +102,8 @@ class RunConfig:
     sampling: Sampling = field(default_factory=Sampling)
     max_new: int | None = None
     repeats: int = 1
+    batch_size: int = 1
+    refill: bool = False
     context_tokens: int | None = None
     part: str | None = None
     threads: int | None = None
@@ -173,8 +175,8 @@ class RunConfig:
         return {**self.model.files(), **self.task.files(), **found}
 
     def __post_init__(self) -> None:
-        for name in ("max_new", "repeats", "threads", "context_tokens"):
-            check_whole(name, getattr(self, name), null=name != "repeats")
+        for name in ("max_new", "repeats", "threads", "context_tokens", "batch_size"):
+            check_whole(name, getattr(self, name), null=name not in ("repeats", "batch_size"))
         for name, choices in CHOICES.items():
             value = getattr(self, name)
             if (type(value), value) not in [(type(choice), choice) for choice in choices]:
@@ -189,6 +191,15 @@ class RunConfig:
                         f"parallel=tree with model.{name}.{plan}: transformers would spread one "
                         "model over all processes; leave one of the two out"
                     )
+        if self.batch_size > 1 and self.parallel:
+            raise ValueError(
+                f"parallel={self.parallel} decodes one sequence at a time: give batch_size=1"
+            )
+        if self.batch_size > 1 and self.carried_pools:
+            raise ValueError(
+                f"{self.carried_pools[0]} learns from prompt to prompt, so it decodes one at a "
+                "time: give batch_size=1, or state=prompt (pool_state=cold)"
+            )
         self.model.path("target")
         for name, own in self.decoder.items():
             check_settings(f"decoder.{name}", own)

@@ -246,6 +246,8 @@ def build(
     return Bench(
         *(pair.target, pair.models, task, examples, decoders, max_new, config.repeats),
         *(config.sampling, config.record_predictions, config.record_trees, costs),
+        batch_size=config.batch_size,
+        refill=config.refill,
     )
 
 
