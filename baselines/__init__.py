@@ -4,13 +4,14 @@ from ouroboros.baselines.hf import HFGenerate
 from ouroboros.baselines.prompt_lookup import PromptLookup
 from ouroboros.baselines.racer import Racer
 from ouroboros.baselines.recycling import TokenRecycling
-from ouroboros.baselines.speculative import Speculative
+from ouroboros.baselines.speculative import AdaptiveSpeculative, Speculative
 from ouroboros.baselines.suffix import SuffixDecoding
 
 from ouroboros.decode import RootOnly
 from ouroboros.drafters.lookahead import Lookahead
 
 __all__ = [
+    "AdaptiveSpeculative",
     "Greedy",
     "HFGenerate",
     "Lookahead",

@@ -13,8 +13,10 @@ from typing import Literal
 import torch
 from ouroboros.baselines.rejection import Drawn, Rejection
 
+from ouroboros.costs import Costs
 from ouroboros.decode import Roll, Steps
 from ouroboros.drafters.drafting import DraftLoop
+from ouroboros.drafters.ouroboros import cost_table, default_costs
 from ouroboros.drafters.pool import check_range
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
@@ -127,3 +129,60 @@ class Draws(TokenSelector):
         distribution = self.rule.distributions(logits)[0]
         self.drawn.append(Drawn(self.rule.draw(distribution, self.count), distribution))
         return [self.drawn[-1].candidates[0]]
+
+
+class AdaptiveSpeculative(Speculative):
+    """Speculative decoding whose draft has the length, 0 to `gamma`, that is expected to pay best.
+
+    A length is worth the tokens expected of it, at the acceptance of the prompt's draft tokens so
+    far, against what `costs` say of its calls, for as many sequences as share them. At length 0 a
+    step is plain decoding's. Older draft tokens count less, by MEMORY with each step, and before
+    there are any, acceptance is taken as PRIOR: so drafting is tried again after a while.
+    """
+
+    PRIOR, WEIGHT, MEMORY = 0.7, 4.0, 0.97
+
+    def __init__(
+        self, draft: CachedModel, *, gamma: int = 12, costs: str | Costs | None = None
+    ) -> None:
+        super().__init__(draft, gamma=gamma)
+        costs = costs or default_costs(draft)
+        self.costs = costs if isinstance(costs, Costs) else Costs.load(costs)
+        self.most, self._batch_size = gamma, 1
+        self._tables: dict[tuple[int, int], list[list[float]]] = {}
+
+    def reset(self, choose: TokenSelector) -> None:
+        """See `Speculative.reset`; nothing is known of the prompt's acceptance."""
+        super().reset(choose)
+        self._accepted = self._tried = 0.0
+
+    def set_batch_size(self, size: int) -> None:
+        """Plan with the costs of calls that so many sequences share."""
+        self._batch_size = size
+
+    def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
+        """Return a draft of the length that is expected to pay best."""
+        if not (length := self._best_length(len(tokens), budget - 1)):
+            return TokenTree.chain(tokens[-1], ())
+        self.gamma = length
+        return (yield from super().propose(tokens, budget))
+
+    def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
+        """Count the draft tokens that were judged: those accepted and the one after them."""
+        accepted = len(path) - 1
+        self._accepted = self.MEMORY * self._accepted + accepted
+        self._tried = self.MEMORY * self._tried + min(accepted + 1, len(tree) - 1)
+
+    def _best_length(self, context: int, most: int) -> int:
+        """Return the length with the most expected tokens per millisecond."""
+        at, size = max(128, 1 << (context - 1).bit_length()), self._batch_size
+        if (at, size) not in self._tables:
+            pair = self.costs.target, self.costs.draft or self.costs.target
+            self._tables[at, size] = [cost_table(surface, at, size) for surface in pair]
+        target, draft = self._tables[at, size]
+        rate = (self._accepted + self.PRIOR * self.WEIGHT) / (self._tried + self.WEIGHT)
+        lengths = range(min(self.most, most, len(target) - 1) + 1)
+        return max(
+            lengths,
+            key=lambda n: sum(rate**k for k in range(n + 1)) / (target[n] + n * draft[0]),
+        )

@@ -7,6 +7,7 @@ from contextlib import suppress
 import pytest
 from bench_models import TextTask, bench_of, ran
 from ouroboros.baselines import (
+    AdaptiveSpeculative,
     Greedy,
     HFGenerate,
     Lookahead,
@@ -21,7 +22,10 @@ from ouroboros import Ouroboros, OuroborosPaper
 from ouroboros.bench.metrics.sample import step_s
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import FAILURES, SAMPLES
-from ouroboros.decode import RootOnly
+from ouroboros.costs import Costs, Surface
+from ouroboros.decode import RootOnly, proposed
+from ouroboros.decode import alone as alone_
+from ouroboros.select import argmax
 
 SIZES = {"window_size": 3, "ngram_size": 4, "verification_set_size": 3}
 PROMPTS = ["abcab", "x", "hello hello", "q" * 40, "zyx zyx zyx", "defdef", "1"]
@@ -32,6 +36,7 @@ def decoders(draft) -> dict:
         "greedy": Greedy,
         "hf_greedy": HFGenerate,
         "speculative": lambda: Speculative(draft, gamma=3),
+        "adaptive": lambda: AdaptiveSpeculative(draft, gamma=4, costs="epyc"),
         "lookahead": lambda: Lookahead(**SIZES),
         "prompt_lookup": lambda: PromptLookup(max_ngram_size=2, num_tokens=4),
         "suffix": lambda: SuffixDecoding(max_tokens=8, factor=4),
@@ -73,7 +78,7 @@ def test_every_decoder_has_the_texts_and_counts_of_each_prompt_alone(pair, alone
     texts = {(s.example, s.new_tokens, s.text, s.finish) for s in expected}
     assert {(s.example, s.new_tokens, s.text, s.finish) for s in found} == texts
     assert len(texts) == len(PROMPTS)
-    for name in bench.decoders.keys() - {"ouroboros", "hf_greedy"}:  # trees as large as pays
+    for name in bench.decoders.keys() - {"ouroboros", "adaptive"}:  # as large as pays
         assert counts(found, name) == counts(expected, name)
 
 
@@ -98,6 +103,22 @@ def test_the_times_of_rows_add_up_to_their_batchs(pair, tmp_path):
         assert full == [3] * 10
         waited = any(s.began_s for s in found if s.decoder == "greedy")
         assert waited is refill
+
+
+def test_the_adaptive_draft_is_as_long_as_pays(pair):
+    """Long where it is accepted and calls are flat, short where not, none where nodes cost."""
+    ms = {1: 10.0, 16: 10.0, 32: 20.0, 64: 40.0}
+    drafter = AdaptiveSpeculative(pair[1], costs=Costs(Surface.flat(ms), Surface.constant(1.0)))
+    text, lengths = list(range(40)), []
+    for size, accepts in ((1, True), (16, True), (1, False), (1, True)):
+        drafter.reset(argmax)
+        drafter.set_batch_size(size)
+        for _ in range(12):
+            tree = alone_(proposed(drafter, text, 30))
+            path = range(len(tree)) if accepts else [0]
+            drafter.observe(tree, [0] * len(tree), list(path))
+        lengths.append(len(tree) - 1)
+    assert lengths[:2] == [12, 0] and lengths[2] <= 1 and lengths[3] == 12
 
 
 class Broken(RootOnly):
