@@ -50,8 +50,9 @@ class Ouroboros:
     - `weights`: the probability estimators' weights, or their file; by default the shipped ones
     - `pool_state`: "cold" empties the phrase memory for each prompt, "task" carries it from prompt
       to prompt, "loaded" starts each prompt from `pool`, the `state_dict` of another drafter
-    - `guard`: decode plainly for a while wherever measured step times show that drafting loses
-      (see `Guard`); what is proposed then depends on the clock, never the text
+    - `guard`: correct the price of draft calls by measured step times, and decode plainly for a
+      while wherever these show that drafting loses (see `Guard`; not in batches); what is proposed
+      then depends on the clock, never the text
     - `history`: how earlier prompts are read: True looks farther back, trusts what earlier texts
       alone say less, begins each prompt with fresh acceptance rates and grows larger trees
 
@@ -101,8 +102,9 @@ class Ouroboros:
             self.load_state_dict(pool)
         self._guard = Guard() if guard else None
         self._ranking = TopKRecorder(argmax, RANKS)
-        self._cost_context, self._batch_size = 0, 1
-        self._cost_tables: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
+        self._cost_contexts: tuple[int, ...] = ()
+        self._batch_size = 1
+        self._cost_tables: dict[tuple[tuple[int, ...], int], tuple[list[float], ...]] = {}
         self._proposed: TokenTree | None = None
         self._first_step, self._prompt_len = True, 0
 
@@ -121,7 +123,7 @@ class Ouroboros:
         elif self.pool_state == "cold":
             self.grower.forget()
         self._ranking = TopKRecorder(choose, RANKS)
-        self._cost_context = 0
+        self._cost_contexts = ()
         self._proposed = None
         if self._guard is not None:
             self._guard.begin_prompt()
@@ -132,7 +134,7 @@ class Ouroboros:
     def set_batch_size(self, size: int) -> None:
         """Plan with the costs of calls that so many sequences with equal tree sizes share."""
         if size != self._batch_size:
-            self._batch_size, self._cost_context = size, 0
+            self._batch_size, self._cost_contexts = size, ()
 
     def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
         """Return the tree expected to pay best, of at most `budget` - 1 tokens in depth."""
@@ -141,7 +143,7 @@ class Ouroboros:
         guard = self._guard
         if (first_step and read_alone(tokens)) or (guard and guard.steps_left):
             return TokenTree.chain(tokens[-1], ())
-        self._update_costs(len(tokens))
+        self._update_costs(tokens)
         grower, draft, sequence = self.grower, self.draft, self.draft_sequence
         room = -1
         if self._reading_pays(tokens, budget):
@@ -165,9 +167,11 @@ class Ouroboros:
         self.grower.learn(chosen, path)
 
     def observe_step(self, record: StepRecord) -> None:
-        """Report the time of a step to the guard."""
-        if self._guard is not None:
-            self._guard.observe(record)
+        """Report the time of a step, and what its calls were priced at, to the guard."""
+        if self._guard is not None and self._batch_size == 1:
+            s = self.grower.state
+            drafting = float(s.spent) if record.draft_calls else 0.0
+            self._guard.observe(record, float(s.verify_cost[record.scored]), drafting)
 
     def _reading_pays(self, tokens: Sequence[int], budget: int) -> bool:
         """Return whether the draft's next call is worth the text that it must read before: a
@@ -184,17 +188,29 @@ class Ouroboros:
         to_come = min(budget, READ_AHEAD + len(tokens) - self._prompt_len)
         return READ_GAIN * to_come >= price * self.grower.tokens_per_cost
 
-    def _update_costs(self, context: int) -> None:
-        """Use the call costs at this context length, looked up at each doubling."""
-        if context <= self._cost_context:
+    def _update_costs(self, tokens: Sequence[int]) -> None:
+        """Use the call costs at each model's own context, looked up at its doublings, the draft's
+        corrected as the guard measured."""
+        guard, draft, sequence, size = (
+            self._guard,
+            self.draft,
+            self.draft_sequence,
+            self._batch_size,
+        )
+        start = sequence.first_read(tokens, draft.prefill_limit) if draft and sequence else 0
+        lengths = len(tokens), len(tokens) - start
+        contexts = tuple(max(MIN_CONTEXT, 1 << (length - 1).bit_length()) for length in lengths)
+        corrected = guard is not None and guard.correct_price()
+        if contexts == self._cost_contexts and not corrected:
             return
-        at = self._cost_context = max(MIN_CONTEXT, 1 << (context - 1).bit_length())
-        size = self._batch_size
-        if (at, size) not in self._cost_tables:
+        self._cost_contexts = contexts
+        if (contexts, size) not in self._cost_tables:
             pair = self.costs.target, self.costs.draft or self.costs.target
-            target, draft = (cost_table(surface, at, size) for surface in pair)
-            self._cost_tables[at, size] = target, draft
-        self.grower.set_costs(*self._cost_tables[at, size])
+            tables = (cost_table(*known, size) for known in zip(pair, contexts, strict=True))
+            self._cost_tables[contexts, size] = tuple(tables)
+        target, drafting = self._cost_tables[contexts, size]
+        price = guard.draft_price if guard else 1.0
+        self.grower.set_costs(target, [price * cost for cost in drafting])
 
 
 class Guard:
@@ -206,12 +222,18 @@ class Guard:
     Not counted are a prompt's first step, which reads it, and steps in which the draft reads text:
     whether that pays is decided before. Two plain steps come first: a plain step's time is the
     median of the newest five. Without step times, as in replays, nothing is paused.
+
+    `draft_price` corrects the price of draft calls: the median, over the newest STEPS steps, of
+    their measured time over their price, both relative to the target call; within a factor LIMIT.
     """
 
     LOSS, GAIN, PAUSE = 1.0, 4.0, 48
+    STEPS, LIMIT, MOVED = 25, 2.0, 0.1
 
     def __init__(self) -> None:
         self.plain_s: deque[float] = deque(maxlen=5)
+        self.prices: deque[float] = deque(maxlen=self.STEPS)
+        self.draft_price = 1.0
         self.steps_left, self.pause = 0, self.PAUSE
         self.lost = 0.0
         self._first = True
@@ -220,13 +242,26 @@ class Guard:
         """Let a prompt draw on no other's gains."""
         self.lost, self._first = max(self.lost, 0.0), True
 
-    def observe(self, record: StepRecord) -> None:
-        """Count what a step took; `steps_left` is how many of the next ones are to be plain."""
+    def correct_price(self) -> bool:
+        """Update `draft_price`; return whether it moved by more than the share MOVED."""
+        if len(self.prices) < 5:
+            return False
+        price = min(max(median(self.prices), 1 / self.LIMIT), self.LIMIT)
+        moved = abs(price / self.draft_price - 1) > self.MOVED
+        self.draft_price = price if moved else self.draft_price
+        return moved
+
+    def observe(self, record: StepRecord, verifying: float, drafting: float) -> None:
+        """Count what a step took, which was priced at `verifying` and `drafting` target calls;
+        `steps_left` is how many of the next ones are to be plain."""
         first, self._first = self._first, False
         if first and not self.plain_s:
             self.steps_left = 2
         if first or record.draft_caught_up > LONG_READ:
             return
+        if drafting and record.verify_s:
+            price = record.draft_s / record.verify_s * verifying / drafting
+            self.prices.append(price * self.draft_price)
         seconds = record.draft_s + record.verify_s + max(record.host_s, 0.0)
         if record.scored == 1 and not record.draft_calls:
             self.plain_s.append(seconds)

@@ -150,6 +150,31 @@ def test_guarded_drafting_is_hardly_slower_than_plain_decoding_whatever_calls_co
         assert new / spent > 1.3, "and where it pays it is not held back"
 
 
+@pytest.mark.parametrize(("true", "price"), [(0.05, 0.5), (0.102, 1.0), (0.15, 1.5), (0.5, 2.0)])
+def test_a_guard_corrects_the_price_of_draft_calls_by_their_time(true, price):
+    """A draft call is priced at 0.1 target calls; it takes `true` ones."""
+    drafter = Ouroboros(
+        Timed(1, lambda nodes: true),
+        costs=Costs(Surface.flat({1: 1.0, 65: 1.0}), Surface.constant(0.1)),
+        guard=True,
+    )
+    choose = Sampler(seed=3, temperature=1.5)
+    decode(Timed(1, lambda nodes: 1.0), drafter, prompt_of(20), max_new=150, choose=choose)
+    assert drafter.grower.state.draft_cost[1] == pytest.approx(0.1 * price, rel=0.1)
+
+
+def test_each_model_is_priced_at_the_context_that_it_reads(pair):
+    """One millisecond for each 128 tokens of context; the draft reads only the last 60."""
+    surface = Surface({128: {1: 1.0, 96: 1.0}, 1024: {1: 8.0, 96: 8.0}})
+    drafter = Ouroboros(pair[1], costs=Costs(surface, surface))
+    pair[1].prefill_limit = 60
+    drafter.reset(argmax)
+    alone(drafter.propose(prompt_of(100), 20))
+    alone(drafter.propose(prompt_of(200), 20))
+    pair[1].prefill_limit = None
+    assert drafter.grower.state.draft_cost[1] == 0.5
+
+
 def test_the_draft_reads_each_node_once_and_keeps_what_was_accepted(pair):
     target, draft = pair
     drafter = Ouroboros(draft, costs=EAGER)

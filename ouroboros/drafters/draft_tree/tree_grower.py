@@ -109,7 +109,7 @@ class TreeGrower:
 
         The last value of each holds for all larger calls. Only ratios matter: a target call of one
         node counts 1. Where a larger target call costs clearly less than a smaller one, proposals
-        are filled up to the larger size.
+        are filled up to the larger size; a draft call costs at most what a larger one does.
         """
         s = self.state
         nodes = np.arange(1, state.SIZES)
@@ -120,7 +120,8 @@ class TreeGrower:
             if costs[larger] < PADDING_GAIN * costs[size]:
                 self._padded[size], costs[size] = larger, costs[larger]
         s.verify_cost[1:] = costs[np.minimum(nodes, len(verify))]
-        s.draft_cost[1:] = np.array(call, float)[np.minimum(nodes, len(call)) - 1] / verify[0]
+        least = np.minimum.accumulate(np.array(call, float)[::-1])[::-1]
+        s.draft_cost[1:] = least[np.minimum(nodes, len(call)) - 1] / verify[0]
         most = max(2, min(s.max_nodes, state.SIZES - 1))
         s.node_cost = (s.verify_cost[most] - s.verify_cost[1]) / (most - 1)
 
