@@ -63,6 +63,11 @@ def test_a_node_has_the_bits_of_single_steps(name, dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_node_has_the_bits_of_single_steps_in_wide_heads(dtype) -> None:
+    assert different_nodes("llama", dtype, 3, head_dim=128) == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_lone_row_of_a_wide_layer_has_its_bits_among_others(dtype) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8192, 256)).to(dtype)
