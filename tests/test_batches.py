@@ -22,7 +22,7 @@ from ouroboros.tree import TokenTree
 ONE_BY_ONE = {
     **dict.fromkeys(["gemma2", "vaultgemma", "gpt_oss", "gptj", "codegen"], "eager"),
     **dict.fromkeys(["stablelm", "falcon"], "sdpa"),
-    **dict.fromkeys(["deepseek_v2", "deepseek_v3"], "does not read keys as they are cached"),
+    **dict.fromkeys(["deepseek_v2", "deepseek_v3"], "reads keys in another shape"),
 }
 """Architectures whose attention cannot be divided among sequences, and the reason given."""
 SIZES = {"window_size": 3, "ngram_size": 4, "verification_set_size": 3}

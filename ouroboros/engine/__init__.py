@@ -1,5 +1,5 @@
-"""One call of one model: a token tree in, logits out, accepted slots kept.
+"""Score token trees with one model: a tree in, logits out, accepted KV cache slots kept.
 
-From outside take `CachedModel`; the rest is how it does it (eager or static calls, masks, caches,
-kernels, quantised weights). Knows the tree, not who proposes it.
+Import `CachedModel` from here. The other modules implement it: eager and static calls, masks, the
+KV cache, kernels, quantised weights. Nothing here depends on drafters.
 """

@@ -1,9 +1,9 @@
-"""A KV cache of preallocated slots, behind transformers' own `Cache` interface.
+"""A KV cache of preallocated slots, behind transformers' `Cache` interface.
 
-New keys and values are written in place after the slots in use; keeping an accepted path moves its
-slots together; a rollback only changes the length. Nothing is concatenated or reallocated from step
-to step (the pools double when they are full). While a cache is `aimed`, a tensor on the device says
-where to write, and the number of slots to read is fixed, so that a captured call can be replayed.
+New keys and values are written in place after the slots in use. Accepting a path moves its slots
+together; a rollback only changes the length. Nothing is concatenated or reallocated per step (the
+pools double when they are full). While a cache is `aimed`, a device tensor holds the slots to
+write, and the number of slots to read is fixed, so that a captured call can be replayed.
 
 Invariant: slots `0 ... length - 1` of every layer hold the same tokens.
 """
@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicLayer
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Heads and widths of one layer's keys and values, and where they live."""
+    """Heads, widths, dtype and device of one layer's keys and values."""
 
     kv_heads: int
     key_width: int
@@ -32,8 +32,9 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What the engine knows of a model. `max_len` is the number of usable positions; `layer_types`
-    is None unless full and sliding layers are mixed; `layers` are the shapes of the KV cache."""
+    """Facts of a model that the engine uses. `max_len` is the number of usable positions;
+    `layer_types` is None unless full and sliding layers are mixed; `layers` are the shapes of the
+    KV cache."""
 
     max_len: int
     sliding_window: int | None
@@ -48,14 +49,14 @@ EXCLUDED = 1e3  # logits
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return by how many standard deviations the logits of two equivalent calls may differ."""
+    """Return the largest allowed difference of logits of two equivalent calls, in their standard
+    deviations."""
     return 2e-3 if dtype in (torch.float32, torch.float64) else 0.25
 
 
 def logit_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest difference of two calls' logits, in standard deviations of the expected
-    ones. Ids that a model never chooses (`EXCLUDED` below the best: a stand-in's unused ones) count
-    for neither."""
+    ones. Logits more than `EXCLUDED` below the best (a stand-in's unused ids) are ignored."""
     chosen = ~(expected < expected.amax(-1, keepdim=True) - EXCLUDED)
     difference = torch.where(chosen, (found - expected).abs(), 0.0).max()
     return (difference / expected[chosen].std().clamp_min(1e-6)).item()
@@ -65,7 +66,7 @@ class SlotLayer(DynamicLayer):
     """One layer's view of the shared pools; `keys` and `values` are [1, heads, capacity, width], of
     which the first `length` slots are in use."""
 
-    _layer_type = None  # transformers shall not take it for its own kind
+    _layer_type = None  # keeps it out of transformers' registry of layer types
     keys: torch.Tensor
     values: torch.Tensor
 
@@ -87,10 +88,11 @@ class SlotLayer(DynamicLayer):
 
 @dataclass(eq=False)
 class AimedLayer:
-    """One layer of an aimed cache, as compiled code sees it: alike for all layers.
+    """One layer of an aimed cache, with the same fields for all layers, so that they share
+    compiled code.
 
-    `keys` and `values` are [kv_heads, capacity, width], `slots` ([nodes] int64) is where to write,
-    and the length of `view` is the number of slots to read.
+    `keys` and `values` are [kv_heads, capacity, width], `slots` ([nodes] int64) are the slots to
+    write, and the length of `view` is the number of slots to read.
     """
 
     keys: torch.Tensor
@@ -106,7 +108,7 @@ class AimedLayer:
         return self.keys[None, :, :read], self.values[None, :, :read]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return 0: nothing may depend on it."""
+        """Return 0: captured code must not depend on the length."""
         return 0
 
 
@@ -128,8 +130,8 @@ class SlotCache(Cache):
 
     @contextmanager
     def aimed(self, slots: torch.Tensor, view: torch.Tensor) -> Iterator[None]:
-        """Let calls write to `slots` ([nodes] int64, on the device) and read the first `len(view)`
-        slots, whatever the length."""
+        """Within this context, write to `slots` ([nodes] int64, on the device) and read the first
+        `len(view)` slots, whatever the length."""
         self._aim = slots, view
         try:
             yield
@@ -149,14 +151,15 @@ class SlotCache(Cache):
         return AimedLayer(layer.keys[0], layer.values[0], slots.to(layer.keys.device), view)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of slots in use; 0 within `aimed`, where nothing may depend on it."""
+        """Return the number of slots in use; 0 within `aimed`, since captured code must not depend
+        on it."""
         return 0 if self._aim is not None else super().get_seq_length(layer_idx)
 
     def reserve(self, slots: int) -> None:
-        """Make room for `slots` slots in all, keeping those in use; growing at least doubles.
+        """Grow the capacity to at least `slots`, at least doubling it; keep the slots in use.
 
-        New slots are zeroed, since NaNs of unused memory would pass through a mask, and never
-        inference tensors, which compiled code distinguishes.
+        New slots are zeroed, since NaNs of unused memory would pass through a mask. They are never
+        inference tensors, for which layers would be compiled again.
         """
         if slots <= self.capacity:
             return
@@ -176,7 +179,7 @@ class SlotCache(Cache):
         self.capacity = capacity
 
     def clear(self) -> None:
-        """Write zeros to every slot, since reading memory that was never written may be faster."""
+        """Zero every slot, for timings: reading memory that was never written can be faster."""
         self.set_length(0)
         for keys, values in self.pools.values():
             keys.zero_()
@@ -189,7 +192,7 @@ class SlotCache(Cache):
             layer.length = length
 
     def keep(self, slots: list[int], start: int) -> None:
-        """Move the given slots to `start`, `start + 1`, ... and end there. `slots` ascend."""
+        """Move `slots` (ascending) to `start`, `start + 1`, ...; drop all slots after them."""
         end = start + len(slots)
         if slots != list(range(start, end)):
             for shape, (keys, values) in self.pools.items():

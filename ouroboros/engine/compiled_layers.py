@@ -1,12 +1,12 @@
-"""Decoder layers compiled one by one, with their projections fused, in place only while called.
+"""Decoder layers compiled one by one, with fused projections, swapped in only during a call.
 
-Compiled code sees one layer with one layer's cache slots, so all layers share it, and all call
-sizes but one: a call of a single node has code of its own, tuned, whose products read the weights
+Compiled code takes one layer and that layer's cache slots, so all layers share it. All call sizes
+share it too, except calls of a single node: these have tuned code, whose products read the weights
 at memory bandwidth. Projections of the same input (queries, keys and values; gate and up) become
-one product: their weights lie in one buffer, of which each module's own weight is a view.
+one product: their weights share one buffer, of which each module's own weight is a view.
 
-Invariant: outside `swapped_in` the model is as it was, so that transformers' own generation runs
-the plain model in the same process; weights keep their values, held once.
+Invariant: outside `swapped_in` the model is unchanged, so that transformers' own generation runs
+the plain model in the same process; weights keep their values and are stored once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DYNAMIC_AXES = {1: (0,), 2: (1,), 3: (1,), 4: (2, 3)}  # by rank: the axes of no
 
 
 class DeduplicatePass(CustomGraphPass):
-    """Computes what a graph computes several times from the same inputs once."""
+    """Compiler pass that computes repeated expressions of a graph once."""
 
     def __call__(self, graph: Graph) -> None:
         known: dict[str, torch.fx.Node] = {}
@@ -55,7 +55,7 @@ OPTIONS: dict[str, Any] = {"post_grad_custom_pre_pass": DeduplicatePass(), "comb
 
 
 class Swap(NamedTuple):
-    """A module `owner.name`, as it was (`plain`) and as it is while compiled layers are called."""
+    """A module `owner.name`: the model's (`plain`), and its replacement during calls (`other`)."""
 
     owner: nn.Module
     name: str
@@ -64,13 +64,13 @@ class Swap(NamedTuple):
 
 
 class CompiledLayers:
-    """A model's decoder layers, compiled. `tuned` says whether calls of one node use the tuned
-    code; None until both ways were timed."""
+    """A model's decoder layers, compiled. `tuned`: whether calls of one node use the tuned code;
+    None until both were timed."""
 
     def __init__(self, model: PreTrainedModel, *, backend: Any = "inductor") -> None:
         count = model.config.get_text_config().num_hidden_layers
         lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
-        layers = next((own for own in lists if len(own) == count), nn.ModuleList())
+        layers = next((item for item in lists if len(item) == count), nn.ModuleList())
         self.compiled = [CompiledLayer(layer, i, backend) for i, layer in enumerate(layers)]
         self.backend = backend
         self.tuned: bool | None = None
@@ -82,7 +82,7 @@ class CompiledLayers:
         self.swaps += [swap for layer in layers for swap in fuse_projections(layer)]
 
     def masks(self, inside: torch.Tensor, *rest) -> Masks:
-        """Return what `engine.masks.spread` does, by compiled code."""
+        """Return the masks of `engine.masks.spread`, by compiled code."""
         mark_dynamic(inside, (0, 1))
         for tensor in filter(torch.is_tensor, rest):
             mark_dynamic(tensor)
@@ -90,12 +90,12 @@ class CompiledLayers:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Put the compiled layers in place for the context."""
+        """Replace the model's layers by the compiled ones within this context."""
         for layer in self.compiled:
             layer.tuned = self.tuned is not False
         for owner, name, _, other in self.swaps:
             setattr(owner, name, other)
-        # Two sizes that happen to be equal are still two. A layer that is not compiled is an error.
+        # Equal sizes must stay distinct symbols. A layer that fails to compile raises an error.
         sizes = _config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
         try:
             with sizes, dynamo_config.patch(RECOMPILING):
@@ -117,7 +117,7 @@ class CompiledLayer(nn.Module):
         self.single = torch.compile(layer, backend=backend, options=single)
 
     def forward(self, hidden: torch.Tensor, *args, **kwargs):
-        """Call the layer with its own keys and values as tensors instead of the whole cache."""
+        """Call the layer with an `AimedLayer`, its own keys and values, in place of the cache."""
 
         def own_slots(value):
             if not isinstance(value, SlotCache):
@@ -135,7 +135,7 @@ class CompiledLayer(nn.Module):
 
 
 def mark_dynamic(tensor: torch.Tensor, axes: Sequence[int] | None = None) -> None:
-    """Compile code for any number of nodes and slots of a tensor from the first call on."""
+    """Mark a tensor's node and slot axes as dynamic, so that new sizes do not recompile."""
     for axis in DYNAMIC_AXES.get(tensor.ndim, ()) if axes is None else axes:
         if tensor.shape[axis] > 1:
             torch._dynamo.maybe_mark_dynamic(tensor, axis)
@@ -155,8 +155,11 @@ class ProductColumns(nn.Module):
 
 @torch.no_grad()
 def fuse_projections(layer: nn.Module) -> list[Swap]:
-    """Store the weights of projections that read the same input in one buffer. Skip quantised
-    layers, layers that are not plain `nn.Linear`, and projections of different kinds."""
+    """Return the swaps that fuse projections of the same input; store their weights in one buffer.
+
+    Skips quantised layers, subclasses of `nn.Linear`, and projections that differ in width, dtype,
+    device or bias.
+    """
     fused = []
     for owner in layer.modules():
         for names in FUSED:
@@ -177,7 +180,7 @@ def fuse_projections(layer: nn.Module) -> list[Swap]:
 
 
 def _common_buffer(weights: list[nn.Parameter]) -> nn.Parameter:
-    """Return one buffer with the values of all weights, which become its views."""
+    """Return one buffer with the values of all weights; turn the weights into views of it."""
     whole = torch.cat([weight.data for weight in weights])
     for weight, view in zip(weights, whole.split([len(w) for w in weights]), strict=True):
         weight.data = view

@@ -1,10 +1,10 @@
-"""How one call of a model is made, behind `CachedModel.score`.
+"""Call a model directly: the engine behind `CachedModel.score` on a CPU.
 
-`Eager` calls the model directly, with tensors exactly as large as the call needs. `Static` (in
-`ouroboros.engine.static`) pads every call to one of a few fixed shapes, as CUDA graphs need.
+`Eager` uses tensors of exactly the size of the call. `Static` (in `ouroboros.engine.static`) pads
+every call to one of a few fixed shapes, as CUDA graphs need.
 
-Invariant: both put the tokens of a call into the same slots, show each the same tokens, and return
-the same logits up to rounding.
+Invariant: both write the same slots, mask the same tokens, and return the same logits up to
+rounding.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from ouroboros.engine.joint import JointCache
 from ouroboros.engine.masks import Layout, Masks, dense
 from ouroboros.tree import ROOT, TokenTree
 
-PREFILL_ALONE = 128  # a longer stretch is fed causally, without a dense mask, before the tree
-MOST_HELD = 256  # nodes of a growing tree that are not fed again, at most
+PREFILL_ALONE = 128  # more missing tokens are fed causally, without a dense mask, before the tree
+MOST_HELD = 256  # maximum number of cached nodes that an extended tree may reuse
 
 
 def fed_apart(missing: int, tree: TokenTree) -> bool:
-    """Return whether `missing` tokens are fed by a forward of their own, before the tree."""
+    """Return whether `missing` tokens are fed by a separate forward pass, before the tree."""
     return missing > PREFILL_ALONE and not tree.is_chain
 
 
 def read_alone(prompt: Sequence[int]) -> bool:
-    """Return whether a prompt is so long that a branching tree would need a second forward pass:
-    a drafter of trees should then propose nothing in the first step."""
+    """Return whether a branching tree behind this uncached prompt would need a second forward
+    pass. Tree drafters then propose nothing in the first step."""
     return len(prompt) - 1 > PREFILL_ALONE
 
 
 class Eager:
-    """Runs calls on one model and its cache; chains use the model's own causal mask. Logits may be
-    overwritten by the next call. `forwards` counts how often the model itself was called."""
+    """Calls one model with its cache; chains use the model's own causal mask. The next call may
+    overwrite the logits. `forwards` counts forward passes."""
 
     def __init__(self, model: PreTrainedModel, info: ModelInfo, cache: SlotCache) -> None:
         self.model = model
@@ -52,9 +52,8 @@ class Eager:
         """Feed `missing` tokens and the tree after `known` slots; return the logits after its
         `logit_nodes`, [len(tree.logit_nodes), vocab].
 
-        Node i of the tree then lies in slot `known + len(missing) + i`. The first `held` nodes (at
-        most `MOST_HELD`, before the first of the `logit_nodes`) lie there already; then nothing is
-        missing.
+        Node i of the tree is written to slot `known + len(missing) + i`. The first `held` nodes (at
+        most `MOST_HELD`, before the first logit node) are cached already; then `missing` is empty.
         """
         self.cache.reserve(known + len(missing) + len(tree))
         if fed_apart(len(missing), tree):
@@ -64,27 +63,25 @@ class Eager:
         return self.call(Layout(known, missing, tree, held))
 
     def follow(self, slot: int, token: torch.Tensor) -> torch.Tensor:
-        """Feed one token ([1] int64, on any device) at a slot and position: [1, vocab] logits.
-
-        The host need not know the token.
-        """
+        """Feed one token ([1] int64, on any device) at a slot and position; return [1, vocab]
+        logits. The token is not copied to the host."""
         self.cache.reserve(slot + 1)
         return self.call(Layout(slot, [], ROOT), token)
 
     def prepare(self, context: int) -> None:
-        """Do beforehand what calls on up to `context` slots need once; the cache is empty."""
+        """Warm up for calls on up to `context` slots; the cache must be empty."""
         self.cache.reserve(context)
 
     def choosing(
         self, key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
     ) -> torch.Tensor:
-        """Return `compute(logits, *inputs)` for logits of the last call, row by row, by a captured
-        graph where calls are captured. `key` distinguishes computations, apart from inputs."""
+        """Return `compute(logits, *inputs)`, a row-wise function of the last call's logits; a
+        static engine replays it as a captured graph. `key` identifies the function."""
         return compute(logits, *inputs)
 
     def call(self, layout: Layout, token: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the logits [rows, vocab] of the layout's rows, by one call of the model. A `token`
-        on the device replaces its first one."""
+        """Return the logits of the layout's rows, [rows, vocab], by one call of the model. `token`,
+        on the device, replaces the first id."""
         self.forwards += 1
         ids, rows = layout.known_ids(self.info.vocab_size), layout.rows
         words = np.stack([np.array(ids), layout.positions()[layout.held :]])
@@ -98,8 +95,8 @@ class Eager:
         return self.forward(packed[:1], packed[1:], self.masks(layout), keep)
 
     def call_jointly(self, parts: Sequence[tuple[SlotCache, Layout]]) -> list[torch.Tensor]:
-        """Return the logits [rows, vocab] of each layout's rows, by one call of the model for
-        several sequences, each of which has slots of its own."""
+        """Return the logits of each layout's rows, [rows, vocab], by one call of the model for
+        several sequences, each with slots of its own."""
         self.forwards += 1
         device, vocab = self.info.device, self.info.vocab_size
         layouts = [layout for _, layout in parts]
@@ -117,11 +114,11 @@ class Eager:
         return list(logits.split([len(layout.rows) for layout in layouts]))
 
     def masks(self, layout: Layout) -> Masks:
-        """Return the masks that the model is given."""
+        """Return the masks to pass to the model."""
         return dense(layout, self.info)
 
     def joint_mask(self, layout: Layout) -> Any:
-        """Return what the attention of one sequence in a joint call takes as mask."""
+        """Return the attention mask of one sequence in a joint call."""
         return dense(layout, self.info, chains=True)
 
     def forward(
@@ -132,8 +129,8 @@ class Eager:
         keep: int | torch.Tensor,
         cache: Cache | None = None,
     ) -> torch.Tensor:
-        """Call the model, [1, n] ids and positions; return the logits of the rows to `keep` (0:
-        all, n: the last n, or indices), [rows, vocab]."""
+        """Call the model on [1, n] ids and positions; return logits [rows, vocab] of the rows to
+        `keep` (0: all; n: the last n; or indices)."""
         out = self.model(
             input_ids=ids,
             position_ids=positions,

@@ -1,17 +1,18 @@
 """Exact calls on a CPU: a token's logits have the same bits in every call that computes them.
 
-Rounding depends on the order of sums, and libraries choose it by the shape of a call: a tree of 16
-nodes rounds otherwise than 16 single steps. Here the order depends on a token's position alone:
+Rounding depends on the order of sums, and libraries choose that order by the shape of a call: a
+tree of 16 nodes rounds differently from 16 single steps. Here the order depends on a token's
+position alone:
 
-- Linear layers multiply by weights in oneDNN's own order, whose products give a row the same bits
-  in any number of rows; a lone row is doubled where it alone would be summed otherwise.
-- Attention reduces the keys in the order of positions, in blocks of eight that begin at multiples
-  of eight. The nodes of a tree do not lie at their positions; a node's ancestors are gathered.
-- Norms, rotations and activations work row by row as they are.
+- Linear layers use weights in oneDNN's layout, for which a row's product has the same bits in any
+  number of rows. A single row is doubled where the library would sum it in another order.
+- Attention reduces keys in the order of positions, in blocks of eight that begin at multiples of
+  eight. A tree's slots are not in the order of positions, so a node's ancestors are gathered.
+- Norms, rotations and activations already work row by row.
 
-So trees of any shape, prompts in any pieces and plain decoding give bit-equal logits, in float32
-and bfloat16. `make_exact` refuses by name any model with an operator outside this list, and
-compares a random tree with single steps before the model is used.
+So trees of any shape, prompts fed in any pieces and standard decoding give bit-equal logits, in
+float32 and bfloat16. `make_exact` refuses models that it cannot make exact; `check_exact` refuses
+any other operator by name and compares a random tree with single steps.
 """
 
 from __future__ import annotations
@@ -40,24 +41,24 @@ from ouroboros.tree import TokenTree
 
 NAME = "ouroboros_exact"
 BLOCK = 8  # keys that are reduced together; blocks begin at multiples of it
-CHUNK = 64  # keys that are converted and used for all rows before the next are
+CHUNK = 64  # keys converted at a time, then used for all rows
 MOST_ROWS = 128  # rows of one pass of the attention kernel, which bounds its memory
 FAST: dict[str, Any] = {
     "error_model": "numpy",
     "fastmath": {"reassoc", "contract", "nsz"},
 }  # no NaN, inf rules
-LANES = 64  # elements that torch computes together at most: two vectors of bfloat16
-GRAIN, SERIAL = 32768, 16384  # elements for a thread, and elements that one thread computes
-TEXT, NODES, DEPTH = 14, 12, 4  # tokens and nodes of the check
-CANNOT = ("softcap", "s_aux", "position_bias")  # arguments of attention that the kernel lacks
+LANES = 64  # most elements that torch computes together: two vectors of bfloat16
+GRAIN, SERIAL = 32768, 16384  # elements per thread, and elements that one thread computes
+TEXT, NODES, DEPTH = 14, 12, 4  # tokens, nodes and depth of the check
+CANNOT = ("softcap", "s_aux", "position_bias")  # attention arguments that the kernel lacks
 
 
 class Reach(NamedTuple):
-    """What each row of a call sees. All arrays have one row for each fed token.
+    """The slots that each fed token attends to, in the order of positions; one row per token.
 
-    Row r sees the slots `0 ... straight[r] - 1`, which lie at their positions, and then
-    `tails[r, 0], tails[r, 1], ...`, up to `lengths[r]` slots in all, from the `first[0, r]`th on,
-    or in layers with a sliding window from the `first[1, r]`th on.
+    Row r attends to `lengths[r]` slots: first the slots `0 ... straight[r] - 1`, each at its own
+    position, then `tails[r, 0], tails[r, 1], ...`. Of these it skips the first `first[0, r]`, or
+    `first[1, r]` in layers with a sliding window.
     """
 
     lengths: np.ndarray
@@ -67,7 +68,7 @@ class Reach(NamedTuple):
 
     @classmethod
     def of(cls, layout: Layout, window: int | None) -> Reach:
-        """Return what the fed tokens of a layout see."""
+        """Return the slots that the fed tokens of a layout attend to."""
         before, held, start = len(layout.missing), layout.held, layout.base + len(layout.missing)
         lengths = layout.positions()[held:] + 1
         first = np.zeros((2, len(lengths)), dtype=np.int64)
@@ -86,7 +87,7 @@ class Reach(NamedTuple):
 
 
 class _Call(threading.local):
-    """The exact call that is under way in this thread, for attention and linear layers."""
+    """The exact call in progress in this thread, read by attention and activations."""
 
     reach: Reach | None = None
     info: ModelInfo
@@ -96,8 +97,8 @@ current = _Call()
 
 
 class Exact(Eager):
-    """Runs exact calls on a model changed by `make_exact`. Raises `ValueError` where a weight is
-    not the one that was packed."""
+    """Makes exact calls on a model changed by `make_exact`. Raises `ValueError` if weights have
+    changed since they were packed."""
 
     packed: PackedWeights
 
@@ -123,7 +124,7 @@ class Exact(Eager):
 
     @contextmanager
     def _exact(self, reach: Reach) -> Iterator[None]:
-        """Let what the model computes in the context be exact."""
+        """Make the model's calls within this context exact."""
         if self.packed.stale:
             raise ValueError("the weights have changed: call prepack() on the CachedModel")
         current.reach, current.info = reach, self.info
@@ -145,8 +146,8 @@ def exact_attention(
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
     """Attend with [1, heads, n, width] queries over [1, kv_heads, slots, width] keys and values;
-    return [1, n, heads, width]. Joint calls give the `Reach` of a sequence as its mask. Calls that
-    no engine makes go to `packed_attention`."""
+    return [1, n, heads, width]. In joint calls the mask is the sequence's `Reach`. Calls from
+    outside the engine go to `packed_attention`."""
     reach = attention_mask if isinstance(attention_mask, Reach) else current.reach
     if reach is None:
         assert not isinstance(attention_mask, Reach)
@@ -178,8 +179,8 @@ def exact_attention(
 
 
 def _numpy(tensor: torch.Tensor) -> np.ndarray:
-    """Return a contiguous view of keys or values [heads, slots, width], with all slots that there
-    are; NumPy knows bfloat16 as 16 bits only."""
+    """Return a contiguous view of keys or values, [heads, slots, width], over all allocated slots;
+    bfloat16 as int16, since NumPy has no bfloat16."""
     heads, _, width = tensor.shape
     if not tensor.is_contiguous() and tensor.stride()[1:] == (width, 1):
         tensor = tensor.as_strided((heads, tensor.stride(0) // width, width), tensor.stride())
@@ -187,7 +188,7 @@ def _numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _is_sliding(module: nn.Module, info: ModelInfo) -> bool:
-    """Return whether a layer sees a sliding window only."""
+    """Return whether a layer attends within a sliding window."""
     if info.sliding_window is None or info.layer_types is None:
         return info.sliding_window is not None
     index: Any = module.layer_idx
@@ -195,7 +196,7 @@ def _is_sliding(module: nn.Module, info: ModelInfo) -> bool:
 
 
 def _exact_mask(*args, **kwargs) -> torch.Tensor | None:
-    """Make no mask for exact calls, which have a `Reach`."""
+    """Return None in exact calls, which use a `Reach`, else the mask for `sdpa`."""
     return None if current.reach is not None else sdpa_mask(*args, **kwargs)
 
 
@@ -203,11 +204,11 @@ register(NAME, exact_attention, _exact_mask)
 
 
 class ExactActivation(nn.Module):
-    """A mixin for activations: an element's bits do not depend on the number of rows.
+    """Mixin for activations: an element's bits do not depend on the number of rows.
 
-    torch computes an elementwise function in vectors, and what is left over of each thread's share
-    by other code; so rows are padded to whole vectors, and shares that would end within a vector
-    are avoided.
+    torch computes elementwise functions in vectors and the remainder of each thread's share by
+    scalar code, which rounds differently. So rows are padded to whole vectors, and the tensor is
+    split where a thread's share would end within a vector.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -225,8 +226,8 @@ class ExactActivation(nn.Module):
 
 
 class ExactRotation(nn.Module):
-    """A mixin for rotary embeddings, which are computed for 64 positions at a time: for as many as
-    are asked for where a position's angles fill whole vectors, else padded to 64."""
+    """Mixin for rotary embeddings: computes up to 64 positions at a time, padded to 64 unless the
+    angles of one position fill whole vectors."""
 
     def forward(self, x, position_ids, *args, **kwargs):
         if current.reach is None:
@@ -246,10 +247,10 @@ class ExactRotation(nn.Module):
 
 
 def make_exact(model: PreTrainedModel, info: ModelInfo) -> PackedWeights:
-    """Let a model's calls be exact: pack its linear layers, replace its attention, and have its
-    activations and rotations computed in whole vectors. Return the packed weights.
+    """Prepare a model for exact calls: pack its linear layers, replace its attention, and wrap its
+    activations and rotations. Return the packed weights.
 
-    Raises `ValueError`, with the name of what stands in the way, if its calls cannot be exact.
+    Raises `ValueError` with the reason if this is impossible.
     """
     name = type(model).__name__
     if info.device.type != "cpu" or info.dtype not in (torch.float32, torch.bfloat16):
@@ -259,14 +260,14 @@ def make_exact(model: PreTrainedModel, info: ModelInfo) -> PackedWeights:
         )
     if not getattr(model, "_supports_attention_backend", False):
         raise ValueError(
-            f"{name} does not let its attention be replaced, so it cannot be exact: leave "
+            f"the attention of {name} cannot be replaced, so its calls cannot be exact: leave "
             "exact=False"
         )
     packed = prepack_linears(model, every=True)
     if not packed.layers:
         raise ValueError(
-            "exact calls need a second copy of the weights, and half of the free memory does not "
-            "hold it (or torch has no oneDNN here): leave exact=False"
+            "exact calls need a second copy of the weights, which exceeds half of the free memory "
+            "(or torch has no oneDNN here): leave exact=False"
         )
     model.set_attn_implementation(NAME)
     for module in model.modules():
@@ -286,7 +287,7 @@ def _is_rotation(module: nn.Module) -> bool:
 
 
 class _Operators(TorchDispatchMode):
-    """Finds the operators, and the modules that call them, whose sums depend on a call's shape."""
+    """Records modules that use operators whose rounding depends on the number of rows."""
 
     SUMS = ("mm", "addmm", "bmm", "baddbmm", "mv", "dot", "matmul", "linear", "convolution")
     CURVES = (
@@ -312,7 +313,7 @@ class _Operators(TorchDispatchMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Record in the context."""
+        """Record the calls within this context."""
         enter = [
             module.register_forward_pre_hook(lambda module, _: self.inside.append(module))
             for module in self.names
@@ -330,7 +331,7 @@ class _Operators(TorchDispatchMode):
 
 
 def check_exact(engine: Exact) -> None:
-    """Compare a random tree with single steps, bit by bit; overwrites the first slots.
+    """Check that a random tree and single steps give the same bits; overwrites the first slots.
 
     Raises `ValueError` naming the layers that are not exact, or the first difference.
     """
@@ -353,9 +354,9 @@ def check_exact(engine: Exact) -> None:
         if operators.found:
             where, what = next(iter(operators.found.items()))
             raise ValueError(
-                f"{name} cannot be exact: {where or name + ' itself'} computes {what}, and "
-                f"{len(operators.found) - 1} other modules the like, whose rounding depends on the "
-                "number of rows: leave exact=False"
+                f"{name} cannot be exact: {where or name + ' itself'} computes {what} (and "
+                f"{len(operators.found) - 1} more modules such operators), whose rounding depends "
+                "on the number of rows: leave exact=False"
             )
         engine.cache.set_length(0)
         with torch.inference_mode():
@@ -380,8 +381,8 @@ def check_exact(engine: Exact) -> None:
 
 @numba.njit(cache=True, **FAST)
 def _copy(source, head, first, slots, target, bits):
-    """Copy the keys or values in `slots`, or from slot `first` on if there are none, into `target`
-    as float32 (`bits` is its memory as integers)."""
+    """Copy keys or values into `target` as float32: those in `slots` or, if `slots` is empty,
+    consecutive ones from slot `first` on. `bits` is the memory of `target` as integers."""
     for row in range(len(target)):
         slot = slots[row] if len(slots) else first + row
         if source.itemsize == 2:  # bfloat16, which is the upper half of float32
@@ -427,8 +428,9 @@ def _accumulate(weights, values, total):
 
 @numba.njit(cache=True, **FAST)
 def _softmax(scores, skip, count, exponent, power):
-    """Replace scores by exp(score - maximum), 0 before `skip` and from `count` on; return their
-    sum. Cephes' expf, which the compiler can vectorise; `power` is the memory of `exponent`."""
+    """Replace scores by exp(score - maximum), and by 0 before `skip` and from `count` on; return
+    the sum. Uses Cephes' expf, which the compiler can vectorise; `power` is the memory of
+    `exponent` as float32."""
     scores[:skip] = -np.inf
     scores[count:] = -np.inf
     top = scores.max()
@@ -455,10 +457,10 @@ def _softmax(scores, skip, count, exponent, power):
 
 @numba.njit(cache=True, parallel=True, **FAST)
 def _attend(queries, keys, values, first, lengths, straight, tails, out):
-    """Attend with scaled `queries` [heads, n, width]; `out` is [n, heads, value width].
+    """Write attention of scaled `queries` [heads, n, width] to `out` [n, heads, value width].
 
-    The keys of a row come in two parts, the full blocks of its straight slots, shared with other
-    rows, and the rest, gathered. Both pass through the same loop, so that they are summed alike.
+    A row's keys have two parts: full blocks of its straight slots, shared with other rows, and the
+    remaining slots, gathered per row. Both use the same loop, so that sums round the same way.
     """
     heads, n, _ = queries.shape
     kv_heads, group = len(keys), heads // len(keys)

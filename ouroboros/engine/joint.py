@@ -1,11 +1,11 @@
 """One call of a model for trees of several sequences, each with cache slots of its own.
 
-The fed tokens of all sequences form one row, [1, sum of fed tokens], so linear layers compute
-exactly the tokens that there are. Keys and values go to each sequence's own slots, and attention
-runs sequence by sequence, with the sequence's own mask. Nothing is padded or moved.
+The fed tokens of all sequences are concatenated to one row, [1, total], so nothing is padded. Keys
+and values are written to each sequence's own slots, and attention runs sequence by sequence with
+the sequence's own mask.
 
-Only attention functions that were registered here serve such calls. Invariant: a token's logits
-are those of a call of its sequence alone, up to rounding.
+Joint calls need an attention function registered here. Invariant: a token's logits are those of a
+call of its sequence alone, up to rounding.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SERVED: set[str] = set()  # names of attention functions
 
 
 class Share(NamedTuple):
-    """One sequence's part of a joint call: its slots and layout, which of the call's tokens are its
-    own, and what its attention takes as mask: one for all layers, or one for each layer type."""
+    """One sequence's part of a joint call: its slots, its layout, the range of its tokens in the
+    row, and its attention mask (one for all layers, or a dict by layer type)."""
 
     slots: SlotCache
     layout: Layout
@@ -35,7 +35,7 @@ class Share(NamedTuple):
 
 
 class _Current(threading.local):
-    """The joint call that is under way in this thread."""
+    """The joint call in progress in this thread."""
 
     cache: JointCache | None = None
 
@@ -44,8 +44,8 @@ current = _Current()
 
 
 class JointCache(Cache):
-    """Writes the keys and values of a joint call to the slots of each sequence; `layer` is the last
-    one written, and `seen` are its slots to read, for each sequence."""
+    """Writes the keys and values of a joint call to the slots of each sequence. `layer` is the
+    index of the layer last written; `seen` holds its keys and values to read, per sequence."""
 
     def __init__(self, info: ModelInfo, parts: Sequence[tuple[SlotCache, Layout]]) -> None:
         super().__init__(layers=[SlotLayer() for _ in info.layers])
@@ -58,7 +58,7 @@ class JointCache(Cache):
 
     @contextmanager
     def attended(self, masks: Sequence[Any]) -> Iterator[None]:
-        """Let attention in the context run sequence by sequence, with these masks."""
+        """Run attention sequence by sequence within this context, with these masks."""
         pairs = zip(self.shares, masks, strict=True)
         self.shares = [share._replace(mask=mask) for share, mask in pairs]
         current.cache = self
@@ -79,17 +79,17 @@ class JointCache(Cache):
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the least number of slots in use: 0 where a text begins."""
+        """Return the smallest number of slots in use: 0 if a sequence begins in this call."""
         return min(share.layout.base for share in self.shares)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Return sizes of a mask that nobody makes."""
+        """Return placeholder sizes: joint calls build no shared mask."""
         return query_length, 0
 
 
 def register(name: str, attend: Callable, make_mask: Callable) -> None:
-    """Register an attention function with transformers, and what makes its masks. In joint calls
-    `attend` is called once for each sequence, and no mask is made."""
+    """Register an attention function and its mask function with transformers. In joint calls
+    `attend` runs once per sequence, and `make_mask` is skipped."""
     AttentionInterface.register(name, _by_sequence(attend))
     AttentionMaskInterface.register(
         name, lambda *args, **kwargs: None if current.cache else make_mask(*args, **kwargs)
@@ -103,10 +103,10 @@ def _by_sequence(attend: Callable) -> Callable:
         if cache is None:
             return attend(module, query, key, value, attention_mask, *args, **kwargs)
         if kwargs.get("position_bias") is not None:
-            raise ValueError("its attention takes a position_bias")
+            raise ValueError("its attention uses a position_bias")
         cached = cache.seen[0][0]
         if key.shape[1] != cached.shape[1] or key.shape[3] != cached.shape[3]:
-            raise ValueError("its attention does not read keys as they are cached")
+            raise ValueError("its attention reads keys in another shape than the cache holds")
         types, parts = cache.info.layer_types, []
         for share, (keys, values) in zip(cache.shares, cache.seen, strict=True):
             mask = share.mask

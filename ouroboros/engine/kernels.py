@@ -1,13 +1,12 @@
 """Attention of a few tree nodes over a long cache, on a GPU.
 
-A call of few nodes has few query rows and many slots, so the work is spread over the slots: each
-program attends with the packed query heads of one key head over a part of the slots, and a second
-kernel combines several parts by their log-sum-exps (as flash decoding does, Dao et al. 2023,
+Such a call has few query rows and many slots, so the work is split over the slots: each program
+attends with the packed query heads of one key head over a part of the slots, and a second kernel
+combines the parts by their log-sum-exps (as flash decoding, Dao et al. 2023,
 https://crfm.stanford.edu/2023/10/12/flashdecoding.html). Keys and values are read once, in place;
 the tree is an additive mask.
 
-Needs Triton, which comes with torch's CUDA builds. Its interpreter (TRITON_INTERPRET=1) runs the
-same code on a CPU.
+Needs Triton, which is part of torch's CUDA builds. TRITON_INTERPRET=1 runs the same code on a CPU.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ try:
 except ImportError:  # a CPU build of torch
     triton = None
 
-SLOTS = 64  # slots that a program reads at a time, half as many for wide heads
-WIDE_BYTES = 256  # of one head's key: beyond it, smaller GPUs lack the shared memory
-MOST_ROWS = 64  # packed query rows of a program
-MOST_PARTS = 64
+SLOTS = 64  # slots that a program reads at a time; half as many for wide heads
+WIDE_BYTES = 256  # wider keys of one head exceed the shared memory of smaller GPUs
+MOST_ROWS = 64  # packed query rows per program
+MOST_PARTS = 64  # parts that the slots are split into
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def fits(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
 ) -> bool:
-    """Return whether `tree_attention` can serve a call: Triton, a GPU, one additive mask for all
-    heads, widths that are powers of two, and contiguous rows."""
+    """Return whether `tree_attention` supports a call: it needs Triton, a GPU, one additive mask
+    for all heads, head widths that are powers of two, and contiguous rows."""
     width = query.shape[-1]
     return (
         triton is not None
@@ -50,8 +49,8 @@ def fits(
 
 
 def why_no_kernel(device: torch.device, dtype: torch.dtype, width: int) -> str | None:
-    """Return why the kernel does not work here for heads of this width; None if its largest block
-    agrees with torch's own attention."""
+    """Return why the kernel cannot be used for heads of this width on this device; None if a call
+    of its largest block agrees with torch's attention."""
     if triton is None:
         return "Triton is not installed"
     draw = torch.Generator(device).manual_seed(0)
@@ -59,14 +58,14 @@ def why_no_kernel(device: torch.device, dtype: torch.dtype, width: int) -> str |
     query, key, value = torch.randn(size, generator=draw, device=device).to(dtype)
     mask = torch.zeros(1, 1, MOST_ROWS, MOST_ROWS, dtype=dtype, device=device)
     try:
-        found = tree_attention(query, key, value, mask, width**-0.5).transpose(1, 2)
+        result = tree_attention(query, key, value, mask, width**-0.5).transpose(1, 2)
     except Exception as error:
         return (str(error).strip() or type(error).__name__).splitlines()[0]
-    right = torch.nn.functional.scaled_dot_product_attention(
+    expected = torch.nn.functional.scaled_dot_product_attention(
         query.double(), key.double(), value.double()
     )
-    off = ((found.double() - right).norm() / right.norm()).item()
-    return None if off < 2e-2 else f"its sums are off by {off:.2g}"
+    error = ((result.double() - expected).norm() / expected.norm()).item()
+    return None if error < 2e-2 else f"its relative error is {error:.2g}"
 
 
 @torch.library.custom_op("ouroboros::tree_attention", mutates_args=())
@@ -86,7 +85,7 @@ def tree_attention(
     processors = 132
     if query.is_cuda:
         processors = torch.cuda.get_device_properties(query.device).multi_processor_count
-    # as many parts of the slots as give every multiprocessor work
+    # enough parts to give every multiprocessor work
     wanted = triton.next_power_of_2(triton.cdiv(2 * processors, kv_heads * blocks))
     parts = max(1, min(wanted, MOST_PARTS, triton.cdiv(slots, 2 * SLOTS)))
     part = triton.cdiv(triton.cdiv(slots, parts), at_once) * at_once
@@ -155,8 +154,8 @@ if triton is not None:
         PRECISION: tl.constexpr,
         WHOLE: tl.constexpr,
     ):
-        """Attend over one part of the slots with a block of one key head's packed rows (member x n
-        + node). A part that is the `WHOLE` writes its result to `sums`, as [n, heads, width]."""
+        """Attend over one part of the slots with a block of one key head's packed rows (row =
+        group member x n + node). With one part (`WHOLE`), write the result, [n, heads, width]."""
         head, block, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         row = block * ROWS + tl.arange(0, ROWS)
         real = row < group * n
@@ -210,7 +209,7 @@ if triton is not None:
     def _join(
         sums, tops, totals, out, n, group, kv_heads, parts, WIDTH: tl.constexpr, PARTS: tl.constexpr
     ):
-        """Combine the parts of one packed row and write it to its place in [n, heads, width]."""
+        """Combine the parts of one packed row; write it to its place in [n, heads, width]."""
         which = tl.program_id(0)
         head, row = which // (group * n), which % (group * n)
         part = tl.arange(0, PARTS)

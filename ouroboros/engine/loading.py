@@ -1,4 +1,4 @@
-"""Loading models and tokenizers: why it failed, and a tokenizer that loses characters."""
+"""Checks while loading: explain failures, and refuse tokenizers that lose characters."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ouroboros.trace import first_mismatch
 
 HUB = "give a hub id you can reach, or a folder with config.json, weights and tokenizer"
 PROBE = "def f(a, b):\n    if a  ==  12:\n\treturn [3, 45]\n\n\n        # x = 0.1\n"
-"""Code that a tokenizer must give back: indentation, runs of spaces, a tab, empty lines, digits."""
+"""Code that must survive encoding and decoding: indentation, spaces, a tab, empty lines, digits."""
 
 
 def why_not_loaded(name: str, error: Exception) -> str:
-    """Return the reason for transformers' error and the remedy, in one line.
+    """Return the cause of a loading error and the remedy, in one line.
 
-    For a missing folder, transformers complains of a badly formed hub id (at most one slash).
+    transformers reports a missing folder as a malformed hub id, so folders are checked first.
     """
     is_folder = name.startswith((".", "~", "/")) or name.count("/") > 1
     if is_folder and not Path(name).exists():
@@ -30,10 +30,10 @@ def why_not_loaded(name: str, error: Exception) -> str:
 def check_round_trip(tokenizer, name: str) -> None:
     """Raise `ValueError` if a tokenizer (loaded from `name`) loses characters of code.
 
-    With such a tokenizer, the model would read a text that differs from the user's, and a task
-    would score one. Some releases of transformers rebuild a byte-level tokenizer as another kind
-    that drops every space (https://github.com/huggingface/transformers/issues/45488). Two changes
-    are allowed: a space before the text, and whatever the tokenizer's own normaliser changes.
+    Such a tokenizer would change the prompts that the model reads and the completions that a task
+    scores. Some releases of transformers rebuild a byte-level tokenizer as another kind that drops
+    every space (https://github.com/huggingface/transformers/issues/45488). Two changes are allowed:
+    a leading space, and changes by the tokenizer's own normaliser.
     """
     ids = tokenizer(PROBE, add_special_tokens=False)["input_ids"]
     text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -45,8 +45,8 @@ def check_round_trip(tokenizer, name: str) -> None:
         return
     at = first_mismatch(PROBE, text)
     raise ValueError(
-        f"the tokenizer of {name!r} ({type(tokenizer).__name__}) gives {text[at:][:12]!r} back for "
-        f"{PROBE[at:][:12]!r}: give the tokenizer that the model was trained with or, if this is "
-        "it, set tokenizer_class to PreTrainedTokenizerFast in a local copy's "
+        f"the tokenizer of {name!r} ({type(tokenizer).__name__}) decodes {PROBE[at:][:12]!r} as "
+        f"{text[at:][:12]!r}: use the tokenizer that the model was trained with; if this is the "
+        "one, set tokenizer_class to PreTrainedTokenizerFast in a local copy's "
         "tokenizer_config.json, so that tokenizer.json is read unchanged"
     )

@@ -1,11 +1,11 @@
-"""Attention masks for one forward pass of a tree below a sequence.
+"""Attention masks for one forward pass over a tree behind a cached context.
 
-`Layout` describes the pass in NumPy, for the fed tokens alone; every slot before them is seen by
-all. `dense` makes the masks of a pass exactly as large as its tokens, `spread` those of a padded
-one, on the device, without waiting for the host.
+`Layout` describes the pass in NumPy: which fed tokens attend to which; all of them attend to the
+context. `dense` returns masks of exactly the size of the pass; `spread` builds those of a padded
+pass on the device, without waiting for the host.
 
-Invariant: both show each node the context, the tokens missing before the tree, its ancestors and
-itself, as far as a sliding window reaches.
+Invariant: in both, a node attends to the context, the sequence tokens fed before the tree, its
+ancestors and itself, within any sliding window.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ Masks = torch.Tensor | dict[str, torch.Tensor] | None
 
 
 class Layout(NamedTuple):
-    """The tokens of a pass: `missing` ones of the sequence, then a tree, from slot `base` on.
+    """The tokens of a forward pass: `missing` tokens of the sequence, then a tree, in slots from
+    `base` on.
 
-    The first `held` nodes of the tree lie in their slots already (then nothing is missing, and none
-    of them is a logit node): they are seen, but not fed.
+    The first `held` nodes of the tree are cached already and not fed. Then `missing` is empty, and
+    none of these nodes is a logit node.
     """
 
     base: int
@@ -35,17 +36,17 @@ class Layout(NamedTuple):
 
     @classmethod
     def chain(cls, base: int, tokens: list[int]) -> Layout:
-        """Return the layout of a stretch of text; logits are wanted after its last token."""
+        """Return the layout of consecutive tokens, with logits after the last one."""
         return cls(base, tokens[:-1], TokenTree.chain(tokens[-1], ()))
 
     def known_ids(self, vocab_size: int) -> list[int]:
-        """Return the tokens that are fed, with id 0 for those beyond the vocabulary."""
+        """Return the ids to feed, with 0 in place of ids beyond the vocabulary."""
         ids = [*self.missing, *self.tree.tokens[self.held :]]
         return ids if max(ids) < vocab_size else [i if i < vocab_size else 0 for i in ids]
 
     @property
     def rows(self) -> list[int]:
-        """The fed tokens after which logits are wanted."""
+        """Indices among the fed tokens of the logit nodes."""
         first = len(self.missing) - self.held
         return [first + node for node in self.tree.logit_nodes]
 
@@ -57,7 +58,7 @@ class Layout(NamedTuple):
         return np.concatenate([np.arange(self.base, start), start + depths])
 
     def seen(self) -> np.ndarray:
-        """Return [fed, columns] bool: which of the columns each fed token sees.
+        """Return the mask among the tokens of the pass, [fed, columns] bool.
 
         For one missing token and a root with two children::
 
@@ -75,9 +76,12 @@ class Layout(NamedTuple):
 
 
 def dense(layout: Layout, info: ModelInfo, *, chains: bool = False) -> Masks:
-    """Return the masks over all slots in use, [1, 1, fed, base + columns]; None for a chain, for
-    which the model has its own. With `chains` they have masks too, unless attention needs none: for
-    one token and for the beginning of a text, as far as no window ends there."""
+    """Return the masks over all slots in use, [1, 1, fed, base + columns]; None for a chain, which
+    the model masks itself.
+
+    With `chains`, chains get masks too, except where attention needs none: a single token, or the
+    first tokens of a sequence, within any sliding window.
+    """
     if layout.tree.is_chain and chains:
         fed = len(layout.missing) + len(layout.tree) - layout.held
         wide = info.sliding_window is None or layout.base + fed <= info.sliding_window
@@ -105,11 +109,11 @@ def spread(
     at: torch.Tensor,
     info: ModelInfo,
 ) -> Masks:
-    """Return the masks of a padded pass, [1, 1, nodes, slots], over the slots `at` ([slots], from
-    0 on).
+    """Return the masks of a padded pass, [1, 1, nodes, slots], over the slots `at`, [slots] = 0, 1,
+    ...
 
-    `inside` [nodes, columns] and `positions` [columns] are a layout's, padded, `base` [1] its first
-    slot, and `own` [nodes] the columns of the fed tokens.
+    `inside` [nodes, columns] and `positions` [columns] are those of the layout, padded; `base` [1]
+    is its first slot, and `own` [nodes] are the columns of the fed tokens.
     """
     width = inside.shape[1]
     column, context = (at - base).clamp(0, width - 1), at < base
@@ -121,8 +125,11 @@ def spread(
 
 
 def by_layer(seen: torch.Tensor, near: torch.Tensor | None, info: ModelInfo) -> Masks:
-    """Return the additive mask, or one for each layer type, of the slots that are `seen` and, for a
-    sliding window, `near` enough (None: all), both [queries, slots] bool."""
+    """Return an additive mask, or one per layer type if types are mixed.
+
+    `seen` and `near` are [queries, slots] bool: slots that a full layer attends to, and slots
+    within the sliding window (None: all).
+    """
     local = additive(seen if near is None else seen & near, info.dtype)
     if info.layer_types is None:
         return local

@@ -1,9 +1,9 @@
-"""One unmodified Hugging Face causal LM with a KV cache that scores token trees of sequences.
+"""An unmodified Hugging Face causal LM, wrapped to score token trees with a KV cache.
 
 Invariant: after `accept`, the cache holds every token of the sequence but the last. Prefill,
-rollback, catch-up after a full acceptance and reuse of a shared prompt are one code path: whatever
-of the sequence is not cached is fed before the tree, in the same call. A tree may be scored in
-parts: while nothing was accepted, its first nodes stay cached for later ones that hang below them.
+rollback, catch-up after a full acceptance and reuse of a shared prompt are one code path: tokens of
+the sequence that are not cached are fed before the tree, in the same call. A tree may be scored in
+parts: until a path is accepted, nodes already scored stay cached for the descendants added later.
 """
 
 from __future__ import annotations
@@ -32,19 +32,18 @@ from ouroboros.tree import ROOT, TokenTree
 class CachedModel(TreeModel):
     """A causal LM that scores token trees.
 
-    The state of a sequence is a `CachedSequence`, made by `new_sequence` and given to each call.
-    There is one set of cache slots: a sequence that is scored takes it over from the one before,
-    and what their tokens share at the beginning is not fed again. Sequences that `score_together`
-    scored have slots of their own from then on.
+    The state of a sequence is a `CachedSequence`, returned by `new_sequence` and passed to each
+    call. The model has one set of cache slots. Scoring another sequence hands it the slots; a
+    prefix shared with the previous sequence is not fed again. `score_together` gives each sequence
+    slots of its own, which it keeps.
 
-    `engine` "static" pads calls to fixed shapes and replays them as CUDA graphs, "eager" calls the
-    model as it is; "auto" is static on a GPU where the model can be captured, else eager, and
-    `engine_reason` says why. `exact` has calls made on a CPU such that a token's logits have the
-    same bits in every call (see `ouroboros.engine.exact`), whatever `engine` says. With
-    `prefill_limit` set, for a draft, a text is read from its last so many tokens on.
+    `engine` "static" pads calls to fixed shapes and replays them as CUDA graphs; "eager" calls the
+    model directly; "auto" is static on a GPU if the model can be captured, else eager, with the
+    reason in `engine_reason`. `exact` makes CPU calls bit-reproducible: a token's logits have the
+    same bits in every call (see `ouroboros.engine.exact`); `engine` is then ignored. A draft reads
+    at most the last `prefill_limit` tokens of a new prompt (None: all).
 
-    Raises `ValueError`, naming the reason, for architectures that cannot score a tree, or not
-    exactly.
+    Raises `ValueError` with the reason if the architecture cannot score trees, or not exactly.
     """
 
     def __init__(
@@ -62,14 +61,14 @@ class CachedModel(TreeModel):
         info = check_tree_support(model)
         self.max_len = min(max_len or info.max_len, info.max_len)
         self.vocab_size = info.vocab_size
-        self.width = info.vocab_size  # of the logits returned; may be lowered
+        self.width = info.vocab_size  # number of logits returned per node; may be lowered
         self.device = info.device
         self.dtype = info.dtype
         self.cache = SlotCache(info.layers)
-        self.resident = CachedSequence()  # the sequence that has the slots
+        self.resident = CachedSequence()  # the sequence that the slots belong to
         self.packed = PackedWeights()
-        self._weights: tuple = ()  # their state when the last sequence began
-        self._together: str | None = None  # why not; "" if it can
+        self._weights: tuple = ()  # `weights_state` when the last sequence began
+        self._together: str | None = None  # why joint calls are impossible; "" if possible
         self.engine: Eager
         self.exact, self.engine_reason = exact, ""
         if exact:
@@ -91,11 +90,11 @@ class CachedModel(TreeModel):
         exact: bool = False,
         **options,
     ) -> CachedModel:
-        """Load a hub id or a folder. `options` (device_map, quantization_config, revision, ...) are
-        passed to transformers' `from_pretrained`.
+        """Load a model and its tokenizer from a hub id or a folder. `options` (device_map,
+        quantization_config, revision, ...) are passed to transformers' `from_pretrained`.
 
-        A model to be quantised is loaded directly onto its device, since it cannot be moved later.
-        Raises `ValueError` if loading fails or the tokenizer loses characters.
+        A model that is quantised while loading goes directly to its device, since it cannot be
+        moved later. Raises `ValueError` if loading fails or the tokenizer loses characters.
         """
         if options.get("quantization_config") is not None and device is not None:
             options = {"device_map": {"": device}, **options}
@@ -114,47 +113,49 @@ class CachedModel(TreeModel):
         return wrapped
 
     def prepack(self) -> None:
-        """Hold a second copy of the linear layers' weights on a CPU, in an order that is faster to
-        multiply a few rows with, if it is. Loaded models are prepacked; do it for a model of your
-        own once its weights are final. `packed.facts` tells what was decided."""
+        """Keep a second copy of the linear weights, in oneDNN's layout, if products of a few rows
+        are then faster on this CPU. `from_pretrained` prepacks; call this for a model that you
+        built, once its weights are final. `packed.facts` records the timings and the choice."""
         self.packed = prepack_linears(self.model, every=self.exact)
         if isinstance(self.engine, Exact):
             self.engine.packed = self.packed
 
     def new_sequence(self, cached: Sequence[int] = ()) -> CachedSequence:
-        """Return the state of a new sequence; what is cached is forgotten if the weights have
-        changed. The tokens in `cached` are taken to lie in the slots already, whatever is there:
-        calls can then be timed without a prefill."""
+        """Return the state of a new sequence. Empty the cache if the weights have changed.
+
+        Tokens in `cached` count as cached without being fed, so that calls can be timed without a
+        prefill; their slots may hold anything.
+        """
         before, self._weights = self._weights, weights_state(self.model)
         if before != self._weights:
             self.empty()
         return self._resident_if_cached(CachedSequence(list(cached)))
 
     def _resident_if_cached(self, sequence):
-        """Return the sequence, which has the slots if it begins with cached tokens."""
+        """Return the sequence; hand it the slots if it begins with cached tokens."""
         if sequence.tokens:
             self.empty()
             self.resident = sequence
         return sequence
 
     def empty(self) -> None:
-        """Forget what is cached, so that the next sequence is fed from its first token."""
+        """Empty the cache, so that the next sequence is fed from its first token."""
         self.resident.clear()
 
     @torch.inference_mode()
     def score(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
-        """Return the logits after the tree's `logit_nodes`, [len(tree.logit_nodes), width]; changes
-        the cache.
+        """Return the logits after the tree's `logit_nodes`, [len(tree.logit_nodes), width], and
+        write the tree to the cache.
 
-        They are valid until the next call, and carry the engine's way to choose from them
-        (`Eager.choosing`). `tokens` is the whole sequence; its last token is the tree's root. Ids
-        that this model does not know are fed as id 0: only a draft meets them.
+        The logits are valid until the next call; their attribute `choosing` is `Eager.choosing`.
+        `tokens` is the whole sequence; its last token is the tree's root. Ids beyond this model's
+        vocabulary are fed as id 0, which happens only to drafts.
 
-        A tree that has grown since it was scored (its first nodes are those of the last call, on
-        the same tokens, and nothing was accepted) is continued: nodes before the first of its
-        `logit_nodes` are not fed again, so ask for the new ones, by `tree.with_logits_at(new)`.
+        A tree that was extended since the last call, with nothing accepted in between, is not fed
+        again: nodes before its first logit node are reused. Request logits for the new nodes only,
+        by `tree.with_logits_at(new)`.
         """
         if sequence.slots is not None:
             return self.score_together([(sequence, tokens, tree)])[0]
@@ -173,11 +174,11 @@ class CachedModel(TreeModel):
     def score_together(
         self, calls: Sequence[tuple[CachedSequence, Sequence[int], TokenTree]]
     ) -> list[torch.Tensor]:
-        """Return the result of `score` for several sequences, each (sequence, tokens, tree), by one
-        call of the model; a long stretch that a sequence lacks is fed by a call of its own.
+        """Return the result of `score` for several sequences, each (sequence, tokens, tree), from
+        one call of the model. A long prompt is fed by a separate call before.
 
-        A sequence gets cache slots of its own and keeps them. Calls are made eagerly, without CUDA
-        graphs. Raises `ValueError` for a model that cannot do this (see `why_not_together`).
+        Each sequence gets cache slots of its own and keeps them. Calls are eager, without CUDA
+        graphs. Raises `ValueError` if the model cannot do this (see `why_not_together`).
         """
         if reason := self.why_not_together():
             raise ValueError(f"{type(self.model).__name__} scores one sequence at a time: {reason}")
@@ -206,27 +207,28 @@ class CachedModel(TreeModel):
         return [rows[:, : self.width] for rows in logits]
 
     def why_not_together(self) -> str | None:
-        """Return why this model cannot score several sequences in one call; None if it can. Tried
-        once, on trees of two sequences."""
+        """Return why this model cannot score several sequences in one call; None if it can.
+        The first call tries it on trees of two sequences and keeps the answer."""
         if self._together is None:
             self._together = why_not_jointly(self.engine)
             self.empty()
         return self._together or None
 
     def _layout(self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree) -> Layout:
-        """Return how a tree is laid out after what is cached of a sequence, and forget the rest."""
+        """Return the tree's layout behind the cached prefix of the sequence; drop cached tokens
+        after that prefix."""
         tokens = self._read(sequence, tokens, tree)
         known = sequence.shared_prefix(tokens)
         missing = list(tokens[known:-1])
         held = 0 if missing else sequence.reusable_nodes(known, tree, MOST_HELD)
-        del sequence.tokens[known:]  # what is cached even if the call fails
+        del sequence.tokens[known:]  # remains correct if the call fails
         sequence.tree = None
         return Layout(known, missing, tree, held)
 
     def _scored(
         self, sequence: CachedSequence, layout: Layout, seconds: float, forwards: int
     ) -> None:
-        """Note that a layout was scored, in `forwards` of the model and its share of the time."""
+        """Add a scored layout to the sequence's cached tokens and counters."""
         sequence.tokens += layout.missing
         sequence.tree, sequence.base = layout.tree, layout.base + len(layout.missing)
         sequence.calls += 1
@@ -238,8 +240,11 @@ class CachedModel(TreeModel):
     def _read(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
     ) -> Sequence[int]:
-        """Return the tokens of the text that the model reads. Raises `ValueError` for a tree not
-        rooted at the last token, and for one that reaches beyond the context."""
+        """Return the tokens that the model reads, all or the last ones (see `prefill_limit`).
+
+        Raises `ValueError` if the tree is not rooted at the last token, or reaches beyond the
+        model's context length.
+        """
         if tokens[-1] != tree.tokens[0]:
             raise ValueError(
                 f"the tree's root is {tree.tokens[0]}, the sequence's last token {tokens[-1]}: "
@@ -257,9 +262,9 @@ class CachedModel(TreeModel):
 
     @torch.inference_mode()
     def accept(self, sequence: CachedSequence, path: Sequence[int]) -> None:
-        """Keep the path (node indices, root first) of the tree last scored; forget the rest.
+        """Keep the path (node indices, root first) of the tree last scored; drop its other nodes.
 
-        The token that the model chose after the path is the next root: it is not cached yet.
+        The token that the model chose after the path is the next root; it is not cached yet.
         """
         tree, own = sequence.tree, sequence.slots is not None
         assert own or sequence is self.resident, "another sequence was scored in between"
@@ -273,11 +278,11 @@ class CachedModel(TreeModel):
     def roll(
         self, sequence: CachedSequence, tokens: Sequence[int], count: int, choose: TokenSelector
     ) -> list[int]:
-        """Return the `count` tokens that plain decoding puts after `tokens`: one call each, but one
-        wait for all of them. Changes the cache, which then lacks the last of them.
+        """Return the next `count` tokens of standard decoding after `tokens`: one call each, but
+        one device-to-host copy for all. All but the last are cached afterwards.
 
-        `choose` must be context-free (see `TokenSelector`), so that a token's choice can be fed
-        on the device before the host knows it.
+        `choose` must be context-free (see `TokenSelector`): each choice is fed on the device
+        before the host knows it.
         """
         if sequence.slots is not None:
             return super().roll(sequence, tokens, count, choose)
@@ -302,15 +307,15 @@ class CachedModel(TreeModel):
 
     @torch.inference_mode()
     def prepare(self, context: int) -> None:
-        """Empty the cache and do beforehand what calls on up to `context` tokens need once."""
+        """Empty the cache and warm up for calls on up to `context` tokens: allocate and capture."""
         self.empty()
         self.cache.set_length(0)
         self.engine.prepare(min(context, self.max_len))
 
     def describe_engine(self) -> dict[str, object]:
-        """Return how this model is called, as run.json records it: engine, whether calls are
-        captured and layers compiled, the attention, and `fallback`, the reason why a GPU is not
-        used the fast way (None if it is)."""
+        """Return the engine's description for run.json: engine, whether calls are captured and
+        layers compiled, attention implementation, and on a GPU `fallback`, the reason why the
+        fastest way is not used (None if it is)."""
         attention = self.model.config.get_text_config()._attn_implementation
         captured = getattr(self.engine, "graphs", False)
         compiled = getattr(self.engine, "compiled", None) is not None
@@ -329,9 +334,9 @@ class CachedModel(TreeModel):
         }
 
     def _give_slots(self, sequence: CachedSequence) -> None:
-        """Let a sequence have the cache slots."""
+        """Hand the cache slots to a sequence."""
         if sequence is not self.resident:
             sequence.take_over(self.resident)
             self.resident = sequence
             if self.prefill_limit:
-                sequence.clear()  # what it took over may begin elsewhere in another text
+                sequence.clear()  # the cached tokens may start elsewhere in another prompt

@@ -1,15 +1,15 @@
-"""Linear layers on a CPU that multiply a few rows about as fast as one: prepacked weights.
+"""Prepacked weights: on a CPU, linear layers that multiply a few rows about as fast as one.
 
-A call of a tree is bound by reading the weights. oneDNN's product on weights in its own order reads
-them at memory bandwidth for 1 to 16 rows, in float32 and bfloat16; torch's own products may take
+A call of a tree is bound by reading the weights. With weights in oneDNN's layout, products of 1 to
+16 rows read them at memory bandwidth, in float32 and bfloat16. torch's own products may take
 several times as long, or less, depending on processor, dtype and rows. So both are timed on the
-model's own layers as it is packed, and each row count goes the faster way.
+model's own layers, and each row count uses the faster one.
 
-Only models that this library loaded or built are packed, others on demand (`CachedModel.prepack`).
-Invariant: the weights stay where and what they are. A packed layer holds a second copy and uses it
-only while its weight is unchanged: replacing it and writing to it is seen at each call, writing
-through `weight.data`, which torch does not count, by samples: a few of each weight whenever a text
-begins, and in `generate` some of every row and column. Copies of a model begin without.
+Models that this library loads or builds are packed; call `CachedModel.prepack` for others.
+Invariant: the model's weights are not changed or moved. A packed layer keeps a second copy and uses
+it only while the weight is unchanged. Replacing a weight or writing to it is detected at each call.
+torch does not count writes through `weight.data`: samples detect these, a few of each weight when a
+sequence begins and, in `generate`, some of every row and column. Copies of a model are not packed.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ import psutil
 import torch
 from torch import nn
 
-ROWS = (1, 2, 4, 16)  # are timed; row counts in between go as the one below
-HINT = 4  # rows that the weights are laid out for
+ROWS = (1, 2, 4, 16)  # row counts timed; counts in between use the result of the one below
+HINT = 4  # rows that the layout is optimised for
 SMALLEST = {torch.float32: 1 << 20, torch.bfloat16: 1 << 17}
-"""Of smaller weights a plain product of one row is as fast, by dtype."""
-FREE_SHARE = 0.5  # of the free memory may be taken, at most
-TIMED_BYTES = 96 << 20  # of weights: more than the processor's caches hold
-ROUNDS, LIMIT_S = 5, 0.5  # of timing
-CLEARLY = 0.9  # plain products are used if they take less than this share of a packed one's time
-COMPANY = (3, 8, 17, 64, 256)  # rows for which products are compared with those of two
-SAMPLES = 64  # elements of a weight that are looked at when a text begins
+"""Elements of the smallest weight to pack, by dtype: below it, plain products are as fast."""
+FREE_SHARE = 0.5  # largest share of the free memory that the copies may take
+TIMED_BYTES = 96 << 20  # weights to time: more than the processor's caches hold
+ROUNDS, LIMIT_S = 5, 0.5  # rounds and time limit of the timing
+CLEARLY = 0.9  # plain products are used if they take less than this share of the packed time
+COMPANY = (3, 8, 17, 64, 256)  # row counts whose products must equal those of two rows
+SAMPLES = 64  # elements of a weight that are compared when a sequence begins
 log = logging.getLogger(__name__)
 
 
 class Packed:
-    """A copy of a weight in oneDNN's order, and the state of the weight that it was made from.
+    """A weight in oneDNN's layout, and `of`, the state of the weight that it was copied from.
 
-    `faster` says for each of `ROWS` whether its product is. `always`: it is used for any number of
-    rows, and a row has the same bits in any company. One row is doubled where it alone would be
-    summed otherwise: unless there are `threads_alone` threads.
+    `faster`: for each of `ROWS`, whether the packed product is faster. `always`: use it for any
+    number of rows, such that a row has the same bits in any number of rows; a single row is then
+    doubled, unless the process has `threads_alone` threads, with which a single row has these bits.
     """
 
     threads_alone = 0
@@ -53,16 +53,16 @@ class Packed:
         self.of: tuple | None = None
         self.always, self.faster = always, (always,) * len(ROWS)
         if weight is not None:
-            self.source = weight.detach()  # so its place is not reused
+            self.source = weight.detach()  # so that its memory is not reused
             self.of = _state(weight)
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.source, HINT)
 
-    def __reduce__(self) -> tuple:  # of copies too
+    def __reduce__(self) -> tuple:  # copies of a model are not packed
         return Packed, ()
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer that uses its packed weight outside of autograd, where that is faster."""
+    """A linear layer that uses its packed weight where that is faster, outside of autograd."""
 
     packed: Packed
 
@@ -88,9 +88,9 @@ class PackedLinear(nn.Linear):
 
 
 class PackedWeights:
-    """The packed layers of a model, with `facts`, what was decided for them: `layers` and `bytes`
-    packed and, for numbers of `rows`, the `plain_ms` and `packed_ms` of the layers timed and those
-    for which packed products are `used`."""
+    """The packed layers of a model. `facts` records the number of `layers` and the `bytes` packed;
+    for each of `rows` the `plain_ms` and `packed_ms` of the layers timed; and the row counts for
+    which packed products are `used`."""
 
     def __init__(self, layers: Sequence[PackedLinear] = (), facts: dict | None = None) -> None:
         self.layers = list(layers)
@@ -104,26 +104,26 @@ class PackedWeights:
 
     @property
     def stale(self) -> bool:
-        """Whether the plain weights are not those that were packed, or none were."""
+        """Whether a weight has changed since it was packed, or no layer is packed."""
         return not self.layers or any(own.packed.of != _state(own.weight) for own in self.layers)
 
     def give_up(self) -> None:
-        """Have the layers multiply plainly from now on."""
+        """Use plain products from now on."""
         for layer in self.layers:
             layer.packed = Packed()
         self.layers, self.facts = [], {}
 
     def check(self, *, closely: bool) -> None:
-        """Give the packed weights up if samples of the plain ones have changed."""
+        """Drop the packed weights, with a warning, if samples of the weights have changed."""
         if self.layers and not torch.equal(torch.cat(self.views[closely]), self.seen[closely]):
             self.give_up()
             log.warning(
-                "weights were changed through weight.data: their packed copies are not used any "
-                "more; call prepack() on the CachedModel to pack them anew"
+                "weights were changed through weight.data: their packed copies are no longer "
+                "used; call prepack() on the CachedModel to pack them again"
             )
 
     def before_call(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
-        """Look at a few samples where a text begins."""
+        """Check a few samples when a sequence begins."""
         cache = kwargs.get("past_key_values")
         if cache is None or not cache.get_seq_length():
             self.check(closely=False)
@@ -132,9 +132,9 @@ class PackedWeights:
 def prepack_linears(model: nn.Module, *, every: bool = False) -> PackedWeights:
     """Pack a model's large float32 and bfloat16 linear layers on a CPU, where that is faster.
 
-    Packs none if torch has no oneDNN for this processor, if the copies would take more than half of
-    the free memory, or if plain products are faster for all numbers of rows. `every` packs small
-    layers too, and has them used for any number of rows.
+    Packs nothing if torch has no oneDNN for this processor, if the copies would take more than half
+    of the free memory, or if plain products are faster for all row counts. `every`: pack small
+    layers too, and use packed products for all row counts.
     """
     for hook in list(model._forward_pre_hooks.values()):
         if isinstance(before := getattr(hook, "__self__", None), PackedWeights):
@@ -174,10 +174,10 @@ def prepack_linears(model: nn.Module, *, every: bool = False) -> PackedWeights:
 
 @torch.inference_mode()
 def _same_alone(like: torch.Tensor) -> bool:
-    """Return whether a single row is summed as it is among others, by weights like these. Raises
-    `ValueError` if the sums depend on the number of rows otherwise.
+    """Return whether a single row's product has the same bits as among other rows, for weights of
+    this shape. Raises `ValueError` if products of two or more rows differ among themselves.
 
-    The probe's products cancel, so that its sums are nothing but what rounding leaves.
+    The probe's products cancel, so that its sums consist of rounding errors only.
     """
     draw = torch.Generator().manual_seed(0)
     half = like.shape[1] // 2
@@ -197,7 +197,7 @@ def _same_alone(like: torch.Tensor) -> bool:
         if not torch.equal(layer(row.repeat(rows, 1)), pair.expand(rows, -1)):
             raise ValueError(
                 f"calls cannot be exact here: {rows} rows times weights {tuple(like.shape)} in "
-                f"{like.dtype} round otherwise than 2 rows: leave exact=False"
+                f"{like.dtype} round differently from 2 rows: leave exact=False"
             )
     layer.packed.threads_alone = torch.get_num_threads()
     return torch.equal(layer(row), pair)
@@ -205,8 +205,8 @@ def _same_alone(like: torch.Tensor) -> bool:
 
 @torch.inference_mode()
 def _time_both(layers: list) -> list[list[float]]:
-    """Return the ms of plain and of packed products of some of the layers, for each of `ROWS`: the
-    least of several rounds, since whatever else runs on the machine only adds to it."""
+    """Return the milliseconds of plain and of packed products for each of `ROWS`, summed over some
+    of the layers: the minimum of several rounds, since other load can only add time."""
     some = layers[:: max(1, sum(layer.weight.nbytes for layer in layers) // TIMED_BYTES)]
     best = [[math.inf] * len(ROWS), [math.inf] * len(ROWS)]
     begin = time.perf_counter()
@@ -226,12 +226,13 @@ def _time_both(layers: list) -> list[list[float]]:
 
 
 def _can_be_packed(module: nn.Module, least: Mapping) -> TypeGuard[PackedLinear]:
-    """Return whether a module is a linear layer on a CPU with at least so many plain weights."""
+    """Return whether a module is a linear layer on a CPU that can be packed, with at least
+    `least[dtype]` weights."""
     if not isinstance(module, nn.Linear) or type(module) not in (nn.Linear, PackedLinear):
         return False
     weight: torch.Tensor = module.weight
     if not weight.is_cpu or torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
-        return False  # of the x86 family
+        return False  # oneDNN's layout needs x86 with AVX2
     half = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     plain = type(weight) in (nn.Parameter, torch.Tensor) and weight.is_contiguous()
     whole = weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
@@ -251,7 +252,7 @@ def _state(weight: torch.Tensor) -> tuple:
 
 
 def _every_row_and_column(weight: torch.Tensor) -> torch.Tensor:
-    """Return a view of the bits of elements of every row and column of a weight."""
+    """Return a view of some elements, as integers, that covers every row and column of a weight."""
     step = min(weight.shape)
     while math.gcd(step, weight.shape[1]) > 1:
         step -= 1

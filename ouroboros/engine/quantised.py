@@ -1,8 +1,7 @@
 """Quantised weights (int8, weights only), through transformers' quantization config.
 
-Lossless means equal to plain decoding of the same quantised model. Invariant: an audit's exact
-reference multiplies the same integers and scales in float64; it does not use the weights from
-before quantisation.
+Lossless means equal to standard decoding of the same quantised model. Invariant: an audit's float64
+reference uses the same integers and scales, not the weights from before quantisation.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ KERNEL_ROW = 16
 
 
 def quantise(model: PreTrainedModel, config) -> PreTrainedModel:
-    """Return a model built in memory, quantised by transformers as it would quantise a checkpoint.
+    """Return a quantised version of a model in memory, as if it were loaded from a checkpoint.
 
     `config` is a quantization config or its dictionary. The result is on the model's device and
     shares all weights that are not quantised. Raises `ValueError` if the back end is not installed.
@@ -70,15 +69,15 @@ def check_kernels(model: PreTrainedModel) -> None:
 
 
 def stored_bytes(weight: torch.Tensor) -> int:
-    """Return the bytes that a weight holds in memory: its integers and scales, if quantised."""
+    """Return the bytes of a weight as stored: its integers and scales, if quantised."""
     if not is_traceable_wrapper_subclass(weight):
         return weight.nbytes
     return sum(stored_bytes(getattr(weight, name)) for name in weight.__tensor_flatten__()[0])
 
 
 def bytes_of(model: PreTrainedModel) -> int:
-    """Return the weight bytes read per decoding step, as stored: all but the input embeddings,
-    unless they are the output head too. A mixture of experts may read less."""
+    """Return the weight bytes read per decoding step: all but the input embeddings, which count if
+    they are tied to the output head. A mixture of experts may read less."""
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     assert isinstance(table, torch.Tensor)
     held = sum(map(stored_bytes, model.parameters()))
@@ -88,8 +87,8 @@ def bytes_of(model: PreTrainedModel) -> int:
 def dequantise(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """Return a copy with plain weights: each quantised one is its integers times its scales.
 
-    The product is made in float64 and then rounded to `dtype`. Raises `ValueError` where a weight
-    is packed otherwise than as int8 with a scale for each row.
+    Products are computed in float64, then rounded to `dtype`. Raises `ValueError` unless each
+    quantised weight is int8 with a scale per row.
     """
     plain: dict[int, nn.Module] = {}
     for name, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""Which engine serves a model: fixed shapes if trial calls agree with plain calls.
+"""Choose a model's engine: static if its trial calls agree with eager calls, else eager.
 
 Invariant: every fallback (no graphs, layers not compiled, no attention kernel) has a reason.
 """
@@ -24,23 +24,22 @@ log = logging.getLogger(__name__)
 def select_engine(
     name: EngineName, model: PreTrainedModel, info: ModelInfo, cache: SlotCache
 ) -> tuple[Eager, str]:
-    """Return the engine (see `CachedModel`), and why it does not capture and compile calls ("" if
-    it does, or was not asked to). Raises `ValueError` for an unknown name, and for fixed shapes on
-    several devices."""
+    """Return the engine (see `CachedModel`) and the reason for a fallback ("" without one).
+    Raises `ValueError` for an unknown name, and for "static" on several devices."""
     if name not in get_args(EngineName):
         raise ValueError(f"engine {name!r} is not one of {', '.join(get_args(EngineName))}")
     count = len({weight.device for weight in model.parameters()})
     if name == "static" and count > 1:
         raise ValueError(
-            f"engine=static needs a model on one device, this one lies on {count}: leave "
-            "engine=auto, which calls it as it is"
+            f"engine=static needs a model on one device, but this model is on {count}: leave "
+            "engine=auto, which calls it eagerly"
         )
     if name == "static":
         return Static(model, info, cache), ""
     eager = Eager(model, info, cache)
     if count > 1 or name == "eager" or info.device.type != "cuda":
         where = f"engine={name} on a {info.device.type} device"
-        return eager, where if count == 1 else f"it lies on {count} devices"
+        return eager, where if count == 1 else f"the model is on {count} devices"
     reasons: list[str] = []
     for compiled in (True, False):
         static = Static(model, info, cache, compiled=compiled)
@@ -54,10 +53,10 @@ def select_engine(
 
 
 def why_different(engine: Static, reference: Eager) -> str | None:
-    """Return why an engine's logits are not those of the reference; None if they agree.
+    """Return why an engine's logits differ from those of the reference; None if they agree.
 
-    Each size is tried twice, so that a graph that replays the inputs it was captured with is found
-    out. Overwrites the first slots of both caches.
+    Each size is tried twice with different inputs, which exposes a graph that replays the inputs of
+    its capture. Overwrites the first slots of both caches.
     """
     info = reference.info
     if engine.compiled is not None and not engine.compiled.compiled:

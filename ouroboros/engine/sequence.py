@@ -1,8 +1,8 @@
-"""The state of one sequence on one model: its cached tokens, the tree last scored, its counters.
+"""Per-sequence state on one model: cached tokens, the tree last scored, counters.
 
-A model scores and accepts trees of a sequence that it is given; everything that differs from one
-sequence to the next lives here. A model has one set of cache slots, which its sequences take over
-from each other; those that are scored together have slots of their own.
+Everything that differs between sequences is here and is passed to each call of the model. A model
+has one set of cache slots, handed from sequence to sequence; sequences that are scored in one call
+have slots of their own.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ouroboros.tree import TokenTree
 
 
 class ModelCounters(NamedTuple):
-    """What a sequence has cost its model so far.
+    """Work that a model has done for a sequence so far.
 
-    `calls` counts calls of `score`, `forwards` those of the model itself (a long stretch of text is
-    fed by forwards of its own), `scored` the tree nodes that were fed and `caught_up` the tokens of
-    the sequence that were, the prompt included. `busy_s` are the seconds from a call's start to the
-    arrival of its result, and `wait_s` the part of them spent waiting for it.
+    `calls` counts calls of `score`; `forwards` counts forward passes (a long prompt takes several);
+    `scored` counts tree nodes fed; `caught_up` counts sequence tokens fed, prompt included.
+    `busy_s` sums the seconds from the start of a call to the arrival of its result; `wait_s` is the
+    part spent waiting for the device.
     """
 
     calls: int = 0
@@ -37,18 +37,18 @@ class ModelCounters(NamedTuple):
     wait_s: float = 0.0
 
     def since(self, before: ModelCounters) -> ModelCounters:
-        """Return what was counted after `before`."""
+        """Return the counts since an earlier reading, `before`."""
         return ModelCounters(*(now - then for now, then in zip(self, before, strict=True)))  # type: ignore[arg-type]
 
 
 @dataclass(eq=False)
 class CachedSequence:
-    """One sequence on one model; made by `model.new_sequence()`, changed by the model alone.
+    """One sequence on one model. `model.new_sequence()` returns it; only the model changes it.
 
-    The model reads the text from its token number `start` on. `tokens` are those whose keys and
-    values lie in slots 0, 1, ...; the nodes of `tree`, the tree last scored (None once a path of it
-    was accepted), lie from slot `base` on. `slots` are its own (None: it uses its model's). The
-    other fields are those of `ModelCounters`.
+    The model reads the sequence from token index `start` on. `tokens` are cached, in slots 0, 1,
+    ...; `tree` is the tree last scored (None after a path was accepted), with its nodes in slots
+    from `base` on. `slots` are the sequence's own (None: those of its model). The other fields are
+    those of `ModelCounters`.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -70,18 +70,18 @@ class CachedSequence:
 
     @property
     def held(self) -> int:
-        """How many tokens are cached."""
+        """Number of cached tokens."""
         return len(self.tokens)
 
     def first_read(self, tokens: Sequence[int], limit: int | None) -> int:
-        """Return from which token on a call on `tokens` reads the text: as before, or its last
-        `limit` tokens alone where more than these are to be read."""
+        """Return the index of the first token that a call on `tokens` reads: as before, or of the
+        last `limit` tokens if more than `limit` would have to be fed."""
         start = self.start if self.start < len(tokens) else 0
         unread = len(tokens) - start - self.held
         return start if limit is None or unread <= limit else len(tokens) - limit
 
     def clear(self) -> None:
-        """Forget everything that is cached; the counters stay."""
+        """Drop all cached tokens; keep the counters."""
         self.tokens, self.tree, self.start = [], None, 0
 
     def take_over(self, other: CachedSequence) -> None:
@@ -90,16 +90,15 @@ class CachedSequence:
         other.clear()
 
     def shared_prefix(self, tokens: Sequence[int]) -> int:
-        """Return how many leading tokens of `tokens`, its last left out, are cached."""
+        """Return how many leading tokens of `tokens[:-1]` are cached."""
         limit = min(len(self.tokens), len(tokens) - 1)
         cached, start = self.tokens[:limit], list(tokens[:limit])
         different = first_mismatch(cached, start) if cached != start else None
         return limit if different is None else different
 
     def reusable_nodes(self, base: int, tree: TokenTree, most: int) -> int:
-        """Return how many of the first nodes of a tree rooted at slot `base` need not be fed again:
-        up to `most` that the last tree began with too, before the first one whose logits are
-        wanted."""
+        """Return how many leading nodes of a tree rooted at slot `base` are cached already: those
+        that the last tree began with too, up to `most`, before the first logit node."""
         last = self.tree
         if last is None or base != self.base:
             return 0
@@ -111,27 +110,27 @@ class CachedSequence:
 
 
 class TreeModel(Protocol):
-    """A model that scores token trees: `CachedModel`, or one that imitates it in replays and tests.
+    """A model that scores token trees: `CachedModel`, or a stand-in for it in replays and tests.
 
-    Subclasses define `score`; the rest may stay as it is here where nothing is cached.
+    Subclasses define `score`; the other methods here serve models without a cache.
     """
 
     max_len: int
     vocab_size: int
     prefill_limit: int | None = None
-    """How many tokens of a text it reads at once, its last ones; None: all. For drafts: a target
-    reads its whole prompt."""
+    """Maximum number of unread tokens that a draft feeds at once; earlier ones are skipped. None:
+    no limit, as for every target."""
 
     def room(self, sequence: CachedSequence, tokens: Sequence[int]) -> int:
-        """Return how many positions there are after `tokens`."""
+        """Return how many positions are left after `tokens`."""
         return self.max_len - len(tokens) + sequence.first_read(tokens, self.prefill_limit)
 
     def new_sequence(self) -> CachedSequence:
-        """Return the state of a sequence of which nothing was scored yet."""
+        """Return the state of a new sequence."""
         return CachedSequence()
 
     def empty(self) -> None:
-        """Forget what is cached, so that the next sequence is fed from its first token."""
+        """Empty the cache, so that the next sequence is fed from its first token."""
         return
 
     def score(
@@ -151,13 +150,13 @@ class TreeModel(Protocol):
         return None
 
     def accept(self, sequence: CachedSequence, path: Sequence[int]) -> None:
-        """Keep the path (node indices, root first) of the tree last scored; forget the rest."""
+        """Keep the path (node indices, root first) of the tree last scored; drop other nodes."""
         sequence.tree = None
 
     def roll(
         self, sequence: CachedSequence, tokens: Sequence[int], count: int, choose: TokenSelector
     ) -> list[int]:
-        """Return the `count` tokens that plain decoding puts after `tokens`, one call each."""
+        """Return the next `count` tokens of standard decoding after `tokens`, one call each."""
         text = list(tokens)
         for _ in range(count):
             root = TokenTree.chain(text[-1], ())
@@ -166,6 +165,6 @@ class TreeModel(Protocol):
         return text[len(tokens) :]
 
     def adapt_selector(self, choose: TokenSelector, *, own_rule: bool) -> TokenSelector:
-        """Return `choose`, able to read this model's logits. `own_rule` says that it is a drafter's
-        own rule, which may read the logits of the whole tree."""
+        """Return a selector that can read this model's logits. `own_rule`: `choose` is a drafter's
+        own acceptance rule, which may read the logits of the whole tree."""
         return choose

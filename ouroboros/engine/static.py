@@ -1,14 +1,13 @@
-"""Calls of fixed shapes, as CUDA graphs need them.
+"""Calls of fixed shapes, captured as CUDA graphs.
 
-A call is padded to one of a few numbers of nodes and reads one of a few numbers of cache slots.
-Everything that changes from call to call (ids, positions, the tree, where its slots begin, the rows
-whose logits are wanted) reaches the device as one copy into a fixed buffer, from which masks are
-made there. On a GPU each pair of sizes is captured once, with compiled decoder layers, and replayed
-afterwards; so is the choice of tokens from the logits. On a CPU the same calls run directly.
+A call is padded to one of a few numbers of nodes and reads one of a few numbers of cache slots. All
+inputs (ids, positions, the tree, its first slot, the rows of the logits) reach the device as one
+copy into a fixed buffer, from which the masks are built there. On a GPU each pair of sizes is
+captured once, with compiled decoder layers, and replayed afterwards; so is the choice of tokens
+from the logits. On a CPU the same calls run directly.
 
-Invariants: padding is never seen (a padded node sees itself and the context, no node sees it, and
-its slot lies after the tree's, where the next call writes); everything is captured on one side
-stream, and nothing that waits for the device is.
+Invariants: no node attends to padding, and the slots of padded nodes lie after the tree's, where
+the next call overwrites them. All captures use one side stream and contain no synchronisation.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from ouroboros.tree import ROOT, TokenTree
 
 NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LEAST_SLOTS = 256
-SAMPLES = 32  # of weights, and of the elements of each
+SAMPLES = 32  # weights sampled, and elements sampled of each
 
 
 def padded_nodes(count: int) -> int:
-    """Return the number of nodes to which a call of `count` is padded.
+    """Return the padded size of a call of `count` nodes.
 
     >>> [padded_nodes(count) for count in (1, 3, 65, 257)]
     [1, 4, 96, 512]
@@ -57,7 +56,7 @@ def padded_slots(count: int) -> int:
 
 
 class CapturedGraph(NamedTuple):
-    """A captured computation: a replay repeats it on the present values of `inputs`."""
+    """A captured computation; a replay repeats it on the current values of `inputs`."""
 
     graph: torch.cuda.CUDAGraph
     inputs: tuple[torch.Tensor, ...]
@@ -66,12 +65,13 @@ class CapturedGraph(NamedTuple):
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the one stream for captures: each stream costs a cuBLAS workspace."""
+    """Return the device's stream for captures, always the same: each stream costs a cuBLAS
+    workspace."""
     return torch.cuda.Stream(device)
 
 
 def replay_ms(graph: torch.cuda.CUDAGraph, rounds: int = 5) -> float:
-    """Return the milliseconds of the fastest of `rounds` replays, by the device's clock."""
+    """Return the milliseconds of the fastest of `rounds` replays, by CUDA events."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(rounds + 1)]
     for mark in marks:
         graph.replay()
@@ -81,7 +81,7 @@ def replay_ms(graph: torch.cuda.CUDAGraph, rounds: int = 5) -> float:
 
 
 def weight_addresses(model: torch.nn.Module) -> list[tuple]:
-    """Return where weights are stored; captured graphs read them there."""
+    """Return the addresses of all weights, which captured graphs contain."""
     found = []
     for weight in (*model.parameters(), *model.buffers()):
         try:
@@ -93,8 +93,8 @@ def weight_addresses(model: torch.nn.Module) -> list[tuple]:
 
 
 def weights_state(model: torch.nn.Module) -> tuple:
-    """Return values that change when weights do: where each is stored, how often torch saw it
-    written, and samples of some, since torch does not count writes through `weight.data`."""
+    """Return values that change when weights do: addresses, torch's counts of writes, and samples
+    of some, since torch does not count writes through `weight.data`."""
     plain = (torch.nn.Parameter, torch.Tensor)
     weights = [w for w in model.parameters() if type(w) in plain and not w.is_inference()]
     large = [weight for weight in weights if weight.ndim > 1 and weight.is_contiguous()]
@@ -125,7 +125,7 @@ class Static(Eager):
     ) -> torch.Tensor:
         if not known:
             self._follow_weights()
-        largest = NODES[-1]  # long stretches of missing tokens go first, in calls of this size
+        largest = NODES[-1]  # more tokens are fed before, in calls of this size
         while missing and len(missing) + len(tree) > largest:
             self.call(Layout.chain(known, missing[:largest]))
             known, missing = known + len(missing[:largest]), missing[largest:]
@@ -133,7 +133,7 @@ class Static(Eager):
         return self.call(Layout(known, missing, tree, held))
 
     def _follow_weights(self) -> None:
-        """Fuse and capture anew if weights were replaced since the text before."""
+        """Discard fused weights and graphs if weights were replaced since the last sequence."""
         addresses = weight_addresses(self.model)
         if self._addresses and addresses != self._addresses:
             self._calls.clear()
@@ -144,7 +144,7 @@ class Static(Eager):
         self._addresses = addresses
 
     def prepare(self, context: int) -> None:
-        """Capture every shape that calls on up to `context` slots have."""
+        """Capture every shape of calls on up to `context` slots."""
         self.cache.reserve(padded_slots(context + NODES[-1]))
         for nodes in NODES if self.graphs else ():
             slots = 0
@@ -173,8 +173,8 @@ class Static(Eager):
     def _capture_choices(
         self, choice: tuple[Hashable, int, int], compute: Callable, inputs: tuple[torch.Tensor, ...]
     ) -> None:
-        """Capture a choice (key, rows, width) for calls of every size, so that none is captured
-        later, while a text is timed. The sizes share a buffer for each input."""
+        """Capture a choice (key, rows, width) for every call size at once, so that no capture
+        happens later, during a timed run. All sizes share one buffer per input."""
         (key, size, width), held = choice, self._logits
         assert held is not None
         fixed = [x.new_zeros(max(size, NODES[-1]), *x.shape[1:]) for x in inputs]
@@ -187,7 +187,7 @@ class Static(Eager):
             self._choices[key, rows, width] = self._capture(chosen, own)
 
     def _on_device(self):
-        """Return a context in which the model's device is the current one."""
+        """Return a context in which the model's device is the current CUDA device."""
         device = self.info.device
         return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
@@ -198,7 +198,7 @@ class Static(Eager):
         *,
         shape: tuple[int, int] | None = None,
     ) -> torch.Tensor:
-        """See `Eager.call`; `shape` is the padded number of nodes and of slots."""
+        """See `Eager.call`; `shape` overrides the padded numbers of nodes and slots."""
         self.forwards += 1
         device, ids = self.info.device, layout.known_ids(self.info.vocab_size)
         size = padded_nodes(len(ids))
@@ -227,11 +227,11 @@ class Static(Eager):
         return logits[: len(layout.rows)]
 
     def _capture_call(self, inputs: torch.Tensor, nodes: int, slots: int) -> CapturedGraph:
-        """Capture a call of one shape, on real inputs, since the warm-up calls write the same slots
-        as the replay. The logits of all shapes lie in one buffer.
+        """Capture a call of one shape, on the real inputs, since the warm-up writes the same slots
+        as the replay. The logits of all shapes share one buffer.
 
-        The first call of one node is captured with both kinds of compiled layers; the faster kind
-        is used from then on.
+        The first call of a single node is captured with tuned and untuned layers; the faster ones
+        are used from then on.
         """
 
         def call(_: torch.Tensor) -> torch.Tensor:
@@ -250,8 +250,8 @@ class Static(Eager):
         return graphs[self.compiled.tuned]
 
     def _capture(self, compute: Callable, inputs: tuple[torch.Tensor, ...]) -> CapturedGraph:
-        """Capture `compute(*inputs)` in the memory that all graphs share. Raises `RuntimeError`,
-        before anything is captured, if it waits for the device."""
+        """Capture `compute(*inputs)` in the memory pool of all graphs. Raises `RuntimeError` before
+        the capture if the computation synchronises with the host."""
         if self._memory is None:
             self._memory = torch.cuda.graph_pool_handle()
         side, graph = side_stream(self.info.device), torch.cuda.CUDAGraph()
@@ -270,7 +270,7 @@ class Static(Eager):
         return CapturedGraph(graph, inputs, result)
 
     def _forward(self, inputs: torch.Tensor, nodes: int, slots: int) -> torch.Tensor:
-        """Call the model with device memory only: [nodes, vocab] logits."""
+        """Return [nodes, vocab] logits of a call whose inputs are all in device memory."""
         ids, rows, base, held, positions, inside = unpack(inputs, nodes)
         at = torch.arange(slots, device=base.device)
         own = held + at[:nodes]
@@ -282,11 +282,12 @@ class Static(Eager):
 
 
 def pack(ids: Sequence[int], layout: Layout, *, size: int) -> np.ndarray:
-    """Return the inputs of a call of `ids` in this layout, padded to `size` nodes, as int64 words.
+    """Return the inputs of a call, padded to `size` nodes, as one array of int64 words.
 
-    They are ids and rows (`size` each), the layout's first slot, the number of nodes held there,
-    and for `MOST_HELD` + `size` columns their positions (a word each) and which of them each fed
-    token sees (a byte each). Padding has the first position and sees only itself and the context.
+    In order: ids and rows of the logits (`size` words each), the layout's first slot, the number of
+    held nodes, the positions of `MOST_HELD` + `size` columns (a word each), and the mask of each
+    fed token over these columns (a byte each). Padding has the first position and attends only to
+    itself and the context.
     """
     n, held, width = len(ids), layout.held, MOST_HELD + size
     rows, positions = layout.rows, layout.positions()
@@ -304,8 +305,8 @@ def pack(ids: Sequence[int], layout: Layout, *, size: int) -> np.ndarray:
 
 
 def unpack(words: torch.Tensor, size: int) -> tuple[torch.Tensor, ...]:
-    """Return the inputs packed in `words`, as views: ids and rows [size], base and held [1],
-    positions [columns] and what each token sees, [size, columns] bool."""
+    """Return views of the inputs packed in `words`: ids and rows [size], base and held [1],
+    positions [columns], mask [size, columns] bool."""
     width = MOST_HELD + size
     ids, rows, base, held, positions, bits = words.split(
         [size, size, 1, 1, width, size * width // 8 + 1]

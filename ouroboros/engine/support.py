@@ -1,11 +1,10 @@
-"""Can this model score a token tree? Decided at load, by its config and a trial call.
+"""Check at load whether a model can score token trees, by its config and a trial call.
 
-A model qualifies if it keeps one key and one value for each token and layer, and if a token's
-result depends only on the tokens that its mask shows and on the position it is given. The trial
-scores a sequence plainly and again among decoy siblings, with any sliding window narrowed; a model
-whose logits change (ALiBi, an ignored mask, a window that its masks do not keep) is refused. In
-half precision rounding would hide a small difference, so weights that fit are widened to float32
-for the trial.
+A model qualifies if it caches one key and one value per token and layer, and if a token's output
+depends only on its position and the tokens that its mask admits. The trial scores a sequence alone
+and again among decoy siblings, with any sliding window narrowed; a model whose logits change
+(ALiBi, an ignored mask, a window outside the mask) is refused. In half precision rounding would
+hide a small difference, so weights that fit in memory are widened to float32 for the trial.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from ouroboros.engine.masks import Layout, dense
 from ouroboros.engine.quantised import check_kernels
 from ouroboros.tree import TokenTree
 
-LENGTH, DECOYS = 24, 6  # tokens of the trial, and decoys at its root and half-way
-TRIAL_WINDOW = 2  # so narrow that the trial's tokens reach beyond it
-WIDENED_BYTES = 4 << 30  # weights that are larger in float32 are tried as they are
+LENGTH, DECOYS = 24, 6  # tokens of the trial; decoys at the root and half-way
+TRIAL_WINDOW = 2  # shorter than the trial's sequence
+WIDENED_BYTES = 4 << 30  # larger weights (in float32) are not widened
 ROTARY = "choose a model with rotary or learned positions"
 
 
 def check_tree_support(model: PreTrainedModel) -> ModelInfo:
-    """Return what the engine needs to know of a model. Raises `ValueError` with the reason if the
-    model cannot score trees."""
+    """Return the model's facts for the engine. Raises `ValueError` with the reason if the model
+    cannot score trees."""
     config, name = model.config.get_text_config(), type(model).__name__
     if model.config.is_encoder_decoder:
         raise ValueError(f"{name} is an encoder-decoder; a decoder-only causal LM is needed")
@@ -57,8 +56,8 @@ def check_tree_support(model: PreTrainedModel) -> ModelInfo:
         local = key.endswith(("window", "window_size")) and isinstance(value, int)
         if local and 1 < value < max_len and value != window:
             raise ValueError(
-                f"{name} limits attention by {key}={value}, a window of its own that a tree's mask "
-                "cannot follow; choose a model with full or sliding attention"
+                f"{name} limits attention by {key}={value}, which a tree's mask cannot express; "
+                "choose a model with full or sliding attention"
             )
     if (types and "sliding_attention" not in types) or not window or window >= max_len:
         window = None
@@ -72,7 +71,7 @@ def check_tree_support(model: PreTrainedModel) -> ModelInfo:
 
 @torch.inference_mode()
 def _try_tree(model: PreTrainedModel, info: ModelInfo) -> list[LayerShape]:
-    """Score a few tokens plainly, then among decoys; return the shapes of the cache."""
+    """Score a few tokens alone and among decoys; return the shapes of the cache."""
     name = type(model).__name__
     if info.max_len < 4:
         raise ValueError(f"{name} has only {info.max_len} positions; at least 4 are needed")
@@ -99,8 +98,8 @@ def _try_tree(model: PreTrainedModel, info: ModelInfo) -> list[LayerShape]:
 
 
 def trial_tree(length: int, vocab: int) -> tuple[list[int], TokenTree]:
-    """Return the trial's tokens, and a tree whose last path they are: decoys at the root and
-    half-way come before it, so that slots are not positions."""
+    """Return the trial's tokens, and a tree whose last path they form, after decoys at the root and
+    half-way, so that slots and positions differ."""
     chain = [(1 + place * place) % vocab for place in range(length)]
     tokens, parents, tip = [chain[0]], [-1], 0
     for place, token in enumerate(chain[1:], start=1):
@@ -113,12 +112,12 @@ def trial_tree(length: int, vocab: int) -> tuple[list[int], TokenTree]:
 
 @torch.inference_mode()
 def why_not_jointly(engine: Eager) -> str:
-    """Return why joint calls of several sequences cannot be made, or do not give the logits of
-    single calls; "" if they do. Overwrites the first slots."""
+    """Return why joint calls of several sequences fail or differ from single calls; "" if they
+    agree. Overwrites the first slots."""
     model, info = engine.model, engine.info
     attention = model.config.get_text_config()._attn_implementation
     if attention not in SERVED:
-        return f"its attention, {attention}, is none that the library has replaced (sdpa mostly is)"
+        return f"its attention ({attention}) is not one of this library's, which replace sdpa"
     chain, _ = trial_tree(min(LENGTH, info.max_len), info.vocab_size)
     half, forwards = max(1, len(chain) // 2), engine.forwards
     slots, texts = [SlotCache(info.layers, 1) for _ in range(2)], [chain[:half], chain[:1]]
@@ -144,8 +143,8 @@ def why_not_jointly(engine: Eager) -> str:
 
 @contextmanager
 def _widened(model: PreTrainedModel) -> Iterator[torch.dtype]:
-    """Hold half-precision weights as float32 in the context if they are plain tensors (neither
-    quantised nor sharded nor offloaded) and fit; yield the dtype that the model computes in."""
+    """Widen half-precision weights to float32 within this context, if they fit in memory and are
+    not quantised, sharded or offloaded; yield the dtype that the model computes in."""
     half = (torch.bfloat16, torch.float16)
     kept = {w: w.data for w in (*model.parameters(), *model.buffers()) if w.dtype in half}
     plain = all(type(w.data) is torch.Tensor and not w.is_meta for w in model.parameters())
@@ -168,7 +167,7 @@ def _widened(model: PreTrainedModel) -> Iterator[torch.dtype]:
 
 @contextmanager
 def _narrowed(model: PreTrainedModel, window: int | None) -> Iterator[None]:
-    """Narrow the sliding window in the context, in every config that the model's parts read."""
+    """Narrow the sliding window within this context, in every config that a submodule reads."""
     configs: list[Any] = [getattr(part, "config", None) for part in model.modules()]
     wide = {id(c): c for c in configs if window and getattr(c, "sliding_window", None) == window}
     try:
@@ -181,7 +180,8 @@ def _narrowed(model: PreTrainedModel, window: int | None) -> Iterator[None]:
 
 
 def _logits(model, info: ModelInfo, ids, positions, mask, cache) -> torch.Tensor:
-    """Return the logits of one trial call, in float64; raise `ValueError` saying why it failed."""
+    """Return the logits of a trial call, in float64; raise `ValueError` with the reason if the
+    call fails."""
     name = type(model).__name__
     input_ids = torch.tensor([list(ids)], device=info.device)
     try:
@@ -199,13 +199,13 @@ def _logits(model, info: ModelInfo, ids, positions, mask, cache) -> torch.Tensor
         except Exception as plain:
             first_line = (str(plain).strip().splitlines() or [""])[0]
             raise ValueError(
-                f"{name} cannot be called at all in {info.dtype} ({type(plain).__name__}: "
+                f"{name} cannot be called in {info.dtype} ({type(plain).__name__}: "
                 f"{first_line}): choose another dtype or, for experts, load it with "
                 'experts_implementation="eager"'
             ) from error
         reason = f"{type(error).__name__}: {error}"
         if "position_ids" not in inspect.signature(model.forward).parameters:
-            reason = "its forward takes no position_ids, as where positions are ALiBi biases"
+            reason = "its forward takes no position_ids, as with ALiBi biases"
         raise ValueError(
             f"{name} does not accept explicit masks, positions and a cache ({reason}): trees "
             f"cannot be scored; {ROTARY}"
@@ -214,7 +214,8 @@ def _logits(model, info: ModelInfo, ids, positions, mask, cache) -> torch.Tensor
 
 
 def _cache_shapes(cache: DynamicCache, name: str, count: int) -> list[LayerShape]:
-    """Return the shapes of a cache of `count` tokens; raise `ValueError` for any other state."""
+    """Return the layer shapes of a cache of `count` tokens; raise `ValueError` if a layer keeps
+    another kind of state."""
     shapes = []
     for index, layer in enumerate(cache.layers):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
@@ -237,5 +238,5 @@ def position_limit(config) -> int:
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     if not isinstance(rope, dict) or "longrope" not in (rope.get("rope_type"), rope.get("type")):
         return limit
-    key = "original_max_position_embeddings"  # beyond it every position is scaled anew
+    key = "original_max_position_embeddings"  # longer sequences rescale every position
     return min(limit, rope.get(key) or getattr(config, key, None) or limit)

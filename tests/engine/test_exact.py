@@ -131,7 +131,7 @@ def test_long_contexts_and_many_rows_are_exact() -> None:
         ("gpt2", "c_attn computes addmm"),
         ("mixtral", "mlp.gate computes"),
         ("gpt_oss", "no s_aux"),
-        ("gptj", "does not let its attention be replaced"),
+        ("gptj", "of GPTJForCausalLM cannot be replaced"),
         ("nanochat", "NanoChatForCausalLM itself computes tanh"),
     ],
 )

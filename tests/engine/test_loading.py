@@ -48,7 +48,7 @@ def test_one_that_drops_spaces_is_refused_with_the_remedy(tmp_path):
     tokenizer = byte_tokenizer()
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
     with pytest.raises(
-        ValueError, match=r"gives .* back for .*: give the tok.*, set tokenizer_class to Pre"
+        ValueError, match=r"decodes .* as .*: use the tok.*, set tokenizer_class to Pre"
     ):
         loaded(saved(tmp_path, tokenizer))
 

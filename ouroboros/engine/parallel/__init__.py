@@ -1,1 +1,1 @@
-"""One token tree shared by several processes: how it is cut and how ranks exchange choices."""
+"""Score one token tree on several devices: cut it into parts, exchange the chosen tokens."""

@@ -1,8 +1,8 @@
-"""Cut a tree into one part for each rank: whole branches, and the trunk above them.
+"""Cut a tree into one part per rank: whole branches and their ancestors.
 
-Invariant: a part has all ancestors of its nodes, so a rank can score it without another rank's keys
-and values; each of the tree's `logit_nodes` is owned by one rank, which sends the choice made there
-to the others. Ranks that cut the same tree cut it alike.
+Invariant: a part contains all ancestors of its nodes, so a rank scores it without other ranks' keys
+and values. Each logit node is owned by one rank, which sends the token chosen there to the others.
+The cut is deterministic, so all ranks compute the same parts.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Nodes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Part:
-    """A rank's `nodes` of a tree, ascending, and the `owned` ones, whose choice it sends."""
+    """A rank's `nodes` of a tree, ascending, and the `owned` ones, whose choices it sends."""
 
     nodes: Nodes
     owned: Nodes
 
     def of(self, tree: TokenTree) -> TokenTree:
-        """Return the part as a tree with logits wanted at the owned nodes (at the root if none)."""
+        """Return the part as a tree whose logit nodes are the owned nodes (the root if none)."""
         index = {node: new for new, node in enumerate(self.nodes)}
         tokens = tuple(tree.tokens[node] for node in self.nodes)
         parents = tuple(index.get(tree.parents[node], -1) for node in self.nodes)
@@ -35,9 +35,9 @@ class Part:
 
 
 def cut(tree: TokenTree, loads: Sequence[int]) -> list[Nodes]:
-    """Return each rank's nodes: the leaves in depth-first order are cut into runs such that the
-    rank with the most tokens to feed has as few as possible. `loads` counts what each rank feeds
-    before its part. A rank without a leaf takes the nodes of the first rank that has some.
+    """Return each rank's nodes. Leaves in depth-first order are cut into runs that minimise the
+    largest number of tokens any rank feeds. `loads` are the tokens that each rank feeds before its
+    part. A rank without a leaf gets the nodes of the first rank that has some.
 
     >>> cut(TokenTree((9, 1, 2, 3, 4), (-1, 0, 1, 0, 3)), [0, 0])
     [(0, 1, 2), (0, 3, 4)]
@@ -47,7 +47,7 @@ def cut(tree: TokenTree, loads: Sequence[int]) -> list[Nodes]:
     shared = [0, *(first_mismatch(*pair) or 0 for pair in pairwise(paths))]
 
     def fill(limit: int) -> list[list[list[int]]]:
-        """Return each rank's paths if none feeds more than `limit` tokens; [] if impossible."""
+        """Return each rank's paths with at most `limit` tokens fed per rank; [] if impossible."""
         runs, at = [], 0
         for fed in loads:
             first = at
@@ -59,14 +59,15 @@ def cut(tree: TokenTree, loads: Sequence[int]) -> list[Nodes]:
             runs.append(paths[first:at])
         return runs if at == len(paths) else []
 
-    limits = range(1, len(tree) + max(loads) + 1)  # one rank has room for all at the last
+    limits = range(1, len(tree) + max(loads) + 1)  # the largest lets one rank feed everything
     runs = fill(limits[bisect_left(limits, True, key=lambda limit: bool(fill(limit)))])
     parts = [tuple(sorted({node for path in run for node in path})) for run in runs]
     return [part or next(filter(None, parts)) for part in parts]
 
 
 def assign_owners(tree: TokenTree, nodes: Sequence[Nodes]) -> list[Part]:
-    """Return the parts; each logit node is owned by the rank that has it and owns the fewest."""
+    """Return the parts. Each logit node is owned by the rank, among those that score it, that owns
+    the fewest."""
     owned: list[list[int]] = [[] for _ in nodes]
     members = list(enumerate(map(set, nodes)))
     holders = {node: [r for r, own in members if node in own] for node in tree.logit_nodes}

@@ -1,7 +1,7 @@
-"""The processes (ranks) that share one decoding, and the few bytes that they exchange.
+"""Ranks, the processes that decode together, and the messages between them.
 
-Invariant: every rank takes part in every exchange, in the same order. If a rank is gone, or decodes
-something else, the others raise `RankLost`: none goes on alone.
+Invariant: every rank takes part in every exchange, in the same order. If a rank exits or falls out
+of step, the others raise `RankLost`; none continues alone.
 """
 
 from __future__ import annotations
@@ -19,29 +19,27 @@ import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
-TIMEOUT = timedelta(minutes=30)  # a rank may take a while to compile, or to load a large model
-BLOCK = 256  # bytes in which each message, or its beginning, is sent
-LABEL = 5  # of them: the kind of message and its length
-OUT_OF_STEP = (
-    "the ranks no longer take the same steps: one of them failed by itself, or drafted otherwise"
-)
+TIMEOUT = timedelta(minutes=30)  # time for a rank to compile or to load a large model
+BLOCK = 256  # bytes of the first block of each message
+LABEL = 5  # bytes of it for the kind of message and its length
+OUT_OF_STEP = "the ranks no longer take the same steps: one of them failed, or its drafts differ"
 
 
 class RankLost(BaseException):
-    """Another rank is gone or decodes something else. Not an `Exception`, so that a run that
-    records a failed sample and continues does not continue from this."""
+    """Another rank has exited or is out of step. Not an `Exception`, so that a run does not record
+    it as one failed completion and continue."""
 
 
 class Ranks:
-    """The processes that share one decoding; this process is number `rank` of `size`.
+    """The processes that decode together; this process is number `rank` of `size`.
 
-    In this base class there is only one process.
+    This base class is a single process.
     """
 
     rank, size = 0, 1
 
     def all_gather(self, message: bytes) -> list[bytes]:
-        """Return every rank's message by rank; all have the same length."""
+        """Return the messages of all ranks, in rank order; all must have the same length."""
         return [message]
 
     def broadcast(self, value: T) -> T:
@@ -50,7 +48,7 @@ class Ranks:
 
 
 class ProcessGroup(Ranks):
-    """The processes that torchrun started. Messages lie in host memory and are sent by gloo."""
+    """The processes started by torchrun. Messages are in host memory and sent by gloo."""
 
     def __init__(self, store: dist.Store) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -70,30 +68,30 @@ class ProcessGroup(Ranks):
         return cls(store)
 
     def is_first(self, event: str) -> bool:
-        """Return whether this rank is the first to ask about an event (True if nobody answers)."""
+        """Return whether this rank is the first to report an event (True if the store is gone)."""
         try:
             return self._store.add(f"ouroboros/{event}", 1) == 1
         except RuntimeError:
             return True
 
     def all_gather(self, message: bytes) -> list[bytes]:
-        """See `Ranks.all_gather`. Raises `RankLost` if the other ranks do something else."""
+        """See `Ranks.all_gather`. Raises `RankLost` if another rank is out of step."""
         messages = self._exchange(b"g", message)
         if any(len(other) != len(message) for other in messages):
             raise RankLost(OUT_OF_STEP)
         return messages
 
     def broadcast(self, value: T) -> T:
-        """See `Ranks.broadcast`. Raises `RankLost` if the other ranks do something else."""
+        """See `Ranks.broadcast`. Raises `RankLost` if another rank is out of step."""
         messages = self._exchange(b"b", pickle.dumps(value) if self.rank == 0 else b"")
         return value if self.rank == 0 else pickle.loads(messages[0])
 
     def _exchange(self, kind: bytes, message: bytes) -> list[bytes]:
-        """Return the messages of all ranks, in rank order. A message may have any length.
+        """Return the messages of all ranks, of any length, in rank order.
 
-        First, every rank sends a block of fixed size that contains the kind of its message, its
-        length and its beginning; so ranks that are out of step notice it. If any message does not
-        fit into its block, every rank then sends its whole message.
+        Every rank first sends a block of fixed size: the kind of its message, its length and its
+        first bytes. This reveals ranks that are out of step. If any message is longer than its
+        block, every rank then sends its whole message.
         """
         rows = self._gather(kind + len(message).to_bytes(4, "little") + message, BLOCK)
         if any(row[:1] != kind for row in rows):
@@ -104,7 +102,7 @@ class ProcessGroup(Ranks):
         return [row[LABEL : LABEL + length] for row, length in zip(rows, lengths, strict=True)]
 
     def _gather(self, message: bytes, size: int) -> list[bytes]:
-        """Return the first `size` bytes of every rank's message, padded with zeros."""
+        """Return the first `size` bytes of each rank's message, padded with zeros."""
         padded = bytearray(message[:size].ljust(size, b"\0"))
         own = torch.frombuffer(padded, dtype=torch.uint8)
         every = [torch.empty_like(own) for _ in range(self.size)]
@@ -112,21 +110,21 @@ class ProcessGroup(Ranks):
             dist.all_gather(every, own)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0].split(". This is")[0]
-            reason = re.sub(r"^\[[^]]*\] ", "", reason)  # where in gloo's sources
+            reason = re.sub(r"^\[[^]]*\] ", "", reason)  # drops the place in gloo's sources
             raise RankLost(f"another rank is gone ({reason})") from error
         return [row.numpy().tobytes() for row in every]
 
 
 def own_gpu() -> int | None:
-    """Return the index of this process's GPU; processes beyond their number share. None without."""
+    """Return the index of this process's GPU (shared if there are fewer); None without GPUs."""
     devices = torch.cuda.device_count()
     return int(os.environ.get("LOCAL_RANK", "0")) % devices if devices else None
 
 
 def all_succeed(ranks: Ranks, work: Callable[[], T]) -> T:
-    """Do `work` on every rank and return its value, unless it failed on one of them.
+    """Run `work` on every rank and return its value, unless it failed on any rank.
 
-    A failed rank raises its own error, the others a `ValueError` that names the rank.
+    A failed rank raises its own error; the others raise a `ValueError` that names the rank.
     """
     value, failure = None, None
     try:
@@ -144,7 +142,7 @@ def all_succeed(ranks: Ranks, work: Callable[[], T]) -> T:
 
 
 def message_ms(ranks: Ranks, *, size: int = 512, repeats: int = 25) -> float:
-    """Return rank 0's median milliseconds of gathering messages of `size` bytes, on every rank."""
+    """Return the median milliseconds of gathering `size` bytes, as measured on rank 0."""
     times_ms = []
     for _ in range(repeats):
         started = time.perf_counter()

@@ -1,13 +1,13 @@
-"""One tree over several devices: each rank scores some branches, and only choices are exchanged.
+"""Score one tree on several devices: each rank scores some branches; only choices are exchanged.
 
-Lookahead parallelism (Fu et al., ICML 2024, section 3.3) for any tree. Every rank runs the same
-loop on the same tokens, with the whole model and a cache of its own. Of each tree it scores a part,
-whole branches and the trunk above them, and tells the others which tokens were chosen there.
-Accepted tokens that another rank scored are fed before the next part, in the same call, like all
-others that are not cached. No key or value is sent.
+Lookahead parallelism (Fu et al., ICML 2024, section 3.3) for any tree. Every rank has the whole
+model and its own cache, and runs the same loop on the same tokens. Of each tree it scores one part,
+whole branches with their ancestors, and sends the tokens chosen there to the others. Accepted
+tokens that another rank scored are fed before the next part, in the same call, like all tokens that
+are not cached. Keys and values are never sent.
 
-Invariant: after a gathered choice every rank knows the same, down to the bit, so that their loops
-take the same step; each message has a checksum of the call, by which they notice if they do not.
+Invariant: after each exchange all ranks have the same bits and take the same step. Each message
+has a checksum of the call, which reveals a rank out of step.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ RANKED = (("ids", "<i4"), ("scores", "<f8"), ("shares", "<f8"))
 
 @dataclass(eq=False)
 class ShardedSequence(CachedSequence):
-    """A sequence on several ranks: rank r has cached its first `cached[r]` tokens, and `tail` are
-    the tokens after this rank's own that another one has. Of the tree last scored, the `whole`,
-    each rank scored one of the `parts`."""
+    """A sequence on several ranks. Rank r has cached its first `cached[r]` tokens; `tail` are the
+    tokens after those of this rank that another rank has cached. `whole` is the tree last scored,
+    `parts` the rank's shares of it."""
 
     ranks: int = 1
     cached: list[int] = field(default_factory=list)
@@ -68,7 +68,7 @@ class ShardedSequence(CachedSequence):
         super().take_over(other)
 
     def loads(self, tokens: Sequence[int]) -> list[int]:
-        """Return how many of `tokens`, its last left out, each rank must feed before its part."""
+        """Return how many of `tokens[:-1]` each rank must feed before its part."""
         shared = self.shared_prefix(tokens)
         if shared == len(self.tokens):
             different = first_mismatch(self.tail, tokens[shared:-1][: len(self.tail)])
@@ -77,14 +77,14 @@ class ShardedSequence(CachedSequence):
 
 
 class ShardedModel(CachedModel):
-    """A loaded model whose trees are scored by all `ranks`; it takes the place of `own`.
+    """A loaded model, `own`, whose trees are scored by all `ranks`.
 
-    `score` returns the logits of this rank's nodes only, which a `GatheringSelector` can read; see
-    `adapt_selector`. If cutting a tree does not lower the cost of a call, `call_ms` (None: as many
-    nodes), every rank scores the whole tree, and still chooses for some of its nodes only.
+    `score` returns the logits of this rank's nodes only; `adapt_selector` returns a selector that
+    can read them. If cutting a tree does not lower the predicted cost of a call, `call_ms` (None:
+    the number of nodes), every rank scores the whole tree but still chooses at its own nodes only.
 
-    `exchanges` counts the gathered choices, `exchanged_bytes` the bytes of all ranks' messages;
-    `logits` are those of this rank's nodes in the last call.
+    `exchanges` counts the exchanges, `exchanged_bytes` the bytes of all messages; `logits` are
+    those of this rank's nodes in the last call.
     """
 
     def __init__(self, own: CachedModel, ranks: Ranks, *, call_ms: CallMs | None = None) -> None:
@@ -97,12 +97,12 @@ class ShardedModel(CachedModel):
         self._failed: Exception | None = None
 
     def alone(self) -> CachedModel:
-        """Return the model of this rank by itself, with an empty cache."""
+        """Return this rank's unsharded model, with an empty cache."""
         self.own.empty()
         return self.own
 
     def new_sequence(self, cached: Sequence[int] = ()) -> ShardedSequence:
-        """See `CachedModel.new_sequence`; `cached` tokens are taken to lie on every rank."""
+        """See `CachedModel.new_sequence`; `cached` tokens count as cached on every rank."""
         return self._resident_if_cached(ShardedSequence(list(cached), ranks=self.ranks.size))
 
     @torch.inference_mode()
@@ -110,7 +110,7 @@ class ShardedModel(CachedModel):
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
         """Score this rank's part and return the logits after its owned nodes; see
-        `CachedModel.score`. A failure is raised later, by the selector, on every rank."""
+        `CachedModel.score`. A failure is raised later, on every rank, by the selector."""
         assert isinstance(sequence, ShardedSequence)
         self._give_slots(sequence)
         whole, tokens = tokens, self._read(sequence, tokens, tree)
@@ -146,7 +146,7 @@ class ShardedModel(CachedModel):
 
     def adapt_selector(self, choose: TokenSelector, *, own_rule: bool) -> TokenSelector:
         """Return a selector that gathers the ranks' choices. Raises `ValueError` for a drafter's
-        own rule: it may follow one path through the whole tree's logits."""
+        own acceptance rule, which may read the logits of the whole tree."""
         if own_rule:
             raise ValueError(
                 "a drafter with a rule of its own (verification=rejection) reads the whole tree's "
@@ -156,16 +156,16 @@ class ShardedModel(CachedModel):
 
     @property
     def part(self) -> Part:
-        """What this rank scored in the last call."""
+        """The part that this rank scored in the last call."""
         return self.resident.parts[self.ranks.rank]
 
     def gather(
         self, rows: Callable[[TokenTree], ArrayLike], dtype: np.dtype, tree: TokenTree
     ) -> np.ndarray:
-        """Return one row for each of the tree's `logit_nodes` from all ranks, [rows] of `dtype`.
+        """Return one row of `dtype` for each logit node of the tree, gathered from all ranks.
 
-        `rows` computes those of this rank's part. If a rank has failed, it raises its own error and
-        the others a `RuntimeError` that names it.
+        `rows` computes those of this rank's part. A failed rank raises its own error; the others
+        raise a `RuntimeError` that names the rank.
         """
         parts, own = self.resident.parts, self.part
         table = np.zeros(max(len(part.owned) for part in parts), dtype=dtype)
@@ -186,7 +186,7 @@ class ShardedModel(CachedModel):
             )
         failed = [rank for rank, header in enumerate(headers) if header["failed"]]
         if failed:
-            self.empty()  # the ranks' caches may differ by now
+            self.empty()  # the ranks' caches may differ
             raise self._failed or RuntimeError(f"rank {failed[0]} failed")
         whole = np.empty(len(tree.logit_nodes), dtype=dtype)
         for part, message in zip(parts, every, strict=True):
@@ -196,8 +196,8 @@ class ShardedModel(CachedModel):
 
 
 class GatheringSelector(TokenSelector):
-    """Chooses as `choose` does. From a sharded model's logits, of which each rank has a part, every
-    rank chooses in its part and sends the result to the others."""
+    """Chooses by `choose`. With a sharded model's logits, each rank chooses at its own nodes and
+    sends the tokens to the others."""
 
     def __init__(self, choose: TokenSelector, model: ShardedModel) -> None:
         self.choose, self.model = choose, model
