@@ -2,6 +2,7 @@
 
 Links are written as they work in the repository. A linked file (results, configs, sources) gets
 its repository path in the site, and what a linked Markdown file links to comes along as well.
+The glossary's table of metrics is made from their registry.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from ouroboros.bench.metrics import METRICS
+
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(\]\()([^)\s:#]+)((?:#[^)\s]*)?\))")
+METRICS_HERE = "<!-- metrics -->"
 SHOWN = {".py": "python", ".yaml": "yaml", ".txt": "text", ".json": "json"}
 
 
@@ -71,8 +75,11 @@ def listing(folder: Path) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn the repository's links into the site's."""
+    """Turn the repository's links into the site's; add the table of metrics to the glossary."""
     uri = page.file.src_uri
+    if uri == "glossary.md":
+        table = METRICS.glossary().assign(name=[f"`{name}`" for name in METRICS])
+        markdown = markdown.replace(METRICS_HERE, table.to_markdown(index=False))
     source = ROOT / "README.md" if uri == "index.md" else ROOT / uri
     if not source.exists():
         source = ROOT / "docs" / uri

@@ -6,7 +6,7 @@ together. Seeds are fixed, so the same samples give the same interval.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,11 +81,7 @@ def speedup(
     sums = paired(baseline, samples, amount, per, equal)
     if not sums.size:
         return None
-    return (
-        _bootstrapped([ratio_of_sums(*sums, axis=())], gmean)
-        if macro
-        else _bootstrapped(sums, ratio_of_sums)
-    )
+    return bootstrapped([per_token(*sums, axis=())], gmean) if macro else bootstrapped(sums)
 
 
 def pooled(samples: pd.DataFrame, amount: str) -> Interval | None:
@@ -93,14 +89,8 @@ def pooled(samples: pd.DataFrame, amount: str) -> Interval | None:
     unknown."""
     sums = samples.groupby(level="example", sort=False)[[amount, "tokens"]].sum()
     sums = sums[sums["tokens"] > 0]
-    if not len(sums) or samples[amount].isna().any():
-        return None
-    return _bootstrapped(sums.to_numpy(float).T, _per_token)
-
-
-def mean_of(values: Sequence[float] | np.ndarray) -> Interval:
-    """Return the mean of one value per prompt, with a bootstrap over prompts."""
-    return _bootstrapped([np.asarray(values)], np.mean)
+    known = len(sums) and samples[amount].notna().all()
+    return bootstrapped(sums.to_numpy(float).T) if known else None
 
 
 def wilson(successes: int, trials: int) -> Interval:
@@ -109,21 +99,20 @@ def wilson(successes: int, trials: int) -> Interval:
     return Interval(successes / trials, float(ends.low), float(ends.high))
 
 
-def _bootstrapped(data: Iterable[np.ndarray], statistic: Callable) -> Interval:
-    data = tuple(data)
-    value, prompts = float(statistic(*data)), data[0].size
+def per_token(*sums, axis=-1):
+    """Return amount / tokens from sums over prompts; from `paired` sums the ratio of the baseline's
+    to the decoder's. With `axis=()` by prompt."""
+    amount, tokens, *others = (np.sum(one, axis=axis) for one in sums)
+    return amount / tokens / (others[0] / others[1]) if others else amount / tokens
+
+
+def bootstrapped(data: Sequence | np.ndarray, statistic: Callable = per_token) -> Interval:
+    """Return a statistic of rows with a value per prompt, with a bootstrap over prompts."""
+    rows = [np.asarray(row) for row in data]
+    value, prompts = float(statistic(*rows)), rows[0].size
     if prompts < 2:
         return Interval(value, prompts=prompts)
     batch, rng = max(1, 1_000_000 // prompts), np.random.default_rng(0)
     options = {"n_resamples": RESAMPLES, "batch": batch, "method": "percentile", "rng": rng}
-    ends = bootstrap(data, statistic, paired=True, vectorized=True, **options).confidence_interval
+    ends = bootstrap(rows, statistic, paired=True, vectorized=True, **options).confidence_interval
     return Interval(value, float(ends.low), float(ends.high), prompts)
-
-
-def _per_token(amounts, tokens, axis=-1):
-    return np.sum(amounts, axis=axis) / np.sum(tokens, axis=axis)
-
-
-def ratio_of_sums(*sums, axis=-1):
-    """Return baseline / decoder amount per token from `paired` sums; by prompt with `axis=()`."""
-    return _per_token(*sums[:2], axis) / _per_token(*sums[2:], axis)

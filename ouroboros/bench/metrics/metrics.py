@@ -1,5 +1,5 @@
-"""Every metric, one entry each. To add one, add an entry to `METRICS` and a line to
-docs/glossary.md.
+"""Every metric, one entry each. To add one, add an entry to `METRICS`; tables, files and the
+glossary's section on metrics are made from it.
 
 Terms: a *step* is one iteration of the loop, with one target call; *accepted* excludes the bonus
 token and *new* includes it. A formula's parameter names say what it needs, for one decoder:
@@ -24,15 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ouroboros.bench.metrics.intervals import (
-    Interval,
-    mean_of,
-    paired,
-    pooled,
-    ratio_of_sums,
-    speedup,
-    wilson,
-)
+from ouroboros.bench.metrics import intervals
+from ouroboros.bench.metrics.intervals import Interval, per_token, speedup
 from ouroboros.bench.metrics.sample import (
     COST_RATIO,
     Sample,
@@ -145,7 +138,7 @@ class Registry(dict[str, Metric]):
     def glossary(self) -> pd.DataFrame:
         """Return name, heading, unit, pooling, direction and definition of every metric."""
         columns = ["name", "heading", "unit", "pooled", "better", "definition"]
-        return pd.DataFrame(map(vars, self.values()))[columns]
+        return Frame(map(vars, self.values()))[columns]
 
 
 def ratio(above: pd.Series, below: pd.Series) -> float | None:
@@ -171,8 +164,8 @@ def over_ouroboros(*amount: str) -> Callable:
 
 def by_prompt(samples: Frame, greedy: Frame, in_law: bool) -> pd.Series:
     """Return each prompt's speedup over greedy."""
-    sums = paired(greedy, samples, "wall_s", "tokens", not in_law)
-    return pd.Series(ratio_of_sums(*sums, axis=()))
+    sums = intervals.paired(greedy, samples, "wall_s", "tokens", not in_law)
+    return pd.Series(per_token(*sums, axis=()))
 
 
 def user_throughput(samples: Frame) -> float | None:
@@ -233,12 +226,12 @@ def calibrated(key: str) -> Callable:
     return lambda trees: (trees["calibration"] or {}).get(key)
 
 
-SUMS = "sum / sum"
 RATIO: dict = {"unit": "x", "suffix": "x", "better": "higher"}
 PAIRED: dict = {**RATIO, "interval": True, "pooled": "sum / sum, paired"}
 LEAD: dict = {**PAIRED, "better": "lower"}
+TIMED: dict = {"timed": True, **PAIRED}
 MEAN: dict = {"pooled": "mean over prompts"}
-RATE: dict = {"unit": "tokens/s", "better": "higher", "digits": 1, "timed": True, **MEAN}
+RATE: dict = {"unit": "tokens/s", "better": "higher", "digits": 1, "timed": True}
 SHARE: dict = {"unit": "%", "digits": 0, "scale": 100.0, "suffix": " %"}
 PHASE: dict = {"timed": True, "tables": "time", **SHARE}
 TIME: dict = {"timed": True, "better": "lower", "tables": "time"}
@@ -262,10 +255,10 @@ METRICS = Registry(
     Metric("output_throughput", "tokens/s", lambda samples: ratio(samples.tokens, samples.wall_s),
            "New tokens / seconds from the call to the last token, prefill included; in batches, of "
            "all sequences together.",
-           tables="default speed headline comparison", by_group=True, **{**RATE, "pooled": SUMS}),
+           tables="default speed headline comparison", by_group=True, **RATE),
     Metric("user_throughput", "tokens/s/user", user_throughput,
            "In batches: new tokens / seconds that their sequence took, prefill included.",
-           tables="default speed headline comparison", **{**RATE, "pooled": SUMS}),
+           tables="default speed headline comparison", **RATE),
     Metric("latency_speedup", "speedup", over_greedy(),
            "Greedy's seconds per token / the decoder's, over equal completions, prefill included; "
            "both at the same batch size.",
@@ -371,11 +364,11 @@ METRICS = Registry(
     Metric("tokens_per_target_call", "tokens/call", lambda steps: steps.new.mean(),
            "New tokens / target calls; the prefill is part of the first call.",
            unit="tokens/call", better="higher", tables="counts"),
-    Metric("cost_per_token", "cost/token", lambda samples: pooled(samples, "cost"),
+    Metric("cost_per_token", "cost/token", lambda samples: intervals.pooled(samples, "cost"),
            "Time of all calls per new token at the run's costs, in target calls of one node.",
            priced=True, interval=True,
            **{**COUNT, "digits": 3, "tables": "counts headline comparison"}),
-    Metric("calls_per_token", "calls/token", lambda samples: pooled(samples, "calls"),
+    Metric("calls_per_token", "calls/token", lambda samples: intervals.pooled(samples, "calls"),
            "(Target calls + draft cost x draft calls) / new tokens, for calls of any size.",
            interval=True, instead_of="output_throughput",
            **{**COUNT, "digits": 3, "tables": "default counts headline comparison"}),
@@ -478,13 +471,14 @@ def score_intervals(
     for sample in samples:
         for name, value in scores.get(sample.key, {}).items():
             by_prompt.setdefault(name, {}).setdefault(sample.example, []).append(value)
-    intervals = {}
+    found = {}
     for name, prompts in by_prompt.items():
         means = [float(np.mean(values)) for values in prompts.values()]
         yes_or_no = name in YES_OR_NO and all(len(values) == 1 for values in prompts.values())
-        mean = wilson(int(sum(means)), len(means)) if yes_or_no else mean_of(means)
-        intervals["pass@1" if name == "passed" else name] = mean
-    return intervals
+        share = yes_or_no and intervals.wilson(int(sum(means)), len(means))
+        mean = share or intervals.bootstrapped([means], np.mean)
+        found["pass@1" if name == "passed" else name] = mean
+    return found
 
 
 def corpus_scores(

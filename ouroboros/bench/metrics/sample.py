@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from operator import index
 
+import numpy as np
 import pandas as pd
 
 from ouroboros.costs import CostModel
@@ -75,13 +75,11 @@ class Sample:
         found = cls(**{**data, "new_tokens": tuple(map(index, data["new_tokens"])), "steps": steps})
         texts = [found.example, found.decoder, found.text, found.finish, found.group]
         "".join([*texts, found.error or "", *(name for step in steps for name in step.sources)])
-        about = (found.repeat, found.order, found.prompt_tokens, found.wall_s, found.ttft_s or 0)
-        place = (found.batch, found.began_s, found.ended_s)
-        numbers = ([n for n in vars(step).values() if type(n) is not tuple] for step in steps)
-        if (
-            min([*about, *place, found.peak_bytes or 0, found.energy_j or 0, *map(min, numbers)])
-            < 0
-        ):
+        known = (found.ttft_s, found.peak_bytes, found.energy_j)
+        numbers = [found.repeat, found.order, found.prompt_tokens, found.wall_s, found.batch]
+        numbers += [found.began_s, found.ended_s, *(number or 0 for number in known)]
+        numbers += [n for step in steps for n in vars(step).values() if type(n) is not tuple]
+        if min(numbers) < 0:
             raise ValueError("a negative count or time")
         return found
 
@@ -146,27 +144,26 @@ def acceptance_record(steps: Sequence[StepRecord]) -> dict | None:
     >>> acceptance_record(steps)["acceptance_histogram_by_draft_length"]
     {2: [0, 0, 1], 4: [1, 0, 0, 0, 0]}
     """
-    drafted = [step for step in steps if step.drafted]
-    if not drafted:
+    pairs = [(step.drafted, step.accepted) for step in steps if step.drafted]
+    if not pairs:
         return None
-    longest = max(step.drafted for step in drafted)
-    accepted, proposed = sum(s.accepted for s in drafted), sum(s.drafted for s in drafted)
+    drafted, accepted = np.array(pairs).T
 
-    def histogram(chosen: Iterable[StepRecord], length: int) -> list[int]:
-        counts = Counter(min(step.accepted, length) for step in chosen)
-        return [counts[k] for k in range(length + 1)]
+    def histogram(chosen: np.ndarray, length: int) -> list[int]:
+        return np.bincount(chosen.clip(max=length), minlength=length + 1).tolist()
 
+    longest, total = int(drafted.max()), int(drafted.sum())
     return {
-        "mean_acceptance_length": 1 + accepted / len(drafted),
-        "draft_acceptance_rate": accepted / proposed,
-        "acceptance_histogram": histogram(drafted, longest),
+        "mean_acceptance_length": 1 + int(accepted.sum()) / len(pairs),
+        "draft_acceptance_rate": int(accepted.sum()) / total,
+        "acceptance_histogram": histogram(accepted, longest),
         "acceptance_histogram_by_draft_length": {
-            length: histogram((s for s in drafted if s.drafted == length), length)
-            for length in sorted({s.drafted for s in drafted})
+            length: histogram(accepted[drafted == length], length)
+            for length in np.unique(drafted).tolist()
         },
-        "num_spec_steps": len(drafted),
-        "num_accepted_draft_tokens": accepted,
-        "num_draft_tokens": proposed,
+        "num_spec_steps": len(pairs),
+        "num_accepted_draft_tokens": int(accepted.sum()),
+        "num_draft_tokens": total,
         "num_spec_tokens": longest,
     }
 

@@ -50,19 +50,20 @@ def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
     if not steps:
         return None
     trees = [step.tree for step in steps]
-    proposed: Counter[str] = Counter()
-    judged: list[tuple[str, float | None, bool]] = []
-    for tree, step in zip(trees, steps, strict=True):
-        names = [name or "unknown" for name in tree.source or [""] * len(tree)]
-        proposed.update(names[1:])
-        estimates = tree.probability or [None] * len(tree)
-        judged += [(names[node], estimates[node], right) for node, right in step.outcomes()]
-    sources: dict[str, dict] = {}
-    for name, count in proposed.most_common():
-        rights = [right for source, _, right in judged if source == name]
-        known = [share for source, share, _ in judged if source == name and share is not None]
-        sources[name] = {"proposed": count, "judged": len(rights), "right": sum(rights)}
-        sources[name]["thought"] = mean(known) if known else None
+    named = [[name or "unknown" for name in tree.source or [""] * len(tree)] for tree in trees]
+    judged = [  # source, estimate or None, whether it is right
+        (names[node], tree.probability[node] if tree.probability else None, right)
+        for names, tree, step in zip(named, trees, steps, strict=True)
+        for node, right in step.outcomes()
+    ]
+
+    def of_source(name: str, count: int) -> dict:
+        own = [(estimate, right) for source, estimate, right in judged if source == name]
+        known = [estimate for estimate, _ in own if estimate is not None]
+        counts = {"proposed": count, "judged": len(own), "right": sum(right for _, right in own)}
+        return {**counts, "thought": mean(known) if known else None}
+
+    proposed = Counter(name for names in named for name in names[1:])
     sure = [(estimate, right) for _, estimate, right in judged if estimate is not None]
     sizes, depths = [len(tree) - 1 for tree in trees], [int(t.depths().max()) for t in trees]
     leaves = [len(tree) - len({*tree.parents} - {-1}) if len(tree) > 1 else 0 for tree in trees]
@@ -73,7 +74,7 @@ def tree_metrics(steps: Sequence[ProposedTree]) -> dict | None:
         "leaves": mean(leaves),
         "sizes": dict(sorted(Counter(sizes).items())),
         "depths": dict(sorted(Counter(depths).items())),
-        "sources": sources,
+        "sources": {name: of_source(name, count) for name, count in proposed.most_common()},
         "calibration": calibration(*zip(*sure, strict=True)) if sure else None,
     }
 
