@@ -1,5 +1,5 @@
-"""Who proposes trees: Ouroboros, lookahead, and the phrases they draw on.
+"""Drafters, which propose token trees: Ouroboros, the published Ouroboros, and lookahead.
 
-From outside take `Ouroboros`, `OuroborosPaper`, `Lookahead`, and `save_state` and `load_state` for
-what they learn. What Ouroboros is measured against stands in `ouroboros.baselines`.
+Import `Ouroboros`, `OuroborosPaper`, `Lookahead`, and `save_state` and `load_state` for their
+learned state. The drafters that Ouroboros is compared with are in `ouroboros.baselines`.
 """

@@ -1,8 +1,8 @@
-"""Fit the probability estimators: predicted probabilities against the target's tokens.
+"""Fit the estimators of acceptance probability to the target's tokens.
 
-The drafter decodes development texts as usual. At every accepted node the target's next token is
-known, so every token considered there, in the tree or not, is an observation. Invariant: every
-fifth prompt is held out of the fit, and the figures in `Weights.about` are of those prompts alone.
+The drafter decodes development prompts as usual. At every accepted node the target's next token is
+known, so every candidate there, in the tree or not, is one observation. Invariant: every fifth
+prompt is held out of the fit; the figures in `Weights.about` are from held-out prompts only.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ BINS = 10
 
 
 class RecordingGrower(TreeGrower):
-    """A tree grower that records its observations: rows of features, and a last column that is 1
-    where the token was the target's. `phrase_rows` are without, `draft_rows` with the draft."""
+    """A tree grower that records observations as rows: features, then 1 if the candidate was the
+    target's token, else 0. `phrase_rows` have phrase features, `draft_rows` draft features too."""
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
@@ -60,9 +60,9 @@ class RecordingGrower(TreeGrower):
 
 
 def fit(rows: np.ndarray, before: Sequence[float]) -> np.ndarray:
-    """Return the weights of a logistic model with a small penalty; feature 0 is the constant.
+    """Return the weights of a logistic regression with a small L2 penalty; feature 0 is constant.
 
-    A feature that is 0 in all rows keeps its weight `before`.
+    A feature that is 0 in all rows keeps its weight from `before`.
     """
     features, outcomes = rows[:, :-1], rows[:, -1]
     mean, spread = features.mean(0), features.std(0)
@@ -85,7 +85,8 @@ def fit(rows: np.ndarray, before: Sequence[float]) -> np.ndarray:
 
 
 def quality(rows: np.ndarray, weights: np.ndarray) -> dict:
-    """Return the log loss, that of the mean outcome, and a reliability table of the estimates."""
+    """Return the log loss of the estimates, the log loss of the mean outcome, and a reliability
+    table."""
     features, outcomes = rows[:, :-1], rows[:, -1]
     odds = features @ weights
     estimates, base = expit(odds), outcomes.mean()
@@ -101,8 +102,8 @@ def quality(rows: np.ndarray, weights: np.ndarray) -> dict:
 
 
 def with_weight_noise(draft: CachedModel, noise: float) -> CachedModel:
-    """Return a worse draft model: a copy with normal noise on its matrices, of `noise` times their
-    standard deviation, from a fixed seed."""
+    """Return a worse draft model: a copy whose matrices have Gaussian noise of `noise` times their
+    standard deviation, with a fixed seed."""
     if not noise:
         return draft
     model = copy.deepcopy(draft.model)
@@ -126,12 +127,13 @@ def calibrate(
     noise: Sequence[float] = (0.0,),
     pair: str = "",
 ) -> Weights:
-    """Return weights fitted on the drafter's own runs over development texts.
+    """Return weights fitted on runs of the drafter over development prompts.
 
-    `texts` maps a name to prompts as token ids; `pair` describes the models. Each round decodes
-    with the weights of the round before, the first with the shipped ones. `noise` lists one draft
-    model each (`with_weight_noise`): several give weights that hold for drafts of several
-    qualities, as the shipped ones do. Raises `ValueError` for fewer than HELD_OUT prompts.
+    `texts` maps a name to prompts as token ids; `pair` describes the models. The first round
+    decodes with the shipped weights, each later round with those of the round before. Each level
+    in `noise` adds a worse draft model (`with_weight_noise`); the shipped weights were fitted with
+    several, to suit drafts of several qualities. Raises `ValueError` for fewer than HELD_OUT
+    prompts.
     """
     prompts = [prompt for group in texts.values() for prompt in group]
     if len(prompts) < HELD_OUT:

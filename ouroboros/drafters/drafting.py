@@ -1,4 +1,4 @@
-"""The decoding loop on a draft model, as a drafter runs it to draft a chain."""
+"""Run the decoding loop on a draft model, to draft a chain of tokens."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ouroboros.select import TokenSelector, argmax
 class DraftLoop:
     """Runs the decoding loop on `model` with `drafter` (None: token by token).
 
-    The loop appends to a copy of the sequence, which is brought up to date, not copied anew, so a
-    step costs the same at every length. `drafted` are the tokens of the last draft.
+    The loop works on its own copy of the sequence and appends only new tokens to it, so a step
+    costs the same at every length. `drafted` are the tokens of the last draft.
     """
 
     def __init__(self, model: CachedModel, drafter: Drafter | None = None) -> None:
@@ -23,7 +23,7 @@ class DraftLoop:
         self.reset(argmax)
 
     def reset(self, choose: TokenSelector) -> None:
-        """Begin a prompt, drafting by the same choice (and noise) as the target."""
+        """Begin a prompt; draft with the target's selector, so with the same noise."""
         self.choose = choose
         self.sequence: CachedSequence = self.model.new_sequence()
         self._text: list[int] = []
@@ -32,8 +32,8 @@ class DraftLoop:
     def begin(
         self, tokens: Sequence[int], room: int, choose: TokenSelector | None = None
     ) -> Decoding:
-        """Return the decoding of up to `room` tokens after `tokens`, which has only grown since the
-        last call."""
+        """Return the decoding of up to `room` tokens after `tokens`, which must extend the tokens
+        of the last call."""
         del self._text[self._known :]
         self._text += tokens[self._known :]
         self._known = len(tokens)

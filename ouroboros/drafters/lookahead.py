@@ -1,9 +1,9 @@
-"""The Jacobi window: lookahead decoding's own source of phrases (Fu et al., ICML 2024).
+"""Lookahead decoding (Fu et al., ICML 2024): phrases from a Jacobi window.
 
-The window guesses many positions at once and refines them from step to step; what its columns agree
-on becomes phrases, and phrases that start at the last token are verified as branches of the tree.
+The window guesses many positions at once and refines the guesses in every step. Its columns become
+phrases (n-grams); phrases that start at the last token are verified as branches of the tree.
 
-Invariant: cell (r, c) stands at position p + r + c, p being the last token's; (0, 0) is that token.
+Invariant: cell (r, c) is at position p + r + c, where p is the last token's; (0, 0) is that token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ouroboros.tree import TokenTree, TreeBuilder
 class Window:
     """`size` columns and up to `ngram_size - 1` rows of guesses, as probe nodes of a tree.
 
-    With size 3 and ngram_size 4, full, the nodes below the root `*` and their parents are::
+    With size 3 and ngram_size 4, a full window has these nodes below the root `*`::
 
         row 0    *  a  b        a below *, b below a
         row 1    c  d  e        c below *, d below a, e below b
@@ -37,13 +37,13 @@ class Window:
         self._last: list[int] = []
 
     def start(self, tokens: Sequence[int]) -> None:
-        """Fill row 0 with tokens drawn from the sequence; the rows below come one for each step."""
+        """Fill row 0 with random tokens of the sequence; each step then adds one row."""
         draw = random.Random(f"{self.seed}-{len(tokens)}-{tokens[-1]}")
         columns = self.size + max(0, self.height - 1)
         self.rows = [[tokens[-1], *draw.choices(tokens, k=columns - 1)]]
 
     def hang(self, tree: TreeBuilder) -> None:
-        """Hang the window's cells below the root as probes; the last row's predictions are read."""
+        """Add the window's cells to the tree as probes, with logits at the last row."""
         if not self.rows:
             return
         first = len(tree)
@@ -59,9 +59,11 @@ class Window:
         self._last = above
 
     def observe(self, chosen: Sequence[int], following: int) -> list[tuple[int, ...]]:
-        """Take the predictions after the last row; move on to the token `following` the root.
+        """Append the predictions after the last row; move the window on to the token `following`
+        the root.
 
-        Returns the finished n-grams, one for each column: its key, then `height` tokens.
+        Returns one n-gram per column, key first, then `height` tokens; none until the window is
+        full.
         """
         if not self.rows:
             return []
@@ -77,13 +79,15 @@ class Window:
 
 
 class Lookahead:
-    """Lookahead decoding: a Jacobi window beside up to `verification_set_size` phrases (W, N, G).
+    """The lookahead drafter: a Jacobi window and up to `verification_set_size` phrases per step.
 
-    `window_size` 0 leaves only the pool, `verification_set_size` 0 only the window.
-    `pool_from_prompt` takes the phrases of prompt and output as well. The names of the published
-    code, LEVEL (`ngram_size`), WINDOW_SIZE and GUESS_SET_SIZE, are aliases. `pool` may be shared;
-    an own pool is emptied for each prompt. `pool_while_filling` False proposes no phrases until the
-    window is full. Raises `ValueError` for settings out of range, missing or given by both names.
+    `window_size` is W, `ngram_size` N and `verification_set_size` G of the paper; the names of the
+    published code, WINDOW_SIZE, LEVEL and GUESS_SET_SIZE, are aliases. With `window_size` 0 phrases
+    come from the pool only; with `verification_set_size` 0 none are verified. `pool_from_prompt`
+    also adds the phrases of prompt and output. A `pool` that is passed in keeps its phrases; else
+    the drafter's pool is emptied for each prompt. `pool_while_filling=False` proposes no phrases
+    until the window is full. Raises `ValueError` for settings that are out of range, missing or
+    given by both names.
     """
 
     draft: CachedModel | None = None
@@ -119,7 +123,7 @@ class Lookahead:
         self._proposed: TokenTree | None = None
 
     def reset(self, choose: TokenSelector) -> None:
-        """Empty the window, and the pool where it is this drafter's own."""
+        """Empty the window, and the pool unless it was passed in."""
         self.window.rows = []
         self._seen = 0
         if self.own_pool:
@@ -145,7 +149,8 @@ class Lookahead:
         return self._proposed
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Learn the window's n-grams; restart it where the end of the context cut it off."""
+        """Add the window's n-grams to the pool. Restart the window if the tree was cut at the end
+        of the context."""
         if tree is not self._proposed:
             self.window.rows = []
             return
@@ -155,7 +160,7 @@ class Lookahead:
 
 
 def _one_of(least: int, **names: int | None) -> int:
-    """Return the value of the one setting that is given, under either name."""
+    """Return the value of a setting that is given under exactly one of two names."""
     given = {name: value for name, value in names.items() if value is not None}
     if len(given) != 1:
         raise ValueError(f"give exactly one of {' and '.join(names)}")

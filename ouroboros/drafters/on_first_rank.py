@@ -1,7 +1,6 @@
-"""A drafter that works on rank 0 only and sends its trees to the other ranks.
+"""A drafter that runs on rank 0 only and broadcasts its trees to the other ranks.
 
-Invariant: every rank scores the same tree, even where the ranks' own drafters would differ, as on
-unlike machines.
+Invariant: every rank scores the same tree, even on machines whose drafts would differ.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ SENT = ("tokens", "parents", "probe", "read")
 
 
 class OnFirstRank:
-    """Lets `drafter` draft and learn on rank 0 only. Its capabilities are the drafter's."""
+    """Runs `drafter` on rank 0 only; has the drafter's capabilities on every rank."""
 
     def __init__(self, drafter: Drafter, ranks: Ranks) -> None:
         self.drafter = drafter
@@ -32,8 +31,8 @@ class OnFirstRank:
             self.drafter.reset(choose)
 
     def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
-        """Return rank 0's tree; the other ranks receive its tokens, parents and probes only. If
-        rank 0 fails, all do."""
+        """Return rank 0's tree; other ranks receive only the fields in SENT. A failure on rank 0
+        fails every rank."""
         if self.group.rank:
             nodes = self.group.broadcast(None)
             if nodes is None:
@@ -48,11 +47,11 @@ class OnFirstRank:
         return tree
 
     def observe_ranked(self, tree: TokenTree, ranked: Ranked, path: Sequence[int]) -> None:
-        """Learn from the target's ranking, if the drafter does."""
+        """Learn from the target's ranking on rank 0, if the drafter can."""
         if self.group.rank == 0:
             DrafterCapabilities.of(self.drafter).observe_ranked(tree, ranked, path)
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Learn."""
+        """Learn from a verified tree on rank 0."""
         if self.group.rank == 0:
             self.drafter.observe(tree, chosen, path)

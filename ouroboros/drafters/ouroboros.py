@@ -1,10 +1,11 @@
-"""Ouroboros: drafting phrase by phrase, with one draft tree grown where a token is worth its cost.
+"""Ouroboros: drafting phrase by phrase, on one draft tree that grows where a node pays.
 
-The four ideas of the paper (Zhao et al., EMNLP 2024, arXiv 2402.13720), on one tree: phrases of the
-text and recycled predictions propose nodes; the draft model scores many nodes in one call where
-that pays (phrases speed up drafting); the tree continues below the draft model's tokens (phrases
-lengthen the draft); the target's predictions at rejected nodes become phrases (verification makes
-phrases), and all of them may outlive the prompt. The published algorithm is `OuroborosPaper`.
+It applies the ideas of the paper (Zhao et al., EMNLP 2024, arXiv 2402.13720) to one tree. Phrases
+of the text and recycled predictions propose nodes; the draft model scores many nodes in one call
+where that pays (phrases speed up drafting); phrases continue below the draft model's tokens
+(phrases lengthen the draft); the target's predictions at rejected nodes become phrases
+(verification makes phrases). All may be kept between prompts. The published algorithm is
+`OuroborosPaper`.
 
 Invariant: estimates only change *which tokens are proposed*; `decode` alone decides which are kept.
 """
@@ -32,24 +33,24 @@ from ouroboros.trace import StepRecord
 from ouroboros.tree import TokenTree
 
 PoolState = Literal["cold", "task", "loaded"]
-LONG_READ = 16  # tokens of the text that a draft call reads besides are not weighed
-READ_GAIN, READ_AHEAD = 0.37, 16  # tokens gained for each to come, once the draft has read the text
-MIN_CONTEXT = 128  # costs are looked up at this context length, and at each doubling of it
+LONG_READ = 16  # up to this many unread tokens, a draft call's prefill is not priced
+READ_GAIN, READ_AHEAD = 0.37, 16  # tokens gained per future token once the draft is prefilled
+MIN_CONTEXT = 128  # costs are looked up at this context length and its doublings
 
 
 class Ouroboros:
     """The Ouroboros drafter, with a draft model or (`draft=None`) with phrases alone.
 
-    - `max_nodes`: the largest tree, root included; `children`: the most children of a node (1 grows
-      a chain); `draft_nodes`: the most nodes that one draft call scores
+    - `max_nodes`: size of the largest tree, root included; `children`: largest number of children
+      of a node (1: a chain); `draft_nodes`: largest number of new nodes in one draft call
     - `recycle`: turn the target's predictions at rejected nodes into phrases
-    - `judge`: let the draft model score nodes that already have phrases below them; False calls it
-      only where phrases are silent
-    - `costs`: what calls cost: a `Costs`, a name ("flat": a GPU, "epyc": a few CPU cores) or a
-      file; by default the name that suits the draft's device
-    - `weights`: the probability estimators' weights, or their file; by default the shipped ones
-    - `pool_state`: "cold" empties the phrase memory for each prompt, "task" carries it from prompt
-      to prompt, "loaded" starts each prompt from `pool`, the `state_dict` of another drafter
+    - `judge`: let the draft model also score nodes that have phrases below them; False calls it
+      only where phrases propose nothing
+    - `costs`: call costs, as a `Costs`, a name ("flat": a GPU, "epyc": a few CPU cores) or a file;
+      by default the name that suits the draft's device
+    - `weights`: weights of the probability estimators, or their file; by default the shipped ones
+    - `pool_state`: "cold" empties the phrase memory for each prompt, "task" keeps it from prompt to
+      prompt, "loaded" starts each prompt from `pool`, the `state_dict` of another drafter
     - `guard`: correct the price of draft calls by measured step times, and decode plainly for a
       while wherever these show that drafting loses (see `Guard`; not in batches); what is proposed
       then depends on the clock, never the text
@@ -109,15 +110,15 @@ class Ouroboros:
         self._first_step, self._prompt_len = True, 0
 
     def state_dict(self) -> dict:
-        """Return phrases, recycled predictions and learned rates: all that outlives a prompt."""
+        """Return the state kept between prompts: phrases, recycled predictions, learned rates."""
         return self.grower.state_dict()
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Remember exactly what `state_dict` returned. Raises `ValueError` for damaged content."""
+        """Restore the state of `state_dict`. Raises `ValueError` for damaged content."""
         self.grower.load_state_dict(state)
 
     def reset(self, choose: TokenSelector) -> None:
-        """Begin a prompt: empty, keep or restore the memory as `pool_state` says."""
+        """Begin a prompt: empty, keep or restore the phrase memory, by `pool_state`."""
         if self._loaded is not None:
             self.load_state_dict(self._loaded)
         elif self.pool_state == "cold":
@@ -132,12 +133,12 @@ class Ouroboros:
         self.grower.start(seed=choose.noise_seed, temperature=choose.temperature)
 
     def set_batch_size(self, size: int) -> None:
-        """Plan with the costs of calls that so many sequences with equal tree sizes share."""
+        """Plan with the costs of calls shared by `size` sequences with trees of equal size."""
         if size != self._batch_size:
             self._batch_size, self._cost_contexts = size, ()
 
     def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
-        """Return the tree expected to pay best, of at most `budget` - 1 tokens in depth."""
+        """Return the tree with the best expected gain over cost, at most `budget` - 1 deep."""
         first_step, self._first_step = self._first_step, False
         self._prompt_len = self._prompt_len or len(tokens)
         guard = self._guard
@@ -158,7 +159,7 @@ class Ouroboros:
         return self._proposed
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Learn from the verified tree; the draft model keeps the accepted nodes that it scored."""
+        """Learn from the verified tree; keep accepted nodes in the draft model's cache."""
         if tree is not self._proposed:
             return
         drafted = self.grower.drafted_prefix(path)
@@ -276,15 +277,18 @@ class Guard:
 
 
 def default_costs(draft: CachedModel | None) -> str:
-    """Return the name of the costs that suit the draft's device where nothing was measured."""
+    """Return the name of the shipped costs that suit the draft's device."""
     device = getattr(draft, "device", None)
     return "flat" if device is not None and device.type != "cpu" else "epyc"
 
 
 def cost_table(surface: Surface, context: float, batch_size: int = 1) -> list[float]:
-    """Return the cost of calls of 1, 2, ... nodes per sequence, at a context length (at most the
-    longest known). `batch_size` sequences share a call, which costs as much as one call on all
-    their nodes; beyond the largest known call, cost grows as in the upper half of known sizes."""
+    """Return the costs in ms of calls of 1, 2, ... nodes per sequence at a context length, capped
+    at the longest measured one.
+
+    `batch_size` sequences share a call, priced as a single call on all their nodes. Beyond the
+    largest measured call, costs are extrapolated from the upper half of measured sizes.
+    """
     context = min(batch_size * context, max(surface.ms))
     largest = int(min(*(max(row) for row in surface.ms.values()), batch_size * (SIZES - 1)))
     known = surface.calls_ms(range(1, largest + 1), context)

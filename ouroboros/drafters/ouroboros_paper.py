@@ -1,10 +1,9 @@
 """Ouroboros as published: drafting phrase by phrase (Zhao et al., EMNLP 2024, arXiv 2402.13720).
 
-The small model drafts with lookahead decoding of its own, so each of its calls yields several
-tokens (phrases speed up drafting). Phrases of the pool are appended to the draft's end, and the
-target verifies them in the same call (phrases lengthen the draft). The target's predictions along
-the way, rejected or not, become phrases again (verification makes phrases), and the pool may
-outlive the prompt.
+The draft model itself runs lookahead decoding, so each draft call yields several tokens (phrases
+speed up drafting). Phrases of the pool are appended to the draft and verified in the same target
+call (phrases lengthen the draft). The target's predictions, after accepted and rejected tokens,
+become new phrases (verification makes phrases). The pool may be kept from prompt to prompt.
 
 Invariant: the pool only changes *which tokens are proposed*; `decode` alone decides which are kept.
 """
@@ -25,14 +24,14 @@ from ouroboros.tree import TokenTree, TreeBuilder
 
 
 class OuroborosPaper:
-    """The published drafter: gamma, W = window_size, N = ngram_size, G = verification_set_size and
-    K = topk suffixes.
+    """The published drafter, with the paper's gamma, W = `window_size`, N = `ngram_size`,
+    G = `verification_set_size` and K = `topk`.
 
-    `window_size` 0 drafts without a Jacobi window, `topk` 0 does not lengthen the draft, `recycle`
-    False takes no phrases from verification, `seed` fills the first window. `pool_state`: "cold"
-    empties the pool for each prompt, "task" carries it from prompt to prompt, "loaded" starts each
-    prompt from `pool`, the `state_dict` of another drafter. Raises `ValueError` for settings out of
-    range and for a pool of another phrase length.
+    `window_size` 0 drafts without a Jacobi window; `topk` 0 appends no phrases to the draft;
+    `recycle=False` makes no phrases from verification; `seed` fills the first window. `pool_state`:
+    "cold" empties the pool for each prompt, "task" keeps it from prompt to prompt, "loaded" starts
+    each prompt from `pool`, the `state_dict` of another drafter. Raises `ValueError` for settings
+    out of range and for a pool of another phrase length.
     """
 
     def __init__(
@@ -81,19 +80,19 @@ class OuroborosPaper:
 
     @property
     def draft_sequence(self) -> CachedSequence:
-        """The sequence on which the draft model is called."""
+        """The draft model's sequence."""
         return self._loop.sequence
 
     def state_dict(self) -> dict:
-        """Return the pool's phrases: all that outlives a prompt."""
+        """Return the pool's phrases, the only state kept between prompts."""
         return self.pool.state_dict()
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Hold the phrases of `state_dict`. Raises `ValueError` for another phrase length."""
+        """Restore the phrases of a `state_dict`. Raises `ValueError` for another phrase length."""
         self.pool.load_state_dict(state)
 
     def reset(self, choose: TokenSelector) -> None:
-        """Begin a prompt: empty, keep or restore the pool as `pool_state` says."""
+        """Begin a prompt: empty, keep or restore the pool, by `pool_state`."""
         self._loop.reset(choose)
         self.drafting.reset(choose)
         if self._loaded is not None:
@@ -102,10 +101,10 @@ class OuroborosPaper:
             self.pool.clear()
 
     def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
-        """Return the draft as a chain, with phrases of the pool below its end.
+        """Return the draft as a chain, with phrases of the pool below its last token.
 
-        Draft gamma tokens, and more where the last draft call yields more; their source is "draft",
-        or "phrase" for tokens of a verified phrase.
+        Drafts gamma tokens, or more if the last draft call yields more. The source of a token is
+        "phrase" if it came from a phrase that the draft model verified, else "draft".
         """
         sources, drafting = list[str](), self._loop.begin(tokens, budget - 1)
         while drafting.left > 0 and len(sources) < self.gamma:
@@ -120,10 +119,10 @@ class OuroborosPaper:
         return tree.build()
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Make phrases of the target's predictions (section 3.3 of the paper).
+        """Turn the target's predictions into phrases (section 3.3 of the paper).
 
         After full acceptance, replace each suffix that was verified to its end by the target's
-        predictions along it. After a rejection, add the runs of the rejected tail in which the
+        predictions along it. After a rejection, add each run of the rejected tokens on which the
         target agrees with the draft at least N - 2 times.
         """
         if not self.recycle:
@@ -131,7 +130,7 @@ class OuroborosPaper:
         end = min(self._draft_end, len(tree) - 1)
         kept = sum(node <= end for node in path)
         if kept > end:
-            for phrase in reversed(self._suffixes):  # the best one becomes the newest
+            for phrase in reversed(self._suffixes):  # the best phrase becomes the newest
                 node, predicted = end, [chosen[end]]
                 for token in phrase[:-1]:
                     child = tree.children.get((node, token))

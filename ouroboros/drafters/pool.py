@@ -1,9 +1,8 @@
-"""What outlives a prompt: files of a drafter's state, and the pool of phrases.
+"""State kept between prompts: the pool of phrases, and files of a drafter's state.
 
-A drafter that learns from one prompt for the next has `carries_state`, `state_dict()`, which
-returns what it learned as JSON values, and `load_state_dict(state)`, which continues from there:
-another drafter of the same settings then proposes the same trees. `load_state_dict` raises
-`ValueError`, `KeyError` or `TypeError` for damaged content.
+A drafter that learns across prompts has `carries_state`, `state_dict()`, which returns its state as
+JSON values, and `load_state_dict(state)`. A drafter with the same settings and state proposes the
+same trees. `load_state_dict` raises `ValueError`, `KeyError` or `TypeError` for damaged content.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 STATE_FORMAT = "ouroboros-state-1"
-CONTEXT = 6  # tokens before a phrase that are remembered
-MAX_TOKEN = 1 << 22  # token ids in files are below; arrays as long as the largest id are made
+CONTEXT = 6  # tokens stored from before a phrase
+MAX_TOKEN = 1 << 22  # bound of token ids in files, since arrays are as long as the largest id
 REMEDY = "make a new file (in a run: save_pools=true), or start cold"
 
 
 def save_state(drafter: Any, path: str | Path, *, tokenizer_id: str) -> None:
-    """Write what a drafter learned as JSON, whole or not at all; `tokenizer_id` is the tokenizer's
+    """Write a drafter's state as JSON, atomically. `tokenizer_id` is the tokenizer's
     `vocab.fingerprint`."""
     content = {
         "format": STATE_FORMAT,
@@ -36,10 +35,10 @@ def save_state(drafter: Any, path: str | Path, *, tokenizer_id: str) -> None:
 
 
 def load_state(drafter: Any, path: str | Path, *, tokenizer_id: str) -> dict:
-    """Restore a drafter from a file of `save_state`, and return the state.
+    """Restore a drafter from a file written by `save_state`; return the state.
 
-    Raises `ValueError` for a file that cannot be read or is damaged, another drafter or sizes, and
-    another tokenizer.
+    Raises `ValueError` if the file cannot be read, is damaged, or belongs to another drafter, other
+    sizes or another tokenizer.
     """
     name = _name_of(drafter)
     try:
@@ -59,7 +58,7 @@ def load_state(drafter: Any, path: str | Path, *, tokenizer_id: str) -> dict:
 
 
 def check_range(least: float, most: float = math.inf, /, **settings: float) -> None:
-    """Raise `ValueError` for a setting outside `least` to `most`."""
+    """Raise `ValueError` for a setting below `least` or above `most`."""
     for name, value in settings.items():
         if not least <= value <= most:
             limits = f"at least {least}" if most == math.inf else f"{least} to {most}"
@@ -71,10 +70,8 @@ def _name_of(drafter: object) -> str:
 
 
 def token_ids(values: Sequence[int], least: int = 0) -> list[int]:
-    """Return `values` as a list of token ids. Raises `ValueError` or `TypeError` if they are none.
-
-    A token id is an integer from `least` to `MAX_TOKEN - 1`.
-    """
+    """Return `values` as a list of token ids, integers from `least` to `MAX_TOKEN - 1`. Raises
+    `ValueError` or `TypeError` for other values."""
     for value in values:
         if not isinstance(value, int) or not least <= value < MAX_TOKEN:
             raise ValueError(f"token id {value!r} is not between {least} and {MAX_TOKEN - 1}")
@@ -82,8 +79,8 @@ def token_ids(values: Sequence[int], least: int = 0) -> list[int]:
 
 
 def check_pool(pool_state: str, pool: object) -> None:
-    """Raise `ValueError` for an unknown pool state, and for a pool that is missing, no state or
-    emptied by a cold start."""
+    """Raise `ValueError` for an unknown pool state, and for a pool that is missing, not a mapping,
+    or given with a cold start, which would empty it."""
     if pool_state not in ("cold", "task", "loaded"):
         raise ValueError(f"pool_state {pool_state!r} is not one of cold, task, loaded")
     if pool is None and pool_state == "loaded":
@@ -95,12 +92,11 @@ def check_pool(pool_state: str, pool: object) -> None:
 
 
 class PhrasePool:
-    """Phrases of up to `phrase_len` tokens by the token before them (their key).
+    """Phrases of up to `phrase_len` tokens, indexed by the token before them (their key).
 
-    A phrase may remember the tokens before its key (its context): `get`, given a context, returns
-    the phrases that agree with more of it first. Invariant: at most `per_key` phrases under each
-    key, each once, the newest last; adding a phrase again makes it the newest, and the oldest is
-    dropped.
+    A phrase may store its context, the tokens before its key; `get` then prefers phrases whose
+    context matches. Invariant: each key has at most `per_key` distinct phrases, newest last. Adding
+    a phrase again makes it the newest; the oldest is dropped first.
 
     >>> pool = PhrasePool(phrase_len=2, per_key=2)
     >>> for phrase in [(1, 2), (3, 4), (1, 2), (5, 6)]:
@@ -116,7 +112,7 @@ class PhrasePool:
         self._phrases: dict[int, dict[tuple[int, ...], tuple[int, ...]]] = {}
 
     def __len__(self) -> int:
-        """The number of phrases under all keys."""
+        """Return the number of phrases."""
         return sum(map(len, self._phrases.values()))
 
     def __iter__(self) -> Iterator[tuple[int, tuple[int, ...]]]:
@@ -124,10 +120,9 @@ class PhrasePool:
         return ((key, phrase) for key, phrases in self._phrases.items() for phrase in phrases)
 
     def add(self, key: int, phrase: Sequence[int], before: Sequence[int] = ()) -> None:
-        """Insert a phrase as the newest of its key; only its first `phrase_len` tokens are kept.
+        """Insert the first `phrase_len` tokens of a phrase as the newest of its key.
 
-        `before` are the tokens before the key, where they are known; a phrase that comes again
-        without them keeps those that it has.
+        `before` is the context, if known. Adding a phrase again without one keeps the old context.
         """
         kept = tuple(phrase[: self.phrase_len])
         if not kept:
@@ -145,13 +140,13 @@ class PhrasePool:
             self.add(tokens[at], tokens[at + 1 : at + 1 + n], tokens[max(0, at - CONTEXT) : at])
 
     def replace(self, key: int, old: Sequence[int], new: Sequence[int]) -> None:
-        """Put `new` in the place of `old`, as the newest of its key."""
+        """Remove the phrase `old`; add `new` as the newest of the key."""
         self._phrases.get(key, {}).pop(tuple(old), None)
         self.add(key, new)
 
     def get(self, key: int, count: int, *, before: Sequence[int] = ()) -> list[tuple[int, ...]]:
-        """Return up to `count` phrases: those that share most of the context `before` their key
-        first, the newest first among equals."""
+        """Return up to `count` phrases of a key, those with the longest match to the context
+        `before` first, then the newest."""
         phrases = self._phrases.get(key)
         if not phrases or count <= 0:
             return []
@@ -161,20 +156,20 @@ class PhrasePool:
         return newest[:count]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all phrases."""
         self._phrases.clear()
 
     def state_dict(self) -> dict:
-        """Return all phrases, each with the tokens before its key, and their length."""
+        """Return the phrase length, and all phrases with their contexts."""
         phrases = {str(key): list(own.items()) for key, own in self._phrases.items()}
         return {"phrase_len": self.phrase_len, "phrases": phrases}
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Hold exactly the phrases of `state_dict`, at most `per_key` a key. Raises `ValueError`
-        for another phrase length."""
+        """Replace all phrases by those of a `state_dict`, at most `per_key` per key. Raises
+        `ValueError` for another phrase length."""
         if state["phrase_len"] != self.phrase_len:
             raise ValueError(
-                f"phrases of {state['phrase_len']} tokens, where ngram_size asks for "
+                f"its phrases have {state['phrase_len']} tokens, but ngram_size - 1 is "
                 f"{self.phrase_len}"
             )
         self.clear()

@@ -1,9 +1,8 @@
-"""Grow one draft tree from phrases, recycled predictions and a draft model's rankings: no model.
+"""Grow one draft tree from phrases, recycled predictions and a draft model's rankings.
 
-`tree_grower.TreeGrower` is the interface: lists and arrays in, trees out. Behind it are compiled
-functions on one record (`state`), in the order of a step: `phrase_index` (where else a token
-occurred, and the target's predictions after rejected tokens), `candidates` (which tokens may
-follow, and how likely each is the target's), `grow` (the tree, draft calls, how many nodes to
-verify) and `feedback` (what verification teaches). tests/drafters/draft_tree/test_example.py
-follows one step by hand.
+No model is called here: `tree_grower.TreeGrower` takes lists and arrays and returns trees. It calls
+compiled functions on one record (`state`), in the order of a step: `phrase_index` finds earlier
+occurrences of a token and recycled predictions; `candidates` lists the tokens that may follow, with
+probabilities; `grow` grows the tree and decides on draft calls and nodes to verify; `feedback`
+learns from verification. tests/drafters/draft_tree/test_example.py follows one step by hand.
 """

@@ -1,17 +1,17 @@
-"""The tokens that may follow a node, and how likely each is the target's next token.
+"""Candidate tokens after a node, and the probability that each is the target's next token.
 
-Phrases alone propose tokens at first; once the draft model has ranked the tokens after the node,
-both do. A candidate of the phrases has a share, that of a PPM mixture over match lengths k:
+Candidates come from phrases and, once the draft model has scored the node, from its ranking too. A
+phrase candidate t has a share, computed by a PPM mixture over match lengths k:
 
     p_k(t) = (c_k(t) + STRENGTH p_{k-1}(t)) / (C_k + STRENGTH),   p_0 = 0
 
-c_k(t) sums the weights of the occurrences that match at least k tokens and continue with t, C_k
-those of all tokens. The weight of an occurrence is FADE to the power of how many are newer.
+c_k(t) is the total weight of occurrences that match at least k tokens and continue with t; C_k is
+the sum over all t. The weight of an occurrence is FADE ** (number of newer occurrences).
 
-Two logistic models turn features (named in `state`) into probabilities: one sees the phrases alone,
-the other the draft model's ranking too. Invariants: an estimate depends on the text, the path, the
-ranking, temperature and noise, and on what was learned before the step, never on the rest of the
-tree; ties keep the order of discovery; a node's child probabilities sum to at most 1.
+Two logistic models turn features (named in `state`) into probabilities, one from phrases alone, one
+with the draft model's ranking. Invariants: an estimate depends on the text, the path, the ranking,
+temperature, noise, and learned state, never on the rest of the tree; ties keep discovery order; a
+node's child probabilities sum to at most 1.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ STRENGTH = 1.5
 FADE = 0.95
 RECYCLED_WEIGHT = 1.5
 MIN_SHARE, MIN_RATE = 0.002, 0.02  # shares and rates are clipped this far from 0 and 1
-ROUNDING = 2.0**-23  # of a share near 1: shares are computed in float32
-MAX_MARGIN, MAX_DRAFT_ODDS = 12.0, 7.6  # margins and the draft's log-odds are clipped, in logits
+ROUNDING = 2.0**-23  # rounding error of a float32 share near 1
+MAX_MARGIN, MAX_DRAFT_ODDS = 12.0, 7.6  # limits of margins and of the draft's log-odds, in logits
 GOLDEN = -0x61C8864680B583EB
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of the estimate without (`index`) and with the draft model's view (`draft`), in the
-    order of `PHRASE_FEATURES` and `DRAFT_FEATURES`; `about` tells texts and quality of the fit."""
+    """Weights of the two logistic models, without (`index`) and with (`draft`) the draft model's
+    ranking, in the order of `PHRASE_FEATURES` and `DRAFT_FEATURES`. `about` records the prompts and
+    the quality of the fit."""
 
     index: tuple[float, ...]
     draft: tuple[float, ...]
@@ -56,11 +57,11 @@ class Weights:
         if len(self.index) != N_PHRASE or len(self.draft) != N_DRAFT:
             raise ValueError(
                 f"{len(self.index)} and {len(self.draft)} weights for {N_PHRASE} and {N_DRAFT} "
-                "features: fit them anew"
+                "features: fit them again"
             )
 
     def save(self, path: str | Path) -> None:
-        """Write JSON, which `load` reads."""
+        """Write the weights as JSON."""
         content = {
             "format": FORMAT,
             "index": dict(zip(state.PHRASE_FEATURES, self.index, strict=True)),
@@ -71,7 +72,8 @@ class Weights:
 
     @classmethod
     def load(cls, path: str | Path | None = None) -> Weights:
-        """Read a file, by default the shipped one. Raises `ValueError` for any other file."""
+        """Read weights from a file, by default the shipped one. Raises `ValueError` for a file that
+        cannot be read or has another format."""
         where = files(__package__) / "weights.json" if path is None else Path(path)
         try:
             content = json.loads(where.read_text(encoding="utf-8"))
@@ -84,13 +86,13 @@ class Weights:
             raise ValueError(f"cannot read the weights {where}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"{where} holds no weights of this version ({error}): fit them anew, or leave "
-                "weights out for the shipped ones"
+                f"{where} holds no weights of this version ({error}): fit them again, or omit "
+                "weights to use the shipped ones"
             ) from error
 
 
 def fill_tables(s) -> None:
-    """Fill two tables: the weight of each age, and the index in ORDERS of each match length."""
+    """Fill two lookup tables: weight by age, and index in ORDERS by match length."""
     for age in range(state.CANDIDATES):
         s.recency[age] = FADE**age
     for length in range(len(s.level_of)):
@@ -99,7 +101,7 @@ def fill_tables(s) -> None:
 
 @jit
 def _count(s, m, token, length, kind, weight):
-    """Count one occurrence that continues with a token."""
+    """Add the weight of an occurrence that continues with `token`."""
     known = m.slot[token]
     if known // state.CANDIDATES == s.stamp:
         c = known % state.CANDIDATES
@@ -125,7 +127,7 @@ def _count(s, m, token, length, kind, weight):
 
 @jit
 def _mix_shares(s):
-    """Turn the candidates' weights into shares, by the formula of the PPM mixture."""
+    """Compute the candidates' shares from their weights, by the PPM mixture."""
     for level in range(s.top_level - 1, -1, -1):
         s.total[level] += s.total[level + 1]
     for c in range(s.candidates):
@@ -139,7 +141,7 @@ def _mix_shares(s):
 
 @jit
 def _fill_shortlist(s):
-    """List the candidates with the largest shares, in falling order."""
+    """List the candidates with the largest shares, in descending order."""
     s.listed = 0
     for c in range(s.candidates):
         s.candidate_rank[c] = state.SHORTLIST
@@ -158,7 +160,7 @@ def _fill_shortlist(s):
 
 @jit
 def find_candidates(s, m, node):
-    """Find the tokens that phrases and recycled predictions propose after a node, with shares.
+    """List the tokens that phrases and recycled predictions propose after a node, with shares.
 
     `path` and the node's occurrences must be filled.
     """
@@ -224,8 +226,8 @@ def position_key(seed, position):
 def gumbel_of(key, token):
     """Return a token's Gumbel noise in float64: one value of `ouroboros.select.gumbel_rows`.
 
-    The noise is a function of seed, position and id, so it is known before the target speaks; a
-    whole row of the vocabulary would cost more than everything else in a step.
+    Noise is a function of seed, position and id, so it is known before the target is called. Noise
+    for the whole vocabulary would take longer than the rest of the step.
     """
     bits = _mix(key + (token + 1) * GOLDEN)
     uniform = (((bits >> 12) & 0xFFFFFFFFFFFFF) + 0.5) * 2.220446049250313e-16
@@ -241,7 +243,7 @@ def log_odds(p, margin):
 
 @jit
 def _set_phrase_features(s, x, c, token):
-    """Write the phrase features of candidate `c` (below 0: a token that no phrase proposes)."""
+    """Write the phrase features of candidate `c` (negative: no phrase proposes the token)."""
     match = s.candidate_match[c] if c >= 0 else 0
     x[0] = 1.0
     x[1] = log_odds(s.share[c] if c >= 0 else 0.0, MIN_SHARE)
@@ -261,12 +263,12 @@ def _set_phrase_features(s, x, c, token):
 
 @jit
 def _set_draft_features(s, x, c, rank, scores, shares, ranks):
-    """Write the draft model's features after the phrase features: of its token number `rank`, or
-    below 0 of a token that it does not rank. `scores` and `shares` are its ranking's, [ranks]."""
+    """Write the draft features behind the phrase features, for the token of rank `rank` (negative:
+    not ranked). `scores` and `shares` are those of the draft model's ranking, [ranks]."""
     last = ranks - 1
     while last > 0 and shares[last] <= 0.0:
         last -= 1
-    if last == 0:  # the draft rules out all but its first
+    if last == 0:  # the draft gives all probability to its first token
         share, margin = (1.0, MAX_MARGIN) if rank == 0 else (0.0, -MAX_MARGIN)
     elif rank >= 0:
         share = shares[rank]
@@ -296,8 +298,8 @@ def _set_draft_features(s, x, c, rank, scores, shares, ranks):
 
 @jit
 def _add_option(s, node, c, token, kind, rank, ranks):
-    """Add a token that may follow a node to the options: candidate `c`, or below 0 one that the
-    draft model alone proposes. `ranking` lists options by falling probability."""
+    """Add a token to the node's options: candidate `c`, or (negative) a token that only the draft
+    model proposes. `ranking` keeps the options sorted by probability, largest first."""
     option = s.options
     s.options = option + 1
     x = s.features[option]
@@ -324,9 +326,8 @@ def _add_option(s, node, c, token, kind, rank, ranks):
 
 @jit
 def list_options(s, m, node, ranks):
-    """List the tokens that may follow a node: those that phrases propose and, if `ranks` is not 0,
-    the first `ranks` of the draft model's ranking. `path` and the node's occurrences must be
-    filled."""
+    """List the options after a node: tokens that phrases propose, and the first `ranks` of the
+    draft model's ranking (0: none). `path` and the node's occurrences must be filled."""
     find_candidates(s, m, node)
     if s.noisy:
         s.noise_key = position_key(s.seed, s.length - s.start + s.depth[node])
@@ -352,8 +353,8 @@ def list_options(s, m, node, ranks):
 
 @jit
 def find_children(s, m, node, ranks):
-    """Make the likeliest options the node's children, with probabilities that sum to at most 1;
-    a token that was a child keeps its node in the tree."""
+    """Make the most probable options the node's children, with probabilities that sum to at most 1.
+    A token that already was a child keeps its tree node."""
     list_options(s, m, node, ranks)
     count = min(s.options, s.max_children)
     total = 0.0

@@ -1,4 +1,4 @@
-"""What a verified tree teaches: predictions to recycle, and how often each source was right."""
+"""Learn from a verified tree: store predictions to recycle, and each source's hit rate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reset_rates(s) -> None:
 
 @jit
 def _learn_hits(s, node, token):
-    """Learn from the target's token after an accepted node which source was right."""
+    """Update the hit rates of the sources by the target's token after an accepted node."""
     if s.top_phrase[node] >= 0:
         s.phrase_hits = DECAY * s.phrase_hits + (1.0 if s.top_phrase[node] == token else 0.0)
         s.phrase_trials = DECAY * s.phrase_trials + 1.0
@@ -61,7 +61,7 @@ def learn(states, m, size, chosen, path):
             recycle(s, m, fill_path(s, node), chosen[place])
         if place > 0:
             expected += s.reach[node]
-    prior = (1.0 - TREE_DECAY) * EXPECTED  # never forgotten: after empty trees it is all there is
+    prior = (1.0 - TREE_DECAY) * EXPECTED  # added every step, so that the prior never decays
     s.expected = TREE_DECAY * s.expected + prior + expected
     s.accepted = TREE_DECAY * s.accepted + prior + (len(path) - 1.0)
     s.tokens += float(len(path))

@@ -1,14 +1,14 @@
-"""Grow the tree, and decide what is worth its cost: nodes, draft calls, nodes to verify.
+"""Grow the tree, and choose nodes, draft calls and nodes to verify by their gain and cost.
 
 A step is `begin`, `add_rankings` after each draft call, `propose`, and `feedback.learn`.
 
-The tree grows best first: the child most likely to be reached joins next, if it is worth it; ties
-go to the child pushed first. Each growth starts at the root again and meets the nodes made before
-with their new estimates, so a new estimate moves, drops or revives everything below it.
+The tree grows best first: the child with the largest probability of being reached joins next, if it
+pays; ties go to the child pushed first. After new estimates the tree grows from the root again and
+reuses existing nodes, so an estimate can move, drop or restore everything below its node.
 
-With tokens as the gain and target calls as the cost, the best rule continues exactly where an
-action gains more tokens than its cost would buy at the average rate (renewal reward; Dinkelbach
-1967 for ratios). Decisions depend on counts and estimates, never on a clock, so runs repeat.
+Gain is counted in tokens, cost in target calls. The optimal rule takes an action if and only if it
+gains more tokens than its cost buys at the average rate (renewal reward; Dinkelbach 1967 for
+ratios). Decisions depend on counts and estimates, never on a clock, so runs are reproducible.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ouroboros.drafters.draft_tree.candidates import (
 from ouroboros.drafters.draft_tree.phrase_index import append, fill_path
 from ouroboros.drafters.draft_tree.state import HostCall, jit
 
-MAX_PHRASE_HITS = 0.75  # the phrases' hit rate counts as at most this
-MIN_TRUST = 0.2  # estimates count for at least this share
-MIN_REACH = 0.01  # nodes reached less likely than this are left out,
+MAX_PHRASE_HITS = 0.75  # upper limit of the phrases' hit rate
+MIN_TRUST = 0.2  # lower limit of the factor on estimated gains
+MIN_REACH = 0.01  # nodes with a smaller probability of being reached are left out
 MIN_REACH_WITH_HISTORY = 0.001
-MIN_WORTH = 0.8  # and those worth less than this share of their cost
-CALL_FACTOR = 2.5  # a draft call is worth this many times its immediate gain: it leads to others
+MIN_WORTH = 0.8  # nodes that gain less than this share of their cost are left out
+CALL_FACTOR = 2.5  # value of a draft call over its immediate gain, since it enables further calls
 
 
 @jit
@@ -41,11 +41,11 @@ def rate(s):
 
 @jit
 def _set_constants(s):
-    """Set what is constant over a step: the sources' hit rates, trust in the estimates, the least
-    probability at which a node joins.
+    """Set the constants of a step: log-odds of the hit rates, trust in the estimates, and the
+    smallest probability at which a node joins.
 
-    Trees collect overestimates, most of all on texts unlike those of the fit; so estimates count
-    by the share of the tokens expected of earlier trees that was accepted.
+    Choosing the best nodes selects overestimates, most of all on texts unlike those of the fit. So
+    gains are multiplied by `trust`, accepted over expected tokens of earlier trees.
     """
     s.phrase_odds = log_odds(s.phrase_hits / s.phrase_trials, MIN_RATE)
     s.draft_odds = log_odds(s.draft_hits / s.draft_trials, MIN_RATE)
@@ -56,9 +56,10 @@ def _set_constants(s):
 
 @jit
 def _add_hoped(s, size, reach, there):
-    """Insert a hoped-for node among the first `size` of `likely`; return the new size.
+    """Insert a node that a draft call may add into the first `size` of `likely`, which is sorted;
+    return the new size.
 
-    It is in the tree with probability `there`, and is then reached with probability `reach`.
+    The node joins the tree with probability `there`, and is then reached with probability `reach`.
     """
     if size >= state.NODES:
         return size
@@ -82,8 +83,8 @@ def _list_tree(s):
 
 @jit
 def _best_size(s, size):
-    """Return how many of the first `size` of `likely` pay best to verify, and their worth in
-    tokens: expected tokens - rate x cost of verifying them."""
+    """Return the best number of nodes to verify among the first `size` of `likely`, and its worth:
+    expected tokens - rate x verification cost."""
     nodes = 1.0
     value = 0.0
     most = -rate(s) * s.verify_cost[1]
@@ -105,11 +106,11 @@ def _best_size(s, size):
 
 @jit
 def plan_draft_call(s):
-    """List in `to_score` the nodes that the draft model shall score next; return how many.
+    """List in `to_score` the nodes for the next draft call; return how many (0: no call pays).
 
-    They are the likeliest unscored nodes, as many as pay best; 0 where no call pays. If phrases
-    propose nothing or are wrong, the draft model may find the token, and phrases continue from it.
-    A call pays if these tokens are worth more than the call and their verification cost.
+    The most probable unscored nodes come first, as many as pay best. Where phrases propose nothing
+    or are wrong, the draft model may find the target's token, and phrases then continue from it. A
+    call pays if these tokens are worth more than the call and their verification cost.
     """
     s.pending = 0
     if s.calls >= state.MAX_CALLS:
@@ -150,7 +151,7 @@ def plan_draft_call(s):
 
 @jit
 def make_node(s, m, token, parent):
-    """Make a node with children from phrases; return it, or -1 where all NODES are used."""
+    """Add a node and list its children from phrases; return it, or -1 if all NODES are in use."""
     node = s.made
     if node >= state.NODES:
         return -1
@@ -166,7 +167,7 @@ def make_node(s, m, token, parent):
 
 @jit
 def _push_children(s, heap, ticks, node):
-    """Push a node's children onto the heap; return how many have been pushed in all."""
+    """Push a node's children onto the heap; return the number of all pushes so far."""
     if s.depth[node] < s.max_depth:
         for j in range(s.children[node]):
             reach = s.reach[node] * s.child_prob[node, j]
@@ -178,7 +179,7 @@ def _push_children(s, heap, ticks, node):
 
 @jit
 def _grow(s, m):
-    """Grow the tree from the root, which must be made."""
+    """Grow the tree from the root, node 0, which must exist."""
     s.tree_size = 1
     s.order[0] = 0
     s.reach[0] = 1.0
@@ -202,7 +203,8 @@ def _grow(s, m):
 
 @jit
 def _next_draft_call(s):
-    """Decide which nodes the draft model shall score now, and append them to the draft's tree."""
+    """Choose the nodes for the next draft call and append them to the draft's tree; return how
+    many."""
     count = plan_draft_call(s)
     for i in range(count):
         node = s.to_score[i]
@@ -219,10 +221,10 @@ def _next_draft_call(s):
 
 @HostCall
 def begin(states, m, new_tokens, max_depth, max_draft_depth):
-    """Append the sequence's new tokens and grow a tree below the last one.
+    """Append the sequence's new tokens and grow a tree below the last token.
 
-    Nodes go down to `max_depth`; the draft model can score them down to `max_draft_depth` (below 0:
-    none). Return how many nodes the draft model shall score now.
+    The tree has at most `max_depth` levels below the root; the draft model can score nodes down to
+    `max_draft_depth` (negative: none). Return the number of nodes for the first draft call.
     """
     s = states[0]
     append(s, m, new_tokens)
@@ -240,10 +242,10 @@ def begin(states, m, new_tokens, max_depth, max_draft_depth):
 
 @HostCall
 def add_rankings(states, m, ids, scores, shares):
-    """Store the tokens that the draft model ranked after each node in `to_score`; grow the tree.
+    """Store the draft model's ranking after each node in `to_score`; grow the tree again.
 
-    `ids`, `scores` and `shares` are [nodes, ranks]. Return how many nodes the draft model shall
-    score next.
+    `ids`, `scores` and `shares` are [nodes, ranks]. Return the number of nodes for the next draft
+    call.
     """
     s = states[0]
     for i in range(s.pending):
@@ -263,7 +265,7 @@ def add_rankings(states, m, ids, scores, shares):
 
 @HostCall
 def propose(states):
-    """Write the part of the tree that pays best to verify into `out_*`; return its size."""
+    """Write the nodes that pay best to verify to the `out_*` arrays; return how many."""
     s = states[0]
     _list_tree(s)
     size = _best_size(s, s.tree_size)[0]

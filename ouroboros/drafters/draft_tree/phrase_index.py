@@ -1,11 +1,12 @@
-"""The phrase index: where else a node's token occurred, and what followed.
+"""The phrase index: earlier occurrences of a node's token, with the length of their suffix match.
 
-Two sources: the text (prompt and output), by suffix matches, and recycled predictions (what the
-target predicted after rejected tokens), each with the tokens before it.
+It has two sources: the text (prompt and output), and recycled predictions (the target's tokens
+after rejected nodes), each stored with the tokens before it.
 
-Suffix matches are made down the tree: a position's match is its predecessor's in the parent's list
-plus one. Positions inside the path count too, so a loop continues by itself. Position p below
-`length` is `text[p]`; the root is length - 1, and the path's node of depth d is length - 1 + d.
+Match lengths are computed down the tree: an occurrence's match is one longer than that of the
+position before it in the parent's list. Positions on the path itself count too, so a loop continues
+by itself. Position p below `length` is `text[p]`; the root is at length - 1, and the node of depth
+d on the path at length - 1 + d.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ import numpy as np
 from ouroboros.drafters.draft_tree import state
 from ouroboros.drafters.draft_tree.state import jit
 
-MAX_STEPS = 128  # down a chain of pairs
+MAX_STEPS = 128  # most links followed in a hash chain of pairs
 
 
 @jit
 def _pair_slot(before, token):
-    """Return the hash slot of a token after another."""
+    """Return the hash slot of a pair of consecutive tokens."""
     return (np.int64(before) * 1_000_003 + np.int64(token)) % state.PAIRS
 
 
 @jit
 def append(s, m, tokens):
-    """Append tokens to the text; the arrays must be long enough."""
+    """Append tokens to the text. No bounds checks; callers size the arrays."""
     for token in tokens:
         at = s.length
         m.text[at] = token
@@ -54,7 +55,7 @@ def fill_path(s, node):
 
 @jit
 def token_at(s, m, position):
-    """Return the token at a position of the text or, beyond the root, of the path; -1 before."""
+    """Return the token at a position of the text or of the path; -1 if negative."""
     if position >= s.length:
         return s.path[position - s.length + 1]
     if position < 0:
@@ -64,7 +65,7 @@ def token_at(s, m, position):
 
 @jit
 def _common_suffix(s, m, a, b):
-    """Return how many tokens the texts that end at two positions share, up to LONGEST."""
+    """Return the length of the common suffix of the texts up to two positions, at most LONGEST."""
     count = 0
     while count < state.LONGEST:
         token = token_at(s, m, a - count)
@@ -76,7 +77,8 @@ def _common_suffix(s, m, a, b):
 
 @jit
 def _add_occurrence(s, m, node, position, pointer):
-    """Add an occurrence of a node's token with its match; return the place in the parent's list."""
+    """Add an occurrence of a node's token with its match length. `pointer` is the search position
+    in the parent's list; return the new one."""
     count = s.occurrences[node]
     length = 0
     if node == 0:
@@ -98,10 +100,10 @@ def _add_occurrence(s, m, node, position, pointer):
 
 @jit
 def find_occurrences(s, m, node):
-    """List a node's occurrences, newest first; `path` must be filled, the parent's list made.
+    """List the occurrences of a node's token, newest first.
 
-    Only occurrences with a token after them count. With `history`, older ones follow that share the
-    token before, too.
+    `path` and the parent's list must be filled. Occurrences at the end of the text are skipped.
+    With `history`, older occurrences follow if the token before them matches too.
     """
     token = s.token[node]
     s.occurrences[node] = 0
@@ -133,7 +135,7 @@ def find_occurrences(s, m, node):
 
 @jit
 def recycle(s, m, depth, prediction):
-    """Remember the target's prediction after the node of that depth on the path in `path`."""
+    """Store the target's prediction after the node at `depth` of `path`."""
     number = s.recycled + 1
     row = number % state.RING
     for back in range(state.CONTEXT):
@@ -146,8 +148,8 @@ def recycle(s, m, depth, prediction):
 
 @jit
 def recycled_match(s, m, number, depth):
-    """Return how many tokens before a recycled prediction equal the end of the path to `depth`,
-    at most CONTEXT."""
+    """Return how many tokens before a recycled prediction match the path up to `depth`, at most
+    CONTEXT."""
     row = number % state.RING
     for back in range(state.CONTEXT):
         token = m.ring[row, back]

@@ -1,14 +1,14 @@
-"""The drafter's state, and how its functions are compiled.
+"""The drafter's state, and the compilation of its functions.
 
-The state is one record of arrays and sizes, and the arrays of `Memory`, which grow. Nodes are
-numbers below `NODES`, made as the tree grows and discarded at the next step; node 0 is the root,
-the sequence's last token. Invariant: `order` lists the tree's nodes by falling probability, so a
+The state is one record of fixed-size arrays and the growing arrays of `Memory`. Nodes are numbers
+below `NODES`, assigned as the tree grows and discarded at the next step; node 0 is the root, the
+sequence's last token. Invariant: `order` lists the tree's nodes by descending probability, so a
 parent precedes its children.
 
-numba compares a cached function with its own source file only, but functions are compiled into
-their callers, so the cache folder is named after all sources of this package and the CPU. Without a
-writable folder nothing is cached, and every process compiles anew. NUMBA_DISABLE_JIT=1 runs the
-functions as Python, for debugging.
+numba checks a cached function against its own source file only, but functions are compiled into
+their callers. So the cache folder is named after all sources of this package and the CPU. Without a
+writable folder every process compiles again. NUMBA_DISABLE_JIT=1 runs the functions as Python, for
+debugging.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from ouroboros.drafters.pool import CONTEXT
 CONFIG: Any = numba.config  # numba sets its attributes when it is imported
 Function = TypeVar("Function", bound=Callable)
 
-NODES = 1024  # nodes made in one step, those dropped again included
-CHILDREN = 5  # most children of a node
-OCCURRENCES = 48  # newest occurrences of a token that are looked at
-WITH_HISTORY = 40  # with `history`: newest occurrences,
-OLDER = 24  # and then older ones after the same token
+NODES = 1024  # nodes assigned in one step, dropped nodes included
+CHILDREN = 5  # largest number of children of a node
+OCCURRENCES = 48  # newest occurrences of a token that are searched
+WITH_HISTORY = 40  # the same with `history`
+OLDER = 24  # with `history`: older occurrences whose token before matches too
 PAIRS = 1 << 17  # hash slots for pairs of tokens
-LONGEST = 64  # longer suffix matches count as this long
-ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # match lengths at which the PPM mixture counts
+LONGEST = 64  # cap of suffix match lengths
+ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # match lengths of the PPM mixture
 LEVELS = len(ORDERS)
 CANDIDATES = 80  # distinct tokens after a node: at least WITH_HISTORY + OLDER + RECENT
-SHORTLIST = 8  # candidates with the largest shares, which the estimator sees
-RECENT = 12  # newest recycled predictions after a token that are looked at
+SHORTLIST = 8  # candidates with the largest shares, for which probabilities are estimated
+RECENT = 12  # newest recycled predictions after a token that are searched
 RING = 1 << 14  # recycled predictions kept, 32 bytes each
-RANKS = 6  # the draft model's likeliest tokens after a node
+RANKS = 6  # tokens in the draft model's ranking after a node
 OPTIONS = SHORTLIST + RANKS  # tokens that may become a node's children
 MAX_CALLS = 48  # draft calls in one step
-SIZES = 257  # calls of 1 to SIZES - 1 nodes have a cost
+SIZES = 257  # length of cost tables, for calls of 1 to SIZES - 1 nodes
 
-PHRASE, RECYCLED, DRAFT, JUDGED = 1, 2, 4, 8  # who proposes a child, as bits
-CURRENT = 16  # the current sequence does, not earlier ones alone
+PHRASE, RECYCLED, DRAFT, JUDGED = 1, 2, 4, 8  # bits: sources that propose a child
+CURRENT = 16  # bit: the proposal occurs in the current sequence, not only in earlier ones
 
 RATES = (
     "tokens", "cost", "phrase_hits", "phrase_trials", "draft_hits", "draft_trials", "finds",
     "find_trials", "accepted", "expected",
 )  # fmt: skip
-"""What is learned about costs and hit rates: tokens and cost so far, hits of trials, finds of
-trials, tokens accepted and expected."""
+"""Learned statistics: tokens and cost so far; hits and trials of phrases and of the draft model;
+finds and trials; accepted and expected tokens."""
 
 PHRASE_FEATURES = (
     "one", "log-odds of the share", "log2(1 + match)", "log2(1 + rank)",
@@ -71,14 +71,15 @@ DRAFT_FEATURES = (
 
 
 class Memory(NamedTuple):
-    """The arrays that live from step to step and grow.
+    """Growing arrays that are kept from step to step.
 
-    `text` are the tokens seen, with -1 before each further sequence; `previous[i]` is the position
-    before i with the same token and `newest[token]` the last one, -1 for none; `previous_pair` and
-    `newest_pair` are the same for the hash of a token and the one before it. `ring[number %
-    RING]` is recycled prediction `number`: CONTEXT tokens before it (nearest first), itself, and
-    the number of the previous prediction after the same token; `newest_recycled[token]` is the last
-    one after a token, 0 for none. `slot` is scratch: the candidate number of a token.
+    `text` holds all tokens, with -1 before each further sequence. `newest[token]` is the token's
+    last position and `previous[i]` the last position before i with the same token (-1: none);
+    `newest_pair` and `previous_pair` are the same for the hash of two consecutive tokens.
+    `ring[number % RING]` is recycled prediction `number`: the CONTEXT tokens before it (nearest
+    first), the prediction, and the number of the previous prediction after the same token;
+    `newest_recycled[token]` is the last number after a token (0: none). `slot` is scratch: the
+    candidate number of a token.
     """
 
     text: np.ndarray
@@ -92,33 +93,32 @@ class Memory(NamedTuple):
 
 
 _INTEGERS = {
-    # the sequence: tokens of text, where the present sequence begins, predictions recycled so far
-    # and before it; whether earlier sequences are looked at in the way of `history`
+    # the sequence: length of the text, start of the current sequence, predictions recycled so far
+    # and before the current sequence; whether `history` applies
     "length": (), "start": (), "recycled": (), "stamp": (), "recycled_before": (), "history": (),
     # settings
     "max_nodes": (), "max_children": (), "draft_nodes": (), "recycle": (), "judge": (),
     "noisy": (), "seed": (),
-    # the step: depth limits of tree and draft, nodes made, nodes in the tree, draft calls, nodes
-    # that the draft shall score now, nodes that it has scored in this step
+    # the step: depth limits of tree and draft, nodes assigned, nodes in the tree, draft calls,
+    # nodes of the next draft call, nodes that the draft has scored in this step
     "max_depth": (), "max_draft_depth": (), "made": (), "tree_size": (), "calls": (), "pending": (),
     "drafted": (),
-    # by node: `occurrence` and `match` are positions of its token in the text, all of them from
-    # `complete_from` on, and how many tokens up to there agree; `draft_row` is its row in the
-    # draft's tree, `top_phrase` the first phrase's token; `ranks` tokens after it were ranked by
-    # the draft model
+    # by node: `occurrence` lists positions of its token in the text, complete from position
+    # `complete_from` on, and `match` their match lengths; `draft_row` is its row in the draft's
+    # tree, `top_phrase` the best phrase's token; `ranks` counts the draft model's ranked tokens
     "token": NODES, "parent": NODES, "depth": NODES, "kind": NODES, "scored": NODES, "place": NODES,
     "draft_row": NODES, "occurrences": NODES, "occurrence": (NODES, WITH_HISTORY + OLDER),
     "match": (NODES, WITH_HISTORY + OLDER), "complete_from": NODES, "top_phrase": NODES,
     "ranks": NODES, "ranked": (NODES, RANKS),
     "children": NODES, "child_token": (NODES, CHILDREN), "child_node": (NODES, CHILDREN),
     "child_kind": (NODES, CHILDREN),
-    "phrase_children": NODES, "phrase_child": (NODES, CHILDREN),  # those before the draft's view
-    # the tree, and the nodes that the draft shall score now
+    "phrase_children": NODES, "phrase_child": (NODES, CHILDREN),  # before the draft scored it
+    # the tree, and the nodes of the next draft call
     "order": NODES, "to_score": NODES,
-    # for the host: the draft's tree, the proposal
+    # output to the host: the draft's tree, the proposal
     "draft_token": NODES, "draft_parent": NODES, "draft_depth": NODES,
     "out_token": NODES, "out_parent": NODES, "out_depth": NODES, "out_kind": NODES,
-    # scratch of one node: its path, its candidates, the tokens that may become its children
+    # scratch of one node: its path, candidates and options
     "path": NODES + 1, "level_of": LONGEST + 1, "top_level": (), "candidates": (),
     "candidate": CANDIDATES, "candidate_match": CANDIDATES, "candidate_kind": CANDIDATES,
     "candidate_rank": CANDIDATES, "listed": (), "shortlist": SHORTLIST, "longest": (),
@@ -126,30 +126,30 @@ _INTEGERS = {
     "option_kind": OPTIONS, "option_node": OPTIONS, "ranking": OPTIONS,
 }  # fmt: skip
 _REALS = {
-    "temperature": (), "logit_scale": (),  # logits in one unit of a score
-    # constants of a step: log-odds of each source's hit rate, how much of a tree's estimated value
-    # is believed, and the least probability at which a node joins the tree
+    "temperature": (), "logit_scale": (),  # logits per unit of a score
+    # constants of a step: log-odds of each source's hit rate, factor on estimated gains, and the
+    # smallest probability at which a node joins the tree
     "phrase_odds": (), "draft_odds": (), "trust": (), "floor": (),
     # by node: P(reached), P(accepted | its parent is)
     "reach": NODES, "prob": NODES, "out_prob": NODES,
     "child_prob": (NODES, CHILDREN), "ranked_score": (NODES, RANKS), "ranked_share": (NODES, RANKS),
-    # the tree plus what a draft call may add, likeliest first: P(reached), P(there at all)
+    # the tree plus nodes that a draft call may add, sorted: P(reached), P(in the tree)
     "likely": NODES, "there": NODES,
     # scratch of one node
     "weight": (CANDIDATES, LEVELS), "total": LEVELS, "share": CANDIDATES, "recency": CANDIDATES,
     "features": (OPTIONS, len(DRAFT_FEATURES)), "option_prob": OPTIONS,
     "phrase_weights": len(PHRASE_FEATURES), "draft_weights": len(DRAFT_FEATURES),
-    # cost of a target and a draft call by nodes, of one more node, of this step's draft calls
+    # cost of a target and a draft call by nodes, cost per node, cost of this step's draft calls
     "verify_cost": SIZES, "draft_cost": SIZES, "node_cost": (), "spent": (),
     **dict.fromkeys(RATES, ()),
 }  # fmt: skip
 
 
 def new_state() -> Any:
-    """Return [1] records of zeros.
+    """Return an array of one record of zeros.
 
-    Functions take the array and use its one record: passing the record itself to compiled code
-    takes a hundred times as long.
+    Functions take the array, since passing the record itself to compiled code takes a hundred times
+    as long.
     """
     fields = [
         (name, kind, shape)
@@ -160,7 +160,7 @@ def new_state() -> Any:
 
 
 EMPTY = (-1, -1, -1, -1, -1, 0, 0, 0)
-"""What the arrays of an empty memory hold."""
+"""Fill value of each array of `Memory`."""
 
 
 def new_memory(vocab: int) -> Memory:
@@ -172,7 +172,7 @@ def new_memory(vocab: int) -> Memory:
 
 
 def cache_folder() -> Path | None:
-    """Return a writable folder for this package's machine code on this CPU, None without one."""
+    """Return a writable folder for compiled code of these sources on this CPU; None without one."""
     package = Path(__file__).parent
     files = [package.parent / "pool.py", *sorted(package.glob("*.py"))]
     sources = hashlib.sha256(b"".join(file.read_bytes() for file in files))
@@ -190,7 +190,7 @@ def cache_folder() -> Path | None:
 
 CACHE = cache_folder()
 CACHED = CACHE is not None and any(CACHE.rglob("*.nbi"))
-"""Whether an earlier process has compiled these functions."""
+"""Whether compiled code of an earlier process exists."""
 
 
 def jit(function: Function) -> Function:
@@ -203,10 +203,10 @@ def jit(function: Function) -> Function:
 
 
 class HostCall:
-    """A compiled function that the host calls in every step, always with the same types.
+    """A compiled function that the host calls in every step with the same argument types.
 
-    It bypasses numba's type dispatch: examining the types of a record and a dozen arrays takes as
-    long as the work itself.
+    After the first call it bypasses numba's type dispatch, which takes as long as the work itself
+    for a record and a dozen arrays.
     """
 
     def __init__(self, function: Callable) -> None:
@@ -222,5 +222,5 @@ class HostCall:
         return result
 
     def _in_python(self, *args: Any) -> Any:
-        with np.errstate(over="ignore"):  # of the noise's hash
+        with np.errstate(over="ignore"):  # the noise's hash overflows by design
             return self.dispatcher(*args)

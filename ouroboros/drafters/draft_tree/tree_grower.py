@@ -1,7 +1,8 @@
-"""The draft tree of one drafter: its memory, and its steps in terms of lists and arrays.
+"""Interface to the compiled draft tree: `TreeGrower` takes lists and arrays, returns trees.
 
-Compiled functions check no bounds; this class sizes every array before it calls them. Memory is
-bounded: the text at MAX_TEXT tokens (its older half is dropped), recycled predictions at RING.
+Compiled functions do no bounds checks, so this class sizes every array before calling them. Memory
+is bounded: beyond MAX_TEXT tokens the older half of the text is dropped; recycled predictions are
+limited to RING.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from ouroboros.tree import TokenTree
 
 log = logging.getLogger(__name__)
 MAX_TEXT = 1 << 20  # tokens, 8 bytes each
-PADDING_GAIN = 0.95  # a tree is filled up if the larger call costs less than this share
+PADDING_GAIN = 0.95  # pad a tree if the larger call costs less than this share
 
 SOURCES = tuple(
     "judged" if kind & state.JUDGED else "phrase" if kind & state.PHRASE
     else "recycled" if kind & state.RECYCLED else "draft"
     for kind in range(2 * state.CURRENT)
 )  # fmt: skip
-"""Who proposed a node, by its kind: a "phrase" of the text, a "recycled" prediction, the "draft"
-model, or "judged": a phrase whose parent the draft model scored too."""
+"""Source of a node, by its kind: a "phrase" of the text, a "recycled" prediction, the "draft"
+model, or "judged", a phrase whose parent the draft model scored too."""
 
 
 class TreeGrower:
     """Grow a draft tree in each step of a sequence.
 
-    Call `start` for each sequence, and in each step `begin`, `add_rankings` while the draft model
-    is to score nodes, `proposal` and `learn`. Limits of a tree are `max_nodes`, `children` of a
-    node, and `draft_nodes` of a draft call; `recycle`, `judge` and `history` are those of
-    `Ouroboros`. Raises `ValueError` for a limit out of range.
+    Call `start` for each sequence. In each step call `begin`, `add_rankings` until it returns None,
+    `proposal` and `learn`. `max_nodes`, `children` (of a node), `draft_nodes` (of a draft call),
+    `recycle`, `judge` and `history` are those of `Ouroboros`. Raises `ValueError` for a limit out
+    of range.
     """
 
     def __init__(
@@ -80,15 +81,15 @@ class TreeGrower:
         self.forget()
 
     def forget(self) -> None:
-        """Forget all texts, recycled predictions and learned rates."""
+        """Clear all texts, recycled predictions and learned rates."""
         s = self.state
         s.length = s.start = s.recycled = s.stamp = 0
         self.memory = new_memory(len(self.memory.newest))
         feedback.reset_rates(s)
 
     def start(self, *, seed: int | None = None, temperature: float = 0.0) -> None:
-        """Begin a sequence after those in memory, decoded at `temperature` (0: greedy) with the
-        shared noise of `seed` (None: no such noise)."""
+        """Begin a sequence, decoded at `temperature` (0: greedy) with the shared noise of `seed`
+        (None: unknown noise); earlier sequences stay in memory."""
         s = self.state
         if s.length > MAX_TEXT:
             kept = self.state_dict()
@@ -107,9 +108,9 @@ class TreeGrower:
     def set_costs(self, verify: Sequence[float], call: Sequence[float]) -> None:
         """Set the costs of calls of i + 1 nodes: `verify[i]` of the target, `call[i]` of the draft.
 
-        The last value of each holds for all larger calls. Only ratios matter: a target call of one
-        node counts 1. Where a larger target call costs clearly less than a smaller one, proposals
-        are filled up to the larger size; a draft call costs at most what a larger one does.
+        The last value of each list holds for all larger calls. Costs are scaled such that a target
+        call of one node costs 1. Where a larger target call costs clearly less than a smaller one,
+        proposals are padded to the larger size; a draft call never costs more than a larger one.
         """
         s = self.state
         nodes = np.arange(1, state.SIZES)
@@ -133,10 +134,10 @@ class TreeGrower:
     def begin(
         self, tokens: Sequence[int], max_depth: int, max_draft_depth: int
     ) -> TokenTree | None:
-        """Begin a step on the sequence, which has only grown since the last; see `grow.begin`.
+        """Begin a step on `tokens`, which extend those of the last step; see `grow.begin`.
 
-        Return the tree for the draft model to score, None where no call pays. Its `logit_nodes` are
-        those whose tokens are to be ranked; the model has scored the others in this step.
+        Return the tree for the draft model to score, or None if no call pays. Rank the tokens after
+        its `logit_nodes`; the model has already scored the other nodes in this step.
         """
         new = tokens[self._known :]
         if self._unlearned:
@@ -155,7 +156,7 @@ class TreeGrower:
     def add_rankings(
         self, ids: np.ndarray, scores: np.ndarray, shares: np.ndarray
     ) -> TokenTree | None:
-        """Take the draft model's rankings after the tree's `logit_nodes`, each [nodes, ranks], and
+        """Store the draft model's rankings after the tree's `logit_nodes`, each [nodes, ranks];
         return the next tree to score, or None. Raises `ValueError` for more than RANKS ranks."""
         if ids.shape[1] > state.RANKS:
             raise ValueError(f"{ids.shape[1]} ranks a node: at most {state.RANKS}")
@@ -177,8 +178,8 @@ class TreeGrower:
         return TokenTree.from_nodes(*nodes, logit_nodes=range(size - count, size))
 
     def proposal(self) -> TokenTree:
-        """Return the part of the tree that is worth verifying, filled up to a call's cheaper size
-        with probes."""
+        """Return the part of the tree that pays to verify, padded with probes if a larger call is
+        cheaper."""
         size = self._proposed = grow.propose(self._states)
         return TokenTree.from_nodes(
             *(tuple(values[:size].tolist()) for values in self._out),
@@ -188,16 +189,17 @@ class TreeGrower:
         )
 
     def drafted_prefix(self, path: Sequence[int]) -> list[int]:
-        """Return the draft tree's nodes on an accepted path, as far as the draft scored it."""
+        """Return the nodes of an accepted path in the draft's tree, up to the first that the draft
+        did not score."""
         if not self._drafted:
             return []
         rows = self._row[self._order[list(path)]].tolist()
         return rows[: rows.index(-1)] if -1 in rows else rows
 
     def learn(self, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Learn from verification: `chosen[i]` is the target's token after node i of the proposal
-        (-1: unknown), `path` the accepted nodes, root first. Without recycling, `chosen` is not
-        read: the next step's text holds the tokens along the path."""
+        """Learn from verification. `chosen[i]` is the target's token after node i of the proposal
+        (-1: unknown), `path` are the accepted nodes, root first. Without recycling `chosen` is
+        ignored: the tokens along the path are read from the next step's text."""
         if self._recycle:
             self._learn(chosen, path)
         else:
@@ -209,9 +211,9 @@ class TreeGrower:
         feedback.learn(self._states, self.memory, self._proposed, *answers)
 
     def state_dict(self) -> dict:
-        """Return what outlives a prompt: the texts one after another with -1 between them; recycled
-        predictions, oldest first, each after the CONTEXT tokens before it (nearest first, -1 where
-        there was none); and the learned `RATES`."""
+        """Return the state kept between prompts: the texts, separated by -1; recycled predictions,
+        oldest first, each behind its CONTEXT previous tokens (nearest first, -1: none); and the
+        learned `RATES`."""
         s, m = self.state, self.memory
         numbers = np.arange(max(1, int(s.recycled) - state.RING + 1), int(s.recycled) + 1)
         return {
@@ -221,7 +223,7 @@ class TreeGrower:
         }
 
     def load_state_dict(self, saved: Mapping) -> None:
-        """Remember exactly what `state_dict` returned. Raises `ValueError` for damaged content."""
+        """Restore the state of `state_dict`. Raises `ValueError` for damaged content."""
         text, entries = _tokens(saved["text"]), _tokens(saved["recycled"])
         entries = entries.reshape(-1, CONTEXT + 1)
         rates = np.array([saved["rates"][name] for name in state.RATES], float)
@@ -246,7 +248,7 @@ class TreeGrower:
         append(self.state, self.memory, new)
 
     def _reserve(self, text: int, token: int) -> None:
-        """Make room for that many tokens of text, and for that token id."""
+        """Extend the arrays for `text` tokens of text, and for token ids up to `token`."""
         m = self.memory
         if text > len(m.text) or token >= len(m.newest):
             ids = token + 1
@@ -271,17 +273,17 @@ def _tokens(values: Sequence) -> np.ndarray:
 
 @cache
 def warm_up_jit() -> None:
-    """Compile the functions of a step, or load them, before any measured step; log a warning where
-    that takes long. Later calls do nothing.
+    """Compile or load the functions of a step, so that no measured step does; log a warning if they
+    must be compiled. Later calls do nothing.
 
-    A damaged cache is emptied. Where it cannot be written, as on a full disk, every attempt
-    compiles at least one more function, which this process keeps.
+    A damaged cache is emptied. If it cannot be written, as on a full disk, every attempt compiles
+    at least one more function, which stays in this process.
     """
     if state.CONFIG.DISABLE_JIT:
         log.warning("NUMBA_DISABLE_JIT is set: the drafter runs as plain Python, 100 times slower")
     elif state.CACHE is None:
         log.warning(
-            "no folder for compiled code can be written: compiling the drafter takes 15 s in each "
+            "no writable folder for compiled code: compiling the drafter takes 15 s in each "
             "process; set NUMBA_CACHE_DIR"
         )
     elif not state.CACHED:
@@ -295,7 +297,7 @@ def warm_up_jit() -> None:
             if not attempt:
                 log.warning(
                     f"the compiled code in {state.CACHE} is damaged or cannot be written "
-                    f"({error}): compiling anew; free space, or set NUMBA_CACHE_DIR"
+                    f"({error}): compiling again; free space, or set NUMBA_CACHE_DIR"
                 )
             for file in state.CACHE.rglob("*.nb[ic]"):
                 file.unlink(missing_ok=True)
