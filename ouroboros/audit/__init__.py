@@ -1,4 +1,5 @@
-"""Is decoding lossless? A completion against standard decoding's: identical, numeric tie or BUG.
+"""Check that decoding is lossless: each completion is identical, a numeric tie or a BUG.
 
-`audit` judges the completions of one prompt; `report` counts verdicts and writes them as text.
+`audit` compares the completions of a prompt with standard decoding; `report` counts verdicts and
+formats them.
 """

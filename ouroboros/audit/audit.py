@@ -1,14 +1,14 @@
-"""Judge completions against standard decoding's: identical, numeric tie, or BUG.
+"""Compare completions with standard decoding: identical, numeric tie, or BUG.
 
-Where two completions part, either the arithmetic could not separate two tokens (in bfloat16 a call
-of six rows rounds differently from a call of one) or something is wrong. Two measurements decide.
-*Shift*: by how much the logits, computed in float64, would have to move for standard decoding to
-choose the other token. *Noise*: by how much the run's own arithmetic moves them, measured on the
-same text by transformers' own forward, without any drafter and without this library's cache, masks
-or attention. A shift within the noise is a numeric tie; a larger one is a bug.
+Where two completions first differ, either rounding decided between two tokens (in bfloat16 a call
+of six rows rounds differently from a call of one), or there is a bug. Two measurements tell.
+*Shift*: how far the float64 logits would have to move for standard decoding to choose the other
+token. *Noise*: how far rounding in the run's dtype moves the logits, measured on the same text by
+transformers' own forward pass, without a drafter and without this library's cache, masks or
+attention. A shift within the noise is a numeric tie; a larger one is a bug.
 
-Invariant: for each tie there is a shift of the logits under which the same rule of choice
-(temperature, filters, noise, processors) gives the other token; without one it is a bug.
+Invariant: every tie has a shift of the logits under which the same selection (temperature, filters,
+noise, processors) gives the other token.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from ouroboros.tree import TokenTree
 Verdict = Literal[
     "identical", "numeric tie", "BUG", "in law", "reference", "not judged", "not measured"
 ]
-"""The last four: a decoder that preserves the distribution only; standard decoding where it was not
-compared with float64 itself; memory or standard decoding's text was missing; the prompt was refused
-by every decoder alike."""
+"""The last four: the decoder preserves only the distribution; standard decoding, not itself
+compared with float64; memory or standard decoding's completion was missing; every decoder refused
+the prompt."""
 
 WHOLE = 1 << 30
 """The `rows` of a control that scores a whole text in one call."""
-LIKELY = 32  # noise is measured on this many of a position's most probable tokens
-USUAL = 0.95  # share of the positions whose noise is at most the usual one
-HIGHEST = 1e6
-RIVALS = 8
+LIKELY = 32  # noise is measured on this many most probable tokens per position
+USUAL = 0.95  # quantile of the noise over positions
+HIGHEST = 1e6  # largest shift tried, in logits
+RIVALS = 8  # competing tokens tried in `_directions`
 
 
 @dataclass(frozen=True)
 class Finding:
     """The verdict on one completion.
 
-    `index` is the first new token that differs, `expected` and `found` the ids there (None where a
-    text has ended). `margin` is the score of `expected` above that of `found` by precision; scores
-    are those whose argmax is the choice (when sampling, filtered logits plus noise). `cut` gives,
-    by id, how far the float64 logit is above the lowest that the filters keep, negative below it.
-    `shift` and `noise` are in logits.
+    `index` is the first new token that differs; `expected` and `found` are the ids there (None: the
+    completion has ended). `margin` is the score of `expected` minus that of `found`, by precision;
+    the argmax of the scores is the chosen token (when sampling: filtered logits plus noise). `cut`
+    is, by id, the float64 logit minus the lowest logit that the filters keep. `shift` and `noise`
+    are in logits.
     """
 
     verdict: Verdict
@@ -64,17 +64,16 @@ class Finding:
     noise: float | None = None
 
     def to_dict(self) -> dict:
-        """Return what is known, as audit.jsonl has it."""
+        """Return the non-empty fields, as in audit.jsonl."""
         return {key: value for key, value in asdict(self).items() if value not in (None, "", {})}
 
 
 @dataclass(frozen=True)
 class Control:
-    """How transformers' own forward, fed `rows` tokens per call, scores standard decoding's text.
+    """Standard decoding's completion scored by transformers' own forward, `rows` tokens per call.
 
-    At `differ` of the `positions` positions it chooses another token than the text has. `first` is
-    the first such position, or None. `noise` is the 95th percentile over all positions of the
-    logits' rounding error.
+    It chooses a different token at `differ` of the `positions` positions, at `first` first (None:
+    nowhere). `noise` is the 95th percentile of the logits' rounding error over all positions.
     """
 
     rows: int
@@ -85,11 +84,11 @@ class Control:
 
 
 class Auditor:
-    """Judges completions of one model; noise is measured with calls of each size in `rows`.
+    """Audits completions of one model; noise is measured with calls of each size in `rows`.
 
-    `exact` is the precision taken as exact: float64, or float32 for a quick look at a run in half
-    precision. Copies of the model in it and in float32 are made when they are first needed, on
-    `device` (the model's own by default): about 12 bytes for each weight with float64.
+    `exact` is the reference precision: float64, or float32 for a quick audit of a half-precision
+    run. Copies of the model in this precision and in float32 are created on first use, on `device`
+    (default: the model's), about 12 bytes per weight with float64.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class Auditor:
 
     @property
     def ready(self) -> bool:
-        """True once a copy was made: there was memory for both."""
+        """Whether a copy exists, so that memory suffices for an audit."""
         return bool(self._copies)
 
     def judge(
@@ -118,13 +117,13 @@ class Auditor:
         choose: TokenSelector,
         controls: bool = False,
     ) -> tuple[dict[str | None, Finding], list[Control]]:
-        """Return a finding for each decoder in `others`, under None the reference's, and the
+        """Return a finding for each decoder in `others` (under None: for the reference), and the
         controls.
 
-        `reference` has standard decoding's new tokens, `others` those of each decoder (None where
-        it has no completion). The controls are measured where a completion differs, or always with
-        `controls`; then the finding None compares standard decoding's own text with float64.
-        A completion that parts at a tie is compared with float64 from there on.
+        `reference` are standard decoding's new tokens, `others` those of each decoder (None: no
+        completion). Controls are measured if a completion differs, or always with `controls`; the
+        finding under None then compares the reference with float64. After a tie, the rest of a
+        completion is compared with float64.
         """
         parted = {name: first_mismatch(reference, new or ()) for name, new in others.items()}
         equal = all(index is None for index in parted.values()) and None not in others.values()
@@ -150,7 +149,7 @@ class Auditor:
         return findings | {None: text.worst(noise)}, measured
 
     def score(self, dtype: torch.dtype, prompt: Sequence[int], new: Sequence[int]) -> torch.Tensor:
-        """Return the float64 logits [len(new), vocab] of a text, by a copy in `dtype`."""
+        """Return logits after each prefix, [len(new), vocab] float64, by a copy in `dtype`."""
         if dtype not in self._copies:
             self._copies[dtype] = recast(self.target.model, dtype, self.device)
         return plain_logits(self._copies[dtype], prompt, new, rows=WHOLE)
@@ -158,15 +157,15 @@ class Auditor:
     def _finding(
         self, text: _ScoredText, noise: torch.Tensor, index: int | None, new: Sequence[int] | None
     ) -> Finding:
-        """Judge one completion that parts from the reference at `index`."""
+        """Return the finding for a completion that first differs from the reference at `index`."""
         if new is None:
-            return Finding("BUG", "missing: there is no such completion")
+            return Finding("BUG", "missing: the decoder has no completion")
         if index is None:
             return Finding("identical")
         if index >= min(len(text.new), len(new)):
-            what, more = ("goes on beyond", new) if index < len(new) else ("ends before", text.new)
+            what, more = ("goes on after", new) if index < len(new) else ("ends before", text.new)
             ids = (more[index], None) if more is text.new else (None, more[index])
-            return Finding("BUG", f"truncated: it {what} plain decoding's end", index, *ids)
+            return Finding("BUG", f"truncated: it {what} the end of greedy's", index, *ids)
         if not all(0 <= token < text.exact.shape[-1] for token in new):
             reason = "it has ids beyond the vocabulary"
             return Finding("BUG", reason, index, text.new[index], new[index])
@@ -176,10 +175,10 @@ class Auditor:
 
 
 def logit_noise(logits: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Return by how much two scorings of one text, [positions, vocab], differ at each position.
+    """Return the rounding error of logits [positions, vocab] at each position.
 
-    The largest difference over a position's most probable tokens; an offset common to the row is
-    left out, since it changes no choice.
+    This is the largest difference over a position's most probable tokens, less an offset common to
+    all tokens, which changes no choice.
     """
     likely = exact.topk(min(LIKELY, exact.shape[-1]), dim=-1).indices
     moved = logits.gather(-1, likely) - exact.gather(-1, likely)
@@ -187,13 +186,13 @@ def logit_noise(logits: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
 
 
 def usual_noise(noise: torch.Tensor) -> float:
-    """Return the noise that 95 % of the positions stay below."""
+    """Return the 95th percentile of the noise over positions."""
     return float(noise.quantile(USUAL)) if len(noise) else 0.0
 
 
 @dataclass(frozen=True)
 class _ScoredText:
-    """A prompt and new tokens, with their exact logits and those in float32."""
+    """A prompt and new tokens, with their logits in the exact precision and in float32."""
 
     auditor: Auditor
     prompt: Sequence[int]
@@ -209,19 +208,19 @@ class _ScoredText:
         return self.auditor.score(torch.float32, self.prompt, self.new)
 
     def choices(self, logits: torch.Tensor) -> list[int]:
-        """Return the choice at each position; `logits` has a row for each."""
+        """Return the chosen token at each position; `logits` has one row per position."""
         if not len(self.new):
             return []
         tree = TokenTree.chain(self.prompt[-1], self.new[:-1])
         return self.choose.scores(logits, self.prompt, tree).argmax(-1).tolist()
 
     def scores(self, logits: torch.Tensor, index: int) -> torch.Tensor:
-        """Return the scores [vocab] of one row of logits, that after `index` new tokens."""
+        """Return the scores [vocab] of `logits` [vocab] after `index` new tokens."""
         tokens = [*self.prompt, *self.new[:index]]
         return self.choose.scores(logits[None], tokens, TokenTree((tokens[-1],), (-1,)))[0]
 
     def worst(self, noise: torch.Tensor) -> Finding:
-        """Judge the text by itself: each token must be float64's choice, up to the noise."""
+        """Return the worst finding over all tokens: each must be float64's choice, within noise."""
         worst = Finding("identical")
         pairs = zip(self.choices(self.exact), self.new, strict=True)
         for index, (choice, token) in enumerate(pairs):
@@ -231,9 +230,9 @@ class _ScoredText:
         return worst
 
     def tie_or_bug(self, noise: torch.Tensor, index: int, expected: int, found: int) -> Finding:
-        """Judge one position at which another token was chosen: numeric tie or BUG.
+        """Return the finding for a position where another token was chosen: numeric tie or BUG.
 
-        The noise that is allowed for is the position's own or the usual noise, whichever is larger.
+        The allowed noise is the larger of the position's own and the 95th percentile.
         """
         exact, both = self.exact[index], (expected, found)
         shift = max(
@@ -256,8 +255,8 @@ class _ScoredText:
 def well_ended(
     new: Sequence[int], *, eos: Collection[int], max_new: int, room: int, stopped: bool
 ) -> bool:
-    """Return whether a completion of `new` tokens ends by a rule: at the first of `eos`, at
-    `max_new`, where the context's `room` ends, or (`stopped`) at a stop string."""
+    """Return whether a completion ends by a rule: at its first `eos` token, at `max_new`, at the
+    end of the context (`room` new tokens), or (`stopped`) at a stop string."""
     if any(token in eos for token in new[:-1]) or len(new) > min(max_new, room):
         return False
     return stopped or len(new) == min(max_new, room) or (bool(new) and new[-1] in eos)
@@ -266,12 +265,12 @@ def well_ended(
 def min_logit_perturbation(
     logits: torch.Tensor, token: int, scores: Callable[[torch.Tensor], torch.Tensor]
 ) -> float:
-    """Return the smallest perturbation of `logits` [vocab] found under which `token` is chosen.
+    """Return the size of the smallest perturbation found of `logits` [vocab] that chooses `token`.
 
-    The choice is the argmax of `scores(perturbed logits)`; each logit moves by at most the returned
-    size, 0.0 if `token` is the choice already. An upper bound, since a few directions are tried:
-    the token alone raised, and the moves by which a filter (top-k, top-p, min-p) takes it in or
-    leaves a rival out. Exact to one part in a thousand for the best direction.
+    The choice is the argmax of `scores(perturbed logits)`. Each logit moves by at most the returned
+    size; 0.0 if `token` is already chosen. This is an upper bound, since only a few directions are
+    tried: raising the token alone, and the changes by which a filter (top-k, top-p, min-p) admits
+    the token or excludes a rival. Relative precision is 0.001 along each direction.
     """
     winner = int(scores(logits).argmax())
     if winner == token:
@@ -292,7 +291,7 @@ def min_logit_perturbation(
 
 
 def _directions(logits: torch.Tensor, token: int, winner: int) -> Iterator[torch.Tensor]:
-    """Yield directions, entries of size 1, that favour a token against the winner and others."""
+    """Yield directions, with entries of 1 or -1, that favour `token` over the winner and rivals."""
     up = torch.full_like(logits, -1.0)
     up[token] = 1.0
     yield up

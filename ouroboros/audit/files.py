@@ -1,9 +1,9 @@
-"""Completions of any engine, read from files and judged with the model at hand.
+"""Audit completions of any engine, read from files.
 
-A file has a JSON object a line: `prompt` (text) or `prompt_token_ids`, and the completion as `text`
-or `token_ids`, vLLM's names; lines pair by `id`, or by their order. Give token ids where the engine
-has them: a text that is tokenized again may not be the tokens that were generated. A completion
-without tokens ended at once.
+Each line is a JSON object with `prompt` or `prompt_token_ids`, and the completion as `text` or
+`token_ids` (vLLM's names). Lines of several files pair by `id`, or by order. Prefer token ids,
+since text may be tokenized differently from the tokens that were generated. A completion without
+tokens means that the end token came first.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def audit_files(
     eos: Collection[int] = (),
     on_row: Callable[[], object] = lambda: None,
 ) -> list[Row]:
-    """Return the audit of greedy completions, prompt by prompt: the first file's against the
-    model in float64 (is it greedy decoding at all?), every other file's against the first's.
+    """Return the audit of greedy completions, prompt by prompt. The first file is compared with the
+    model in float64, every other file with the first.
 
     Files are named by their stems. Raises `ValueError` for a line that cannot be read, and for a
-    prompt that the first file lacks or has otherwise.
+    prompt that is missing or different in the first file.
     """
     names = [
         path.stem if len({p.stem for p in files}) == len(files) else str(path) for path in files
@@ -53,8 +53,10 @@ def audit_files(
             logits = auditor.score(auditor.exact, prompt, [0])[0]
             reference = [max(eos, key=logits.tolist().__getitem__)]
         if any(token >= target.vocab_size for token in reference):
-            raise ValueError(f"{files[0]}: completion {key!r} has ids that the model does not know")
-        for name, new in others.items():  # a text has no end token, token ids may have one
+            raise ValueError(
+                f"{files[0]}: completion {key!r} has ids beyond the model's vocabulary"
+            )
+        for name, new in others.items():  # text has no end token, token ids may have one
             if new is not None and _without_end(new, eos) == _without_end(reference, eos):
                 others[name] = reference
         judged, controls = auditor.judge(prompt, reference, others, choose=argmax, controls=True)
@@ -68,7 +70,7 @@ def audit_files(
 def _completions(
     target: CachedModel, path: Path, eos: Collection[int]
 ) -> dict[str, tuple[list[int], list[int]]]:
-    """The prompt's and the new tokens of each line, by id; of its last end tokens one is kept."""
+    """Return (prompt, new tokens) of each line, by id; repeated end tokens are reduced to one."""
     found: dict[str, tuple[list[int], list[int]]] = {}
     for number, line in enumerate(path.read_text("utf-8").split("\n"), start=1):  # not at U+2028
         if not line.strip():
@@ -87,13 +89,13 @@ def _completions(
             while len(new) > 1 and {new[-2], new[-1]} <= set(eos):
                 new = new[:-1]
             if str(key := row.get("id", len(found) + 1)) in found:
-                raise ValueError(f"a second completion with id {key!r}; name each line differently")
+                raise ValueError(f"a second completion has id {key!r}; give each line its own id")
             if not all(type(token) is int and token >= 0 for token in [*prompt, *new]):
-                raise ValueError("a token id is no whole number, 0 or more")
+                raise ValueError("a token id is not a whole number, 0 or more")
             if not new and not eos:
-                raise ValueError("the completion has no tokens, and the model no end token")
+                raise ValueError("the completion is empty, but the model has no end token")
             if not prompt or not all(t < target.vocab_size for t in prompt):
-                raise ValueError("the prompt has no tokens, or ids that the model does not know")
+                raise ValueError("the prompt is empty, or has ids beyond the model's vocabulary")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             lacks = f"no {error}" if isinstance(error, KeyError) else error
             raise ValueError(
@@ -102,7 +104,7 @@ def _completions(
             ) from error
         found[str(key)] = (prompt, new)
     if not found:
-        raise ValueError(f"{path} has no completions: give a JSON object a line")
+        raise ValueError(f"{path} has no completions: give one JSON object per line")
     return found
 
 

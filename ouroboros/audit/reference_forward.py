@@ -1,6 +1,6 @@
-"""A model by transformers' own forward alone: none of this library's cache, masks or attention.
+"""Score text by transformers' own forward pass: none of this library's cache, masks or attention.
 
-What an audit holds a run against must not share the code that it judges.
+The reference of an audit must not share code with the decoders that it checks.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ouroboros.engine.quantised import dequantise, quantised_by
 def plain_logits(
     model: PreTrainedModel, prompt: Sequence[int], new: Sequence[int], *, rows: int
 ) -> torch.Tensor:
-    """Return the logits that each new token was chosen from, in float64, [len(new), vocab].
+    """Return the logits from which each new token is chosen, [len(new), vocab] float64.
 
-    The prompt is one call, then come calls of `rows` tokens; with `rows` of len(new) or more,
-    everything is one call. The last new token is not fed: nothing follows it.
+    The prompt is fed in one call, the new tokens in calls of `rows`; if `rows` is len(new) or more,
+    everything is one call. The last new token is not fed.
     """
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, torch.Tensor)
@@ -39,9 +39,9 @@ def plain_logits(
 
 
 def recast(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """Return a copy with the same weights in another precision, on transformers' eager code.
+    """Return a copy of a model in another precision, with transformers' eager attention.
 
-    Quantised weights are multiplied out. Raises `ValueError` where that cannot be done.
+    Quantised weights are dequantised. Raises `ValueError` if that is impossible.
     """
     own = dequantise(model, dtype) if quantised_by(model) else copy.deepcopy(model)
     torch.nn.Module.to(own, device=device, dtype=dtype)
@@ -51,7 +51,7 @@ def recast(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> 
 
 @contextmanager
 def own_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Run the model on transformers' own attention for a while."""
+    """Use transformers' own attention within this context."""
     used = model.config._attn_implementation
     if used not in ("eager", "sdpa"):
         model.set_attn_implementation("sdpa")

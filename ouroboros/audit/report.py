@@ -1,4 +1,4 @@
-"""An audit in words and tables: a pure function of its rows."""
+"""Verdicts and tables of an audit, computed from its rows alone."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ OPEN = ("not judged", "not measured")
 """Verdicts that leave a completion unjudged."""
 LEGEND = """\
 identical: the tokens of standard decoding. numeric tie: at the first token that differs, a shift of
-the float64 logits no larger than the noise makes standard decoding choose the other token; the
-noise is by how much the run's own arithmetic moves the logits of this text, measured by
-transformers' own forward, without any drafter. BUG: any other difference, and every missing, failed
-or truncated completion. in law: the decoder preserves the distribution, not individual tokens. not
-measured: all decoders refused the prompt alike, such as one that is too long. The row `greedy`
-compares standard decoding's text itself with float64. greedy-equivalent (at temperature 0): every
-completion is identical to greedy decoding's or parts from it at a numeric tie.
-Controls: standard decoding's text scored by transformers' own forward, this many tokens a call, no
-drafter: where it differs, any decoder that scores several tokens at once may differ too."""
+the float64 logits within the noise makes standard decoding choose the other token; the noise is the
+rounding error of this text's logits in the run's dtype, measured by transformers' own forward pass,
+without any drafter. BUG: any other difference, and every missing, failed or truncated completion.
+in law: the decoder preserves the distribution, not individual tokens. not measured: every decoder
+refused the prompt, for example because it is too long. The row `greedy` compares standard
+decoding's own completion with float64. greedy-equivalent (at temperature 0): every completion is
+identical to greedy decoding's or first differs at a numeric tie.
+Controls: standard decoding's completion scored by transformers' own forward pass, this many tokens
+per call, without a drafter. Where it differs, any decoder that scores several tokens at once may
+differ too."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def tally(rows: Sequence[Row], decoder: str) -> dict[str, int]:
 
 
 def verdict(counts: Mapping[str, int]) -> str:
-    """Return one decoder's verdict in a few words.
+    """Return a decoder's verdict in a few words.
 
     >>> verdict({"identical": 18, "numeric tie": 2})
     '2 ties of 20'
@@ -61,8 +62,8 @@ def verdict(counts: Mapping[str, int]) -> str:
 
 
 def greedy_equivalent(counts: Mapping[str, int]) -> str:
-    """Return whether verdicts of greedy completions are all identical or ties: "yes" or "no"; "-"
-    where some are open, or by a decoder that preserves the distribution only.
+    """Return "yes" if all greedy completions are identical or ties, "no" if one is a BUG, "-" if
+    some are not judged or the decoder preserves only the distribution.
 
     >>> greedy_equivalent({"identical": 18, "numeric tie": 2}), greedy_equivalent({"BUG": 1})
     ('yes', 'no')
@@ -73,8 +74,8 @@ def greedy_equivalent(counts: Mapping[str, int]) -> str:
 
 
 def control_table(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return, by size of call, how often transformers' own forward differs from the text of
-    standard decoding: in texts and in tokens, and the largest noise in logits."""
+    """Return a row per call size: in how many texts and tokens transformers' own forward pass
+    differs from standard decoding, and the largest noise in logits."""
     controls = pd.DataFrame([control for row in rows for control in row.controls])
     if controls.empty:
         return controls
@@ -99,8 +100,8 @@ def audit_markdown(
     reference: str = "greedy",
     greedy: bool = False,
 ) -> str:
-    """Return audit.md: verdicts (`greedy`: at temperature 0), controls, and each completion that is
-    not identical."""
+    """Return audit.md: verdicts, controls, and each completion that is not identical. `greedy`: the
+    run was at temperature 0."""
     verdicts = []
     for name in decoders:
         counts = tally(rows, name)

@@ -1,4 +1,4 @@
-"""What calls cost, as data: milliseconds by nodes and context, and the times that they predict."""
+"""Call costs as data: milliseconds by nodes and context, and the run times that they predict."""
 
 from ouroboros.costs.costs import NAMES, NOISY, UNTIMED, CostModel, Costs
 from ouroboros.costs.surface import Footprint, Surface

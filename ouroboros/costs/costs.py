@@ -1,9 +1,9 @@
-"""What the calls of a pair of models cost on one machine.
+"""The costs of calls of a pair of models on one machine, and predictions from them.
 
-`Costs` are loaded (by name, from a file, from a small table), measured here and now, derived from
-timed runs, or computed from bytes and bandwidth. With them a `CostModel` predicts the seconds of a
-run on a machine that it never ran on, from its counts alone. The results are samples again, so
-every metric, speedup and interval of the benchmark holds for predictions too.
+`Costs` are loaded (by name, from a file or a small table), measured on this machine, derived from
+timed runs, or computed from bytes and bandwidth. From them and a run's counts a `CostModel`
+predicts the run's seconds on that machine. Predictions are samples, so every metric, speedup and
+interval of the benchmark applies to them too.
 """
 
 from __future__ import annotations
@@ -28,29 +28,30 @@ if TYPE_CHECKING:
     from ouroboros.engine.model import CachedModel
 
 NAMES = ("epyc", "flat", "h100-34b-6b", "h100-70b-7b", "h200-34b-6b", "h200-70b-7b")
-"""Shipped costs. "epyc": a few cores of a CPU, where a call of 64 nodes takes 2.5 times as long as
-a call of one. "flat": the shape of a GPU's, where it takes as long. The others are rooflines."""
+"""Shipped costs. "epyc": a few CPU cores, where a call of 64 nodes takes 2.5 times as long as one
+of a single node. "flat": like a GPU, where both take equally long. The others are rooflines."""
 UNTIMED = "epyc"  # used by runs without timing
-PROBED_NODES = (1, 2, 3, 4, 6, 8, 12, 24, 64, 96)  # between them costs are interpolated
-PROBED_CONTEXT = 1024  # up to here the cost of a call hardly depends on the context
+PROBED_NODES = (1, 2, 3, 4, 6, 8, 12, 24, 64, 96)  # tree sizes timed; others are interpolated
+PROBED_CONTEXT = 1024  # up to here, cost hardly depends on the context
 PROBE_VISITS, PROBE_S, PROBES = 5, 4.0, 3
-PROBED_PROMPTS = (64, 256, 1024)  # tokens, as many of them as the draft reads at once
-NOISY = 0.2  # spread of a probe's calls at which it is repeated, up to `PROBES` in all
-LONG_TEXT = 128  # ouroboros.engine.eager.PREFILL_ALONE: longer text is a forward of its own
+PROBED_PROMPTS = (64, 256, 1024)  # lengths of timed draft prefills, up to the draft's limit
+NOISY = 0.2  # a probe with a larger relative spread is repeated, up to `PROBES` in all
+LONG_TEXT = 128  # ouroboros.engine.eager.PREFILL_ALONE: longer text takes its own forward pass
 ROOFLINE_NODES, ROOFLINE_CONTEXTS = 1 << 14, tuple(4**k for k in range(11))
 Sample = Any
-"""A completion with its `steps`: `ouroboros.bench.metrics.sample.Sample`, of a room above."""
+"""`ouroboros.bench.metrics.sample.Sample`, not imported, since costs do not depend on bench."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """A pair of models on a machine.
+    """Call costs of a pair of models on a machine.
 
-    `host_ms`: milliseconds per step outside of both models, by decoder; "" is for any other one.
-    `prefill_ms` comes on top of a run's first step; `reading_ms` is what the draft takes to read
-    that many tokens of a text, if it was measured. `footprints` has "target" and "draft".
-    `copy_bytes_per_s` counts bytes read plus bytes written. `about` describes in plain values what
-    was measured: models, machine, dtype, threads.
+    - `host_ms`: milliseconds per step outside both models, by decoder ("": all others)
+    - `prefill_ms`: added to the first step of a run
+    - `reading_ms`: the draft's prefill in milliseconds by number of tokens, if measured
+    - `footprints`: bytes of "target" and "draft"
+    - `copy_bytes_per_s`: memory bandwidth, bytes read plus bytes written
+    - `about`: models, machine, dtype and threads of the measurement, as plain values
     """
 
     target: Surface
@@ -71,11 +72,11 @@ class Costs:
 
     @classmethod
     def load(cls, source: str | Path | Mapping) -> Costs:
-        """Return costs of a name in `NAMES`, of a file (YAML or JSON), or of a mapping.
+        """Return the costs of a name in `NAMES`, a file (YAML or JSON), or a mapping.
 
-        A file holds what `save` wrote or, as a mapping does, a small table that is the same at
-        every context: {verify_ms: {1: 14.8, 8: 15.6, 64: 21.0}, draft_ms: 2.9, host_ms: 1,
-        prefill_ms: 30}; `draft_ms` may be given by nodes too. Raises `ValueError` otherwise.
+        A file or mapping is in the format of `save`, or a small table that holds at every context:
+        {verify_ms: {1: 14.8, 8: 15.6, 64: 21.0}, draft_ms: 2.9, host_ms: 1, prefill_ms: 30};
+        `draft_ms` may also be a mapping by nodes. Raises `ValueError` for anything else.
         """
         values: Any = source
         if not isinstance(source, Mapping):
@@ -100,7 +101,7 @@ class Costs:
         except Exception as error:
             raise ValueError(
                 f"{source} holds no costs: give verify_ms (nodes: milliseconds) and, if known, "
-                "draft_ms, host_ms, prefill_ms; or a costs.json that was measured"
+                "draft_ms, host_ms, prefill_ms; or a measured costs.json"
             ) from error
 
     @classmethod
@@ -113,7 +114,7 @@ class Costs:
         return cls(Surface.flat(verify_ms), draft_ms, host, float(prefill_ms), about=about or {})
 
     def save(self, path: Path) -> None:
-        """Write JSON, which `load` reads."""
+        """Write the costs as JSON."""
         path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
@@ -127,11 +128,11 @@ class Costs:
     ) -> Costs:
         """Time calls of both models for a few seconds: up to 96 nodes, on up to `context` tokens.
 
-        The models are timed in turn, up to five times each. The costs are the medians as they are:
-        a larger tree may cost less. A noisy probe is repeated, and the steadiest counts (`about`
-        has its relative `spread`). For an engine that pads its calls, its own sizes are timed. The
-        last tokens of a model's context, beside which no tree of 96 nodes has room, cost as much as
-        those before. The models' caches are left empty.
+        The models alternate, up to five calls per size; costs are the medians, so a larger tree may
+        cost less than a smaller one. A noisy probe is repeated, and the one with the least relative
+        spread is used (`about["spread"]`). An engine that pads its calls is timed at its own sizes.
+        Contexts too close to the model's limit for a tree of 96 nodes get the costs of the longest
+        one measured. Empties the models' caches.
         """
         from ouroboros.costs import timing
         from ouroboros.engine.static import NODES, Static
@@ -172,8 +173,8 @@ class Costs:
     def measure_grid(
         cls, models: Sequence[CachedModel], *, on_visit: Callable[[], object] = lambda: None, **grid
     ) -> Costs:
-        """Time calls of a target and perhaps a draft on every tree size and context, with their
-        bytes and the bandwidth of this machine's memory. `on_visit` and `grid` as in
+        """Time calls of a target and an optional draft at every tree size and context; measure
+        their bytes and this machine's memory bandwidth. `on_visit` and `grid` are arguments of
         `timing.time_calls`."""
         from ouroboros.costs import timing
 
@@ -185,10 +186,10 @@ class Costs:
 
     @classmethod
     def of_samples(cls, samples: Sequence[Sample]) -> Costs:
-        """Return the medians of timed samples, over all their contexts together.
+        """Return median costs of timed samples, pooled over all contexts.
 
-        First steps hold the prefill and count only for that. Draft calls cost by their nodes where
-        the steps record these, else all the same. Raises `ValueError` where no step was timed.
+        First steps contain the prefill and are used for `prefill_ms` only. Draft costs are by nodes
+        if every step records them, else one mean. Raises `ValueError` if no step was timed.
         """
         later = [(s.decoder, step) for s in samples for step in s.steps[1:] if step.scored]
         if not later:
@@ -219,12 +220,12 @@ class Costs:
         host_ms: float | Mapping[str, float] = 0.0,
         about: Mapping[str, object] | None = None,
     ) -> Costs:
-        """Return the least costs of a pair on a machine that nobody measured.
+        """Return lower bounds of a pair's costs on a machine, by the roofline model.
 
-        A call reads its weights, keys and values once, at `bandwidth_gb_s` (10^9 bytes a second),
-        until the arithmetic of many nodes takes longer: `tflops` (10^12 operations a second, two
-        for each weight of two bytes; None: never). Real calls take longer. `host_ms` is of any
-        decoder, or by decoder. Raises `ValueError` for figures not above 0.
+        A call takes the longer of two times: reading weights, keys and values once at
+        `bandwidth_gb_s` (10^9 bytes/s), and computing at `tflops` (10^12 operations/s, two per
+        two-byte weight and node; None: ignored). Real calls take longer. `host_ms` is a number or a
+        mapping by decoder. Raises `ValueError` for figures not above 0.
         """
         if bandwidth_gb_s <= 0 or (tflops is not None and tflops <= 0):
             raise ValueError(f"bandwidth_gb_s={bandwidth_gb_s}, tflops={tflops}: give both above 0")
@@ -249,24 +250,24 @@ class Costs:
         )
 
     def batched(self, rows: int) -> Costs:
-        """Return the costs of steps that several sequences take together, in joint calls, by the
-        nodes and the context of each; the host works for one after the other."""
+        """Return the costs of steps of `rows` sequences in joint calls, by the nodes and the
+        context of each sequence. Host time grows with the number of sequences."""
         host_ms = {name: rows * ms for name, ms in self.host_ms.items()}
         draft, prefill_ms = self.draft and self.draft.batched(rows), rows * self.prefill_ms
         joint = {"target": self.target.batched(rows), "draft": draft, "prefill_ms": prefill_ms}
         return replace(self, **joint, host_ms=host_ms)  # type: ignore[arg-type]
 
     def draft_ratio(self, context: int | None = None) -> float | None:
-        """Return what a draft call of one node costs, in target calls of one node; None without a
-        draft. `context` is by default the smallest that was measured."""
+        """Return the cost of a one-node draft call over that of a one-node target call; None
+        without a draft. `context` defaults to the smallest one measured."""
         if self.draft is None:
             return None
         at = min(self.target.ms) if context is None else context
         return self.draft.call_ms(1, at) / self.target.call_ms(1, at)
 
     def draft_reading_ms(self, tokens: int, context: float) -> float:
-        """Return the milliseconds that the draft takes to read that many tokens of a text: as
-        measured (beyond that in proportion), else as calls of the largest size measured."""
+        """Return the milliseconds of a draft prefill of `tokens` tokens: interpolated if measured
+        (beyond the longest in proportion), else priced as calls of the largest size."""
         assert self.draft is not None
         if self.reading_ms:
             sizes, ms = list(self.reading_ms), list(self.reading_ms.values())
@@ -297,48 +298,46 @@ class Costs:
 
     @property
     def title(self) -> str:
-        """Its name, for the title of what it predicts."""
+        """Name of the costs for titles of predictions."""
         return str(self.about.get("name") or self.about.get("computed") or "measured costs")
 
     def host_of(self, decoder: str) -> float:
-        """Return the milliseconds that a decoder's step takes outside of both models."""
+        """Return the milliseconds per step outside both models, for a decoder."""
         return self.host_ms.get(decoder, self.host_ms.get("", 0.0))
 
     def floor_ms(self, role: str, context: int) -> float | None:
-        """Return the least milliseconds of a call of "target" or "draft": the bytes that it must
-        read, at the machine's copy bandwidth. None where either is unknown."""
+        """Return a lower bound in milliseconds of a call of "target" or "draft": its bytes over the
+        copy bandwidth. None if either is unknown."""
         if role not in self.footprints or not self.copy_bytes_per_s:
             return None
         return 1e3 * self.footprints[role].call_bytes(context) / self.copy_bytes_per_s
 
 
 class CostModel:
-    """Predicts samples by costs; `name` describes these in titles: "the costs 'epyc'".
-
-    A sample's steps are predicted once, however often they are asked for.
-    """
+    """Predicts the times of samples by costs. `name` describes the costs in titles, such as "the
+    costs 'epyc'". Predictions are cached by sample."""
 
     def __init__(self, costs: Costs, name: str = "") -> None:
         self.costs, self.name = costs, name
         self._known: dict[Sample, list[tuple[float, float, int]]] = {}
 
     def steps(self, sample: Sample) -> list[tuple[float, float, int]]:
-        """Return each step's milliseconds of verifying and of drafting, and the context it was made
-        at; the prefill is left out.
+        """Return each step's milliseconds of verifying and drafting, without prefill, and its
+        context length.
 
-        Raises `ValueError` where a step is larger than any call that was measured.
+        Raises `ValueError` if a step is larger than the largest call of the costs.
         """
         if sample in self._known:
             return self._known[sample]
         call_ms, steps = self.costs.target.call_ms, []
         context, draft_has_read = sample.prompt_tokens, False
         for index, step in enumerate(sample.steps):
-            # Forwards beyond one a call: long text before a branching tree is one of its own. Older
-            # records do not count them; there it is certain of the target's first call alone.
+            # A long prompt before a branching tree takes a second forward pass. Older records do
+            # not count forward passes; for them this is known of the first target call only.
             branching = step.scored > step.drafted + 1 and context > LONG_TEXT
             forwards = step.target_forwards or 1 + int(not index and branching)
             verify = call_ms(step.scored, context) + (forwards - 1) * call_ms(1, context)
-            # The first draft call reads the prompt: that is its prefill.
+            # The first draft call prefills the prompt; `predict` adds that.
             counted = step if draft_has_read else replace(step, draft_caught_up=0)
             draft_has_read = draft_has_read or step.draft_calls > 0
             steps.append((verify, self.costs.drafting_ms(counted, context), context))
@@ -347,11 +346,11 @@ class CostModel:
         return steps
 
     def predict(self, sample: Sample) -> Sample:
-        """Return a sample with predicted seconds.
+        """Return a copy of the sample with predicted seconds.
 
-        The first step holds the target's prefill, and the first that calls the draft the draft's:
-        the target's at the ratio of their calls, of the tokens that it read. Raises `ValueError` as
-        `steps`.
+        The first step includes the target's prefill. The first step with a draft call includes the
+        draft's: the target's prefill times `draft_ratio` and the share of tokens that the draft
+        read. Raises `ValueError` as `steps` does.
         """
         costs, records = self.costs, list[StepRecord]()
         host_ms, unread = costs.host_of(sample.decoder), costs.draft is not None
@@ -368,17 +367,17 @@ class CostModel:
         return replace(sample, steps=tuple(records), wall_s=sum(spent), ttft_s=ttft_s)
 
     def cost(self, sample: Sample) -> tuple[float, int]:
-        """Return what a sample's calls of both models cost, in target calls of one node at the same
-        context, and its new tokens: greedy decoding costs 1 a token.
+        """Return the cost of a sample's calls, in one-node target calls at the same context, and
+        its number of new tokens; greedy decoding costs 1 per token.
 
-        The prefill and host time are left out. Raises `ValueError` as `steps`.
+        Excludes prefill and host time. Raises `ValueError` as `steps` does.
         """
         call_ms = self.costs.target.call_ms
         calls = ((verify + draft) / call_ms(1, at) for verify, draft, at in self.steps(sample))
         return sum(calls), len(sample.new_tokens)
 
     def predict_all(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return samples with predicted seconds; [] where one of them cannot be predicted."""
+        """Return all samples with predicted seconds; [] if any cannot be predicted."""
         try:
             return [self.predict(sample) for sample in samples]
         except ValueError:
@@ -398,12 +397,13 @@ class CostModel:
 
 
 def draft_nodes(step: StepRecord) -> int:
-    """Return the mean number of tokens in a step's draft calls: nodes and newly read text."""
+    """Return the mean number of tokens per draft call of a step: nodes plus prefilled text."""
     return max(1, round((step.draft_scored + step.draft_caught_up) / step.draft_calls))
 
 
 def _spread(surfaces: Iterable[Surface]) -> float:
-    """Return the median over all calls of half the distance of the quartiles, over the median."""
+    """Return the relative spread of a probe: the median, over all sizes, of half the interquartile
+    range divided by the median time."""
     return median(
         surface.spread_ms[context][nodes] / ms
         for surface in surfaces
@@ -413,7 +413,7 @@ def _spread(surfaces: Iterable[Surface]) -> float:
 
 
 def _medians(pairs: Iterable[tuple[Any, float]]) -> dict:
-    """Return the median of each key's seconds, in milliseconds, keys in order."""
+    """Return the median of each key's seconds, in milliseconds, sorted by key."""
     seconds: dict = defaultdict(list)
     for key, value in pairs:
         seconds[key].append(value)

@@ -1,6 +1,6 @@
 """The cost of one call of a model: milliseconds by nodes and context, and bytes.
 
-Invariant: nothing is extrapolated; a call larger than any that was measured is an error.
+Invariant: costs are interpolated, never extrapolated; a call larger than the table is an error.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ Table = Mapping[float, Mapping[float, float]]
 
 @dataclass(frozen=True)
 class Surface:
-    """Milliseconds of one call of a model, from its start to the arrival of its choices.
+    """Milliseconds of one call of a model, from its start to the arrival of the chosen tokens.
 
-    `ms[context][nodes]`: `context` counts the tokens of the sequence, the root included, and
-    `nodes` those of the tree that is scored. A context of `inf` says that the cost is the same at
-    every context. `padded` is for engines that fill a tree up to the next of a few sizes: a call
-    costs what the next size measured costs, instead of something in between. `spread_ms`, where it
-    is known, is half the distance between the quartiles, laid out as `ms`.
+    `ms[context][nodes]`: `context` counts the tokens of the sequence, the tree's root included;
+    `nodes` counts those of the tree. A context of `inf` means that the cost is the same at every
+    context. `padded`: the engine pads trees to a few sizes, so a call costs as much as the next
+    size in the table, without interpolation. `spread_ms`, if known, is half the interquartile
+    range, in the same layout.
 
     >>> Surface({100: {1: 10.0, 9: 18.0}, 300: {1: 12.0, 9: 20.0}}).call_ms(5, 200)
     15.0
@@ -36,18 +36,18 @@ class Surface:
         for name in ("ms", "spread_ms"):
             object.__setattr__(self, name, _numbers(getattr(self, name)))
         if not self.ms or not all(self.ms.values()):
-            raise ValueError("no milliseconds are given: give some for one node at least")
+            raise ValueError("no milliseconds are given: give those of one node at least")
         if len(self.ms) > 1 and math.inf in self.ms:
             raise ValueError("a surface for every context (inf) can have no other context")
 
     @classmethod
     def flat(cls, ms: Mapping[float, float]) -> Surface:
-        """Return {nodes: ms} as a surface that is the same at every context."""
+        """Return the surface of a table {nodes: ms} that holds at every context."""
         return cls({math.inf: ms})
 
     @classmethod
     def constant(cls, ms: float) -> Surface:
-        """Return the surface of calls that all cost the same."""
+        """Return the surface on which every call costs `ms`."""
         return cls({math.inf: {math.inf: ms}}, padded=True)
 
     def call_ms(self, nodes: float, context: float) -> float:
@@ -55,10 +55,10 @@ class Surface:
         return float(self.calls_ms([nodes], context)[0])
 
     def calls_ms(self, nodes: Sequence[float], context: float) -> np.ndarray:
-        """Return the milliseconds of calls of ascending sizes, bilinear between what was measured.
+        """Return the milliseconds of calls of ascending sizes, by bilinear interpolation.
 
-        A context below the smallest measured costs what that costs. Raises `ValueError` beyond what
-        was measured.
+        Contexts below the smallest in the table cost as much as that one. Raises `ValueError` for
+        larger contexts or sizes than the table has.
         """
         contexts = list(self.ms)
         if context > contexts[-1]:
@@ -75,8 +75,8 @@ class Surface:
         return low + (high - low) * ((context - below) / (above - below))
 
     def batched(self, rows: int) -> Surface:
-        """Return the surface of one call for several sequences, by the nodes and the context of
-        each: a call costs by all nodes that it scores and all cached tokens that it reads.
+        """Return the surface of one call for `rows` sequences, by the nodes and the context of
+        each. The call is priced by the total of nodes and of cached tokens.
 
         >>> Surface.flat({1: 10.0, 64: 10.0, 128: 20.0}).batched(32).call_ms(4, 100)
         20.0
@@ -97,7 +97,7 @@ class Surface:
         return ms[np.searchsorted(sizes, nodes)] if self.padded else np.interp(nodes, sizes, ms)
 
     def known_to(self, contexts: Mapping[int, int], *, padded: bool) -> Surface:
-        """Return the surface with each measured context replaced by the longest that it serves."""
+        """Return the surface with each context renamed to the longest one that it stands for."""
         ms, spread = (
             {contexts.get(int(context), context): row for context, row in table.items()}
             for table in (self.ms, self.spread_ms)
@@ -107,20 +107,20 @@ class Surface:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of a model's weights (`weight_bytes`), of those that each call reads (`read_bytes`:
-    without an embedding table, of which a call reads a few rows), and of a cached token."""
+    """Bytes of a model: `weight_bytes` of all weights, `read_bytes` of the weights that each call
+    reads (without an embedding table, of which it reads a few rows), and of each cached token."""
 
     weight_bytes: int
     read_bytes: int
     kv_bytes_per_token: int
 
     def call_bytes(self, context: int) -> int:
-        """Return the bytes that any call must read, however few nodes it scores."""
+        """Return the bytes that a call must read, whatever its number of nodes."""
         return self.read_bytes + context * self.kv_bytes_per_token
 
 
 def _numbers(table: Mapping) -> dict[float, dict[float, float]]:
-    """Return a table with numbers for keys, ascending (JSON's keys are text)."""
+    """Return a table with numeric keys in ascending order (JSON has text keys)."""
 
     def number(key: str | float) -> float:
         value = float(key)

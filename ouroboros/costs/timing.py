@@ -1,8 +1,8 @@
-"""Time calls of models on this machine: every tree size and context; and its memory bandwidth.
+"""Time calls of models on this machine, by tree size and context; measure its memory bandwidth.
 
-Only `CachedModel.score` and the choice of tokens are called, as the decoding loop does, so the
-timing is what a step waits for. All are timed in turn, in another order each time, so that drift of
-the machine affects all alike.
+A timed call is `CachedModel.score` plus the choice of tokens, as in the decoding loop, so it is the
+time that a step waits. Calls of all sizes and models alternate in random order, so that drift of
+the machine affects all equally.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ouroboros.engine.static import NODES, padded_nodes, padded_slots
 from ouroboros.select import argmax
 from ouroboros.tree import TokenTree
 
-IDS = 1000  # random tokens are drawn from the first so many ids
+IDS = 1000  # random tokens are drawn from ids below this
 CPU_BYTES = 512 << 20  # copy buffer: many times the largest cache
 GPU_BYTES = 4 << 30  # large enough that the start of a copy takes a negligible share
 COPIES = 8
@@ -45,12 +45,12 @@ def time_calls(
 ) -> list[Surface]:
     """Time `score` and its argmax on random trees; return each model's medians and spread.
 
-    Each of the `visits` goes through the contexts and times every model and tree size there
-    `repeats` times; `on_visit` is called after each context. After `limit_s` seconds no further
-    visit begins. Every size is called once before, untimed. A context counts the tokens of the
-    sequence, the tree's root included; they are taken as cached, since a call costs the same
-    whatever its slots hold. `padded`: the models pad trees up to these very sizes. The models'
-    caches are left empty. Raises `ValueError` for a context and tree beyond a model's positions.
+    Each of the `visits` times every model and tree size `repeats` times at every context, and calls
+    `on_visit` after each context. No visit begins after `limit_s` seconds. Each size has one
+    untimed warm-up call. A context counts the tokens of the sequence, the tree's root included;
+    they count as cached without a prefill, since times do not depend on the values in the cache.
+    `padded`: the models pad trees to exactly these sizes. Empties the models' caches. Raises
+    `ValueError` if a context and tree exceed a model's positions.
     """
     draw, started = random.Random(seed), clock()
     trees = {size: random_tree(size, draw=draw) for size in sorted(set(nodes))}
@@ -109,8 +109,8 @@ def time_reading(
     visits: int = 3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[float, float]:
-    """Return the median milliseconds of first calls on texts of each number of tokens. The model's
-    cache is left empty."""
+    """Return the median milliseconds of prefill for prompts of each length. Empties the model's
+    cache."""
     times: defaultdict[int, list[float]] = defaultdict(list)
     for _ in range(visits):
         for tokens in prompts:
@@ -124,7 +124,7 @@ def time_reading(
 
 
 def random_tree(nodes: int, *, draw: random.Random) -> TokenTree:
-    """Return a random tree with distinct tokens; with three nodes or more it is no chain."""
+    """Return a random tree with distinct tokens, branching if it has three nodes or more."""
     parents = [-1, *(draw.randrange(node) for node in range(1, nodes))]
     if nodes > 2:
         parents[2] = 0
@@ -132,13 +132,13 @@ def random_tree(nodes: int, *, draw: random.Random) -> TokenTree:
 
 
 def copy_bandwidth(device: torch.device, *, buffer_bytes: int | None = None) -> float:
-    """Return the bytes a second that a copy within the device's memory reads and writes together.
+    """Return the bytes per second, read plus written, of a copy within the device's memory.
 
-    The fastest of several copies counts, as in STREAM (McCalpin,
-    https://www.cs.virginia.edu/stream/ref.html): other work on the machine only slows a copy down.
-    On a CPU a store may read its cache line first, which is not counted, so reading alone can be
-    faster than this. `buffer_bytes` defaults to many times the largest cache, on a GPU to 4 GiB, or
-    a quarter of the free memory.
+    Uses the fastest of several copies, as STREAM does (McCalpin,
+    https://www.cs.virginia.edu/stream/ref.html), since other load can only slow a copy down. A CPU
+    may read a cache line before writing it, which is not counted, so pure reading can be faster.
+    `buffer_bytes` defaults to many times the largest cache; on a GPU to 4 GiB or a quarter of the
+    free memory.
     """
     size = buffer_bytes or CPU_BYTES
     if buffer_bytes is None and device.type == "cuda":
@@ -153,7 +153,7 @@ def copy_bandwidth(device: torch.device, *, buffer_bytes: int | None = None) -> 
 
 
 def elapsed_ms(work: Callable[[], object], device: torch.device) -> float:
-    """Return milliseconds of some work: on a GPU between two events, else by the clock."""
+    """Return the milliseconds of `work`, by CUDA events on a GPU, else by the clock."""
     if device.type != "cuda":
         started = time.perf_counter()
         work()
@@ -168,7 +168,7 @@ def elapsed_ms(work: Callable[[], object], device: torch.device) -> float:
 
 
 def footprint(model: CachedModel) -> Footprint:
-    """Return the bytes of a model's weights, as stored, and of a token's keys and values."""
+    """Return a model's bytes: weights as stored, weights read per call, and per cached token."""
     held = sum(map(stored_bytes, model.model.parameters()))
     slots = (
         len(members) * shape.kv_heads * (shape.key_width + shape.value_width) * shape.dtype.itemsize

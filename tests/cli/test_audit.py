@@ -102,11 +102,11 @@ def test_lines_without_ids_pair_by_their_order(audited, completions, saved_pair,
     ("row", "words"),
     [
         ({"prompt": "a"}, "line 1: no 'text'; give prompt"),
-        ({"prompt_token_ids": [10**6], "token_ids": [1]}, "ids that the model does not know"),
+        ({"prompt_token_ids": [10**6], "token_ids": [1]}, "ids beyond the model.s vocabulary"),
         ({"prompt": "other", "id": 0, "token_ids": [1]}, "no such prompt '0'; pair lines by id"),
         ({"prompt": "ab", "id": "1", "text": "\u2028"}, "no such prompt '1'"),
-        ({"prompt": "ab", "id": 0, "token_ids": [5.0]}, "line 1: a token id is no whole number"),
-        ({"prompt": "ab", "id": 0, "text": "a"}, "line 2: a second completion with id 0"),
+        ({"prompt": "ab", "id": 0, "token_ids": [5.0]}, "line 1: a token id is not a whole number"),
+        ({"prompt": "ab", "id": 0, "text": "a"}, "line 2: a second completion has id 0"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_named(

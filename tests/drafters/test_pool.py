@@ -193,7 +193,7 @@ def test_a_damaged_file_is_refused_in_one_line(saved, content):
 
 def test_foreign_files_are_refused_in_one_line(saved, tmp_path):
     refused(saved, r"another tokenizer \(ours\): make a new file", tokenizer_id="theirs")
-    refused(saved, "phrases of 2 tokens, where ngram_size asks for 3", phrase_len=3)
+    refused(saved, "its phrases have 2 tokens, but ngram_size - 1 is 3", phrase_len=3)
     refused(tmp_path / "none.json", "cannot read the pool")
     refused(tmp_path, "cannot read the pool")
     with pytest.raises(ValueError, match=r"pool for Racer \(another drafter or version\)"):

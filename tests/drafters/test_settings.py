@@ -56,7 +56,7 @@ REFUSED = [
     (OuroborosPaper, {"topk": -1}, "topk is -1"),
     (OuroborosPaper, {"ngram_size": 1}, "at least"),
     (OuroborosPaper, {"window_size": -1}, "window_size is -1"),
-    (OuroborosPaper, {"pool_state": "task", "pool": POOL}, "phrases of 9 tokens"),
+    (OuroborosPaper, {"pool_state": "task", "pool": POOL}, "phrases have 9 tokens"),
     (OuroborosPaper, {"draft": None}, "give draft="),
     (PhrasePool, {"phrase_len": 0}, "phrase_len is 0; choose at least 1"),
     (PhrasePool, {"per_key": -1}, "per_key is -1"),
