@@ -1,4 +1,4 @@
-"""What Ouroboros is measured against, on the same engine (and transformers' own, as a peer)."""
+"""Rivals of Ouroboros: drafters on the same engine, and two peers with engines of their own."""
 
 from ouroboros.baselines.hf import HFGenerate
 from ouroboros.baselines.prompt_lookup import PromptLookup
@@ -24,4 +24,4 @@ __all__ = [
 
 
 class Greedy(RootOnly):
-    """Standard decoding: one target call for each token. With a sampler, plain sampling."""
+    """Standard decoding: one target call per token, greedy or sampled."""

@@ -1,8 +1,7 @@
-"""transformers' own generation as a peer, under the same trace and clock.
+"""transformers' `generate` as a peer, with the same trace and clock as our decoders.
 
-The model, its attention kernel, the prompt, the choice of tokens and the end conditions are those
-of our decoders; the loop and the cache are transformers'. Greedy generation is also the oracle of
-the equality tests.
+Model, attention kernel, prompt, token selection and stopping rules are those of our decoders; the
+loop and the cache are transformers'. Its greedy generation is also the oracle of equality tests.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Stop = Callable[[list[int]], int | None]
 
 
 class SharedNoise(LogitsProcessor):
-    """Add a `Sampler`'s noise, so that the argmax is its sample."""
+    """Logits processor that adds a `Sampler`'s noise, so that the argmax is its sample."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
@@ -43,18 +42,18 @@ class SharedNoise(LogitsProcessor):
 
 
 def as_processors(choose: TokenSelector) -> LogitsProcessorList:
-    """Return the logits processors under which transformers' argmax is this choice."""
+    """Return logits processors with which transformers' argmax chooses the same tokens."""
     if choose is argmax:
         return LogitsProcessorList()
     if isinstance(choose, Sampler):
         return LogitsProcessorList([SharedNoise(choose)])
     if isinstance(choose, Processed):
         return LogitsProcessorList([*choose.processors, *as_processors(choose.choose)])
-    raise ValueError("transformers' generation runs under argmax, a Sampler or processors only")
+    raise ValueError("transformers' generation takes only argmax, a Sampler or processors")
 
 
 class Arrivals(BaseStreamer):
-    """Record when new tokens arrive: (seconds, count) pairs, without the prompt."""
+    """Streamer that records the arrival of new tokens as (seconds, count) pairs."""
 
     def __init__(self) -> None:
         self.at: list[tuple[float, int]] = []
@@ -70,7 +69,8 @@ class Arrivals(BaseStreamer):
 
 
 class StopWhen(StoppingCriteria):
-    """End each row once its stop, given the new tokens, returns a number, or its room is used."""
+    """Stopping criterion by row: `stops[i]` returns a number for the new tokens, or `rooms[i]` new
+    tokens are reached."""
 
     def __init__(self, stops: Sequence[Stop | None], rooms: Sequence[int], width: int) -> None:
         self.stops, self.rooms, self.width = stops, rooms, width
@@ -82,7 +82,7 @@ class StopWhen(StoppingCriteria):
 
 
 class ByRow(LogitsProcessor):
-    """Process each row by processors of its own, without the padding on its left."""
+    """Logits processor that applies each row's own processors, without the row's left padding."""
 
     def __init__(self, processors: Sequence[LogitsProcessorList], pads: Sequence[int]) -> None:
         self.rows = list(zip(processors, pads, strict=True))
@@ -93,7 +93,7 @@ class ByRow(LogitsProcessor):
 
 
 def by_row(processors: Sequence[LogitsProcessorList], pads: Sequence[int]) -> LogitsProcessorList:
-    """Return one list for all rows, each with processors of its own."""
+    """Return one list of processors that applies each row's own."""
     if len(processors) == 1 or not any(processors):
         return processors[0]
     return LogitsProcessorList([ByRow(processors, pads)])
@@ -102,10 +102,13 @@ def by_row(processors: Sequence[LogitsProcessorList], pads: Sequence[int]) -> Lo
 class HFGenerate:
     """`model.generate` in one of three modes.
 
-    `greedy`; `assisted` (needs `draft`; `settings` are the assistant's generation settings, such as
-    num_assistant_tokens, num_assistant_tokens_schedule and assistant_confidence_threshold, by
-    default transformers' own); `prompt_lookup` (prompt_lookup_num_tokens, max_matching_ngram_size).
-    A step's time counts as verification: transformers does not separate drafting from it.
+    - "greedy"
+    - "assisted": needs `draft`; `settings` are the assistant's generation settings, such as
+      num_assistant_tokens, num_assistant_tokens_schedule and assistant_confidence_threshold
+    - "prompt_lookup": `settings` are prompt_lookup_num_tokens and max_matching_ngram_size
+
+    The whole time of a step counts as verification, since transformers does not report drafting
+    separately.
     """
 
     def __init__(
@@ -138,7 +141,8 @@ class HFGenerate:
         choose: TokenSelector = argmax,
         stop: Stop | None = None,
     ) -> DecodeTrace:
-        """Generate under the same rules as `decode`; `stop` says how many new tokens to keep."""
+        """Generate by the same rules as `decode`. `stop` takes the new tokens and returns how many
+        to keep, or None to continue."""
         limits: dict = {"max_new": max_new, "eos": eos, "chooses": [choose], "stops": [stop]}
         return self.run_together(target, [prompt], **limits)[0]
 
@@ -152,11 +156,11 @@ class HFGenerate:
         chooses: Sequence[TokenSelector],
         stops: Sequence[Stop | None],
     ) -> list[DecodeTrace]:
-        """Generate for prompts that are padded on their left to one length, each with its own
-        choice and stop; as `run` does for one. Only greedy generation takes several.
+        """Generate for a left-padded batch of prompts, each with its own selector and `stop`; see
+        `run`. Only greedy generation takes more than one prompt.
 
-        A row that has ended is fed padding until the last one ends. A step's time is divided among
-        the rows that have not ended.
+        Rows that have ended are fed padding until all have ended. A step's time is divided equally
+        among the rows that have not ended.
         """
         width = max(map(len, prompts))
         pads = [width - len(prompt) for prompt in prompts]
@@ -173,14 +177,14 @@ class HFGenerate:
         config = GenerationConfig(
             max_new_tokens=max(rooms),
             do_sample=False,
-            eos_token_id=sorted(eos) or target.vocab_size,  # an id that never comes
+            eos_token_id=sorted(eos) or target.vocab_size,  # an id that never occurs
             pad_token_id=0,
             **(self.settings if self.mode == "prompt_lookup" else {}),
         )
         with ExitStack() as stack:
-            # the model's own defaults (say, a repetition penalty) apply to no other decoder
+            # the model's own defaults, such as a repetition penalty, apply to no other decoder
             stack.enter_context(_generation_config(target.model, GenerationConfig()))
-            calls: list[float] = []  # the time of each draft call
+            calls: list[float] = []  # start times of draft calls
             if self.draft is not None:
                 assistant = self.draft.model
                 own = GenerationConfig.from_dict(assistant.generation_config.to_dict())
@@ -226,7 +230,7 @@ class HFGenerate:
 
 @contextmanager
 def _generation_config(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
-    """Replace a model's generation config for one run."""
+    """Replace a model's generation config within this context."""
     before, model.generation_config = model.generation_config, config
     try:
         yield
@@ -242,6 +246,8 @@ def timed_steps(
     cut: int,
     rows: int = 1,
 ) -> list[StepRecord]:
+    """Return a record for each arrival of tokens, up to `cut` new tokens; `calls` are start times
+    of draft calls."""
     steps, before, left = [], started, cut
     for at, count in arrivals:
         new = min(count, left)

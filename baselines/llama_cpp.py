@@ -1,6 +1,6 @@
-"""llama.cpp on the same weights, under the same trace and clock: what many use on CPUs.
+"""llama.cpp as a peer, with the same weights, trace and clock.
 
-The package llama-cpp-python is an optional dependency; `scripts/write_gguf.py` writes the weights.
+Needs the optional package llama-cpp-python and weights written by `scripts/write_gguf.py`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from ouroboros.trace import DecodeTrace
 
 
 class LlamaCpp:
-    """llama.cpp's greedy generation from the GGUF file at `path`; with `lookup`, its Python
-    binding's prompt lookup of so many tokens.
+    """llama.cpp's greedy generation from the GGUF file at `path`. `lookup` above 0 turns on the
+    Python binding's prompt lookup, with that many draft tokens.
 
-    A step's time counts as verification. Raises `ValueError` if the package or the file is missing.
+    The whole time of a step counts as verification. Raises `ValueError` if the package or the file
+    is missing.
     """
 
     draft = None
@@ -36,9 +37,9 @@ class LlamaCpp:
             ) from error
         if not path or not Path(path).is_file():
             raise ValueError(
-                f"decoder.llama_cpp.path={path} is no file: write it by scripts/write_gguf.py"
+                f"decoder.llama_cpp.path={path} is no file: write it with scripts/write_gguf.py"
             )
-        self.calls: list[float] = []  # of the lookup
+        self.calls: list[float] = []  # start times of lookups
         self._lookup = LlamaPromptLookupDecoding(num_pred_tokens=lookup) if lookup else None
         threads = torch.get_num_threads()
         self._llama = Llama(
@@ -52,7 +53,7 @@ class LlamaCpp:
         )
 
     def _propose(self, input_ids, **kwargs):
-        """Propose by lookup; a proposal begins a step."""
+        """Draft by lookup; each draft begins a step."""
         self.calls.append(time.perf_counter())
         return self._lookup(input_ids, **kwargs)
 
@@ -66,14 +67,14 @@ class LlamaCpp:
         choose: TokenSelector = argmax,
         stop: Stop | None = None,
     ) -> DecodeTrace:
-        """Generate under the same rules as `decode`; `target` gives the context's length alone."""
+        """Generate by the same rules as `decode`; of `target` only the context length is used."""
         if choose is not argmax:
-            raise ValueError("llama.cpp is run at temperature 0 only: it has another sampler")
+            raise ValueError("llama.cpp runs at temperature 0 only, since its sampler differs")
         room = target.max_len - len(prompt) + 1
         cramped, max_new = room < max_new, min(max_new, room)
         trace = DecodeTrace(list(prompt), len(prompt))
         arrivals: list[tuple[float, int]] = []
-        self._llama.reset()  # nothing of the prompt before is used again
+        self._llama.reset()  # drops the cache of the previous prompt
         self.calls, seen = [], 0
         started = time.perf_counter()
         for token in self._llama.generate(list(prompt), temp=0.0, top_k=1, repeat_penalty=1.0):

@@ -1,4 +1,4 @@
-"""Prompt lookup (Saxena 2023): what followed the last n-gram when it stood in the text before.
+"""Prompt lookup (Saxena 2023): draft the tokens that followed an earlier copy of the last n-gram.
 
 https://github.com/apoorvumang/prompt-lookup-decoding
 """
@@ -14,16 +14,15 @@ from ouroboros.tree import TokenTree
 
 
 class PromptLookup:
-    """Drafts the `num_tokens` tokens after the most recent earlier place of the longest matching
-    n-gram, of at most `max_ngram_size` tokens.
+    """Drafts the `num_tokens` tokens after the most recent earlier occurrence of the longest
+    matching n-gram, of at most `max_ngram_size` tokens.
 
-    Where the text ends before that many, what followed is taken to follow again: a loop shorter
-    than the draft is drafted round and round. An index makes a step's cost independent of the
-    length of the text.
+    A draft that reaches the end of the text continues with its own tokens, so loops are drafted
+    repeatedly. N-grams are indexed, so a step costs the same at every length of the text.
 
-    `adaptive`: a draft that was accepted whole makes the next one twice as long, up to
-    `num_tokens`; one that was not makes it `least` tokens longer than what was accepted. The first
-    of a text has `least` tokens. It learns from accepted text only, of one prompt.
+    `adaptive`: the first draft of a prompt has `least` tokens. After a draft that was fully
+    accepted the next one is twice as long as it, up to `num_tokens`; after another draft it is
+    `least` tokens longer than the accepted part.
     """
 
     draft: CachedModel | None = None
@@ -40,7 +39,7 @@ class PromptLookup:
         self._seen = 0
 
     def reset(self, choose: TokenSelector) -> None:
-        """Forget the text before."""
+        """Clear the index and reset the draft length."""
         self._places = {}
         self._seen = 0
         self._length = min(self.least, self.num_tokens) if self.adaptive else self.num_tokens
@@ -58,14 +57,14 @@ class PromptLookup:
         return TokenTree.chain(tokens[-1], ())
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Adapt the draft length if there was a draft; the text itself is the index."""
+        """Adapt the draft length, if `adaptive` and there was a draft."""
         if self.adaptive and len(tree) > 1:
             whole = len(path) == len(tree)
             wanted = 2 * (len(path) - 1) if whole else len(path) - 1 + self.least
             self._length = min(self.num_tokens, wanted)
 
     def _index(self, tokens: Sequence[int]) -> None:
-        """Note, for each n-gram that ends before the last token, where its continuation starts."""
+        """Record where the continuation starts of each n-gram that ends before the last token."""
         for end in range(max(1, self._seen), len(tokens)):
             for n in range(1, min(self.max_ngram_size, end) + 1):
                 self._places[tuple(tokens[end - n : end])] = end

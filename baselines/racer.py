@@ -1,5 +1,5 @@
-"""RACER (Zhang et al., Findings of ACL 2026, arXiv 2604.14885): n-grams of the context first, then
-the successor rows of Token Recycling, breadth first, until the tree is full."""
+"""RACER (Zhang et al., Findings of ACL 2026, arXiv 2604.14885): fill a tree with n-grams of the
+context, then with the successor rows of Token Recycling."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ouroboros.tree import TokenTree, TreeBuilder
 
 
 class Racer(TokenRecycling):
-    """Draft up to `nodes` nodes: the most frequent continuations of the last `shortest` to
-    `ngram` - 1 tokens, n-grams of at most `ngram` tokens with these; then successor rows.
+    """Draft up to `nodes` nodes: first the most frequent continuations of the last `shortest` to
+    `ngram` - 1 tokens, up to `ngram` tokens in all; then successor rows, breadth first.
 
-    The successor part gives the root `breadth` children; child j of a node with breadth b gets
-    b / 2, halved j times (children of the root: b, halved j times), at least 1. Prompt tokens are
-    never scored as tree nodes, so `read_prompt` learns successors from the prompt's text. `state`
-    "task" keeps n-grams and rows between prompts; `memory` as in `SuffixTree`.
+    With successor rows the root has `breadth` children. Child j of a node with breadth b has
+    breadth b / 2, halved j times (for children of the root: b, halved j times), at least 1. Prompt
+    tokens are never scored as tree nodes, so `read_prompt` learns successors from the prompt's
+    text. `state` "task" keeps n-grams and rows between prompts; `memory` as in `SuffixTree`.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class Racer(TokenRecycling):
         self._seen = 0
 
     def state_dict(self) -> dict:
-        """Return the rows and the texts: all that outlives a prompt."""
+        """Return the rows and the texts, the state kept between prompts."""
         return {**super().state_dict(), "text": self.tree.text}
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Hold the rows and texts of `state_dict`."""
+        """Restore the rows and texts of `state_dict`."""
         super().load_state_dict(state)
         self.tree.load(token_ids(state["text"], least=END))
 
     def reset(self, choose: TokenSelector) -> None:
-        """Begin a prompt: forget everything if the state is cold, else end the last text."""
+        """Begin a prompt: clear all state if `state` is "cold", else close the last text."""
         super().reset(choose)
         if not self.carries_state:
             self.tree.forget()
@@ -78,8 +78,8 @@ class Racer(TokenRecycling):
         return builder.build().pruned(budget - 1)
 
     def _retrieve(self, builder: TreeBuilder) -> None:
-        """Add continuations of the matching suffixes: most frequent first, ties by depth, then by
-        longest match. A node that several suffixes propose is added once."""
+        """Add continuations of all matching suffixes: the most frequent first, ties by depth, then
+        by longest match. Equal continuations of several suffixes share nodes."""
         tree, order = self.tree, count()
         heap: list[tuple[int, int, int, int, PrefixKey, int]] = []
 
@@ -104,14 +104,14 @@ class Racer(TokenRecycling):
             node, breadth = queue.popleft()
             left = breadth if builder.depths[node] == 1 else breadth // 2
             for token in self.rows.get(builder.tokens[node], ())[:breadth]:
-                if token < 0 or len(builder) > self.nodes:  # -1 where the vocabulary ends
+                if token < 0 or len(builder) > self.nodes:  # -1 pads rows of small vocabularies
                     break
                 child = self._child(builder, node, token, recycling.SOURCE)
                 queue.append((child, max(1, left)))
                 left //= 2
 
     def _child(self, builder: TreeBuilder, node: int, token: int, source: str) -> int:
-        """Return a node's child with this token, added if need be."""
+        """Return a node's child with this token; add it if missing."""
         known = builder.children.get((node, token))
         if known is None:
             builder.graft([(token,)], node, source=source)

@@ -1,5 +1,5 @@
-"""Token Recycling (Luo et al., ACL 2025, arXiv 2408.08696): draft the tokens that the target ranked
-highest when it last scored a token, whether accepted or rejected, after that token again."""
+"""Token Recycling (Luo et al., ACL 2025, arXiv 2408.08696): after a token, draft the tokens that
+the target ranked highest when it last scored that token, accepted or rejected."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ PATHS = re.findall(
     000000 000001 000100
     """,
 )
-"""The nodes of the published tree, each as the ranks on its way from the root."""
+"""The nodes of the published tree, each as the ranks along its path from the root."""
 
 
 def template(nodes: int) -> list[tuple[int, int]]:
-    """Return the `nodes` likeliest nodes of the published tree, as (parent, rank); parent -1 is the
-    root. How likely a path is falls with its length and with each rank on it."""
+    """Return the `nodes` most probable nodes of the published tree, as (parent, rank); parent -1 is
+    the root. The assumed probability of a path falls with its length and its ranks."""
 
     def likely(path: str) -> float:
         return math.prod(0.5 / (1 + int(rank)) for rank in path)
@@ -49,11 +49,12 @@ def template(nodes: int) -> list[tuple[int, int]]:
 
 
 class TokenRecycling:
-    """Fill the published static tree, or its `nodes` likeliest nodes, from the successor rows.
+    """Fill the published static tree, or its `nodes` most probable nodes, from successor rows.
 
-    `rows` are the target's WIDTH likeliest tokens after each token when it was last scored, best
-    first, learned from every scored node, rejected ones included; with `read_prompt` also from the
-    prompt's text. `state` "task" keeps them between prompts, as the published code does.
+    `rows[token]` are the target's WIDTH most probable tokens after the token when it was last
+    scored, best first. They are learned from every scored node, accepted or rejected; with
+    `read_prompt` also from the prompt's text. `state` "task" keeps them between prompts, as the
+    published code does.
     """
 
     draft: CachedModel | None = None
@@ -76,22 +77,22 @@ class TokenRecycling:
         self._fresh = True
 
     def state_dict(self) -> dict:
-        """Return the rows: all that outlives a prompt."""
+        """Return the rows, the state kept between prompts."""
         return {"rows": {str(token): row for token, row in self.rows.items()}}
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Hold the rows of `state_dict`."""
+        """Restore the rows of `state_dict`."""
         rows = state["rows"].items()
         self.rows = {int(token): token_ids(row[:WIDTH], least=-1) for token, row in rows}
 
     def reset(self, choose: TokenSelector) -> None:
-        """Begin a prompt; forget all rows if the state is cold."""
+        """Begin a prompt; clear all rows if `state` is "cold"."""
         if not self.carries_state:
             self.rows = {}
         self._fresh = True
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
-        """Return the template's nodes below the last token for which successors are known."""
+        """Return the nodes of the template whose tokens are known from successor rows."""
         if self._begin(tokens):
             return TokenTree.chain(tokens[-1], ())
         index: list[int] = []
@@ -99,7 +100,7 @@ class TokenRecycling:
         for above, rank in self.template:
             parent = index[above] if above >= 0 else 0
             row = self.rows.get(grown[parent], ()) if parent >= 0 else ()
-            if rank < len(row) and row[rank] >= 0:  # -1 where the vocabulary ends
+            if rank < len(row) and row[rank] >= 0:  # -1 pads rows of small vocabularies
                 index.append(len(grown))
                 grown.append(row[rank])
                 parents.append(parent)
@@ -109,12 +110,12 @@ class TokenRecycling:
         return TokenTree(tuple(grown), tuple(parents), source=source).pruned(budget - 1)
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Nothing to learn: `observe_ranked` does."""
+        """Do nothing; `observe_ranked` learns."""
 
     def observe_ranked(self, tree: TokenTree, ranked: Ranked, path: Sequence[int]) -> None:
-        """Overwrite the row of every scored token, ordered by probability (`ranked` is ordered by
-        scores that include one position's noise). Of nodes with the same token the last accepted
-        one counts, else the last one."""
+        """Replace the row of every scored token, ordered by probability (`ranked` is ordered by
+        scores, which include noise). Among nodes with the same token the last accepted node is
+        used, else the last node."""
         order = np.argsort(-ranked.shares, axis=1, kind="stable")
         ids = np.take_along_axis(ranked.ids, order, axis=1).tolist()
         for at, node in enumerate(tree.logit_nodes):
@@ -123,8 +124,9 @@ class TokenRecycling:
             self.rows[tree.tokens[node]] = ids[bisect_left(tree.logit_nodes, node)]
 
     def _begin(self, tokens: Sequence[int]) -> bool:
-        """In a prompt's first step, put the tokens that followed each of its tokens at the front of
-        its row, newest first, with `read_prompt`; return whether to propose nothing yet."""
+        """In the first step of a prompt, put each token's successors in the prompt at the front of
+        its row, newest first (with `read_prompt`). Return whether to propose nothing in this step.
+        """
         fresh, self._fresh = self._fresh, False
         for token, after in pairwise(tokens) if fresh and self.read_prompt else ():
             known = self.rows.get(token, [])

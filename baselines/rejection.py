@@ -1,11 +1,10 @@
-"""Classic rejection sampling of drafts (Leviathan et al. 2023, arXiv 2211.17192), several
-candidates a position (Miao et al. 2024, SpecInfer, arXiv 2305.09781).
+"""Rejection sampling of drafts (Leviathan et al. 2023, arXiv 2211.17192), with several candidates
+per position (Miao et al. 2024, SpecInfer, arXiv 2305.09781).
 
 A draft token x, sampled from the draft model's distribution q, is accepted with probability
 min(1, p(x) / q(x)). After a rejection the next candidate is tested against the residual
-max(p - q, 0), normalised; when all are rejected, the residual is sampled. The text has the target's
-distribution, but its tokens depend on the drafts: unlike shared noise, this gives no equality of
-tokens to test.
+max(p - q, 0), normalised; if all are rejected, a token is sampled from the residual. The text has
+the target's distribution, but individual tokens depend on the drafts, unlike with shared noise.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from ouroboros.tree import TokenTree
 
 @dataclass(frozen=True)
 class Drawn:
-    """Candidates drawn after a node, in order, with repeats, and their distribution, [vocab]."""
+    """Candidates sampled after a node, in order, with repeats, and the distribution, [vocab]."""
 
     candidates: list[int]
     distribution: torch.Tensor
 
 
 class Rejection(TokenSelector):
-    """Accept draft tokens by rejection sampling: a selector for the target.
+    """Selector for the target that accepts draft tokens by rejection sampling.
 
-    `sampler` gives warpers and seed; its shared noise is not used. The drafter fills `drawn` with
-    the candidates after each node of the tree that is scored next. `overlap` / `tested` is the
-    expected share of accepted first candidates: the mean of 1 - TV(p, q) over the tested nodes.
+    `sampler` provides warpers and seed; its shared noise is not used. Before each target call the
+    drafter stores in `drawn` the candidates after each node. `overlap` / `tested` is the expected
+    acceptance rate of first candidates, the mean of 1 - TV(p, q) over the tested nodes.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -44,7 +43,7 @@ class Rejection(TokenSelector):
         self.tested = 0
 
     def draw(self, distribution: torch.Tensor, count: int = 1) -> list[int]:
-        """Return `count` independent samples of a distribution, [vocab]."""
+        """Return `count` independent samples from a distribution, [vocab]."""
         return torch.multinomial(
             distribution, count, replacement=True, generator=self.generator
         ).tolist()
@@ -68,10 +67,10 @@ class Rejection(TokenSelector):
     def ranked(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
     ) -> Ranked:
-        raise ValueError("rejection sampling has no ranking; use verification=shared")
+        raise ValueError("rejection sampling ranks no tokens; use verification=shared")
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        raise ValueError("rejection sampling preserves only the distribution: it has no scores")
+        raise ValueError("rejection sampling has no scores; use verification=shared")
 
     def _follow(self, p: torch.Tensor, drawn: Drawn | None) -> tuple[int, bool]:
         """Return the token after a node with distribution `p`, and whether it was drafted."""
@@ -87,7 +86,7 @@ class Rejection(TokenSelector):
             residual = p.clone()
             residual[:width] -= drawn.distribution
             residual.clamp_(min=0)
-            if not residual.any():  # the distributions are equal but for rounding
+            if not residual.any():  # the distributions are equal up to rounding
                 return candidate, True
             p = residual / residual.sum()
         return self.draw(p)[0], False

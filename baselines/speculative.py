@@ -1,8 +1,8 @@
 """Speculative decoding with a draft model (Leviathan et al. 2023, arXiv 2211.17192).
 
-Under the shared-noise sampler (or argmax) a draft token is accepted if it *is* the target's token,
-so every token equals plain decoding's. Classic rejection sampling, which preserves the distribution
-but not individual tokens, is an option.
+With argmax or shared noise, a draft token is accepted if it equals the token that the target
+chooses, so the output is exactly that of standard decoding. Rejection sampling, which preserves the
+distribution but not individual tokens, is an option.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ from ouroboros.tree import TokenTree
 class Speculative:
     """Draft a chain of up to `gamma` tokens with the draft model.
 
-    With `confidence` above 0 the draft ends after the first token to which the draft model gives
-    less than this probability (as in transformers' assisted generation). `verification` "shared"
-    compares tokens sampled with shared noise; "rejection" uses rejection sampling when the loop
-    samples, with `candidates` tokens drawn at each position, the first of which the draft
-    continues. Greedy decoding is the same under both. Raises `ValueError` for settings out of
-    range.
+    With `confidence` above 0 the draft ends after the first token whose probability is lower (as in
+    transformers' assisted generation). `verification` "shared" compares tokens sampled with shared
+    noise. "rejection" uses rejection sampling at temperatures above 0, with `candidates` samples
+    per position, of which the first continues the draft. Greedy decoding is the same with both.
+    Raises `ValueError` for settings out of range.
     """
 
     def __init__(
@@ -62,26 +61,26 @@ class Speculative:
 
     @property
     def draft_sequence(self) -> CachedSequence:
-        """The sequence on which the draft model is called."""
+        """The draft model's sequence."""
         return self._loop.sequence
 
     def rule(self, choose: TokenSelector) -> TokenSelector:
-        """Return the selector that the loop shall use, `Rejection` with verification="rejection".
+        """Return the selector for the decoding loop: `Rejection` with verification="rejection".
 
         Raises `ValueError` for a selector that is neither argmax nor a plain `Sampler`.
         """
         if self.verification == "shared" or choose is argmax:
             return choose
         if not isinstance(choose, Sampler):
-            raise ValueError("verification=rejection knows no logits processors; use shared")
+            raise ValueError("verification=rejection supports no logits processors; use shared")
         return Rejection(choose)
 
     def reset(self, choose: TokenSelector) -> None:
-        """Draft by the same choice (and noise) as the target."""
+        """Begin a prompt; draft with the target's selector, so with the same noise."""
         self._loop.reset(choose)
 
     def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
-        """Return the draft as a chain (with leaves, where there are more candidates)."""
+        """Return the draft as a chain, with other candidates as leaves."""
         loop, choose = self._loop, self._loop.choose
         room = min(self.gamma, budget - 1)
         if isinstance(choose, Rejection):
@@ -99,10 +98,10 @@ class Speculative:
         return TokenTree.chain(tokens[-1], loop.drafted, source="draft")
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Nothing to learn: the draft model rolls back by itself."""
+        """Do nothing; the draft model's cache rolls back at its next call."""
 
     def _candidates(self, rule: Rejection, tokens: Sequence[int], room: int) -> Steps[TokenTree]:
-        """Draft a chain of the first candidates, with the others as its leaves."""
+        """Return a chain of the first candidates, with the other candidates as leaves."""
         draws = Draws(rule, self.candidates)
         drafting = self._loop.begin(tokens, room, draws)
         while drafting.left > 0:
@@ -118,7 +117,7 @@ class Speculative:
 
 
 class Draws(TokenSelector):
-    """Sample candidates from the draft model's own distribution, and keep them in `drawn`."""
+    """Selector that samples candidates from the draft model's distribution and stores them."""
 
     def __init__(self, rule: Rejection, count: int) -> None:
         self.rule = rule

@@ -1,8 +1,8 @@
 """SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975; its code: snowflakedb/ArcticInference).
 
-For every length m, the continuations of earlier occurrences of the last m tokens are a draft, whose
-score is its expected number of accepted tokens. The draft with the best score is proposed; below a
-threshold a draft model, if given, drafts instead.
+For every length m, the continuations of earlier occurrences of the last m tokens form a draft. Its
+score is its expected number of accepted tokens. The draft with the best score is proposed; if the
+score is below a threshold, an optional draft model drafts instead.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ NOTHING = Draft([], [], 0.0)
 class SuffixDecoding:
     """Draft from a suffix tree over prompt and output, and over past outputs with `state` "task".
 
-    After a match of m tokens, draft at most `factor` m + `offset` and `max_tokens` tokens: the most
-    frequent continuation, or with `branches` a tree of the most probable ones; stop below
-    probability `least`. With `draft`, that model drafts up to `gamma` tokens (as `Speculative` with
-    `confidence`) wherever the best score is below `threshold` (None: gamma). Only accepted text is
-    learned. `depth` and `memory` as in `SuffixTree`.
+    After a match of m tokens, draft up to `factor` m + `offset` tokens, at most `max_tokens`: the
+    most frequent continuation, or with `branches` a tree of the most probable ones. Stop where the
+    probability falls below `least`. If `draft` is given and the best score is below `threshold`
+    (None: gamma), the draft model drafts up to `gamma` tokens, as `Speculative` with `confidence`.
+    Only accepted tokens enter the tree. `depth` and `memory` as in `SuffixTree`.
 
-    Unlike the published code, the current suffix is not an occurrence of itself, and a chain that
-    reaches the end of the text continues with its own tokens, so loops are drafted repeatedly.
+    Differences from the published code: the current suffix is not an occurrence of itself, and a
+    chain that reaches the end of the text continues with its own tokens, so loops are drafted
+    repeatedly.
     """
 
     def __init__(
@@ -84,25 +85,25 @@ class SuffixDecoding:
 
     @property
     def draft_sequence(self) -> CachedSequence | None:
-        """The sequence on which the draft model is called."""
+        """The draft model's sequence, if there is a draft model."""
         return self._chain.draft_sequence if self._chain else None
 
     def _output(self) -> list[int]:
         return [*self._text.text[self._prompt :], *self._accepted] if self._seen else []
 
     def state_dict(self) -> dict:
-        """Return the outputs so far: all that outlives a prompt."""
+        """Return the outputs so far, the state kept between prompts."""
         return {"past": self._past.text, "output": self._output()}
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Hold the outputs of `state_dict`."""
+        """Restore the outputs of `state_dict`."""
         self._past.load(token_ids(state["past"], least=END))
         self._text.load(token_ids(state["output"]))
         self._prompt, self._accepted, self._seen = 0, [], len(state["output"])
 
     def reset(self, choose: TokenSelector) -> None:
-        """Begin a prompt; with state "task" keep the last output, all but its last token, which
-        no later step saw."""
+        """Begin a prompt. With state "task" keep the last output, without its last token, which was
+        never passed to `propose`."""
         if self.carries_state and (output := self._output()):
             self._past.extend(output)
             self._past.close()
@@ -133,7 +134,7 @@ class SuffixDecoding:
         return TokenTree((tokens[-1], *draft.tokens), parents, source=source).pruned(budget - 1)
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Keep the accepted tokens, which `reset` may need."""
+        """Store the accepted tokens for `reset`."""
         self._accepted = [tree.tokens[node] for node in path[1:]]
 
     def _index(self, tokens: Sequence[int]) -> None:
@@ -149,8 +150,8 @@ class SuffixDecoding:
     def _best(self, tree: SuffixTree, places: Sequence[PrefixKey], room: int) -> Draft:
         """Return the draft with the highest score over all match lengths; ties go to the longest.
 
-        Skip matches with as many occurrences as a longer one, since their continuations are the
-        same, and those whose length limit is below the best score.
+        Skips matches with as many occurrences as a longer match, since their continuations are the
+        same, and matches whose length limit is below the best score.
         """
         best, seen = NOTHING, -1
         draw = branches if self.branches else chain
@@ -168,8 +169,8 @@ class SuffixDecoding:
 
 
 def chain(tree: SuffixTree, place: PrefixKey, limit: int, least: float) -> Draft:
-    """Draft the most frequent continuation, up to `limit` tokens, until its probability falls below
-    `least`; past the end of the text, repeat the draft itself."""
+    """Return the most frequent continuation, up to `limit` tokens and while its probability is at
+    least `least`; after the end of the text, the draft repeats itself."""
     tokens: list[int] = []
     (node, at), score, share = place, 0.0, 1.0
     while at < 0 and len(tokens) < limit:
@@ -192,7 +193,7 @@ def chain(tree: SuffixTree, place: PrefixKey, limit: int, least: float) -> Draft
 
 
 def branches(tree: SuffixTree, place: PrefixKey, limit: int, least: float) -> Draft:
-    """Draft a tree of the `limit` most probable nodes, none below probability `least`."""
+    """Return a tree of the `limit` most probable nodes with probabilities of at least `least`."""
     tokens: list[int] = []
     parents: list[int] = []
     score, order = 0.0, count()

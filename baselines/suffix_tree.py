@@ -1,8 +1,8 @@
-"""A suffix tree with counts, extended token by token: the continuations of each string.
+"""A suffix tree with counts, extended token by token: continuations of each string of tokens.
 
 A string that occurred once is a leaf that points into the text; a second occurrence extends it by
 one node, so only repeated strings take nodes. Invariant: every string of at most `depth` tokens
-that occurred twice has a node with the count of its occurrences.
+that occurred twice has a node with its number of occurrences.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from typing import NamedTuple
 
 from ouroboros.drafters.pool import check_range
 
-END = -1  # in the text, after each closed text
-SOURCE = "prompt"  # of nodes looked up in the text so far
+END = -1  # separator after each closed text
+SOURCE = "prompt"  # source of nodes that are looked up in the text
 
 
 class PrefixKey(NamedTuple):
-    """The position of a string in the tree: a node, or (with `at`) a place in the text below a
-    leaf."""
+    """The position of a string in the tree: a node, or (with `at`) a text position below a leaf."""
 
     node: int
-    at: int = -1  # index into the text of the token that comes next; -1: see the node's children
+    at: int = -1  # text index of the next token; -1: the node's children are next
 
 
 ROOT = PrefixKey(0)
@@ -32,7 +31,7 @@ class SuffixTree:
 
     `active[m - 1]` is the node of the last m tokens, for each m up to the longest suffix that
     occurred before. Memory: about 1 kB per token of ordinary text, at most `depth` x 0.3 kB. When
-    the closed texts hold more than `memory` tokens, the oldest are forgotten.
+    the closed texts exceed `memory` tokens, the oldest are dropped.
     """
 
     def __init__(self, *, depth: int, memory: int = 1 << 16) -> None:
@@ -43,15 +42,15 @@ class SuffixTree:
         self.forget()
 
     def forget(self) -> None:
-        """Forget all text."""
+        """Clear all text."""
         self.text: list[int] = []
         self.active: list[int] = []
-        self.tokens = [END]  # by node: its last token,
-        self.counts = [0]  # its occurrences,
-        self.followed = [0]  # those of them that something followed,
-        self.starts = [0]  # where in the text its first occurrence goes on,
-        self.best = [-1]  # its most frequent child, the newest of equals,
-        self.children: list[dict[int, int]] = [{}]  # all of them; a leaf has none
+        self.tokens = [END]  # by node: its last token
+        self.counts = [0]  # occurrences
+        self.followed = [0]  # occurrences with a next token
+        self.starts = [0]  # text index after its first occurrence
+        self.best = [-1]  # most frequent child; ties go to the newest
+        self.children: list[dict[int, int]] = [{}]  # children by token; a leaf has none
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens to the text."""
@@ -80,7 +79,7 @@ class SuffixTree:
             self.load(kept[kept.index(END) + 1 :] if kept.count(END) > 1 else kept)
 
     def load(self, texts: Sequence[int]) -> None:
-        """Hold exactly these texts, each but the last one followed by END."""
+        """Replace all text by `texts`, separated by END."""
         self.forget()
         for token in texts:
             if token == END:
@@ -101,7 +100,7 @@ class SuffixTree:
         return leaf
 
     def _visit(self, child: int, length: int) -> None:
-        """Count one more occurrence; the second one gives a leaf its child."""
+        """Count an occurrence; at the second one, give a leaf its child."""
         self.counts[child] += 1
         if self.children[child] is _NONE and length < self.depth:
             start = self.starts[child]
@@ -110,12 +109,13 @@ class SuffixTree:
             self.followed[child] = 1
 
     def place(self, node: int) -> PrefixKey:
-        """Return a node's position; below a leaf the text itself continues."""
+        """Return a node's position; for a leaf, the next token is in the text."""
         return PrefixKey(node) if self.children[node] else PrefixKey(node, self.starts[node])
 
     def follow(self, places: Sequence[PrefixKey], token: int) -> list[PrefixKey]:
-        """Return the positions of another text's suffixes after one more token; `places` are those
-        of its last 1, 2, ... tokens, up to the longest that occurs here."""
+        """Return the positions of another text's suffixes after its next token. `places` are the
+        positions of its last 1, 2, ... tokens, up to the longest suffix that occurs in this tree.
+        """
         found = []
         for node, at in (ROOT, *places[: self.depth - 2]):
             if at < 0:
@@ -130,7 +130,7 @@ class SuffixTree:
         return found
 
     def after(self, place: PrefixKey) -> list[tuple[int, PrefixKey]]:
-        """Return the positions one token later, each with its count."""
+        """Return the positions one token later, each as (count, position)."""
         node, at = place
         if at < 0:
             children = self.children[node].items()

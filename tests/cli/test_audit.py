@@ -102,7 +102,7 @@ def test_lines_without_ids_pair_by_their_order(audited, completions, saved_pair,
     ("row", "words"),
     [
         ({"prompt": "a"}, "line 1: no 'text'; give prompt"),
-        ({"prompt_token_ids": [10**6], "token_ids": [1]}, "ids beyond the model.s vocabulary"),
+        ({"prompt_token_ids": [10**6], "token_ids": [1]}, "ids beyond the model's vocabulary"),
         ({"prompt": "other", "id": 0, "token_ids": [1]}, "no such prompt '0'; pair lines by id"),
         ({"prompt": "ab", "id": "1", "text": "\u2028"}, "no such prompt '1'"),
         ({"prompt": "ab", "id": 0, "token_ids": [5.0]}, "line 1: a token id is not a whole number"),

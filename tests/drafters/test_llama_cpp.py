@@ -45,5 +45,5 @@ def test_the_same_weights_write_the_same_text(gguf, lookup) -> None:
     assert peer.run(target, prompt, max_new=40, eos={trace.new_tokens[5]}).finish == "eos"
     with pytest.raises(ValueError, match="temperature 0 only"):
         peer.run(target, prompt, max_new=2, choose=Sampler(seed=1))
-    with pytest.raises(ValueError, match=r"write it by scripts/write_gguf\.py"):
+    with pytest.raises(ValueError, match=r"write it with scripts/write_gguf\.py"):
         LlamaCpp(None)

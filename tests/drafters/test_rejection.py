@@ -141,8 +141,8 @@ def test_greedy_decoding_and_a_real_model_work_under_it():
 def test_what_cannot_be_is_refused():
     draft = TableModel(IDS, seed=1)
     drafter = Speculative(draft, gamma=2, verification="rejection")
-    with pytest.raises(ValueError, match="knows no logits processors"):
+    with pytest.raises(ValueError, match="supports no logits processors"):
         decode(draft, drafter, [0], max_new=2, choose=lambda *_: [0])
     rule = drafter.rule(Sampler())
-    with pytest.raises(ValueError, match="has no ranking"):
+    with pytest.raises(ValueError, match="ranks no tokens"):
         rule.ranked(torch.zeros(1, 3), [0], None)
