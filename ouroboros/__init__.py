@@ -1,6 +1,6 @@
-"""Ouroboros: lossless decoding acceleration on one engine, compared honestly.
+"""Ouroboros: lossless decoding acceleration, and a benchmark of it against rivals on one engine.
 
-Names are imported when they are first used, so that `ouroboros --help` need not wait for torch.
+Names are imported on first use, so that `ouroboros --help` does not import torch.
 """
 
 # ruff: noqa: F401
@@ -53,8 +53,8 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps `ouroboros.decode` and `ouroboros.generate` the functions when Python binds the modules
-    of the same names."""
+    """Keeps `ouroboros.decode` and `ouroboros.generate` bound to the functions when the modules of
+    the same names are imported."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _MODULES and isinstance(value, ModuleType)):

@@ -1,4 +1,4 @@
-"""`python -m ouroboros COMMAND ...`, which is also what the installed command `ouroboros` calls."""
+"""`python -m ouroboros COMMAND ...`, the same as the installed command `ouroboros`."""
 
 from ouroboros.cli.main import main
 

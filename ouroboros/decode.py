@@ -1,14 +1,14 @@
 """The decoding loop: propose, score, match, accept, observe.
 
-Every decoder is this loop with another drafter, and a drafter that drafts with a small model runs
-the same loop on that model. End-of-sequence and length rules live here only.
+Every decoder is this loop with its own drafter. Drafters that draft with a small model run the same
+loop on that model. End-of-sequence and length rules are only here.
 
-A step is a generator: it yields the calls that it needs and is resumed with their results. So the
-calls of several sequences can be made together (`together`), and a sequence alone takes the same
+A step is a generator: it yields requests for model calls and is resumed with the results. So the
+calls of several sequences can be made together (`together`), and a single sequence takes the same
 steps (`stream`).
 
-Invariant (lossless): the tokens equal those of the loop without any draft, whatever the drafter
-proposes, because a token is kept only if the target chose it after exactly the same tokens.
+Invariant (lossless): the tokens equal those of standard decoding, whatever the drafter proposes,
+because a token is kept only if the target chose it after exactly the same tokens.
 """
 
 from __future__ import annotations
@@ -30,54 +30,53 @@ from ouroboros.tree import TokenTree
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Proposes draft tokens. `DrafterCapabilities` lists what it may have besides these methods."""
+    """Proposes draft tokens. `DrafterCapabilities` lists its optional attributes and methods."""
 
     def reset(self, choose: TokenSelector) -> None:
-        """Begin a new prompt; called once for each prompt, by the outermost loop only."""
+        """Begin a new prompt. `begin` calls this once per prompt."""
         ...
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree | Steps[TokenTree]:
-        """Return a tree rooted at `tokens[-1]`. `budget` new tokens, at least 1, are wanted: the
-        target adds one, so nodes deeper than `budget` - 1 are scored in vain. A drafter that calls
-        a model is a generator: `chosen = yield from predict(model, sequence, ...)`."""
+        """Return a tree rooted at `tokens[-1]`. At most `budget` new tokens, at least 1, will be
+        kept, one of them the target's own, so nodes deeper than `budget` - 1 are useless. A drafter
+        that calls a model is a generator: `chosen = yield from predict(model, sequence, ...)`."""
         ...
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Learn from a scored tree: `chosen[i]` is the target's token after node i (-1 where no
-        logits were wanted), rejected nodes included; `path` are the accepted nodes, root first."""
+        """Learn from a scored tree. `chosen[i]` is the target's token after node i, accepted or
+        rejected (-1 without logits); `path` are the accepted nodes, root first."""
         ...
 
 
 @dataclass(frozen=True)
 class DrafterCapabilities:
-    """What a drafter may have besides its three methods, and the defaults where it has not."""
+    """Optional attributes and methods of a drafter, and their defaults."""
 
     draft: CachedModel | None = None
     """The draft model."""
 
     draft_sequence: CachedSequence | None = None
-    """The sequence on which `propose` calls the draft model, begun in `reset`: the loop reads its
-    counters."""
+    """The draft model's sequence, created in `reset`; the loop reads its counters."""
 
     reads_rejected: bool = False
-    """Whether it learns from the target's choices at nodes that were not accepted."""
+    """Whether it learns from the target's choices at rejected nodes."""
 
     rule: Callable[[TokenSelector], TokenSelector] = lambda choose: choose
-    """Returns the selector that the loop shall use instead, for a drafter that preserves the
+    """Returns the selector that replaces `choose` in the loop, for a drafter that preserves the
     distribution, not individual tokens (rejection sampling)."""
 
     set_batch_size: Callable[[int], None] = lambda size: None
-    """Takes, before each step, how many sequences share the calls of the models."""
+    """Called before each step with the number of sequences that share the models' calls."""
 
     ranks: int = 0
-    """How many of the target's best tokens after each of the tree's `logit_nodes` it wants."""
+    """Number of the target's best tokens per logit node to pass to `observe_ranked`."""
 
     observe_ranked: Callable[[TokenTree, Ranked, Sequence[int]], None] = lambda *_: None
-    """Takes them, before `observe`: (tree, ranked, path), row i after node `tree.logit_nodes[i]`;
-    called only where `ranks` is above 0."""
+    """Called before `observe` with (tree, ranked, path), if `ranks` is above 0; row i of `ranked`
+    is after node `tree.logit_nodes[i]`."""
 
     observe_step: Callable[[StepRecord], None] = lambda _: None
-    """Takes the record of each step, its seconds among them, after `observe`."""
+    """Called after `observe` with the record of the step, including its times."""
 
     @classmethod
     def of(cls, drafter: object) -> DrafterCapabilities:
@@ -87,23 +86,23 @@ class DrafterCapabilities:
 
 
 class RootOnly:
-    """Drafts nothing: standard decoding, and the draft chain of speculative decoding."""
+    """Proposes the root alone: the loop is then standard decoding."""
 
     draft: CachedModel | None = None
 
     def reset(self, choose: TokenSelector) -> None:
-        """Nothing is kept between prompts."""
+        """Do nothing."""
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
         """Return the root alone."""
         return TokenTree.chain(tokens[-1], ())
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Nothing to learn."""
+        """Do nothing."""
 
 
 class StepRecorder:
-    """Counts and times one step, from when it is made to `finish`, which takes the outcome."""
+    """Counts and times one step, from construction to `finish`."""
 
     def __init__(self, target: CachedSequence, draft: CachedSequence | None) -> None:
         self.target = target
@@ -112,12 +111,8 @@ class StepRecorder:
         self._started = time.perf_counter()
 
     def finish(self, tree: TokenTree, path: Sequence[int], new: int) -> StepRecord:
-        """Return the record of a step that matched `path` and added `new` tokens.
-
-        The sources of the tokens are those of their nodes, and for the target's own token after the
-        path "correction" where the draft continued otherwise, "bonus" after a draft that matched to
-        its end, "target" where there was no draft.
-        """
+        """Return the record of a step that matched `path` and added `new` tokens; see
+        `StepRecord`."""
         last, names = path[-1], tree.source or ("",) * len(tree)
         own = "correction" if tree.has_children(last) else "bonus" if last else "target"
         sources = (*(names[node] for node in path[1:]), own)[:new]
@@ -143,7 +138,7 @@ class StepRecorder:
 
 
 class Request(NamedTuple):
-    """A call that a step waits for; the answer are the logits (see `CachedModel.score`)."""
+    """A model call that a step needs; the answer are its logits (see `CachedModel.score`)."""
 
     model: CachedModel
     sequence: CachedSequence
@@ -151,12 +146,12 @@ class Request(NamedTuple):
     tree: TokenTree
 
     def alone(self) -> torch.Tensor:
-        """Return the answer, by a call for this sequence alone."""
+        """Return the answer from a call for this sequence alone."""
         return self.model.score(*self[1:])
 
 
 class Roll(NamedTuple):
-    """Plain decoding of `new` tokens that a step waits for; the answer are the tokens (see
+    """Standard decoding of `new` tokens that a step needs; the answer are the tokens (see
     `CachedModel.roll`)."""
 
     model: CachedModel
@@ -166,11 +161,11 @@ class Roll(NamedTuple):
     choose: TokenSelector
 
     def alone(self) -> list[int]:
-        """Return the answer, by calls for this sequence alone."""
+        """Return the answer from calls for this sequence alone."""
         return self.model.roll(*self[1:])
 
     def in_requests(self) -> Generator[Request, torch.Tensor, list[int]]:
-        """Return the answer, by one request for each token."""
+        """Return the answer by one request per token."""
         model, sequence, tokens, new, choose = self
         text = list(tokens)
         for _ in range(new):
@@ -182,7 +177,7 @@ class Roll(NamedTuple):
 
 T = TypeVar("T")
 Steps = Generator[Request | Roll, Any, T]
-"""What a step computes between its calls: yields the calls, takes the answers, returns a result."""
+"""A generator that yields requests, is resumed with their answers, and returns a result."""
 
 
 def predict(
@@ -192,8 +187,8 @@ def predict(
     tree: TokenTree,
     choose: TokenSelector | TopKRecorder,
 ) -> Generator[Request, torch.Tensor, list[int]]:
-    """Return the token chosen after each node of a tree (-1 where no logits are wanted), in
-    `Steps`: one call of the model and one wait for its result."""
+    """Return the token chosen after each node of a tree (-1 without logits), by one request and one
+    device-to-host copy."""
     logits = yield Request(model, sequence, tokens, tree)
     started = time.perf_counter()
     rows = choose(logits, tokens, tree)
@@ -209,8 +204,7 @@ def predict(
 
 
 def proposed(drafter: Drafter, tokens: Sequence[int], left: int) -> Steps[TokenTree]:
-    """Return the tree that a drafter proposes, in `Steps`. Raises `ValueError` if it proposes
-    anything else."""
+    """Return a drafter's tree. Raises `ValueError` if `propose` returns anything else."""
     tree = drafter.propose(tokens, left)
     if isinstance(tree, Generator):
         tree = yield from tree
@@ -223,7 +217,7 @@ def proposed(drafter: Drafter, tokens: Sequence[int], left: int) -> Steps[TokenT
 
 
 def alone(steps: Steps[T]) -> T:
-    """Return the result of steps, each call made for this sequence alone.
+    """Return the result of a generator of requests; make each call for this sequence alone.
 
     >>> alone(proposed(RootOnly(), [5, 7], 1)).tokens
     (7,)
@@ -237,11 +231,11 @@ def alone(steps: Steps[T]) -> T:
 
 
 class Decoding:
-    """One sequence being decoded: each `step` appends to `trace`, while `left` tokens are wanted.
+    """The decoding of one sequence: each `step` appends tokens to `trace`, until `left` is 0.
 
-    It ends after the first end-of-sequence token, after `max_new` tokens, where the model has no
-    position left, and where you set `left` to 0. `sequence` is the model's state of this text
-    (None: a new one). The drafter is not reset; `begin` does that.
+    `left` counts the tokens still to come. It becomes 0 after an end-of-sequence token, after
+    `max_new` tokens and at the model's last position; set it to 0 to stop earlier. `sequence` is
+    the model's state (None: a new one). Use `begin` to reset the drafter too.
     """
 
     def __init__(
@@ -276,7 +270,7 @@ class Decoding:
         if new[-1] == NO_CHOICE:
             raise ValueError(
                 f"there is no distribution to sample token {len(tokens) + len(new) - 1} from: the "
-                "model's logits hold NaN or infinity, or processors exclude every id"
+                "model's logits contain NaN or infinity, or processors exclude every id"
             )
         kept = path[: len(new)]
         model.accept(self.sequence, kept)
@@ -298,11 +292,11 @@ class Decoding:
 def check_drafter(drafter: Drafter) -> None:
     """Raise `ValueError` for a drafter that lacks one of the three methods."""
     if isinstance(drafter, type):
-        raise ValueError(f"{drafter.__name__} is a class: give a drafter made of it")
+        raise ValueError(f"{drafter.__name__} is a class: give an instance of it")
     methods = ("reset", "propose", "observe")
     if lacking := [name for name in methods if not callable(getattr(drafter, name, None))]:
         named = type(drafter).__name__
-        raise ValueError(f"{named} is no drafter: it has no method {', '.join(lacking)}")
+        raise ValueError(f"{named} is not a drafter: it has no method {', '.join(lacking)}")
 
 
 def begin(
@@ -316,8 +310,8 @@ def begin(
 ) -> Decoding:
     """Reset the drafter and return the decoding of a prompt, before its first step.
 
-    Raises `ValueError` for an empty prompt, one longer than the context or with unknown ids, a
-    negative `max_new`, a model in training mode, and a drafter that lacks a method.
+    Raises `ValueError` for a prompt that is empty, longer than the context or has unknown ids; for
+    a negative `max_new`; for a model in training mode; and for a drafter that lacks a method.
     """
     if not prompt:
         raise ValueError("the prompt is empty: give at least one token, such as the model's BOS")
@@ -354,15 +348,15 @@ def together(
     refill: bool = True,
     on_error: Callable[[Decoding, Exception], object] | None = None,
 ) -> Iterator[list[Decoding]]:
-    """Decode up to `size` sequences together, and yield those at work after each of their steps.
+    """Decode up to `size` sequences together; after each step, yield the decodings that took it.
 
-    All have one target; each needs a drafter of its own. In a step each call of a model serves all
-    sequences that wait for it. A decoding that has ended is yielded a last time. With `refill` the
-    next one takes its place, else the batch runs to its end before the next begins. Decodings are
-    taken (and may be made) when their turn comes. With `size` 1 calls are those of `stream`.
+    All share one target, each has its own drafter. In a step, sequences that need the same model
+    share its calls. A decoding that ends is yielded once more; with `refill` the next one then
+    takes its place, else the next batch begins when all have ended. Decodings are taken from the
+    iterable only when they begin. With `size` 1, calls are those of `stream`.
 
-    A decoding whose step fails ends if there is `on_error`, which takes it and the exception; the
-    others go on. Otherwise the exception is raised.
+    If a step fails, the exception is raised or, with `on_error`, passed on with its decoding, which
+    ends; the other decodings continue.
     """
     waiting, live = iter(decodings), list[Decoding]()
     while True:
@@ -385,8 +379,8 @@ def together(
 def _step_together(
     decodings: Sequence[Decoding], on_error: Callable[[Decoding, Exception], object] | None
 ) -> None:
-    """Take a step of each decoding, and divide its time equally among their records. Draft models
-    are called first, so that the target's call serves all of them."""
+    """Take one step of each decoding; divide its time equally among the records. Draft models are
+    called first, so that one target call serves all."""
     started = time.perf_counter()
     steps = {own: _in_requests(own.step()) for own in decodings}
     pending, done = dict[Decoding, Request](), list[Decoding]()
@@ -429,7 +423,7 @@ def _step_together(
 
 
 def _in_requests(steps: Steps[T]) -> Generator[Request, torch.Tensor, T]:
-    """Return the result of steps, whose rolls become requests."""
+    """Return the result of a generator of requests; turn each `Roll` into requests."""
     answer: Any = None
     while True:
         try:
@@ -451,8 +445,8 @@ def stream(
     eos: Collection[int] = (),
     choose: TokenSelector = argmax,
 ) -> Iterator[DecodeTrace]:
-    """Decode, yielding the same growing trace after each step (and once if there is no step).
-    Errors as `begin`, and `ValueError` for a drafter that proposes anything but a tree."""
+    """Decode a prompt; yield the growing trace after each step (once if there is no step).
+    Raises `ValueError` as `begin` does, and if the drafter proposes anything but a tree."""
     decoding = begin(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose)
     for _ in together([decoding], 1):
         yield decoding.trace
@@ -467,6 +461,6 @@ def decode(
     eos: Collection[int] = (),
     choose: TokenSelector = argmax,
 ) -> DecodeTrace:
-    """Return the trace of a whole run; arguments and errors as `stream`."""
+    """Return the trace of a whole run; arguments and errors are those of `stream`."""
     *_, trace = stream(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose)
     return trace

@@ -1,6 +1,6 @@
-"""The one decoder factory: a name of conf/decoder, or a config, into a decoder.
+"""Build decoders from names in conf/decoder, or from configs.
 
-`generate` and the benchmark both come here, so a name and a setting mean the same to both.
+`generate` and the benchmark use the same factory, so names and settings mean the same in both.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ouroboros.select import TokenSelector
 from ouroboros.trace import DecodeTrace
 
 FOLDER = CONF / "decoder"
-OBJECTS = {"draft", "pool"}  # a config only names them (a model, a file)
+OBJECTS = {"draft", "pool"}  # a config has only the name of the model or file
 
 
 @runtime_checkable
 class Peer(Protocol):
-    """Another engine's generation under the same trace (transformers' own `generate`)."""
+    """Generation by another engine with the same trace, such as transformers' `generate`."""
 
     def run(
         self,
@@ -41,29 +41,27 @@ class Peer(Protocol):
         choose: TokenSelector,
         stop: Callable[[Sequence[int]], int | None] | None = None,
     ) -> DecodeTrace:
-        """Return a finished run. `stop` takes the new tokens so far and returns how many of them
-        to keep, or None to continue; what is generated beyond that is cut off."""
+        """Return a finished run. `stop` takes the new tokens so far and returns how many to keep,
+        or None to continue; further tokens are cut off."""
         ...
 
 
 Decoder = Drafter | Peer
 DecoderFactory = Callable[[], Decoder]
-"""Makes one more decoder of the same config, with a pool of its own."""
+"""Returns a new decoder of the same config, with its own pool."""
 
 
 @cache
 def decoder_names() -> list[str]:
-    """Return the names of the decoders of this engine, those that `generate` takes.
-
-    Peers (`hf_*`, `llama_cpp`) are run by the benchmark alone.
-    """
+    """Return the names of the decoders that `generate` takes: all but peers (`hf_*`, `llama_cpp`),
+    which run in the benchmark only."""
     names = sorted(path.stem for path in FOLDER.glob("[!_]*.yaml"))
     classes = {name: find_class(decoder_config(name)["_target_"], name) for name in names}
     return [name for name in names if not hasattr(classes[name], "run")]
 
 
 def decoder_config(name: str) -> dict:
-    """Return the config of a named decoder, with its defaults filled in.
+    """Return the config of a named decoder, merged with its defaults.
 
     Raises `ValueError` for an unknown name.
     """
@@ -78,24 +76,24 @@ def decoder_config(name: str) -> dict:
 
 
 def decoder_settings(name: str) -> list[str]:
-    """Return the settings that a named decoder takes."""
+    """Return the names of a decoder's settings."""
     parameters = parameters_of(decoder_config(name), f"decoder={name!r}")
     return [key for key in parameters if key != "draft"]
 
 
 def needs_draft(config: str | Mapping) -> bool:
-    """Return whether a decoder, by name or config, drafts with a model."""
+    """Return whether a decoder, given by name or config, drafts with a model."""
     config = decoder_config(config) if isinstance(config, str) else config
     return config.get("draft") is not None
 
 
 def wants_costs(config: Mapping) -> bool:
-    """Return whether a decoder takes `costs` and its config leaves them open."""
+    """Return whether a decoder takes `costs` and its config does not set them."""
     return config.get("costs") is None and "costs" in parameters_of(config, "decoder")
 
 
 def kind_of(config: Mapping) -> str:
-    """Return the name of a decoder's class as in conf/decoder, "" without a class.
+    """Return a decoder's class name in the style of conf/decoder; "" without a class.
 
     >>> kind_of({"_target_": "ouroboros.baselines.PromptLookup"})
     'prompt_lookup'
@@ -105,8 +103,7 @@ def kind_of(config: Mapping) -> str:
 
 
 def check_decoders(configs: Mapping[str, Mapping] | None) -> None:
-    """Raise `ValueError` for no decoder at all, and for a config that no decoder can be made of;
-    no model needs to be loaded for it."""
+    """Raise `ValueError` if there is no decoder or a config is invalid; no model is loaded."""
     if not configs:
         raise ValueError("decoder=[] leaves nothing to run: give one or more, as decoder=[greedy]")
     for name, config in configs.items():
@@ -127,14 +124,14 @@ def make_decoder(
     costs: Costs | None = None,
     **settings: object,
 ) -> Decoder:
-    """Return a new decoder of a name in conf/decoder, or of a config with `_target_`.
+    """Return a new decoder from a name in conf/decoder, or from a config with `_target_`.
 
-    `settings` replace those of the config. `draft` is used where the config drafts with a model,
-    `costs` where the decoder takes some and the config leaves them open. A `pool` is the state of a
-    drafter, which several decoders may start from.
+    `settings` override the config. `draft` is used if the config drafts with a model, `costs` if
+    the decoder takes costs and the config does not set them. A `pool` in the config is a drafter's
+    state, from which several decoders may start.
 
-    Raises `ValueError` for an unknown name or setting, with the nearest match, for a value of the
-    wrong type, and where a draft model is needed and missing.
+    Raises `ValueError` for an unknown name or setting (with the nearest match), a value of the
+    wrong type, or a missing draft model.
     """
     what = f"decoder={config!r}" if isinstance(config, str) else "decoder"
     config = {**(decoder_config(config) if isinstance(config, str) else config), **settings}
@@ -159,10 +156,8 @@ def decoder_factories(
     *,
     tokenizer=None,
 ) -> dict[str, DecoderFactory]:
-    """Return a factory for each config, each tried once; `pool` files are read once.
-
-    `tokenizer` is the target's: a saved pool must be of the same one.
-    """
+    """Return a factory for each config, after building one decoder of each as a check. `pool` files
+    are read once; `tokenizer`, the target's, must be that of the pool."""
     check_decoders(configs)
     factories: dict[str, DecoderFactory] = {}
     for name, config in with_pools(configs, draft, tokenizer).items():
@@ -174,7 +169,7 @@ def decoder_factories(
 def with_pools(
     configs: Mapping[str, Mapping], draft: CachedModel | None, tokenizer=None
 ) -> dict[str, Mapping]:
-    """Return configs in which the state of a `pool` takes the place of its file's name."""
+    """Return the configs with each `pool` file name replaced by the state in the file."""
     found: dict[str, Mapping] = {}
     for name, config in configs.items():
         found[name] = config

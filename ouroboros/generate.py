@@ -1,11 +1,11 @@
-"""The library's main functions: lossless decoding in one call, or inside transformers' own.
+"""Lossless decoding in one call: `generate`, or `custom_generate` inside transformers' `generate`.
 
     ids = generate(model, **tokenizer(text, return_tensors="pt"), draft=draft, max_new_tokens=64)
     ids = model.generate(ids, custom_generate=custom_generate(draft=draft), max_new_tokens=64)
 
-All but the decoding loop is transformers' own `generate`: it prepares the config, the logits
-processors and the stopping criteria, so its options keep their meaning. Invariant: an option that a
-token tree cannot support is an error that names it, and one without effect is a warning.
+Only the decoding loop is replaced: transformers' `generate` prepares the config, the logits
+processors and the stopping criteria, so its options keep their meaning. Invariant: an option that
+token trees cannot support raises an error that names it; one without effect logs a warning.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ UNSUPPORTED: dict[str, tuple] = {
     "token_healing": (False,),
     "cache_implementation": ("dynamic",),
 }
-"""Options that a token tree cannot support, and the values, besides None, that switch them off."""
+"""Options that token trees cannot support, and their values, besides None, that are allowed."""
 WARPERS = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper"}
-"""Processors that a `Sampler` applies to all rows at once: they do not read the text."""
+"""Processors that do not read the text, so that a `Sampler` applies them to all rows at once."""
 IGNORED = {"attention_mask", "use_cache", "logits_to_keep", "tokenizer", "synced_gpus"}
-"""Arguments that are read elsewhere, or do not change the text."""
+"""Model inputs that are used elsewhere, or do not change the output."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(repr=False)
 class Generated(GenerateDecoderOnlyOutput):
-    """The result with `return_dict_in_generate=True`: `sequences` [rows, length] as standard
-    generation returns them, and a `DecodeTrace` of each row, unpadded.
+    """The result with `return_dict_in_generate=True`: `sequences` [rows, length], as transformers
+    returns them, and `traces`, a `DecodeTrace` of each row without padding.
 
-    With `output_scores` and `output_logits`, a tensor [rows, vocab] for each new token: the logits
-    after and before the processors, zeros where a row has ended before.
+    With `output_scores` and `output_logits`, `scores` and `logits` have one tensor [rows, vocab]
+    per new token: logits after and before the processors, zeros after the end of a row.
     """
 
     traces: tuple[DecodeTrace, ...] | None = None
@@ -82,17 +82,17 @@ class Generated(GenerateDecoderOnlyOutput):
 
     @property
     def calls(self) -> int:
-        """Target calls, one a step."""
+        """Number of target calls, one per step."""
         return sum(len(trace.steps) for trace in self.traces or ())
 
     @property
     def draft_calls(self) -> int:
-        """Draft calls."""
+        """Number of draft calls."""
         return sum(step.draft_calls for trace in self.traces or () for step in trace.steps)
 
     @property
     def accepted(self) -> int:
-        """Accepted draft tokens."""
+        """Number of accepted draft tokens."""
         return sum(step.accepted for trace in self.traces or () for step in trace.steps)
 
 
@@ -117,31 +117,29 @@ def generate(
 ) -> torch.Tensor | Generated:
     """Return prompts and continuations, [rows, length]: exactly the tokens of standard decoding.
 
-    `input_ids` is [rows, length]. Shorter rows are padded on the left, with zeros in
-    `attention_mask`; the result is padded on the right, after rows that a stopping criterion ended
-    too. Rows are decoded together, up to `batch_size` (None: all) at a time, and the tokens of a
-    row do not depend on the others. They are decoded one after the other by a decoder that you
-    made, with `pool_state="task"`, and where the model's attention cannot serve several sequences
-    in one call (`CachedModel.why_not_together`). `streamer` may be a list, one for each row.
+    - `input_ids`: [rows, length]; shorter rows are padded on the left, with zeros in
+      `attention_mask`. The result is padded on the right.
+    - `draft` (or `assistant_model`): a smaller model of the same family. "speculative" needs one;
+      "ouroboros" without one drafts with phrases alone.
+    - `draft_context`: the draft reads at most this many last tokens of a prompt (None: all); a
+      `CachedModel` uses its own `prefill_limit` instead.
+    - `decoder`: a name in conf/decoder or any `Drafter`. To keep phrases between calls, pass
+      `Ouroboros(CachedModel(draft), pool_state="task")`.
+    - `batch_size`: rows decoded together (None: all). A row's tokens do not depend on the other
+      rows. Rows are decoded one at a time if `decoder` is a `Drafter`, with `pool_state="task"`,
+      and if a model cannot score several sequences per call (`CachedModel.why_not_together`).
+    - `seed`: row i samples with `seed` + i; None uses torch's generator.
+    - `exact`: on a CPU in float32 or bfloat16, compute logits with the same bits in every call.
+      Without it, in half precision, rounding may swap two tokens with nearly equal logits.
+    - `streamer`: a streamer, or a list of one per row.
+    - `options`: transformers' generation options (max_new_tokens, max_length, do_sample,
+      temperature, eos_token_id, stop_strings with `tokenizer`, repetition_penalty,
+      return_dict_in_generate, ...) and the named decoder's settings (max_nodes, ...). They override
+      `generation_config`, which overrides the model's own; None switches an option off.
 
-    `decoder` is a name in conf/decoder or any Drafter. `draft` (or `assistant_model`) is a smaller
-    model of the same family: "speculative" needs one, and without one "ouroboros" drafts with
-    phrases alone. It reads the last `draft_context` tokens of a prompt (None: all), a `CachedModel`
-    as many as its `prefill_limit`.
-
-    `options` are transformers' generation options (max_new_tokens, max_length, do_sample,
-    temperature, eos_token_id, stop_strings with `tokenizer`, repetition_penalty,
-    return_dict_in_generate, ...) and the named decoder's settings (max_nodes, pool_state, ...).
-    Options override `generation_config`, and that the model's own; None switches one off. A row
-    ends at the model's last position, with a warning. With `return_dict_in_generate=True` a
-    `Generated` is returned. Row i samples with `seed` + i, without a seed by torch's generator.
-    With `exact` (on a CPU, in float32 or bfloat16) the tokens equal standard decoding's to the bit,
-    whatever the decoder; without, in half precision, two tokens whose logits differ by less than
-    rounding may change places.
-
-    The model's wrapper is cached on it for the next call, and threads that use one model take
-    turns. To keep phrases between calls, make the decoder yourself:
-    `Ouroboros(CachedModel(draft), pool_state="task")`.
+    With `return_dict_in_generate=True` the result is a `Generated`. A row ends at the model's last
+    position, with a warning. The model's wrapper is cached on the model for the next call; threads
+    that use the same model wait for each other.
 
     Raises `ValueError` naming the option that is not supported.
     """
@@ -207,18 +205,17 @@ def custom_generate(
 ) -> Callable[..., torch.Tensor | Generated]:
     """Return a callable for `model.generate(..., custom_generate=...)`.
 
-    The generation config sets lengths, end-of-sequence ids and sampling; without `seed`, torch's
-    global generator is used. Pass the streamer here, not to `model.generate`, which does not pass
-    it on to a callable. One decoder serves all calls with one model: with `pool_state="task"` its
-    phrase pool is kept from prompt to prompt. `decoder`, `exact`, `draft_context`,
-    `batch_size` and `settings` as for `generate`.
+    Lengths, end-of-sequence ids and sampling come from the generation config. Pass the streamer
+    here, since `model.generate` does not pass it on. All calls with the same models share one
+    decoder: with `pool_state="task"` it keeps its phrases from prompt to prompt. The other
+    arguments are those of `generate`, with the decoder's settings as `settings`.
     """
     return Generation(draft, decoder, settings, streamer, seed, exact, draft_context, batch_size)
 
 
 @dataclass(eq=False)
 class Generation:
-    """The callable that transformers calls with a model, a prompt and its prepared arguments."""
+    """The callable that transformers' `generate` calls with its prepared arguments."""
 
     draft: Model | None
     decoder: str | Drafter
@@ -239,7 +236,7 @@ class Generation:
             raise ValueError(f"batch_size is {self.batch_size}; choose at least 1")
         if (assistant := settings.pop("assistant_model", None)) is not None:
             if self.draft is not None:
-                raise ValueError("draft and assistant_model are the same option: give one of them")
+                raise ValueError("draft and assistant_model are the same option: give only one")
             self.draft = assistant
         if self.draft is not None and not isinstance(self.draft, CachedModel):
             self.draft = plain_model("draft", self.draft)
@@ -248,7 +245,7 @@ class Generation:
             own, self.draft = self.draft, getattr(decoder, "draft", None)
             if unused := [*settings, *(["draft"] if own not in (None, self.draft) else [])]:
                 names = ", ".join(unused)
-                raise ValueError(f"{names}: give it to the decoder that you made yourself")
+                raise ValueError(f"{names}: pass it to the constructor of your decoder instead")
         elif decoder not in decoder_names():
             names = unknown(decoder, decoder_names())
             raise ValueError(f"there is no decoder {names}, or pass a Drafter")
@@ -260,7 +257,7 @@ class Generation:
 
     @property
     def owner(self) -> object:
-        """What decodes one text at a time: a decoder that was given, or this callable."""
+        """The object that holds the lock: the decoder that was given, or this callable."""
         return self if isinstance(self.decoder, str) else self.decoder
 
     def __call__(
@@ -280,7 +277,7 @@ class Generation:
             raise ValueError(
                 f"input_ids has {len(prompts)} rows: give a list of as many streamers, one for each"
             )
-        own = (MaxLengthCriteria, EosTokenCriteria)  # the loop's own rules
+        own = (MaxLengthCriteria, EosTokenCriteria)  # rules of the loop itself
         criteria = [c for c in stopping_criteria if not isinstance(c, own)]
         with_scores = config.output_scores or config.output_logits
         pad, ends = (getattr(config, f"_{name}_token_tensor", None) for name in ("pad", "eos"))
@@ -323,8 +320,8 @@ class Generation:
             for row in rows:
                 if row.trace.finish == "context" and len(row.trace.new_tokens) < max_new:
                     log.warning(
-                        "row %d ends at the model's last position, %d; transformers would go on "
-                        "beyond what the model was trained for",
+                        "row %d ends at the model's last position, %d; transformers would continue "
+                        "beyond it",
                         *(row.number, target.max_len),
                     )
             scores = []
@@ -344,10 +341,9 @@ class Generation:
         return result
 
     def _decoders(self, target: CachedModel, draft: CachedModel | None, rows: int) -> list[Any]:
-        """Return as many decoders for these models as rows can be decoded together: those of the
-        last call if the models are the same. One where rows must be decoded one by one: by a
-        decoder that was given, or carries phrases from text to text, or with a model that scores
-        one sequence at a time."""
+        """Return one decoder for each row that can be decoded together, reused from the last call
+        with the same models. Return a single decoder if rows must be decoded one at a time; see
+        `batch_size` of `generate`."""
         if not isinstance(self.decoder, str):
             return [self.decoder]
         if self._made is None or self._made[:2] != (target, draft):
@@ -365,7 +361,7 @@ class Generation:
 
 @dataclass(eq=False)
 class _Row:
-    """A row of a batch: it ends at the first token that meets one of the criteria."""
+    """A row of a batch, which ends at the first token that meets a stopping criterion."""
 
     number: int
     prompt: list[int]
@@ -377,14 +373,14 @@ class _Row:
     decoding: Decoding | None = None
 
     def begin(self, decoding: Decoding) -> Decoding:
-        """Take the row's decoding; pass the prompt to the streamer."""
+        """Set the row's decoding; pass the prompt to the streamer."""
         self.decoding, self.trace, self.sent = decoding, decoding.trace, len(self.prompt)
         if self.streamer is not None:
             self.streamer.put(torch.tensor([[*self.padding, *self.prompt]]))
         return decoding
 
     def follow(self) -> None:
-        """Look at the tokens of the last step: pass them to the streamer, up to the row's end."""
+        """Check the tokens of the last step for the row's end; pass them to the streamer."""
         assert self.decoding is not None
         trace, pad = self.decoding.trace, len(self.padding)
         text = torch.tensor([[*self.padding, *trace.tokens]], device=self.device)
@@ -404,7 +400,7 @@ class _Row:
 def _scores(
     target: CachedModel, trace: DecodeTrace, choose: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each new token's scores and logits, [new, vocab], by one more call."""
+    """Return the scores and logits of each new token, [new, vocab], by an additional call."""
     prompt, new = trace.tokens[: trace.prompt_len], trace.new_tokens
     tree = TokenTree.chain(prompt[-1], new[:-1])
     logits = target.score(target.new_sequence(), prompt, tree).float().clone()
@@ -416,8 +412,8 @@ def _scores(
 def token_selector(
     config: GenerationConfig, seed: int | None, processors: Sequence, vocab: int, **batch: Any
 ) -> TokenSelector:
-    """Return the token selector for a config and its processors, in transformers' order.
-    `batch` names the row of a batch; see `Processed`."""
+    """Return the token selector for a config and its processors, in transformers' order. `batch`
+    are `padding` and `row` of `Processed`."""
     if config.do_sample and all(type(p).__name__ in WARPERS for p in processors):
         return Sampler(seed=seed or 0, warpers=processors)
     choose: TokenSelector = Sampler(seed=seed or 0) if config.do_sample else argmax
@@ -425,7 +421,7 @@ def token_selector(
 
 
 def _check_supported(config: GenerationConfig) -> None:
-    """Raise `ValueError` naming the first option that a token tree cannot support."""
+    """Raise `ValueError` naming the first option that token trees cannot support."""
     for name, off in UNSUPPORTED.items():
         value = getattr(config, name, None)
         if value is not None and value not in off:
@@ -434,17 +430,17 @@ def _check_supported(config: GenerationConfig) -> None:
 
 
 def _prompts(ids: torch.Tensor, inputs: dict) -> list[list[int]]:
-    """Return the prompts of a batch, without the padding on their left.
+    """Return the prompts of a batch, without their left padding.
 
-    Raises `ValueError` for padding anywhere else, and naming the first model input that would have
-    no effect.
+    Raises `ValueError` for padding anywhere else, and for the first model input that would have no
+    effect, by name.
     """
     mask = inputs.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else mask.long()
     if not mask[:, -1].all() or (mask.diff(dim=-1) < 0).any():
         raise ValueError(
-            "attention_mask: a row must be padded on its left only, and not be empty: use "
-            'padding_side="left", and give a mask of ones where the pad token is text'
+            "attention_mask: rows must be padded on the left only and not be empty: use "
+            'padding_side="left", and set the mask to 1 where the pad token is text'
         )
     for name, value in inputs.items():
         if value is None or name in IGNORED:

@@ -1,9 +1,9 @@
-"""A model provider of inspect_ai: its `hf` provider with a decoder of this library.
+"""A model provider for inspect_ai: its `hf` provider with a decoder of this library.
 
     inspect eval task.py --model ouroboros/NAME -M draft=DRAFT -M decoder=ouroboros
 
-`NAME` and `DRAFT` are hub ids or folders, or `reference/target` and `reference/draft`. inspect_ai
-finds the provider through the entry-point group of its name.
+`NAME` and `DRAFT` are hub ids or folders, or `reference/target` and `reference/draft`. An entry
+point in the group `inspect_ai` registers the provider.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if find_spec("inspect_ai") is not None:  # optional, so this module can be impor
     class OuroborosAPI(HuggingFaceAPI):
         """`hf` with a decoder of this library; the decoder's settings are model arguments too.
 
-        One completion is generated at a time, so that an output's `time` is its own.
+        Completions are generated one at a time, so that each output has its own `time`.
         """
 
         def __init__(

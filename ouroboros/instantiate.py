@@ -1,7 +1,7 @@
-"""Objects from configs: a mapping with `_target_`, the class, and its arguments.
+"""Build objects from configs: mappings with a class, `_target_`, and its arguments.
 
-Arguments are checked against the class's signature before anything is built, so that a misspelt
-name or a value of the wrong type is one line with the nearest match. No Hydra is needed.
+Arguments are checked against the class's signature first. A misspelt name or a value of the wrong
+type raises a one-line error with the nearest match. Hydra is not needed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
     "Mapping | None": ((Mapping, NoneType), "settings, as {name: value}, or null"),
     "Mapping": (Mapping, "settings, as {name: value}"),
 }
-"""Annotations that are checked: what passes, and its description."""
+"""Checked annotations: the types that pass, and their description in errors."""
 
 
 def find_class(path: str, what: str) -> Callable:
     """Return the class or function at a dotted path; `what` names the config in errors.
 
-    Raises `ValueError` where it does not exist, and `ModuleNotFoundError` where a package that it
-    imports is not installed.
+    Raises `ValueError` if it does not exist, `ModuleNotFoundError` if its module imports a package
+    that is not installed.
     """
     module, _, name = path.rpartition(".")
     try:
@@ -46,16 +46,14 @@ def find_class(path: str, what: str) -> Callable:
 
 
 def parameters_of(config: Mapping, what: str) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a config's class, by name. Raises `ValueError` without a class."""
+    """Return the parameters of a config's class by name. Raises `ValueError` without `_target_`."""
     if "_target_" not in config:
-        raise ValueError(
-            f"{what}={config}: give its class as well, as {what}._target_=module.Class"
-        )
+        raise ValueError(f"{what}={config}: give its class too, as {what}._target_=module.Class")
     return inspect.signature(find_class(config["_target_"], what)).parameters
 
 
 def check_arguments(config: Mapping, what: str) -> None:
-    """Raise `ValueError` for an argument that the class does not take or of the wrong type."""
+    """Raise `ValueError` for an argument that the class does not have, or of the wrong type."""
     parameters = parameters_of(config, what)
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
@@ -79,10 +77,10 @@ def unknown(name: str, known: Iterable[str], similar: Iterable[str] = ()) -> str
 
 
 def instantiate(config: Mapping, what: str, **objects: object):
-    """Return the object of a config; values that are configs themselves are built first.
+    """Return the object of a config; nested configs are built first.
 
-    `objects` are arguments that no config can hold, such as a model. Raises `ValueError` as
-    `check_arguments`, and for a missing argument.
+    `objects` are arguments that a config cannot contain, such as a model. Raises `ValueError` as
+    `check_arguments` does, and for a missing argument.
     """
     check_arguments(config, what)
     arguments = {

@@ -1,10 +1,11 @@
-"""A model of the lm-evaluation-harness: accuracy and speed of a decoder in one results file.
+"""A model for the lm-evaluation-harness: accuracy and speed of a decoder in one results file.
 
     lm-eval run --model ouroboros --model_args pretrained=ID,draft=ID,dtype=float32 --tasks gsm8k
     python -m ouroboros.lm_eval run --model ouroboros ...       # lm-eval 0.4.13 and earlier
 
-The harness's `hf` model with another decoding loop: prompts, stop strings, and everything that is
-not generated are its own. Invariant: greedy completions are those of `hf`, up to numeric ties.
+It is the harness's `hf` model with this library's decoding loop; prompts, stop strings and
+likelihoods are those of `hf`. Invariant: greedy completions equal those of `hf`, up to numeric
+ties.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ouroboros.model_wrappers import Model
 
 if find_spec("lm_eval") is not None:
     from lm_eval.models.huggingface import HFLM
-else:  # the harness is optional: without it, this module can be imported, not used
+else:  # the harness is optional: this module can be imported without it
     HFLM = object
 
 FIGURES = (
@@ -38,7 +39,7 @@ WARM_UP_TOKENS = 8
 
 
 def taken_settings(decoder: str, options: dict) -> dict:
-    """Take the settings of a decoder and its draft out of a harness's model arguments."""
+    """Remove the settings of the decoder and its draft from the model arguments; return them."""
     known = [*decoder_settings(decoder), "draft_context"]
     return {name: options.pop(name) for name in known if name in options}
 
@@ -46,8 +47,8 @@ def taken_settings(decoder: str, options: dict) -> dict:
 def decode_with(
     model: PreTrainedModel, draft: str | Model | None, decoder: str, settings: dict
 ) -> Callable:
-    """Return the callable for `model.generate(custom_generate=...)`; a draft's name is loaded in
-    the model's dtype, on its device."""
+    """Return the callable for `model.generate(custom_generate=...)`. A draft given by name is
+    loaded in the model's dtype, on its device."""
     if isinstance(draft, str):
         path, device = model_path(draft), str(model.device)
         draft = CachedModel.from_pretrained(path, dtype=model.dtype, device=device)
@@ -58,10 +59,10 @@ def decode_with(
 class OuroborosLM(HFLM):
     """`hf` with a decoder of this library.
 
-    `pretrained` and `draft` are hub ids, folders or models, `reference/target` and
-    `reference/draft` the pair that ships with the package; `decoder` is a name in conf/decoder, and
-    its settings are model arguments too (`max_nodes=24`). The other arguments are those of `hf`.
-    Rows of a batch are decoded one after the other. The constructor generates a few tokens as a
+    `pretrained` and `draft` are hub ids, folders or models; `reference/target` and
+    `reference/draft` are the pair that ships with the package. `decoder` is a name in conf/decoder;
+    its settings are model arguments too (`max_nodes=24`). All other arguments are those of `hf`.
+    Rows of a batch are decoded one after the other. The constructor generates a few tokens as
     warm-up, so that no completion's time includes compilation.
     """
 
@@ -122,11 +123,11 @@ class OuroborosLM(HFLM):
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
 
     def set_cache_hook(self, cache_hook) -> None:
-        """Refuse a cache of completions: no time is measured for what an earlier run generated."""
-        raise ValueError("--use_cache skips what is to be timed: leave it out, or use hf")
+        """Raise `ValueError`: cached completions have no times."""
+        raise ValueError("--use_cache skips the generation to be timed: omit it, or use hf")
 
     def get_model_info(self) -> dict:
-        """Return what `hf` says of the model, and under "ouroboros" the decoder and its speed."""
+        """Return the model info of `hf`, and under "ouroboros" the decoder and its speed."""
         generated = [sample for sample in self.samples if sample.new_tokens]
         return super().get_model_info() | {
             "ouroboros": {

@@ -1,8 +1,8 @@
 """The cached wrapper of a model between calls of `generate`, and its lock.
 
-Both are stored on the model itself and freed with it: between calls no wrapper refers to its model.
-A copy of a model starts without. Invariant: after a call the model has the attention implementation
-and each submodule the training mode that its owner set, and a draft its own vocabulary.
+Both are attributes of the model and are freed with it, since between calls no wrapper refers to its
+model; copies of a model have none. Invariant: a call restores the model's attention implementation,
+the training mode of each submodule, and a draft's width.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Model = PreTrainedModel | CachedModel
 
 
 class WrapperCache:
-    """The lock of a model or a decoder, and a model's wrappers by role ("target", "exact" or
-    "draft"), each with the fingerprint of its weights and the attention that it needs."""
+    """The lock of a model or a decoder, and a model's wrappers by role: "target", "exact" or
+    "draft". Each wrapper is stored with the fingerprint of its weights and its attention."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -33,7 +33,7 @@ class WrapperCache:
 
     @classmethod
     def of(cls, owner: object) -> WrapperCache:
-        """Return an object's cache, made on first use; two threads get the same one."""
+        """Return an object's cache, created on first use; safe in threads."""
         own = getattr(owner, "__dict__", {})  # a decoder with slots has no lock
         return own.get(ATTRIBUTE) or own.setdefault(ATTRIBUTE, cls())
 
@@ -42,8 +42,8 @@ class WrapperCache:
 
 
 def plain_model(name: str, model: object) -> PreTrainedModel:
-    """Return the transformers model of an argument, out of a `CachedModel`, a compiled or a
-    data-parallel module. Raises `ValueError` for anything else, such as a hub id."""
+    """Return the transformers model, unwrapped from a `CachedModel`, a compiled or a data-parallel
+    module. Raises `ValueError` for anything else, such as a hub id."""
     plain = model.model if isinstance(model, CachedModel) else model
     while isinstance(plain, torch.nn.Module) and not isinstance(plain, PreTrainedModel):
         inner = [plain._modules.get(name) for name in ("_orig_mod", "module")]
@@ -65,13 +65,12 @@ def acquire(
     exact: bool = False,
     draft_context: int | None = None,
 ) -> Iterator[tuple[CachedModel, CachedModel | None]]:
-    """Yield both models wrapped for tree scoring, the target for `exact` calls, holding their locks
-    and the decoder's. The draft is limited to the target's vocabulary, and unless it is wrapped
-    already, to the last `draft_context` tokens of a prompt.
+    """Yield both models wrapped for tree scoring, holding their locks and the decoder's.
 
-    A model is checked once, and again only if its weights, device or attention were replaced.
-    Raises `ValueError` for an architecture that cannot score trees, for tokenizers that differ, and
-    for a decoder that is decoding in this thread already.
+    The draft is limited to the target's vocabulary and, unless it is a `CachedModel`, to the last
+    `draft_context` tokens of a prompt. A model is checked once, and again only if its weights,
+    device or attention were replaced. Raises `ValueError` for an architecture that cannot score
+    trees, for different tokenizers, and if the decoder is already decoding in this thread.
     """
     with locked(target, draft, decoder), ExitStack() as stack:
         use = WrapperCache.of(decoder)
@@ -96,9 +95,9 @@ def acquire(
 
 @contextmanager
 def locked(*owners: object) -> Iterator[None]:
-    """Hold the locks of models and decoders; other threads wait."""
+    """Hold the locks of models and decoders within this context."""
     plain = [own.model if isinstance(own, CachedModel) else own for own in owners]
-    with ExitStack() as stack:  # always in one order, so that no two threads wait for each other
+    with ExitStack() as stack:  # in a fixed order, which prevents deadlocks
         for own in sorted({id(own): own for own in plain if own is not None}.values(), key=id):
             stack.enter_context(WrapperCache.of(own).lock)
         yield
@@ -106,8 +105,8 @@ def locked(*owners: object) -> Iterator[None]:
 
 @contextmanager
 def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedModel]:
-    """Yield the model's wrapper, emptied; then restore attention and training modes. The `twin` of
-    a `CachedModel` is another wrapper, with a cache of its own."""
+    """Yield the model's wrapper with an empty cache; then restore attention and training modes.
+    `twin`: a `CachedModel` gets a second wrapper, with its own cache."""
     model = plain_model(role, given)
     attention, training = _attention(model), [(m, m.training) for m in model.modules()]
     wrappers, outer = WrapperCache.of(model).wrappers, None
@@ -119,17 +118,17 @@ def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedM
                 wrappers.pop(role, None)
                 wrapper = CachedModel(model, exact=role == "exact")
                 needed = model.config.get_text_config()._attn_implementation
-                # by now the engine may have moved weights that it multiplies together
+                # taken now, since the engine may have moved weights to fuse projections
                 wrappers[role] = (attention, weight_addresses(model)), wrapper, needed
             else:
-                outer = wrapper.model  # of a call that this one is nested in
+                outer = wrapper.model  # not None within a nested call
             if needed != model.config.get_text_config()._attn_implementation:
                 model.set_attn_implementation(needed)
             wrapper.model = wrapper.engine.model = model
         else:
             wrapper = cached
         model.eval()
-        wrapper.empty()  # the weights may have been trained since
+        wrapper.empty()  # weights may have changed since
         wrapper.packed.check(closely=True)
         if wrapper.exact and wrapper.packed.stale:
             wrapper.prepack()
@@ -145,8 +144,8 @@ def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedM
 
 
 def _attention(model: PreTrainedModel) -> dict[str, str]:
-    """Return the attention implementations of a model and of its parts, as transformers takes
-    them."""
+    """Return the attention implementations of a model and its sub-configs, in the form that
+    transformers accepts."""
     config = model.config
     parts = {name: getattr(config, name, None) for name in config.sub_configs}
     own = {name: part._attn_implementation for name, part in parts.items() if part is not None}

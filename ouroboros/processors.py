@@ -1,8 +1,8 @@
-"""Logits processors that read the text before a token, such as a repetition penalty, on trees.
+"""Logits processors on trees, such as a repetition penalty.
 
-Each node's row is processed with the path to it as the text, so a tree gives the tokens of standard
-decoding. Invariant: a processor is a function of (text, row) alone; one that keeps state between
-calls would see rejected branches, and is an error that names it.
+The row of each node is processed with the text up to that node, so a tree gives the tokens of
+standard decoding. Invariant: a processor is a function of (text, row). One that may keep state
+between calls, which would see rejected branches, raises an error that names it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ PURE = frozenset(
         *("EpsilonLogitsWarper", "EtaLogitsWarper"),
     ]
 )
-"""transformers' processors whose result depends on text and row alone."""
+"""transformers' processors that are functions of (text, row)."""
 
 
 class Processed(TokenSelector):
-    """Selects tokens from processed logits, as `choose` (`argmax` or a `Sampler`) does.
+    """Selects tokens from processed logits by `choose`, `argmax` or a `Sampler`.
 
-    A sampler's warpers come after the processors. `vocab` is the target's vocabulary; a narrower
-    draft's rows are widened to it for the processors. Those of a batch work as on its row `row`,
-    whose text they see with `padding` before it. Your own processor declares
+    A sampler's warpers apply after the processors. `vocab` is the target's vocabulary size; rows of
+    a draft with a smaller vocabulary are padded to it. Processors of a batch apply as on its row
+    `row`, whose text begins with `padding`. A processor of your own must set
     `reads_text_only = True`.
 
     Raises `ValueError` naming a processor that may keep state.
@@ -57,9 +57,9 @@ class Processed(TokenSelector):
             name = type(processor).__name__
             if name not in PURE and not getattr(processor, "reads_text_only", False):
                 raise ValueError(
-                    f"the logits processor {name} is not supported: it may keep a state that "
-                    "rejected branches would spoil; remove it, or, if its result depends on "
-                    "nothing but the text and the row, set its attribute reads_text_only = True"
+                    f"the logits processor {name} is not supported: it may keep state, which "
+                    "rejected branches would change; remove it or, if its result depends only on "
+                    "the text and the row, set its attribute reads_text_only = True"
                 )
         if isinstance(choose, Sampler):
             processors, choose = [*processors, *choose.warpers], Sampler(seed=choose.seed)
@@ -75,10 +75,8 @@ class Processed(TokenSelector):
     def processed(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
-        """Return the row of each of `tree.logit_nodes` after the processors, [nodes, width].
-
-        In float32, as transformers processes them; float64 stays.
-        """
+        """Return the row of each logit node after the processors, [nodes, width], in float32 as in
+        transformers (float64 is kept)."""
         rows, width = widened(logits), logits.shape[-1]
         if width < self.vocab:
             lowest = torch.finfo(rows.dtype).min
@@ -98,7 +96,7 @@ class Processed(TokenSelector):
         return out[:, :width]
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        """Return the selector's scores of the processed logits."""
+        """Return the scores of `choose` on the processed logits."""
         return self.choose.scores(self.processed(logits, tokens, tree), tokens, tree)
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
@@ -111,19 +109,19 @@ class Processed(TokenSelector):
 
 
 class Constraint:
-    """A `prefix_allowed_tokens_fn` for one row of a batch. It is not called on texts that it
-    forbids: a draft may contain them, and the function may fail on them."""
+    """A `prefix_allowed_tokens_fn` for one row of a batch. A draft may contain forbidden tokens;
+    the function is never called on a text with them, since it may fail there."""
 
     def __init__(self, allowed: Callable, row: int) -> None:
         self.allowed, self.row = allowed, row
 
     def start(self, length: int) -> None:
-        """Take the first `length` tokens of the texts to come as decoded."""
+        """Begin a step: the first `length` tokens of all texts are decoded, so not checked."""
         self.length = length
         self.answers: dict[tuple[int, ...], list[int]] = {}
 
     def __call__(self, batch: int, ids: torch.Tensor) -> Sequence[int]:
-        """Return the ids allowed next; id 0 after a text that is forbidden."""
+        """Return the allowed next ids; [0] after a forbidden text."""
         text = tuple(ids.tolist())
         for end in range(self.length, len(text) + 1):
             if text[:end] not in self.answers:
@@ -134,7 +132,7 @@ class Constraint:
 
 
 def _of_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
-    """Return a processor of a batch as one of its row alone."""
+    """Return a batch's processor, restricted to one row."""
     known, own = vars(processor), copy.copy(processor)
     if (allowed := known.get("_prefix_allowed_tokens_fn")) is not None:
         vars(own)["_prefix_allowed_tokens_fn"] = Constraint(allowed, row)

@@ -1,4 +1,4 @@
-"""The reference pair of models, which ships with the package: nothing to download.
+"""The reference pair of models, which ships with the package.
 
     target, draft, tokenizer = ouroboros.reference()
 
@@ -17,7 +17,7 @@ FOLDER = Path(__file__).with_name("reference")
 
 
 class ReferencePair(NamedTuple):
-    """Both models, as transformers loads them in evaluation mode, and their tokenizer."""
+    """Both models, as loaded by transformers in evaluation mode, and their tokenizer."""
 
     target: LlamaForCausalLM
     draft: LlamaForCausalLM

@@ -1,11 +1,11 @@
-"""Token selection: the argmax of a row of logits, or a sample drawn with shared noise.
+"""Token selection: the argmax of logits, or a sample drawn with shared noise.
 
-Sampling is an argmax too: of the warped logits plus Gumbel noise that depends only on the seed, the
-absolute position and the token id. Every decoder that scores the same position therefore draws the
-same token, whatever it drafted, and so does the draft model (drafter-invariant speculative
-sampling, Daliri et al. 2024, https://arxiv.org/abs/2408.07978).
+A sample is the argmax of the warped logits plus Gumbel noise, a function of seed, absolute position
+and token id. So every decoder draws the same token at a position, whatever it drafted, and the
+draft model draws with the same noise (drafter-invariant speculative sampling, Daliri et al. 2024,
+https://arxiv.org/abs/2408.07978).
 
-Invariant: a choice depends on the logits, the position and the node's own path, never on the rest
+Invariant: the token chosen after a node depends on its logits, position and path, never on the rest
 of the tree.
 """
 
@@ -28,44 +28,42 @@ from transformers import (
 
 from ouroboros.tree import TokenTree
 
-NO_CHOICE = -1  # the id chosen where there is no distribution to sample from
+NO_CHOICE = -1  # chosen if there is no distribution to sample from
 
 
 class TokenSelector(Protocol):
-    """Chooses the token after each node of a tree whose logits are wanted."""
+    """Chooses a token after each logit node of a tree."""
 
     context_free: bool = False
-    """Whether `scores` depend on logits and positions only, not on the tokens before."""
+    """Whether `scores` depend on logits and positions only, not on earlier tokens."""
 
     temperature: float = 0.0
     """Sampling temperature; 0 for greedy decoding. Drafters read it."""
 
     noise_seed: int | None = None
-    """Seed of the shared Gumbel noise (`gumbel`); None without such noise."""
+    """Seed of the shared Gumbel noise (`gumbel`); None without shared noise."""
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        """Return one token id for each row of `logits` [len(tree.logit_nodes), vocab]."""
+        """Return one token id per row of `logits`, [len(tree.logit_nodes), vocab]."""
         ...
 
     def ranked(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
     ) -> Ranked:
-        """Return the best `count` tokens of each row, the chosen one first.
-
-        This waits for the device once.
-        """
+        """Return the best `count` tokens of each row, chosen token first, by one device-to-host
+        copy."""
         raise TypeError(f"{type(self).__name__} ranks no tokens")
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        """Return scores like `logits` whose argmax is the choice; -inf for excluded ids."""
+        """Return scores of the shape of `logits`, whose argmax is chosen; -inf for excluded ids."""
         raise TypeError(f"{type(self).__name__} has no scores")
 
 
 class Ranked(NamedTuple):
-    """The best tokens after each of the `logit_nodes`, the chosen one first: arrays [rows, count].
+    """The best tokens after each logit node, chosen token first: arrays [rows, count].
 
-    Tokens are ranked by `scores`, noise included; `shares` are their probabilities under the warped
-    logits, without noise. A vocabulary smaller than `count` is filled up with id -1, score -inf and
+    Tokens are ranked by `scores`, noise included. `shares` are their probabilities under the warped
+    logits, without noise. Vocabularies smaller than `count` are padded with id -1, score -inf and
     share 0.
     """
 
@@ -75,7 +73,7 @@ class Ranked(NamedTuple):
 
 
 class TopKRecorder(TokenSelector):
-    """Chooses as `choose` does and keeps the best `count` tokens of the last call as `last`."""
+    """Chooses by `choose`; stores the best `count` tokens of the last call in `last`."""
 
     last: Ranked
 
@@ -90,10 +88,10 @@ class TopKRecorder(TokenSelector):
 
 
 class LogitSelector(TokenSelector):
-    """Chooses the highest score: the warped logits, plus noise where tokens are sampled.
+    """Chooses the highest score: warped logits, plus noise when sampling.
 
-    A sampled choice is -1 where the highest score is not finite: after a NaN or an infinite logit,
-    or with every id excluded, there is no distribution to sample from.
+    When sampling, it chooses `NO_CHOICE` if the highest score is not finite: a logit is NaN or
+    infinite, or every id is excluded.
     """
 
     context_free = True
@@ -106,11 +104,11 @@ class LogitSelector(TokenSelector):
     def _noise(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
     ) -> tuple[torch.Tensor, ...]:
-        """Return a tuple of one tensor, the noise, shaped as the logits; empty if there is none."""
+        """Return (noise,), of the shape of the logits; () when greedy."""
         return ()
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        """Return the scores whose argmax is the choice."""
+        """Return the warped logits plus noise, whose argmax is chosen."""
         return sum(self._noise(logits, tokens, tree), self.warped(logits))
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
@@ -136,7 +134,7 @@ class LogitSelector(TokenSelector):
         found = _on_device(("ranking", self._key, count), ranking, logits, *noise)
         table = np.empty((len(found), 3, count))
         table[:] = np.array([-1.0, -np.inf, 0.0])[:, None]
-        table[..., : found.shape[-1]] = found.cpu().numpy()  # the only copy from the device
+        table[..., : found.shape[-1]] = found.cpu().numpy()  # the only device-to-host copy
         if noise:
             table[~np.isfinite(table[:, 1, 0]), 0, 0] = NO_CHOICE
         return Ranked(table[:, 0].astype(np.int64), table[:, 1], table[:, 2])
@@ -145,21 +143,21 @@ class LogitSelector(TokenSelector):
 def _on_device(
     key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
 ) -> torch.Tensor:
-    """Return `compute(logits, *inputs)`, by the engine's captured graph where the logits have one
-    (`Eager.choosing`)."""
+    """Return `compute(logits, *inputs)`, by a captured graph if the engine has one (see
+    `Eager.choosing`)."""
     choosing = getattr(logits, "choosing", None)
     return choosing(key, compute, logits, *inputs) if choosing else compute(logits, *inputs)
 
 
 def widened(logits: torch.Tensor) -> torch.Tensor:
-    """Return logits in float32, as transformers processes them; float64 stays."""
+    """Return logits in float32, as transformers processes them; float64 is kept."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _best(scores: torch.Tensor) -> torch.Tensor:
-    """Return the id of each row's highest score, the first in a tie: [rows] int64.
+    """Return the id of each row's highest score, [rows] int64; ties go to the first id.
 
-    On a CPU NumPy takes a tenth of torch's time, and widening to float32 keeps the order.
+    On a CPU NumPy is ten times as fast as torch; widening to float32 keeps the order.
     """
     if scores.device.type != "cpu":
         return scores.argmax(-1)
@@ -174,35 +172,34 @@ def _ranking(scores: torch.Tensor, shares: torch.Tensor, count: int) -> torch.Te
     """
     first = _best(scores)[:, None]
     ids = scores.topk(min(count, scores.shape[-1]), dim=-1).indices
-    others = (ids == first).byte().argsort(dim=-1, stable=True)  # topk may break ties otherwise
+    others = (ids == first).byte().argsort(dim=-1, stable=True)  # topk may break ties differently
     ids = torch.cat([first, ids.gather(-1, others)[:, :-1]], dim=-1)
     values = [ids.double(), scores.gather(-1, ids).double(), shares.gather(-1, ids).double()]
     return torch.stack(values, dim=1)
 
 
 class Argmax(LogitSelector):
-    """Greedy decoding: the most probable token, the first in a tie."""
+    """Greedy decoding: the most probable token; ties go to the first id."""
 
 
 argmax = Argmax()
 
 
 def combined_temperature(processors: Sequence[LogitsProcessor]) -> float:
-    """Return the product of the temperatures among some processors, 1 without any."""
+    """Return the product of the temperatures of all temperature warpers; 1 without any."""
     return math.prod(p.temperature for p in processors if isinstance(p, TemperatureLogitsWarper))
 
 
-KEPT_POSITIONS = 256  # whose noise a sampler keeps
-NOISE_VALUES = {"cuda": 1 << 20, "cpu": 1 << 15}  # made at once: few enough for a CPU's cache
+KEPT_POSITIONS = 256  # positions whose noise a sampler caches
+NOISE_VALUES = {"cuda": 1 << 20, "cpu": 1 << 15}  # computed at a time; fits a CPU's cache
 
 
 class Sampler(LogitSelector):
-    """Sampling at a temperature, with noise shared by every decoder and by the draft.
+    """Sampling at a temperature, with noise shared by all decoders and the draft.
 
-    `seed` fixes the noise (seeds that are equal modulo 2**64 give the same); derive it from run,
-    prompt and sample number. The warpers are
-    transformers' own, in its order: those of the settings, or the `warpers` given instead, which
-    must not read the text. Each token follows the softmax of the warped logits.
+    Tokens follow the softmax of the warped logits. `seed`, modulo 2**64, determines the noise;
+    derive it from run, prompt and sample number. Warpers are transformers', in its order, built
+    from the settings or given as `warpers`, which must not depend on earlier tokens.
     """
 
     def __init__(
@@ -231,15 +228,15 @@ class Sampler(LogitSelector):
         self._rows: dict[int, torch.Tensor] = {}
 
     def warped(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the logits after the warpers, [rows, vocab], in float32 as transformers warps them
-        (float64 stays); excluded ids are -inf."""
+        """Return the logits after the warpers, [rows, vocab], in float32 as in transformers
+        (float64 is kept); excluded ids are -inf."""
         return self.warpers(None, widened(logits))  # type: ignore[arg-type]
 
     def noise(self, position: int, vocab: int, device: torch.device) -> torch.Tensor:
-        """Return the Gumbel noise of one absolute position, [vocab] float32.
+        """Return the Gumbel noise of an absolute position, [vocab] float32.
 
-        It is made for several positions ahead at once, since launching a hundred small operations
-        for each row would take a GPU too long.
+        Several positions are computed at a time, since a hundred small kernel launches per position
+        would be slow on a GPU.
         """
         row = self._rows.get(position)
         if row is None or len(row) < vocab or row.device != device:
@@ -274,13 +271,13 @@ def gumbel(
     """Return standard Gumbel noise for ids 0 ... vocab - 1 at each position, [positions, vocab]
     float32.
 
-    It is a counter-based hash of (seed, position, id): equal for every vocabulary size, and bit for
-    bit equal on CPU and GPU, since its logarithm uses correctly rounded operations only.
+    Noise is a counter-based hash of (seed, position, id), independent of the vocabulary size. CPU
+    and GPU give the same bits, since the logarithm uses only correctly rounded operations.
     """
     words = torch.tensor([[seed, position] for position in positions], dtype=torch.int64)
     keys = _mix(_mix(words[:, :1] - 0x61C8864680B583EB) + words[:, 1:])
     ids = torch.arange(1, vocab + 1, dtype=torch.int64, device=device)
-    if torch.device(device).type == "cuda":  # a copy from pageable memory would wait
+    if torch.device(device).type == "cuda":  # copies from pageable memory block
         keys = keys.pin_memory()
     bits = _mix(keys.to(device, non_blocking=True) + ids * -0x61C8864680B583EB)
     uniform = (((bits >> 12) & 0xFFFFFFFFFFFFF).double() + 0.5) * 2.0**-52
@@ -288,7 +285,7 @@ def gumbel(
 
 
 def _log(x: torch.Tensor) -> torch.Tensor:
-    """Return the natural logarithm in float64 to 1e-14, by additions, products and quotients."""
+    """Return the natural logarithm in float64 to 1e-14, by +, -, x and / only."""
     mantissa, exponent = torch.frexp(x)
     low = mantissa < 0.7071067811865476
     mantissa = torch.where(low, mantissa * 2, mantissa)

@@ -1,11 +1,11 @@
-"""A small trained model inside a large model's shape: a large model's cost without its weights.
+"""Stand-ins: a small trained model inside a large model's shape, with the large model's call cost.
 
-Timing a decoder needs a large model's memory traffic and a real pair's agreement, not the large
-model's knowledge. `embed` builds a plain `LlamaForCausalLM` of a large shape that computes a small
-core's function. Its measurements are labelled "stand-in", never by the shape's name alone.
+Timing a decoder needs a large model's memory traffic and a real pair's agreement, but not the large
+model's weights. `embed` builds a plain `LlamaForCausalLM` of a large shape that computes the same
+function as a small core. Measurements with it are labelled "stand-in".
 
 Invariant, after every layer: the first d of D residual dims equal the core's residual, dim d holds
-the constant c for every token, and all dims beyond it are exactly zero. Hence
+the constant c for every token, and all further dims are exactly zero. Hence
 
     mean over D of x^2, plus eps_D  =  (S + c^2) / D + (eps d - c^2) / D  =  d/D (S / d + eps)
 
@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama as llama
 
 BAR = 2.0**12  # Logits of unused ids are -BAR^2 c sqrt(D/d) / rms(residual).
-NOISE_STD = 0.02  # Of unused weights; zeros may be timed differently.
+NOISE_STD = 0.02  # Standard deviation of unused weights, since zeros may be timed differently.
 INHERITED = (
     *("rope_parameters", "max_position_embeddings", "hidden_act"),
     *("bos_token_id", "eos_token_id", "pad_token_id"),
@@ -72,13 +72,13 @@ def embed(
 ) -> LlamaForCausalLM:
     """Return a model of the given shape that computes the core's function.
 
-    The weights are made in place on `device` in `dtype` (the core's by default), without a host
-    copy. Rotary parameters, maximal position, activation, special ids and generation config are the
-    core's; neither `core` nor `shape` is modified. The core may tie its embeddings, the stand-in
-    does not. The core's layers come first, the others add zero. Unused ids have logits of about
-    -1e5 (float16 may give -inf). `seed` draws the unused weights, equally on devices of one kind.
-    Core and stand-in round differently: in bfloat16 compare a stand-in with itself only. A core
-    cast by `.to(bfloat16)`, rather than loaded in it, also has rounded rotary frequencies.
+    Weights are written directly on `device` in `dtype` (default: the core's), without a host copy.
+    Rotary parameters, maximum position, activation, special ids and generation config are the
+    core's; `core` and `shape` are not modified. The stand-in never ties its embeddings. The core's
+    layers come first; further layers add zero. Unused ids have logits of about -1e5 (-inf is
+    possible in float16). `seed` determines the unused weights, per kind of device. Core and
+    stand-in round differently, so in bfloat16 compare a stand-in with itself only. A core cast by
+    `.to(bfloat16)`, rather than loaded in it, also has rounded rotary frequencies.
 
     Raises `ValueError` if the core does not fit in the shape, or if either has biases or is not a
     Llama model.
@@ -103,7 +103,7 @@ def embed(
 
 
 def blank(config: LlamaConfig, dtype: torch.dtype) -> LlamaForCausalLM:
-    """Return a model without storage (device "meta"), which takes milliseconds."""
+    """Return a model on the device "meta", without storage, in milliseconds."""
     with torch.device("meta"):
         return LlamaForCausalLM(config).to(dtype)  # type: ignore[arg-type]
 
@@ -113,10 +113,10 @@ def _head_counts(config: LlamaConfig) -> tuple[int, int]:
 
 
 def place_heads(core_heads: int, core_kv: int, heads: int, kv: int) -> dict[int, int]:
-    """Map each of the core's query heads to a query head of the shape.
+    """Return the query head of the shape for each of the core's query heads.
 
-    The query heads of one key head form a group. A core's group that does not fit in one group of
-    the shape continues in the next one, whose key and value head is then a copy. Raises
+    The query heads of one key head form a group. If a group of the core is larger than a group of
+    the shape, it continues in the next group, whose key and value head is then a copy. Raises
     `ValueError` if the shape has too few groups.
 
     >>> place_heads(4, 2, 14, 2)
@@ -147,7 +147,7 @@ def _check(core: LlamaConfig, shape: LlamaConfig) -> None:
                 raise ValueError(f"the {role} has {bias}=True; use one without biases")
     if core.head_dim != shape.head_dim:
         raise ValueError(
-            f"the shape has head_dim {shape.head_dim}; use such a core, not one of {core.head_dim}"
+            f"the core's head_dim is {core.head_dim}, the shape's {shape.head_dim}: use equal ones"
         )
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size"):
         small, large = getattr(core, name), getattr(shape, name)
@@ -181,7 +181,7 @@ def _fill(
     for index, layer in enumerate(model.model.layers):
         for name, weight in layer.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
-                weight.zero_()  # so that an idle layer adds zero to the residual
+                weight.zero_()  # layers beyond the core's add zero to the residual
             elif weight.dim() == 2:
                 weight.normal_(0, NOISE_STD, generator=noise)
         source = core.model.layers[index] if index < len(core.model.layers) else None

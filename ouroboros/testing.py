@@ -1,10 +1,10 @@
-"""Test your own drafter: is it lossless, whatever it proposes?
+"""Test that your own drafter is lossless.
 
     def test_mine():
         assert_lossless(lambda: MyDrafter(size=4))
 
 The models are tiny and random, in float64, with a vocabulary so small that random drafts are often
-accepted; their greedy text never becomes periodic. Standard decoding is the oracle.
+accepted; their greedy text is not periodic. The result is compared with standard decoding.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ VOCAB, CONTEXT = 13, 64
 
 
 class RandomTrees(RootOnly):
-    """Proposes random trees: any shape, probes, reads and repeated siblings, beyond the budget too.
+    """Proposes random trees of any shape, with probes and equal siblings, also beyond the budget.
 
-    `truth` is the text to come; a share `hit` of the nodes have its token at their position, so
-    that deep acceptances, ends in the middle of a draft and wrong branches all occur.
+    `truth` is the text of standard decoding. A share `hit` of the nodes have its token at their
+    position, so that deep acceptance, ends within a draft and wrong branches all occur.
     """
 
     def __init__(
@@ -63,16 +63,16 @@ def assert_lossless(
     seeds: Collection[int] = range(3),
     max_new: int = 40,
 ) -> None:
-    """Assert that a drafter is lossless on `len(seeds)` tiny models: greedily and sampled, with and
+    """Assert that a drafter is lossless on `len(seeds)` tiny models: greedy and sampled, with and
     without end-of-sequence ids, and up to the end of the context.
 
-    `drafter` is a drafter, which then decodes all texts in turn, or a callable that makes one for
-    each model; a callable with a parameter `draft` is given a small model that is often right.
+    `drafter` is a drafter, used for all texts, or a callable that returns one for each model. A
+    callable with a parameter `draft` gets a draft model that often agrees with the target.
 
-    Raises `AssertionError` with the case, the index and the tree where a text first differs, and
-    where the drafter changed the list of tokens passed to it, drafted an id that the model does not
-    know, or more tokens than can be accepted. A drafter that preserves only the distribution (one
-    with a `rule`) differs when it samples: give `temperatures=(0.0,)`.
+    Raises `AssertionError` with the case, index and tree of the first difference; also if the
+    drafter changes the tokens passed to it, drafts an id beyond the vocabulary, or drafts more
+    tokens than can be accepted. A drafter that preserves only the distribution (with a `rule`)
+    fails when sampling: pass `temperatures=(0.0,)`.
     """
     for seed in seeds:
         target = tiny_model(seed)
@@ -106,9 +106,9 @@ def assert_lossless(
 
 def stress(target: CachedModel, prompt: list[int], *, trees: int = 20, max_new: int = 30) -> None:
     """Assert that a model scores trees correctly: `trees` runs with `RandomTrees` give the text of
-    standard decoding. Use a float64 model: in lower precision near ties may differ.
+    standard decoding. Use float64, since rounding may decide near ties in lower precision.
 
-    Raises `AssertionError` as `assert_lossless`.
+    Raises `AssertionError` as `assert_lossless` does.
     """
     text = decode(target, RootOnly(), prompt, max_new=max_new).tokens
     for seed in range(trees):
@@ -117,8 +117,8 @@ def stress(target: CachedModel, prompt: list[int], *, trees: int = 20, max_new: 
 
 
 def tiny_model(seed: int = 0) -> CachedModel:
-    """Return a random float64 Llama of 13 ids and 64 positions whose most probable token is
-    decisive, so that a wrong mask, position or slot changes the text."""
+    """Return a random float64 Llama with 13 ids and 64 positions. Its greedy choices have no near
+    ties, and a wrong mask, position or slot changes its text."""
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=16,
@@ -155,8 +155,8 @@ def _check(
     choose: TokenSelector = argmax,
     eos: Collection[int] = (),
 ) -> None:
-    """Assert that a drafter decodes a prompt to the beginning of a standard `text` that the limits
-    leave."""
+    """Assert that a drafter decodes a prompt to the prefix of `text`, standard decoding's, that
+    `max_new` and `eos` allow."""
     start = len(prompt)
     ends = [at for at, token in enumerate(text[:-1], start=1) if at > start and token in eos]
     expected = text[: min([start + max_new, *ends])]
@@ -171,8 +171,8 @@ def _check(
 
 
 class _Recorder:
-    """A drafter whose proposals are recorded, with the number of tokens that each followed, and
-    checked against the budget and the ids below `vocab` if it is given."""
+    """Records a drafter's proposals, each with the number of tokens before it; checks them against
+    the budget and `vocab`, if given."""
 
     def __init__(self, drafter: Drafter, vocab: int | None = None) -> None:
         self.drafter, self.vocab = drafter, vocab
@@ -180,14 +180,14 @@ class _Recorder:
         self.proposed: list[tuple[int, TokenTree]] = []
 
     def __getattr__(self, name: str):
-        """Pass on `reset`, `observe` and what else the drafter has (draft, rule, ...)."""
+        """Return the drafter's attribute (`reset`, `observe`, `draft`, `rule`, ...)."""
         return getattr(self.drafter, name)
 
     def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
         shown = list(tokens)
         tree = yield from proposed(self.drafter, tokens, budget)
         call, depth = f"{self.name}.propose", tree.draft_depth()
-        assert list(tokens) == shown, f"{call} changed the tokens it was shown: copy them"
+        assert list(tokens) == shown, f"{call} changed the tokens passed to it: copy them"
         if self.vocab is not None:
             strange = [token for token in tree.tokens if not 0 <= token < self.vocab]
             assert not strange, f"{call} drafted id {strange[0]}, the model knows {self.vocab} ids"

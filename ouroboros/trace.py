@@ -1,7 +1,5 @@
-"""What one decoding run did: counts per step and seconds per phase, nothing derived.
-
-Every metric is computed from these records, in one place (`ouroboros.bench.metrics`).
-"""
+"""Records of a decoding run: counts and seconds per step. `ouroboros.bench.metrics` computes all
+metrics from them."""
 
 from __future__ import annotations
 
@@ -11,21 +9,22 @@ from dataclasses import asdict, dataclass, field, replace
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step of the loop: one target call.
+    """One step of the decoding loop: one target call.
 
-    `drafted` is the depth of the deepest proposed branch, `scored` the nodes that the target
-    computed (root and probes included), `accepted` the draft tokens kept (without the bonus token)
-    and `new` the tokens added (with it; fewer than accepted + 1 where the end was cut). `sources`
-    names who proposed each new token; the target's own token is a "correction" where the draft
-    continued otherwise, a "bonus" after a draft that matched to its end, else "target".
+    Tokens: `drafted` is the depth of the deepest proposed branch; `scored` counts the nodes that
+    the target scored, root and probes included; `accepted` counts accepted draft tokens; `new`
+    counts all tokens added (accepted + 1, or fewer where the output ends). `sources` gives the
+    source of each new token. The target's own token is a "correction" if the draft continued
+    differently, a "bonus" after a fully accepted draft, "target" without a draft.
 
-    `draft_s` are seconds in the draft model and `verify_s` in the target, each until its result
-    arrives; `host_s` is the rest of the step, and `wait_s` the part of the time in both models that
-    was spent waiting for results (on a CPU only the choice of tokens). `draft_scored` counts the
-    nodes of all draft calls, `draft_caught_up` the tokens of the sequence fed before them. One call
-    of a model may be several forwards: `target_forwards`, `draft_forwards` (0 in older records).
+    Seconds: `draft_s` in the draft model and `verify_s` in the target, until the result arrives;
+    `host_s` in the rest of the step; `wait_s`, part of `draft_s` and `verify_s`, waiting for
+    results (on a CPU only the choice of tokens). The time of a step of `rows` sequences in joint
+    calls is divided equally among them.
 
-    A step that `rows` sequences took together is divided equally: seconds are its time / `rows`.
+    Draft calls: `draft_scored` counts the nodes of all of them, `draft_caught_up` the sequence
+    tokens fed before these nodes. A call may take several forward passes: `target_forwards`,
+    `draft_forwards` (0 in older records).
     """
 
     drafted: int
@@ -47,10 +46,10 @@ class StepRecord:
 
 @dataclass
 class DecodeTrace:
-    """A finished (or, while streaming, growing) run: the tokens and a record of each step.
+    """The tokens of a run, prompt first, and a record of each step; it grows while streaming.
 
-    `prompt_len` counts tokens; `finish` is "eos", "length" or "context" ("stop" after `cut`). The
-    first step's times include the prefill.
+    `prompt_len` counts prompt tokens; `finish` is "eos", "length", "context" or, after `cut`,
+    "stop". The first step's times include the prefill.
     """
 
     tokens: list[int]
@@ -64,18 +63,18 @@ class DecodeTrace:
         return self.tokens[self.prompt_len :]
 
     def to_dict(self) -> dict:
-        """Return plain JSON values; `from_dict` restores them."""
+        """Return the trace as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict) -> DecodeTrace:
-        """Rebuild a trace from `to_dict`'s values."""
+        """Return the trace of a dictionary from `to_dict`."""
         steps = [StepRecord(**{**s, "sources": tuple(s["sources"])}) for s in data["steps"]]
         return cls(data["tokens"], data["prompt_len"], steps, data["finish"])
 
 
 def first_mismatch(ours: Sequence, theirs: Sequence) -> int | None:
-    """Return the first index at which two sequences differ (the end of one counts), None if equal.
+    """Return the first index at which two sequences differ, or at which one ends; None if equal.
 
     >>> first_mismatch([1, 2, 3], [1, 2]), first_mismatch([1], [1])
     (2, None)
@@ -87,10 +86,10 @@ def first_mismatch(ours: Sequence, theirs: Sequence) -> int | None:
 
 
 def cut(trace: DecodeTrace, keep: int, finish: str = "stop") -> DecodeTrace:
-    """Return the trace as if the run had ended after `keep` new tokens.
+    """Return the trace of a run that ends after `keep` new tokens.
 
-    The step of the last kept token is shortened as by an end-of-sequence token: the last token
-    counts as new, not as accepted.
+    The last step is shortened as by an end-of-sequence token: its last token counts as new, not as
+    accepted.
     """
     steps, left = [], keep
     for step in trace.steps:

@@ -1,9 +1,9 @@
-"""The token tree: what a drafter proposes and a target scores in one call.
+"""The token tree, which a drafter proposes and the target scores in one call.
 
-Plain data, without a device or a model. Node 0 is the last token of the sequence, and a node's
-parent comes before it (`parents[i] < i`), so one pass from left to right visits parents first.
+A tree is plain data, without a device or a model. Node 0 is the last token of the sequence, and
+parents precede their children (`parents[i] < i`).
 
-A worked example. The sequence ends with token 7; the draft is 1 2 and, instead of 2, also 3::
+A worked example. The sequence ends with token 7; the drafts are 1 2 and 1 3::
 
     node    0   1   2   3            0 (7)
     token   7   1   2   3              1 (1)
@@ -11,9 +11,9 @@ A worked example. The sequence ends with token 7; the draft is 1 2 and, instead 
     depth   0   1   2   2                3 (3)
 
 Each node attends to itself and its ancestors (`ancestors`), at position base + depth. After one
-call the target has chosen a token after every node, say 1 3 9 5: after the sequence it chose 1,
-which is node 1; after node 1 it chose 3, which is node 3; after node 3 it chose 5, which no node
-has. The accepted path is 0 1 3 (`longest_match`), and the new tokens are 1 3 5.
+call the target has chosen a token after every node, say 1 3 9 5. After the sequence it chose 1,
+which is node 1; after node 1 it chose 3, which is node 3; after node 3 it chose 5, which is not in
+the tree. So the accepted path is 0 1 3 (`longest_match`), and the new tokens are 1 3 5.
 
 >>> tree = TokenTree.chain(7, [1]).graft([[2], [3]], at=1)
 >>> tree.tokens, tree.parents, tree.depths().tolist()
@@ -41,10 +41,11 @@ import numpy as np
 class TokenTree:
     """Tokens with parents, rooted at the last token of a sequence.
 
-    `tokens[i]` is the token id of node i and `parents[i]` its parent (-1 for the root). Nodes in
-    `probe` are computed but never accepted; for those of them in `read` the drafter still wants the
-    target's choice. `source[i]` names who proposed node i ("" if unknown), and `probability[i]` is
-    its estimated probability of being accepted, given that its parent is (empty if unknown).
+    - `tokens[i]`: token id of node i; `parents[i]`: its parent (-1 for the root)
+    - `probe`: nodes that are scored but never accepted; `read`: probes that have logits too
+    - `source[i]`: name of the source that proposed node i ("" if unknown)
+    - `probability[i]`: estimated probability that node i is accepted, given that its parent is
+      (empty if unknown)
     """
 
     tokens: tuple[int, ...]
@@ -65,11 +66,11 @@ class TokenTree:
         if 0 in self.probe:
             raise ValueError("the root cannot be a probe: it is already part of the sequence")
         if not self.read <= self.probe:
-            raise ValueError("read may name probes only: every other node is read anyway")
+            raise ValueError("read may list probes only: all other nodes have logits anyway")
 
     @staticmethod
     def chain(root: int, tokens: Sequence[int], source: str = "") -> TokenTree:
-        """Return the root followed by `tokens`, each the child of the one before."""
+        """Return the chain of the root and `tokens`."""
         n = len(tokens)
         return _unchecked(
             tokens=(root, *tokens),
@@ -90,8 +91,8 @@ class TokenTree:
         logit_nodes: Sequence[int] | None = None,
         padding: int = 0,
     ) -> TokenTree:
-        """Return the tree of these nodes, unchecked, and of so many probes below the root.
-        `logit_nodes` ascend (None: all nodes)."""
+        """Return the tree of these nodes, without checks, plus `padding` probes below the root.
+        `logit_nodes` must ascend (None: all nodes)."""
         size = len(tokens)
         return _unchecked(
             tokens=tokens + tokens[:1] * padding,
@@ -115,7 +116,7 @@ class TokenTree:
         return builder.build()
 
     def builder(self) -> TreeBuilder:
-        """Return a builder that begins with this tree."""
+        """Return a builder that contains this tree."""
         builder = TreeBuilder(self.tokens[0])
         builder.tokens, builder.parents = list(self.tokens), list(self.parents)
         builder.depths = self._depths.tolist()
@@ -136,10 +137,10 @@ class TokenTree:
         return self._depths
 
     def ancestors(self) -> np.ndarray:
-        """Return the attention mask among the nodes, [n, n] bool: row i is true at node i and at
-        each of its ancestors."""
+        """Return the attention mask among the nodes, [n, n] bool: row i is true at node i and its
+        ancestors."""
         size = len(self)
-        rows = [1]  # a bit for each node
+        rows = [1]  # one bit per node
         for node in range(1, size):
             rows.append(rows[self.parents[node]] | 1 << node)
         packed = b"".join([row.to_bytes(size // 8 + 1, "little") for row in rows])
@@ -156,14 +157,14 @@ class TokenTree:
 
     @cached_property
     def logit_nodes(self) -> tuple[int, ...]:
-        """The nodes after which logits are wanted, ascending: all but the probes outside `read`,
-        unless the tree was made by `with_logits_at`."""
+        """The nodes after which the target returns logits, ascending: all but the probes outside
+        `read`, or those given to `with_logits_at`."""
         if not self.probe:
             return tuple(range(len(self)))
         return tuple(sorted(set(range(len(self))) - (self.probe - self.read)))
 
     def with_logits_at(self, nodes: Iterable[int]) -> TokenTree:
-        """Return the same tree with logits wanted after these nodes only.
+        """Return the same tree with these logit nodes.
 
         >>> TokenTree.chain(7, [1, 2, 3]).with_logits_at([3, 2]).logit_nodes
         (2, 3)
@@ -175,11 +176,11 @@ class TokenTree:
 
     @cached_property
     def is_chain(self) -> bool:
-        """True where every node is the child of the one before: plain causal attention fits."""
+        """Whether each node is the child of the previous node, so that a causal mask suffices."""
         return self.parents == tuple(range(-1, len(self) - 1))
 
     def pruned(self, max_depth: int) -> TokenTree:
-        """Return the tree without the nodes deeper than `max_depth`; the root always stays."""
+        """Return the tree without nodes deeper than `max_depth`; the root is always kept."""
         if max_depth >= len(self) - 1:
             return self
         kept = np.flatnonzero(self._depths <= max(max_depth, 0)).tolist()
@@ -196,14 +197,14 @@ class TokenTree:
         )
 
     def draft_depth(self) -> int:
-        """Return the depth of the deepest node that may be accepted."""
+        """Return the depth of the deepest node that is no probe."""
         drafted = np.delete(self._depths, list(self.probe)) if self.probe else self._depths
         return int(drafted.max())
 
     @cached_property
     def children(self) -> dict[tuple[int, int], int]:
-        """A node's child by (node, token), without probes; of siblings with the same token the
-        last. Do not change it."""
+        """Children by (parent, token), without probes; the last of siblings with equal tokens.
+        Read only."""
         pairs = zip(self.parents, self.tokens, strict=True)
         return {pair: n for n, pair in enumerate(pairs) if n and n not in self.probe}
 
@@ -214,10 +215,10 @@ class TokenTree:
     def longest_match(self, chosen: Sequence[int]) -> list[int]:
         """Return the accepted path, root first.
 
-        `chosen[i]` is the token that the target chose after node i (any value outside
-        `logit_nodes`). A node is accepted if its parent is and its token is the one chosen there.
-        Probes are never accepted. Where siblings have the same token, several paths can match: the
-        longest is returned.
+        `chosen[i]` is the token that the target chose after node i (ignored outside `logit_nodes`).
+        A node is accepted if its parent is accepted and its token is the target's choice after the
+        parent. Probes are never accepted. If siblings have equal tokens, several paths can match;
+        the longest is returned.
         """
         if len(self.children) == len(self) - 1 - len(self.probe):  # siblings differ: one path
             path, child = [0], self.children.get((0, chosen[0]))
@@ -233,11 +234,11 @@ class TokenTree:
 
 
 class TreeBuilder:
-    """A tree under construction: branches are added in place, and `build` freezes it once.
+    """A tree under construction: methods add branches in place, `build` returns a `TokenTree`.
 
     The fields are those of `TokenTree`, plus `depths[i]` (node i's distance from the root) and
-    `children`. Read them freely and set `source[i]`, but add nodes by the methods only. Siblings
-    that are not probes have different tokens, unless two in the initial tree were equal.
+    `children`. You may read them and set `source[i]`; add nodes by the methods only. Siblings added
+    by `graft` have different tokens.
     """
 
     def __init__(self, root: int) -> None:
@@ -253,8 +254,8 @@ class TreeBuilder:
         return len(self.tokens)
 
     def graft(self, branches: Iterable[Sequence[int]], at: int = 0, *, source: str = "") -> None:
-        """Add `branches` below node `at`, sharing common prefixes with each other and with nodes
-        already there that are no probes."""
+        """Add `branches` below node `at`. Common prefixes share nodes, with each other and with the
+        existing tree without its probes."""
         for branch in branches:
             node = at
             for token in branch:
@@ -268,9 +269,9 @@ class TreeBuilder:
                 node = below
 
     def add_probes(self, tokens: Sequence[int], parents: Sequence[int], source: str) -> None:
-        """Add a new probe for each token, even where its parent has a child with the same token.
+        """Add one probe per token, even if its parent has a child with the same token.
 
-        A parent is an existing node or an earlier one of these probes.
+        A parent is an existing node or an earlier probe of this call.
         """
         first = len(self.tokens)
         self.tokens += tokens
@@ -281,7 +282,7 @@ class TreeBuilder:
         self.probe.update(range(first, len(self.tokens)))
 
     def build(self) -> TokenTree:
-        """Return the tree of the nodes added so far; the builder may go on."""
+        """Return the tree of the nodes added so far; the builder stays usable."""
         return _unchecked(
             tokens=tuple(self.tokens),
             parents=tuple(self.parents),
@@ -294,12 +295,12 @@ class TreeBuilder:
 
 
 def _unchecked(**fields: object) -> TokenTree:
-    """Return a tree of fields (cached properties too) that are known to be right: checking costs
-    as much as building. Fields left out have their defaults."""
+    """Return a tree with these fields and cached properties, without checks, which would take as
+    long as building it. Omitted fields have their defaults."""
     tree = object.__new__(TokenTree)
     tree.__dict__.update(fields)
     return tree
 
 
 ROOT = TokenTree((0,), (-1,))
-"""A tree of the root alone, whichever token it is."""
+"""A tree of the root alone, for calls that take its token elsewhere."""

@@ -1,7 +1,7 @@
 """Check that two tokenizers are compatible.
 
-A draft's vocabulary may be larger or smaller than its target's (32000 against 32016): ids that both
-have must mean the same, and ids that only the draft has are never proposed.
+The vocabularies may differ in size (such as 32000 and 32016). Ids that both have must stand for the
+same token; ids that only the draft has are never proposed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ def fingerprint(tokenizer) -> str:
 def check_pair(target: CachedModel, draft: CachedModel) -> None:
     """Limit the draft to the ids that both models have.
 
-    The tokenizer of a model that was wrapped without one is read from where the model was loaded,
-    if it is there. Raises `ValueError` if the tokenizers differ, naming the first id that means
-    different things.
+    A tokenizer that was not given is loaded from the model's folder or local cache, if it exists.
+    Raises `ValueError` naming the first id at which the tokenizers differ.
     """
     draft.width = min(draft.vocab_size, target.vocab_size)
     ours, theirs = (m.tokenizer or _tokenizer_at(_origin(m)) for m in (target, draft))
@@ -35,7 +34,8 @@ def check_pair(target: CachedModel, draft: CachedModel) -> None:
 
 @lru_cache(maxsize=4)
 def _known_ids(target_tokenizer, draft_tokenizer, *sizes: int) -> int:
-    """Return how many ids the target's tokenizer has, if the draft's means the same by them."""
+    """Return the number of ids of the target's tokenizer. Raises `ValueError` if they differ from
+    the draft's."""
     ours, theirs = (
         {index: piece for piece, index in tokenizer.get_vocab().items()}
         for tokenizer in (target_tokenizer, draft_tokenizer)
@@ -55,10 +55,10 @@ def _origin(model: CachedModel) -> str:
 
 @lru_cache(maxsize=4)
 def _tokenizer_at(origin: str):
-    """Return the tokenizer of a folder or a hub id, from this machine only; None without one."""
+    """Return the tokenizer of a folder or a hub id from local files; None without one."""
     if not origin:
         return None
     try:
         return AutoTokenizer.from_pretrained(origin, local_files_only=True, trust_remote_code=False)
-    except Exception:  # any way in which a folder may hold no usable tokenizer
+    except Exception:  # no usable tokenizer, for whatever reason
         return None

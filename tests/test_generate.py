@@ -418,7 +418,7 @@ def test_pad_tokens_without_a_mask_are_padding_as_for_transformers(models, door)
     ids, rule = torch.tensor([[0, 0, *PROMPTS[0]]]), {"max_new_tokens": 20, "eos_token_id": 12}
     assert run(door, target, ids, draft=draft, **rule).tolist() == hf(model, ids, **rule)
     inside = torch.tensor([[5, 0, 7]])
-    with pytest.raises(ValueError, match="give a mask of ones where the pad token is text"):
+    with pytest.raises(ValueError, match="set the mask to 1 where the pad token is text"):
         run(door, target, inside, draft=draft, **rule)
     mask = torch.ones_like(inside)
     out = run(door, target, inside, attention_mask=mask, draft=draft, **rule)
@@ -521,8 +521,8 @@ WRONG = [
     ({"watermarking_config": {"bias": 2.0}}, "WatermarkLogitsProcessor"),
     ({"logits_processor": [Stateful()]}, "Stateful"),
     ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions=True"),
-    ({"attention_mask": torch.tensor([[1, 1, 1, 1, 0, 0]])}, "on its left only"),
-    ({"attention_mask": torch.tensor([[1, 0, 1, 1, 1, 1]])}, "on its left only"),
+    ({"attention_mask": torch.tensor([[1, 1, 1, 1, 0, 0]])}, "on the left only"),
+    ({"attention_mask": torch.tensor([[1, 0, 1, 1, 1, 1]])}, "on the left only"),
     ({"attention_mask": torch.zeros_like(IDS)}, "not be empty"),
     ({"ids": torch.tensor([[1, -1, 2]])}, "the prompt holds id -1, the model knows ids 0 to 12"),
     ({"ids": torch.tensor([[1, 99, 2]])}, "the prompt holds id 99, the model knows ids 0 to 12"),
@@ -535,8 +535,8 @@ WRONG = [
     ({"draft": "a/folder"}, "draft='a/folder' is a str, not a model: give one"),
 ]
 OF_GENERATE = [
-    ({"decoder": PromptLookup(max_ngram_size=2, num_tokens=3), "gamma": 4}, "gamma: give it to"),
-    ({"decoder": PromptLookup(max_ngram_size=2, num_tokens=3), "draft": llama()}, "draft: give it"),
+    ({"decoder": PromptLookup(max_ngram_size=2, num_tokens=3), "gamma": 4}, "gamma: pass it to"),
+    ({"decoder": PromptLookup(max_ngram_size=2, num_tokens=3), "draft": llama()}, "draft: pass it"),
     ({"max_new_tokens": "8"}, "max_new_tokens='8' is text: give a whole number"),
     ({"max_new_token": 8}, "did you mean max_new_tokens"),
     ({"max_node": 8}, "did you mean max_nodes"),

@@ -72,7 +72,7 @@ def test_lossless_drafters_pass(name):
     ("drafter", "error", "reason"),
     [
         (Lossy, AssertionError, "Lossy is not lossless .* standard decoding has .* tree there was"),
-        (Spoiling, AssertionError, "changed the tokens it was shown"),
+        (Spoiling, AssertionError, "changed the tokens passed to it"),
         (
             Strange,
             AssertionError,
@@ -80,7 +80,7 @@ def test_lossless_drafters_pass(name):
         ),
         (Endless, AssertionError, "50 tokens in a row with a budget of 40: draft at most"),
         (Listing, ValueError, "Listing.propose returned a list: return a TokenTree"),
-        (Mute, ValueError, "Mute is no drafter: it has no method reset, observe"),
+        (Mute, ValueError, "Mute is not a drafter: it has no method reset, observe"),
     ],
 )
 def test_others_are_told_in_one_line(drafter, error, reason):

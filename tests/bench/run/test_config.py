@@ -63,7 +63,7 @@ def test_overrides_name_options_by_their_dotted_names():
         ("model.standin", [1], r"model\.standin=\[1\]: give settings, .*, or null"),
         ("model.standin", {"a": "b"}, "give a shape for each role, as {target: cpu-target"),
         ("model.target", 3, r"model\.target=3: give a name, or null"),
-        ("decoder.greedy", {}, r"decoder\.greedy={}: give its class as well"),
+        ("decoder.greedy", {}, r"decoder\.greedy={}: give its class too"),
         ("decoder.greedy", 3, r"decoder\.greedy=3: give settings"),
         ("model.max_len", "long", r"model\.max_len=long: give a whole number"),
         ("parallel", "data", "parallel=data: choose one of tree, null"),
