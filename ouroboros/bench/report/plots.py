@@ -17,39 +17,38 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ouroboros.bench.metrics.intervals import wilson
-from ouroboros.bench.metrics.metrics import REAL_TEXT
-from ouroboros.bench.metrics.sample import PLAIN
+from ouroboros.bench.metrics.metrics import METRICS, REAL_TEXT
 from ouroboros.bench.report import style
-from ouroboros.bench.report.style import (
-    BLUE,
-    GREY,
-    MARKERS,
-    ORANGE,
-    OTHERS,
-    RED,
-    SOURCES,
-    Mark,
-    decoder_marks,
-)
 from ouroboros.bench.report.summary import Summary
+from ouroboros.bench.report.tables import cell
 
 SPEEDUP = "speedup over greedy on the same engine (time per token, prefill included)"
-SPEEDUPS = {
-    "latency_speedup": "speedup over greedy",
-    "predicted_speedup": "predicted speedup over greedy",
+BARS = {
+    "latency_speedup": (SPEEDUP, "{latency_speedup:.2f}x · {output_throughput:.1f} tok/s"),
+    "predicted_speedup": (
+        "speedup over greedy, predicted by {costs}",
+        "{predicted_speedup:.2f}x, predicted",
+    ),
+    "cost_per_token": (
+        "cost per token by {costs}, in target calls of one node; less is better",
+        "{cost_per_token:.3f} · {tokens_per_target_call:.2f} tokens/target call",
+    ),
+    "calls_per_token": (
+        "(target calls + draft cost x draft calls) / new tokens; fewer is better",
+        "{calls_per_token:.3f} · {tokens_per_target_call:.2f} tokens/target call",
+    ),
 }
-COSTS = {
-    "cost_per_token": "cost per token (less is better)",
-    "calls_per_token": "calls per token (fewer is better)",
-}
+"""By metric: the axis and the label of its bars."""
+SPEED = ("latency_speedup", "predicted_speedup")
+COST = ("cost_per_token", "calls_per_token")
 FEWEST_STEPS = 10
 """Positions that fewer steps reached are noise, and are left out."""
 MOST_PANELS = 3
 PHASES = {
-    "draft": Mark(ORANGE, hatch="//"),
-    "verify": Mark(BLUE),
-    "host": Mark(GREY, hatch=".."),
-    "not separated": Mark("#c9c9c9", hatch="xx"),
+    "draft": style.Mark(style.ORANGE, hatch="//"),
+    "verify": style.Mark(style.BLUE),
+    "host": style.Mark(style.GREY, hatch=".."),
+    "not separated": style.Mark("#c9c9c9", hatch="xx"),
 }
 
 
@@ -58,11 +57,7 @@ def speedup_bars(summary: Summary) -> Figure | None:
 
     None if no decoder has a speedup (the run has no greedy).
     """
-    if summary.facts.timed:
-        label = "{latency_speedup:.2f}x · {output_throughput:.1f} tok/s"
-        return _bars(summary, "latency_speedup", SPEEDUP, label)
-    axis = f"speedup over greedy, predicted by {summary.facts.costs}"
-    return _bars(summary, "predicted_speedup", axis, "{predicted_speedup:.2f}x, predicted")
+    return _bars(summary, SPEED[not summary.facts.timed])
 
 
 def cost_bars(summary: Summary) -> Figure | None:
@@ -70,44 +65,7 @@ def cost_bars(summary: Summary) -> Figure | None:
 
     None if nothing was measured.
     """
-    metric = "calls_per_token"
-    axis = "(target calls + draft cost x draft calls) / new tokens; fewer is better"
-    if summary.facts.costs:
-        metric = "cost_per_token"
-        axis = (
-            f"cost per token by {summary.facts.costs}, in target calls of one node; less is better"
-        )
-    label = f"{{{metric}:.3f}} · {{tokens_per_target_call:.2f}} tokens/target call"
-    return _bars(summary, metric, axis, label)
-
-
-@style.styled
-def speedup_dots(summaries: Mapping[str, Summary]) -> Figure | None:
-    """Draw speedups with intervals: a group of rows per run, a marker per decoder.
-
-    None if fewer than two runs have speedups.
-    """
-    frame = pd.concat({label: one.frame for label, one in summaries.items()}, names=["run"])
-    frame = frame.dropna(subset="latency_speedup").drop(PLAIN, level="decoder", errors="ignore")
-    runs = list(frame.index.unique("run"))
-    if len(runs) < 2:
-        return None
-    names = list(frame.index.unique("decoder"))
-    figure = style.new_figure(1.4 + len(runs) * (0.25 + 0.17 * len(names)))
-    axes = figure.add_subplot()
-    for index, name in enumerate(names):
-        own: Any = frame.xs(name, level="decoder")
-        rows = [runs.index(run) + 0.7 * ((index + 0.5) / len(names) - 0.5) for run in own.index]
-        points = decoder_marks(names)[name].points(linestyle="none", markersize=6, label=name)
-        error = style.reach(own, "latency_speedup")
-        axes.errorbar(own["latency_speedup"], rows, xerr=error, **points)
-    for row in range(1, len(runs)):
-        axes.axhline(row - 0.5, color=style.GRID, linewidth=0.6)
-    axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
-    axes.set_xlabel(SPEEDUP)
-    style.name_rows(axes, runs)
-    style.legend_above(figure)
-    return figure
+    return _bars(summary, COST[not summary.facts.costs])
 
 
 def error_bars(summaries: Iterable[Summary]) -> str:
@@ -127,14 +85,15 @@ def note(summary: Summary) -> str:
 
 
 @style.styled
-def _bars(summary: Summary, metric: str, axis: str, label: str) -> Figure | None:
-    """Draw one bar per decoder that has the metric, with its `label` right of the plot."""
+def _bars(summary: Summary, metric: str) -> Figure | None:
+    """Draw one bar per decoder that has the metric, with its label right of the plot."""
+    axis, label = BARS[metric]
     frame = summary.frame.dropna(subset=metric)
     if not len(frame):
         return None
     figure = style.new_figure(1.1 + 0.42 * len(frame))
     axes = figure.add_subplot()
-    marks = decoder_marks(list(summary.frame.index))
+    marks = style.decoder_marks(list(summary.frame.index))
     colours = [marks[name].colour for name in frame.index]
     error = style.reach(frame, metric)
     ends = {"ecolor": style.INK, "elinewidth": 1.2, "capsize": 3}
@@ -144,7 +103,7 @@ def _bars(summary: Summary, metric: str, axis: str, label: str) -> Figure | None
         axes.text(1.01, place, label.format_map(row), va="center", fontsize=9.5, transform=beside)
     axes.axvline(1, color=style.INK, linewidth=0.8, linestyle=":")
     axes.set_xlim(0, 1.03 * max(1, (frame[metric] + np.nan_to_num(error[1])).max()))
-    axes.set_xlabel(axis)
+    axes.set_xlabel(axis.format(costs=summary.facts.costs))
     style.name_rows(axes, list(frame.index))
     return figure
 
@@ -159,7 +118,7 @@ def acceptance_histograms(summary: Summary) -> Figure | None:
     found = {name: steps for name, steps in counts.items() if any(map(int, steps))}
     if not found:
         return None
-    marks = decoder_marks(list(summary.frame.index))
+    marks = style.decoder_marks(list(summary.frame.index))
     lines = -(-len(found) // 2)
     figure = style.new_figure(0.8 + 1.75 * lines)
     grid = figure.subplots(lines, 2, sharex=True, sharey=True, squeeze=False).ravel()
@@ -187,7 +146,7 @@ def acceptance_by_position(summary: Summary) -> Figure | None:
     """
     figure = style.new_figure(3.9)
     axes = figure.add_subplot()
-    for name, mark in decoder_marks(list(summary.frame.index)).items():
+    for name, mark in style.decoder_marks(list(summary.frame.index)).items():
         row: Any = summary.frame.loc[name]
         tries, rates = row["tries_per_position"], row["acceptance_rate_per_position"]
         if reached := sum(steps >= FEWEST_STEPS for steps in tries):
@@ -209,8 +168,8 @@ def source_shares(summary: Summary) -> Figure | None:
     if not counts:
         return None
     frame = pd.DataFrame.from_dict(counts, orient="index").fillna(0)
-    frame = frame[sorted(frame, key=[*SOURCES, *frame].index)]
-    marks = {name: SOURCES.get(name, SOURCES["unknown"])[0] for name in map(str, frame)}
+    frame = frame[sorted(frame, key=[*style.SOURCES, *frame].index)]
+    marks = {name: style.SOURCES.get(name, style.SOURCES["unknown"])[0] for name in map(str, frame)}
     figure = style.stacked_bars(frame.div(frame.sum(axis=1), axis=0), marks)
     figure.axes[0].set_xlim(0, 1)
     style.as_percent(figure.axes[0], "x")
@@ -221,7 +180,7 @@ def reliability(summary: Summary) -> Figure | None:
     """Draw estimated against actual acceptance of tree nodes; None if no decoder estimates it."""
     trees = _filled(summary, "trees").items()
     found = [(name, one["calibration"]) for name, one in trees if one["calibration"]]
-    marks = decoder_marks(list(summary.frame.index))
+    marks = style.decoder_marks(list(summary.frame.index))
     return _calibration(dict(found[:MOST_PANELS]), marks) if found else None
 
 
@@ -232,11 +191,13 @@ def fitted_weights(about: Mapping) -> Figure:
     the draft model's features.
     """
     panels = {"phrases alone": about["index"], "with the draft model": about["draft"]}
-    return _calibration(panels, dict(zip(panels, (Mark(BLUE), Mark(RED)), strict=True)))
+    return _calibration(
+        panels, dict(zip(panels, (style.Mark(style.BLUE), style.Mark(style.RED)), strict=True))
+    )
 
 
 @style.styled
-def _calibration(panels: Mapping[str, Mapping], marks: Mapping[str, Mark]) -> Figure:
+def _calibration(panels: Mapping[str, Mapping], marks: Mapping[str, style.Mark]) -> Figure:
     """Draw a panel per calibration: actual over estimated shares, and below the bins' counts."""
     figure = style.new_figure(4.6)
     grid = figure.subplots(2, len(panels), sharex=True, squeeze=False, height_ratios=(3, 1))
@@ -299,7 +260,7 @@ def step_time(steps: pd.DataFrame) -> Figure | None:
     labels = [f"{ms:.1f} ms for {tokens:.2f} tokens" for ms, tokens in pairs]
     figure = style.stacked_bars(parts.dropna(axis=1, how="all").fillna(0.0), PHASES, labels)
     axes = figure.axes[0]
-    axes.barh(np.arange(len(steps)) + 0.41, steps["wait_ms"].fillna(0.0), 0.1, color=RED)
+    axes.barh(np.arange(len(steps)) + 0.41, steps["wait_ms"].fillna(0.0), 0.1, color=style.RED)
     axes.set_xlabel("milliseconds per step, prefill left out; thin: of which wait for results")
     return figure
 
@@ -314,7 +275,9 @@ def verify_cost(calls: pd.DataFrame) -> Figure:
     grid = figure.subplots(1, calls["model"].nunique(), squeeze=False)[0]
     for axes, (model, own) in zip(grid, calls.groupby("model", sort=False), strict=True):
         for index, (context, line) in enumerate(own.groupby("context", sort=False)):
-            look = Mark(OTHERS[index % len(OTHERS)], MARKERS[index % len(MARKERS)]).points()
+            look = style.Mark(
+                style.OTHERS[index % len(style.OTHERS)], style.MARKERS[index % len(style.MARKERS)]
+            ).points()
             look |= {"yerr": line["spread_ms"].fillna(0.0), "label": f"{context} tokens"}
             axes.errorbar(line["nodes"], line["ms"], **look)
         last = own.iloc[-1]
@@ -335,30 +298,32 @@ def verify_cost(calls: pd.DataFrame) -> Figure:
 
 @style.styled
 def sweep_lines(setting: str, values: Sequence, summaries: Sequence[Summary]) -> Figure | None:
-    """Draw speedup and cost over one setting, a line per decoder.
+    """Draw speedup and cost over one setting, a mark per decoder.
 
-    `values[i]` is the setting in `summaries[i]`; numbers are drawn to scale, words in order. None
-    with fewer than two values.
+    `values[i]` is the setting in `summaries[i]`; numbers are drawn to scale and joined by lines,
+    words in their order. None with fewer than two values.
     """
-    order = sorted(range(len(values)), key=lambda index: sort_key(values[index]))
+    numeric = all(isinstance(value, int | float) for value in values)
+    order = np.argsort(values) if numeric else range(len(values))
     values = [values[index] for index in order]
     frame, shown = _all_runs([summaries[index] for index in order])
     if len(set(map(str, values))) < 2 or not shown:
         return None
-    numeric = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     places = np.array(values if numeric else range(len(values)), float)
-    marks = decoder_marks(list(frame.index.unique("decoder")))
+    marks = style.decoder_marks(list(frame.index.unique("decoder")))
     figure = style.new_figure(3.9)
-    panels = figure.subplots(1, len(shown), squeeze=False)[0]
-    for axes, (metric, title) in zip(panels, shown.items(), strict=True):
-        for name, mark in marks.items():
+    for axes, metric in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        for index, (name, mark) in enumerate(marks.items()):
             line = frame.xs(name, level="decoder").dropna(subset=metric)
+            aside = 0 if numeric else 0.6 * ((index + 0.5) / len(marks) - 0.5)
             look = mark.points(label=name, yerr=style.reach(line, metric))
-            axes.errorbar(places[line.index], line[metric], **look)
-        axes.set_xticks(places, [str(value) for value in values])
+            look |= {} if numeric else {"linestyle": "none"}
+            axes.errorbar(places[line.index] + aside, line[metric], **look)
+        slant: dict = {} if numeric else {"rotation": 20, "ha": "right", "rotation_mode": "anchor"}
+        axes.set_xticks(places, [str(value) for value in values], **slant)
         axes.grid(axis="y")
-        axes.set(xlabel=setting, title=title)
-        if metric in COSTS:
+        axes.set(xlabel=setting, title=_title(metric))
+        if metric in COST:
             axes.set_ylim(bottom=0)
     style.legend_above(figure)
     return figure
@@ -376,11 +341,11 @@ def batch_lines(summaries: Sequence[Summary]) -> Figure | None:
     frame, shown = _all_runs(order)
     if len(set(sizes)) < 2 or not shown:
         return None
-    metric, title = next(iter(shown.items()))
+    metric = shown[0]
     users = frame["user_throughput"].fillna(frame["output_throughput"])
     figure = style.new_figure(4.4)
     left, right = figure.subplots(1, 2)
-    for name, mark in decoder_marks(list(frame.index.unique("decoder"))).items():
+    for name, mark in style.decoder_marks(list(frame.index.unique("decoder"))).items():
         own = frame.xs(name, level="decoder")
         look = mark.points(label=name, yerr=style.reach(own, metric))
         left.errorbar([sizes[run] for run in own.index], own[metric], **look)
@@ -393,7 +358,7 @@ def batch_lines(summaries: Sequence[Summary]) -> Figure | None:
     left.set_xscale("log", base=2)
     left.set_xticks(sizes, [str(size) for size in sizes])
     left.minorticks_off()
-    left.set(xlabel="batch size", title=f"{title}\nat the same batch size")
+    left.set(xlabel="batch size", title=f"{_title(metric)}\nat the same batch size")
     right.set(xlabel="tokens/s of each sequence", title="tokens/s of all sequences", ylim=(0, None))
     right.set_xlim(left=0)
     for axes in (left, right):
@@ -410,66 +375,60 @@ def sweep_map(
 
     None if a setting has fewer than two values.
     """
-    sides = [sorted(side, key=sort_key) for side in zip(*values, strict=True)]
-    orders = [list(dict.fromkeys(map(str, side))) for side in sides]
-    frame, shown = _all_runs(summaries, [decoder])
+    orders = []
+    for side in zip(*values, strict=True):
+        numeric = all(isinstance(value, int | float) for value in side)
+        orders.append(list(dict.fromkeys(map(str, sorted(side) if numeric else side))))
+    frame, shown = _all_runs(summaries)
+    frame = frame[frame.index.get_level_values("decoder") == decoder]
     if min(map(len, orders)) < 2 or not shown:
         return None
     cells = [tuple(map(str, values[run][::-1])) for run, _ in frame.index]
     frame.index = pd.MultiIndex.from_tuples(cells)
     figure = style.new_figure(1.9 + 0.5 * len(orders[1]))
     panels = figure.subplots(1, len(shown), squeeze=False)[0]
-    for axes, (metric, title) in zip(panels, shown.items(), strict=True):
+    for axes, metric in zip(panels, shown, strict=True):
         best = _heat_map(axes, frame, metric, *orders)
-        axes.set_title(f"{decoder}: {title}\nbest: {best}")
+        axes.set_title(f"{decoder}: {_title(metric)}\nbest: {best}")
         axes.set_xlabel(settings[0])
     figure.axes[0].set_ylabel(settings[1])
     return figure
 
 
-def sort_key(value) -> tuple:
-    """Return a key that sorts numbers by size, then words, then None."""
-    if isinstance(value, int | float):
-        return 0, value, ""
-    return (2, 0, "") if value is None else (1, 0, str(value))
-
-
 def _heat_map(axes: Axes, frame: Any, metric: str, across: list[str], down: list[str]) -> str:
     """Draw a heat map, its best cell framed and cells in that interval dashed; return the best."""
     values = frame[metric].unstack().reindex(index=down, columns=across).to_numpy(float)
-    less = metric in COSTS
+    entry, less = METRICS[metric], metric in COST
     row, column = np.unravel_index((np.nanargmin if less else np.nanargmax)(values), values.shape)
-    value, low, high = (
-        frame.loc[(down[row], across[column]), metric + end] for end in ("", ".low", ".high")
-    )
+    best = frame.loc[(down[row], across[column])]
+    value, low, high = (best[metric + end] for end in ("", ".low", ".high"))
     middle = (np.nanmin(values) + np.nanmax(values)) / 2
     half = np.nanmax([np.nanmax(values) - np.nanmin(values), high - low]) / 2
     limits = {"vmin": middle - half, "vmax": middle + half, "aspect": "auto"}
     axes.imshow(values, cmap="cividis_r" if less else "cividis", **limits)
-    form = "{:.3f}" if less else "{:.2f}x"
-    for (y, x), cell in np.ndenumerate(values):
-        if not np.isnan(cell):
-            ink = "#000000" if (cell > middle) != less else "#ffffff"
-            axes.text(x, y, form.format(cell), ha="center", va="center", color=ink)
-        if (y, x) == (row, column) or cell == value or low <= cell <= high:
+    for (y, x), one in np.ndenumerate(values):
+        if not np.isnan(one):
+            ink = "#000000" if (one > middle) != less else "#ffffff"
+            axes.text(x, y, cell(entry, {metric: one}), ha="center", va="center", color=ink)
+        if (y, x) == (row, column) or one == value or low <= one <= high:
             look: Any = {"linewidth": 2.5, "linestyle": "-" if (y, x) == (row, column) else "--"}
             corner = (x - 0.46, y - 0.46)
-            axes.add_patch(Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=RED, **look))
+            axes.add_patch(Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=style.RED, **look))
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     axes.set_xticks(range(len(across)), across)
     axes.set_yticks(range(len(down)), down)
-    ends = "" if pd.isna(low) else f" [{form.format(low)}, {form.format(high)}]"
-    return form.format(value) + ends
+    return cell(entry, best)
 
 
-def _all_runs(
-    summaries: Sequence[Summary], decoders: Sequence[str] | None = None
-) -> tuple[Any, dict[str, str]]:
-    """Return the frames of all runs by index and decoder, and the labels of speedup and cost."""
+def _title(metric: str) -> str:
+    """Return a panel's title: the metric's heading, and which direction is better."""
+    return f"{METRICS[metric].heading} ({METRICS[metric].better} is better)"
+
+
+def _all_runs(summaries: Sequence[Summary]) -> tuple[Any, list[str]]:
+    """Return the frames of all runs by index and decoder, and their metrics of speed and cost."""
     frames = dict(enumerate(summary.frame for summary in summaries))
     frame = pd.concat(frames, names=["run", "decoder"])
-    if decoders is not None:
-        frame = frame[frame.index.isin(decoders, level="decoder")]
-    known = [[m for m in kind if frame[m].notna().any()] for kind in (SPEEDUPS, COSTS)]
-    return frame, {metric: (SPEEDUPS | COSTS)[metric] for kind in known for metric in kind[:1]}
+    known = ([m for m in kind if frame[m].notna().any()] for kind in (SPEED, COST))
+    return frame, [metric for kind in known for metric in kind[:1]]

@@ -58,11 +58,11 @@ class Setting(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A plot; its files are called `name`."""
+    """A plot; its files are called `name`. Without a figure there was nothing to draw."""
 
     name: str
     caption: str
-    figure: Figure
+    figure: Figure | None
 
 
 class Section(NamedTuple):
@@ -270,9 +270,9 @@ def numbers(runs: Sequence[Summary]) -> pd.DataFrame:
 def sections(runs: Sequence[Summary]) -> list[Section]:
     """Return sections: the comparison of runs outside sweeps, each sweep, each run."""
     alone = [run for run in runs if not run.sweep]
-    parts = [_comparison(alone)] if len(alone) > 1 else []
+    parts = [_several(alone)] if len(alone) > 1 else []
     for folder in dict.fromkeys(run.sweep for run in runs if run.sweep):
-        parts.append(_sweep(folder, [run for run in runs if run.sweep == folder]))
+        parts.append(_several([run for run in runs if run.sweep == folder], folder))
     for run in runs:
         name = run.label if len(runs) > 1 else ""
         part = run_section(run, label=name, drawn=() if run.sweep else PLOTS)
@@ -285,13 +285,17 @@ def run_section(summary: Summary, *, label: str = "", drawn: Sequence[tuple] = (
     title, prefix = summary.facts.title, ""
     if label:
         title, prefix = f"{label}: {title}", f"{slug(label)}-"
-    pictures = []
-    for name, draw, caption in drawn:
-        if figure := draw(summary):
-            bars = plots.error_bars([summary]) if name in ("speedup", "cost") else ""
-            pictures.append(Picture(prefix + name, caption + bars, figure))
+    drawings = [
+        Picture(
+            prefix + name,
+            text + (plots.error_bars([summary]) if name in ("speedup", "cost") else ""),
+            draw(summary),
+        )
+        for name, draw, text in drawn
+    ]
     shown = [table._replace(name=prefix + table.name) for table in tables.run_tables(summary)]
-    return Section(title, [f"{summary.facts.footnote}.", *summary.notes], shown, pictures)
+    notes = [f"{summary.facts.footnote}.", *summary.notes]
+    return Section(title, notes, shown, [one for one in drawings if one.figure])
 
 
 def slug(label: str) -> str:
@@ -303,73 +307,67 @@ def slug(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", label).strip("-") or "run"
 
 
-def _comparison(runs: Sequence[Summary]) -> Section:
-    summaries = {run.label: run for run in runs}
-    parts = {run.label: run.facts.title.split(" · ") for run in runs}
-    shared = [part for part in parts[runs[0].label] if all(part in p for p in parts.values())]
-    own = {label: [part for part in all_ if part not in shared] for label, all_ in parts.items()}
-    notes = [f"{label}: {' · '.join(parts)}" for label, parts in own.items() if parts]
-    configs = [run.measured.run.get("config", {}) for run in runs]
-    figure = plots.speedup_dots(summaries)
-    caption = "Speedup over greedy, run by run." + plots.error_bars(runs)
-    return Section(
-        f"Comparison of {len(runs)} runs: {', '.join(summaries)}",
-        [" · ".join(shared), *notes] if shared else notes,
-        tables.comparisons({"run": list(summaries)}, runs, "comparison-"),
-        [
-            *([Picture("comparison", caption, figure)] if figure else []),
-            *_batches("comparison", swept(configs), runs),
-        ],
-    )
-
-
-def _batches(name: str, settings: Sequence[Setting], runs: Sequence[Summary]) -> list[Picture]:
-    """Return a plot over batch sizes for each combination of the other settings."""
+def _several(runs: Sequence[Summary], sweep: Path | None = None) -> Section:
+    """Return the section of a sweep or of separate runs: tables with a row per run, lines over one
+    setting, heat maps over two. Separate runs and those of many settings are shown by name.
+    """
+    settings = swept([run.measured.run.get("config", {}) for run in runs])
+    name, names = slug(sweep.name) if sweep else "comparison", [run.label for run in runs]
+    by_settings = sweep is not None and 0 < len(settings) <= MOST_COLUMNS
+    shown = settings if by_settings else [Setting("run", names, ["run"])]
     others = [one for one in settings if "batch_size" not in one.members]
+    batches = _batches(name, others, runs) if len(others) < len(settings) else []
+    drawn: list[Picture] = []
+    if len(shown) == 1 and not (sweep and batches):
+        caption = f"Speedup and cost by {shown[0].name}." + plots.error_bars(runs)
+        drawn = [Picture(name, caption, plots.sweep_lines(*shown[0][:2], runs))]
+    elif len(shown) == 2 and not batches:
+        drawn = _maps(name, *shown, runs)
+    if sweep:
+        values = (f"{n} = {', '.join(dict.fromkeys(map(str, own)))}" for n, own, _ in shown)
+        what = "; ".join(values) if by_settings else f"{len(settings)} settings"
+        title = f"Sweep of {what} ({sweep.name})"
+        notes = [f"{len(runs)} runs, the first: {runs[0].facts.title}."]
+    else:
+        title = f"Comparison of {len(runs)} runs: {', '.join(names)}"
+        parts = [run.facts.title.split(" · ") for run in runs]
+        shared = [part for part in parts[0] if all(part in other for other in parts)]
+        own = (" · ".join(part for part in other if part not in shared) for other in parts)
+        notes = [f"{run}: {rest}" for run, rest in zip(names, own, strict=True) if rest]
+        notes = [" · ".join(shared)] * bool(shared) + notes
+    found = tables.comparisons({one.name: one.values for one in shown}, runs, f"{name}-")
+    return Section(title, notes, found, [one for one in [*drawn, *batches] if one.figure])
+
+
+def _batches(name: str, others: Sequence[Setting], runs: Sequence[Summary]) -> list[Picture]:
+    """Return a plot over batch sizes for each combination of the other settings."""
     keys = [", ".join(f"{one.name}={one.values[at]}" for one in others) for at in range(len(runs))]
-    pictures = []
+    drawn = []
     for key in dict.fromkeys(keys):
         own = [run for run, its in zip(runs, keys, strict=True) if its == key]
         caption = (
             "Left: speedup over greedy at the same batch size. Right: tokens/s of all sequences "
             f"against tokens/s of each{f'; {key}' * bool(key)}. Numbers: batch sizes."
         )
-        if figure := plots.batch_lines(own):
-            stem = slug(f"{name}-batches-{key}") if key else f"{name}-batches"
-            pictures.append(Picture(stem, caption + plots.error_bars(own), figure))
-    return pictures
+        stem = slug(f"{name}-batches-{key}") if key else f"{name}-batches"
+        drawn.append(Picture(stem, caption + plots.error_bars(own), plots.batch_lines(own)))
+    return drawn
 
 
-def _sweep(folder: Path, runs: Sequence[Summary]) -> Section:
-    """Return a sweep's section: lines over one setting, heat maps over two."""
-    settings = swept([run.measured.run.get("config", {}) for run in runs])
-    name, what = slug(folder.name), f"{len(settings)} settings"
-    columns: dict[str, Sequence] = {"run": [run.label for run in runs]}
-    if 0 < len(settings) <= MOST_COLUMNS:
-        columns = {one.name: one.values for one in settings}
-        values = (f"{n} = {', '.join(dict.fromkeys(map(str, v)))}" for n, v in columns.items())
-        what = "; ".join(values)
-    drawn: list[tuple[str, str, Figure | None]] = []
-    batches = _batches(name, settings, runs)
-    if len(settings) == 1 and not batches:
-        figure = plots.sweep_lines(settings[0].name, settings[0].values, runs)
-        drawn = [(name, f"Sweep of {settings[0].name}." + plots.error_bars(runs), figure)]
-    elif len(settings) == 2 and not batches:
-        across, down = settings
-        places = list(zip(across.values, down.values, strict=True))
-        decoders = [decoder for decoder in runs[0].frame.index if decoder != "greedy"]
-        members = [*across.members, *down.members]
-        own = [d for d in decoders if any(m.startswith(f"decoder.{d}.") for m in members)]
-        text = (
-            f"over {across.name} and {down.name}. Lighter is better; framed: the best; dashed: no "
-            "worse by its 95 % interval, which the colours span at least."
-        )
-        for decoder in own or decoders:
-            figure = plots.sweep_map((across.name, down.name), places, runs, decoder)
-            drawn.append((f"{name}-{decoder}", f"{decoder} {text}", figure))
-    return Section(
-        f"Sweep of {what} ({folder.name})",
-        [f"{len(runs)} runs, the first: {runs[0].facts.title}."],
-        tables.comparisons(columns, runs, f"{name}-"),
-        [*batches, *(Picture(name, caption, figure) for name, caption, figure in drawn if figure)],
+def _maps(name: str, across: Setting, down: Setting, runs: Sequence[Summary]) -> list[Picture]:
+    """Return a heat map over two settings for each decoder that has them, else for every one."""
+    places = list(zip(across.values, down.values, strict=True))
+    decoders = [decoder for decoder in runs[0].frame.index if decoder != "greedy"]
+    prefixes = {member.rpartition(".")[0] for member in (*across.members, *down.members)}
+    text = (
+        f"over {across.name} and {down.name}. Lighter is better; framed: the best; dashed: no "
+        "worse by its 95 % interval, which the colours span at least."
     )
+    return [
+        Picture(
+            f"{name}-{decoder}",
+            f"{decoder} {text}",
+            plots.sweep_map((across.name, down.name), places, runs, decoder),
+        )
+        for decoder in [d for d in decoders if f"decoder.{d}" in prefixes] or decoders
+    ]
