@@ -1,17 +1,194 @@
 #!/usr/bin/env bash
-# Everything that README and docs quote: scripts that count, then those that are timed. About ten
-# hours on two cores. Finished results are skipped, interrupted ones resume, a failed script is named
-# at the end and the others run.
-cd "$(dirname "$0")" || exit 1
-failed=()
-for name in equality audit calls_per_token drafters_epyc drafters_flat ablation warm_start \
-  acceptance agreement real_text tuning quantised \
-  main_matched main_t0 main_t08 peers tasks context_length advice_check step_profile host lm_eval; do
-  bash $name.sh
-  case $? in
-    0) ;;
-    130) exit 130 ;;
-    *) failed+=("$name") ;;
-  esac
+# Measure everything that README and docs quote, one function per table.
+#
+#   bash scripts/reproduce/all.sh main_t0 tasks    these
+#   DATA=/my/data bash scripts/reproduce/all.sh    all, in ten hours; DATA holds copies of the benchmarks
+#   make figures                                   then write the tables of README and docs
+#
+# The minutes are for two CPU cores. Timed functions need a quiet machine; those that only count may
+# run beside each other, each on one thread. Finished results are skipped, interrupted ones resume,
+# failures are named at the end. Results that older code has made are moved to results/local/before
+# and measured again.
+
+source "$(dirname "${BASH_SOURCE[0]}")/../steps.sh"
+COUNT="timing=false threads=1"
+AS_IS="model.standin=null model.dtype=float32"
+DATA=${DATA:-data}
+
+# bench FOLDER OPTIONS...: a run of `ouroboros bench`, after setting results of older code aside.
+bench() { begin "$1" && measure "$1" bench "${@:2}"; }
+
+# begin FOLDER: set results of older code aside; write down how new ones are made.
+begin() { [ -n "${DRY:-}" ] || "$PYTHON" scripts/reproduce/figures.py --begin "$RESULTS/$1"; }
+
+# have FILE: whether DATA holds a benchmark's file; says so if not.
+have() { [ -n "${DRY:-}" ] || [ -e "$DATA/$1" ] || { say "$1" "skipped: not in DATA=$DATA"; false; }; }
+
+# for_each_task FUNCTION: call FUNCTION with each task's name and options.
+for_each_task() {
+  "$1" humaneval "task=humaneval task.stride=4"
+  have spec_bench_question.jsonl &&
+    "$1" specbench "task=specbench task.stride=12 task.path=$DATA/spec_bench_question.jsonl"
+  have wmt_de_en_80.jsonl && "$1" wmt16 "task=wmt16 task.stride=2 task.path=$DATA/wmt_de_en_80.jsonl"
+  have gsm8k_test.jsonl && "$1" gsm8k "task=gsm8k task.stride=30 task.path=$DATA/gsm8k_test.jsonl"
+  have mbpp.jsonl && "$1" mbpp "task=mbpp task.split=test task.stride=12 task.path=$DATA/mbpp.jsonl"
+  have cnn_dailymail_test_100.jsonl &&
+    "$1" cnndm "task=cnndm task.stride=2 task.path=$DATA/cnn_dailymail_test_100.jsonl"
+}
+
+# ---- counted
+
+# Equal text: seven decoders on 164 prompts, float32. 15 minutes.
+equality() { bench equality experiment=equality $COUNT max_new=64; }
+
+# Nine decoders audited against plain decoding, greedy and sampled. 6 runs of 4 minutes.
+audit() {
+  for temperature in 0 0.7 1.0; do
+    for dtype in float32 bfloat16; do
+      folder=audit/t${temperature//./}_${dtype/bfloat16/bf16}
+      bench $folder experiment=audit $COUNT temperature=$temperature model.dtype=$dtype \
+        task.stride=8 max_new=64 &&
+        step $folder audit.md "$PYTHON" -m ouroboros audit $RESULTS/$folder
+    done
+  done
+}
+
+# Calls and cost per token of the published policy and of Ouroboros. 6 minutes.
+calls_per_token() { bench calls_per_token experiment=calls_per_token $COUNT; }
+
+# Every drafter, counted by the costs of a few CPU cores, and by those of a GPU, where 64 nodes cost
+# what one does. 12 runs each, of 5 minutes.
+drafters_epyc() { for_each_task both_temperatures; }
+drafters_flat() { for_each_task both_temperatures; }
+both_temperatures() {
+  for temperature in 0 0.8; do
+    bench $TABLE/$1_t${temperature/./} experiment=$TABLE $2 temperature=$temperature
+  done
+}
+
+# Ouroboros without one part after the other, in cost per token. 2 runs of 4 minutes.
+ablation() {
+  for temperature in 0 0.8; do
+    bench ablation/t${temperature/./} experiment=ablation $COUNT $AS_IS temperature=$temperature
+  done
+}
+
+# Phrases carried over a task, in three orders of its prompts. 3 runs of 3 minutes.
+warm_start() {
+  for order in null 1 2; do
+    folder=shuffled_$order
+    bench warm_start/${folder/shuffled_null/in_order} experiment=warm_start $COUNT $AS_IS \
+      hydra.mode=RUN task.shuffle=$order
+  done
+}
+
+# Shared noise against rejection sampling, and the bound on both. 3 runs of 2 minutes.
+acceptance() {
+  for temperature in 0 0.7 1.0; do
+    folder=acceptance/t${temperature/./}
+    bench $folder experiment=acceptance $COUNT temperature=$temperature max_new=64 &&
+      step $folder overlap.json "$PYTHON" scripts/trials/overlap.py $RESULTS/$folder
+  done
+}
+
+# What a draft of each agreement is worth, on the reference pair's own text. 10 minutes.
+agreement() {
+  begin agreement
+  measure agreement/recorded bench "decoder=[greedy]" $COUNT $AS_IS task.limit=41 task.stride=4 &&
+    step agreement agreement.json "$PYTHON" scripts/reproduce/agreement.py \
+      $RESULTS/agreement/recorded --out $RESULTS/agreement
+}
+
+# The same on recorded answers of a real model. 12 minutes.
+real_text() {
+  have recordings/specbench_vicuna-7b-v1.3.jsonl && begin real_text &&
+    step real_text agreement.json "$PYTHON" scripts/reproduce/agreement.py --real-text \
+      "$DATA/recordings/specbench_vicuna-7b-v1.3.jsonl" --per-group 6 --max-new 96 \
+      --out $RESULTS/real_text
+}
+
+# What the configured settings lose against the best found, by the costs of each machine. 2 hours.
+tuning() {
+  tune with_draft "speculative suffix_hybrid ouroboros"
+  tune without "prompt_lookup prompt_lookup_adaptive suffix_decoding racer token_recycling lookahead"
+}
+tune() {
+  begin tuning/$1
+  step tuning/$1 tuning.json "$PYTHON" -m ouroboros tune --decoders $2 --limit 4 --first 2 \
+    --max-new 48 --trials 12 --temperatures 0 0.8 --overrides threads=1 --results $RESULTS/tuning/$1
+}
+
+# int8 weights of the draft, the target and both, in counts of the pair as it is. 8 runs of 1 minute.
+quantised() {
+  for dtype in bfloat16 float32; do
+    for int8 in none draft target both; do
+      case $int8 in
+        none) weights="" ;;
+        both) weights="draft_weights=int8 target_weights=int8" ;;
+        *) weights="${int8}_weights=int8" ;;
+      esac
+      bench quantised/${dtype/bfloat16/bf16}_$int8 $COUNT \
+        "decoder=[greedy,speculative,lookahead,ouroboros,hf_assisted]" model.standin=null \
+        task.limit=10 task.stride=16 "task.stop=[]" max_new=64 model.dtype=$dtype $weights
+    done
+  done
+}
+
+# ---- timed
+
+# The headline, three repeats: where text repeats itself as real models' text does, greedy, and at
+# T = 0.8. 25, 20 and 27 minutes.
+HEADLINE="experiment=cpu_float32 task.limit=20 task.stride=8 repeats=3"
+main_matched() { bench main_matched $HEADLINE temperature=matched; }
+main_t0() { bench main_t0 $HEADLINE; }
+main_t08() { bench main_t08 $HEADLINE temperature=0.8; }
+
+# transformers' own generation in all its modes. 8 minutes.
+peers() { bench peers experiment=peers; }
+
+# Every task. 6 runs of 3 minutes.
+tasks() { for_each_task timed_task; }
+timed_task() { bench tasks/$1 $2 task.limit=10 max_new=48 model.dtype=auto; }
+
+# Prompts of 512, 2k and 8k tokens. 3 runs of 3 minutes.
+context_length() {
+  for length in 512 2048 8192; do
+    bench context_length/c$length experiment=context_length hydra.mode=RUN \
+      context_tokens=$length task.limit=3 task.stride=50 audit=none
+  done
+}
+
+# The advisor's predictions against timed runs, setting by setting. 10 minutes.
+advice_check() {
+  begin advice_check
+  here=$RESULTS/advice_check
+  step advice_check advice/advice.json "$PYTHON" -m ouroboros advise search=false model.dtype=auto \
+    results_dir=$here/advice
+  measure advice_check/runs bench experiment=advice_check &&
+    step advice_check check.json "$PYTHON" scripts/reproduce/advice_check.py $here/runs \
+      --costs $here/advice/costs.json --rates $here/advice/advice.json --out $here
+}
+
+# Where the time goes. 3 minutes. (costs/epyc.yaml is made of results/profile.)
+step_profile() {
+  begin step_profile
+  measure step_profile profile profile.trace=true model.dtype=auto
+}
+
+# The host's time per step. 2 minutes.
+host() { begin host && step host host.json "$PYTHON" scripts/trials/host_overhead.py; }
+
+# Decoders inside the lm-evaluation-harness: equal scores, each at its speed. 3 minutes.
+lm_eval() {
+  begin lm_eval
+  step lm_eval ouroboros.json "$PYTHON" scripts/reproduce/lm_eval_task.py $RESULTS/lm_eval
+}
+
+TABLES="equality audit calls_per_token drafters_epyc drafters_flat ablation warm_start acceptance
+  agreement real_text tuning quantised main_matched main_t0 main_t08 peers tasks context_length
+  advice_check step_profile host lm_eval"
+for TABLE in ${@:-$TABLES}; do
+  [[ " $(echo $TABLES) " == *" $TABLE "* ]] || { echo "no table $TABLE: choose from" $TABLES >&2; exit 2; }
+  $TABLE
 done
-[ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" >&2; exit 1; }
+finish

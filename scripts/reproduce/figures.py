@@ -47,7 +47,7 @@ def table(marker: str, root: Path, place: Path) -> str:
         raise ValueError(f"<!-- results: {marker} -->: choose from {', '.join(KINDS)}")
     paths = behind(marker, root)
     if not paths:
-        return f"*Not measured yet: `scripts/reproduce/{Path(folders[0]).parts[1]}.sh`.*"
+        return f"*Not measured yet: `scripts/reproduce/all.sh {Path(folders[0]).parts[1]}`.*"
     if kind in ONE_FOLDER and len(paths) > 1:
         raise ValueError(f"results: {marker}: give one folder, not {len(paths)}")
     frame, notes = KINDS[kind][0](*paths)

@@ -106,7 +106,7 @@ def test_results_of_other_sources_are_moved_before_new_ones_are_made(root, monke
 
 def test_what_was_not_measured_and_what_is_no_table_is_said(root):
     missing = figures.table("counts results/nothing/here", root, root)
-    assert "scripts/reproduce/nothing.sh" in missing
+    assert "scripts/reproduce/all.sh nothing" in missing
     with pytest.raises(ValueError, match="choose from headline"):
         figures.table("guesses results/main", root, root)
     twice = root / "results" / "twice"

@@ -4,6 +4,7 @@ and every command that they give is accepted."""
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tarfile
 
@@ -12,11 +13,10 @@ from composing import ROOT, composed
 
 from ouroboros.cli.main import COMMANDS
 
-SHARED = ("all", "common")
-REPRODUCE, GPU = (
-    [path for path in sorted((ROOT / "scripts" / name).glob("*.sh")) if path.stem not in SHARED]
-    for name in ("reproduce", "gpu")
-)
+ALL = ROOT / "scripts" / "reproduce" / "all.sh"
+TABLES = re.findall(r'^TABLES="(.*?)"', ALL.read_text(), re.DOTALL | re.MULTILINE)[0].split()
+SCRIPTS = sorted((ROOT / "scripts" / "gpu").glob("*.sh"))
+GPU = [path for path in SCRIPTS if path.stem not in ("all", "common")]
 CONFIGS = {"bench": "config", "profile": "profiling", "advise": "advise"}
 SCRIPT = """
 source {steps}
@@ -89,26 +89,35 @@ def test_extra_options_and_a_results_folder_are_added(run):
     assert asked[0] == "limit=1 results_dir=elsewhere/one max_new=4"
 
 
-def commands(script) -> list[list[str]]:
+def commands(*script) -> list[list[str]]:
     """The words of each `ouroboros` command that a script gives."""
     environment = {**os.environ, "DRY": "1", "DATA": "data"}
     done = subprocess.run(
-        ["bash", script], env=environment, capture_output=True, text=True, check=True
+        ["bash", *script], env=environment, capture_output=True, text=True, check=True
     )
     lines = (line.partition(" -m ouroboros ")[2] for line in done.stdout.splitlines())
     return [line.split() for line in lines if line]
 
 
 def test_all_runs_every_script():
-    for scripts in (REPRODUCE, GPU):
-        listed = (scripts[0].parent / "all.sh").read_text().replace(";", " ").split()
-        assert {path.stem for path in scripts} <= set(listed)
+    listed = GPU[0].with_name("all.sh").read_text().replace(";", " ").split()
+    assert {path.stem for path in GPU} <= set(listed)
 
 
-@pytest.mark.parametrize("script", [*REPRODUCE, *GPU], ids=lambda path: path.stem)
+def test_a_table_that_is_not_known_is_refused():
+    done = subprocess.run(["bash", ALL, "nothing"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "no table nothing: choose from equality" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "script",
+    [*((ALL, table) for table in TABLES), *((path,) for path in GPU)],
+    ids=lambda script: getattr(script[-1], "stem", script[-1]),
+)
 def test_every_scripts_commands_are_accepted(script):
-    found = commands(script)
-    assert found or script.stem in ("host", "lm_eval", "preflight", "real_text")
+    found = commands(*script)
+    named = getattr(script[-1], "stem", script[-1])
+    assert found or named in ("host", "lm_eval", "preflight", "real_text")
     for words in found:
         assert words[0] in COMMANDS, words
         if words[0] in CONFIGS:

@@ -379,8 +379,7 @@ def sweep_map(
     for side in zip(*values, strict=True):
         numeric = all(isinstance(value, int | float) for value in side)
         orders.append(list(dict.fromkeys(map(str, sorted(side) if numeric else side))))
-    frame, shown = _all_runs(summaries)
-    frame = frame[frame.index.get_level_values("decoder") == decoder]
+    frame, shown = _all_runs(summaries, decoder)
     if min(map(len, orders)) < 2 or not shown:
         return None
     cells = [tuple(map(str, values[run][::-1])) for run, _ in frame.index]
@@ -426,9 +425,11 @@ def _title(metric: str) -> str:
     return f"{METRICS[metric].heading} ({METRICS[metric].better} is better)"
 
 
-def _all_runs(summaries: Sequence[Summary]) -> tuple[Any, list[str]]:
-    """Return the frames of all runs by index and decoder, and their metrics of speed and cost."""
+def _all_runs(summaries: Sequence[Summary], decoder: str = "") -> tuple[Any, list[str]]:
+    """Return the frames of all runs (of one decoder) by index and decoder, and their metrics of
+    speed and cost."""
     frames = dict(enumerate(summary.frame for summary in summaries))
     frame = pd.concat(frames, names=["run", "decoder"])
+    frame = frame[frame.index.isin([decoder], level="decoder")] if decoder else frame
     known = ([m for m in kind if frame[m].notna().any()] for kind in (SPEED, COST))
     return frame, [metric for kind in known for metric in kind[:1]]

@@ -358,7 +358,8 @@ def _maps(name: str, across: Setting, down: Setting, runs: Sequence[Summary]) ->
     """Return a heat map over two settings for each decoder that has them, else for every one."""
     places = list(zip(across.values, down.values, strict=True))
     decoders = [decoder for decoder in runs[0].frame.index if decoder != "greedy"]
-    prefixes = {member.rpartition(".")[0] for member in (*across.members, *down.members)}
+    members = [*across.members, *down.members]
+    own = [d for d in decoders if any(m.startswith(f"decoder.{d}.") for m in members)]
     text = (
         f"over {across.name} and {down.name}. Lighter is better; framed: the best; dashed: no "
         "worse by its 95 % interval, which the colours span at least."
@@ -369,5 +370,5 @@ def _maps(name: str, across: Setting, down: Setting, runs: Sequence[Summary]) ->
             f"{decoder} {text}",
             plots.sweep_map((across.name, down.name), places, runs, decoder),
         )
-        for decoder in [d for d in decoders if f"decoder.{d}" in prefixes] or decoders
+        for decoder in own or decoders
     ]

@@ -74,7 +74,6 @@ def test_a_sweep_is_drawn_to_scale_or_in_order(summary_of):
     assert figure.axes[0].get_xticks().tolist() == [2, 4, 8] and len(figure.axes) == 2
     words = plots.sweep_lines("state", ["warm", None, "cold"], [without_limits(one)] * 3).axes[0]
     assert [tick.get_text() for tick in words.get_xticklabels()] == ["warm", "None", "cold"]
-    assert words.get_legend_handles_labels()[1] == ["greedy", "fast"]
     assert plots.sweep_lines("gamma", [2, 2], [one] * 2) is None
 
 
@@ -86,6 +85,7 @@ def test_two_settings_make_a_map_with_the_best_cell_framed(summary_of):
     assert speedup.images[0].get_clim() == pytest.approx((2.0, 3.0))
     first, *rest = [(patch.get_xy(), patch.get_linestyle()) for patch in speedup.patches]
     assert first == ((-0.46, -0.46), "-") and [look for _, look in rest] == ["--"] * 3
+    assert plots.sweep_map(("a", "b"), values, [summary_of()] * 4, "hf_greedy") is None
     assert "calls/token (lower is better)" in calls.get_title(loc="left")
 
 
