@@ -258,35 +258,56 @@ class Decoding:
         self._ranking = TopKRecorder(choose, ranks) if ranks else None
 
     def step(self) -> Steps[StepRecord]:
-        """Propose, score, match, accept, observe."""
-        model, tokens, ranking = self.model, self.trace.tokens, self._ranking
+        """Take one step: propose, score, match, accept, observe."""
         recorder = StepRecorder(self.sequence, self.capabilities.draft_sequence)
-        tree = yield from proposed(self.drafter, tokens, self.left)
-        tree = tree.pruned(model.room(self.sequence, tokens))
-        chosen = yield from predict(model, self.sequence, tokens, tree, ranking or self.choose)
-        path, left = tree.longest_match(chosen), self.left
-        new = [*(tree.tokens[node] for node in path[1:]), chosen[path[-1]]]
-        new = new[: next((n for n, token in enumerate(new[:left], 1) if token in self.eos), left)]
-        if new[-1] == NO_CHOICE:
-            raise ValueError(
-                f"there is no distribution to sample token {len(tokens) + len(new) - 1} from: the "
-                "model's logits contain NaN or infinity, or processors exclude every id"
-            )
-        kept = path[: len(new)]
-        model.accept(self.sequence, kept)
-        if ranking:
-            self.capabilities.observe_ranked(tree, ranking.last, kept)
-        self.drafter.observe(tree, chosen, kept)
-        tokens += new
-        self.left = 0 if new[-1] in self.eos else left - len(new)
-        if new[-1] in self.eos:
-            self.trace.finish = "eos"
-        elif len(tokens) > model.max_len:
-            self.trace.finish = "context"
+        tree = yield from self.propose()
+        chosen = yield from self.score(tree)
+        path, new = self.match(tree, chosen)
+        self.accept(path, new)
+        self.observe(tree, chosen, path[: len(new)])
         record = recorder.finish(tree, path, len(new))
         self.capabilities.observe_step(record)
         self.trace.steps.append(record)
         return record
+
+    def propose(self) -> Steps[TokenTree]:
+        """Return the drafter's tree, cut at the model's last position."""
+        tree = yield from proposed(self.drafter, self.trace.tokens, self.left)
+        return tree.pruned(self.model.room(self.sequence, self.trace.tokens))
+
+    def score(self, tree: TokenTree) -> Steps[list[int]]:
+        """Return the token that the target chooses after each node, by one call."""
+        choose = self._ranking or self.choose
+        return (yield from predict(self.model, self.sequence, self.trace.tokens, tree, choose))
+
+    def match(self, tree: TokenTree, chosen: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the longest path of nodes that the target chose, and the new tokens: those of the
+        path and the target's next one, cut after an end-of-sequence token and after `left`."""
+        path = tree.longest_match(chosen)
+        new = [*(tree.tokens[node] for node in path[1:]), chosen[path[-1]]][: self.left]
+        new = new[: next((n for n, token in enumerate(new, 1) if token in self.eos), None)]
+        if new[-1] == NO_CHOICE:
+            raise ValueError(
+                f"there is no distribution to sample token {len(self.trace.tokens) + len(new) - 1} "
+                "from: the model's logits contain NaN or infinity, or processors exclude every id"
+            )
+        return path, new
+
+    def accept(self, path: Sequence[int], new: Sequence[int]) -> None:
+        """Append the new tokens; keep the cached nodes of the path."""
+        self.model.accept(self.sequence, path[: len(new)])
+        self.trace.tokens += new
+        self.left -= len(new)
+        if new[-1] in self.eos:
+            self.left, self.trace.finish = 0, "eos"
+        elif len(self.trace.tokens) > self.model.max_len:
+            self.trace.finish = "context"
+
+    def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
+        """Let the drafter learn from the scored tree."""
+        if self._ranking:
+            self.capabilities.observe_ranked(tree, self._ranking.last, path)
+        self.drafter.observe(tree, chosen, path)
 
 
 def check_drafter(drafter: Drafter) -> None:
@@ -364,16 +385,16 @@ def together(
             live += islice(waiting, size - len(live))
         if not live:
             return
-        working = [own for own in live if own.left > 0]
-        for own in working:
-            own.capabilities.set_batch_size(len(working))
+        working = [decoding for decoding in live if decoding.left > 0]
+        for decoding in working:
+            decoding.capabilities.set_batch_size(len(working))
         if size == 1 and on_error is None:
-            for own in working:
-                alone(own.step())
+            for decoding in working:
+                alone(decoding.step())
         else:
             _step_together(working, on_error)
         yield live
-        live = [own for own in live if own.left > 0]
+        live = [decoding for decoding in live if decoding.left > 0]
 
 
 def _step_together(
@@ -382,44 +403,45 @@ def _step_together(
     """Take one step of each decoding; divide its time equally among the records. Draft models are
     called first, so that one target call serves all."""
     started = time.perf_counter()
-    steps = {own: _in_requests(own.step()) for own in decodings}
+    steps = {decoding: _in_requests(decoding.step()) for decoding in decodings}
     pending, done = dict[Decoding, Request](), list[Decoding]()
 
-    def resume(own: Decoding, answer: torch.Tensor | Exception | None) -> None:
-        step = steps[own]
+    def resume(decoding: Decoding, answer: torch.Tensor | Exception | None) -> None:
+        step = steps[decoding]
         try:
             failed = isinstance(answer, Exception)
-            pending[own] = step.throw(answer) if failed else step.send(answer)  # type: ignore[arg-type]
+            pending[decoding] = step.throw(answer) if failed else step.send(answer)  # type: ignore[arg-type]
             return
         except StopIteration:
-            done.append(own)
+            done.append(decoding)
         except Exception as error:
             if on_error is None:
                 raise
-            own.left = 0
-            on_error(own, error)
-        pending.pop(own, None)
+            decoding.left = 0
+            on_error(decoding, error)
+        pending.pop(decoding, None)
 
-    for own in decodings:
-        resume(own, None)
+    for decoding in decodings:
+        resume(decoding, None)
     while pending:
-        drafting = [own for own, call in pending.items() if call.model is not own.model]
-        model = pending[(drafting or list(pending))[0]].model
-        served = {own: call for own, call in pending.items() if call.model is model}
+        target = decodings[0].model
+        models = [call.model for call in pending.values()]
+        model = next((model for model in models if model is not target), target)
+        served = {decoding: call for decoding, call in pending.items() if call.model is model}
         answers: Sequence[torch.Tensor | Exception]
         try:
             answers = model.score_together([call[1:] for call in served.values()])
         except Exception as error:
             answers = [error] * len(served)
-        for own, answer in zip(served, answers, strict=True):
-            resume(own, answer)
-    seconds, records = time.perf_counter() - started, [own.trace.steps[-1] for own in done]
+        for decoding, answer in zip(served, answers, strict=True):
+            resume(decoding, answer)
+    seconds, records = time.perf_counter() - started, [each.trace.steps[-1] for each in done]
     if rows := len(records):
         names = ("draft_s", "verify_s", "wait_s")
-        shares = {name: sum(getattr(one, name) for one in records) / rows for name in names}
+        shares = {name: sum(getattr(record, name) for record in records) / rows for name in names}
         shares["host_s"] = seconds / rows - shares["draft_s"] - shares["verify_s"]
-        for own, record in zip(done, records, strict=True):
-            own.trace.steps[-1] = replace(record, rows=rows, **shares)
+        for decoding, record in zip(done, records, strict=True):
+            decoding.trace.steps[-1] = replace(record, rows=rows, **shares)
 
 
 def _in_requests(steps: Steps[T]) -> Generator[Request, torch.Tensor, T]:
