@@ -155,13 +155,17 @@ def decoder_factories(
     costs: Costs | None = None,
     *,
     tokenizer=None,
+    guard: bool = True,
 ) -> dict[str, DecoderFactory]:
     """Return a factory for each config, after building one decoder of each as a check. `pool` files
-    are read once; `tokenizer`, the target's, must be that of the pool."""
+    are read once; `tokenizer`, the target's, must be that of the pool. Without `guard` no decoder
+    reads a clock, so counts repeat, and processes that draft separately agree."""
     check_decoders(configs)
     factories: dict[str, DecoderFactory] = {}
     for name, config in with_pools(configs, draft, tokenizer).items():
-        factories[name] = partial(make_decoder, config, draft, costs=costs)
+        guarded = "guard" in parameters_of(config, f"decoder.{name}")
+        off = {"guard": False} if guarded and not guard else {}
+        factories[name] = partial(make_decoder, config, draft, costs=costs, **off)
         factories[name]()
     return factories
 

@@ -144,7 +144,7 @@ def calibrate(
         fitted, held_out = RecordingGrower(weights), RecordingGrower(weights)
         for number, prompt in enumerate(prompts):
             for model, temperature in product(drafts, temperatures):
-                drafter = Ouroboros(model, costs=CHEAP_DRAFT, weights=weights)
+                drafter = Ouroboros(model, costs=CHEAP_DRAFT, weights=weights, guard=False)
                 drafter.grower = held_out if number % HELD_OUT == HELD_OUT - 1 else fitted
                 choose: TokenSelector = argmax
                 if temperature > 0:

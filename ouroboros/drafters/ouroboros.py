@@ -12,9 +12,7 @@ Invariant: estimates only change *which tokens are proposed*; `decode` alone dec
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Literal
 
 import numpy as np
@@ -24,6 +22,7 @@ from ouroboros.decode import Steps, predict
 from ouroboros.drafters.draft_tree.candidates import Weights
 from ouroboros.drafters.draft_tree.state import RANKS, SIZES
 from ouroboros.drafters.draft_tree.tree_grower import TreeGrower, warm_up_jit
+from ouroboros.drafters.guard import LONG_READ, Guard
 from ouroboros.drafters.pool import check_pool
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
@@ -33,7 +32,6 @@ from ouroboros.trace import StepRecord
 from ouroboros.tree import TokenTree
 
 PoolState = Literal["cold", "task", "loaded"]
-LONG_READ = 16  # up to this many unread tokens, a draft call's prefill is not priced
 READ_GAIN, READ_AHEAD = 0.37, 16  # tokens gained per future token once the draft is prefilled
 MIN_CONTEXT = 128  # costs are looked up at this context length and its doublings
 
@@ -51,9 +49,9 @@ class Ouroboros:
     - `weights`: weights of the probability estimators, or their file; by default the shipped ones
     - `pool_state`: "cold" empties the phrase memory for each prompt, "task" keeps it from prompt to
       prompt, "loaded" starts each prompt from `pool`, the `state_dict` of another drafter
-    - `guard`: correct the price of draft calls by measured step times, and decode plainly for a
-      while wherever these show that drafting loses (see `Guard`; not in batches); what is proposed
-      then depends on the clock, never the text
+    - `guard`: correct prices by measured step times, and decode plainly for a while wherever these
+      show that drafting loses (see `Guard`; not in batches). What is proposed then depends on the
+      clock, the text never does; False where proposals must repeat
     - `history`: how earlier prompts are read: True looks farther back, trusts what earlier texts
       alone say less, begins each prompt with fresh acceptance rates and grows larger trees
 
@@ -74,7 +72,7 @@ class Ouroboros:
         recycle: bool = True,
         judge: bool = True,
         history: bool = False,
-        guard: bool = False,
+        guard: bool = True,
         costs: str | Costs | None = None,
         weights: str | Weights | None = None,
         pool_state: PoolState = "cold",
@@ -141,10 +139,10 @@ class Ouroboros:
         """Return the tree with the best expected gain over cost, at most `budget` - 1 deep."""
         first_step, self._first_step = self._first_step, False
         self._prompt_len = self._prompt_len or len(tokens)
-        guard = self._guard
-        if (first_step and read_alone(tokens)) or (guard and guard.steps_left):
-            return TokenTree.chain(tokens[-1], ())
         self._update_costs(tokens)
+        paused = self._guard is not None and self._guard.steps_left > 0 and self._batch_size == 1
+        if paused or (first_step and read_alone(tokens)):
+            return TokenTree.chain(tokens[-1], ())
         grower, draft, sequence = self.grower, self.draft, self.draft_sequence
         room = -1
         if self._reading_pays(tokens, budget):
@@ -169,10 +167,11 @@ class Ouroboros:
 
     def observe_step(self, record: StepRecord) -> None:
         """Report the time of a step, and what its calls were priced at, to the guard."""
-        if self._guard is not None and self._batch_size == 1:
-            s = self.grower.state
-            drafting = float(s.spent) if record.draft_calls else 0.0
-            self._guard.observe(record, float(s.verify_cost[record.scored]), drafting)
+        if self._guard is not None and self._batch_size == 1 and self._cost_contexts:
+            target, _ = self._cost_tables[self._cost_contexts, 1]
+            call, verifying = target[0], target[min(record.scored, len(target)) - 1]
+            spent = call * float(self.grower.state.spent) / self._guard.draft_price
+            self._guard.observe(record, call, verifying, spent if record.draft_calls else 0.0)
 
     def _reading_pays(self, tokens: Sequence[int], budget: int) -> bool:
         """Return whether the draft's next call is worth the text that it must read before: a
@@ -201,7 +200,7 @@ class Ouroboros:
         start = sequence.first_read(tokens, draft.prefill_limit) if draft and sequence else 0
         lengths = len(tokens), len(tokens) - start
         contexts = tuple(max(MIN_CONTEXT, 1 << (length - 1).bit_length()) for length in lengths)
-        corrected = guard is not None and guard.correct_price()
+        corrected = guard is not None and guard.correct_prices()
         if contexts == self._cost_contexts and not corrected:
             return
         self._cost_contexts = contexts
@@ -210,70 +209,14 @@ class Ouroboros:
             tables = (cost_table(*known, size) for known in zip(pair, contexts, strict=True))
             self._cost_tables[contexts, size] = tuple(tables)
         target, drafting = self._cost_tables[contexts, size]
-        price = guard.draft_price if guard else 1.0
-        self.grower.set_costs(target, [price * cost for cost in drafting])
-
-
-class Guard:
-    """Bounds what drafting may lose against plain decoding, by the measured times of steps.
-
-    The loss counts the time of the steps, in target calls, less the calls that their tokens take
-    plain decoding. Once it is more than LOSS since the prompt began, or since GAIN was gained, the
-    next PAUSE steps are plain; each further pause is twice as long, until drafting has gained GAIN.
-    Not counted are a prompt's first step, which reads it, and steps in which the draft reads text:
-    whether that pays is decided before. Two plain steps come first: a plain step's time is the
-    median of the newest five. Without step times, as in replays, nothing is paused.
-
-    `draft_price` corrects the price of draft calls: the median, over the newest STEPS steps, of
-    their measured time over their price, both relative to the target call; within a factor LIMIT.
-    """
-
-    LOSS, GAIN, PAUSE = 1.0, 4.0, 48
-    STEPS, LIMIT, MOVED = 25, 2.0, 0.1
-
-    def __init__(self) -> None:
-        self.plain_s: deque[float] = deque(maxlen=5)
-        self.prices: deque[float] = deque(maxlen=self.STEPS)
-        self.draft_price = 1.0
-        self.steps_left, self.pause = 0, self.PAUSE
-        self.lost = 0.0
-        self._first = True
-
-    def begin_prompt(self) -> None:
-        """Let a prompt draw on no other's gains."""
-        self.lost, self._first = max(self.lost, 0.0), True
-
-    def correct_price(self) -> bool:
-        """Update `draft_price`; return whether it moved by more than the share MOVED."""
-        if len(self.prices) < 5:
-            return False
-        price = min(max(median(self.prices), 1 / self.LIMIT), self.LIMIT)
-        moved = abs(price / self.draft_price - 1) > self.MOVED
-        self.draft_price = price if moved else self.draft_price
-        return moved
-
-    def observe(self, record: StepRecord, verifying: float, drafting: float) -> None:
-        """Count what a step took, which was priced at `verifying` and `drafting` target calls;
-        `steps_left` is how many of the next ones are to be plain."""
-        first, self._first = self._first, False
-        if first and not self.plain_s:
-            self.steps_left = 2
-        if first or record.draft_caught_up > LONG_READ:
-            return
-        if drafting and record.verify_s:
-            price = record.draft_s / record.verify_s * verifying / drafting
-            self.prices.append(price * self.draft_price)
-        seconds = record.draft_s + record.verify_s + max(record.host_s, 0.0)
-        if record.scored == 1 and not record.draft_calls:
-            self.plain_s.append(seconds)
-            self.steps_left = max(0, self.steps_left - 1)
-        elif self.plain_s:
-            calls = seconds / median(self.plain_s)
-            self.lost = max(self.lost + calls - record.new, -self.GAIN)
-            if self.lost > self.LOSS:
-                self.steps_left, self.pause, self.lost = self.pause, 2 * self.pause, 0.0
-            elif self.lost == -self.GAIN:
-                self.pause = self.PAUSE
+        if guard is not None:
+            drafting, node = (
+                [guard.draft_price * ms for ms in drafting],
+                guard.node_price * target[0],
+            )
+            if node:
+                target = [max(ms + node * i, target[0] / 2) for i, ms in enumerate(target)]
+        self.grower.set_costs(target, drafting)
 
 
 def default_costs(draft: CachedModel | None) -> str:

@@ -44,7 +44,7 @@ def warm_memory() -> dict:
 
 
 def ouroboros(**changes) -> Callable[[CachedModel], Drafter]:
-    return lambda draft: Ouroboros(draft, **changes)
+    return lambda draft: Ouroboros(draft, guard=False, **changes)
 
 
 def paper(**changes) -> Callable[[CachedModel], Drafter]:
@@ -104,7 +104,7 @@ DECODERS: dict[str, Callable[[CachedModel], Drafter]] = {
     "ouroboros": ouroboros(),
     "ouroboros flat": ouroboros(costs="flat"),
     "ouroboros eager": ouroboros(costs=EAGER, max_nodes=200),
-    "ouroboros without a draft": lambda _: Ouroboros(),
+    "ouroboros without a draft": lambda _: Ouroboros(guard=False),
     "ouroboros task": ouroboros(pool_state="task"),
     "ouroboros history": ouroboros(pool_state="task", history=True),
     "ouroboros loaded": ouroboros(pool_state="loaded", pool=warm_memory()),
@@ -218,7 +218,7 @@ def test_a_draft_that_reads_the_end_alone_knows_its_positions_and_the_noise(choo
     for drafter in (
         Speculative(draft, gamma=4),
         Speculative(draft, gamma=4, confidence=1e-9),
-        Ouroboros(draft, costs=EAGER, children=1, judge=True),
+        Ouroboros(draft, costs=EAGER, children=1, guard=False),
     ):
         trace = decode(target, drafter, prompt_of(44), max_new=20, choose=choose)
         assert trace.steps[-1].draft_calls or len(trace.steps) < 3

@@ -41,7 +41,7 @@ def pair():
 
 
 def steps_of(pair, prompt=None, max_new: int = 40, choose=argmax, **changes) -> list:
-    recorded = StepLog(Ouroboros(pair[1], **changes))
+    recorded = StepLog(Ouroboros(pair[1], guard=False, **changes))
     decode(pair[0], recorded, prompt or prompt_of(12, 3), max_new=max_new, choose=choose)
     return recorded.steps
 
@@ -86,7 +86,8 @@ def test_the_drafter_knows_how_tokens_are_drawn(choose, temperature):
 
 def test_a_draft_that_is_not_worth_it_is_never_called():
     draft = CachedModel(llama(7))
-    drafter = Ouroboros(draft, costs=Costs(Surface.constant(1.0), Surface.constant(50.0)))
+    costs = Costs(Surface.constant(1.0), Surface.constant(50.0))
+    drafter = Ouroboros(draft, costs=costs, guard=False)
     drafter.reset(argmax)
     tree = alone(proposed(drafter, LOOP, 20))
     assert (
@@ -104,7 +105,7 @@ def test_a_draft_is_first_called_where_reading_the_text_pays_too(
 ):
     """What reading costs: 1 or 8 target calls for 50 tokens, of which a limit leaves 17."""
     surfaces = Surface.constant(1.0), Surface.constant(0.001)
-    drafter = Ouroboros(pair[1], costs=Costs(*surfaces, reading_ms={50: reading_ms}))
+    drafter = Ouroboros(pair[1], costs=Costs(*surfaces, reading_ms={50: reading_ms}), guard=False)
     pair[1].prefill_limit = limit
     drafter.reset(argmax)
     alone(drafter.propose(prompt_of(50), budget))
@@ -128,26 +129,32 @@ class Timed(TableModel):
 
 
 @pytest.mark.parametrize(
-    ("node", "call", "draft"),
-    [(1.0, 0.2, 9), (1.0, 0.4, 9), (1.0, 0.4, 1), (0.5, 0.1, 1), (0.25, 0.4, 1), (0.02, 0.05, 1)],
+    ("node", "call", "draft", "new", "pooled", "worst"),
+    [
+        (1.0, 0.2, 9, 120, 0.98, 0.9),
+        (1.0, 0.4, 1, 120, 0.98, 0.9),
+        (0.3, 0.4, 9, 48, 0.98, 0.9),
+        (0.5, 0.1, 1, 48, 1.25, 1.1),
+        (0.02, 0.05, 1, 120, 2.9, 2.7),
+    ],
 )
 def test_guarded_drafting_is_hardly_slower_than_plain_decoding_whatever_calls_cost(
-    node, call, draft
+    node, call, draft, new, pooled, worst
 ):
     """The costs given: 0.1 for each further node, a draft call 0.1. True are `node` and `call`; a
-    draft of another seed than the target's, 1, hardly ever agrees."""
+    draft of another seed than the target's, 1, hardly ever agrees. Where drafting pays, as in the
+    last two, it is not held back."""
     claimed = Surface.flat({1: 1.0, 65: 7.4}), Surface.constant(0.1)
     target = Timed(1, lambda nodes: 1 + node * (nodes - 1))
-    drafter = Ouroboros(Timed(draft, lambda nodes: call), costs=Costs(*claimed), guard=True)
-    spent = new = 0.0
+    drafter = Ouroboros(Timed(draft, lambda nodes: call), costs=Costs(*claimed))
+    speeds, spent = [], 0.0
     for seed in range(8):
         choose = Sampler(seed=seed, temperature=1.5)
-        trace = decode(target, drafter, prompt_of(20, seed), max_new=120, choose=choose)
-        spent += sum(step.draft_s + step.verify_s for step in trace.steps)
-        new += len(trace.new_tokens)
-    assert new / spent >= 0.98
-    if (call, draft) == (0.05, 1):
-        assert new / spent > 1.3, "and where it pays it is not held back"
+        trace = decode(target, drafter, prompt_of(20, seed), max_new=new, choose=choose)
+        seconds = sum(step.draft_s + step.verify_s for step in trace.steps)
+        speeds.append(len(trace.new_tokens) / seconds)
+        spent += seconds
+    assert 8 * new / spent >= pooled and min(speeds) >= worst
 
 
 @pytest.mark.parametrize(("true", "price"), [(0.05, 0.5), (0.102, 1.0), (0.15, 1.5), (0.5, 2.0)])
@@ -156,7 +163,6 @@ def test_a_guard_corrects_the_price_of_draft_calls_by_their_time(true, price):
     drafter = Ouroboros(
         Timed(1, lambda nodes: true),
         costs=Costs(Surface.flat({1: 1.0, 65: 1.0}), Surface.constant(0.1)),
-        guard=True,
     )
     choose = Sampler(seed=3, temperature=1.5)
     decode(Timed(1, lambda nodes: 1.0), drafter, prompt_of(20), max_new=150, choose=choose)
@@ -177,7 +183,7 @@ def test_each_model_is_priced_at_the_context_that_it_reads(pair):
 
 def test_the_draft_reads_each_node_once_and_keeps_what_was_accepted(pair):
     target, draft = pair
-    drafter = Ouroboros(draft, costs=EAGER)
+    drafter = Ouroboros(draft, costs=EAGER, guard=False)
     recorded = StepLog(drafter)
     trace = decode(target, recorded, prompt_of(9, 5), max_new=30)
     assert drafter.draft_sequence.scored == sum(step.draft_scored for step in trace.steps)
@@ -193,7 +199,7 @@ def test_the_draft_reads_each_node_once_and_keeps_what_was_accepted(pair):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Ouroboros(costs=EAGER),
+        lambda: Ouroboros(costs=EAGER, guard=False),
         lambda: Racer(),
         lambda: TokenRecycling(read_prompt=True),
         lambda: SuffixDecoding(max_tokens=20, branches=True),
@@ -214,7 +220,7 @@ def test_trees_are_filled_up_to_a_size_that_costs_less(pair):
     dip = {1: 50.0, 2: 107.0, 3: 156.0, 4: 25.0, 5: 26.0, 9: 90.0, 64: 99.0}
     costs = Costs(Surface.flat(dip), Surface.constant(20.0))
     for draft, prompt in ((pair[1], prompt_of(12, 3)), (None, prompt_of(5, 4))):
-        recorded = StepLog(Ouroboros(draft, costs=costs))
+        recorded = StepLog(Ouroboros(draft, costs=costs, guard=False))
         trace = decode(pair[0], recorded, prompt, max_new=40)
         assert trace.tokens == decode(pair[0], RootOnly(), prompt, max_new=40).tokens
         sizes = [len(tree) for _, _, tree, _, _ in recorded.steps]
@@ -229,7 +235,9 @@ def test_more_costs_less_drafting(pair):
     calls = []
     for cost in (0.001, 0.3, 1.0):
         costs = Costs(Surface.constant(1.0), Surface.constant(cost))
-        trace = decode(pair[0], Ouroboros(pair[1], costs=costs), prompt_of(12, 3), max_new=40)
+        trace = decode(
+            pair[0], Ouroboros(pair[1], costs=costs, guard=False), prompt_of(12, 3), max_new=40
+        )
         calls.append(sum(step.draft_calls for step in trace.steps))
     assert calls[0] > calls[1] >= calls[2]
 
@@ -238,11 +246,11 @@ def test_what_outlives_a_prompt(pair):
     prompt = prompt_of(12, 3)
     steps = {}
     for state in ("cold", "task"):
-        drafter = Ouroboros(pair[1], pool_state=state)
+        drafter = Ouroboros(pair[1], pool_state=state, guard=False)
         traces = [decode(pair[0], drafter, prompt, max_new=40) for _ in range(2)]
         steps[state] = [len(trace.steps) for trace in traces]
     assert steps["cold"][0] == steps["cold"][1] == steps["task"][0] > steps["task"][1]
-    loaded = Ouroboros(pair[1], pool_state="loaded", pool=drafter.state_dict())
+    loaded = Ouroboros(pair[1], pool_state="loaded", pool=drafter.state_dict(), guard=False)
     counts = [len(decode(pair[0], loaded, prompt, max_new=40).steps) for _ in range(2)]
     assert counts[0] == counts[1] < steps["cold"][0] and not loaded.carries_state
 

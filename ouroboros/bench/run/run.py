@@ -240,7 +240,11 @@ def build(
         costs = ranks.broadcast(costs)
         assert costs is not None
         pair = shared_pair(pair, costs, ranks, drafting)
-    decoders = decoder_factories(config.decoder, pair.draft, costs, tokenizer=tokenizer)
+    decoders = decoder_factories(
+        *(config.decoder, pair.draft, costs),
+        tokenizer=tokenizer,
+        guard=config.timing and ranks is None,
+    )
     if ranks is not None and drafting == "first":
         decoders = {name: draft_on_first(make, ranks) for name, make in decoders.items()}
     return Bench(

@@ -62,15 +62,15 @@ def decoders(draft: CachedModel) -> dict:
         "suffix_task": lambda: SuffixDecoding(max_tokens=8, factor=3, branches=True, state="task"),
         "suffix_hybrid": lambda: SuffixDecoding(draft, max_tokens=8, threshold=2, gamma=3),
         "pool_only": lambda: Lookahead(**{**LOOK, "window_size": 0}),
-        "unlearning": lambda: Ouroboros(draft, recycle=False),
+        "unlearning": lambda: Ouroboros(draft, recycle=False, guard=False),
     }
 
 
 def readers(draft: CachedModel) -> dict:
     return {
         "lookahead": lambda: Lookahead(**LOOK),
-        "ouroboros": lambda: Ouroboros(draft),
-        "carrying": lambda: Ouroboros(draft, pool_state="task"),
+        "ouroboros": lambda: Ouroboros(draft, guard=False),
+        "carrying": lambda: Ouroboros(draft, pool_state="task", guard=False),
         "paper": lambda: OuroborosPaper(draft, **SIZES),
     }
 

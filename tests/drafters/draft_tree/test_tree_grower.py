@@ -58,7 +58,7 @@ def test_without_a_writable_cache_folder_nothing_is_cached_and_nothing_raises(tm
     ("cache", "cached", "warning"),
     [
         (Path("x"), False, "compiling the drafter"),
-        (None, False, "no folder"),
+        (None, False, "no writable folder"),
         (Path("x"), True, ""),
     ],
 )
