@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 NAMES = ("epyc", "flat", "h100-34b-6b", "h100-70b-7b", "h200-34b-6b", "h200-70b-7b")
 """Shipped costs. "epyc": a few CPU cores, where a call of 64 nodes takes 2.5 times as long as one
-of a single node. "flat": like a GPU, where both take equally long. The others are rooflines."""
+of a single node. "flat": like a GPU, where it takes 1.2 times as long. The others are rooflines."""
 UNTIMED = "epyc"  # used by runs without timing
 PROBED_NODES = (1, 2, 3, 4, 6, 8, 12, 24, 64, 96)  # tree sizes timed; others are interpolated
 PROBED_CONTEXT = 1024  # up to here, cost hardly depends on the context

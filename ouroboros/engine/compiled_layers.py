@@ -3,7 +3,8 @@
 Compiled code takes one layer and that layer's cache slots, so all layers share it. All call sizes
 share it too, except calls of a single node: these have tuned code, whose products read the weights
 at memory bandwidth. Projections of the same input (queries, keys and values; gate and up) become
-one product: their weights share one buffer, of which each module's own weight is a view.
+one product: their weights share one buffer, of which each module's own weight is a view. Products
+with int8 weights, and with any weights if requested, are those of `engine.products`.
 
 Invariant: outside `swapped_in` the model is unchanged, so that transformers' own generation runs
 the plain model in the same process; weights keep their values and are stored once.
@@ -27,6 +28,8 @@ from transformers import PreTrainedModel
 
 from ouroboros.engine.cache import SlotCache
 from ouroboros.engine.masks import Masks, spread
+from ouroboros.engine.products import plain, product
+from ouroboros.engine.quantised import Int8Linear
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 DYNAMIC_AXES = {1: (0,), 2: (1,), 3: (1,), 4: (2, 3)}  # by rank: the axes of nodes and slots
@@ -65,21 +68,24 @@ class Swap(NamedTuple):
 
 class CompiledLayers:
     """A model's decoder layers, compiled. `tuned`: whether calls of one node use the tuned code;
-    None until both were timed."""
+    None until both were timed. `products`: multiply unquantised weights, too, by the kernels of
+    `engine.products` where these are faster."""
 
-    def __init__(self, model: PreTrainedModel, *, backend: Any = "inductor") -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, backend: Any = "inductor", products: bool = False
+    ) -> None:
         count = model.config.get_text_config().num_hidden_layers
         lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
         layers = next((item for item in lists if len(item) == count), nn.ModuleList())
         self.compiled = [CompiledLayer(layer, i, backend) for i, layer in enumerate(layers)]
-        self.backend = backend
+        self.backend, self.products = backend, products
         self.tuned: bool | None = None
         self.spread = torch.compile(spread, backend=backend)
         self.swaps = [
             Swap(layers, str(index), plain, compiled)
             for index, (plain, compiled) in enumerate(zip(layers, self.compiled, strict=True))
         ]
-        self.swaps += [swap for layer in layers for swap in fuse_projections(layer)]
+        self.swaps += [swap for layer in layers for swap in fuse_projections(layer, products)]
 
     def masks(self, inside: torch.Tensor, *rest) -> Masks:
         """Return the masks of `engine.masks.spread`, by compiled code."""
@@ -95,6 +101,8 @@ class CompiledLayers:
             layer.tuned = self.tuned is not False
         for owner, name, _, other in self.swaps:
             setattr(owner, name, other)
+            if isinstance(other, ProductColumns):
+                other.alone = self.tuned is not False
         # Equal sizes must stay distinct symbols. A layer that fails to compile raises an error.
         sizes = _config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
         try:
@@ -142,45 +150,68 @@ def mark_dynamic(tensor: torch.Tensor, axes: Sequence[int] | None = None) -> Non
 
 
 class ProductColumns(nn.Module):
-    """Columns `start` to `end` of the product with the weights of several projections."""
+    """Columns `start` to `end` of the product with the weights of one or several projections. By
+    a `kernel` of `engine.products`, except for one row if compiled code of its own does it
+    (`alone`)."""
 
-    def __init__(self, weight: nn.Parameter, bias: Any, start: int, end: int) -> None:
+    alone = True
+
+    def __init__(self, operands: Sequence[Any], start: int, end: int, *, kernel: bool) -> None:
         super().__init__()
-        self.weight, self.bias, self.start, self.end = weight, bias, start, end
+        self.weight, self.scale, self.bias = operands
+        self.start, self.end, self.kernel = start, end, kernel
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        whole = nn.functional.linear(hidden, self.weight, self.bias)
+        one = not self.kernel or (hidden.shape[1] == 1 and self.alone)
+        whole = (plain if one else product)(hidden, self.weight, self.scale, self.bias)
         return whole[..., self.start : self.end]
 
 
 @torch.no_grad()
-def fuse_projections(layer: nn.Module) -> list[Swap]:
+def fuse_projections(layer: nn.Module, products: bool = False) -> list[Swap]:
     """Return the swaps that fuse projections of the same input; store their weights in one buffer.
 
-    Skips quantised layers, subclasses of `nn.Linear`, and projections that differ in width, dtype,
-    device or bias.
+    Skips layers quantised by transformers, subclasses of `nn.Linear`, and projections that differ
+    in width, dtype, device or bias. Swaps int8 layers, and with `products` all linear layers, even
+    if no other layer shares their input.
     """
-    fused = []
+    swaps: list[Swap] = []
+    done: set[nn.Module] = set()
     for owner in layer.modules():
-        for names in FUSED:
-            plain: list[Any] = [getattr(owner, name, None) for name in names]
-            if any(type(m) is not nn.Linear or is_wrapper_subclass(m.weight) for m in plain):
+        singles = [(name,) for name, _ in owner.named_children()]
+        for names in (*FUSED, *singles):
+            linears: list[Any] = [getattr(owner, name, None) for name in names]
+            if done & set(linears) or any(not _is_linear(module) for module in linears):
                 continue
-            kind = {(m.in_features, m.bias is None, m.weight.dtype, m.weight.device) for m in plain}
-            if len(kind) > 1:
+            first = linears[0]
+            kernel = products or type(first) is Int8Linear
+            kind = {
+                (m.in_features, m.bias is None, m.weight.dtype, m.weight.device) for m in linears
+            }
+            if len(kind) > 1 or (len(names) == 1 and not kernel):
                 continue
-            weight = _common_buffer([module.weight for module in plain])
-            biases = [module.bias for module in plain]
-            bias = None if plain[0].bias is None else _common_buffer(biases)
+            parts: list[Any] = [
+                [getattr(m, one, None) for m in linears] for one in ("weight", "scale", "bias")
+            ]
+            operands = [None if part[0] is None else _common_buffer(part) for part in parts]
+            done.update(linears)
             end = 0
-            for name, module in zip(names, plain, strict=True):
+            for name, module in zip(names, linears, strict=True):
                 start, end = end, end + module.out_features
-                fused.append(Swap(owner, name, module, ProductColumns(weight, bias, start, end)))
-    return fused
+                columns = ProductColumns(operands, start, end, kernel=kernel)
+                swaps.append(Swap(owner, name, module, columns))
+    return swaps
+
+
+def _is_linear(module: Any) -> bool:
+    """Return whether a module is a linear layer whose weights lie in one plain tensor."""
+    return type(module) in (nn.Linear, Int8Linear) and not is_wrapper_subclass(module.weight)
 
 
 def _common_buffer(weights: list[nn.Parameter]) -> nn.Parameter:
     """Return one buffer with the values of all weights; turn the weights into views of it."""
+    if len(weights) == 1:
+        return weights[0]
     whole = torch.cat([weight.data for weight in weights])
     for weight, view in zip(weights, whole.split([len(w) for w in weights]), strict=True):
         weight.data = view

@@ -21,6 +21,7 @@ from ouroboros.engine.exact import Exact, check_exact, make_exact
 from ouroboros.engine.loading import check_round_trip, why_not_loaded
 from ouroboros.engine.masks import Layout
 from ouroboros.engine.prepack import PackedWeights, prepack_linears
+from ouroboros.engine.quantised import quantise
 from ouroboros.engine.selection import EngineName, select_engine
 from ouroboros.engine.sequence import CachedSequence, TreeModel
 from ouroboros.engine.static import weights_state
@@ -39,9 +40,10 @@ class CachedModel(TreeModel):
 
     `engine` "static" pads calls to fixed shapes and replays them as CUDA graphs; "eager" calls the
     model directly; "auto" is static on a GPU if the model can be captured, else eager, with the
-    reason in `engine_reason`. `exact` makes CPU calls bit-reproducible: a token's logits have the
-    same bits in every call (see `ouroboros.engine.exact`); `engine` is then ignored. A draft reads
-    at most the last `prefill_limit` tokens of a new prompt (None: all).
+    reason in `engine_reason`; "tuned" is "auto" with the products of `ouroboros.engine.products`.
+    `exact` makes CPU calls bit-reproducible: a token's logits have the same bits in every call (see
+    `ouroboros.engine.exact`); `engine` is then ignored. A draft reads at most the last
+    `prefill_limit` tokens of a new prompt (None: all).
 
     Raises `ValueError` with the reason if the architecture cannot score trees, or not exactly.
     """
@@ -91,11 +93,14 @@ class CachedModel(TreeModel):
         **options,
     ) -> CachedModel:
         """Load a model and its tokenizer from a hub id or a folder. `options` (device_map,
-        quantization_config, revision, ...) are passed to transformers' `from_pretrained`.
+        quantization_config, revision, ...) are passed to transformers' `from_pretrained`, except
+        quantization_config="int8" (see `quantise`).
 
-        A model that is quantised while loading goes directly to its device, since it cannot be
+        A model that transformers quantises goes directly to its device, since it cannot be
         moved later. Raises `ValueError` if loading fails or the tokenizer loses characters.
         """
+        own = isinstance(options.get("quantization_config"), str)
+        quantization = options.pop("quantization_config") if own else None
         if options.get("quantization_config") is not None and device is not None:
             options = {"device_map": {"": device}, **options}
         try:
@@ -107,6 +112,8 @@ class CachedModel(TreeModel):
         check_round_trip(tokenizer, name_or_path)
         if device is not None and model.device.type != torch.device(device).type:
             model.to(device)  # type: ignore[arg-type]
+        if quantization:
+            model = quantise(model, quantization)  # type: ignore[assignment]
         wrapped = cls(model, tokenizer=tokenizer, max_len=max_len, engine=engine, exact=exact)
         if not exact:
             wrapped.prepack()

@@ -1,4 +1,4 @@
-"""Quantised weights (int8, weights only), through transformers' quantization config.
+"""Quantised weights: int8 of our own, and other schemes through transformers' quantization config.
 
 Lossless means equal to standard decoding of the same quantised model. Invariant: an audit's float64
 reference uses the same integers and scales, not the weights from before quantisation.
@@ -14,16 +14,56 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
-PARTS = (("_data", "_scale"), ("qdata", "scale"))  # as optimum-quanto and torchao name them
-KERNEL_ROW = 16
+from ouroboros.engine.products import product
+
+INT8 = "int8"
+LARGEST = 127
+
+
+class Int8Linear(nn.Module):
+    """A linear layer with int8 weights [out, in] and a scale for each output."""
+
+    def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: nn.Parameter | None):
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.scale = nn.Parameter(scale, requires_grad=False)
+        self.bias = bias
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, linear: nn.Linear) -> Int8Linear:
+        """Return the layer with its weights rounded to the nearest of 255 multiples of a scale."""
+        weight = linear.weight.float()
+        largest = weight.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny * LARGEST)
+        scale = (largest / LARGEST).to(linear.weight.dtype)
+        steps = (weight / scale.float()[:, None]).round_().clamp_(-LARGEST, LARGEST)
+        return cls(steps.to(torch.int8), scale, linear.bias)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return product(input, self.weight, self.scale, self.bias)
 
 
 def quantise(model: PreTrainedModel, config) -> PreTrainedModel:
-    """Return a quantised version of a model in memory, as if it were loaded from a checkpoint.
+    """Return a quantised model: "int8" replaces its linear layers except the output head, in place.
 
-    `config` is a quantization config or its dictionary. The result is on the model's device and
-    shares all weights that are not quantised. Raises `ValueError` if the back end is not installed.
+    Any other `config`, a quantization config or its dictionary, is for transformers, which
+    quantises as it would a checkpoint; the result is on the model's device and shares all weights
+    that are not quantised. Raises `ValueError` for an unknown name, or if the back end is not
+    installed.
     """
+    if isinstance(config, str):
+        if config != INT8:
+            raise ValueError(
+                f"quantization_config={config!r}: give {INT8}, or a transformers config"
+            )
+        head = model.get_output_embeddings()
+        layers = [n for n, m in model.named_modules() if type(m) is nn.Linear and m is not head]
+        if not layers:
+            raise ValueError(f"{type(model).__name__} has no linear layers to hold in {INT8}")
+        for name in layers:
+            model.set_submodule(name, Int8Linear.of(model.get_submodule(name)))  # type: ignore
+        return model
     try:
         own = type(model).from_pretrained(
             None,
@@ -40,7 +80,9 @@ def quantise(model: PreTrainedModel, config) -> PreTrainedModel:
 
 
 def quantised_by(model: PreTrainedModel) -> str | None:
-    """Return how a model is quantised, such as "quanto int8"; None if it is not."""
+    """Return how a model is quantised, such as "int8"; None if it is not."""
+    if any(isinstance(module, Int8Linear) for module in model.modules()):
+        return INT8
     if not getattr(model, "is_quantized", False):
         return None
     config = model.config.quantization_config
@@ -48,24 +90,6 @@ def quantised_by(model: PreTrainedModel) -> str | None:
     kind = getattr(config, "weights", None) or getattr(config, "quant_type", "")
     name = kind if isinstance(kind, str) else type(kind).__name__.removesuffix("Config")
     return f"{method} {name}".strip()
-
-
-def check_kernels(model: PreTrainedModel) -> None:
-    """Raise `ValueError` for layers that torch's int8 kernel for bfloat16 on a CPU miscomputes.
-
-    It reads beyond a row whose length is not a multiple of 16: wrong sums, or a segmentation fault
-    (torch 2.13, `_weight_int8pack_mm`, called by optimum-quanto).
-    """
-    for name, module in model.named_modules():
-        weight: Any = getattr(module, "weight", None)
-        if type(weight).__name__ != "WeightQBytesTensor" or weight.dtype != torch.bfloat16:
-            continue
-        if weight.device.type == "cpu" and weight.shape[-1] % KERNEL_ROW:
-            raise ValueError(
-                f"{name} has rows of {weight.shape[-1]} weights: torch's int8 kernel for bfloat16 "
-                f"on a CPU needs a multiple of {KERNEL_ROW}; use dtype=float32, or quantise with "
-                "torchao"
-            )
 
 
 def stored_bytes(weight: torch.Tensor) -> int:
@@ -92,27 +116,31 @@ def dequantise(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """
     plain: dict[int, nn.Module] = {}
     for name, module in model.named_modules():
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, torch.Tensor) and is_traceable_wrapper_subclass(weight):
-            plain[id(module)] = linear = nn.Linear(*weight.shape[::-1], device="meta")
-            linear.weight = nn.Parameter(_product(name, weight).to(dtype), requires_grad=False)
-            bias = getattr(module, "bias", None)
-            linear.bias = None if bias is None else nn.Parameter(bias.detach().to(dtype), False)
+        weight: Any = getattr(module, "weight", None)
+        if isinstance(module, Int8Linear):
+            whole = weight.double() * module.scale.double()[:, None]
+        elif isinstance(weight, torch.Tensor) and is_traceable_wrapper_subclass(weight):
+            whole = _torchao_product(name, weight)
+        else:
+            continue
+        plain[id(module)] = linear = nn.Linear(*whole.T.shape, device="meta")  # type: ignore[misc]
+        linear.weight = nn.Parameter(whole.to(dtype), requires_grad=False)
+        bias = getattr(module, "bias", None)
+        own = None if bias is None else nn.Parameter(bias.detach().to(dtype), False)
+        linear.register_parameter("bias", own)
     if not plain:
         raise ValueError(
-            f"weights quantised by {quantised_by(model)} cannot be dequantised: use int8 weights "
-            "of optimum-quanto or torchao, or do without the audit (audit=none)"
+            f"weights quantised by {quantised_by(model)} cannot be dequantised: use int8 weights, "
+            "torchao's int8, or do without the audit (audit=none)"
         )
     return copy.deepcopy(model, plain)
 
 
-def _product(name: str, weight: Any) -> torch.Tensor:
+def _torchao_product(name: str, weight: Any) -> torch.Tensor:
     """Return integers times scales in float64, [out, in]."""
-    parts: dict[str, Any] = {p: getattr(weight, p) for p in weight.__tensor_flatten__()[0]}
-    for integers, scales in PARTS:
-        whole: Any = parts.get(integers)
-        scale: Any = parts.get(scales)
-        if whole is not None and whole.dtype == torch.int8 and scale.numel() in (1, len(whole)):
-            zero = parts.get("zero_point")
-            return (whole.double() - (0 if zero is None else zero.double())) * scale.double()
-    raise ValueError(f"{name}: {type(weight).__name__} is not int8 with a scale for each row")
+    whole: Any = getattr(weight, "qdata", None)
+    scale: Any = getattr(weight, "scale", None)
+    if whole is None or whole.dtype != torch.int8 or scale.numel() not in (1, len(whole)):
+        raise ValueError(f"{name}: {type(weight).__name__} is not int8 with a scale for each row")
+    zero = getattr(weight, "zero_point", None)
+    return (whole.double() - (0 if zero is None else zero.double())) * scale.double()

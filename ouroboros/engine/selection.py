@@ -16,7 +16,7 @@ from ouroboros.engine.eager import Eager
 from ouroboros.engine.static import Static
 from ouroboros.tree import TokenTree
 
-EngineName = Literal["auto", "eager", "static"]
+EngineName = Literal["auto", "eager", "static", "tuned"]
 TRIAL_NODES = (1, 8, 24, 64)  # kernels differ from size to size
 log = logging.getLogger(__name__)
 
@@ -41,12 +41,14 @@ def select_engine(
         where = f"engine={name} on a {info.device.type} device"
         return eager, where if count == 1 else f"the model is on {count} devices"
     reasons: list[str] = []
-    for compiled in (True, False):
-        static = Static(model, info, cache, compiled=compiled)
+    ways: dict[str, dict[str, bool]] = {"with tuned products": {"products": True}}
+    ways = ways if name == "tuned" else {}
+    ways |= {"with compiled layers": {}, "at all": {"compiled": False}}
+    for how, options in ways.items():
+        static = Static(model, info, cache, **options)
         reason = why_different(static, eager)
         if reason is None:
             return static, "; ".join(reasons)
-        how = "with compiled layers" if compiled else "at all"
         reasons.append(f"not captured {how}: {reason}")
         log.warning("%s is %s", type(model).__name__, reasons[-1])
     return eager, "; ".join(reasons)

@@ -107,11 +107,18 @@ class Static(Eager):
     """An engine of fixed shapes. On a GPU it replays `graphs` of `compiled` layers."""
 
     def __init__(
-        self, model: PreTrainedModel, info: ModelInfo, cache: SlotCache, *, compiled: bool = True
+        self,
+        model: PreTrainedModel,
+        info: ModelInfo,
+        cache: SlotCache,
+        *,
+        compiled: bool = True,
+        products: bool = False,
     ) -> None:
         super().__init__(model, info, cache)
         self.graphs = info.device.type == "cuda"
-        self.compiled = CompiledLayers(model) if self.graphs and compiled else None
+        own = self.graphs and compiled
+        self.compiled = CompiledLayers(model, products=products) if own else None
         self._inputs: dict[int, torch.Tensor] = {}
         self._calls: dict[tuple[int, int], CapturedGraph] = {}
         self._choices: dict[Hashable, CapturedGraph] = {}
@@ -139,7 +146,8 @@ class Static(Eager):
             self._calls.clear()
             self._memory = None
             if self.compiled is not None:
-                self.compiled = CompiledLayers(self.model, backend=self.compiled.backend)
+                how = {"backend": self.compiled.backend, "products": self.compiled.products}
+                self.compiled = CompiledLayers(self.model, **how)
                 addresses = weight_addresses(self.model)
         self._addresses = addresses
 

@@ -23,7 +23,6 @@ from ouroboros.engine.cache import LayerShape, ModelInfo, SlotCache, logit_error
 from ouroboros.engine.eager import Eager
 from ouroboros.engine.joint import SERVED
 from ouroboros.engine.masks import Layout, dense
-from ouroboros.engine.quantised import check_kernels
 from ouroboros.tree import TokenTree
 
 LENGTH, DECOYS = 24, 6  # tokens of the trial; decoys at the root and half-way
@@ -65,7 +64,6 @@ def check_tree_support(model: PreTrainedModel) -> ModelInfo:
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, torch.Tensor)
     info = ModelInfo(max_len, window, mixed, len(weight), weight.device, model.dtype, [])
-    check_kernels(model)
     return replace(info, layers=_try_tree(model, info))
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Where the time goes: kernels of some calls, idle share, calls of 1 to 256 nodes after 512 to 16k
-# tokens, and the same by eager calls. 7 minutes.
+# Where the time goes: kernels of some calls, products, idle share, calls of 1 to 256 nodes after 512 to
+# 16k tokens, the same with what may make them faster (gains.txt: what does), and eagerly. 8 minutes.
 source "$(dirname "$0")/common.sh"
 SHAPES=$(shapes yi-34b yi-6b --context 16384) || exit 1
 RUN="experiment=gpu_costs model.dtype=bfloat16"
@@ -11,6 +11,10 @@ step costs kernel_times.json "$PYTHON" scripts/gpu/kernel_times.py $RESULTS/cost
   --shapes $(names "$SHAPES") $FLAGS
 measure costs/static profile $RUN profile.nodes=$NODES "profile.contexts=$CONTEXTS" $GRID $SMALL \
   "$SHAPES"
+measure costs/gains profile $RUN draft_weights=int8 profile.nodes=$NODES "profile.contexts=$SOME" $GRID \
+  model.engine=tuned $SMALL "$SHAPES" &&
+  step costs gains.txt "$PYTHON" scripts/gpu/gains.py $RESULTS/costs/{static,gains}/costs.json \
+    $RESULTS/costs/gains.txt
 measure costs/eager profile $RUN "decoder=[greedy,speculative]" "profile.nodes=[1,8,64]" \
   "profile.contexts=$SOME" profile.padded=false $SMALL "$SHAPES" model.engine=eager
 finish

@@ -2,9 +2,10 @@
 
     python scripts/gpu/kernel_times.py OUT --shapes yi-34b yi-6b
 
-OUT/kernel_times.json has the copy bandwidth, tables of the kernels in some calls, and the share of
-decoding time in which no graph is replayed. On a CPU, which replays no graphs, tables have its
-operators and the idle share is null.
+OUT/kernel_times.json has the copy bandwidth, tables of the kernels in some calls, the ms of each
+product of a layer by torch, by the fastest kernel and with int8 weights (also printed), and the
+share of decoding time in which no graph is replayed. On a CPU, which replays no graphs, tables have
+its operators, products are torch's and the idle share is null.
 """
 
 from __future__ import annotations
@@ -13,18 +14,24 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import torch
 from shapes import load_shapes
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from ouroboros import Ouroboros
 from ouroboros.costs.timing import copy_bandwidth, random_tree
 from ouroboros.decode import Drafter, RootOnly, decode
+from ouroboros.engine.compiled_layers import FUSED
 from ouroboros.engine.model import CachedModel
+from ouroboros.engine.products import candidates, times_ms
 from ouroboros.select import argmax
 from ouroboros.tree import TokenTree
 
@@ -32,6 +39,7 @@ CALLS = (("target", 1), ("target", 24), ("draft", 1), ("draft", 48))
 CONTEXT = 512
 PROMPT = 'def median(values):\n    """Return the median of a list of numbers."""\n'
 TOP = 24  # rows of a table
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)  # of a product
 TIMES = 3  # calls under the profiler
 
 Span = tuple[torch.cuda.Event, torch.cuda.Event]
@@ -64,6 +72,34 @@ def kernel_table(model: CachedModel, nodes: int) -> dict:
     rows.sort(key=lambda row: -row["ms"])
     kernels_ms = sum(row["ms"] for row in rows)
     return {"nodes": nodes, "call_ms": call_ms, "kernels_ms": kernels_ms, "rows": rows[:TOP]}
+
+
+def product_table(model: CachedModel, rows: Sequence[int]) -> list[dict]:
+    """Return the products of a layer, those of one input as one: sizes, and ms by the way to
+    compute them."""
+    layer = next(m for m in model.model.modules() if isinstance(m, nn.ModuleList))[0]
+    linears = {n: m for n, m in layer.named_modules() if isinstance(m, nn.Linear)}
+    sizes = {name.rpartition(".")[2]: own.weight.shape for name, own in linears.items()}
+    alone = ((name,) for name in sizes if not any(name in names for names in FUSED))
+    found = []
+    for names, count in product([*FUSED, *alone], rows):
+        outputs, depth = sum(sizes[name][0] for name in names), sizes[names[0]][1]
+        like: dict[str, Any] = {"device": model.device, "dtype": model.dtype}
+        x, weight = torch.randn(1, count, depth, **like), torch.randn(outputs, depth, **like)
+        row = {"projections": "+".join(names), "outputs": outputs, "depth": depth, "rows": count}
+        for prefix, operands in (
+            ("", (weight,)),
+            ("int8 ", (weight.char(), weight[:, 0].contiguous())),
+        ):
+            ways = candidates(x, *operands)
+            if not x.is_cuda:
+                ways = {"torch": ways["torch"]}
+            ms = times_ms(ways)
+            best = min(ms, key=lambda name: ms[name])
+            row |= {f"{prefix}torch ms": ms.get("torch"), f"{prefix}best": best}
+            row |= {f"{prefix}best ms": ms[best]}
+        found.append(row)
+    return found
 
 
 def idle_share(
@@ -128,6 +164,10 @@ def main() -> None:
         },
         "calls": {f"{role} {nodes}": kernel_table(models[role], nodes) for role, nodes in CALLS},
     }
+    products = {r: product_table(m, ROWS[: 2 if args.small else None]) for r, m in models.items()}
+    for table in products.values():
+        print(pd.DataFrame(table).to_markdown(index=False, floatfmt=".4f"))
+    found["products"] = products
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "kernel_times.json").write_text(json.dumps(found, indent=1))
 

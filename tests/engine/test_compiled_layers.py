@@ -8,7 +8,9 @@ import pytest
 import torch
 from pretended_cuda import pretend
 from tiny import gemma3, gpt2, llama
+from torch.testing._internal.two_tensor import TwoTensor
 
+from ouroboros.engine import compiled_layers
 from ouroboros.engine.compiled_layers import (
     FUSED,
     RECOMPILING,
@@ -17,6 +19,7 @@ from ouroboros.engine.compiled_layers import (
     fuse_projections,
 )
 from ouroboros.engine.model import CachedModel
+from ouroboros.engine.products import product
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.selection import why_different
 from ouroboros.tree import TokenTree
@@ -132,12 +135,39 @@ def test_projections_of_one_input_lie_behind_one_another():
         assert torch.equal(weight, before[name])
 
 
-def test_quantised_projections_are_left_alone():
-    pytest.importorskip("optimum.quanto")
-    from transformers import QuantoConfig
+def test_projections_of_another_quantisation_are_left_alone():
+    (layer,) = llama().model.layers
+    for linear in (layer.self_attn.q_proj, layer.mlp.up_proj):
+        weight = TwoTensor(linear.weight.data, linear.weight.data)
+        linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+    assert fuse_projections(layer) == []
 
-    model = quantise(llama(dtype=torch.float32), QuantoConfig(weights="int8"))
-    assert fuse_projections(model.model.layers[0]) == []
+
+@pytest.mark.parametrize("kind", ["int8", "tuned"])
+def test_products_are_fused_and_a_lone_row_has_code_of_its_own(kind, monkeypatch):
+    """Of int8 weights always, of others where the engine is asked to; one for each input."""
+    made = []
+
+    def counting(x, *operands):
+        made.append(len(operands[0]))
+        return product(x, *operands)
+
+    monkeypatch.setattr(compiled_layers, "product", counting)
+    model = quantise(llama(), "int8") if kind == "int8" else llama()
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    static, eager = CachedModel(model, engine="static"), CachedModel(model, engine="eager")
+    layers = CompiledLayers(model, backend="eager", products=kind == "tuned")
+    static.engine.compiled = layers
+    shared = {id(swap.other.weight) for swap in layers.swaps if hasattr(swap.other, "start")}
+    assert len(shared) == 4  # q, k and v; o; gate and up; down
+    for tuned, sizes, by_kernel in ((None, (1,), False), (False, (1,), True), (True, (4,), True)):
+        layers.tuned = tuned
+        made.clear()
+        torch._dynamo.reset()
+        agree(static, eager, (1,), sizes)
+        assert bool(made) is by_kernel
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, weights[name])
 
 
 def test_one_product_is_made_once():

@@ -1,4 +1,4 @@
-"""The tree attention kernel against torch's own attention in float64.
+"""The kernels against torch's own attention and products in float64.
 
 On a GPU as it is; on a CPU in Triton's interpreter (with Triton installed, and a numpy below 2.4,
 which Triton 3.6's interpreter needs): TRITON_INTERPRET=1 pytest tests/engine/test_kernels.py
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ouroboros.engine import kernels
+from ouroboros.engine import kernels, products
 
 ON_GPU = torch.cuda.is_available()
 RUNS = kernels.triton is not None and (ON_GPU or os.environ.get("TRITON_INTERPRET") == "1")
@@ -63,6 +63,35 @@ def test_it_equals_torchs_own_attention(heads, kv_heads, n, slots, width, dtype)
     assert error < (1e-5 if dtype == torch.float32 else 1e-2)
 
 
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, *BFLOAT16])
+@pytest.mark.parametrize("int8", [True, False], ids=["int8", "plain"])
+@pytest.mark.parametrize(
+    ("rows", "depth", "outputs"), [(1, 96, 48), (5, 600, 70), (17, 64, 33), (70, 130, 16)]
+)
+def test_every_block_gives_torchs_own_product(rows, depth, outputs, int8, dtype):
+    """With depths and outputs that no block divides, of rows that are not behind one another."""
+    draw = torch.Generator().manual_seed(0)
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=draw).to(DEVICE, dtype)
+
+    x, bias = normal(1, rows, 2 * depth)[..., :depth], normal(outputs)
+    weight, scale = normal(outputs, depth), None
+    if int8:
+        weight = torch.randint(-127, 128, (outputs, depth), generator=draw, dtype=torch.int8)
+        weight, scale = weight.to(DEVICE), normal(outputs).abs() / 64
+    for own in (bias, None):
+        right = torch.nn.functional.linear(x.double(), weight.double())
+        right = right * (1 if scale is None else scale.double()) + (0 if own is None else own)
+        found = products.candidates(x, weight, scale, own)
+        assert len(found) == 1 + len(products.BLOCKS)
+        found["as it is called"] = lambda own=own: products.product(x, weight, scale, own)
+        for name, compute in found.items():
+            error = (compute().double() - right).norm() / right.norm()
+            assert error < (1e-5 if dtype == torch.float32 else 1e-2), name
+
+
 def test_calls_that_it_does_not_fit_are_left_to_torch():
     query, mask = torch.zeros(1, 4, 2, 16), torch.zeros(1, 1, 2, 8)
     assert not kernels.fits(query, query, query, mask)  # not on a GPU
@@ -84,20 +113,21 @@ def test_a_launch_that_fails_is_a_reason(monkeypatch):
     assert found == "out of resource: shared memory"
 
 
-def compiled(kernel, types: dict[str, str], constants: dict, *, arch: int, stages: int = 1):
-    """The kernel as `_launch` makes it, ahead of time: all strides and pointers in multiples of 16,
-    as they lie in a cache of real models."""
+def compiled(
+    kernel, types: dict[str, str], constants: dict, *, arch: int, stages: int = 1, warps: int = 4
+):
+    """A kernel as it is launched, ahead of time: strides, pointers and weights in multiples of
+    16, as real models have them."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
-    aligned = [
-        n for n in names if n in types or n.startswith(("query_", "key_", "value_", "mask_"))
-    ]
+    sizes = ("query_", "key_", "value_", "mask_", "x_", "outputs", "depth")
+    aligned = [name for name in names if name in types or name.startswith(sizes)]
     attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned if n != "scale"}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": 4, "num_stages": stages}
+    options = {"num_warps": warps, "num_stages": stages}
     return kernels.triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
@@ -134,3 +164,21 @@ def test_the_join_of_parts_compiles_for_devices_that_are_not_here(arch, tmp_path
     found = compiled(kernels._join, types, constants, arch=arch)
     registers, spilt = resources(found, tmp_path)
     assert found.metadata.shared <= 48 << 10 and registers <= 255 and spilt == 0
+
+
+@pytest.mark.skipif(not TRITON, reason="needs Triton, to compile with")
+@pytest.mark.parametrize("int8", [True, False], ids=["int8", "plain"])
+@pytest.mark.parametrize("block", products.BLOCKS, ids=str)
+def test_products_compile_for_devices_that_are_not_here(block, int8, tmp_path):
+    """With the largest number of rows, without spilling, in a Hopper's shared memory; blocks of 64
+    outputs use its own matrix instructions."""
+    outputs, depth, warps, stages = block
+    types = dict.fromkeys(("x", "scale", "bias", "out"), "*bf16")
+    types["weight"] = "*i8" if int8 else "*bf16"
+    constants = {"SCALED": int8, "BIASED": False, "PRECISION": "tf32"}
+    constants |= {"ROWS": products.MOST_ROWS, "OUTPUTS": outputs, "DEPTH": depth}
+    options = {"arch": 90, "stages": stages, "warps": warps}
+    found = compiled(products._multiply, types, constants, **options)
+    registers, spilt = resources(found, tmp_path)
+    assert found.metadata.shared <= SHARED_BYTES[90] and registers <= 255 and spilt == 0
+    assert ("wgmma" in found.asm["ptx"]) == (outputs >= 64)

@@ -22,7 +22,8 @@ from ouroboros.decode import Decoding, RootOnly, decode, together
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.engine.compiled_layers import CompiledLayers
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.selection import why_different
+from ouroboros.engine.quantised import quantise
+from ouroboros.engine.selection import select_engine, why_different
 from ouroboros.engine.static import NODES, Static, padded_nodes, padded_slots
 from ouroboros.generate import token_selector
 from ouroboros.select import Sampler, argmax
@@ -184,6 +185,41 @@ def test_replayed_graphs_decode_as_plain_calls_do(graphed, choose):
     assert target.engine._choices and small.engine._choices
 
 
+@pytest.mark.parametrize("choose", CHOICES, ids=["T=0", "T=0.8"])
+def test_an_int8_draft_is_captured_and_fused_as_others_are(graphed, choose):
+    """It drafts what it drafts eagerly, and the target's text stays."""
+    model, draft = llama(num_hidden_layers=2), quantise(llama(seed=1), "int8")
+    plain = decode(CachedModel(model), RootOnly(), [1, 2, 3], max_new=30, choose=choose)
+    small = graphed(draft)
+    small.engine.compiled = CompiledLayers(draft, backend="eager")
+    for make in (lambda on: Speculative(on, gamma=3), Ouroboros):
+        traces = [
+            decode(CachedModel(model), make(on), [1, 2, 3], max_new=30, choose=choose)
+            for on in (small, CachedModel(draft, engine="eager"))
+        ]
+        assert [trace.tokens for trace in traces] == [plain.tokens] * 2
+        counts = [[(s.drafted, s.accepted) for s in trace.steps] for trace in traces]
+        assert counts[0] == counts[1]
+    assert small.engine._calls and small.engine.compiled.compiled
+
+
+def test_tuned_products_are_tried_first_and_dropped_with_a_reason(monkeypatch):
+    """On a device that is a GPU by name only."""
+    tried = []
+    device = SimpleNamespace(type="cuda")
+    monkeypatch.setattr("ouroboros.engine.selection.Eager", lambda *_: None)
+    monkeypatch.setattr("ouroboros.engine.selection.Static", lambda *_, **how: how)
+    monkeypatch.setattr(
+        "ouroboros.engine.selection.why_different",
+        lambda engine, _: tried.append(engine) or ("off" if len(tried) < 2 else None),
+    )
+    info = SimpleNamespace(device=device)
+    engine, reason = select_engine("tuned", llama(), info, CACHE)  # type: ignore[arg-type]
+    assert tried == [{"products": True}, {}] and engine == {}
+    assert reason == "not captured with tuned products: off"
+    assert select_engine("auto", llama(), info, CACHE)[0] == {}  # type: ignore[arg-type]
+
+
 def test_each_way_of_sampling_has_a_captured_choice_of_its_own(graphed):
     """As `generate` is called again with other settings, on models that it keeps."""
     model, config = llama(), GenerationConfig(do_sample=True)
@@ -279,5 +315,5 @@ def test_all_sizes_of_a_choice_are_captured_at_its_first_use(graphed):
 
 
 def test_an_unknown_engine_is_refused():
-    with pytest.raises(ValueError, match="auto, eager, static"):
+    with pytest.raises(ValueError, match="auto, eager, static, tuned"):
         CachedModel(llama(), engine="fast")  # type: ignore[arg-type]

@@ -89,9 +89,9 @@ def test_extra_options_and_a_results_folder_are_added(run):
     assert asked[0] == "limit=1 results_dir=elsewhere/one max_new=4"
 
 
-def commands(*script) -> list[list[str]]:
+def commands(*script, **variables) -> list[list[str]]:
     """The words of each `ouroboros` command that a script gives."""
-    environment = {**os.environ, "DRY": "1", "DATA": "data"}
+    environment = {**os.environ, "DRY": "1", "DATA": "data", **variables}
     done = subprocess.run(
         ["bash", *script], env=environment, capture_output=True, text=True, check=True
     )
@@ -123,6 +123,23 @@ def test_every_scripts_commands_are_accepted(script):
         if words[0] in CONFIGS:
             options = [word for word in words[1:] if word != "hydra.mode=RUN"]
             composed(*options, name=CONFIGS[words[0]])
+
+
+@pytest.mark.parametrize("found", ["model.engine=tuned draft_weights=int8\n", "\n"])
+def test_the_headline_is_repeated_with_what_the_costs_found(tmp_path, found):
+    """All commands have the options, and folders of their own; without a gain there are none."""
+    headline = ROOT / "scripts" / "gpu" / "headline.sh"
+    (tmp_path / "costs").mkdir()
+    (tmp_path / "costs" / "gains.txt").write_text(found)
+    given = commands(headline, "0.8", "gains", RESULTS=str(tmp_path))
+    assert len(given) == (len(commands(headline)) if found.strip() else 0)
+    for words in given:
+        assert set(found.split()) < set(words) and "temperature=0" not in words
+        assert "_gains" in words[-1] and words[-1].startswith("results_dir=")
+    (tmp_path / "costs" / "gains.txt").unlink()
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        commands(headline, "0.8", "gains", RESULTS=str(tmp_path))
+    assert "run costs.sh first" in failed.value.stderr
 
 
 @pytest.mark.parametrize(

