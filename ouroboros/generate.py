@@ -14,7 +14,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from ouroboros.decode import Decoding, Drafter, begin, check_drafter, together
 from ouroboros.decoder_factory import decoder_names, decoder_settings, make_decoder, needs_draft
+from ouroboros.drafters.pool import check_range
 from ouroboros.engine.model import CachedModel
 from ouroboros.instantiate import unknown
 from ouroboros.model_wrappers import Model, acquire, locked, plain_model
@@ -169,11 +170,20 @@ def generate(
         if tokenizer is None:
             raise ValueError(f"stop_strings={strings!r} need tokenizer=, the model's own")
         criteria.append(StopStringCriteria(stop_strings=strings, tokenizer=tokenizer))
-    target = model if isinstance(model, CachedModel) else None
-    if exact and target is not None and not target.exact:
-        raise ValueError("exact=True needs CachedModel(model, exact=True), or the plain model")
-    limits = exact, draft_context, batch_size
-    generation = Generation(draft, decoder, settings, streamer, seed, *limits, target)
+    generation = CustomGenerate(
+        draft=draft,
+        decoder=decoder,
+        streamer=streamer,
+        seed=seed,
+        exact=exact,
+        draft_context=draft_context,
+        batch_size=batch_size,
+        **settings,
+    )
+    if isinstance(model, CachedModel):
+        generation.target = model
+        if exact and not model.exact:
+            raise ValueError("exact=True needs CachedModel(model, exact=True), or the plain model")
     with ExitStack() as stack:
         stack.enter_context(locked(plain, generation.draft, generation.owner))
         defaults = plain.generation_config  # transformers passes no tokenizer on
@@ -192,52 +202,38 @@ def generate(
         )
 
 
-def custom_generate(
-    *,
-    draft: Model | None = None,
-    decoder: str | Drafter = "ouroboros",
-    streamer: BaseStreamer | Sequence[BaseStreamer] | None = None,
-    seed: int | None = None,
-    exact: bool = False,
-    draft_context: int | None = DRAFT_CONTEXT,
-    batch_size: int | None = None,
-    **settings,
-) -> Callable[..., torch.Tensor | Generated]:
-    """Return a callable for `model.generate(..., custom_generate=...)`.
+class CustomGenerate:
+    """A callable for `model.generate(..., custom_generate=...)`; create it by `custom_generate`.
 
     Lengths, end-of-sequence ids and sampling come from the generation config. Pass the streamer
     here, since `model.generate` does not pass it on. All calls with the same models share one
     decoder: with `pool_state="task"` it keeps its phrases from prompt to prompt. The other
     arguments are those of `generate`, with the decoder's settings as `settings`.
     """
-    return Generation(draft, decoder, settings, streamer, seed, exact, draft_context, batch_size)
 
-
-@dataclass(eq=False)
-class Generation:
-    """The callable that transformers' `generate` calls with its prepared arguments."""
-
-    draft: Model | None
-    decoder: str | Drafter
-    settings: dict
-    streamer: BaseStreamer | Sequence[BaseStreamer] | None = None
-    seed: int | None = None
-    exact: bool = False
-    draft_context: int | None = DRAFT_CONTEXT
-    batch_size: int | None = None
-    target: CachedModel | None = None
-    _made: tuple[CachedModel, CachedModel | None, Any] | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        decoder, settings = self.decoder, self.settings
-        if self.draft_context is not None and self.draft_context < 1:
-            raise ValueError(f"draft_context is {self.draft_context}; give 1 or more, or None")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"batch_size is {self.batch_size}; choose at least 1")
-        if (assistant := settings.pop("assistant_model", None)) is not None:
-            if self.draft is not None:
-                raise ValueError("draft and assistant_model are the same option: give only one")
-            self.draft = assistant
+    def __init__(
+        self,
+        *,
+        draft: Model | None = None,
+        assistant_model: Model | None = None,
+        decoder: str | Drafter = "ouroboros",
+        streamer: BaseStreamer | Sequence[BaseStreamer] | None = None,
+        seed: int | None = None,
+        exact: bool = False,
+        draft_context: int | None = DRAFT_CONTEXT,
+        batch_size: int | None = None,
+        **settings,
+    ) -> None:
+        limits = {"draft_context": draft_context, "batch_size": batch_size}
+        check_range(1, **{name: limit for name, limit in limits.items() if limit is not None})
+        if None not in (draft, assistant_model):
+            raise ValueError("draft and assistant_model are the same option: give only one")
+        self.draft = assistant_model if draft is None else draft
+        self.decoder, self.settings, self.streamer = decoder, settings, streamer
+        self.seed, self.exact = seed, exact
+        self.draft_context, self.batch_size = draft_context, batch_size
+        self.target: CachedModel | None = None
+        self._made: tuple[CachedModel | None, CachedModel | None, Any] = None, None, None
         if self.draft is not None and not isinstance(self.draft, CachedModel):
             self.draft = plain_model("draft", self.draft)
         if not isinstance(decoder, str):
@@ -272,43 +268,34 @@ class Generation:
         config = generation_config or model.generation_config
         _check_supported(config)
         prompts = _prompts(input_ids, model_kwargs)
-        streamers = self.streamer if isinstance(self.streamer, Sequence) else [self.streamer]
-        if self.streamer is not None and len(streamers) != len(prompts):
+        given = [None] * len(prompts) if self.streamer is None else self.streamer
+        streamers: Sequence = given if isinstance(given, Sequence) else [given]
+        if len(streamers) != len(prompts):
             raise ValueError(
                 f"input_ids has {len(prompts)} rows: give a list of as many streamers, one for each"
             )
         own = (MaxLengthCriteria, EosTokenCriteria)  # rules of the loop itself
         criteria = [c for c in stopping_criteria if not isinstance(c, own)]
-        with_scores = config.output_scores or config.output_logits
         pad, ends = (getattr(config, f"_{name}_token_tensor", None) for name in ("pad", "eos"))
         eos = frozenset(() if ends is None else ends.tolist())
         max_new, device = config.max_length - input_ids.shape[-1], input_ids.device
-        rows = [
-            _Row(
-                number,
-                prompt,
-                input_ids[number, : input_ids.shape[-1] - len(prompt)].tolist(),
-                criteria,
-                device,
-                streamers[number] if self.streamer is not None else None,
-            )
-            for number, prompt in enumerate(prompts)
-        ]
-        given = self.target or model, self.draft, self.owner
-        models = acquire(*given, exact=self.exact, draft_context=self.draft_context)
+        rows = []
+        for ids, prompt, streamer in zip(input_ids.tolist(), prompts, streamers, strict=True):
+            rows.append(_Row(prompt, ids[: len(ids) - len(prompt)], criteria, device, streamer))
+        options: dict[str, Any] = {"exact": self.exact, "draft_context": self.draft_context}
+        models = acquire(self.target or model, self.draft, self.owner, **options)
         with models as (target, draft):
             free = self._decoders(target, draft, len(rows))
             size = len(free)
 
             def begun() -> Iterator[Decoding]:
-                for row in rows:
-                    seed = None if self.seed is None else self.seed + row.number
+                for number, row in enumerate(rows):
+                    seed = None if self.seed is None else self.seed + number
                     if config.do_sample and seed is None:
                         seed = int(torch.randint(1 << 62, ()))
-                    where = {"padding": row.padding, "row": row.number}
-                    row.choose = token_selector(
-                        config, seed, logits_processor, target.vocab_size, **where
-                    )
+                    batch: dict[str, Any] = {"padding": row.padding, "row": number}
+                    processors = logits_processor, target.vocab_size
+                    row.choose = token_selector(config, seed, *processors, **batch)
                     limits: dict[str, Any] = {"max_new": max_new, "eos": eos, "choose": row.choose}
                     yield row.begin(begin(target, free.pop(), row.prompt, **limits))
 
@@ -317,15 +304,16 @@ class Generation:
                     if row.decoding in live:
                         row.follow()
                 free += [own.drafter for own in live if own.left <= 0]
-            for row in rows:
+            for number, row in enumerate(rows):
                 if row.trace.finish == "context" and len(row.trace.new_tokens) < max_new:
                     log.warning(
                         "row %d ends at the model's last position, %d; transformers would continue "
                         "beyond it",
-                        *(row.number, target.max_len),
+                        *(number, target.max_len),
                     )
             scores = []
-            if with_scores and config.return_dict_in_generate:
+            wanted = config.output_scores or config.output_logits
+            if wanted and config.return_dict_in_generate:
                 scores = [_scores(target, row.trace, row.choose) for row in rows]
         texts = [torch.tensor([*row.padding, *row.trace.tokens], device=device) for row in rows]
         traces = [row.trace for row in rows]
@@ -346,7 +334,7 @@ class Generation:
         `batch_size` of `generate`."""
         if not isinstance(self.decoder, str):
             return [self.decoder]
-        if self._made is None or self._made[:2] != (target, draft):
+        if self._made[:2] != (target, draft):
             self._made = target, draft, [make_decoder(self.decoder, draft, **self.settings)]
         made = self._made[2]
         size = min(rows, rows if self.batch_size is None else self.batch_size)
@@ -363,7 +351,6 @@ class Generation:
 class _Row:
     """A row of a batch, which ends at the first token that meets a stopping criterion."""
 
-    number: int
     prompt: list[int]
     padding: list[int]
     criteria: list[StoppingCriteria]
@@ -395,6 +382,9 @@ class _Row:
             if self.decoding.left <= 0:
                 self.streamer.end()
         self.sent = len(trace.tokens)
+
+
+custom_generate = CustomGenerate
 
 
 def _scores(

@@ -64,8 +64,8 @@ def why_no_kernel(device: torch.device, dtype: torch.dtype, width: int) -> str |
     expected = torch.nn.functional.scaled_dot_product_attention(
         query.double(), key.double(), value.double()
     )
-    error = ((result.double() - expected).norm() / expected.norm()).item()
-    return None if error < 2e-2 else f"its relative error is {error:.2g}"
+    relative = ((result.double() - expected).norm() / expected.norm()).item()
+    return None if relative < 2e-2 else f"its relative error is {relative:.2g}"
 
 
 @torch.library.custom_op("ouroboros::tree_attention", mutates_args=())
