@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 from ouroboros.baselines.rejection import Drawn, Rejection
 
 from ouroboros.costs import Costs
 from ouroboros.decode import Roll, Steps
 from ouroboros.drafters.drafting import DraftLoop
-from ouroboros.drafters.ouroboros import cost_table, default_costs
+from ouroboros.drafters.ouroboros import default_costs
 from ouroboros.drafters.pool import check_range
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
@@ -148,14 +149,14 @@ class AdaptiveSpeculative(Speculative):
         costs = costs or default_costs(draft)
         self.costs = costs if isinstance(costs, Costs) else Costs.load(costs)
         self.most, self._batch_size = gamma, 1
-        self._tables: dict[tuple[int, int], list[list[float]]] = {}
+        self._tables: dict[tuple[int, int], list[np.ndarray]] = {}
 
     def reset(self, choose: TokenSelector) -> None:
         """See `Speculative.reset`; nothing is known of the prompt's acceptance."""
         super().reset(choose)
         self._accepted = self._tried = 0.0
 
-    def set_batch_size(self, size: int) -> None:
+    def set_batch(self, size: int, number: int) -> None:
         """Plan with the costs of calls that so many sequences share."""
         self._batch_size = size
 
@@ -177,10 +178,11 @@ class AdaptiveSpeculative(Speculative):
         at, size = max(128, 1 << (context - 1).bit_length()), self._batch_size
         if (at, size) not in self._tables:
             pair = self.costs.target, self.costs.draft or self.costs.target
-            self._tables[at, size] = [cost_table(surface, at, size) for surface in pair]
+            calls = (surface.estimate_ms(size * (self.most + 1), size * at) for surface in pair)
+            self._tables[at, size] = [table[size - 1 :: size] for table in calls]
         target, draft = self._tables[at, size]
         rate = (self._accepted + self.PRIOR * self.WEIGHT) / (self._tried + self.WEIGHT)
-        lengths = range(min(self.most, most, len(target) - 1) + 1)
+        lengths = range(min(self.most, most) + 1)
         return max(
             lengths,
             key=lambda n: sum(rate**k for k in range(n + 1)) / (target[n] + n * draft[0]),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import islice
+from itertools import count, islice
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -65,8 +65,9 @@ class DrafterCapabilities:
     """Returns the selector that replaces `choose` in the loop, for a drafter that preserves the
     distribution, not individual tokens (rejection sampling)."""
 
-    set_batch_size: Callable[[int], None] = lambda size: None
-    """Called before each step with the number of sequences that share the models' calls."""
+    set_batch: Callable[[int, int], None] = lambda size, number: None
+    """Called before each step with the number of sequences that share the models' calls, and the
+    number of the step, which is the same for all of them."""
 
     ranks: int = 0
     """Number of the target's best tokens per logit node to pass to `observe_ranked`."""
@@ -149,6 +150,10 @@ class Request(NamedTuple):
         """Return the answer from a call for this sequence alone."""
         return self.model.score(*self[1:])
 
+    def serve(self, calls: Sequence[Any]) -> Sequence[torch.Tensor]:
+        """Return the answers of requests of one model, by one call."""
+        return self.model.score_together([call[1:] for call in calls])
+
 
 class Roll(NamedTuple):
     """Standard decoding of `new` tokens that a step needs; the answer are the tokens (see
@@ -175,8 +180,25 @@ class Roll(NamedTuple):
         return text[len(tokens) :]
 
 
+class Bid(NamedTuple):
+    """A decision about a joint call that a step needs: `decide` takes the `offer` of each sequence
+    that may use the call, and returns their answers. `drafting` says which model's call it is."""
+
+    decide: Callable[[list[Any]], Sequence[Any]]
+    offer: Any
+    drafting: bool
+
+    def alone(self) -> Any:
+        """Return the answer for this sequence alone."""
+        return self.decide([self.offer])[0]
+
+    def serve(self, calls: Sequence[Any]) -> Sequence[Any]:
+        """Return the answers of bids with one `decide`."""
+        return self.decide([call.offer for call in calls])
+
+
 T = TypeVar("T")
-Steps = Generator[Request | Roll, Any, T]
+Steps = Generator[Request | Roll | Bid, Any, T]
 """A generator that yields requests, is resumed with their answers, and returns a result."""
 
 
@@ -380,14 +402,14 @@ def together(
     ends; the other decodings continue.
     """
     waiting, live = iter(decodings), list[Decoding]()
-    while True:
+    for number in count():
         if refill or not live:
             live += islice(waiting, size - len(live))
         if not live:
             return
         working = [decoding for decoding in live if decoding.left > 0]
         for decoding in working:
-            decoding.capabilities.set_batch_size(len(working))
+            decoding.capabilities.set_batch(len(working), number)
         if size == 1 and on_error is None:
             for decoding in working:
                 alone(decoding.step())
@@ -401,16 +423,22 @@ def _step_together(
     decodings: Sequence[Decoding], on_error: Callable[[Decoding, Exception], object] | None
 ) -> None:
     """Take one step of each decoding; divide its time equally among the records. Draft models are
-    called first, so that one target call serves all."""
+    called first, so that one target call serves all; bids are decided before their call."""
     started = time.perf_counter()
     steps = {decoding: _in_requests(decoding.step()) for decoding in decodings}
-    pending, done = dict[Decoding, Request](), list[Decoding]()
+    pending, done = dict[Decoding, Request | Bid](), list[Decoding]()
 
-    def resume(decoding: Decoding, answer: torch.Tensor | Exception | None) -> None:
+    def turn(decoding: Decoding) -> int:
+        call = pending[decoding]
+        if isinstance(call, Bid):
+            return 0 if call.drafting else 2
+        return 3 if call.model is decoding.model else 1
+
+    def resume(decoding: Decoding, answer: Any) -> None:
         step = steps[decoding]
         try:
             failed = isinstance(answer, Exception)
-            pending[decoding] = step.throw(answer) if failed else step.send(answer)  # type: ignore[arg-type]
+            pending[decoding] = step.throw(answer) if failed else step.send(answer)
             return
         except StopIteration:
             done.append(decoding)
@@ -424,13 +452,12 @@ def _step_together(
     for decoding in decodings:
         resume(decoding, None)
     while pending:
-        target = decodings[0].model
-        models = [call.model for call in pending.values()]
-        model = next((model for model in models if model is not target), target)
-        served = {decoding: call for decoding, call in pending.items() if call.model is model}
-        answers: Sequence[torch.Tensor | Exception]
+        first = min(pending, key=turn)
+        now, key = turn(first), pending[first][0]  # the model, or the function that decides
+        served = {each: c for each, c in pending.items() if turn(each) == now and c[0] is key}
+        answers: Sequence[Any]
         try:
-            answers = model.score_together([call[1:] for call in served.values()])
+            answers = pending[first].serve(list(served.values()))
         except Exception as error:
             answers = [error] * len(served)
         for decoding, answer in zip(served, answers, strict=True):
@@ -444,7 +471,7 @@ def _step_together(
             decoding.trace.steps[-1] = replace(record, rows=rows, **shares)
 
 
-def _in_requests(steps: Steps[T]) -> Generator[Request, torch.Tensor, T]:
+def _in_requests(steps: Steps[T]) -> Generator[Request | Bid, Any, T]:
     """Return the result of a generator of requests; turn each `Roll` into requests."""
     answer: Any = None
     while True:

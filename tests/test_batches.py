@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from itertools import cycle
 
+import numpy as np
 import pytest
 import torch
 from architectures import SUPPORTED, config_of
@@ -15,7 +16,8 @@ from tiny import CONTEXT, VOCAB, RandomDrafter, build, llama, noisy, prompt_of
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
 from ouroboros.costs import Costs, Surface
-from ouroboros.decode import Decoding, RootOnly, alone, begin, decode, proposed, together
+from ouroboros.decode import Decoding, RootOnly, alone, begin, decode, together
+from ouroboros.drafters.joint_budget import JointCosts, share_draft_call, share_nodes
 from ouroboros.select import Sampler, argmax
 from ouroboros.tree import TokenTree
 
@@ -154,24 +156,52 @@ def test_calls_are_joined_and_nothing_is_padded():
     assert rows[0].trace.steps[0].target_forwards == 2
 
 
-def test_trees_shrink_to_nothing_as_more_sequences_share_a_call():
-    """On a machine where 16 nodes cost as much as one, and beyond these each costs its share."""
-    ms = {1: 10.0, 16: 10.0, 32: 20.0, 64: 40.0}
-    drafter, sizes = (
-        Ouroboros(costs=Costs(Surface.flat(ms), Surface.constant(1.0)), guard=False),
-        [],
-    )
-    for size in (1, 2, 4, 8, 16, 64, 4, 1):
-        drafter.reset(argmax)
-        drafter.set_batch_size(size)
-        sizes.append(len(alone(proposed(drafter, prompt_of(120, 1, vocab=6), 40))))
-    assert sizes[:6] == sorted(sizes[:6], reverse=True) and sizes[6:] == [sizes[2], sizes[0]]
-    assert sizes[0] > sizes[2] > sizes[5] == 1
-    target = CachedModel(llama())
-    rows = [begin(target, Ouroboros(costs=drafter.costs), [5, 6, n], max_new=30) for n in range(4)]
-    texts = run(rows, 4)
-    for text in texts:
-        assert text == decode(target, RootOnly(), text[:3], max_new=30).tokens
+COSTS = Costs(Surface.flat({1: 10.0, 16: 10.0, 32: 20.0, 64: 40.0}), Surface.constant(1.0))
+"""Of a machine where 16 nodes cost as much as one, and beyond these each costs its share."""
+
+
+@pytest.mark.parametrize("costs", [COSTS, Costs(Surface.flat({1: 1.0, 64: 64.0}))])
+def test_trees_shrink_to_nothing_as_more_sequences_share_a_call(costs):
+    target, means = CachedModel(llama()), []
+    for size in (1, 4, 16, 64):
+        rows = [
+            begin(target, Ouroboros(costs=costs), [5, 6, n % 9], max_new=30) for n in range(size)
+        ]
+        texts = run(rows, size, refill=False)
+        assert texts[0] == decode(target, RootOnly(), [5, 6, 0], max_new=30).tokens
+        steps = [step for own in rows for step in own.trace.steps]
+        means.append(sum(step.scored for step in steps) / len(steps))
+    assert means == sorted(means, reverse=True) and means[-1] < 1.05
+    assert (means[0] > 1.5) == (costs is COSTS)
+
+
+class Offering:
+    """A drafter as the joint budget sees it."""
+
+    def __init__(self, gain: float, offer: Sequence[float] = (), costs: Costs = COSTS) -> None:
+        self.joint, self.drafting_ms = JointCosts(costs, (100, 100), 4), 0.0
+        self.offer, self.grower = np.array(offer), Ouroboros(costs=costs).grower
+        self.grower.set_costs(self.joint.verify, self.joint.further_draft)
+        self.grower.state.gain, self.grower.state.pending = gain, 2
+
+
+def test_a_draft_call_is_made_for_those_who_together_pay_for_it():
+    """It costs 0.1 target calls and planning, and 4 sequences gain 8 tokens in one."""
+    assert share_draft_call([Offering(0.1)]) == [False]
+    assert share_draft_call([Offering(0.1) for _ in range(8)]) == [True] * 8
+    rows = [Offering(2.0), Offering(0.1), Offering(-0.1)]
+    assert share_draft_call(rows) == [True, True, False]
+    assert [row.drafting_ms for row in rows] == [1.0, 1.0, 0.0]
+
+
+def test_nodes_are_chosen_over_all_sequences():
+    """12 more nodes are free, a further one costs an eighth of a step's 8 tokens for 10 ms."""
+    assert share_nodes([Offering(0.0, [0.9, 0.1]), Offering(0.0, [0.5])]) == [3, 2]
+    rows = [Offering(0.0, [0.9] * 5), Offering(0.0, [0.8] * 7 + [0.4]), Offering(0.0, [0.3])]
+    assert share_nodes(rows) == [6, 8, 1]
+    assert share_nodes([Offering(0.0, [0.1]), Offering(0.0)]) == [1, 1]  # does not pay planning
+    dear = Costs(Surface.flat({1: 1.0, 64: 64.0}))
+    assert share_nodes([Offering(0.0, [0.9], dear), Offering(0.0, [0.9] * 9, dear)]) == [1, 1]
 
 
 def test_a_decoding_ends_where_its_owner_says():

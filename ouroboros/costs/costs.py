@@ -249,14 +249,6 @@ class Costs:
             about={"computed": "bytes / bandwidth", **(about or {})},
         )
 
-    def batched(self, rows: int) -> Costs:
-        """Return the costs of steps of `rows` sequences in joint calls, by the nodes and the
-        context of each sequence. Host time grows with the number of sequences."""
-        host_ms = {name: rows * ms for name, ms in self.host_ms.items()}
-        draft, prefill_ms = self.draft and self.draft.batched(rows), rows * self.prefill_ms
-        joint = {"target": self.target.batched(rows), "draft": draft, "prefill_ms": prefill_ms}
-        return replace(self, **joint, host_ms=host_ms)  # type: ignore[arg-type]
-
     def draft_ratio(self, context: int | None = None) -> float | None:
         """Return the cost of a one-node draft call over that of a one-node target call; None
         without a draft. `context` defaults to the smallest one measured."""
@@ -295,6 +287,25 @@ class Costs:
             reading = self.draft_reading_ms(step.draft_caught_up, context)
         reading += max(0, step.draft_forwards - step.draft_calls) * call_ms(1, context)
         return step.draft_calls * call_ms(nodes, context) + reading
+
+    def joint_step_ms(self, steps: Sequence[tuple[StepRecord, int]]) -> tuple[float, float]:
+        """Return the milliseconds of verifying and of drafting of a step that several sequences
+        take together, given the record and context of each.
+
+        A call costs by all nodes that it scores and all cached tokens that it reads. A sequence
+        with n draft calls takes part in the first n joint ones. Raises `ValueError` beyond what was
+        measured, and where the costs have no draft.
+        """
+        verifying = self.target.call_ms(sum(s.scored for s, _ in steps), sum(c for _, c in steps))
+        drafting = 0.0
+        for number in range(max(step.draft_calls for step, _ in steps)):
+            if self.draft is None:
+                raise ValueError("the costs have no draft model: measure the pair or give draft_ms")
+            rows = [(step, context) for step, context in steps if step.draft_calls > number]
+            nodes = sum(step.draft_scored / step.draft_calls for step, _ in rows)
+            nodes += 0 if number else sum(step.draft_caught_up for step, _ in rows)
+            drafting += self.draft.call_ms(max(1, round(nodes)), sum(c for _, c in rows))
+        return verifying, drafting
 
     @property
     def title(self) -> str:

@@ -1,6 +1,7 @@
 """The cost of one call of a model: milliseconds by nodes and context, and bytes.
 
-Invariant: costs are interpolated, never extrapolated; a call larger than the table is an error.
+Invariant: nothing but `estimate_ms` extrapolates; else a call larger than any that was measured is
+an error.
 """
 
 from __future__ import annotations
@@ -74,16 +75,19 @@ class Surface:
         low = self._at(below, nodes)
         return low + (high - low) * ((context - below) / (above - below))
 
-    def batched(self, rows: int) -> Surface:
-        """Return the surface of one call for `rows` sequences, by the nodes and the context of
-        each. The call is priced by the total of nodes and of cached tokens.
+    def estimate_ms(self, nodes: int, context: float) -> np.ndarray:
+        """Return estimated milliseconds of calls of 1, 2, ..., `nodes` nodes, as plans need them.
 
-        >>> Surface.flat({1: 10.0, 64: 10.0, 128: 20.0}).batched(32).call_ms(4, 100)
-        20.0
+        Beyond the longest context known, the cost is that of the longest; beyond the largest call
+        known, it grows as in the upper half of known sizes.
+
+        >>> Surface.flat({1: 10.0, 64: 10.0, 128: 20.0}).estimate_ms(192, 9)[[31, 127, 191]].tolist()
+        [10.0, 20.0, 30.0]
         """
-        table = self.ms.items()
-        ms = {c / rows: {n / rows: cost for n, cost in row.items()} for c, row in table}
-        return Surface(ms, self.padded)
+        largest = int(min([nodes, *(max(row) for row in self.ms.values())]))
+        known, half = self.calls_ms(range(1, largest + 1), min(context, max(self.ms))), largest // 2
+        each = (known[-1] - known[half - 1]) / (largest - half) if half else 0.0
+        return np.append(known, known[-1] + each * np.arange(1, nodes - largest + 1))
 
     def _at(self, context: float, nodes: Sequence[float]) -> np.ndarray:
         """Return the milliseconds at a measured context."""

@@ -18,11 +18,12 @@ from typing import Literal
 import numpy as np
 
 from ouroboros.costs import Costs, Surface
-from ouroboros.decode import Steps, predict
+from ouroboros.decode import Bid, Steps, predict
 from ouroboros.drafters.draft_tree.candidates import Weights
 from ouroboros.drafters.draft_tree.state import RANKS, SIZES
 from ouroboros.drafters.draft_tree.tree_grower import TreeGrower, warm_up_jit
 from ouroboros.drafters.guard import LONG_READ, Guard
+from ouroboros.drafters.joint_budget import JointCosts, share_draft_call, share_nodes
 from ouroboros.drafters.pool import check_pool
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel
@@ -33,6 +34,7 @@ from ouroboros.tree import TokenTree
 
 PoolState = Literal["cold", "task", "loaded"]
 READ_GAIN, READ_AHEAD = 0.37, 16  # tokens gained per future token once the draft is prefilled
+LONGEST_PAUSE = 5  # where nothing pays, sequences that share calls plan every 32nd step
 MIN_CONTEXT = 128  # costs are looked up at this context length and its doublings
 
 
@@ -102,8 +104,13 @@ class Ouroboros:
         self._guard = Guard() if guard else None
         self._ranking = TopKRecorder(argmax, RANKS)
         self._cost_contexts: tuple[int, ...] = ()
-        self._batch_size = 1
-        self._cost_tables: dict[tuple[tuple[int, ...], int], tuple[list[float], ...]] = {}
+        self._batch_size = self._step = 1
+        self._cost_tables: dict[tuple[int, ...], tuple[list[float], ...]] = {}
+        self._joint_costs: dict[tuple[tuple[int, ...], int], JointCosts] = {}
+        self.joint: JointCosts | None = None
+        self.offer, self.drafting_ms = np.empty(0), 0.0
+        self._pause = self._paused = 0
+        self.planned = False  # whether the last step was more than plain decoding's
         self._proposed: TokenTree | None = None
         self._first_step, self._prompt_len = True, 0
 
@@ -130,8 +137,9 @@ class Ouroboros:
         self.draft_sequence = self.draft.new_sequence() if self.draft is not None else None
         self.grower.start(seed=choose.noise_seed, temperature=choose.temperature)
 
-    def set_batch_size(self, size: int) -> None:
-        """Plan with the costs of calls shared by `size` sequences with trees of equal size."""
+    def set_batch(self, size: int, number: int) -> None:
+        """Plan step `number` with the costs of calls that so many sequences share."""
+        self._step = number
         if size != self._batch_size:
             self._batch_size, self._cost_contexts = size, ()
 
@@ -139,21 +147,36 @@ class Ouroboros:
         """Return the tree with the best expected gain over cost, at most `budget` - 1 deep."""
         first_step, self._first_step = self._first_step, False
         self._prompt_len = self._prompt_len or len(tokens)
+        shared, self.planned = self._batch_size > 1, False
+        if shared and self._step % (1 << self._pause):
+            self._paused += 1
+            return TokenTree.chain(tokens[-1], ())
         self._update_costs(tokens)
-        paused = self._guard is not None and self._guard.steps_left > 0 and self._batch_size == 1
+        paused = self._guard is not None and self._guard.steps_left > 0 and not shared
         if paused or (first_step and read_alone(tokens)):
             return TokenTree.chain(tokens[-1], ())
+        self.planned = True
         grower, draft, sequence = self.grower, self.draft, self.draft_sequence
         room = -1
         if self._reading_pays(tokens, budget):
             assert draft is not None and sequence is not None
             room = draft.room(sequence, tokens)
+        grower.count_plain(self._paused)
+        self.drafting_ms, self._paused = 0.0, 0
         tree = grower.begin(tokens, budget - 1, room)
         while tree is not None:
             assert draft is not None and sequence is not None
+            if shared and not (yield Bid(share_draft_call, self, True)):
+                grower.decline()
+                break
             yield from predict(draft, sequence, tokens, tree, self._ranking)
             tree = grower.add_rankings(*self._ranking.last)
-        self._proposed = grower.proposal()
+        size = 0
+        if shared:
+            self.offer = grower.offer()
+            size = yield Bid(share_nodes, self, False)
+            self._pause = 0 if size > 1 or self.drafting_ms else min(self._pause + 1, LONGEST_PAUSE)
+        self._proposed = grower.proposal(size)
         return self._proposed
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
@@ -168,7 +191,7 @@ class Ouroboros:
     def observe_step(self, record: StepRecord) -> None:
         """Report the time of a step, and what its calls were priced at, to the guard."""
         if self._guard is not None and self._batch_size == 1 and self._cost_contexts:
-            target, _ = self._cost_tables[self._cost_contexts, 1]
+            target, _ = self._cost_tables[self._cost_contexts]
             call, verifying = target[0], target[min(record.scored, len(target)) - 1]
             spent = call * float(self.grower.state.spent) / self._guard.draft_price
             self._guard.observe(record, call, verifying, spent if record.draft_calls else 0.0)
@@ -181,11 +204,16 @@ class Ouroboros:
             return False
         start = sequence.first_read(tokens, draft.prefill_limit)
         unread = len(tokens) - start - (sequence.held if start == sequence.start else 0)
-        if unread <= LONG_READ or not costs.reading_ms or (sequence.calls and not sequence.held):
+        joint, to_come = self.joint, min(budget, READ_AHEAD + len(tokens) - self._prompt_len)
+        if unread <= LONG_READ or (sequence.calls and not sequence.held):
             return True  # the last: a draft that caches nothing, as in simulations
+        if joint is not None:  # all sequences wait, one gains
+            price = costs.draft_reading_ms(unread, len(tokens)) / joint.plain_ms
+            return joint.saved_share * to_come >= price * joint.size
+        if not costs.reading_ms:
+            return True
         call_ms = costs.target.call_ms(1, min(len(tokens), max(costs.target.ms)))
         price = costs.draft_reading_ms(unread, len(tokens)) / call_ms
-        to_come = min(budget, READ_AHEAD + len(tokens) - self._prompt_len)
         return READ_GAIN * to_come >= price * self.grower.tokens_per_cost
 
     def _update_costs(self, tokens: Sequence[int]) -> None:
@@ -204,11 +232,18 @@ class Ouroboros:
         if contexts == self._cost_contexts and not corrected:
             return
         self._cost_contexts = contexts
-        if (contexts, size) not in self._cost_tables:
+        if size > 1:
+            if (contexts, size) not in self._joint_costs:
+                self._joint_costs[contexts, size] = JointCosts(self.costs, contexts, size)
+            self.joint = self._joint_costs[contexts, size]
+            self.grower.set_costs(self.joint.verify, self.joint.further_draft)
+            return
+        self.joint, self.grower.state.shared_rate = None, 0.0
+        if contexts not in self._cost_tables:
             pair = self.costs.target, self.costs.draft or self.costs.target
-            tables = (cost_table(*known, size) for known in zip(pair, contexts, strict=True))
-            self._cost_tables[contexts, size] = tuple(tables)
-        target, drafting = self._cost_tables[contexts, size]
+            tables = (cost_table(*known) for known in zip(pair, contexts, strict=True))
+            self._cost_tables[contexts] = tuple(tables)
+        target, drafting = self._cost_tables[contexts]
         if guard is not None:
             drafting, node = (
                 [guard.draft_price * ms for ms in drafting],
@@ -225,19 +260,8 @@ def default_costs(draft: CachedModel | None) -> str:
     return "flat" if device is not None and device.type != "cpu" else "epyc"
 
 
-def cost_table(surface: Surface, context: float, batch_size: int = 1) -> list[float]:
-    """Return the costs in ms of calls of 1, 2, ... nodes per sequence at a context length, capped
-    at the longest measured one.
-
-    `batch_size` sequences share a call, priced as a single call on all their nodes. Beyond the
-    largest measured call, costs are extrapolated from the upper half of measured sizes.
-    """
-    context = min(batch_size * context, max(surface.ms))
-    largest = int(min(*(max(row) for row in surface.ms.values()), batch_size * (SIZES - 1)))
-    known = surface.calls_ms(range(1, largest + 1), context)
-    if batch_size == 1:
-        return known.tolist()
-    nodes, half = batch_size * np.arange(1, SIZES), (largest - 1) // 2
-    each = (known[-1] - known[half]) / max(1, largest - 1 - half)
-    costs = known[np.minimum(nodes, largest) - 1] + each * np.maximum(0, nodes - largest)
-    return costs.tolist()
+def cost_table(surface: Surface, context: float) -> list[float]:
+    """Return the cost of calls of 1, 2, ... nodes, up to the largest known, at a context length (at
+    most the longest known)."""
+    largest = int(min(*(max(row) for row in surface.ms.values()), SIZES - 1))
+    return surface.calls_ms(range(1, largest + 1), min(context, max(surface.ms))).tolist()

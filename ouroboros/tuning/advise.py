@@ -143,19 +143,27 @@ def batch_table(
     """Predict decoders (configs and evidence by name) at several batch sizes; return a table and,
     by decoder, the smallest of the `sizes` at which greedy is faster.
 
-    All sequences are assumed to take the same step at the same time; decoders that use costs use
-    those of the batched call. Columns: batch, decoder, tokens/s (total and per user), speedup over
-    greedy at the same batch size, acceptance per draft token, the acceptance needed to be faster
-    than greedy, and `failed`, the reason if nothing is predicted.
+    The texts are decoded so many at a time, refilled; a joint call costs as much as one call on all
+    its nodes. Columns: batch, decoder, tokens/s (total and per user), speedup over greedy at the
+    same batch size, acceptance per draft token, the acceptance needed to be faster than greedy, and
+    `failed`, the reason if nothing is predicted.
     """
     rows = []
     for size in sizes:
         for name, own in evidence.items():
-            joint = replace(own, costs=own.costs.batched(size), decision_costs=None)
-            one = predict(joint, name, decoders[name], {})
-            rate, ratio = one.tokens_per_s or None, one.speedup and one.speedup.value
-            row = size, name, rate and size * rate, rate, ratio, one.acceptance, one.break_even
-            rows.append((*row, one.failed))
+            row: tuple = (None,) * 6
+            try:
+                plain = own.together(PLAIN, {}, size)
+                ours = own.together(name, decoders[name], size)
+                plain_s, spent_s = (
+                    sum(step_s(t) for s in of for t in s.steps) for of in (plain, ours)
+                )
+                rate = sum(len(sample.new_tokens) for sample in ours) / spent_s
+                reached, needed, _ = break_even(plain, ours)
+                row = rate, rate / size, plain_s / spent_s, reached, needed, None
+            except ValueError as error:
+                row = *row[1:], str(error)
+            rows.append((size, name, *row))
     columns = ["batch", "decoder", "tokens/s", "tokens/s/user", "speedup", "acceptance"]
     found = pd.DataFrame(rows, columns=[*columns, "breaks even at", "failed"])
     slower = found[found.speedup < 1].groupby("decoder").batch.min()

@@ -6,16 +6,20 @@ The decoding loop replays every decoder on these texts. They come from a short r
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from tqdm import tqdm
 
 from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.replay.recording import RecordedRun, RecordedRuns, read_recording, runs_of
-from ouroboros.bench.replay.replay import USUAL_RATES, OffTextRates, replay
+from ouroboros.bench.replay.replay import USUAL_RATES, OffTextRates, replay, replay_together
+from ouroboros.bench.replay.simulated_draft import SimulatedDraft
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.loop import Bench, eos_ids
 from ouroboros.bench.run.pair import PairSpec, load_tokenizer
@@ -70,12 +74,8 @@ class Evidence:
         key = f"{name} {sorted(settings.items())} {costs if decides else ''}"
         if key in self.counted:
             return self.counted[key]
-        rates, drafter = None, RootOnly()
-        if name != PLAIN:
-            drafter = make_decoder(config, self.draft, costs=costs, **settings)  # type: ignore[assignment]
-        if self.rates is not None:
-            keys = (name, kind_of(config), "")
-            rates = next((self.rates[key] for key in keys if key in self.rates), USUAL_RATES)
+        drafter = self._drafter(name, config, **settings)
+        rates = self._rates(name, config)
         try:
             found = replay(self.recorded, drafter, name=name, rates=rates, progress=progress)
         except ValueError:
@@ -84,6 +84,29 @@ class Evidence:
             found = [replace(sample, decoder=name) for sample in self._run(self.bench, drafter)]
         self.counted[key] = found
         return found
+
+    def together(self, name: str, config: Mapping, size: int) -> list[Sample]:
+        """Return a decoder's samples of all texts, decoded `size` at a time, with predicted times;
+        see `replay_together`. Raises `ValueError` as `counts`."""
+        make, rates = partial(self._drafter, name, config), self._rates(name, config)
+        return replay_together(self.recorded, make, self.costs, size, name=name, rates=rates)
+
+    def _drafter(self, name: str, config: Mapping, **settings: object) -> Any:
+        if name == PLAIN:
+            return RootOnly()
+        draft, costs = copy.copy(self.draft), self.decision_costs or self.costs
+        return make_decoder(
+            config,
+            draft if isinstance(draft, SimulatedDraft) else self.draft,
+            costs=costs,
+            **settings,
+        )
+
+    def _rates(self, name: str, config: Mapping) -> OffTextRates | None:
+        if self.rates is None:
+            return None
+        keys = (name, kind_of(config), "")
+        return next((self.rates[key] for key in keys if key in self.rates), USUAL_RATES)
 
     def _run(self, bench: Bench, drafter) -> Iterator[Sample]:
         """Yield samples of a live run; an `error` says where the text is not the recorded one."""

@@ -104,7 +104,7 @@ def test_several_sequences_at_once_are_predicted(run_replay, saved_pair):
     assert rates == pytest.approx([100, 800, 64 * 1000 / 40])
     assert lookup[1]["tokens/s/user"] == lookup[1]["tokens/s"] > 200
     assert lookup[8]["speedup"] < lookup[1]["speedup"] and lookup[1]["breaks even at"] < 0.01
-    assert "costs cover 0 to 2" in lookup[64]["failed"] and lookup[64]["tokens/s"] is None
+    assert "costs cover 1 to 128" in lookup[64]["failed"] and lookup[64]["tokens/s"] is None
     assert document["greedy_faster_from"]["greedy"] is None
     code, _, err = run_replay(*given)
     assert code == 2 and "batch_size= needs costs" in err

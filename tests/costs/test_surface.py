@@ -178,24 +178,34 @@ def test_flat_costs_rise_by_a_fifth_up_to_64_nodes():
     assert costs.draft.call_ms(24, 9) == 0.25
 
 
-def test_a_joint_call_costs_by_all_nodes_and_all_cached_tokens():
-    surface = Surface({100: {1: 10.0, 8: 20.0}, 800: {1: 30.0, 8: 40.0}})
-    joint = surface.batched(4)
-    for nodes, context in ((1, 25), (2, 25), (1, 200), (1.5, 90)):
-        assert joint.call_ms(nodes, context) == surface.call_ms(4 * nodes, 4 * context)
-    with pytest.raises(ValueError, match="cover up to 200"):
-        joint.call_ms(1, 201)
+def test_a_joint_step_costs_by_all_nodes_and_all_cached_tokens():
+    """Three sequences: two joint draft calls, of 5 + 3 + 1 nodes and of 3 alone."""
+    target = Surface({100: {1: 10.0, 8: 20.0}, 800: {1: 30.0, 8: 40.0}})
+    draft = Surface.flat({1: 1.0, 101: 11.0})
+    steps = [
+        (step_record(scored=3, draft_calls=1, draft_scored=2, draft_caught_up=3), 50),
+        (step_record(scored=2, draft_calls=2, draft_scored=6), 50),
+        (step_record(scored=1), 100),
+    ]
+    costs = Costs(target, draft)
+    assert costs.joint_step_ms(steps) == pytest.approx((target.call_ms(6, 200), 1.7 + 1.2))
+    with pytest.raises(ValueError, match="cover up to 800"):
+        costs.joint_step_ms([(steps[0][0], 801)])
+    with pytest.raises(ValueError, match="have no draft"):
+        Costs(target).joint_step_ms(steps)
+
+
+def step_record(**counts: int) -> StepRecord:
+    fields = {"drafted": 0, "accepted": 0, "new": 1, "draft_calls": 0, "sources": ("target",)}
+    return StepRecord(**{**fields, **counts}, draft_s=0.0, verify_s=0.0, host_s=0.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_named_costs_are_loaded_and_joined(name):
+def test_named_costs_are_loaded(name):
     costs = Costs.load(name)
-    joint = costs.batched(4)
     assert costs.about["name"] == name and costs.draft is not None
-    assert joint.target.call_ms(1, 64) == pytest.approx(costs.target.call_ms(4, 256))
-    assert joint.host_of("greedy") == 4 * costs.host_of("greedy")
     if name.startswith("h200"):  # a call reads its weights, or multiplies by them
         weights = costs.footprints["target"]
         assert costs.target.call_ms(1, 1) == pytest.approx(weights.call_bytes(1) / 4300e6)
-        many = joint.target.call_ms(512, 16000), 2048 * weights.read_bytes / 790e9
+        many = costs.target.call_ms(2048, 64000), 2048 * weights.read_bytes / 790e9
         assert many[0] == pytest.approx(many[1], rel=0.01)

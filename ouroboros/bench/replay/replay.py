@@ -9,9 +9,11 @@ differ between devices). A drafter that reads an unrecorded prediction gets an e
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from typing import Any
 
 import pandas as pd
@@ -26,11 +28,12 @@ from ouroboros.bench.replay.simulated_draft import SimulatedDraft
 from ouroboros.bench.run.loop import text_of
 from ouroboros.bench.run.recorder import PrefixKey, prefix_keys
 from ouroboros.costs import CostModel, Costs
-from ouroboros.decode import Drafter, DrafterCapabilities, RootOnly, stream
+from ouroboros.decode import Decoding, Drafter, DrafterCapabilities, RootOnly, begin, together
 from ouroboros.select import TokenSelector
 from ouroboros.trace import DecodeTrace, cut
 from ouroboros.tree import TokenTree
 
+FULL = 2  # runs for each place of a batch
 UNKNOWN = -2  # a prediction that was not recorded; -1 means no choice
 
 
@@ -173,6 +176,47 @@ def check_drafter(
     raise ValueError(f"{name} {reason}")
 
 
+def begun(
+    drafter: Drafter,
+    recorded: RecordedRuns,
+    run: RecordedRun,
+    *,
+    max_new: int | None = None,
+    rates: OffTextRates | None = None,
+) -> Decoding:
+    """Return the decoding of a recorded run, before its first step. Raises as `replay_run`."""
+    check_drafter(drafter, recorded, rates=rates)
+    length = len(run.new_tokens)
+    limit = max_new or recorded.max_new or length
+    if run.finish == "length" and limit > length:
+        raise ValueError(
+            f"{run.example} was recorded up to {length} tokens: max_new={limit} is too much"
+        )
+    draft = DrafterCapabilities.of(drafter).draft
+    if isinstance(draft, SimulatedDraft):
+        draft.follow(run.tokens)
+    choose = recorded.sampling.choose(run.example, run.repeat, vocab=recorded.vocab_size)
+    drafting, name = Drafting(drafter, choose), type(drafter).__name__
+
+    def propose(tokens: Sequence[int], budget: int) -> Any:
+        if isinstance(draft, SimulatedDraft):
+            draft.accepted = len(tokens)
+        return drafter.propose(tokens, budget)
+
+    drafting.propose = propose  # type: ignore[method-assign]
+    drafting.observe = lambda tree, chosen, path: drafter.observe(
+        tree, Predictions(chosen, tree.logit_nodes, name), path
+    )
+    options: dict[str, Any] = {"eos": recorded.eos, "choose": RecordedChoice(run, rates)}
+    return begin(recorded.target(), drafting, run.prompt, max_new=limit, **options)  # type: ignore[arg-type]
+
+
+def at_recorded_end(own: Decoding, run: RecordedRun) -> bool:
+    """End a decoding that has reached the end of its recorded run; return whether it has ended."""
+    own.left = 0 if len(own.trace.new_tokens) >= len(run.new_tokens) else own.left
+    return own.left == 0
+
+
 def replay_run(
     drafter: Drafter,
     recorded: RecordedRuns,
@@ -186,40 +230,73 @@ def replay_run(
     `max_new` defaults to the recording's. Raises `ValueError` if the recorded run ends at a length
     limit before `max_new`, and as `check_drafter`.
     """
-    check_drafter(drafter, recorded, rates=rates)
-    length = len(run.new_tokens)
-    limit = max_new or recorded.max_new or length
-    if run.finish == "length" and limit > length:
-        raise ValueError(
-            f"{run.example} was recorded up to {length} tokens: max_new={limit} is too much"
-        )
     draft = DrafterCapabilities.of(drafter).draft
-    if isinstance(draft, SimulatedDraft):
-        draft.follow(run.tokens)
-    elif draft is not None:
+    if draft is not None:
         draft.empty()
-    choose = recorded.sampling.choose(run.example, run.repeat, vocab=recorded.vocab_size)
-    drafting, name = Drafting(drafter, choose), type(drafter).__name__
+    own = begun(drafter, recorded, run, max_new=max_new, rates=rates)
+    for _ in together([own], 1):
+        at_recorded_end(own, run)
+    length, limit = len(run.new_tokens), max_new or recorded.max_new or len(run.new_tokens)
+    return cut(own.trace, length) if run.finish == "stop" and length <= limit else own.trace
 
-    def propose(tokens: Sequence[int], budget: int) -> Any:
-        if isinstance(draft, SimulatedDraft):
-            draft.accepted = len(tokens)
-        return drafter.propose(tokens, budget)
 
-    drafting.propose = propose  # type: ignore[method-assign]
-    drafting.observe = lambda tree, chosen, path: drafter.observe(
-        tree, Predictions(chosen, tree.logit_nodes, name), path
+def replay_together(
+    recorded: RecordedRuns,
+    make: Callable[[], Drafter],
+    costs: Costs,
+    size: int,
+    *,
+    name: str,
+    rates: OffTextRates | None = None,
+) -> list[Sample]:
+    """Return samples of all runs, decoded `size` at a time as `decode.together` does, with the
+    times that `costs` predict for the joint steps; `make` makes a drafter for each place.
+
+    A run that ends makes place for the next one. Runs are repeated until there are `FULL` for each
+    place. Raises as `replay_run`, and `ValueError` where the costs have no draft.
+    """
+    count = len(recorded.runs) * math.ceil(FULL * size / len(recorded.runs))
+    runs = islice(cycle(recorded.runs), count)
+    free, places = [make() for _ in range(size)], dict[Decoding, tuple[RecordedRun, Any]]()
+    samples, plain_ms, host_ms = list[Sample](), costs.host_of(PLAIN), costs.host_of(name)
+
+    def decodings() -> Iterator[Decoding]:
+        for run in runs:
+            drafter = free.pop()
+            own = begun(drafter, recorded, run, rates=rates)
+            places[own] = run, drafter
+            yield own
+
+    for live in together(decodings(), size):
+        steps = [(own.trace.steps[-1], len(own.trace.tokens)) for own in live]
+        steps = [(step, length - step.new) for step, length in steps]
+        rows = len(live)
+        verify_ms, draft_ms = costs.joint_step_ms(steps)
+        working = sum(getattr(places[own][1], "planned", True) for own in live)
+        hosting_ms = working * host_ms + (rows - working) * plain_ms
+        times = (draft_ms, verify_ms, hosting_ms)
+        for own in live:
+            shares = zip(("draft_s", "verify_s", "host_s"), times, strict=True)
+            own.trace.steps[-1] = replace(
+                own.trace.steps[-1], rows=rows, **{key: ms / 1e3 / rows for key, ms in shares}
+            )
+            run, drafter = places[own]
+            if at_recorded_end(own, run):
+                free.append(drafter)
+                samples.append(_sample(run, name, own.trace))
+    return samples
+
+
+def _sample(run: RecordedRun, name: str, trace: DecodeTrace, text: str = "") -> Sample:
+    steps = tuple(trace.steps)
+    return Sample(
+        *(run.example, name, run.repeat, 0, len(run.prompt)),
+        new_tokens=tuple(trace.new_tokens),
+        text=text,
+        finish=trace.finish,
+        steps=steps,
+        group=run.group,
     )
-    target: Any = recorded.target()
-    options: dict[str, Any] = {
-        "max_new": limit,
-        "eos": recorded.eos,
-        "choose": RecordedChoice(run, rates),
-    }
-    for trace in stream(target, drafting, run.prompt, **options):
-        if len(trace.new_tokens) >= length:
-            break
-    return cut(trace, length) if run.finish == "stop" and length <= limit else trace
 
 
 def replay(
@@ -239,16 +316,8 @@ def replay(
     samples = []
     for run in tqdm(recorded.runs, desc=name, unit="run", leave=False, disable=not progress):
         trace = replay_run(drafter, recorded, run, max_new=max_new, rates=rates)
-        samples.append(
-            Sample(
-                *(run.example, name, run.repeat, 0, len(run.prompt)),
-                new_tokens=tuple(trace.new_tokens),
-                text="" if tokenizer is None else text_of(tokenizer, trace.new_tokens),
-                finish=trace.finish,
-                steps=tuple(trace.steps),
-                group=run.group,
-            )
-        )
+        text = "" if tokenizer is None else text_of(tokenizer, trace.new_tokens)
+        samples.append(_sample(run, name, trace, text))
     return samples
 
 

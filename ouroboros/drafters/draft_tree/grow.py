@@ -35,8 +35,8 @@ CALL_FACTOR = 2.5  # value of a draft call over its immediate gain, since it ena
 
 @jit
 def rate(s):
-    """Return the tokens per cost so far."""
-    return s.tokens / s.cost
+    """Return the tokens per cost so far, of all sequences that share the calls."""
+    return s.shared_rate if s.shared_rate > 0.0 else s.tokens / s.cost
 
 
 @jit
@@ -146,6 +146,7 @@ def plan_draft_call(s):
         if worth > best:
             best = worth
             s.pending = count
+            s.gain = gain
     return s.pending
 
 
@@ -264,11 +265,35 @@ def add_rankings(states, m, ids, scores, shares):
 
 
 @HostCall
-def propose(states):
-    """Write the nodes that pay best to verify to the `out_*` arrays; return how many."""
+def decline(states):
+    """Take back the nodes that the draft model was to score next."""
+    s = states[0]
+    for i in range(s.pending):
+        s.draft_row[s.to_score[i]] = -1
+    s.drafted -= s.pending
+    s.calls -= 1
+    s.spent -= s.draft_cost[s.pending]
+    s.pending = 0
+
+
+@HostCall
+def offer(states):
+    """Write how likely each node of the tree is accepted into `likely`; return their number."""
     s = states[0]
     _list_tree(s)
-    size = _best_size(s, s.tree_size)[0]
+    for place in range(s.tree_size):
+        s.likely[place] *= s.trust
+    return s.tree_size
+
+
+@HostCall
+def propose(states, size):
+    """Write the `size` likeliest nodes (0: those that pay best to verify) to the `out_*` arrays;
+    return how many."""
+    s = states[0]
+    if size == 0:
+        _list_tree(s)
+        size = _best_size(s, s.tree_size)[0]
     for place in range(size):
         node = s.order[place]
         s.place[node] = place

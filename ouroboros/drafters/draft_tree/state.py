@@ -141,6 +141,9 @@ _REALS = {
     "phrase_weights": len(PHRASE_FEATURES), "draft_weights": len(DRAFT_FEATURES),
     # cost of a target and a draft call by nodes, cost per node, cost of this step's draft calls
     "verify_cost": SIZES, "draft_cost": SIZES, "node_cost": (), "spent": (),
+    # of sequences that share calls: their tokens per cost (0: alone), and what this one's next
+    # draft call gains
+    "shared_rate": (), "gain": (),
     **dict.fromkeys(RATES, ()),
 }  # fmt: skip
 

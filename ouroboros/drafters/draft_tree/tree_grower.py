@@ -75,6 +75,7 @@ class TreeGrower:
             s.order,
             s.draft_row,
         )
+        self._likely = s.likely
         self._unlearned: Sequence[int] = ()
         self._start = self._known = self._drafted = self._proposed = 0
         self.memory = new_memory(vocab)
@@ -179,15 +180,31 @@ class TreeGrower:
         nodes = (tuple(values[:size].tolist()) for values in self._draft)
         return TokenTree.from_nodes(*nodes, logit_nodes=range(size - count, size))
 
-    def proposal(self) -> TokenTree:
-        """Return the part of the tree that pays to verify, padded with probes if a larger call is
-        cheaper."""
-        size = self._proposed = grow.propose(self._states)
+    def count_plain(self, steps: int) -> None:
+        """Count steps of plain decoding in the tokens per cost."""
+        if steps:
+            self.state.tokens += steps
+            self.state.cost += steps
+
+    def decline(self) -> None:
+        """Take back the tree that `begin` or `add_rankings` returned: it is not scored."""
+        grow.decline(self._states)
+        self._drafted = int(self.state.drafted)
+
+    def offer(self) -> np.ndarray:
+        """Return how likely each node but the root is accepted, falling."""
+        return self._likely[1 : grow.offer(self._states)].copy()
+
+    def proposal(self, size: int = 0) -> TokenTree:
+        """Return the `size` likeliest nodes or, for 0, those that are worth verifying, filled up to
+        a call's cheaper size with probes."""
+        fill = not size and self.state.max_depth > 0
+        size = self._proposed = grow.propose(self._states, size)
         return TokenTree.from_nodes(
             *(tuple(values[:size].tolist()) for values in self._out),
             source=("", *(SOURCES[kind] for kind in self._kind[1:size].tolist())),
             probability=tuple(self._prob[:size].tolist()),
-            padding=self._padded[size] - size if self.state.max_depth > 0 else 0,
+            padding=self._padded[size] - size if fill else 0,
         )
 
     def drafted_prefix(self, path: Sequence[int]) -> list[int]:
@@ -313,4 +330,6 @@ def _run_once() -> None:
         grower.start()
         if grower.begin(text, 4, 4):
             grower.add_rankings(np.array([[5, 6]]), np.array([[1.0, 0.0]]), np.array([[0.7, 0.3]]))
+        grower.decline()
+        grower.offer()
         grower.learn([2] * len(grower.proposal()), [0])

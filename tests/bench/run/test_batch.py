@@ -112,7 +112,7 @@ def test_the_adaptive_draft_is_as_long_as_pays(pair):
     text, lengths = list(range(40)), []
     for size, accepts in ((1, True), (16, True), (1, False), (1, True)):
         drafter.reset(argmax)
-        drafter.set_batch_size(size)
+        drafter.set_batch(size, 0)
         for _ in range(12):
             tree = alone_(proposed(drafter, text, 30))
             path = range(len(tree)) if accepts else [0]

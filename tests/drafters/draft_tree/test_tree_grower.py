@@ -121,7 +121,7 @@ def test_the_host_always_calls_compiled_functions_with_the_same_types(monkeypatc
         for function in vars(room).values()
         if isinstance(function, state.HostCall)
     ]
-    assert len(calls) == 4
+    assert len(calls) == 6
     monkeypatch.setattr(state.HostCall, "__call__", lambda self, *args: self.dispatcher(*args))
     grown = growth(vocab=4, call=0.1)
     for vocab, seed, known in ((3, None, 1), (60, 7, 2), (60, 7, 1500)):
@@ -129,6 +129,7 @@ def test_the_host_always_calls_compiled_functions_with_the_same_types(monkeypatc
         grown.start(seed=seed, temperature=0.0 if seed is None else 0.7)
         for _ in range(6):
             known += step(grown, text, known, vocab=vocab)
+            assert len(grown.offer()) <= len(grown.proposal(1)) or grown.decline() is None
         grown.load_state_dict(grown.state_dict())
     assert {len(call.dispatcher.signatures) for call in calls} == {1}
 

@@ -1,0 +1,101 @@
+"""What sequences that share the calls of their models decide together.
+
+A draft call is made for the sequences that together gain more than it costs, and the nodes to
+verify are chosen over all sequences: the likeliest ones, as many as are worth the larger call. Both
+may be none; a step is then plain decoding's. Costs are those of the joint call on all nodes, in
+calls of one node for each sequence; a token is worth what it costs at the average rate so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ouroboros.costs import Costs
+from ouroboros.drafters.draft_tree.grow import CALL_FACTOR
+from ouroboros.drafters.draft_tree.state import SIZES
+
+HOST_MS = 0.15  # of planning a step of one sequence, beyond plain decoding's, where it is not known
+
+
+class JointCosts:
+    """What the joint calls of `size` sequences cost, each with so many cached tokens of the target
+    and of the draft: `target_ms[n - 1]` and `draft_ms[n - 1]` for n nodes of all sequences."""
+
+    def __init__(self, costs: Costs, contexts: Sequence[int], size: int) -> None:
+        self.size, nodes = size, size * (SIZES - 1)
+        pair = costs.target, costs.draft or costs.target
+        surfaces = zip(pair, contexts, strict=True)
+        tables = [surface.estimate_ms(nodes, size * context) for surface, context in surfaces]
+        self.target_ms, self.draft_ms = tables
+        self.plain_ms = float(self.target_ms[size - 1])
+        self.host_ms = costs.host_of("ouroboros") - costs.host_of("greedy") or HOST_MS
+
+    @property
+    def verify(self) -> list[float]:
+        """Milliseconds of a target call on 1, 2, ... nodes of each sequence."""
+        return self.target_ms[self.size - 1 :: self.size].tolist()
+
+    @property
+    def further_draft(self) -> list[float]:
+        """Milliseconds that 1, 2, ... nodes of each sequence add to a draft call."""
+        each = self.draft_ms[2 * self.size - 1] - self.draft_ms[self.size - 1]
+        return (each * np.arange(1, SIZES)).tolist()
+
+    @cached_property
+    def saved_share(self) -> float:
+        """The share of plain decoding's time that chains of draft tokens save, at their best length
+        and a usual acceptance of 0.7 a token."""
+        lengths = np.arange(9)
+        tokens = np.cumsum(0.7**lengths)
+        spent = np.array(self.verify)[lengths] + lengths * self.draft_ms[self.size - 1]
+        return 1.0 - float((spent / tokens).min()) / self.plain_ms
+
+
+def share_draft_call(rows: Sequence[Any]) -> list[bool]:
+    """Return which of the drafters (`Ouroboros`) take part in the next draft call."""
+    joint: JointCosts = rows[0].joint
+    states = [row.grower.state for row in rows]
+    gains = np.array([state.gain for state in states])
+    counts = np.array([int(state.pending) for state in states])
+    order = np.argsort(-gains / counts, kind="stable")
+    spent_ms = joint.draft_ms[np.cumsum(counts[order]) - 1]
+    planning_ms = 0.0 if any(row.drafting_ms for row in rows) else len(rows) * joint.host_ms
+    price = joint.size * _rate(states) * (spent_ms + planning_ms) / joint.plain_ms
+    worth = CALL_FACTOR * np.cumsum(gains[order]) - price
+    best = int(worth.argmax())
+    taken = np.zeros(len(rows), bool)
+    if worth[best] > 0:
+        taken[order[: best + 1]] = True
+        for at in order[: best + 1]:
+            rows[at].drafting_ms += float(spent_ms[best])
+    return taken.tolist()
+
+
+def share_nodes(rows: Sequence[Any]) -> list[int]:
+    """Return how many nodes of each drafter's tree are verified, the root included."""
+    joint: JointCosts = rows[0].joint
+    states, offers = [row.grower.state for row in rows], [row.offer for row in rows]
+    every = np.sort(np.concatenate(offers))[::-1]
+    rate = _rate(states)
+    calls = joint.target_ms[joint.size - 1 : joint.size + len(every)] / joint.plain_ms
+    worth = np.cumsum(every) - joint.size * rate * (calls[1:] - 1)
+    best = int(worth.argmax()) + 1 if len(every) else 0
+    drafting_ms = max(row.drafting_ms for row in rows)
+    planning = joint.size * rate * len(rows) * joint.host_ms / joint.plain_ms
+    if best and worth[best - 1] <= (0.0 if drafting_ms else planning):
+        best = 0
+    sizes = [1 + int(np.count_nonzero(own >= every[best - 1])) if best else 1 for own in offers]
+    cost = float(calls[best]) + drafting_ms / joint.plain_ms
+    for state, size in zip(states, sizes, strict=True):
+        state.spent = cost - state.verify_cost[size]  # which learning adds
+        state.shared_rate = rate
+    return sizes
+
+
+def _rate(states: Sequence[Any]) -> float:
+    """Return the tokens per cost of a sequence, over all of them."""
+    return float(sum(s.tokens for s in states) / sum(s.cost for s in states))
