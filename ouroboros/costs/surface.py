@@ -81,8 +81,8 @@ class Surface:
         Beyond the longest context known, the cost is that of the longest; beyond the largest call
         known, it grows as in the upper half of known sizes.
 
-        >>> Surface.flat({1: 10.0, 64: 10.0, 128: 20.0}).estimate_ms(192, 9)[[31, 127, 191]].tolist()
-        [10.0, 20.0, 30.0]
+        >>> Surface.flat({1: 10.0, 64: 10.0, 128: 20.0}).estimate_ms(192, 9)[[31, 127, 191]]
+        array([10., 20., 30.])
         """
         largest = int(min([nodes, *(max(row) for row in self.ms.values())]))
         known, half = self.calls_ms(range(1, largest + 1), min(context, max(self.ms))), largest // 2
