@@ -92,13 +92,6 @@ class ByRow(LogitsProcessor):
         return torch.cat([own(ids[None, pad:], row[None]) for (own, pad), ids, row in pairs])
 
 
-def by_row(processors: Sequence[LogitsProcessorList], pads: Sequence[int]) -> LogitsProcessorList:
-    """Return one list of processors that applies each row's own."""
-    if len(processors) == 1 or not any(processors):
-        return processors[0]
-    return LogitsProcessorList([ByRow(processors, pads)])
-
-
 class HFGenerate:
     """`model.generate` in one of three modes.
 
@@ -169,7 +162,8 @@ class HFGenerate:
         ids = [[0] * pad + list(prompt) for pad, prompt in zip(pads, prompts, strict=True)]
         mask = [[0] * pad + [1] * (width - pad) for pad in pads]
         options: dict = {"streamer": arrivals}
-        options["logits_processor"] = by_row(list(map(as_processors, chooses)), pads)
+        if any(processors := list(map(as_processors, chooses))):
+            options["logits_processor"] = LogitsProcessorList([ByRow(processors, pads)])
         if any(stops) or len(set(rooms)) > 1:
             options["stopping_criteria"] = StoppingCriteriaList([StopWhen(stops, rooms, width)])
         if self.draft is not None:
@@ -254,15 +248,11 @@ def timed_steps(
         left -= new
         steps.append(
             StepRecord(
-                drafted=0,
-                scored=0,
                 accepted=new - 1,
                 new=new,
                 draft_calls=sum(before <= call < at for call in calls),
                 sources=("",) * new,
-                draft_s=0.0,
                 verify_s=at - before,
-                host_s=0.0,
                 rows=rows,
             )
         )

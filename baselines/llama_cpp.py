@@ -25,8 +25,6 @@ class LlamaCpp:
     is missing.
     """
 
-    draft = None
-
     def __init__(self, path: str | None, *, lookup: int = 0) -> None:
         try:
             from llama_cpp import Llama

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ouroboros.drafters.pool import check_range
-from ouroboros.engine.model import CachedModel
 from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree
 
@@ -24,8 +23,6 @@ class PromptLookup:
     accepted the next one is twice as long as it, up to `num_tokens`; after another draft it is
     `least` tokens longer than the accepted part.
     """
-
-    draft: CachedModel | None = None
 
     def __init__(
         self, *, max_ngram_size: int, num_tokens: int, adaptive: bool = False, least: int = 2

@@ -15,7 +15,6 @@ from ouroboros.baselines.suffix_tree import check_state
 
 from ouroboros.drafters.pool import check_range, token_ids
 from ouroboros.engine.eager import read_alone
-from ouroboros.engine.model import CachedModel
 from ouroboros.select import Ranked, TokenSelector
 from ouroboros.tree import TokenTree
 
@@ -57,7 +56,6 @@ class TokenRecycling:
     published code does.
     """
 
-    draft: CachedModel | None = None
     reads_rejected = True
     ranks = WIDTH
 

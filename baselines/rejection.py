@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ouroboros.select import Ranked, Sampler, TokenSelector
+from ouroboros.select import Sampler, TokenSelector
 from ouroboros.tree import TokenTree
 
 
@@ -63,14 +63,6 @@ class Rejection(TokenSelector):
             if not accepted or (node, token) not in child:
                 return chosen
             node = child[node, token]
-
-    def ranked(
-        self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
-    ) -> Ranked:
-        raise ValueError("rejection sampling ranks no tokens; use verification=shared")
-
-    def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        raise ValueError("rejection sampling has no scores; use verification=shared")
 
     def _follow(self, p: torch.Tensor, drawn: Drawn | None) -> tuple[int, bool]:
         """Return the token after a node with distribution `p`, and whether it was drafted."""

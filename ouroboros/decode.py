@@ -89,8 +89,6 @@ class DrafterCapabilities:
 class RootOnly:
     """Proposes the root alone: the loop is then standard decoding."""
 
-    draft: CachedModel | None = None
-
     def reset(self, choose: TokenSelector) -> None:
         """Do nothing."""
 

@@ -4,7 +4,7 @@ metrics from them."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class StepRecord:
     `draft_forwards` (0 in older records).
     """
 
-    drafted: int
-    scored: int
-    accepted: int
-    new: int
-    draft_calls: int
-    sources: tuple[str, ...]
-    draft_s: float
-    verify_s: float
-    host_s: float
+    drafted: int = 0
+    scored: int = 0
+    accepted: int = 0
+    new: int = 0
+    draft_calls: int = 0
+    sources: tuple[str, ...] = ()
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    host_s: float = 0.0
     wait_s: float = 0.0
     draft_scored: int = 0
     draft_caught_up: int = 0
@@ -61,16 +61,6 @@ class DecodeTrace:
     def new_tokens(self) -> list[int]:
         """The tokens after the prompt."""
         return self.tokens[self.prompt_len :]
-
-    def to_dict(self) -> dict:
-        """Return the trace as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict) -> DecodeTrace:
-        """Return the trace of a dictionary from `to_dict`."""
-        steps = [StepRecord(**{**s, "sources": tuple(s["sources"])}) for s in data["steps"]]
-        return cls(data["tokens"], data["prompt_len"], steps, data["finish"])
 
 
 def first_mismatch(ours: Sequence, theirs: Sequence) -> int | None:

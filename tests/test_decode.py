@@ -277,16 +277,6 @@ def test_a_decoding_continues_without_a_reset(pair):
     assert tokens == truth
 
 
-def test_a_trace_survives_json_and_older_ones_load(pair):
-    trace = decode(pair[1], RandomDrafter(plain(pair[0], [5], 10), seed=2), [5], max_new=10)
-    values = trace.to_dict()
-    assert DecodeTrace.from_dict(values) == trace
-    for step in values["steps"]:
-        for later in ("wait_s", "draft_scored", "draft_forwards", "target_forwards"):
-            del step[later]
-    assert {step.wait_s for step in DecodeTrace.from_dict(values).steps} == {0.0}
-
-
 @pytest.mark.parametrize(
     ("prompt", "max_new", "reason"),
     [

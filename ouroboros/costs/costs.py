@@ -387,13 +387,6 @@ class CostModel:
         calls = ((verify + draft) / call_ms(1, at) for verify, draft, at in self.steps(sample))
         return sum(calls), len(sample.new_tokens)
 
-    def predict_all(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return all samples with predicted seconds; [] if any cannot be predicted."""
-        try:
-            return [self.predict(sample) for sample in samples]
-        except ValueError:
-            return []
-
     def why_not(self, samples: Sequence[Sample]) -> str | None:
         """Return why samples cannot be predicted; None if they can, or if they come from another
         engine, which records no calls."""

@@ -121,8 +121,11 @@ def predicted_speedup(plain: Samples, samples: Samples, costs: Costs) -> float |
     """Return the speedup over greedy, without first steps, that the cost model predicts for these
     counts: all times, also outside of the models, come from `costs`. None if the costs do not cover
     the calls."""
-    first, second = (CostModel(costs).predict_all(part) for part in (plain, samples))
-    return lead(first, second, "decode_s", "decode_tokens") if first and second else None
+    model = CostModel(costs)
+    if not plain or not samples or model.why_not([*plain, *samples]):
+        return None
+    first, second = ([model.predict(sample) for sample in part] for part in (plain, samples))
+    return lead(first, second, "decode_s", "decode_tokens")
 
 
 def lead(others: Samples, ours: Samples, *amount: str) -> float | None:

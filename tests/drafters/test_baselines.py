@@ -337,7 +337,7 @@ def test_transformers_generation_stops_where_told(models):
         return places[0] if places else None
 
     trace = HFGenerate("greedy").run(models.target, prompt, max_new=30, stop=stop)
-    with pytest.raises(ValueError, match="argmax, a Sampler or processors only"):
+    with pytest.raises(ValueError, match="only argmax, a Sampler or processors"):
         HFGenerate().run(models.target, [5], max_new=2, choose=lambda *_: [0])
     assert trace.finish == "stop"
     assert trace.new_tokens == truth[len(prompt) : len(prompt) + stop(truth[len(prompt) :])]

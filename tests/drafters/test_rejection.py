@@ -7,7 +7,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import torch
 from ouroboros.baselines import Speculative
 from ouroboros.baselines.rejection import Rejection
 from scipy.stats import chisquare
@@ -143,6 +142,3 @@ def test_what_cannot_be_is_refused():
     drafter = Speculative(draft, gamma=2, verification="rejection")
     with pytest.raises(ValueError, match="supports no logits processors"):
         decode(draft, drafter, [0], max_new=2, choose=lambda *_: [0])
-    rule = drafter.rule(Sampler())
-    with pytest.raises(ValueError, match="ranks no tokens"):
-        rule.ranked(torch.zeros(1, 3), [0], None)
