@@ -109,11 +109,11 @@ def spread(
     at: torch.Tensor,
     info: ModelInfo,
 ) -> Masks:
-    """Return the masks of a padded pass, [1, 1, nodes, slots], over the slots `at`, [slots] = 0, 1,
-    ...
+    """Return the masks of a padded pass, [1, 1, nodes, slots].
 
-    `inside` [nodes, columns] and `positions` [columns] are those of the layout, padded; `base` [1]
-    is its first slot, and `own` [nodes] are the columns of the fed tokens.
+    `at` are the slots 0 to slots - 1. `inside` [nodes, columns] and `positions` [columns] are those
+    of the layout, padded; `base` [1] is its first slot, and `own` [nodes] are the columns of the
+    fed tokens.
     """
     width = inside.shape[1]
     column, context = (at - base).clamp(0, width - 1), at < base

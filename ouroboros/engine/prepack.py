@@ -42,9 +42,9 @@ log = logging.getLogger(__name__)
 class Packed:
     """A weight in oneDNN's layout, and `of`, the state of the weight that it was copied from.
 
-    `faster`: for each of `ROWS`, whether the packed product is faster. `always`: use it for any
-    number of rows, such that a row has the same bits in any number of rows; a single row is then
-    doubled, unless the process has `threads_alone` threads, with which a single row has these bits.
+    `faster`: for each of `ROWS`, whether the packed product is faster. `always` is for exact calls:
+    all row counts use the packed product, and a single row is doubled, since alone it may round
+    differently. With `threads_alone` threads it does not, and is not doubled.
     """
 
     threads_alone = 0

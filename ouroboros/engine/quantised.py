@@ -47,10 +47,9 @@ class Int8Linear(nn.Module):
 def quantise(model: PreTrainedModel, config) -> PreTrainedModel:
     """Return a quantised model: "int8" replaces its linear layers except the output head, in place.
 
-    Any other `config`, a quantization config or its dictionary, is for transformers, which
-    quantises as it would a checkpoint; the result is on the model's device and shares all weights
-    that are not quantised. Raises `ValueError` for an unknown name, or if the back end is not
-    installed.
+    With a quantization config or its dictionary, transformers quantises the model as if it were a
+    checkpoint; the result is on the model's device and shares all weights that are not quantised.
+    Raises `ValueError` for an unknown name, or if the back end is not installed.
     """
     if isinstance(config, str):
         if config != INT8:

@@ -72,11 +72,12 @@ def speedup(
     macro: bool = False,
     equal: bool = False,
 ) -> Interval | None:
-    """Return the baseline's `amount` per token / the decoder's, each summed over prompts first.
+    """Return the speedup: the baseline's `amount` / `per` divided by the decoder's.
 
-    Both are `sample_frame`s. `macro`: the geometric mean of the prompts' ratios, which gives all
-    prompts equal weight. `equal`: only completions with the same tokens count. The interval is a
-    paired percentile bootstrap over prompts. None if no prompt was finished by both.
+    Arguments are `sample_frame`s. Amounts are summed over prompts first; `macro` returns the
+    geometric mean of the prompts' ratios instead, which gives all prompts equal weight. `equal`
+    uses only completions with the same tokens. The interval is a paired percentile bootstrap over
+    prompts. None if no prompt was finished by both.
     """
     sums = paired(baseline, samples, amount, per, equal)
     if not sums.size:

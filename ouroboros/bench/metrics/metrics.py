@@ -149,8 +149,8 @@ def ratio(above: pd.Series, below: pd.Series) -> float | None:
 def over_greedy(*amount: str, macro: bool = False) -> Callable:
     """Return the formula of the speedup over greedy; `amount` and `macro` as in `speedup`.
 
-    Here and below only equal completions count, unless the decoder is `in_law` and its texts differ
-    by design.
+    It compares completions that equal greedy's or, for a decoder that preserves only the
+    distribution (`in_law`), all completions.
     """
     return lambda samples, greedy, in_law: speedup(
         greedy, samples, *amount, macro=macro, equal=not in_law
@@ -188,7 +188,7 @@ def phase_shares(steps: Frame) -> pd.Series:
 
 
 def recorded(steps: Frame) -> Frame:
-    """Return the steps if all of them recorded their forward passes, else none."""
+    """Return the steps if all have counts of forward passes, else no steps."""
     return steps if (steps.target_forwards > 0).all() else steps.iloc[:0]
 
 

@@ -1,4 +1,4 @@
-"""Models that compute nothing, so that a step is only the host's work."""
+"""Models that return recorded results without computing, to time the host's work of a step."""
 
 from __future__ import annotations
 

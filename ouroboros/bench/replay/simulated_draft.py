@@ -242,8 +242,10 @@ def rates_at(agreement: float, odds: float, share: float) -> tuple[float, float]
 
 @cache
 def _log_shares(row: tuple[float, ...], width: int) -> tuple[tuple[float, ...], float]:
-    """Return the logs of descending probabilities, made to descend strictly, and that of each of
-    the other `width` ids, which share the rest and rank behind the last.
+    """Return the logs of ranked probabilities, made strictly descending, and the log of each
+    other id's probability.
+
+    The remaining probability is divided equally among the other of `width` ids, which rank last.
 
     >>> [round(math.exp(log), 3) for log in _log_shares((0.6, 0.2, 0.1, 0.05, 0.0), 105)[0]]
     [0.6, 0.2, 0.1, 0.05, 0.0]

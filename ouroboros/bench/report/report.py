@@ -217,10 +217,11 @@ def labels(runs: Sequence[Mapping], folders: Sequence[str], *, most: int) -> lis
 
 
 def swept(configs: Sequence[Mapping]) -> list[Setting]:
-    """Return the settings that differ between configs; those that change together count as one.
+    """Return the settings that differ between configs; settings that always change together form
+    one group. The value of a missing setting is None.
 
-    A missing setting has the value None. The name of a group is the shortest ending that all its
-    members share and no other setting has, else the last parts of two members.
+    A group is named by the shortest ending that all its members have and no other setting has, else
+    by the last parts of two members.
 
     >>> both = [{"a": {"gamma": g}, "b": {"gamma": g}} for g in (2, 4)]
     >>> [(one.name, one.values) for one in swept(both)]

@@ -238,7 +238,8 @@ def write_table(frame: pd.DataFrame, stem: Path, *, caption: str) -> None:
 def _across(
     metric: Metric, rows: Sequence[Mapping], frames: Iterable[pd.DataFrame]
 ) -> pd.DataFrame:
-    """Return one metric, decoders across; `rows` hold each frame's first cells."""
+    """Return a table of one metric: a row per frame, headed by the cells in `rows`, and a column
+    per decoder."""
     cells = ({str(name): cell(metric, row) for name, row in frame.iterrows()} for frame in frames)
     return pd.DataFrame([{**row, **own} for row, own in zip(rows, cells, strict=True)]).fillna("-")
 

@@ -195,8 +195,10 @@ class Bench:
         *,
         record: bool = False,
     ) -> Iterator[Outcome]:
-        """Decode (example, repeat) pairs in order, together in batches, by a decoder for each place
-        of a batch; yield each sample when it has ended. `number` is that of the batch."""
+        """Decode (example, repeat) pairs; yield each sample when it has ended.
+
+        `decoders` has one decoder per row of a batch; `number` is the number of the batch.
+        """
         if self.batch_size > 1:
             method = self._by_peer if isinstance(decoders[0], Peer) else self._together
             yield from method(decoders, asked, number, record)

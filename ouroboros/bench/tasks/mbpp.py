@@ -45,7 +45,7 @@ class MBPP(CodeTask):
 
     @property
     def version(self) -> str:
-        """The identity of the rows, and their split."""
+        """The file's or hub revision's identity, and the split."""
         return f"{super().version}, {self.split}"
 
     def load(self) -> list[Example]:

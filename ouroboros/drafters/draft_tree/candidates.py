@@ -224,7 +224,7 @@ def position_key(seed, position):
 
 @jit
 def gumbel_of(key, token):
-    """Return a token's Gumbel noise in float64: one value of `ouroboros.select.gumbel_rows`.
+    """Return a token's Gumbel noise in float64: one value of `ouroboros.select.gumbel`.
 
     Noise is a function of seed, position and id, so it is known before the target is called. Noise
     for the whole vocabulary would take longer than the rest of the step.
