@@ -189,11 +189,17 @@ class Costs:
         """Return median costs of timed samples, pooled over all contexts.
 
         First steps contain the prefill and are used for `prefill_ms` only. Draft costs are by nodes
-        if every step records them, else one mean. Raises `ValueError` if no step was timed.
+        if every step records them, else one mean. Raises `ValueError` if no step was timed,
+        or if several sequences took a step together.
         """
         later = [(s.decoder, step) for s in samples for step in s.steps[1:] if step.scored]
         if not later:
             raise ValueError("these samples have no timed steps: give those of a timing run")
+        if any(step.rows > 1 for _, step in later):
+            raise ValueError(
+                "these samples were decoded in batches, and a joint call is not a call of one "
+                "sequence: give a run with batch_size=1"
+            )
         context = max(s.prompt_tokens + len(s.new_tokens) for s in samples)
         verify = _medians((step.scored, step.verify_s) for _, step in later)
         host = _medians((name, step.host_s) for name, step in later)

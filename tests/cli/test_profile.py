@@ -80,6 +80,7 @@ def test_without_a_draft_only_the_target_is_timed(run_profiling, saved_pair):
         ("profile.calls=few", "profile.calls=few: give a whole number"),
         ("profile.trace=2", "give true or false"),
         ("timing=false", "a profile measures times"),
+        ("batch_size=2", "batch_size=2: a profile times the steps of one sequence"),
     ],
 )
 def test_mistakes_are_one_line(run_profiling, override, says):

@@ -109,6 +109,8 @@ def test_costs_are_the_medians_of_later_steps():
     assert costs.draft is not None and costs.draft.ms[6] == pytest.approx({1: 2.0, 20: 5.0})
     with pytest.raises(ValueError, match="no timed steps"):
         Costs.of_samples([sample(first)])
+    with pytest.raises(ValueError, match="give a run with batch_size=1"):
+        Costs.of_samples([sample(first, plain, replace(plain, rows=3))])
 
 
 WHOLE = Costs(

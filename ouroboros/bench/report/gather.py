@@ -23,6 +23,8 @@ from ouroboros.costs import CostModel
 Key = tuple[str, str, int]
 MACHINE = ("cpu", "threads", "gpus")
 """What parts of one run may differ in."""
+MODEL = ("dtype", "device", "quantised", "commits", "tokenizer", "vocab_size", "eos", "max_len")
+"""What they may not, of the loaded models: options such as dtype=auto depend on the machine."""
 COUNTS = ("batch_size", "parts", "samples_wanted", "resumed")
 TYPES = {"task": str, "status": str, "timed": bool, **dict.fromkeys(COUNTS, int)}
 """The facts that are as run.json has them."""
@@ -189,8 +191,14 @@ def merge(found: Iterable[Measured]) -> list[Measured]:
 
 
 def code_changes(run: Mapping, other: Mapping) -> str:
-    """Return the differences in code and versions between two run.json as text; "" if none."""
-    before, now = environment(run), environment(other)
+    """Return the differences in code, versions and loaded models between two run.json as text; ""
+    if none."""
+
+    def compared(one: Mapping) -> dict:
+        loaded = {**one["model"], "device": str(one["model"]["device"]).split(":")[0]}
+        return {**environment(one), **{f"model.{name}": loaded.get(name) for name in MODEL}}
+
+    before, now = compared(run), compared(other)
     names = [name for name in before if name not in MACHINE and before[name] != now[name]]
     return ", ".join(f"{name} {before[name]} there, {now[name]} here" for name in names)
 

@@ -97,6 +97,11 @@ def profile(
     """
     if not config.timing:
         raise ValueError("timing=false: a profile measures times; leave it out")
+    if config.batch_size > 1:
+        raise ValueError(
+            f"batch_size={config.batch_size}: a profile times the steps of one sequence: give "
+            "batch_size=1"
+        )
 
     def measure(pair: Pair) -> Costs:
         grid = {name: getattr(options, name) for name in ("nodes", "contexts", "visits", "padded")}

@@ -451,6 +451,8 @@ class StopStrings:
     def __init__(self, tokenizer, strings: Sequence[str]) -> None:
         if "" in strings:
             raise ValueError("a stop string is empty: it would end every completion at once")
+        if any("\N{REPLACEMENT CHARACTER}" in string for string in strings):
+            raise ValueError("a stop string has U+FFFD, as has every unfinished character: omit it")
         self.tokenizer, self.strings = tokenizer, tuple(strings)
         self._reach = max((len(s.encode()) for s in self.strings), default=0) + 4
         self._seen = 0

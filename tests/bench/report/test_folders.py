@@ -69,6 +69,20 @@ def test_parts_measured_by_other_code_are_not_merged_and_say_so(changed, words):
     assert words in note and "a part of toy" in note
 
 
+def test_parts_whose_models_differ_are_not_merged():
+    """As where dtype=auto is bfloat16 on one machine and float32 on the other."""
+    for own in ({"dtype": "bfloat16"}, {"device": "cuda:1"}, {"commits": ["b"]}):
+        first = measured([GREEDY[0], FAST[0]], identity="x")
+        second = measured([GREEDY[1], FAST[1]], identity="x", model={**RUN["model"], **own})
+        _, apart = merge([first, second])
+        assert f"differently: model.{next(iter(own))} " in apart.notes[0]
+    gpus = [
+        measured([GREEDY[n]], identity="x", model={**RUN["model"], "device": f"cuda:{n}"})
+        for n in range(2)
+    ]
+    assert len(merge(gpus)) == 1
+
+
 def test_parts_with_costs_of_their_own_say_whose_count():
     own = {"identity": "x", "decoders": ["greedy", "fast"]}
     costs = [CostModel(Costs.load({"verify_ms": {1: ms, 9: 2 * ms}})) for ms in (5, 5, 7)]

@@ -34,10 +34,11 @@ def test_any_chunking_keeps_the_same_tokens_as_brute_force(seed):
         assert kept == shortest(tokens)
 
 
-def test_no_stop_strings_never_stop_and_an_empty_one_is_refused():
+def test_without_stop_strings_nothing_stops_and_useless_ones_are_refused():
     assert StopStrings(TOKENIZER, ())(TOKENIZER("\ndef").input_ids) is None
-    with pytest.raises(ValueError, match="empty"):
-        StopStrings(TOKENIZER, ("",))
+    for string, reason in (("", "empty"), ("a\ufffd", "unfinished character")):
+        with pytest.raises(ValueError, match=reason):
+            StopStrings(TOKENIZER, ("x", string))
 
 
 def test_cut_shortens_the_step_that_went_too_far_and_drops_later_ones():
