@@ -43,6 +43,19 @@ def in_processes(size: int, work: Callable, place: Path) -> list[tuple[int, obje
     return list(zip(codes, values, strict=True))
 
 
+def killed(work: Callable[[], object], after_s: float) -> bool:
+    """Run `work` in a forked process, kill -9 it after some seconds; return False if it ended."""
+    worker = os.fork()
+    if not worker:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    time.sleep(after_s)
+    os.kill(worker, signal.SIGKILL)
+    return os.WIFSIGNALED(os.waitpid(worker, 0)[1])
+
+
 def _child(work: Callable, path: Path) -> None:
     code = 1
     try:

@@ -211,6 +211,39 @@ def test_a_prompt_is_fed_again_with_other_weights(pair, change, role):
     assert role == "target" or min(calls) >= len(prompt) - 1
 
 
+@pytest.mark.parametrize("part", ["q_proj", "v_proj", "up_proj", "layernorm", "lm_head"])
+def test_a_write_to_one_kind_of_weights_is_noticed(part):
+    """As an adapter is merged, through data: into some projections of each layer, or one alone."""
+    model = llama(num_hidden_layers=32)
+    cached, prompt = CachedModel(model), prompt_of(25, 7)
+    named = [weight for name, weight in model.named_parameters() if part in name]
+    for weights in (named, named[-1:]):
+        decode(cached, RootOnly(), prompt, max_new=8)
+        for weight in weights:
+            weight.data.mul_(-1.5)
+        assert decode(cached, RootOnly(), prompt, max_new=8).tokens == plain(model, prompt, 8)
+
+
+def test_a_prompt_is_fed_again_where_another_hook_or_adapter_is_active():
+    model = llama()
+    cached, prompt, embed = CachedModel(model), prompt_of(25, 7), model.get_input_embeddings()
+
+    def steer(module, _, out):
+        return out.flip(-1) if getattr(module, "active_adapters", ["a"]) == ["a"] else out
+
+    texts = []
+    for change in (
+        lambda: None,
+        lambda: embed.register_forward_hook(steer),
+        lambda: setattr(embed, "active_adapters", ["b"]),
+        lambda: setattr(embed, "active_adapters", ["a"]),
+    ):
+        change()
+        texts.append(decode(cached, RootOnly(), prompt, max_new=8).tokens)
+        assert texts[-1] == plain(model, prompt, 8)
+    assert texts[0] == texts[2] != texts[1]
+
+
 def test_a_shared_prompt_is_not_fed_again(pair):
     model, cached = pair
     fed = []

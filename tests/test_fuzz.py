@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tiny import build, noisy, prompt_of
 from transformers import PreTrainedModel
 
-from ouroboros import custom_generate, generate
+from ouroboros import CachedModel, custom_generate, generate
 from ouroboros.decoder_factory import decoder_names, decoder_settings, needs_draft
 
 pytestmark = pytest.mark.slow
@@ -104,6 +104,9 @@ def test_no_option_architecture_or_decoder_changes_a_token(dtype, data):
     own = {key: draw(value) for key, value in SHAPES.items() if key in decoder_settings(name)}
     if draw(st.booleans()) or (needs_draft(name) and name != "ouroboros"):
         own["draft"] = draft
+        if short := draw(st.sampled_from([None, None, 8, 30])):  # its own context gets full
+            own["draft"] = CachedModel(draft, max_len=short)
+            own["draft"].prefill_limit = draw(CONTEXTS)
     own |= {"batch_size": draw(st.sampled_from([None, 1, 2])), "draft_context": draw(CONTEXTS)}
     batch = {"input_ids": ids, "attention_mask": mask, **options}
     if sampled := draw(st.booleans()):

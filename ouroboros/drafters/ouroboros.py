@@ -202,7 +202,7 @@ class Ouroboros:
         draft, sequence, costs = self.draft, self.draft_sequence, self.costs
         if draft is None or sequence is None:
             return False
-        start = sequence.first_read(tokens, draft.prefill_limit)
+        start = draft.first_read(sequence, tokens)
         unread = len(tokens) - start - (sequence.held if start == sequence.start else 0)
         joint, to_come = self.joint, min(budget, READ_AHEAD + len(tokens) - self._prompt_len)
         if unread <= LONG_READ or (sequence.calls and not sequence.held):
@@ -225,7 +225,7 @@ class Ouroboros:
             self.draft_sequence,
             self._batch_size,
         )
-        start = sequence.first_read(tokens, draft.prefill_limit) if draft and sequence else 0
+        start = draft.first_read(sequence, tokens) if draft and sequence else 0
         lengths = len(tokens), len(tokens) - start
         contexts = tuple(max(MIN_CONTEXT, 1 << (length - 1).bit_length()) for length in lengths)
         corrected = guard is not None and guard.correct_prices()

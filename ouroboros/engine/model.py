@@ -24,7 +24,7 @@ from ouroboros.engine.prepack import PackedWeights, prepack_linears
 from ouroboros.engine.quantised import quantise
 from ouroboros.engine.selection import EngineName, select_engine
 from ouroboros.engine.sequence import CachedSequence, TreeModel
-from ouroboros.engine.static import weights_state
+from ouroboros.engine.static import model_state
 from ouroboros.engine.support import check_tree_support, why_not_jointly
 from ouroboros.select import TokenSelector
 from ouroboros.tree import ROOT, TokenTree
@@ -69,7 +69,7 @@ class CachedModel(TreeModel):
         self.cache = SlotCache(info.layers)
         self.resident = CachedSequence()  # the sequence that the slots belong to
         self.packed = PackedWeights()
-        self._weights: tuple = ()  # `weights_state` when the last sequence began
+        self._weights: tuple = ()  # `model_state` when the last sequence began
         self._together: str | None = None  # why joint calls are impossible; "" if possible
         self.engine: Eager
         self.exact, self.engine_reason = exact, ""
@@ -128,12 +128,13 @@ class CachedModel(TreeModel):
             self.engine.packed = self.packed
 
     def new_sequence(self, cached: Sequence[int] = ()) -> CachedSequence:
-        """Return the state of a new sequence. Empty the cache if the weights have changed.
+        """Return the state of a new sequence. Empty the cache if weights, hooks or adapters have
+        changed.
 
         Tokens in `cached` count as cached without being fed, so that calls can be timed without a
         prefill; their slots may hold anything.
         """
-        before, self._weights = self._weights, weights_state(self.model)
+        before, self._weights = self._weights, model_state(self.model)
         if before != self._weights:
             self.empty()
         return self._resident_if_cached(CachedSequence(list(cached)))
@@ -257,7 +258,7 @@ class CachedModel(TreeModel):
                 f"the tree's root is {tree.tokens[0]}, the sequence's last token {tokens[-1]}: "
                 "root the tree at tokens[-1]"
             )
-        sequence.start = sequence.first_read(tokens, self.prefill_limit)
+        sequence.start = self.first_read(sequence, tokens)
         tokens = tokens[sequence.start :] if sequence.start else tokens
         reach = len(tokens) + int(tree.depths().max())
         if reach > self.max_len:

@@ -73,12 +73,15 @@ class CachedSequence:
         """Number of cached tokens."""
         return len(self.tokens)
 
-    def first_read(self, tokens: Sequence[int], limit: int | None) -> int:
+    def first_read(self, tokens: Sequence[int], limit: int | None, max_len: int) -> int:
         """Return the index of the first token that a call on `tokens` reads: as before, or of the
-        last `limit` tokens if more than `limit` would have to be fed."""
+        last `limit` tokens (at most half of `max_len`) if more than `limit` would have to be fed,
+        or more than `max_len` are read."""
         start = self.start if self.start < len(tokens) else 0
-        unread = len(tokens) - start - self.held
-        return start if limit is None or unread <= limit else len(tokens) - limit
+        read = len(tokens) - start
+        if limit is None or (read - self.held <= limit and read <= max_len):
+            return start
+        return len(tokens) - min(limit, max(1, max_len // 2))
 
     def clear(self) -> None:
         """Drop all cached tokens; keep the counters."""
@@ -123,7 +126,11 @@ class TreeModel(Protocol):
 
     def room(self, sequence: CachedSequence, tokens: Sequence[int]) -> int:
         """Return how many positions are left after `tokens`."""
-        return self.max_len - len(tokens) + sequence.first_read(tokens, self.prefill_limit)
+        return self.max_len - len(tokens) + self.first_read(sequence, tokens)
+
+    def first_read(self, sequence: CachedSequence, tokens: Sequence[int]) -> int:
+        """Return the index of the first token that a call on `tokens` reads."""
+        return sequence.first_read(tokens, self.prefill_limit, self.max_len)
 
     def new_sequence(self) -> CachedSequence:
         """Return the state of a new sequence."""

@@ -12,6 +12,7 @@ the next call overwrites them. All captures use one side stream and contain no s
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from functools import cache
@@ -30,7 +31,8 @@ from ouroboros.tree import ROOT, TokenTree
 
 NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LEAST_SLOTS = 256
-SAMPLES = 32  # weights sampled, and elements sampled of each
+SAMPLES = 8  # elements sampled of each weight
+ADAPTERS = ("active_adapters", "disable_adapters")  # of PEFT's layers
 
 
 def padded_nodes(count: int) -> int:
@@ -92,15 +94,27 @@ def weight_addresses(model: torch.nn.Module) -> list[tuple]:
     return found
 
 
-def weights_state(model: torch.nn.Module) -> tuple:
-    """Return values that change when weights do: addresses, torch's counts of writes, and samples
-    of some, since torch does not count writes through `weight.data`."""
+def model_state(model: torch.nn.Module) -> tuple:
+    """Return values that change when the model's results do: addresses of weights, torch's counts
+    of writes, a few elements of each weight, since torch does not count writes through
+    `weight.data`, and what hooks and adapters of PEFT are active."""
     plain = (torch.nn.Parameter, torch.Tensor)
     weights = [w for w in model.parameters() if type(w) in plain and not w.is_inference()]
-    large = [weight for weight in weights if weight.ndim > 1 and weight.is_contiguous()]
-    some = [w.detach().view(-1) for w in large[:: max(1, len(large) // SAMPLES)]]
-    samples = [w[:: max(1, len(w) // SAMPLES)][:SAMPLES].tolist() for w in some]
-    return weight_addresses(model), [weight._version for weight in weights], samples
+    by_kind = defaultdict(list)
+    for weight in weights:
+        if weight.is_contiguous() and not weight.is_meta:
+            elements = weight.detach().view(-1)[:: max(1, weight.numel() // SAMPLES)]
+            by_kind[weight.device, weight.dtype].append(elements)
+    samples = [torch.cat(own).tolist() for own in by_kind.values()]
+    active = [
+        (
+            *own._forward_pre_hooks,
+            *own._forward_hooks,
+            *(str(getattr(own, a, "")) for a in ADAPTERS),
+        )
+        for own in model.modules()
+    ]
+    return weight_addresses(model), [weight._version for weight in weights], samples, active
 
 
 class Static(Eager):

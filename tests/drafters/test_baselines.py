@@ -227,6 +227,25 @@ def test_a_draft_that_reads_the_end_alone_knows_its_positions_and_the_noise(choo
         assert len(wrong) <= (1 if isinstance(drafter, Ouroboros) else 0), trace.steps
 
 
+@pytest.mark.parametrize("made", [DECODERS["speculative"], paper(), ouroboros(max_nodes=12)])
+def test_a_draft_whose_context_is_full_reads_the_end_of_the_text_anew(made):
+    """A draft of 32 positions drafts to the end of 64, and is mostly right, as above."""
+    target, draft = CachedModel(mistral()), CachedModel(mistral(), max_len=32)
+    rule = {"max_new": 99, "choose": Sampler(seed=3, temperature=1.2)}
+    text = decode(target, Greedy(), prompt_of(5), **rule).tokens
+    for limit, drafts in ((None, False), (16, True), (256, True)):
+        draft.prefill_limit = limit
+        trace = decode(target, made(draft), prompt_of(5), **rule)
+        assert trace.tokens == text and len(text) == CONTEXT + 1
+        late, reached = [], 5
+        for step in trace.steps:
+            late += [step] * (reached > 36)
+            reached += step.new
+        assert any(step.draft_calls for step in late) is drafts
+        right = [step for step in late if {"draft", "judged"} & set(step.sources)]
+        assert not drafts or len(right) > len(late) / 2
+
+
 def test_speculation_proposes_gamma_tokens_within_the_budget(models):
     recorded = StepLog(Speculative(models.draft, gamma=4))
     decode(models.target, recorded, prompt_of(5), max_new=20)

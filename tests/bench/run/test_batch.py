@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import time
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from bench_models import TextTask, bench_of, ran
@@ -17,11 +20,12 @@ from ouroboros.baselines import (
     SuffixDecoding,
     TokenRecycling,
 )
+from processes import killed
 
 from ouroboros import Ouroboros, OuroborosPaper
 from ouroboros.bench.metrics.sample import step_s
 from ouroboros.bench.run.config import Sampling
-from ouroboros.bench.run.folder import FAILURES, SAMPLES
+from ouroboros.bench.run.folder import FAILURES, SAMPLES, ResultsFolder
 from ouroboros.costs import Costs, Surface
 from ouroboros.decode import RootOnly, proposed
 from ouroboros.decode import alone as alone_
@@ -163,6 +167,24 @@ def test_a_run_that_was_cut_off_goes_on_where_it_was(pair, tmp_path, refill):
     folder = ran(bench, path)
     assert {s.key: s.new_tokens for s in folder.load_samples()} == whole
     assert have == bench.total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("refill", [False, True])
+def test_a_run_killed_within_its_batches_is_the_run_that_never_was(pair, tmp_path, refill):
+    made = {name: decoders(pair[1])[name] for name in ("greedy", "hf_greedy", "hybrid")}
+    bench = job(pair, made, stop=("e",), batch_size=3, refill=refill)
+    started = time.perf_counter()
+    whole = {s.key: s.new_tokens for s in ran(bench, tmp_path / "whole").load_samples()}
+    length_s, draw, kills, rounds = time.perf_counter() - started, random.Random(5), 0, 0
+    while kills < 6:
+        rounds += 1
+        path = tmp_path / str(rounds)
+        while kills < 6 and killed(partial(ran, bench, path), draw.uniform(0.01, length_s)):
+            kills += 1
+        lines = ran(bench, path).path.joinpath(SAMPLES).read_bytes().splitlines()
+        found = {s.key: s.new_tokens for s in ResultsFolder(path).load_samples()}
+        assert found == whole and len(lines) == len(whole)
 
 
 def test_what_decodes_one_by_one_is_refused_in_batches(pair):

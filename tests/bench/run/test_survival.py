@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 from bench_models import Moody, TextTask, bench_of, ran
 from ouroboros.baselines import Greedy, Racer, Speculative, SuffixDecoding, TokenRecycling
+from processes import killed
 
 from ouroboros import Ouroboros
 from ouroboros.bench.metrics.sample import Sample
@@ -47,19 +46,6 @@ def small(pair):
 
 def counts(samples: list[Sample]) -> list:
     return [(s.key, [(t.drafted, t.accepted, t.scored) for t in s.steps]) for s in samples]
-
-
-def killed(work: Callable[[], object], after_s: float) -> bool:
-    """Run `work` in a forked process, kill -9 it after some seconds; return False if it ended."""
-    worker = os.fork()
-    if not worker:
-        try:
-            work()
-        finally:
-            os._exit(0)
-    time.sleep(after_s)
-    os.kill(worker, signal.SIGKILL)
-    return os.WIFSIGNALED(os.waitpid(worker, 0)[1])
 
 
 @pytest.mark.slow
