@@ -89,7 +89,9 @@ class ByRow(LogitsProcessor):
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:  # type: ignore[override]
         pairs = zip(self.rows, input_ids, scores, strict=True)
-        return torch.cat([own(ids[None, pad:], row[None]) for (own, pad), ids, row in pairs])
+        return torch.cat(
+            [process(ids[None, pad:], row[None]) for (process, pad), ids, row in pairs]
+        )
 
 
 class HFGenerate:
@@ -181,10 +183,10 @@ class HFGenerate:
             calls: list[float] = []  # start times of draft calls
             if self.draft is not None:
                 assistant = self.draft.model
-                own = GenerationConfig.from_dict(assistant.generation_config.to_dict())
+                settings = GenerationConfig.from_dict(assistant.generation_config.to_dict())
                 for name, value in {"is_assistant": True, **self.settings}.items():
-                    setattr(own, name, value)
-                stack.enter_context(_generation_config(assistant, own))
+                    setattr(settings, name, value)
+                stack.enter_context(_generation_config(assistant, settings))
                 hook = assistant.register_forward_pre_hook(
                     lambda *_: calls.append(time.perf_counter())
                 )
@@ -215,9 +217,9 @@ class HFGenerate:
             return traces
         for number, (at, _) in enumerate(arrivals.at):
             live = [trace for trace in traces if len(trace.new_tokens) > number]
-            one = [((at - started) / max(1, len(live)), 1)]
+            arrival = [((at - started) / max(1, len(live)), 1)]
             for trace in live:
-                trace.steps += timed_steps(one, 0.0, [], cut=1, rows=len(live))
+                trace.steps += timed_steps(arrival, 0.0, [], cut=1, rows=len(live))
             started = at
         return traces
 

@@ -119,9 +119,9 @@ class SuffixDecoding:
         if unread and self.branches and read_alone(tokens):
             return TokenTree.chain(tokens[-1], ())
         room = min(self.max_tokens, budget - 1)
-        own = [self._text.place(node) for node in self._text.active]
+        places = [self._text.place(node) for node in self._text.active]
         draft = max(
-            self._best(self._text, own, room),
+            self._best(self._text, places, room),
             self._best(self._past, self._places, room),
             key=lambda draft: draft.score,
         )

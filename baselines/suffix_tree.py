@@ -116,18 +116,18 @@ class SuffixTree:
         """Return the positions of another text's suffixes after its next token. `places` are the
         positions of its last 1, 2, ... tokens, up to the longest suffix that occurs in this tree.
         """
-        found = []
+        positions = []
         for node, at in (ROOT, *places[: self.depth - 2]):
             if at < 0:
                 child = self.children[node].get(token)
                 if child is None:
                     break
-                found.append(self.place(child))
+                positions.append(self.place(child))
             elif self.text[at] == token:
-                found.append(PrefixKey(node, at + 1))
+                positions.append(PrefixKey(node, at + 1))
             else:
                 break
-        return found
+        return positions
 
     def after(self, place: PrefixKey) -> list[tuple[int, PrefixKey]]:
         """Return the positions one token later, each as (count, position)."""

@@ -113,8 +113,8 @@ class StepRecorder:
         """Return the record of a step that matched `path` and added `new` tokens; see
         `StepRecord`."""
         last, names = path[-1], tree.source or ("",) * len(tree)
-        own = "correction" if tree.has_children(last) else "bonus" if last else "target"
-        sources = (*(names[node] for node in path[1:]), own)[:new]
+        last_source = "correction" if tree.has_children(last) else "bonus" if last else "target"
+        sources = (*(names[node] for node in path[1:]), last_source)[:new]
         elapsed_s = time.perf_counter() - self._started
         drafting = self.draft.counters.since(self._before[0])
         verifying = self.target.counters.since(self._before[1])

@@ -174,11 +174,11 @@ def with_pools(
     configs: Mapping[str, Mapping], draft: CachedModel | None, tokenizer=None
 ) -> dict[str, Mapping]:
     """Return the configs with each `pool` file name replaced by the state in the file."""
-    found: dict[str, Mapping] = {}
+    loaded: dict[str, Mapping] = {}
     for name, config in configs.items():
-        found[name] = config
+        loaded[name] = config
         if isinstance(config.get("pool"), str):
             empty = make_decoder({**config, "pool": None, "pool_state": "cold"}, draft)
             state = load_state(empty, config["pool"], tokenizer_id=vocab.fingerprint(tokenizer))
-            found[name] = {**config, "pool": state}
-    return found
+            loaded[name] = {**config, "pool": state}
+    return loaded

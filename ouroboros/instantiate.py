@@ -34,9 +34,9 @@ def find_class(path: str, what: str) -> Callable:
     """
     module, _, name = path.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), name)
-        if callable(found):
-            return found
+        value = getattr(importlib.import_module(module), name)
+        if callable(value):
+            return value
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise

@@ -94,7 +94,7 @@ class OuroborosLM(HFLM):
             prompt = padded[real]
             padding = len(padded) - len(prompt)
             started = time.perf_counter()
-            found = super()._model_generate(
+            generated = super()._model_generate(
                 prompt[None],
                 max_length - padding,
                 stop,
@@ -104,7 +104,7 @@ class OuroborosLM(HFLM):
                 **generation_kwargs,
             )
             wall_s = time.perf_counter() - started
-            (trace,) = found.traces
+            (trace,) = generated.traces
             sample = Sample(
                 example=str(len(self.samples)),
                 decoder=self.decoder,
@@ -118,7 +118,7 @@ class OuroborosLM(HFLM):
                 ttft_s=step_s(trace.steps[0]),
             )
             self.samples.append(sample)
-            rows.append(torch.cat([padded[:padding], found.sequences[0]]))
+            rows.append(torch.cat([padded[:padding], generated.sequences[0]]))
         pad = self.tokenizer.pad_token_id
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
 

@@ -133,12 +133,12 @@ class Constraint:
 
 def _of_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
     """Return a batch's processor, restricted to one row."""
-    known, own = vars(processor), copy.copy(processor)
+    known, single = vars(processor), copy.copy(processor)
     if (allowed := known.get("_prefix_allowed_tokens_fn")) is not None:
-        vars(own)["_prefix_allowed_tokens_fn"] = Constraint(allowed, row)
+        vars(single)["_prefix_allowed_tokens_fn"] = Constraint(allowed, row)
     if isinstance(ignored := known.get("prompt_ignore_length"), torch.Tensor):
-        vars(own)["prompt_ignore_length"] = int(ignored[row])
+        vars(single)["prompt_ignore_length"] = int(ignored[row])
     for name in ("encoder_input_ids", "generated_ngrams"):
         if name in known:
-            vars(own).update({name: known[name][row : row + 1], "batch_size": 1})
-    return own
+            vars(single).update({name: known[name][row : row + 1], "batch_size": 1})
+    return single

@@ -131,10 +131,10 @@ class LogitSelector(TokenSelector):
             return _ranking(sum(noise, warped), widened(warped).softmax(-1), count)
 
         noise = self._noise(logits, tokens, tree)
-        found = _on_device(("ranking", self._key, count), ranking, logits, *noise)
-        table = np.empty((len(found), 3, count))
+        ranks = _on_device(("ranking", self._key, count), ranking, logits, *noise)
+        table = np.empty((len(ranks), 3, count))
         table[:] = np.array([-1.0, -np.inf, 0.0])[:, None]
-        table[..., : found.shape[-1]] = found.cpu().numpy()  # the only device-to-host copy
+        table[..., : ranks.shape[-1]] = ranks.cpu().numpy()  # the only device-to-host copy
         if noise:
             table[~np.isfinite(table[:, 1, 0]), 0, 0] = NO_CHOICE
         return Ranked(table[:, 0].astype(np.int64), table[:, 1], table[:, 2])
@@ -244,9 +244,9 @@ class Sampler(LogitSelector):
                 self._rows.clear()
             values = NOISE_VALUES["cuda" if device.type == "cuda" else "cpu"]
             ahead = range(position, position + min(16, max(1, values // vocab)))
-            made = gumbel(self.seed, ahead, vocab, device)
-            self._rows.update(zip(ahead, made, strict=True))
-            row = made[0]
+            rows = gumbel(self.seed, ahead, vocab, device)
+            self._rows.update(zip(ahead, rows, strict=True))
+            row = rows[0]
         return row[:vocab]
 
     def _noise(

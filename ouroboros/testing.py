@@ -76,15 +76,15 @@ def assert_lossless(
     """
     for seed in seeds:
         target = tiny_model(seed)
-        made: Any = drafter
+        subject: Any = drafter
         if isinstance(drafter, type) or not hasattr(drafter, "propose"):
             arguments = {}
             if "draft" in inspect.signature(drafter).parameters:
                 model = copy.deepcopy(target.model)
                 _add_noise(model, seed=1, step=0.03, keep=1.0)
                 arguments["draft"] = CachedModel(model)
-            made = drafter(**arguments)
-        check_drafter(made)
+            subject = drafter(**arguments)
+        check_drafter(subject)
         draw = random.Random(f"cases-{seed}")
         for temperature in temperatures:
             choose = Sampler(temperature=temperature, seed=seed) if temperature else argmax
@@ -100,7 +100,7 @@ def assert_lossless(
                     (2 * CONTEXT, (), ", the end of the context"),
                     (2, (), ", two tokens"),
                 ):
-                    recorder = _Recorder(made, target.vocab_size)
+                    recorder = _Recorder(subject, target.vocab_size)
                     _check(target, recorder, prompt, text, most, name + case, choose, ends)
 
 
@@ -161,11 +161,11 @@ def _check(
     ends = [at for at, token in enumerate(text[:-1], start=1) if at > start and token in eos]
     expected = text[: min([start + max_new, *ends])]
     target.empty()
-    found = decode(target, recorder, prompt, max_new=max_new, eos=eos, choose=choose).tokens
-    at = first_mismatch(expected, found) or 0
+    decoded = decode(target, recorder, prompt, max_new=max_new, eos=eos, choose=choose).tokens
+    at = first_mismatch(expected, decoded) or 0
     trees = [tree for known, tree in recorder.proposed if known <= at]
-    assert found == expected, (
-        f"{recorder.name} is not lossless ({case}): token {at} is {found[at : at + 1]}, standard "
+    assert decoded == expected, (
+        f"{recorder.name} is not lossless ({case}): token {at} is {decoded[at : at + 1]}, standard "
         f"decoding has {expected[at : at + 1]}; the tree there was {trees[-1] if trees else None}"
     )
 

@@ -225,8 +225,8 @@ class _ScoredText:
         pairs = zip(self.choices(self.exact), self.new, strict=True)
         for index, (choice, token) in enumerate(pairs):
             if choice != token:
-                found = self.tie_or_bug(noise, index, choice, token)
-                worst = max(worst, found, key=lambda f: (f.verdict == "BUG", f.shift or 0.0))
+                finding = self.tie_or_bug(noise, index, choice, token)
+                worst = max(worst, finding, key=lambda f: (f.verdict == "BUG", f.shift or 0.0))
         return worst
 
     def tie_or_bug(self, noise: torch.Tensor, index: int, expected: int, found: int) -> Finding:

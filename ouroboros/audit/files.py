@@ -38,9 +38,9 @@ def audit_files(
     if len(set(names)) < len(names):
         raise ValueError("a file is named twice: give each once")
     read = [_completions(target, path, frozenset(eos)) for path in files]
-    for path, found in zip(files, read, strict=True):
+    for path, completions in zip(files, read, strict=True):
         if other := [
-            key for key, (prompt, _) in found.items() if read[0].get(key, [0])[0] != prompt
+            key for key, (prompt, _) in completions.items() if read[0].get(key, [0])[0] != prompt
         ]:
             raise ValueError(
                 f"{path}: {files[0]} has no such prompt {other[0]!r}; pair lines by id"
@@ -61,7 +61,7 @@ def audit_files(
                 others[name] = reference
         judged, controls = auditor.judge(prompt, reference, others, choose=argmax, controls=True)
         named = {names[0]: judged.pop(None), **judged}
-        findings = {str(name): one.to_dict() for name, one in named.items()}
+        findings = {str(name): finding.to_dict() for name, finding in named.items()}
         rows.append(Row(key, 0, findings, [asdict(control) for control in controls]))
         on_row()
     return rows
@@ -71,7 +71,7 @@ def _completions(
     target: CachedModel, path: Path, eos: Collection[int]
 ) -> dict[str, tuple[list[int], list[int]]]:
     """Return (prompt, new tokens) of each line, by id; repeated end tokens are reduced to one."""
-    found: dict[str, tuple[list[int], list[int]]] = {}
+    completions: dict[str, tuple[list[int], list[int]]] = {}
     for number, line in enumerate(path.read_text("utf-8").split("\n"), start=1):  # not at U+2028
         if not line.strip():
             continue
@@ -88,7 +88,7 @@ def _completions(
                 new = whole[len(prompt) :] if fits else list(alone)
             while len(new) > 1 and {new[-2], new[-1]} <= set(eos):
                 new = new[:-1]
-            if str(key := row.get("id", len(found) + 1)) in found:
+            if str(key := row.get("id", len(completions) + 1)) in completions:
                 raise ValueError(f"a second completion has id {key!r}; give each line its own id")
             if not all(type(token) is int and token >= 0 for token in [*prompt, *new]):
                 raise ValueError("a token id is not a whole number, 0 or more")
@@ -102,10 +102,10 @@ def _completions(
                 f"{path}, line {number}: {lacks}; give prompt or prompt_token_ids, and text or "
                 "token_ids"
             ) from error
-        found[str(key)] = (prompt, new)
-    if not found:
+        completions[str(key)] = (prompt, new)
+    if not completions:
         raise ValueError(f"{path} has no completions: give one JSON object per line")
-    return found
+    return completions
 
 
 def _without_end(new: Sequence[int], eos: Collection[int]) -> Sequence[int]:

@@ -30,12 +30,12 @@ def plain_logits(
     calls = [list(prompt), *(fed[i : i + rows] for i in range(0, len(fed), rows))]
     if rows >= len(fed):
         calls = [[*prompt, *fed]]
-    cache, found = DynamicCache(config=model.config), []
+    cache, logits = DynamicCache(config=model.config), []
     for index, ids in enumerate(calls):
         batch = torch.tensor([ids], device=weight.device)
         out = model(batch, past_key_values=cache, use_cache=True)
-        found.append(out.logits[0, 0 if index else len(prompt) - 1 :].double())
-    return torch.cat(found)[: len(new)]
+        logits.append(out.logits[0, 0 if index else len(prompt) - 1 :].double())
+    return torch.cat(logits)[: len(new)]
 
 
 def recast(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
@@ -43,10 +43,10 @@ def recast(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> 
 
     Quantised weights are dequantised. Raises `ValueError` if that is impossible.
     """
-    own = dequantise(model, dtype) if quantised_by(model) else copy.deepcopy(model)
-    torch.nn.Module.to(own, device=device, dtype=dtype)
-    own.set_attn_implementation("eager")
-    return own.eval()
+    copied = dequantise(model, dtype) if quantised_by(model) else copy.deepcopy(model)
+    torch.nn.Module.to(copied, device=device, dtype=dtype)
+    copied.set_attn_implementation("eager")
+    return copied.eval()
 
 
 @contextmanager

@@ -122,19 +122,19 @@ def audit_markdown(
         {
             "prompt": row.example + (f" #{row.repeat}" if row.repeat else ""),
             "decoder": name,
-            "verdict": one["verdict"],
-            "at": one.get("index", "-"),
-            "expected, found": f"{one.get('expected', '-')}, {one.get('found', '-')}",
-            "margin f32": _short(one.get("margin", {}).get("float32")),
-            "margin f64": _short(one.get("margin", {}).get("float64")),
-            "above the cut": ", ".join(map(_short, one.get("cut", {}).values())) or "-",
-            "shift": _short(one.get("shift")),
-            "noise": _short(one.get("noise")),
-            "reason": one.get("reason", "") if one["verdict"] == "BUG" else "",
+            "verdict": finding["verdict"],
+            "at": finding.get("index", "-"),
+            "expected, found": f"{finding.get('expected', '-')}, {finding.get('found', '-')}",
+            "margin f32": _short(finding.get("margin", {}).get("float32")),
+            "margin f64": _short(finding.get("margin", {}).get("float64")),
+            "above the cut": ", ".join(map(_short, finding.get("cut", {}).values())) or "-",
+            "shift": _short(finding.get("shift")),
+            "noise": _short(finding.get("noise")),
+            "reason": finding.get("reason", "") if finding["verdict"] == "BUG" else "",
         }
         for row in rows
-        for name, one in row.findings.items()
-        if one["verdict"] not in ("identical", "in law", "reference")
+        for name, finding in row.findings.items()
+        if finding["verdict"] not in ("identical", "in law", "reference")
     ]
     parts = [f"# Audit: {title}", _markdown(verdicts)]
     controls = control_table(rows)

@@ -94,7 +94,7 @@ class Costs:
             if "bandwidth_gb_s" in values:
                 pair = {role: Footprint(**values[role]) for role in ("target", "draft")}
                 return cls.roofline(**{**values, **pair})
-            footprints = {role: Footprint(**own) for role, own in values["footprints"].items()}
+            footprints = {role: Footprint(**sizes) for role, sizes in values["footprints"].items()}
             draft = values["draft"] and Surface(**values["draft"])
             models = {"target": Surface(**values["target"]), "draft": draft}
             return cls(**{**values, **models, "footprints": footprints})
@@ -161,13 +161,13 @@ class Costs:
                 break
         far = {longest: max(longest, min(context, reach))}
         pairs = zip(best, padded, strict=True)
-        found = [surface.known_to(far, padded=pads) for surface, pads in pairs]
+        surfaces = [surface.known_to(far, padded=pads) for surface, pads in pairs]
         if draft is not None:
             most = min(longest, draft.prefill_limit or longest)
             prompts = sorted({min(tokens, most) for tokens in PROBED_PROMPTS})
             reading = timing.time_reading(draft, prompts, clock=clock)
         about = {"measured": "by a probe at load", "spread": round(_spread(best), 3)}
-        return cls(found[0], found[1] if draft else None, reading_ms=reading, about=about)
+        return cls(surfaces[0], surfaces[1] if draft else None, reading_ms=reading, about=about)
 
     @classmethod
     def measure_grid(

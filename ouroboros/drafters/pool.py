@@ -161,7 +161,7 @@ class PhrasePool:
 
     def state_dict(self) -> dict:
         """Return the phrase length, and all phrases with their contexts."""
-        phrases = {str(key): list(own.items()) for key, own in self._phrases.items()}
+        phrases = {str(key): list(stored.items()) for key, stored in self._phrases.items()}
         return {"phrase_len": self.phrase_len, "phrases": phrases}
 
     def load_state_dict(self, state: Mapping) -> None:

@@ -122,7 +122,7 @@ class SlotCache(Cache):
     def __init__(self, shapes: list[LayerShape], capacity: int = 512) -> None:
         self.slots = [SlotLayer() for _ in shapes]
         super().__init__(layers=list(self.slots))
-        self.groups = {s: [i for i, own in enumerate(shapes) if own == s] for s in shapes}
+        self.groups = {s: [i for i, other in enumerate(shapes) if other == s] for s in shapes}
         self.pools: dict[LayerShape, tuple[torch.Tensor, torch.Tensor]] = {}
         self.capacity = self.length = 0
         self._aim: tuple[torch.Tensor, torch.Tensor] | None = None
