@@ -81,13 +81,12 @@ class Window:
 class Lookahead:
     """The lookahead drafter: a Jacobi window and up to `verification_set_size` phrases per step.
 
-    `window_size` is W, `ngram_size` N and `verification_set_size` G of the paper; the names of the
-    published code, WINDOW_SIZE, LEVEL and GUESS_SET_SIZE, are aliases. With `window_size` 0 phrases
-    come from the pool only; with `verification_set_size` 0 none are verified. `pool_from_prompt`
-    also adds the phrases of prompt and output. A `pool` that is passed in keeps its phrases; else
-    the drafter's pool is emptied for each prompt. `pool_while_filling=False` proposes no phrases
-    until the window is full. Raises `ValueError` for settings that are out of range, missing or
-    given by both names.
+    `window_size` is W, `ngram_size` N and `verification_set_size` G of the paper. With
+    `window_size` 0 phrases come from the pool only; with `verification_set_size` 0 none are
+    verified. `pool_from_prompt` also adds the phrases of prompt and output. A `pool` that is passed
+    in keeps its phrases; else the drafter's pool is emptied for each prompt.
+    `pool_while_filling=False` proposes no phrases until the window is full. Raises `ValueError` for
+    settings out of range.
     """
 
     draft: CachedModel | None = None
@@ -95,30 +94,25 @@ class Lookahead:
     def __init__(
         self,
         *,
-        window_size: int | None = None,
-        ngram_size: int | None = None,
-        verification_set_size: int | None = None,
+        window_size: int,
+        ngram_size: int,
+        verification_set_size: int,
         pool_from_prompt: bool = True,
         pool: PhrasePool | None = None,
         pool_while_filling: bool = True,
         seed: int = 0,
-        LEVEL: int | None = None,
-        WINDOW_SIZE: int | None = None,
-        GUESS_SET_SIZE: int | None = None,
     ) -> None:
-        size = _one_of(0, window_size=window_size, WINDOW_SIZE=WINDOW_SIZE)
-        length = _one_of(2, ngram_size=ngram_size, LEVEL=LEVEL)
-        self.branches = _one_of(
-            0, verification_set_size=verification_set_size, GUESS_SET_SIZE=GUESS_SET_SIZE
-        )
+        check_range(0, window_size=window_size, verification_set_size=verification_set_size)
+        check_range(2, ngram_size=ngram_size)
+        self.branches = verification_set_size
         self.pool_from_prompt = pool_from_prompt
         self.pool_while_filling = pool_while_filling
         self.own_pool = pool is None
         if pool is None:
-            pool = PhrasePool(phrase_len=length - 1, per_key=max(1, self.branches))
+            pool = PhrasePool(phrase_len=ngram_size - 1, per_key=max(1, self.branches))
         self.pool = pool
-        self.window = Window(size=size, ngram_size=length, seed=seed)
-        self.reads_rejected = size > 0
+        self.window = Window(size=window_size, ngram_size=ngram_size, seed=seed)
+        self.reads_rejected = window_size > 0
         self._seen = 0
         self._proposed: TokenTree | None = None
 
@@ -157,13 +151,3 @@ class Lookahead:
         following = chosen[path[-1]]
         for ngram in self.window.observe(chosen, following):
             self.pool.add(ngram[0], ngram[1:])
-
-
-def _one_of(least: int, **names: int | None) -> int:
-    """Return the value of a setting that is given under exactly one of two names."""
-    given = {name: value for name, value in names.items() if value is not None}
-    if len(given) != 1:
-        raise ValueError(f"give exactly one of {' and '.join(names)}")
-    (value,) = given.values()
-    check_range(least, **given)
-    return value

@@ -40,8 +40,6 @@ REFUSED = [
     (Lookahead, {"window_size": -1}, "window_size is -1; choose at least 0"),
     (Lookahead, {"ngram_size": 1}, "ngram_size is 1; choose at least 2"),
     (Lookahead, {"verification_set_size": -1}, "verification_set_size is -1"),
-    (Lookahead, {"LEVEL": 5}, "exactly one of ngram_size and LEVEL"),
-    (Lookahead, {"window_size": None}, "exactly one of window_size and WINDOW_SIZE"),
     (Ouroboros, {"pool_state": "warm"}, "'warm' is not one of cold, task, loaded"),
     (Ouroboros, {"pool_state": "loaded"}, "needs a pool: give pool="),
     (Ouroboros, {"pool": {}}, "would empty the pool"),

@@ -15,7 +15,7 @@ from pickle import PickleError
 
 import numpy as np
 
-from ouroboros.drafters.draft_tree import feedback, grow, state
+from ouroboros.drafters.draft_tree import grow, state
 from ouroboros.drafters.draft_tree.candidates import Weights, fill_tables
 from ouroboros.drafters.draft_tree.phrase_index import append
 from ouroboros.drafters.draft_tree.state import Memory, new_memory, new_state
@@ -86,7 +86,7 @@ class TreeGrower:
         s = self.state
         s.length = s.start = s.recycled = s.stamp = 0
         self.memory = new_memory(len(self.memory.newest))
-        feedback.reset_rates(s)
+        grow.reset_rates(s)
 
     def start(self, *, seed: int | None = None, temperature: float = 0.0) -> None:
         """Begin a sequence, decoded at `temperature` (0: greedy) with the shared noise of `seed`
@@ -101,7 +101,7 @@ class TreeGrower:
         s.recycled_before = s.recycled
         s.history = int(self._history and s.start > 0)
         if s.history:
-            feedback.reset_rates(s)
+            grow.reset_rates(s)
         self._known, self._unlearned = 0, ()
         s.temperature, s.logit_scale = temperature, temperature or 1.0
         s.noisy, s.seed = int(seed is not None), seed or 0
@@ -227,7 +227,7 @@ class TreeGrower:
     def _learn(self, chosen: Sequence[int], path: Sequence[int]) -> None:
         self._reserve(0, max(chosen))
         answers = np.array(chosen, np.int64), np.array(path, np.int64)
-        feedback.learn(self._states, self.memory, self._proposed, *answers)
+        grow.learn(self._states, self.memory, self._proposed, *answers)
 
     def state_dict(self) -> dict:
         """Return the state kept between prompts: the texts, separated by -1; recycled predictions,
@@ -298,15 +298,11 @@ def warm_up_jit() -> None:
     A damaged cache is emptied. If it cannot be written, as on a full disk, every attempt compiles
     at least one more function, which stays in this process.
     """
-    if state.CONFIG.DISABLE_JIT:
-        log.warning("NUMBA_DISABLE_JIT is set: the drafter runs as plain Python, 100 times slower")
-    elif state.CACHE is None:
-        log.warning(
-            "no writable folder for compiled code: compiling the drafter takes 15 s in each "
-            "process; set NUMBA_CACHE_DIR"
+    if not state.CACHED:
+        often = (
+            "once" if state.CACHE else "in each process: set NUMBA_CACHE_DIR to a writable folder"
         )
-    elif not state.CACHED:
-        log.warning("compiling the drafter for this machine, once; it takes some 15 s")
+        log.warning(f"compiling the drafter for this machine takes some 15 s, {often}")
     for attempt in range(100):
         try:
             return _run_once()

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from growing_texts import chain_text, drafts, growth, path_of, step
 
-from ouroboros.drafters.draft_tree.feedback import EXPECTED, TREE_DECAY
 from ouroboros.drafters.draft_tree.grow import (
     CALL_FACTOR,
+    EXPECTED,
     MAX_PHRASE_HITS,
     MIN_REACH,
     MIN_WORTH,
+    TREE_DECAY,
     make_node,
     plan_draft_call,
     rate,
