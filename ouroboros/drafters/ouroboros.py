@@ -54,8 +54,6 @@ class Ouroboros:
     - `guard`: correct prices by measured step times, and decode plainly for a while wherever these
       show that drafting loses (see `Guard`; not in batches). What is proposed then depends on the
       clock, the text never does; False where proposals must repeat
-    - `history`: how earlier prompts are read: True looks farther back, trusts what earlier texts
-      alone say less, begins each prompt with fresh acceptance rates and grows larger trees
 
     The draft model is first called where that first pays; until then it has read nothing. Where the
     costs say how long it reads a text, reading must pay too: READ_GAIN tokens for each one to come,
@@ -73,7 +71,6 @@ class Ouroboros:
         draft_nodes: int = 24,
         recycle: bool = True,
         judge: bool = True,
-        history: bool = False,
         guard: bool = True,
         costs: str | Costs | None = None,
         weights: str | Weights | None = None,
@@ -91,7 +88,6 @@ class Ouroboros:
             draft_nodes=draft_nodes,
             recycle=recycle,
             judge=judge,
-            history=history,
         )
         self.reads_rejected = recycle
         costs = costs or default_costs(draft)
@@ -115,7 +111,7 @@ class Ouroboros:
         self._first_step, self._prompt_len = True, 0
 
     def state_dict(self) -> dict:
-        """Return the state kept between prompts: phrases, recycled predictions, learned rates."""
+        """Return the state kept between prompts: phrases and recycled predictions."""
         return self.grower.state_dict()
 
     def load_state_dict(self, state: Mapping) -> None:

@@ -126,7 +126,6 @@ def test_a_restored_pool_holds_the_same_phrases_and_contexts(entries, before):
 PROMPTS = [[1, 4, 5, 4, 5, 4, 6], [3, 1, 4, 5, 1, 4], [6, 4, 5, 2, 1], [4, 5, 4]]
 CARRYING = {
     "ouroboros": lambda: Ouroboros(guard=False, pool_state="task"),
-    "ouroboros history": lambda: Ouroboros(guard=False, pool_state="task", history=True),
     "ouroboros recycle=False": lambda: Ouroboros(guard=False, pool_state="task", recycle=False),
     "paper": lambda: OuroborosPaper(DRAFT, gamma=3, ngram_size=3, pool_state="task"),
     "suffix": lambda: SuffixDecoding(max_tokens=8, factor=4, state="task"),

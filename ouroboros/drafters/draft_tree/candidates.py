@@ -258,7 +258,7 @@ def _set_phrase_features(s, x, c, token):
     x[9] = s.temperature * x[1]
     x[10] = s.temperature * gumbel_of(s.noise_key, token) if s.noisy else 0.0
     x[11] = s.temperature * x[2]
-    x[12] = 1.0 if s.history and not kind & state.CURRENT else 0.0
+    x[12] = 0.0 if kind & state.CURRENT else 1.0
 
 
 @jit

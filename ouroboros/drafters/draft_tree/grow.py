@@ -28,7 +28,7 @@ from ouroboros.drafters.draft_tree.state import HostCall, jit
 MAX_PHRASE_HITS = 0.75  # upper limit of the phrases' hit rate
 MIN_TRUST = 0.2  # lower limit of the factor on estimated gains
 MIN_REACH = 0.01  # nodes with a smaller probability of being reached are left out
-MIN_REACH_WITH_HISTORY = 0.001
+MIN_REACH_WITH_HISTORY = 0.001  # the same after earlier sequences
 MIN_WORTH = 0.8  # nodes that gain less than this share of their cost are left out
 CALL_FACTOR = 2.5  # value of a draft call over its immediate gain, since it enables further calls
 
@@ -58,7 +58,7 @@ def _set_constants(s):
     s.phrase_odds = log_odds(s.phrase_hits / s.phrase_trials, MIN_RATE)
     s.draft_odds = log_odds(s.draft_hits / s.draft_trials, MIN_RATE)
     s.trust = min(max(s.accepted / s.expected, MIN_TRUST), 1.0)
-    least = MIN_REACH_WITH_HISTORY if s.history else MIN_REACH
+    least = MIN_REACH if s.start == 0 else MIN_REACH_WITH_HISTORY
     s.floor = max(least, MIN_WORTH * rate(s) * s.node_cost / s.trust)
 
 

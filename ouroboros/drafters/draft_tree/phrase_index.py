@@ -103,12 +103,12 @@ def find_occurrences(s, m, node):
     """List the occurrences of a node's token, newest first.
 
     `path` and the parent's list must be filled. Occurrences at the end of the text are skipped.
-    With `history`, older occurrences follow if the token before them matches too.
+    After earlier sequences, older occurrences follow if the token before them matches too.
     """
     token = s.token[node]
     s.occurrences[node] = 0
     s.complete_from[node] = 0
-    limit = state.WITH_HISTORY if s.history else state.OCCURRENCES
+    limit = state.OCCURRENCES if s.start == 0 else state.WITH_HISTORY
     pointer = 0
     for place in range(s.depth[node] - 1, -1, -1):
         if s.path[place] == token and s.occurrences[node] < limit:
@@ -123,7 +123,7 @@ def find_occurrences(s, m, node):
         return
     s.complete_from[node] = s.occurrence[node, limit - 1]
     before = token_at(s, m, s.length - 2 + s.depth[node])
-    if not s.history or position < 0 or before < 0:
+    if s.start == 0 or position < 0 or before < 0:
         return
     older, steps = m.newest_pair[_pair_slot(before, token)], 0
     while older >= 0 and steps < MAX_STEPS and s.occurrences[node] < limit + state.OLDER:

@@ -31,8 +31,8 @@ Function = TypeVar("Function", bound=Callable)
 NODES = 1024  # nodes assigned in one step, dropped nodes included
 CHILDREN = 5  # largest number of children of a node
 OCCURRENCES = 48  # newest occurrences of a token that are searched
-WITH_HISTORY = 40  # the same with `history`
-OLDER = 24  # with `history`: older occurrences whose token before matches too
+WITH_HISTORY = 40  # the same after earlier sequences,
+OLDER = 24  # and older occurrences whose token before matches too
 PAIRS = 1 << 17  # hash slots for pairs of tokens
 LONGEST = 64  # cap of suffix match lengths
 ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # match lengths of the PPM mixture
@@ -48,13 +48,6 @@ SIZES = 257  # length of cost tables, for calls of 1 to SIZES - 1 nodes
 
 PHRASE, RECYCLED, DRAFT, JUDGED = 1, 2, 4, 8  # bits: sources that propose a child
 CURRENT = 16  # bit: the proposal occurs in the current sequence, not only in earlier ones
-
-RATES = (
-    "tokens", "cost", "phrase_hits", "phrase_trials", "draft_hits", "draft_trials", "finds",
-    "find_trials", "accepted", "expected",
-)  # fmt: skip
-"""Learned statistics: tokens and cost so far; hits and trials of phrases and of the draft model;
-finds and trials; accepted and expected tokens."""
 
 PHRASE_FEATURES = (
     "one", "log-odds of the share", "log2(1 + match)", "log2(1 + rank)",
@@ -94,8 +87,8 @@ class Memory(NamedTuple):
 
 _INTEGERS = {
     # the sequence: length of the text, start of the current sequence, predictions recycled so far
-    # and before the current sequence; whether `history` applies
-    "length": (), "start": (), "recycled": (), "stamp": (), "recycled_before": (), "history": (),
+    # and before the current sequence
+    "length": (), "start": (), "recycled": (), "stamp": (), "recycled_before": (),
     # settings
     "max_nodes": (), "max_children": (), "draft_nodes": (), "recycle": (), "judge": (),
     "noisy": (), "seed": (),
@@ -144,7 +137,10 @@ _REALS = {
     # of sequences that share calls: their tokens per cost (0: alone), and what this one's next
     # draft call gains
     "shared_rate": (), "gain": (),
-    **dict.fromkeys(RATES, ()),
+    # learned: tokens and cost so far, hits and trials of phrases and of the draft model, finds and
+    # trials, accepted and expected tokens
+    "tokens": (), "cost": (), "phrase_hits": (), "phrase_trials": (), "draft_hits": (),
+    "draft_trials": (), "finds": (), "find_trials": (), "accepted": (), "expected": (),
 }  # fmt: skip
 
 

@@ -40,8 +40,7 @@ class TreeGrower:
 
     Call `start` for each sequence. In each step call `begin`, `add_rankings` until it returns None,
     `proposal` and `learn`. `max_nodes`, `children` (of a node), `draft_nodes` (of a draft call),
-    `recycle`, `judge` and `history` are those of `Ouroboros`. Raises `ValueError` for a limit out
-    of range.
+    `recycle` and `judge` are those of `Ouroboros`. Raises `ValueError` for a limit out of range.
     """
 
     def __init__(
@@ -53,7 +52,6 @@ class TreeGrower:
         draft_nodes: int = 24,
         recycle: bool = True,
         judge: bool = True,
-        history: bool = False,
         vocab: int = 1024,
     ) -> None:
         check_range(1, state.NODES // 2, max_nodes=max_nodes)
@@ -63,7 +61,7 @@ class TreeGrower:
         s = self.state = self._states[0]
         s.max_nodes, s.max_children, s.draft_nodes = max_nodes, children, draft_nodes
         s.recycle, s.judge = int(recycle), int(judge)
-        self._recycle, self._history = recycle, history
+        self._recycle = recycle
         fill_tables(s)
         s.phrase_weights[:], s.draft_weights[:] = weights.index, weights.draft
         # views of the record's arrays, since a field costs a microsecond at each access
@@ -82,15 +80,14 @@ class TreeGrower:
         self.forget()
 
     def forget(self) -> None:
-        """Clear all texts, recycled predictions and learned rates."""
+        """Clear all texts and recycled predictions."""
         s = self.state
         s.length = s.start = s.recycled = s.stamp = 0
         self.memory = new_memory(len(self.memory.newest))
-        grow.reset_rates(s)
 
     def start(self, *, seed: int | None = None, temperature: float = 0.0) -> None:
         """Begin a sequence, decoded at `temperature` (0: greedy) with the shared noise of `seed`
-        (None: unknown noise); earlier sequences stay in memory."""
+        (None: unknown noise). Earlier sequences stay in memory, rates start from the priors."""
         s = self.state
         if s.length > MAX_TEXT:
             kept = self.state_dict()
@@ -99,9 +96,7 @@ class TreeGrower:
             self._append([-1])
         s.start = self._start = int(s.length)
         s.recycled_before = s.recycled
-        s.history = int(self._history and s.start > 0)
-        if s.history:
-            grow.reset_rates(s)
+        grow.reset_rates(s)
         self._known, self._unlearned = 0, ()
         s.temperature, s.logit_scale = temperature, temperature or 1.0
         s.noisy, s.seed = int(seed is not None), seed or 0
@@ -230,29 +225,23 @@ class TreeGrower:
         grow.learn(self._states, self.memory, self._proposed, *answers)
 
     def state_dict(self) -> dict:
-        """Return the state kept between prompts: the texts, separated by -1; recycled predictions,
-        oldest first, each behind its CONTEXT previous tokens (nearest first, -1: none); and the
-        learned `RATES`."""
+        """Return the state kept between prompts: the texts, separated by -1, and recycled
+        predictions, oldest first, each behind its CONTEXT previous tokens, nearest first (-1:
+        none)."""
         s, m = self.state, self.memory
         numbers = np.arange(max(1, int(s.recycled) - state.RING + 1), int(s.recycled) + 1)
         return {
             "text": m.text[: s.length].tolist(),
             "recycled": m.ring[numbers % state.RING, : CONTEXT + 1].tolist(),
-            "rates": {name: float(getattr(s, name)) for name in state.RATES},
         }
 
     def load_state_dict(self, saved: Mapping) -> None:
         """Restore the state of `state_dict`. Raises `ValueError` for damaged content."""
         text, entries = _tokens(saved["text"]), _tokens(saved["recycled"])
         entries = entries.reshape(-1, CONTEXT + 1)
-        rates = np.array([saved["rates"][name] for name in state.RATES], float)
         if len(entries) > state.RING or (entries[:, [0, CONTEXT]] < 0).any():
             raise ValueError("recycled predictions of another version")
-        if not np.isfinite(rates).all() or (rates <= 0).any():
-            raise ValueError("learned rates must be positive numbers")
         self.forget()
-        for name, value in zip(state.RATES, rates, strict=True):
-            setattr(self.state, name, value)
         self._append(text)
         self._reserve(0, int(entries.max(initial=-1)))
         m = self.memory

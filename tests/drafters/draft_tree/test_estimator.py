@@ -109,17 +109,16 @@ def test_hit_rates_are_features():
     assert found["log-odds of the draft's hit rate"] == pytest.approx(np.log(3))
 
 
-@pytest.mark.parametrize("history", [False, True])
-def test_earlier_texts_alone_are_a_feature_of_history(history):
+def test_earlier_texts_alone_are_a_feature():
     """Token 3 follows in this text too, token 5 in the earlier one only."""
-    grown = growth(vocab=12, history=history, start=False)
+    grown = growth(vocab=12, start=False)
     for text in ([1, 2, 5, 1, 2, 3], [2, 3, 2]):
         grown.start()
         grown.begin(text, 10, 10)
         grown.learn([4] * len(grown.proposal()), [0])
     grown.begin([2, 3, 2, 6, 2], 10, 10)
     found = options(grown, [3, 5], LOGITS, softmax(LOGITS))
-    assert [found[token]["earlier texts alone"] for token in (3, 5)] == [0, history]
+    assert [found[token]["earlier texts alone"] for token in (3, 5)] == [0, 1]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 123456789, 2**62 + 12345])

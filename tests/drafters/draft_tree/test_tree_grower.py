@@ -152,14 +152,13 @@ def test_a_run_repeats_itself_and_nothing_forgotten_leaves_a_trace():
     assert trees(grown) == once
 
 
-def test_history_changes_only_trees_after_the_first_text_and_forgets_rates():
-    plain, grown = (growth(call=0.1, start=False, history=on) for on in (False, True))
-    assert trees(plain) == trees(grown)
-    assert trees(plain) != trees(grown)
-    learned = grown.state_dict()["rates"]
+def test_rates_start_from_the_priors_and_earlier_texts_stay():
+    grown = growth(call=0.1, start=False)
+    trees(grown, prompts=(1,))
+    learned = grown.tokens_per_cost
     grown.start()
-    fresh = grown.state_dict()["rates"]
-    assert fresh != learned and fresh == growth().state_dict()["rates"]
+    assert learned != grown.tokens_per_cost == growth(call=0.1).tokens_per_cost
+    assert trees(grown, prompts=(2,)) != trees(growth(call=0.1, start=False), prompts=(2,))
 
 
 def test_memory_is_bounded(monkeypatch):
@@ -187,9 +186,6 @@ DAMAGED = {
     "an id beyond int64": {"text": [10**30]},
     "a negative id": {"text": [-2]},
     "words": {"text": ["a"]},
-    "not a number": {"rates": {name: float("nan") for name in state.RATES}},
-    "no trials": {"rates": dict.fromkeys(state.RATES, 0.0)},
-    "no rates": {"rates": {}},
 }
 
 
