@@ -35,6 +35,7 @@ from ouroboros.decoder_factory import (
     wants_costs,
 )
 from ouroboros.engine.model import CachedModel
+from ouroboros.instantiate import parameters_of
 
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)  # tree sizes to time
 CALLS = 3  # timed calls per size and round
@@ -94,6 +95,8 @@ class Evidence:
     def _drafter(self, name: str, config: Mapping, **settings: object) -> Any:
         if name == PLAIN:
             return RootOnly()
+        if "guard" in parameters_of(config, name):  # it goes by measured times
+            settings = {"guard": False, **settings}
         draft, costs = copy.copy(self.draft), self.decision_costs or self.costs
         return make_decoder(
             config,

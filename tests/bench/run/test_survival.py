@@ -72,6 +72,36 @@ def test_a_run_killed_twenty_times_is_the_run_that_never_was(bench, tmp_path):
         assert len(samples) == len(expected) and not any(s.error for s in samples)
 
 
+@pytest.mark.parametrize("refill", [False, True])
+def test_a_run_killed_within_a_batch_keeps_its_rows_and_has_the_texts_of_each_prompt_alone(
+    pair, tmp_path, refill
+):
+    """Killed as soon as further samples are on disk, while other rows of their batch are open."""
+    decoders = {"greedy": Greedy, "ouroboros": lambda: Ouroboros(pair[1])}
+    whole = ran(bench_of(pair, TASK, decoders), tmp_path / "whole").load_samples()
+    job, path = bench_of(pair, TASK, decoders, batch_size=3, refill=refill), tmp_path / SAMPLES
+    have, within = 0, 0
+    while have < job.total:
+        worker = os.fork()
+        if not worker:
+            try:
+                ran(job, tmp_path)
+            finally:
+                os._exit(0)
+        while not os.waitpid(worker, os.WNOHANG)[0]:
+            found = ResultsFolder(tmp_path).load_samples() if path.exists() else []
+            if len(found) > have:
+                os.kill(worker, signal.SIGKILL)
+                within += os.WIFSIGNALED(os.waitpid(worker, 0)[1])
+                break
+        before, have = path.read_bytes(), len(ResultsFolder(tmp_path).load_samples())
+    ran(job, tmp_path)
+    assert path.read_bytes().startswith(before[: before.rfind(b"\n") + 1]) and within > 2
+    samples = [Sample.from_dict(json.loads(line)) for line in path.read_text().splitlines()]
+    assert {s.key: s.new_tokens for s in samples} == {s.key: s.new_tokens for s in whole}
+    assert len(samples) == job.total and {s.batch_size for s in samples} == {3}
+
+
 def test_an_interrupted_run_with_carried_state_repeats_the_whole_one_step_by_step(bench, tmp_path):
     class Stop(list):
         """Interrupts after seven new samples."""
