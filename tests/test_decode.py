@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import random
+import threading
 from functools import partial
 
 import pytest
@@ -242,6 +243,26 @@ def test_a_prompt_is_fed_again_where_another_hook_or_adapter_is_active():
         texts.append(decode(cached, RootOnly(), prompt, max_new=8).tokens)
         assert texts[-1] == plain(model, prompt, 8)
     assert texts[0] == texts[2] != texts[1]
+
+
+def test_a_model_serves_one_thread_at_a_time(pair):
+    model, cached = copy.deepcopy(pair[0]), CachedModel(copy.deepcopy(pair[0]))
+    prompt, errors = prompt_of(9), []
+
+    def other_thread() -> None:
+        with pytest.raises(ValueError, match="another thread is using this model") as error:
+            decode(cached, RootOnly(), prompt_of(5), max_new=3)
+        errors.append(error)
+
+    def intrude(*_) -> None:
+        hook.remove()
+        thread = threading.Thread(target=other_thread)
+        thread.start()
+        thread.join()
+
+    hook = cached.model.register_forward_pre_hook(intrude)
+    text = decode(cached, RootOnly(), prompt, max_new=20).tokens
+    assert text == plain(model, prompt, 20) and len(errors) == 1
 
 
 def test_a_shared_prompt_is_not_fed_again(pair):

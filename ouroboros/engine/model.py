@@ -8,8 +8,10 @@ parts: until a path is accepted, nodes already scored stay cached for the descen
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -28,6 +30,24 @@ from ouroboros.engine.static import model_state
 from ouroboros.engine.support import check_tree_support, why_not_jointly
 from ouroboros.select import TokenSelector
 from ouroboros.tree import ROOT, TokenTree
+
+
+def one_at_a_time(call: Callable) -> Callable:
+    """Make a method raise `ValueError` while another thread is in a call of the model."""
+
+    @wraps(call)
+    def claimed(self, *args):
+        if not self.lock.acquire(blocking=False):
+            raise ValueError(
+                "another thread is using this model: call generate, in which threads take turns, "
+                "or give each thread a CachedModel of a copy"
+            )
+        try:
+            return call(self, *args)
+        finally:
+            self.lock.release()
+
+    return claimed
 
 
 class CachedModel(TreeModel):
@@ -69,6 +89,7 @@ class CachedModel(TreeModel):
         self.cache = SlotCache(info.layers)
         self.resident = CachedSequence()  # the sequence that the slots belong to
         self.packed = PackedWeights()
+        self.lock = threading.RLock()
         self._weights: tuple = ()  # `model_state` when the last sequence began
         self._together: str | None = None  # why joint calls are impossible; "" if possible
         self.engine: Eager
@@ -150,6 +171,7 @@ class CachedModel(TreeModel):
         """Empty the cache, so that the next sequence is fed from its first token."""
         self.resident.clear()
 
+    @one_at_a_time
     @torch.inference_mode()
     def score(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
@@ -178,6 +200,7 @@ class CachedModel(TreeModel):
         rows.choosing = self.engine.choosing  # type: ignore[attr-defined]
         return rows
 
+    @one_at_a_time
     @torch.inference_mode()
     def score_together(
         self, calls: Sequence[tuple[CachedSequence, Sequence[int], TokenTree]]
@@ -275,13 +298,18 @@ class CachedModel(TreeModel):
         The token that the model chose after the path is the next root; it is not cached yet.
         """
         tree, own = sequence.tree, sequence.slots is not None
-        assert own or sequence is self.resident, "another sequence was scored in between"
+        if not own and sequence is not self.resident:
+            raise ValueError(
+                "another sequence was scored in between: accept a path before the next call, or "
+                "score several sequences with score_together"
+            )
         assert tree is not None and path[0] == 0, "score() comes first; paths start at 0"
         slots = self.cache if sequence.slots is None else sequence.slots
         slots.keep([sequence.base + node for node in path], sequence.base)
         sequence.tokens += [tree.tokens[node] for node in path]
         sequence.tree = None
 
+    @one_at_a_time
     @torch.inference_mode()
     def roll(
         self, sequence: CachedSequence, tokens: Sequence[int], count: int, choose: TokenSelector

@@ -245,7 +245,7 @@ def test_a_sequence_takes_the_slots_over_and_reuses_a_shared_prefix():
             sequence.tokens == tokens[:-1]
             and (first if sequence is second else second).tokens == []
         )
-    with pytest.raises(AssertionError, match="another sequence"):
+    with pytest.raises(ValueError, match="another sequence was scored in between"):
         cached.accept(second, [0])
     cached.empty()
     assert first.tokens == [] and first.counters.calls == 3
