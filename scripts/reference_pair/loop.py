@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from transformers import LlamaForCausalLM
 ROWS = 256  # positions per batch of logits on a CPU: they fit a core's cache
 CHUNK_TOKENS = 2048  # per forward, so that activations stay in a core's cache
 LONGEST_STEP_S = 10.0  # charged to the budget, at most, for a step that compiled or was suspended
-SAVE_EVERY_S, CHECK_EVERY_S = 120, 600
+SAVE_EVERY_S = 120
 LR_MATRICES, LR_REST = 0.02, 3e-3  # peaks of Muon and of AdamW
 
 
@@ -151,13 +151,12 @@ def train(
     out: Path,
     recipe: Recipe,
     *,
-    check: Callable[[LlamaForCausalLM], dict],
     device: str,
     teacher: LlamaForCausalLM | None = None,
 ) -> dict:
-    """Train in place; write checkpoint.pt, curve.jsonl, heldout.jsonl to `out`; return a summary.
+    """Train in place; write checkpoint.pt and curve.jsonl to `out`; return a summary.
 
-    A checkpoint in `out` is resumed. The result of `check` is logged every ten minutes.
+    A checkpoint in `out` is resumed.
     """
     out.mkdir(parents=True, exist_ok=True)
     model.to(device).train()  # type: ignore[arg-type]
@@ -175,20 +174,12 @@ def train(
     rng = np.random.default_rng([recipe.seed, int(state["step"])])
     average, bar = None, tqdm(total=100, unit="%", mininterval=10)
 
-    def log(name: str, row: dict) -> None:
-        with (out / name).open("a") as file:
-            file.write(json.dumps({**state, **row}) + "\n")
-
     def save() -> None:
         content = {"model": model.state_dict(), "state": state}
         torch.save(content | {"optims": [o.state_dict() for o in optims]}, out / "partial.pt")
         os.replace(out / "partial.pt", out / "checkpoint.pt")
 
-    def checked() -> None:
-        log("heldout.jsonl", check(model.eval()))
-        model.train()
-
-    saved_s = checked_s = time.monotonic()
+    saved_s = time.monotonic()
     while (done := progress(recipe, steps=state["step"], seconds=state["seconds"])) < 1:
         started = time.monotonic()
         length = recipe.long_length if rng.random() < recipe.long_share else recipe.length
@@ -208,14 +199,11 @@ def train(
         bar.n = round(100 * done)
         bar.set_postfix_str(f"loss {average:.3f} {state['tokens'] / 1e6:.2f}M tokens")
         if state["step"] % 20 == 0:
-            log("curve.jsonl", {"loss": average})
+            with (out / "curve.jsonl").open("a") as file:
+                file.write(json.dumps({**state, "loss": average}) + "\n")
         if now - saved_s > SAVE_EVERY_S:
             save()
             saved_s = now
-        if now - checked_s > CHECK_EVERY_S:
-            checked()
-            checked_s = now
     bar.close()
     save()
-    checked()
     return {**state, "loss": average, **asdict(recipe)}

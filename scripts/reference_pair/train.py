@@ -13,7 +13,6 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -86,14 +85,6 @@ class Work:
         (self.path / name / "summary.json").write_text(json.dumps(summary, indent=1))
         print(json.dumps(summary))
 
-    def losses(self, model: LlamaForCausalLM) -> dict[str, float]:
-        """Return the losses on a few held-out documents of each kind, as a quick check."""
-        kinds = json.loads((self.path / "heldout.json").read_text())
-        return {
-            kind: heldout_loss(model, self.tokenizer, texts[:24], 513)["nats_per_token"]
-            for kind, texts in kinds.items()
-        }
-
 
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
@@ -129,9 +120,8 @@ def train_target(options: Target) -> None:
         initializer_range=0.02,
     )
     out, sources = work.path / "target", [Source(work.tokens)]
-    run = partial(train, check=work.losses, device=options.device)
     model = LlamaForCausalLM(config)
-    work.save(model, "target", run(model, sources, out, options))
+    work.save(model, "target", train(model, sources, out, options, device=options.device))
 
 
 def polish_target(options: Polishing) -> None:
@@ -145,7 +135,6 @@ def polish_target(options: Polishing) -> None:
     for key in ("polish_steps", "polish_minutes"):
         summary[key] += before.get(key, 0)
     work.save(model, "target", before | summary)
-    print(json.dumps(work.losses(model)))
 
 
 def train_draft(options: Draft) -> None:
@@ -162,8 +151,9 @@ def train_draft(options: Draft) -> None:
         np.save(outputs, own_outputs(writer, *given, options.outputs, seed=options.seed))
     share = options.outputs_share
     sources = [Source(work.tokens, 1 - share), Source(np.load(outputs), share)]
-    run = partial(train, teacher=target, check=work.losses, device=options.device)
-    work.save(model, "draft", run(model, sources, work.path / "draft", options))
+    out = work.path / "draft"
+    summary = train(model, sources, out, options, device=options.device, teacher=target)
+    work.save(model, "draft", summary)
 
 
 def export(options: Export) -> None:

@@ -21,7 +21,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
@@ -250,41 +249,12 @@ def study(
     return rows
 
 
-def pays_from(rows: pd.DataFrame) -> dict[str, str]:
-    """Return for each decoder with a draft the agreement above which it is faster than the best
-    decoder without one, interpolated between measured agreements.
-
-    `rows` (decoder, agreement, speedup.value) are of one group under one set of costs.
-    """
-    alone = rows["agreement"].isna()
-    without = rows.loc[alone, "speedup.value"].max() if alone.any() else 1.0
-    found = {}
-    for name, own in rows[~alone].sort_values("agreement").groupby("decoder", sort=False):
-        tried, gain = own["agreement"].to_numpy(), own["speedup.value"].to_numpy() - without
-        below = np.flatnonzero(gain < 0)
-        if not len(below):
-            found[str(name)] = f"at most {tried[0]:.2f}"
-        elif below[-1] == len(tried) - 1:
-            found[str(name)] = f"above {tried[-1]:g}"
-        else:
-            ends = slice(below[-1], below[-1] + 2)
-            found[str(name)] = f"{np.interp(0, gain[ends], tried[ends]):.2f}"
-    return found
-
-
 def write(out: Path, document: dict) -> None:
     """Write agreement.json (`document`: title, rows and provenance), its tables and plots; print
     the tables."""
     frame, title = pd.json_normalize(document["rows"]), document["title"]
     frame["cell"] = [Interval(**row["speedup"]).text() for row in document["rows"]]
-    pays: dict[tuple, dict] = {}
-    for (costs, ratio, group), rows in frame.groupby(["costs", "ratio", "group"], sort=False):
-        for name, words in pays_from(rows).items():
-            pays.setdefault((costs, f"{ratio:g}", name), {})[group] = words
-    starts = pd.DataFrame.from_dict(pays, orient="index")
-    starts = starts.rename_axis(["costs", "draft call", "decoder"]).reset_index().fillna("-")
-    text = f"# {title}\n\nFrom which agreement on a draft pays beside what needs none\n\n"
-    text += starts.to_markdown(index=False) + "\n"
+    text = f"# {title}\n"
     shares = frame["agreement"].map("{:g}".format, na_action="ignore").fillna("-")
     cells = frame.assign(agreement=shares).groupby(["costs", "ratio"], sort=False)
     for (costs, ratio), rows in cells:

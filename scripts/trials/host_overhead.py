@@ -1,7 +1,7 @@
 """Time the host's work per step: every drafter, with a target and a draft that compute nothing.
 
     python scripts/trials/host_overhead.py
-    python scripts/trials/host_overhead.py --decoders ouroboros --contexts 8192 --profile
+    python scripts/trials/host_overhead.py --decoders ouroboros --contexts 8192
 
 The text is this project's source in the reference tokenizer. For each decoder in conf/decoder and
 each context: milliseconds of host work per step (the minimum over repeats, each a mean over steps)
@@ -11,14 +11,10 @@ and per call of either model. The last line on stdout is one JSON document.
 from __future__ import annotations
 
 import argparse
-import cProfile
 import json
-import pstats
 import random
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
@@ -118,18 +114,15 @@ def host_overhead(args: argparse.Namespace) -> None:
     factories: Any = decoder_factories(config["decoder"], draft, costs).items()
     rows = []
     for (name, make), context in product(factories, args.contexts):
-        with cProfile.Profile() if args.profile else nullcontext() as watch:
-            repeats = [
-                list(host_steps(make(), script, drafting, prompt=context, max_new=args.tokens))
-                for _ in range(args.repeats)
-            ]
+        repeats = [
+            list(host_steps(make(), script, drafting, prompt=context, max_new=args.tokens))
+            for _ in range(args.repeats)
+        ]
         seconds = min(sum(step[0] for step in found) for found in repeats)
         steps, (calls, new) = len(repeats[-1]), (sum(s[at] for s in repeats[-1]) for at in (1, 2))
         row = {"decoder": name, "context": context, "ms_per_step": 1e3 * seconds / steps}
         row["ms_per_call"] = 1e3 * seconds / (steps + calls)
         rows.append({**row, "draft_calls_per_step": calls / steps, "new_per_step": new / steps})
-        if watch is not None:
-            pstats.Stats(watch, stream=sys.stderr).sort_stats("tottime").print_stats(30)
     print(tabulate(rows, headers="keys", floatfmt=".3f"))
     print(json.dumps(rows))
 
@@ -145,7 +138,6 @@ def parser() -> argparse.ArgumentParser:
     add("--tokens", type=int, default=400, help="new tokens in each repeat")
     add("--repeats", type=int, default=5)
     add("--agreement", type=float, default=0.85, help="of draft and target")
-    add("--profile", action="store_true", help="print where the time goes")
     add("--overrides", nargs="*", default=[], help="decoder.speculative.gamma=5")
     return parser
 

@@ -5,7 +5,6 @@ import random
 from dataclasses import asdict
 
 import agreement
-import pandas as pd
 import pytest
 import torch
 from draft_errors import measured_errors
@@ -103,20 +102,6 @@ def test_renumbered_texts_are_the_same_texts():
         firsts = [[run.tokens.index(token) for token in run.tokens] for run in (old, new)]
         assert firsts[0] == firsts[1]
         assert (len(new.prompt), new.example) == (len(old.prompt), old.example)
-
-
-def test_where_a_draft_pays():
-    lines = {
-        "lookup": {None: 1.4},
-        "suffix": {None: 2.0},
-        "chain": {0.8: 2.5, 0.6: 1.5, 0.7: 1.9},
-        "tree": {0.6: 2.1, 0.8: 3.0},
-        "late": {0.6: 1.1, 0.8: 1.9},
-    }
-    rows = [(name, a, s) for name, own in lines.items() for a, s in own.items()]
-    frame = pd.DataFrame(rows, columns=["decoder", "agreement", "speedup.value"])
-    words = {"chain": "0.72", "tree": "at most 0.60", "late": "above 0.8"}
-    assert agreement.pays_from(frame) == words
 
 
 def test_the_draft_is_scaled_and_nothing_else():

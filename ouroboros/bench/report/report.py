@@ -10,12 +10,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup, escape
-from matplotlib.figure import Figure
 
 from ouroboros.bench.report import plots, style, tables, viewer
 from ouroboros.bench.report.gather import Measured, load
@@ -58,11 +57,11 @@ class Setting(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A plot; its files are called `name`. Without a figure there was nothing to draw."""
+    """A plot; its files are called `name`. Its figure is None if there was nothing to draw."""
 
     name: str
     caption: str
-    figure: Figure | None
+    figure: Any
 
 
 class Section(NamedTuple):
@@ -323,7 +322,7 @@ def _several(runs: Sequence[Summary], sweep: Path | None = None) -> Section:
         caption = f"Speedup and cost by {shown[0].name}." + plots.error_bars(runs)
         drawn = [Picture(name, caption, plots.sweep_lines(*shown[0][:2], runs))]
     elif len(shown) == 2 and not batches:
-        drawn = _maps(name, *shown, runs)
+        drawn = _maps(name, shown[0], shown[1], runs)
     if sweep:
         values = (f"{n} = {', '.join(dict.fromkeys(map(str, own)))}" for n, own, _ in shown)
         what = "; ".join(values) if by_settings else f"{len(settings)} settings"
