@@ -97,11 +97,12 @@ def measure(args: argparse.Namespace, dtype: torch.dtype, folder: Path) -> pd.Da
         calls["llama.cpp"] = llama_cpp_call(folder / f"{name}.gguf", args.context)
     except ImportError as error:
         print(f"without llama.cpp: {error}")
-    times = pd.DataFrame(
-        {(engine, rows): 1e3 * call(rows) for rows in ROWS for engine, call in calls.items()}
-        for _ in range(args.rounds + 2)
-    )
-    frame = times[2:].median().unstack()[list(ROWS)].loc[list(calls)]  # the first two warm up
+    turns = [
+        [1e3 * call(rows) for rows in ROWS for call in calls.values()]
+        for _ in range(args.rounds + 2)  # the first two warm up
+    ]
+    times = pd.DataFrame(turns[2:], columns=pd.MultiIndex.from_product([ROWS, calls]))
+    frame = times.median().unstack(0).loc[list(calls)]
     frame.loc["floor"] = floor
     return pd.concat({name: frame}, names=["dtype", "engine"])
 

@@ -25,7 +25,7 @@ def profile(options: dict) -> tuple[int, dict]:
     print(found.facts.title, found.facts.footnote, *texts, sep="\n\n")
     for line in found.failures:
         print(line, file=sys.stderr)
-    document = {"results": short_path(found.folder.path), **found.to_dict(brief=True)}
+    document = {"results": short_path(found.folder.path), **found.to_dict()}
     if found.facts.status != "finished":
         return 130, document
     return (0 if found.facts.prompts else 1), document

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
@@ -387,37 +386,31 @@ def sweep_map(
     figure = style.new_figure(1.9 + 0.5 * len(orders[1]))
     panels = figure.subplots(1, len(shown), squeeze=False)[0]
     for axes, metric in zip(panels, shown, strict=True):
-        best = _heat_map(axes, frame, metric, *orders)
-        axes.set_title(f"{decoder}: {_title(metric)}\nbest: {best}")
+        values = frame[metric].unstack().reindex(index=orders[1], columns=orders[0])
+        values, entry, less = values.to_numpy(float), METRICS[metric], metric in COST
+        at = np.unravel_index((np.nanargmin if less else np.nanargmax)(values), values.shape)
+        best = frame.loc[(orders[1][at[0]], orders[0][at[1]])]
+        value, low, high = (best[metric + end] for end in ("", ".low", ".high"))
+        middle = (np.nanmin(values) + np.nanmax(values)) / 2
+        half = np.nanmax([np.nanmax(values) - np.nanmin(values), high - low]) / 2
+        limits = {"vmin": middle - half, "vmax": middle + half, "aspect": "auto"}
+        axes.imshow(values, cmap="cividis_r" if less else "cividis", **limits)
+        for (y, x), one in np.ndenumerate(values):
+            if not np.isnan(one):
+                ink = "#000000" if (one > middle) != less else "#ffffff"
+                axes.text(x, y, cell(entry, {metric: one}), ha="center", va="center", color=ink)
+            if (y, x) == at or one == value or low <= one <= high:
+                look: Any = {"linewidth": 2.5, "linestyle": "-" if (y, x) == at else "--"}
+                look |= {"fill": False, "edgecolor": style.RED}
+                axes.add_patch(Rectangle((x - 0.46, y - 0.46), 0.92, 0.92, **look))
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+        axes.set_xticks(range(len(orders[0])), orders[0])
+        axes.set_yticks(range(len(orders[1])), orders[1])
+        axes.set_title(f"{decoder}: {_title(metric)}\nbest: {cell(entry, best)}")
         axes.set_xlabel(settings[0])
     figure.axes[0].set_ylabel(settings[1])
     return figure
-
-
-def _heat_map(axes: Axes, frame: Any, metric: str, across: list[str], down: list[str]) -> str:
-    """Draw a heat map, its best cell framed and cells in that interval dashed; return the best."""
-    values = frame[metric].unstack().reindex(index=down, columns=across).to_numpy(float)
-    entry, less = METRICS[metric], metric in COST
-    row, column = np.unravel_index((np.nanargmin if less else np.nanargmax)(values), values.shape)
-    best = frame.loc[(down[row], across[column])]
-    value, low, high = (best[metric + end] for end in ("", ".low", ".high"))
-    middle = (np.nanmin(values) + np.nanmax(values)) / 2
-    half = np.nanmax([np.nanmax(values) - np.nanmin(values), high - low]) / 2
-    limits = {"vmin": middle - half, "vmax": middle + half, "aspect": "auto"}
-    axes.imshow(values, cmap="cividis_r" if less else "cividis", **limits)
-    for (y, x), one in np.ndenumerate(values):
-        if not np.isnan(one):
-            ink = "#000000" if (one > middle) != less else "#ffffff"
-            axes.text(x, y, cell(entry, {metric: one}), ha="center", va="center", color=ink)
-        if (y, x) == (row, column) or one == value or low <= one <= high:
-            look: Any = {"linewidth": 2.5, "linestyle": "-" if (y, x) == (row, column) else "--"}
-            corner = (x - 0.46, y - 0.46)
-            axes.add_patch(Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=style.RED, **look))
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
-    axes.set_xticks(range(len(across)), across)
-    axes.set_yticks(range(len(down)), down)
-    return cell(entry, best)
 
 
 def _title(metric: str) -> str:

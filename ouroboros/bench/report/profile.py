@@ -183,11 +183,10 @@ class Profile:
             parts.append(as_text(table.replace({"name": {r"\|": r"\\|"}}, regex=True)))
         return "\n\n".join(parts) + "\n"
 
-    def to_dict(self, *, brief: bool = False) -> dict:
-        """Return profile.json: plain JSON values, frames as lists of rows; `brief` keeps only the
-        smallest calls and no operators."""
-        frames = {"calls": self.calls, "steps": self.steps.reset_index(), "packed": self.packed}
-        frames |= {"calls": _smallest(self.calls)} if brief else {"operators": self.operators}
+    def to_dict(self) -> dict:
+        """Return profile.json: plain JSON values, frames as lists of rows."""
+        frames = {"calls": self.calls, "steps": self.steps.reset_index()}
+        frames |= {"packed": self.packed, "operators": self.operators}
         rows = {name: json.loads(frame.to_json(orient="records")) for name, frame in frames.items()}
         about = {"title": self.facts.title, "footnote": self.facts.footnote}
         return {**about, "copy_gb_per_s": self.copy_gb_per_s, **rows}

@@ -44,9 +44,7 @@ def answers(run: Mapping, samples: Sequence[Sample], decoder: str) -> list[dict]
         example: (int(match[1]), int(match[2])) if match and all(matches) else (number, 1)
         for number, (example, match) in enumerate(zip(examples, matches, strict=True), start=1)
     }
-    turns: dict[int, int] = {}
-    for question, turn in places.values():
-        turns[question] = max(turn, turns.get(question, 0))
+    turns = dict(sorted(places.values()))  # the last turn of each question
     asked: dict[int, dict[int, list[Sample]]] = {question: {} for question in turns}
     for sample in sorted(samples, key=lambda one: places[one.example][1]):
         if sample.decoder == decoder and not sample.error:
