@@ -51,22 +51,6 @@ PHASES = {
 }
 
 
-def speedup_bars(summary: Summary) -> Figure | None:
-    """Draw each decoder's speedup over greedy with its interval; predicted if nothing was timed.
-
-    None if no decoder has a speedup (the run has no greedy).
-    """
-    return _bars(summary, SPEED[not summary.facts.timed])
-
-
-def cost_bars(summary: Summary) -> Figure | None:
-    """Draw each decoder's cost per token with its interval; calls per token if no costs are known.
-
-    None if nothing was measured.
-    """
-    return _bars(summary, COST[not summary.facts.costs])
-
-
 def error_bars(summaries: Iterable[Summary]) -> str:
     """Return a note on error bars if the runs have any: they need two prompts."""
     known = [one.frame.filter(regex=r"\.low$").notna().any(axis=None) for one in summaries]
@@ -84,12 +68,16 @@ def note(summary: Summary) -> str:
 
 
 @style.styled
-def _bars(summary: Summary, metric: str) -> Figure | None:
-    """Draw one bar per decoder that has the metric, with its label right of the plot."""
-    axis, label = BARS[metric]
-    frame = summary.frame.dropna(subset=metric)
-    if not len(frame):
+def bars(summary: Summary, metrics: Sequence[str]) -> Figure | None:
+    """Draw a bar per decoder with its interval, and its label right of the plot.
+
+    It shows the first of `metrics` (`SPEED` or `COST`) that is known, None if none is: a speedup
+    needs greedy, a predicted one and a cost need the costs of calls.
+    """
+    if not (known := known_of(summary.frame, metrics)):
         return None
+    axis, label = BARS[metric := known[0]]
+    frame = summary.frame.dropna(subset=metric)
     figure = style.new_figure(1.1 + 0.42 * len(frame))
     axes = figure.add_subplot()
     marks = style.decoder_marks(list(summary.frame.index))
@@ -386,16 +374,16 @@ def sweep_map(
     figure = style.new_figure(1.9 + 0.5 * len(orders[1]))
     panels = figure.subplots(1, len(shown), squeeze=False)[0]
     for axes, metric in zip(panels, shown, strict=True):
-        values = frame[metric].unstack().reindex(index=orders[1], columns=orders[0])
-        values, entry, less = values.to_numpy(float), METRICS[metric], metric in COST
-        at = np.unravel_index((np.nanargmin if less else np.nanargmax)(values), values.shape)
+        table = frame[metric].unstack().reindex(index=orders[1], columns=orders[0])
+        grid, entry, less = table.to_numpy(float), METRICS[metric], metric in COST
+        at = np.unravel_index((np.nanargmin if less else np.nanargmax)(grid), grid.shape)
         best = frame.loc[(orders[1][at[0]], orders[0][at[1]])]
         value, low, high = (best[metric + end] for end in ("", ".low", ".high"))
-        middle = (np.nanmin(values) + np.nanmax(values)) / 2
-        half = np.nanmax([np.nanmax(values) - np.nanmin(values), high - low]) / 2
+        middle = (np.nanmin(grid) + np.nanmax(grid)) / 2
+        half = np.nanmax([np.nanmax(grid) - np.nanmin(grid), high - low]) / 2
         limits = {"vmin": middle - half, "vmax": middle + half, "aspect": "auto"}
-        axes.imshow(values, cmap="cividis_r" if less else "cividis", **limits)
-        for (y, x), one in np.ndenumerate(values):
+        axes.imshow(grid, cmap="cividis_r" if less else "cividis", **limits)
+        for (y, x), one in np.ndenumerate(grid):
             if not np.isnan(one):
                 ink = "#000000" if (one > middle) != less else "#ffffff"
                 axes.text(x, y, cell(entry, {metric: one}), ha="center", va="center", color=ink)
@@ -424,5 +412,9 @@ def _all_runs(summaries: Sequence[Summary], decoder: str = "") -> tuple[Any, lis
     frames = dict(enumerate(summary.frame for summary in summaries))
     frame = pd.concat(frames, names=["run", "decoder"])
     frame = frame[frame.index.isin([decoder], level="decoder")] if decoder else frame
-    known = ([m for m in kind if frame[m].notna().any()] for kind in (SPEED, COST))
-    return frame, [metric for kind in known for metric in kind[:1]]
+    return frame, [*known_of(frame, SPEED)[:1], *known_of(frame, COST)[:1]]
+
+
+def known_of(frame: pd.DataFrame, metrics: Sequence[str]) -> list[str]:
+    """Return the metrics that a decoder has."""
+    return [metric for metric in metrics if frame[metric].notna().any()]

@@ -158,7 +158,8 @@ class Profile:
         """Return the main tables as text: "floor" (the smallest call of each model and context
         beside its floor), "steps" (means by decoder) and, if weights were prepacked, "packed" (the
         timings that decided it)."""
-        floor = _smallest(self.calls).drop(columns="spread_ms")
+        fewest = self.calls["nodes"] == self.calls.groupby("model")["nodes"].transform("min")
+        floor = self.calls[fewest].drop(columns="spread_ms")
         frames = {"floor": floor, "steps": self.steps.reset_index(), "packed": self.packed}
         return {name: _text(frame) for name, frame in frames.items() if frame.shape[1]}
 
@@ -202,11 +203,6 @@ class Profile:
         if steps := plots.step_time(self.steps):
             title, bars = f"Where a step's time goes · {self.facts.title}", f"{note} Numbers: %."
             style.save(style.with_title(steps, title, bars), self.folder.path / "step_time.png")
-
-
-def _smallest(calls: pd.DataFrame) -> pd.DataFrame:
-    """Return each model's calls with the fewest nodes, which the floor bounds."""
-    return calls[calls["nodes"] == calls.groupby("model")["nodes"].transform("min")]
 
 
 def packed_frame(packed: Mapping[str, Mapping]) -> pd.DataFrame:

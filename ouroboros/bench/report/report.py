@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,8 +32,8 @@ MOST_NAMED = 3
 MOST_TOKENS = 120_000
 """Tokens in the page's viewer over all runs, about 15 bytes each."""
 PLOTS = (
-    ("speedup", plots.speedup_bars, "Speedup over greedy."),
-    ("cost", plots.cost_bars, "Cost per token."),
+    ("speedup", partial(plots.bars, metrics=plots.SPEED), "Speedup over greedy."),
+    ("cost", partial(plots.bars, metrics=plots.COST), "Cost per token."),
     ("histogram", plots.acceptance_histograms,
      "Draft tokens accepted per step. Every step also yields one token of the target."),
     ("positions", plots.acceptance_by_position,
@@ -83,10 +84,11 @@ def make_report(folder: ResultsFolder) -> Summary:
     summary = summarise(load(folder.path))
     folder.write_json("summary.json", summary.to_dict())
     folder.write_text("summary.md", render("report.md", [run_section(summary)], [summary]))
-    calls = None if summary.facts.timed else plots.cost_bars(summary)
-    for name, figure in (("speedup.png", plots.speedup_bars(summary)), ("calls.png", calls)):
+    for name, metrics in (("speedup.png", plots.SPEED), ("calls.png", plots.COST)):
         (folder.path / name).unlink(missing_ok=True)
-        if figure is not None:
+        if summary.facts.timed and metrics is plots.COST:
+            continue
+        if figure := plots.bars(summary, metrics):
             style.with_title(figure, summary.facts.title, plots.note(summary))
             style.save(figure, folder.path / name)
     return summary

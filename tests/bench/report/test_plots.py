@@ -1,6 +1,7 @@
 """Plots of one run and of several, from hand-made samples."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from ouroboros.bench.report.summary import summarise
 
 ROWS = [row for pair in greedy_and_fast() for row in pair]
 PLOTS = [
-    *(plots.speedup_bars, plots.cost_bars, plots.time_shares),
+    *(partial(plots.bars, metrics=plots.SPEED), partial(plots.bars, metrics=plots.COST)),
+    plots.time_shares,
     *(plots.acceptance_histograms, plots.source_shares),
 ]
 
@@ -37,7 +39,7 @@ def without_limits(summary):
 
 
 def test_bars_are_in_the_order_of_the_table_and_labelled(summary_of):
-    (axes,) = plots.speedup_bars(summary_of()).axes
+    (axes,) = plots.bars(summary_of(), plots.SPEED).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["greedy", "fast"]
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([1.0, 2.5])
     assert axes.texts[1].get_text() == "2.50x · 1.2 tok/s"
@@ -56,7 +58,7 @@ def test_intervals_are_error_bars_only_where_they_are_known(summary_of):
     bare = without_limits(summary)
     assert "Error bars" in plots.note(summary) and "Error bars" not in plots.note(bare)
     assert np.isnan(style.reach(bare.frame, "latency_speedup")).all()
-    assert plots.speedup_bars(bare).axes[0].get_xlim()[1] > 2.5
+    assert plots.bars(bare, plots.SPEED).axes[0].get_xlim()[1] > 2.5
 
 
 def test_histograms_and_positions(summary_of):
@@ -120,9 +122,9 @@ def test_marks_do_not_depend_on_the_order_of_decoders():
 
 def test_a_figure_is_the_same_bytes_each_time(summary_of, tmp_path):
     summary = summary_of()
-    one, two = (style.inline_svg(plots.speedup_bars(summary)) for _ in range(2))
+    one, two = (style.inline_svg(plots.bars(summary, plots.SPEED)) for _ in range(2))
     assert one == two and "var(--ink)" in one and "xmlns" not in one
-    style.save(plots.speedup_bars(summary), tmp_path / "x.png", tmp_path / "x.svg")
+    style.save(plots.bars(summary, plots.SPEED), tmp_path / "x.png", tmp_path / "x.svg")
     assert (tmp_path / "x.png").stat().st_size > 5000 and (tmp_path / "x.svg").exists()
 
 
