@@ -176,6 +176,7 @@ def test_a_quantised_standin_computes_its_quantised_core(config):
 def test_a_profile_counts_the_bytes_that_are_stored(config):
     original, model = tiny(config, dtype=torch.bfloat16)
     layers = sum(w.numel() for w in original.model.layers.parameters() if w.ndim == 2)
+    assert type(model.get_output_embeddings()) is torch.nn.Linear
     found, plain = footprint(CachedModel(model)), footprint(CachedModel(original))
     scales = sum(len(w) for w in original.model.layers.parameters() if w.ndim == 2)
     assert layers - 8 * scales <= plain.weight_bytes - found.weight_bytes < layers
