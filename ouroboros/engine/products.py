@@ -29,8 +29,8 @@ except ImportError:  # a CPU build of torch
 BLOCKS = ((16, 512, 4, 3), (32, 256, 4, 4), (64, 128, 4, 4), (64, 256, 4, 3), (128, 128, 8, 3))
 """Outputs and weights of each that a program reads at a time, warps, and stages of its loop."""
 MOST_ROWS = 64  # of a program
-ROWS = (1, 16, 32, MOST_ROWS)  # numbers of rows up to which one choice holds
-MOST = {True: 256, False: MOST_ROWS}  # rows for which a kernel is tried: int8 weights, others
+ROWS = (1, 16, 32, MOST_ROWS, 256)  # numbers of rows up to which one choice holds
+MOST = {True: ROWS[-1], False: MOST_ROWS}  # rows for which a kernel is tried: int8 weights, others
 PACKED_ROWS = 8  # torch's int8 kernel for bfloat16 on a CPU is faster up to here
 TOLERANCE = 2e-2
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -54,7 +54,7 @@ def product(
     found = candidates(x, weight, scale, bias)
     if not x.is_cuda:
         return found["32 x 256"]()
-    size = next((size for size in ROWS if rows <= size), rows)
+    size = next(size for size in ROWS if rows <= size)
     key = (size, weight.shape, weight.dtype, x.dtype, x.device)
     if key not in _chosen:
         ms = times_ms(found)
