@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from ouroboros.baselines.rejection import Drawn, Rejection
 
+from ouroboros.calls import Roll, Steps
 from ouroboros.costs import Costs
-from ouroboros.decode import Roll, Steps
 from ouroboros.drafters.drafting import DraftLoop
 from ouroboros.drafters.ouroboros import default_costs
 from ouroboros.drafters.pool import check_range

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from ouroboros.baselines.speculative import Speculative
 from ouroboros.baselines.suffix_tree import END, SOURCE, PrefixKey, SuffixTree, check_state
 
-from ouroboros.decode import Steps
+from ouroboros.calls import Steps
 from ouroboros.drafters.pool import check_range, token_ids
 from ouroboros.engine.eager import read_alone
 from ouroboros.engine.model import CachedModel

@@ -3,9 +3,8 @@
 Every decoder is this loop with its own drafter. Drafters that draft with a small model run the same
 loop on that model. End-of-sequence and length rules are only here.
 
-A step is a generator: it yields requests for model calls and is resumed with the results. So the
-calls of several sequences can be made together (`together`), and a single sequence takes the same
-steps (`stream`).
+A step is a generator that yields its model calls (see `ouroboros.calls`). So several sequences can
+share calls (`together`), and a single sequence takes the same steps (`stream`).
 
 Invariant (lossless): the tokens equal those of standard decoding, whatever the drafter proposes,
 because a token is kept only if the target chose it after exactly the same tokens.
@@ -17,10 +16,9 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import count, islice
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-import torch
-
+from ouroboros.calls import Steps, alone, jointly, predict
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
 from ouroboros.select import NO_CHOICE, Ranked, TokenSelector, TopKRecorder, argmax
@@ -136,93 +134,6 @@ class StepRecorder:
         )
 
 
-class Request(NamedTuple):
-    """A model call that a step needs; the answer are its logits (see `CachedModel.score`)."""
-
-    model: CachedModel
-    sequence: CachedSequence
-    tokens: Sequence[int]
-    tree: TokenTree
-
-    def alone(self) -> torch.Tensor:
-        """Return the answer from a call for this sequence alone."""
-        return self.model.score(*self[1:])
-
-    def serve(self, calls: Sequence[Any]) -> Sequence[torch.Tensor]:
-        """Return the answers of requests of one model, by one call."""
-        return self.model.score_together([call[1:] for call in calls])
-
-
-class Roll(NamedTuple):
-    """Standard decoding of `new` tokens that a step needs; the answer are the tokens (see
-    `CachedModel.roll`)."""
-
-    model: CachedModel
-    sequence: CachedSequence
-    tokens: Sequence[int]
-    new: int
-    choose: TokenSelector
-
-    def alone(self) -> list[int]:
-        """Return the answer from calls for this sequence alone."""
-        return self.model.roll(*self[1:])
-
-    def in_requests(self) -> Generator[Request, torch.Tensor, list[int]]:
-        """Return the answer by one request per token."""
-        model, sequence, tokens, new, choose = self
-        text = list(tokens)
-        for _ in range(new):
-            root = TokenTree.chain(text[-1], ())
-            text += yield from predict(model, sequence, text, root, choose)
-            model.accept(sequence, [0])
-        return text[len(tokens) :]
-
-
-class Bid(NamedTuple):
-    """A decision about a joint call that a step needs: `decide` takes the `offer` of each sequence
-    that may use the call, and returns their answers. `drafting` says which model's call it is."""
-
-    decide: Callable[[list[Any]], Sequence[Any]]
-    offer: Any
-    drafting: bool
-
-    def alone(self) -> Any:
-        """Return the answer for this sequence alone."""
-        return self.decide([self.offer])[0]
-
-    def serve(self, calls: Sequence[Any]) -> Sequence[Any]:
-        """Return the answers of bids with one `decide`."""
-        return self.decide([call.offer for call in calls])
-
-
-T = TypeVar("T")
-Steps = Generator[Request | Roll | Bid, Any, T]
-"""A generator that yields requests, is resumed with their answers, and returns a result."""
-
-
-def predict(
-    model: CachedModel,
-    sequence: CachedSequence,
-    tokens: Sequence[int],
-    tree: TokenTree,
-    choose: TokenSelector | TopKRecorder,
-) -> Generator[Request, torch.Tensor, list[int]]:
-    """Return the token chosen after each node of a tree (-1 without logits), by one request and one
-    device-to-host copy."""
-    logits = yield Request(model, sequence, tokens, tree)
-    started = time.perf_counter()
-    rows = choose(logits, tokens, tree)
-    waited = time.perf_counter() - started
-    sequence.busy_s += waited
-    sequence.wait_s += waited
-    if len(rows) == len(tree):
-        return rows
-    chosen = [-1] * len(tree)
-    for node, token in zip(tree.logit_nodes, rows, strict=True):
-        chosen[node] = token
-    return chosen
-
-
 def proposed(drafter: Drafter, tokens: Sequence[int], left: int) -> Steps[TokenTree]:
     """Return a drafter's tree. Raises `ValueError` if `propose` returns anything else."""
     tree = drafter.propose(tokens, left)
@@ -234,20 +145,6 @@ def proposed(drafter: Drafter, tokens: Sequence[int], left: int) -> Steps[TokenT
             "TokenTree, such as TokenTree.chain(tokens[-1], drafted)"
         )
     return tree
-
-
-def alone(steps: Steps[T]) -> T:
-    """Return the result of a generator of requests; make each call for this sequence alone.
-
-    >>> alone(proposed(RootOnly(), [5, 7], 1)).tokens
-    (7,)
-    """
-    answer: Any = None
-    while True:
-        try:
-            answer = steps.send(answer).alone()
-        except StopIteration as end:
-            return end.value
 
 
 class Decoding:
@@ -408,79 +305,35 @@ def together(
         working = [decoding for decoding in live if decoding.left > 0]
         for decoding in working:
             decoding.capabilities.set_batch(len(working), number)
-        if size == 1 and on_error is None:
-            for decoding in working:
-                alone(decoding.step())
-        else:
-            _step_together(working, on_error)
+        started, steps = time.perf_counter(), [decoding.step() for decoding in working]
+        outcomes: list[StepRecord | Exception]
+        try:
+            outcomes = jointly(steps, live[0].model) if size > 1 else [alone(s) for s in steps]
+        except Exception as error:
+            outcomes = [error]
+        if size > 1:
+            _divide_time(working, outcomes, time.perf_counter() - started)
+        for decoding, outcome in zip(working, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                if on_error is None:
+                    raise outcome
+                decoding.left = 0
+                on_error(decoding, outcome)
         yield live
         live = [decoding for decoding in live if decoding.left > 0]
 
 
-def _step_together(
-    decodings: Sequence[Decoding], on_error: Callable[[Decoding, Exception], object] | None
+def _divide_time(
+    decodings: Sequence[Decoding], outcomes: Sequence[StepRecord | Exception], seconds: float
 ) -> None:
-    """Take one step of each decoding; divide its time equally among the records. Draft models are
-    called first, so that one target call serves all; bids are decided before their call."""
-    started = time.perf_counter()
-    steps = {decoding: _in_requests(decoding.step()) for decoding in decodings}
-    pending, done = dict[Decoding, Request | Bid](), list[Decoding]()
-
-    def turn(decoding: Decoding) -> int:
-        call = pending[decoding]
-        if isinstance(call, Bid):
-            return 0 if call.drafting else 2
-        return 3 if call.model is decoding.model else 1
-
-    def resume(decoding: Decoding, answer: Any) -> None:
-        step = steps[decoding]
-        try:
-            failed = isinstance(answer, Exception)
-            pending[decoding] = step.throw(answer) if failed else step.send(answer)
-            return
-        except StopIteration:
-            done.append(decoding)
-        except Exception as error:
-            if on_error is None:
-                raise
-            decoding.left = 0
-            on_error(decoding, error)
-        pending.pop(decoding, None)
-
-    for decoding in decodings:
-        resume(decoding, None)
-    while pending:
-        first = min(pending, key=turn)
-        now, key = turn(first), pending[first][0]  # the model, or the function that decides
-        served = {each: c for each, c in pending.items() if turn(each) == now and c[0] is key}
-        answers: Sequence[Any]
-        try:
-            answers = pending[first].serve(list(served.values()))
-        except Exception as error:
-            answers = [error] * len(served)
-        for decoding, answer in zip(served, answers, strict=True):
-            resume(decoding, answer)
-    seconds, records = time.perf_counter() - started, [each.trace.steps[-1] for each in done]
-    if rows := len(records):
-        names = ("draft_s", "verify_s", "wait_s")
-        shares = {name: sum(getattr(record, name) for record in records) / rows for name in names}
-        shares["host_s"] = seconds / rows - shares["draft_s"] - shares["verify_s"]
-        for decoding, record in zip(done, records, strict=True):
+    """Divide the time of a joint step equally among the records of its sequences."""
+    records = [record for record in outcomes if isinstance(record, StepRecord)]
+    rows, names = max(1, len(records)), ("draft_s", "verify_s", "wait_s")
+    shares = {name: sum(getattr(record, name) for record in records) / rows for name in names}
+    shares["host_s"] = seconds / rows - shares["draft_s"] - shares["verify_s"]
+    for decoding, record in zip(decodings, outcomes, strict=True):
+        if isinstance(record, StepRecord):
             decoding.trace.steps[-1] = replace(record, rows=rows, **shares)
-
-
-def _in_requests(steps: Steps[T]) -> Generator[Request | Bid, Any, T]:
-    """Return the result of a generator of requests; turn each `Roll` into requests."""
-    answer: Any = None
-    while True:
-        try:
-            wanted = steps.send(answer)
-        except StopIteration as end:
-            return end.value
-        if isinstance(wanted, Roll):
-            answer = yield from wanted.in_requests()
-        else:
-            answer = yield wanted
 
 
 def stream(

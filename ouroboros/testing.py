@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from ouroboros.decode import Drafter, RootOnly, Steps, check_drafter, decode, proposed
+from ouroboros.calls import Steps
+from ouroboros.decode import Drafter, RootOnly, check_drafter, decode, proposed
 from ouroboros.engine.model import CachedModel
 from ouroboros.select import Sampler, TokenSelector, argmax
 from ouroboros.trace import first_mismatch

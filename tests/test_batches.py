@@ -15,8 +15,9 @@ from ouroboros.baselines import Greedy, Speculative, SuffixDecoding
 from tiny import CONTEXT, VOCAB, RandomDrafter, build, llama, noisy, prompt_of
 
 from ouroboros import CachedModel, Ouroboros, OuroborosPaper
+from ouroboros.calls import alone
 from ouroboros.costs import Costs, Surface
-from ouroboros.decode import Decoding, RootOnly, alone, begin, decode, together
+from ouroboros.decode import Decoding, RootOnly, begin, decode, together
 from ouroboros.drafters.joint_budget import JointCosts, share_draft_call, share_nodes
 from ouroboros.select import Sampler, argmax
 from ouroboros.tree import TokenTree

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = (
     *("instantiate", "tree", "trace", "select"),
-    *("engine", "vocab", "decode", "processors", "standin", "costs"),
+    *("engine", "vocab", "calls", "decode", "processors", "standin", "costs"),
     *("audit", "drafters", "baselines", "model_wrappers", "decoder_factory"),
     *("generate", "testing", "reference_pair"),
     *("bench.tasks", "bench.metrics", "bench.run", "lm_eval", "inspect_ai"),
@@ -25,7 +25,7 @@ WITHOUT_TORCH = (
     *("tree", "trace", "costs.surface", "costs.costs"),
     *("drafters.pool", "drafters.draft_tree"),
 )
-METHOD = ("tree", "select", "engine", "decode", "costs", "audit", "drafters")
+METHOD = ("tree", "select", "engine", "calls", "decode", "costs", "audit", "drafters")
 
 
 def modules() -> dict[str, Path]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ouroboros.decode import Drafter, DrafterCapabilities, Steps, proposed
+from ouroboros.calls import Steps
+from ouroboros.decode import Drafter, DrafterCapabilities, proposed
 from ouroboros.engine.parallel.ranks import Ranks
 from ouroboros.select import Ranked, TokenSelector
 from ouroboros.tree import TokenTree

@@ -17,8 +17,8 @@ from typing import Literal
 
 import numpy as np
 
+from ouroboros.calls import Bid, Steps, predict
 from ouroboros.costs import Costs, Surface
-from ouroboros.decode import Bid, Steps, predict
 from ouroboros.drafters.draft_tree.candidates import Weights
 from ouroboros.drafters.draft_tree.state import RANKS, SIZES
 from ouroboros.drafters.draft_tree.tree_grower import TreeGrower, warm_up_jit

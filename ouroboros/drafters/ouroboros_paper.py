@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from ouroboros.decode import Steps
+from ouroboros.calls import Steps
 from ouroboros.drafters.drafting import DraftLoop
 from ouroboros.drafters.lookahead import Lookahead
 from ouroboros.drafters.pool import PhrasePool, check_pool, check_range

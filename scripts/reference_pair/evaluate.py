@@ -29,7 +29,8 @@ from ouroboros.bench.metrics.metrics import repetition
 from ouroboros.bench.run.config import Sampling, derive_seed
 from ouroboros.bench.run.loop import StopStrings, eos_ids, text_of
 from ouroboros.bench.tasks.humaneval import HumanEval
-from ouroboros.decode import RootOnly, alone, predict, stream
+from ouroboros.calls import alone, predict
+from ouroboros.decode import RootOnly, stream
 from ouroboros.engine.model import CachedModel
 from ouroboros.tree import TokenTree
 

@@ -15,8 +15,9 @@ from transformers import (
     TemperatureLogitsWarper,
 )
 
+from ouroboros.calls import alone
 from ouroboros.costs import Costs, Surface
-from ouroboros.decode import RootOnly, alone, decode, proposed
+from ouroboros.decode import RootOnly, decode, proposed
 from ouroboros.drafters.calibration import calibrate, with_weight_noise
 from ouroboros.drafters.draft_tree.candidates import Weights
 from ouroboros.drafters.ouroboros import Ouroboros

@@ -7,7 +7,8 @@ import copy
 import pytest
 from tiny import StepLog, llama, noisy, prompt_of
 
-from ouroboros.decode import RootOnly, alone, decode, proposed
+from ouroboros.calls import alone
+from ouroboros.decode import RootOnly, decode, proposed
 from ouroboros.drafters.ouroboros_paper import OuroborosPaper
 from ouroboros.drafters.pool import PhrasePool
 from ouroboros.engine.model import CachedModel

@@ -10,7 +10,8 @@ from ouroboros.baselines import SuffixDecoding
 from ouroboros.baselines.suffix import branches, chain
 from ouroboros.baselines.suffix_tree import END, SuffixTree
 
-from ouroboros.decode import alone, proposed
+from ouroboros.calls import alone
+from ouroboros.decode import proposed
 from ouroboros.engine.sequence import TreeModel
 from ouroboros.select import argmax
 

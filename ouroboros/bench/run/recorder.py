@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ouroboros.bench.metrics.trees import ProposedTree
-from ouroboros.decode import Drafter, Steps
+from ouroboros.calls import Steps
+from ouroboros.decode import Drafter
 from ouroboros.select import TokenSelector
 from ouroboros.tree import TokenTree
 

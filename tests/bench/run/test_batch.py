@@ -24,9 +24,9 @@ from ouroboros.bench.metrics.sample import step_s
 from ouroboros.bench.run.audit import audit_run, load_audit
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import FAILURES, SAMPLES
+from ouroboros.calls import alone as alone_
 from ouroboros.costs import Costs, Surface
 from ouroboros.decode import RootOnly, proposed
-from ouroboros.decode import alone as alone_
 from ouroboros.select import argmax
 
 SIZES = {"window_size": 3, "ngram_size": 4, "verification_set_size": 3}

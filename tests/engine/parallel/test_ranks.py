@@ -15,7 +15,8 @@ from tiny import RandomDrafter, llama, noisy, prompt_of
 from together import DRAFTERS, together
 
 from ouroboros import Sampler, argmax
-from ouroboros.decode import alone, decode, proposed
+from ouroboros.calls import alone
+from ouroboros.decode import decode, proposed
 from ouroboros.drafters.on_first_rank import OnFirstRank
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.parallel.ranks import (
