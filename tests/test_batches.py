@@ -182,6 +182,7 @@ class Offering:
     def __init__(self, gain: float, offer: Sequence[float] = (), costs: Costs = COSTS) -> None:
         self.joint, self.drafting_ms = JointCosts(costs, (100, 100), 4), 0.0
         self.offer, self.grower = np.array(offer), Ouroboros(costs=costs).grower
+        self.grower.start()
         self.grower.set_costs(self.joint.verify, self.joint.further_draft)
         self.grower.state.gain, self.grower.state.pending = gain, 2
 

@@ -105,8 +105,7 @@ class Ouroboros:
         self._joint_costs: dict[tuple[tuple[int, ...], int], JointCosts] = {}
         self.joint: JointCosts | None = None
         self.offer, self.drafting_ms = np.empty(0), 0.0
-        self._pause = self._paused = 0
-        self.planned = False  # whether the last step was more than plain decoding's
+        self._pause, self.planned = 0, False  # the latter: whether the last step was no pause
         self._proposed: TokenTree | None = None
         self._first_step, self._prompt_len = True, 0
 
@@ -145,7 +144,7 @@ class Ouroboros:
         self._prompt_len = self._prompt_len or len(tokens)
         shared, self.planned = self._batch_size > 1, False
         if shared and self._step % (1 << self._pause):
-            self._paused += 1
+            self.grower.count_plain_step()
             return TokenTree.chain(tokens[-1], ())
         self._update_costs(tokens)
         paused = self._guard is not None and self._guard.steps_left > 0 and not shared
@@ -157,8 +156,7 @@ class Ouroboros:
         if self._reading_pays(tokens, budget):
             assert draft is not None and sequence is not None
             room = draft.room(sequence, tokens)
-        grower.count_plain(self._paused)
-        self.drafting_ms, self._paused = 0.0, 0
+        self.drafting_ms = 0.0
         tree = grower.begin(tokens, budget - 1, room)
         while tree is not None:
             assert draft is not None and sequence is not None

@@ -268,18 +268,15 @@ def replay_together(
             yield own
 
     for live in together(decodings(), size):
-        steps = [(own.trace.steps[-1], len(own.trace.tokens)) for own in live]
-        steps = [(step, length - step.new) for step, length in steps]
-        rows = len(live)
-        verify_ms, draft_ms = costs.joint_step_ms(steps)
-        working = sum(getattr(places[own][1], "planned", True) for own in live)
-        hosting_ms = working * host_ms + (rows - working) * plain_ms
-        times = (draft_ms, verify_ms, hosting_ms)
-        for own in live:
-            shares = zip(("draft_s", "verify_s", "host_s"), times, strict=True)
-            own.trace.steps[-1] = replace(
-                own.trace.steps[-1], rows=rows, **{key: ms / 1e3 / rows for key, ms in shares}
-            )
+        rows, records = len(live), [own.trace.steps[-1] for own in live]
+        contexts = [len(own.trace.tokens) - own.trace.steps[-1].new for own in live]
+        verify_ms, draft_ms = costs.joint_step_ms(list(zip(records, contexts, strict=True)))
+        planned = sum(getattr(places[own][1], "planned", True) for own in live)
+        hosting_ms = planned * host_ms + (rows - planned) * plain_ms
+        shares_s = [ms / 1e3 / rows for ms in (draft_ms, verify_ms, hosting_ms)]
+        times = dict(zip(("draft_s", "verify_s", "host_s"), shares_s, strict=True))
+        for own, record in zip(live, records, strict=True):
+            own.trace.steps[-1] = replace(record, rows=rows, **times)
             run, drafter = places[own]
             if at_recorded_end(own, run):
                 free.append(drafter)
@@ -288,13 +285,12 @@ def replay_together(
 
 
 def _sample(run: RecordedRun, name: str, trace: DecodeTrace, text: str = "") -> Sample:
-    steps = tuple(trace.steps)
     return Sample(
         *(run.example, name, run.repeat, 0, len(run.prompt)),
         new_tokens=tuple(trace.new_tokens),
         text=text,
         finish=trace.finish,
-        steps=steps,
+        steps=tuple(trace.steps),
         group=run.group,
     )
 

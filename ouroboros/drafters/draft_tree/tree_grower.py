@@ -175,11 +175,10 @@ class TreeGrower:
         nodes = (tuple(values[:size].tolist()) for values in self._draft)
         return TokenTree.from_nodes(*nodes, logit_nodes=range(size - count, size))
 
-    def count_plain(self, steps: int) -> None:
-        """Count steps of plain decoding in the tokens per cost."""
-        if steps:
-            self.state.tokens += steps
-            self.state.cost += steps
+    def count_plain_step(self) -> None:
+        """Count a step of plain decoding in the tokens per cost."""
+        self.state.tokens += 1
+        self.state.cost += 1
 
     def decline(self) -> None:
         """Take back the tree that `begin` or `add_rankings` returned: it is not scored."""
