@@ -107,7 +107,7 @@ class Ouroboros:
         self.offer, self.drafting_ms = np.empty(0), 0.0
         self._pause, self.planned = 0, False  # the latter: whether the last step was no pause
         self._proposed: TokenTree | None = None
-        self._first_step, self._prompt_len = True, 0
+        self._prompt_len = 0
 
     def state_dict(self) -> dict:
         """Return the state kept between prompts: phrases and recycled predictions."""
@@ -124,11 +124,10 @@ class Ouroboros:
         elif self.pool_state == "cold":
             self.grower.forget()
         self._ranking = TopKRecorder(choose, RANKS)
-        self._cost_contexts = ()
-        self._proposed = None
+        self._cost_contexts, self._proposed = (), None
         if self._guard is not None:
             self._guard.begin_prompt()
-        self._first_step, self._prompt_len = True, 0
+        self._prompt_len = 0
         self.draft_sequence = self.draft.new_sequence() if self.draft is not None else None
         self.grower.start(seed=choose.noise_seed, temperature=choose.temperature)
 
@@ -140,8 +139,7 @@ class Ouroboros:
 
     def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
         """Return the tree with the best expected gain over cost, at most `budget` - 1 deep."""
-        first_step, self._first_step = self._first_step, False
-        self._prompt_len = self._prompt_len or len(tokens)
+        first_step, self._prompt_len = not self._prompt_len, self._prompt_len or len(tokens)
         shared, self.planned = self._batch_size > 1, False
         if shared and self._step % (1 << self._pause):
             self.grower.count_plain_step()
@@ -211,14 +209,10 @@ class Ouroboros:
         return READ_GAIN * to_come >= price * self.grower.tokens_per_cost
 
     def _update_costs(self, tokens: Sequence[int]) -> None:
-        """Use the call costs at each model's own context, looked up at its doublings, the draft's
-        corrected as the guard measured."""
-        guard, draft, sequence, size = (
-            self._guard,
-            self.draft,
-            self.draft_sequence,
-            self._batch_size,
-        )
+        """Use the call costs at each model's own context, looked up at its doublings, as corrected
+        by the guard."""
+        guard, size = self._guard, self._batch_size
+        draft, sequence = self.draft, self.draft_sequence
         start = draft.first_read(sequence, tokens) if draft and sequence else 0
         lengths = len(tokens), len(tokens) - start
         contexts = tuple(max(MIN_CONTEXT, 1 << (length - 1).bit_length()) for length in lengths)
@@ -239,11 +233,8 @@ class Ouroboros:
             self._cost_tables[contexts] = tuple(tables)
         target, drafting = self._cost_tables[contexts]
         if guard is not None:
-            drafting, node = (
-                [guard.draft_price * ms for ms in drafting],
-                guard.node_price * target[0],
-            )
-            if node:
+            drafting = [guard.draft_price * ms for ms in drafting]
+            if node := guard.node_price * target[0]:
                 target = [max(ms + node * i, target[0] / 2) for i, ms in enumerate(target)]
         self.grower.set_costs(target, drafting)
 

@@ -101,9 +101,7 @@ class TreeGrower:
         s.temperature, s.logit_scale = temperature, temperature or 1.0
         s.noisy, s.seed = int(seed is not None), seed or 0
 
-    def set_costs(
-        self, verify: Sequence[float] | np.ndarray, call: Sequence[float] | np.ndarray
-    ) -> None:
+    def set_costs(self, verify: Sequence[float], call: Sequence[float]) -> None:
         """Set the costs of calls of i + 1 nodes: `verify[i]` of the target, `call[i]` of the draft.
 
         The last value of each list holds for all larger calls. Costs are scaled such that a target
