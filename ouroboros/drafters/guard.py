@@ -31,7 +31,7 @@ class Guard:
     step times, as in replays, nothing is paused or corrected.
     """
 
-    LOSS, GAIN, PAUSE, SPIKE = 1.0, 4.0, 48, 2.5
+    LOSS, GAIN, PAUSE, SPIKE = 1.0, 4.0, 48, 2.0
     START, MOST, SHARE = 2.0, 8.0, 0.01
     STEPS, LIMIT, MOVED = 25, 2.0, 0.1
 
