@@ -25,7 +25,7 @@ class Guard:
       are plain until it is restored, and target calls are then priced as measured.
 
     A prompt's first step, which includes the prefill, is not counted. The first three steps of all
-    are plain. Time in which the draft reads text counts toward `credit` only.
+    are plain. Steps in which the draft reads text count toward `credit` only, all of their time.
     `draft_price` is the median of draft calls' measured times over their prices, within a factor
     LIMIT; `node_price` is the measured cost of a node beyond its price, in target calls. Without
     step times, as in replays, nothing is paused or corrected.
@@ -82,7 +82,8 @@ class Guard:
                 self.node_prices.append(extra / (step.scored - 1))
             if drafting and call_s and not reading:
                 self.draft_prices.append(step.draft_s / call_s * call / drafting)
-            gain = max(step.new - seconds / step_s, -self.SPIKE)
+            gain = step.new - seconds / step_s
+            gain = gain if reading else max(gain, -self.SPIKE)
             self.net += gain
             self.credit = min(self.credit + gain, self.MOST)
             self.lost = max(self.lost - (0.0 if reading else gain), -self.GAIN)

@@ -8,12 +8,11 @@ from ouroboros.drafters.guard import Guard
 from ouroboros.trace import StepRecord
 
 
-def observe(guard: Guard, new: int = 1, nodes: int = 1, seconds: float = 1.0, price: float = 1.0):
+def observe(guard: Guard, new=1, nodes=1, seconds=1.0, price=1.0, **counts):
     """Report a step of `nodes` nodes, whose target call was priced at `price` plain ones."""
     sources = ("target",) * new
-    guard.observe(
-        StepRecord(new - 1, nodes, new - 1, new, 0, sources, 0.0, seconds, 0.0), 1, price, 0
-    )
+    record = StepRecord(new - 1, nodes, new - 1, new, 0, sources, 0.0, seconds, 0.0, **counts)
+    guard.observe(record, 1.0, price, 0.0)
 
 
 def lose_a_prompt(guard: Guard) -> int:
@@ -44,7 +43,7 @@ def test_a_pause_ends_with_its_prompt_and_two_lost_prompts_begin_one_and_correct
     assert guard.steps_left == 0 and guard.credit >= 0
 
 
-def test_gains_allow_a_larger_loss_and_shorten_pauses():
+def test_gains_allow_a_larger_loss():
     poor, rich = Guard(), Guard()
     for guard, tokens in ((poor, 1), (rich, 4)):
         while guard.steps_left:
@@ -55,10 +54,6 @@ def test_gains_allow_a_larger_loss_and_shorten_pauses():
         observe(guard)
         observe(guard, nodes=9, seconds=3.5)
     assert poor.steps_left and not rich.steps_left
-    rich.begin_prompt()
-    assert lose_a_prompt(rich) == Guard.PAUSE
-    rich.begin_prompt()
-    assert rich.steps_left == 0, "one prompt alone pauses no other"
 
 
 def test_a_slow_step_counts_once():
@@ -69,3 +64,15 @@ def test_a_slow_step_counts_once():
         observe(guard, new=4, nodes=9)
     observe(guard, new=4, nodes=9, seconds=50.0)
     assert guard.steps_left == 0
+
+
+def test_one_prompt_alone_pauses_no_other_and_reading_pauses_no_prompt():
+    guard = Guard()
+    while guard.steps_left:
+        observe(guard)
+    for pauses in (False, True):
+        observe(guard, nodes=9)
+        observe(guard, nodes=9, seconds=6.0, draft_caught_up=200)
+        assert guard.steps_left == 0 > guard.credit
+        guard.begin_prompt()
+        assert bool(guard.steps_left) == pauses
