@@ -249,7 +249,8 @@ def begin(
     """Reset the drafter and return the decoding of a prompt, before its first step.
 
     Raises `ValueError` for a prompt that is empty, longer than the context or has unknown ids; for
-    a negative `max_new`; for a model in training mode; and for a drafter that lacks a method.
+    a negative `max_new`; for a target with a `prefill_limit`; for a model in training mode; and for
+    a drafter that lacks a method.
     """
     if not prompt:
         raise ValueError("the prompt is empty: give at least one token, such as the model's BOS")
@@ -264,6 +265,11 @@ def begin(
         raise ValueError(
             f"the prompt holds id {unknown[0]}, the model knows ids 0 to {target.vocab_size - 1}: "
             "give the ids of the model's own tokenizer"
+        )
+    if target.prefill_limit is not None:
+        raise ValueError(
+            f"the target's prefill_limit is {target.prefill_limit}; set it to None: a target reads "
+            "its whole prompt, a draft may read the end alone"
         )
     check_drafter(drafter)
     capabilities = DrafterCapabilities.of(drafter)

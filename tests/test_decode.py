@@ -345,6 +345,13 @@ def test_what_cannot_be_decoded_is_refused(pair, prompt, max_new, reason):
         decode(pair[1], RootOnly(), prompt, max_new=max_new)
 
 
+def test_a_target_that_reads_the_end_of_a_prompt_alone_is_refused(pair):
+    cached = CachedModel(copy.deepcopy(pair[0]))
+    cached.prefill_limit = 5  # as a draft's
+    with pytest.raises(ValueError, match="prefill_limit is 5; set it to None"):
+        decode(cached, RootOnly(), prompt_of(9), max_new=3)
+
+
 def test_a_model_in_training_mode_is_refused():
     target, draft = CachedModel(llama()), CachedModel(llama(1))
     for model in (target, draft):

@@ -134,11 +134,11 @@ def step_frame(samples: Iterable[Sample]) -> pd.DataFrame:
 
 def acceptance_record(steps: Sequence[StepRecord]) -> dict | None:
     """Return the acceptance of steps in the fields of vLLM's per-request records
-    (`metrics.speculative_decoding` of its responses, vllm-project/vllm#48915, and by draft length
-    #56278); None if no step had a draft.
+    (`metrics.speculative_decoding` of its responses, as vLLM's page "Per-Request Acceptance
+    Metrics" defines them); None if no step had a draft.
 
     Only steps with a draft count. A step's draft tokens are its deepest branch; index k of a
-    histogram counts the steps that accepted k of them.
+    histogram counts the steps that accepted k of them. `num_spec_tokens` is the longest draft.
 
     >>> steps = [StepRecord(2, 3, 2, 3, 1, (), 0, 0, 0), StepRecord(4, 5, 0, 1, 1, (), 0, 0, 0)]
     >>> acceptance_record(steps)["acceptance_histogram_by_draft_length"]

@@ -451,8 +451,6 @@ class StopStrings:
     def __init__(self, tokenizer, strings: Sequence[str]) -> None:
         if "" in strings:
             raise ValueError("a stop string is empty: it would end every completion at once")
-        if any("\N{REPLACEMENT CHARACTER}" in string for string in strings):
-            raise ValueError("a stop string has U+FFFD, as has every unfinished character: omit it")
         self.tokenizer, self.strings = tokenizer, tuple(strings)
         self._reach = max((len(s.encode()) for s in self.strings), default=0) + 4
         self._seen = 0
@@ -461,10 +459,14 @@ class StopStrings:
         """Return the length of the shortest prefix that contains a stop string, else None."""
         if not self.strings:
             return None
-        start = max(0, self._seen - self._reach)
-        if self._stops(new_tokens[start:]):
-            ends = range(self._seen + 1, len(new_tokens) + 1)
-            return next(end for end in ends if self._stops(new_tokens[start:end]))
+        # U+FFFD stands for part of a character: any text has it that is cut in the middle of one
+        partial = "\N{REPLACEMENT CHARACTER}" in "".join(self.strings)
+        start = 0 if partial else max(0, self._seen - self._reach)
+        ends = range(self._seen + 1, len(new_tokens) + 1)
+        if partial or self._stops(new_tokens[start:]):
+            found = next((end for end in ends if self._stops(new_tokens[start:end])), None)
+            if found is not None:
+                return found
         self._seen = len(new_tokens)
         return None
 
