@@ -16,7 +16,7 @@ DEVELOPED := .venv/developed
 .PHONY: bench test test-all check tune evidence figures docs clean
 
 bench: $(INSTALLED)
-	$(BIN)/ouroboros bench temperature=matched $(ARGS)
+	$(BIN)/ouroboros bench temperature=0.32 $(ARGS)
 
 test: QUICK := -m 'not slow'
 test test-all: $(DEVELOPED)

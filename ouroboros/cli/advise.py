@@ -6,6 +6,7 @@ The options are in conf/hydra/help/advise.yaml.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -21,7 +22,7 @@ from ouroboros.bench.replay.replay import OffTextRates
 from ouroboros.bench.run.config import Sampling
 from ouroboros.bench.run.folder import ResultsFolder, load_costs
 from ouroboros.bench.run.loop import Bench
-from ouroboros.bench.run.pair import PairSpec, fast_dtype, load_pair, model_path
+from ouroboros.bench.run.pair import PairSpec, dtype_of, load_pair, model_path
 from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.cli.common import check_sizes, new_folder, print_table
 from ouroboros.costs import Costs
@@ -49,8 +50,7 @@ def advise(options: dict) -> tuple[int, dict]:
     torch.set_num_threads(options["threads"] or torch.get_num_threads())
     overrides = list(HydraConfig.get().overrides.task)
     spec, machine = PairSpec.from_mapping(options["model"]), options["machine"]
-    device = spec.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = fast_dtype(device) if spec.dtype == "auto" else getattr(torch, spec.dtype)
+    dtype = dtype_of(spec)
     names = machine["shapes"] or spec.standin or {"target": spec.target, "draft": spec.draft}
     models = {role: (model_path(name), dtype) for role, name in names.items() if name}
     if options["costs"] and machine["bandwidth_gb_s"]:
@@ -122,9 +122,8 @@ def print_advice(
     again = (*KEPT, "task") if any(option.startswith("task=") for option in overrides) else KEPT
     kept = [one for one in overrides if one.lstrip("+").split("=")[0].split(".")[0] in again]
     kept += [f"++decoder.{name}.{key}={value}" for key, value in best.settings.items()]
-    quoted = (f"'{word}'" if set(word) & set("[]{}$ ") else word for word in kept)
     names = PLAIN if name == PLAIN else f"[{PLAIN},{name}]"
-    command = " ".join(["ouroboros bench", f'"decoder={names}"', *quoted])
+    command = shlex.join(["ouroboros", "bench", f"decoder={names}", *kept])
     print_table(pd.DataFrame(rows, columns=COLUMNS))
     print("", *why, sep="\n")
     print(f"\nbest here: {name}, {best.tokens_per_s:.1f} tokens/s predicted\n  {command}")

@@ -8,25 +8,40 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from omegaconf import OmegaConf
 
 from ouroboros.bench.report.report import make_report
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.identity import machine, sources_hash
+from ouroboros.bench.run.pair import Pair
 from ouroboros.bench.run.run import run, short_path
 from ouroboros.cli.main import SOME_FAILED
 from ouroboros.cli.report import print_summary
+from ouroboros.costs import Costs
+
+OWN_DEVICE = {
+    "RayLauncher": ["ray.remote.num_gpus"],
+    "SlurmLauncher": ["gpus_per_node", "additional_parameters.exclusive"],
+}
+"""Options by which a launcher gives each job a device of its own."""
 
 
 def bench(options: dict) -> tuple[int, dict | None]:
     """Run, write the report, print the tables."""
     config, probe = run_config(options)
-    result = run(config, say=_say, progress=True, probe=probe)
+
+    def measured(pair: Pair) -> Costs | None:
+        return Costs.load(probe) if probe and probe.exists() else None
+
+    result = run(config, say=_say, progress=True, measure_costs=measured)
+    costs = result.bench.costs
+    if probe and result.first and costs and "spread" in costs.about:
+        costs.save(probe)
     interrupted = 0 if result.finished else 130
     if not result.first:
         return interrupted, None
@@ -50,8 +65,8 @@ def bench(options: dict) -> tuple[int, dict | None]:
 
 
 def run_config(options: dict) -> tuple[RunConfig, Path | None]:
-    """Return this job's config and, in a sweep, the file of call costs that its jobs on the same
-    models share, so that jobs differ in settings, not in measured costs.
+    """Return this job's config and, in a timed sweep, the file of call costs that its jobs on the
+    same models share, so that jobs differ in settings, not in measured costs.
 
     Each job of a sweep has a results folder. Raises `ValueError` if a job is timed while others
     may share its device.
@@ -60,41 +75,26 @@ def run_config(options: dict) -> tuple[RunConfig, Path | None]:
     if hydra.mode != RunMode.MULTIRUN:
         return RunConfig.from_mapping(options), None
     sweep, device = Path(options["results_dir"] or hydra.sweep.dir), options["model"]["device"]
-    if options["timing"] and not alone(hydra.launcher, device=device, job=hydra.job.num):
-        name = hydra.launcher["_target_"].rpartition(".")[2]
+    launcher, number = hydra.launcher, hydra.job.num
+    name = launcher["_target_"].rpartition(".")[2]
+    own_device = [OmegaConf.select(launcher, key) or 0 for key in OWN_DEVICE.get(name, ())]
+    alone = name == "BasicLauncher" or device == f"cuda:{number}" or max(own_device, default=0) >= 1
+    if options["timing"] and not alone:
         raise ValueError(
             f"hydra's {name} runs jobs side by side on one device, so their times mean nothing: "
             "give timing=false (counts only), a device for each job, or no parallel launcher"
         )
-    folder = sweep / f"{hydra.job.num:03d}"
+    folder = sweep / f"{number:03d}"
     config = RunConfig.from_mapping({**options, "results_dir": str(folder)})
+    if config.costs or not config.timing:
+        return config, None
     calls = (asdict(config.model), config.threads, config.task.name, config.max_new)
     here = machine()
     made_by = (config.context_tokens, here["cpu"], here["gpus"], sources_hash())
     digest = hashlib.sha256(repr((*calls, *made_by)).encode()).hexdigest()[:8]
-    for old in sweep.glob("costs-*.json") if config.overwrite and hydra.job.num == 0 else ():
+    for old in sweep.glob("costs-*.json") if config.overwrite and number == 0 else ():
         old.unlink()
     return config, sweep / f"costs-{digest}.json"
-
-
-def alone(launcher: Mapping, *, device: str | None = None, job: int = 0) -> bool:
-    """Return whether a job of Hydra's `launcher` has its device to itself; False for unknown
-    launchers.
-
-    Slurm and Ray give a requested GPU to one job at a time, and Slurm an exclusive node. If the
-    device is `cuda:N`, where N is the job's number, no other job uses it.
-    """
-    extra, ray = launcher.get("additional_parameters") or {}, launcher.get("ray") or {}
-    gpus = (ray.get("remote") or {}).get("num_gpus") or 0
-    slurm = launcher.get("gpus_per_node") or launcher.get("gres") or extra.get("exclusive")
-    exclusive = {
-        "BasicLauncher": True,
-        "JoblibLauncher": launcher.get("n_jobs") == 1,
-        "SlurmLauncher": slurm,
-        "RayLauncher": gpus >= 1 or (ray.get("init") or {}).get("num_cpus") == 1,
-    }
-    name = str(launcher.get("_target_", "")).rpartition(".")[2]
-    return device == f"cuda:{job}" or bool(exclusive.get(name))
 
 
 def _say(line: str) -> None:

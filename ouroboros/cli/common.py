@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
     from ouroboros.bench.run.folder import ResultsFolder
 
-CALLERS = (ValueError, TypeError, OSError, HydraException, OmegaConfBaseException)
+CALLERS = (
+    *(ValueError, TypeError, OSError, HydraException, OmegaConfBaseException),
+    *(ImportError, KeyboardInterrupt),
+)
 """Errors that the caller can fix."""
 
 
@@ -82,24 +85,28 @@ def known(table: pd.DataFrame, missing: Any = None) -> pd.DataFrame:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's message on one line, without Hydra's list of search paths; for an unknown
-    option or config, add the closest match and the known names."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full: free some space and rerun; what was written is kept"
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.filename}: {error.strerror}; give another path"
-    text = str(error).strip() or type(error).__name__
-    text = " ".join(text.split("Config search path")[0].split())
-    if option := re.search(r"Could not override '([^']+)'", text):
+    """Return an error as one line, without Hydra's list of search paths; for an unknown option or
+    config, add the closest match and the known names."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted: what was written is kept; rerun with the same results_dir to resume"
+    text = " ".join((str(error).strip() or type(error).__name__).split())
+    if isinstance(error, ModuleNotFoundError):
+        package, remedy = str(error.name).split(".")[0], "pip install 'ouroboros-decoding[bench]'"
+        text = f"this needs {package}, which is not installed: {remedy}"
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        text = "the disk is full: free some space and rerun; what was written is kept"
+    elif isinstance(error, OSError) and error.strerror and error.filename:
+        text = f"{error.filename}: {error.strerror}; give another path"
+    elif option := re.search(r"Could not override '([^']+)'", text):
         parent = getattr(error.__cause__, "parent_node", None)
         options = sorted(map(str, parent)) if isinstance(parent, DictConfig) else []
         options = [key for key in options if key not in ("_target_", "hydra")]
         *path, name = option[1].split(".")
         names = unknown(name, options) if options else repr(name)
-        return f"{'.'.join(path) or 'the config'} has no option {names}; +{option[1]}=... adds one"
-    if config := re.search(r"Could not (?:load|find) '([\w/]+)/([^/']*)'", text):
-        return unknown_config(config[1], config[2])
-    return text
+        text = f"{'.'.join(path) or 'the config'} has no option {names}; +{option[1]}=... adds one"
+    elif config := re.search(r"Could not (?:load|find) '([\w/]+)/([^/']*)'", text):
+        text = unknown_config(config[1], config[2])
+    return text.split("Config search path")[0].strip()
 
 
 def unknown_config(group: str, name: str) -> str:

@@ -27,11 +27,11 @@ from ouroboros.bench.run.folder import load_costs
 from ouroboros.bench.run.loop import WARM_UP, eos_ids
 from ouroboros.bench.run.pair import load_pair
 from ouroboros.bench.run.prompts import prompt_ids
-from ouroboros.bench.run.run import measured_or_named
+from ouroboros.bench.run.run import build
+from ouroboros.bench.tasks.prompts import Prompts
 from ouroboros.bench.tasks.task import Example
 from ouroboros.cli.common import composed
 from ouroboros.decode import Drafter, DrafterCapabilities, stream
-from ouroboros.decoder_factory import decoder_factories, wants_costs
 from ouroboros.engine.model import CachedModel
 from ouroboros.trace import first_mismatch
 
@@ -140,27 +140,24 @@ def load_runners(config: RunConfig, prompt: str) -> list[Runner]:
     Raises `ValueError` for another engine's decoder and for a prompt that cannot be decoded.
     """
     pair = load_pair(config.model, with_draft=config.needs_draft)
-    target, tokenizer = pair.target, pair.target.tokenizer
-    ids, warm_up = (prompt_ids(tokenizer, e) for e in (Example("prompt", prompt), WARM_UP))
-    max_new = config.max_new or WARM_UP_TOKENS
+    target, example, task = pair.target, Example("prompt", prompt), Prompts(path="examples")
     costs = load_costs(config.costs)
-    if costs is None and any(map(wants_costs, config.decoder.values())):
-        costs = measured_or_named(pair, context=len(ids) + max_new, timing=config.timing)
-    factories = decoder_factories(config.decoder, pair.draft, costs, tokenizer=tokenizer)
-    choose = config.sampling.choose("prompt", 0, vocab=target.vocab_size)
-    options = {"choose": choose, "eos": eos_ids(target), "max_new": max_new}
+    bench = build(config, task, [example], pair, costs=costs)  # type: ignore[arg-type]
+    ids, warm_up = (prompt_ids(target.tokenizer, one) for one in (example, WARM_UP))
+    choose = bench.sampling.choose(example.id, 0, vocab=target.vocab_size)
+    options = {"choose": choose, "eos": eos_ids(target), "max_new": bench.max_new}
     runners: list[Runner] = []
-    for name, factory in factories.items():
+    for name, make in bench.decoders.items():
         if runners:  # the same weights, with a separate cache
             how: dict = {"engine": config.model.engine, "exact": config.model.exact}
-            how |= {"tokenizer": tokenizer, "max_len": target.max_len}
+            how |= {"tokenizer": target.tokenizer, "max_len": target.max_len}
             target = CachedModel(target.model, **how)
-        first, drafter = factory(), factory()
+        first, drafter = make(), make()
         if not isinstance(first, Drafter) or not isinstance(drafter, Drafter):
             raise ValueError(f"{name} runs on another engine: choose another decoder")
         for model in (target, DrafterCapabilities.of(drafter).draft):
             if model is not None:
-                model.prepare(len(ids) + max_new)
+                model.prepare(len(ids) + bench.max_new)
         for _ in stream(target, first, warm_up, max_new=WARM_UP_TOKENS, choose=choose):
             pass
         runners.append(Runner(name, target, drafter, ids, **options))

@@ -51,31 +51,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, summary in COMMANDS.items():
         commands.add_parser(name, help=summary, add_help=False)
     chosen, rest = parser.parse_known_args(argv)
-    name, code = chosen.command, 2
+    name = chosen.command
     try:
         if name in HYDRA:
             return run_hydra(name, rest)
         options = parser_of(name).parse_intermixed_args(rest)
         return run(name, options, as_json=vars(options).get("json", False))
-    except KeyboardInterrupt:
-        code = 130
-        line = "interrupted: what was written is kept; rerun with the same results_dir to resume"
-    except ImportError as error:
-        package = (error.name or "").split(".")[0]
-        if package == "ouroboros":
-            raise
-        line = f"error: {error}"  # a package that fails to import, as numba with a newer NumPy
-        if isinstance(error, ModuleNotFoundError):
-            remedy = "pip install 'ouroboros-decoding[bench]'"
-            line = f"error: this needs {package}, which is not installed: {remedy}"
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         from ouroboros.cli.common import CALLERS, one_line
 
         if not isinstance(error, CALLERS) or os.environ.get("HYDRA_FULL_ERROR"):
             raise
-        line = f"error: {one_line(error)}"
-    print(line, file=sys.stderr)
-    return code
+        stopped = isinstance(error, KeyboardInterrupt)
+        print(("" if stopped else "error: ") + one_line(error), file=sys.stderr)
+        return 130 if stopped else 2
 
 
 def run(name: str, options: Any, *, as_json: bool) -> int:
@@ -103,7 +92,7 @@ def run_hydra(name: str, argv: Sequence[str]) -> int:
     from ouroboros.cli.common import CALLERS, plain
 
     sys.argv = [f"ouroboros {name}", *(one for one in argv if one != "--json")]
-    failure: list[Exception] = []
+    failure: list[BaseException] = []
 
     def job(cfg) -> None:
         sweep = HydraConfig.get().mode == RunMode.MULTIRUN

@@ -17,7 +17,7 @@ from typing import Any
 STATE_FORMAT = "ouroboros-state-1"
 CONTEXT = 6  # tokens stored from before a phrase
 MAX_TOKEN = 1 << 22  # bound of token ids in files, since arrays are as long as the largest id
-REMEDY = "make a new file (in a run: save_pools=true), or start cold"
+REMEDY = "make a new file (a run with pool_state=task writes one), or start cold"
 
 
 def save_state(drafter: Any, path: str | Path, *, tokenizer_id: str) -> None:

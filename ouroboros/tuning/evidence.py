@@ -114,7 +114,8 @@ class Evidence:
     def _run(self, bench: Bench, drafter) -> Iterator[Sample]:
         """Yield samples of a live run; an `error` says where the text is not the recorded one."""
         for run, example in zip(self.recorded.runs, bench.examples, strict=False):
-            sample = bench.measure(drafter, example, 0)
+            (row,) = bench.measured([drafter], [(example, 0)])
+            sample = row.sample
             if not sample.error and tuple(sample.new_tokens) != run.new_tokens:
                 sample = replace(sample, error="the text is not greedy's: is this float32?")
             yield sample
@@ -173,8 +174,7 @@ def measured_evidence(
         with tqdm(total=2 * visits, desc="calls", unit="visit", leave=False) as bar:
             timed = Costs.measure_grid(bench.models, **grid, repeats=CALLS, on_visit=bar.update)
     makers = decoder_factories(configs, draft, timed, tokenizer=tokenizer)
-    bench = replace(bench, costs=timed, decoders=makers)
-    bench = replace(bench, record_trees=False, record_predictions=True)
+    bench = replace(bench, costs=timed, decoders=makers, record_predictions=True)
     with TemporaryDirectory() as place, tqdm(total=bench.total, desc="runs", leave=False) as bar:
         folder = ResultsFolder(place)
         bench.run(folder, lambda sample: bar.update())

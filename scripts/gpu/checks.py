@@ -37,7 +37,7 @@ from ouroboros.audit.reference_forward import plain_logits, recast
 from ouroboros.bench.metrics.sample import PLAIN
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.bench.run.identity import versions
+from ouroboros.bench.run.identity import provenance
 from ouroboros.bench.run.pair import PairSpec, load_pair
 from ouroboros.bench.run.prompts import prompt_ids
 from ouroboros.costs import Costs
@@ -289,7 +289,7 @@ def drafter_compiles() -> Check:
 
 
 def preflight(args: argparse.Namespace, sizes: Sizes, run: Callable) -> None:
-    run("versions", lambda: Check("versions", True, versions()))
+    run("versions", lambda: Check("versions", True, provenance()["versions"]))
     run("numba", drafter_compiles)
     grid = {"layouts": sizes.layouts[:2], "nodes": sizes.attention_nodes[::2]}
     run("attention", attention_agrees, args.device, torch.bfloat16, **grid, slots=sizes.slots[:2])

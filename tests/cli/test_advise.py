@@ -124,7 +124,7 @@ def test_the_widths_of_runs_are_read_from_their_trees(run_bench, saved_pair):
     assert run_bench(*names, *COUNTS, "audit=none", "results_dir=widths/000")[0] == 0
     with pytest.raises(SystemExit, match="no trees of lookahead"):
         read_widths(saved_pair / "widths", [1])
-    options = (*COUNTS, "record_trees=true", "audit=none", "overwrite=true")
+    options = (*COUNTS, "record_predictions=true", "audit=none", "overwrite=true")
     assert run_bench(*names, *options, "results_dir=widths/000")[0] == 0
     (width,) = read_widths(saved_pair / "widths", [1, 2])
     assert width["parts"][1] == pytest.approx(width["nodes"])

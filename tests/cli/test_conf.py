@@ -10,7 +10,6 @@ from hydra.utils import get_class
 
 from ouroboros import Ouroboros, argmax, standin, vocab
 from ouroboros.bench.report.gather import load, merge
-from ouroboros.bench.run import run as running
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import ResultsFolder
 from ouroboros.bench.run.identity import settings
@@ -137,15 +136,13 @@ def test_missing_models_are_named():
         load_pair(PairSpec("hf", "some/model", dtype="int99"), with_draft=False)
 
 
-def test_bench_end_to_end(run_bench, saved_pair, monkeypatch):
-    monkeypatch.setattr(running, "machine", lambda: {"cpu": "AMD EPYC"})
+def test_bench_end_to_end(run_bench, saved_pair):
     options = ["decoder=[greedy,ouroboros,hf_greedy]", "task.limit=2", "max_new=8", "threads=1"]
     options += ["model.dtype=float32", "results_dir=out"]
     code, out, err = run_bench(*options)
     assert code == 0, err
     document = json.loads(out.splitlines()[-1])
     assert document["finished"] and document["samples"] == 6
-    assert "float32 on an AMD processor" in err
     assert [row["unequal"] for row in document["decoders"].values()] == [0, 0, 0]
     folder = saved_pair / "out"
     made = {"run.json", "samples.jsonl", "audit.jsonl", "summary.json", "summary.md", "speedup.png"}
@@ -198,9 +195,7 @@ def test_every_experiment_has_a_rehearsal(name, run_bench, saved_pair):
 def test_a_carried_pool_is_saved_and_loaded_by_the_next_run(run_bench, saved_pair):
     tiny = ["decoder=ouroboros", "task.limit=2", "max_new=4", "threads=1"]
     state = "decoder.ouroboros.pool_state="
-    assert run_bench(*tiny, f"{state}task", "results_dir=unsaved")[0] == 0
-    assert not list((saved_pair / "unsaved").glob("pool-*"))
-    assert run_bench(*tiny, f"{state}task", "results_dir=saved", "save_pools=true")[0] == 0
+    assert run_bench(*tiny, f"{state}task", "results_dir=saved")[0] == 0
     pool = saved_pair / "saved" / "pool-ouroboros.json"
     assert json.loads(pool.read_text())["state"]["text"]
     run = json.loads((saved_pair / "saved" / "run.json").read_text())
@@ -209,7 +204,7 @@ def test_a_carried_pool_is_saved_and_loaded_by_the_next_run(run_bench, saved_pai
     assert run_bench(*tiny, *warm)[0] == 0
     pool.write_text("{}")
     code, _, err = run_bench(*tiny, *warm[:2], "results_dir=other")
-    assert code == 2 and "save_pools=true" in err
+    assert code == 2 and "pool.json holds no pool" in err
 
 
 def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair):
@@ -313,8 +308,3 @@ def test_a_recorded_run_has_the_options_and_classes_of_today(path):
         now = settings(RunConfig.from_mapping(recorded))
         assert recorded.pop("model").items() <= now.pop("model").items()
         assert recorded.items() <= now.items()
-
-
-def test_a_matched_temperature_is_the_shipped_pairs():
-    config = RunConfig.from_mapping(composed("temperature=matched"))
-    assert 0 < config.sampling.temperature < 1

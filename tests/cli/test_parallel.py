@@ -13,15 +13,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from processes import in_processes
-from together import together
 from tqdm import tqdm
 
 from ouroboros.bench.run.folder import ResultsFolder
-from ouroboros.bench.run.pair import Pair, PairSpec
-from ouroboros.bench.run.parallel import call_cost, on_own_device, shared_pair
+from ouroboros.bench.run.pair import PairSpec
+from ouroboros.bench.run.parallel import call_cost, on_own_device
 from ouroboros.cli.main import main
 from ouroboros.costs import Surface
-from ouroboros.drafters.on_first_rank import OnFirstRank
 from ouroboros.drafters.ouroboros import Ouroboros
 from ouroboros.engine.parallel.ranks import Ranks
 
@@ -71,7 +69,7 @@ def tokens(folder) -> dict:
 def test_two_processes_write_what_one_writes(job, run_bench, tmp_path):
     code, _, err = run_bench(*job(tmp_path / "one")[4:])
     assert code == 0, err
-    parallel = job(tmp_path / "two", "parallel=tree", "parallel_draft=first")
+    parallel = job(tmp_path / "two", "parallel=tree")
     (first, told), (other, quiet) = (
         value for _, value in in_processes(2, process(parallel, tmp_path), tmp_path)
     )
@@ -143,49 +141,19 @@ def test_what_cannot_be_parallel_is_refused_in_one_line(run_bench, monkeypatch, 
     assert code == 2 and [says in line for line in err.splitlines() if "error:" in line] == [True]
 
 
-def test_each_process_has_a_gpu_and_whole_models(monkeypatch):
+def test_each_process_has_a_gpu_and_whole_models_of_one_dtype(monkeypatch):
     """Published pairs are spread over all GPUs where one process runs them."""
-    spec = PairSpec("yi", "a/b", options={"device_map": "auto", "revision": "x"})
-    pair = SimpleNamespace(size=2)
+    spec = PairSpec("yi", "a/b", dtype="float32", options={"device_map": "auto", "revision": "x"})
+    ranks = SimpleNamespace(size=2, broadcast=lambda dtype: dtype)
     assert on_own_device(spec, Ranks()) is spec
-    assert on_own_device(spec, pair) == replace(spec, options={"revision": "x"})
+    assert on_own_device(spec, ranks) == replace(spec, options={"revision": "x"})
+    first = SimpleNamespace(size=2, broadcast=lambda dtype: "bfloat16")
+    assert on_own_device(replace(spec, dtype="auto"), first).dtype == "bfloat16"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert on_own_device(spec, pair).device == "cuda:1"
-    assert on_own_device(replace(spec, device="cuda:0"), pair).device == "cuda:0"
-
-
-def test_ranks_of_several_dtypes_are_refused():
-    def work(rank):
-        dtype = torch.bfloat16 if rank.rank else torch.float32
-        own = Pair(SimpleNamespace(dtype=dtype), None)
-        with pytest.raises(ValueError) as failed:
-            shared_pair(own, None, rank, None)
-        return str(failed.value)
-
-    said = "the ranks compute in different types (bfloat16 and float32): give one of them as"
-    assert all(text.startswith(said) for text in together(2, work))
-
-
-@pytest.mark.parametrize(("gpu", "drafting"), [(0, [OnFirstRank]), (None, [])])
-def test_gpus_draft_on_one_rank_unless_asked_otherwise(monkeypatch, job, tmp_path, gpu, drafting):
-    """Kernels that each rank tuned by its own clock round differently: drafts would part."""
-    monkeypatch.setattr("ouroboros.bench.run.run.own_gpu", lambda: gpu)
-    kinds: list[type] = []
-    real = OnFirstRank.__init__
-
-    def noted(self, *args):
-        kinds[:] = [OnFirstRank]
-        real(self, *args)
-
-    monkeypatch.setattr(OnFirstRank, "__init__", noted)
-
-    def work():
-        code, _ = process(job(tmp_path / "run", "parallel=tree", "task.limit=1"), tmp_path)()
-        return code, kinds
-
-    assert in_processes(2, work, tmp_path / "ranks") == [(0, (0, drafting))] * 2
+    assert on_own_device(spec, ranks).device == "cuda:1"
+    assert on_own_device(replace(spec, device="cuda:0"), ranks).device == "cuda:0"
 
 
 def test_costs_go_on_beyond_what_was_measured():

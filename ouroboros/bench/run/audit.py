@@ -59,7 +59,7 @@ def audit_run(
     rules = {name: DrafterCapabilities.of(decoder).rule for name, decoder in made.items()}
     in_law = {name for name, rule in rules.items() if rule(choose) is not choose}
     # With exact calls, this engine's decoders have no ties; other engines may.
-    tieless = {n for n, one in made.items() if isinstance(one, Drafter)} if job.target.exact else ()
+    tieless = {n for n, one in made.items() if job.target.exact and isinstance(one, Drafter)}
     rows = []
     for repeat, example in product(range(job.repeats), job.examples):
         keys = {name: (example.id, name, repeat) for name in job.decoders}
@@ -76,9 +76,11 @@ def audit_run(
             if not auditor.ready and (lacking := _lacking_bytes(job)):
                 gib = f"{lacking / 2**30:.0f} GiB more than is free"
                 short = Finding("not judged", f"copies in float64 and float32 need {gib}")
-                same = Finding("identical")
-                judged: dict = {None: short}
-                judged |= {n: same if ids == plain.new_tokens else short for n, ids in new.items()}
+                equal = {n: ids == plain.new_tokens for n, ids in new.items()}
+                judged: dict = {
+                    n: Finding("identical") if same else short for n, same in equal.items()
+                }
+                judged[None] = short
             else:
                 choose = job.sampling.choose(example.id, repeat, vocab=vocab)
                 judged, controlled = auditor.judge(
@@ -87,10 +89,10 @@ def audit_run(
             reference = judged.pop(None, Finding("reference"))
             if not controls and reference.verdict != "BUG":
                 reference = Finding("reference")
-            for name, one in judged.items():
-                if name in tieless and one.verdict == "numeric tie":
-                    reason = f"exact calls leave no ties; {one.reason}"
-                    judged[name] = replace(one, verdict="BUG", reason=reason)
+            for name in tieless & judged.keys():
+                if judged[name].verdict == "numeric tie":
+                    reason = f"exact calls leave no ties; {judged[name].reason}"
+                    judged[name] = replace(judged[name], verdict="BUG", reason=reason)
             findings = {PLAIN: reference, **judged, **findings}
         if findings:
             known = {name: one.to_dict() for name, one in findings.items()}

@@ -21,19 +21,17 @@ from ouroboros.bench.tasks.registry import TaskSpec
 from ouroboros.decoder_factory import check_decoders, needs_draft
 from ouroboros.instantiate import check_whole
 from ouroboros.processors import Processed
-from ouroboros.reference_pair import FOLDER
 from ouroboros.select import Sampler, TokenSelector, argmax
 
-SWITCHES = ("overwrite", "retry_failed", "save_pools", "timing", "record_predictions", "refill")
+SWITCHES = ("overwrite", "retry_failed", "timing", "record_predictions", "refill")
 CHOICES: dict[str, tuple] = {
     "audit": ("none", "differing", "all"),
     "parallel": ("tree", None),
     "parallel_draft": ("every", "first", "shared", None),
-    "record_trees": (True, False, None),
     **dict.fromkeys(SWITCHES, (True, False)),
 }
 RANGES = {
-    "temperature": (0.0, math.inf, "of 0 (greedy) or more, or matched"),
+    "temperature": (0.0, math.inf, "of 0 (greedy) or more"),
     "top_p": (1e-9, 1.0, "above 0, up to 1 (no cut)"),
     "min_p": (0.0, 1.0, "from 0 (no cut) to 1"),
     "repetition_penalty": (1e-9, math.inf, "above 0; 1 is none"),
@@ -69,13 +67,9 @@ class Sampling:
         vocabulary size."""
         choose: TokenSelector = argmax
         if self.temperature:
-            choose = Sampler(
-                temperature=self.temperature,
-                top_k=self.top_k,
-                top_p=self.top_p,
-                min_p=self.min_p,
-                seed=derive_seed(self.seed, example, sample),
-            )
+            cuts = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+            seed = derive_seed(self.seed, example, sample)
+            choose = Sampler(temperature=self.temperature, seed=seed, **cuts)  # type: ignore[arg-type]
         if self.repetition_penalty == 1.0:
             return choose
         penalty = RepetitionPenaltyLogitsProcessor(self.repetition_penalty)
@@ -113,19 +107,15 @@ class RunConfig:
     results_dir: str | None = None
     overwrite: bool = False
     retry_failed: bool = False
-    save_pools: bool = False
     timing: bool = True
     costs: str | Mapping | None = None
     published: Mapping | None = None
-    record_trees: bool | None = None
     record_predictions: bool = False
 
     @classmethod
     def from_mapping(cls, options: Mapping) -> RunConfig:
-        """Return the config for plain values, as conf/config.yaml and run.json hold them.
-
-        Missing options get their defaults; `temperature` may be "matched".
-        """
+        """Return the config for plain values, as conf/config.yaml and run.json hold them; missing
+        options get their defaults."""
         own = {"decoder": {}, **options}
         drawn = {f.name for f in fields(Sampling)}
         known = {f.name for f in fields(cls)} - {"sampling"} | drawn
@@ -137,16 +127,12 @@ class RunConfig:
             check_settings(name, own.get(name))
         own["model"] = PairSpec.from_mapping(own["model"])
         own["task"] = TaskSpec.from_mapping(own["task"])
-        sampling = {name: own.pop(name) for name in drawn & own.keys()}
-        if sampling.get("temperature") == "matched":
-            sampling["temperature"] = matched_temperature(own["model"].target)
-        return cls(sampling=Sampling(**sampling), **own)
+        return cls(sampling=Sampling(**{n: own.pop(n) for n in drawn & own.keys()}), **own)
 
     def to_mapping(self) -> dict:
         """Return plain values, as `from_mapping` takes them."""
         values = {**asdict(self), "task": self.task.to_mapping()}
-        sampling = values.pop("sampling")
-        return values | sampling
+        return values | values.pop("sampling")
 
     def replaced(self, overrides: Mapping[str, object]) -> RunConfig:
         """Return the config with some values replaced, given by dotted name."""
@@ -159,12 +145,6 @@ class RunConfig:
     def needs_draft(self) -> bool:
         """Whether a decoder drafts with a model."""
         return any(map(needs_draft, self.decoder.values()))
-
-    @property
-    def carried_pools(self) -> list[str]:
-        """The decoders that keep their phrase pool from prompt to prompt."""
-        states = {name: (d.get("pool_state"), d.get("state")) for name, d in self.decoder.items()}
-        return [name for name, state in states.items() if "task" in state]
 
     def files(self) -> dict[str, Path]:
         """Return the files and folders that the config names, by option; some may not exist."""
@@ -184,46 +164,23 @@ class RunConfig:
                 raise ValueError(f"{name}={value}: choose one of {known}")
         if self.record_predictions and self.timing:
             raise ValueError("record_predictions=true slows every step: give timing=false as well")
-        for name in ("options", "target_options", "draft_options"):
-            for plan in ("tp_plan", "distributed_config"):
-                if self.parallel and getattr(self.model, name).get(plan) is not None:
-                    raise ValueError(
-                        f"parallel=tree with model.{name}.{plan}: transformers would spread one "
-                        "model over all processes; leave one of the two out"
-                    )
         if self.batch_size > 1 and self.parallel:
-            raise ValueError(
-                f"parallel={self.parallel} decodes one sequence at a time: give batch_size=1"
-            )
-        if self.batch_size > 1 and self.carried_pools:
-            raise ValueError(
-                f"{self.carried_pools[0]} learns from prompt to prompt, so it decodes one at a "
-                "time: give batch_size=1, or state=prompt (pool_state=cold)"
-            )
+            raise ValueError("parallel=tree decodes one sequence at a time: give batch_size=1")
+        for name in ("options", "target_options", "draft_options") if self.parallel else ():
+            if plan := {"tp_plan", "distributed_config"} & getattr(self.model, name).keys():
+                raise ValueError(
+                    f"parallel=tree with model.{name}.{min(plan)}: transformers would spread one "
+                    "model over all processes; leave one of the two out"
+                )
         self.model.path("target")
         for name, own in self.decoder.items():
             check_settings(f"decoder.{name}", own)
         check_decoders(self.decoder)
-        if self.save_pools and not self.carried_pools:
-            raise ValueError(
-                "save_pools=true, but no decoder's pool outlives a prompt: give "
-                "decoder.ouroboros.pool_state=task, or leave save_pools out"
-            )
         for name, own in self.decoder.items():
-            state, pool, what = own.get("pool_state"), own.get("pool"), f"decoder.{name}"
-            if state == "loaded" and not pool:
-                raise ValueError(
-                    f"{what}.pool_state=loaded needs {what}.pool=<file>; a run with "
-                    f"{what}.pool_state=task and save_pools=true writes one"
-                )
-            if state == "cold" and pool:
-                raise ValueError(
-                    f"{what}.pool={pool}, but a cold start would empty it: give "
-                    f"{what}.pool_state=loaded or task"
-                )
             if own.get("verification") == "rejection" and self.sampling.repetition_penalty != 1.0:
                 raise ValueError(
-                    f"{what}.verification=rejection supports no repetition_penalty: give 1.0"
+                    f"decoder.{name}.verification=rejection supports no repetition_penalty: "
+                    "give 1.0"
                 )
 
 
@@ -231,13 +188,3 @@ def check_settings(name: str, value: object) -> None:
     """Raise `ValueError` unless `value`, the settings of `name`, is a mapping."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{name}={value}: give settings, as {{name: value}}")
-
-
-def matched_temperature(target: str | None) -> float:
-    """Return the temperature at which the reference pair repeats itself as often as a real model's
-    greedy text. Raises `ValueError` for other targets, where it is unknown."""
-    if target != "reference/target":
-        raise ValueError(
-            f"temperature=matched is known of reference/target, not of {target}: give a number"
-        )
-    return json.loads((FOLDER / "evaluation.json").read_text())["matched_temperature"]

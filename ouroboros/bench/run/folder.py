@@ -69,7 +69,7 @@ class ResultsFolder:
 
         Raises `ValueError` if another process holds the lock.
         """
-        new = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
         path = stored(self.path / name)
         with open(path, "a") as file:
@@ -82,9 +82,7 @@ class ResultsFolder:
             finally:
                 if new and list(self.path.iterdir()) == [path] and not path.stat().st_size:
                     path.unlink()
-                    with contextlib.suppress(OSError):
-                        for folder in new:
-                            folder.rmdir()
+                    os.removedirs(self.path)
 
     def check_open(
         self, facts: Mapping, *, overwrite: bool = False, retry_failed: bool = False
@@ -103,10 +101,11 @@ class ResultsFolder:
                 f"{self.path} holds a run with other settings, sources or environment ({what}): "
                 f"resume it as it was, {REMEDY}"
             )
-        if old.get("status") == "finished" and not retry_failed:
-            raise ValueError(f"{self.path} holds this run, already finished: {REMEDY}")
-        if old.get("status") == "finished" and not any(s.error for s in self.load_samples()):
-            raise ValueError(f"{self.path}: no sample failed, so nothing is to retry; {REMEDY}")
+        if old.get("status") == "finished":
+            if not retry_failed:
+                raise ValueError(f"{self.path} holds this run, already finished: {REMEDY}")
+            if not any(sample.error for sample in self.load_samples()):
+                raise ValueError(f"{self.path}: no sample failed, so nothing is to retry; {REMEDY}")
         return old
 
     def open_run(self, facts: dict, *, overwrite: bool = False, retry_failed: bool = False) -> dict:
@@ -117,9 +116,9 @@ class ResultsFolder:
         old = self.check_open(facts, overwrite=overwrite, retry_failed=retry_failed)
         if overwrite:
             (self.path / SAMPLES).write_bytes(b"")
-        stale = MADE if overwrite else (AUDIT, "audit.md")  # verdicts on samples measured again
-        for path in (path for name in stale for path in self.path.glob(name)):
-            path.unlink()
+        for name in MADE if overwrite else (AUDIT, "audit.md"):  # verdicts on other samples
+            for path in self.path.glob(name):
+                path.unlink()
         resumed = 0 if old is None else old.get("resumed", 0) + 1
         return self.save_run({**(old or facts), "resumed": resumed}, status="running")
 
@@ -136,22 +135,15 @@ class ResultsFolder:
             raise ValueError(f"{self.path} is not a results folder: it has no {RUN}")
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            tables = ("config", "contents", "task", "model", "sampling", "provenance")
-            if not all(isinstance(found.get(table, {}), dict) for table in tables):
-                raise ValueError("a value where a table was")
-        except (ValueError, AttributeError) as error:
+            for table in ("config", "contents", "task", "model", "sampling", "provenance"):
+                {**found.get(table, {})}  # raises for a value where a table was
+        except (ValueError, AttributeError, TypeError) as error:
             raise ValueError(f"{path} is damaged ({error}): use another results_dir") from error
         return found
 
     def pool_path(self, decoder: str) -> Path:
         """Return the file of a decoder's phrase pool."""
         return self.path / f"pool-{decoder}.json"
-
-    def drop_pools(self) -> None:
-        """Remove the phrase pools, unless a sample failed and its retry needs them."""
-        if not any(sample.error for sample in self.load_samples()):
-            for path in self.path.glob("pool-*.json*"):
-                path.unlink()
 
     def write_tokenizer(self, tokenizer) -> None:
         """Write a tokenizer, if it is a fast one."""
@@ -161,9 +153,8 @@ class ResultsFolder:
 
     def load_tokenizer(self) -> Tokenizer | None:
         """Return the tokenizer that the run wrote; None if it wrote none."""
-        if not (path := self.path / TOKENIZER).exists():
-            return None
-        return Tokenizer.from_buffer(gzip.decompress(path.read_bytes()))
+        path = self.path / TOKENIZER
+        return Tokenizer.from_buffer(gzip.decompress(path.read_bytes())) if path.exists() else None
 
     def write_json(self, name: str, data: dict) -> None:
         """Write a whole JSON file, or nothing at all."""
@@ -191,8 +182,7 @@ class ResultsFolder:
 
     def add_predictions(self, key: SampleKey, predictions: Mapping[PrefixKey, int]) -> None:
         """Append a sample's predictions."""
-        rows = [(along, off, token) for (along, off), token in predictions.items()]
-        self.append(PREDICTIONS, {"predictions": rows}, key)
+        self.append(PREDICTIONS, {"predictions": [(*k, t) for k, t in predictions.items()]}, key)
 
     def add_trees(self, key: SampleKey, steps: Sequence[ProposedTree]) -> None:
         """Append a sample's trees, up to the file's size limit."""
@@ -201,13 +191,10 @@ class ResultsFolder:
             return
         names = list(dict.fromkeys(name for step in steps for name in step.tree.source))
         for tree, accepted, then in steps:
-            row = {
-                **{"tokens": tree.tokens, "parents": tree.parents, "path": accepted, "then": then},
-                "probability": [round(float(share), 4) for share in tree.probability],
-                "source": [names.index(name) for name in tree.source],
-                "probe": sorted(tree.probe),
-            }
-            rows.append({key: value for key, value in row.items() if value not in ((), [])})
+            row = {"tokens": tree.tokens, "parents": tree.parents, "path": accepted, "then": then}
+            row["probability"] = [round(float(share), 4) for share in tree.probability]
+            row |= {"source": list(map(names.index, tree.source)), "probe": sorted(tree.probe)}
+            rows.append({name: value for name, value in row.items() if value not in ((), [])})
         self.append(TREES, {"sources": names, "steps": rows}, key)
 
     def load_samples(self) -> list[Sample]:
@@ -235,14 +222,14 @@ class ResultsFolder:
     def load_trees(self) -> dict[SampleKey, list[ProposedTree]]:
         """Return the trees on disk by sample key, one per step; the newest of each key."""
 
+        def step(one: dict, names: Sequence[str]) -> ProposedTree:
+            nodes = tuple(one["tokens"]), tuple(one["parents"]), frozenset(one.get("probe", ()))
+            sources = tuple(names[index] for index in one.get("source", ()))
+            tree = TokenTree(*nodes, sources, probability=tuple(one.get("probability", ())))
+            return ProposedTree(tree, tuple(one["path"]), one["then"])
+
         def parse(row: dict) -> tuple:
-            steps = []
-            for one in row["steps"]:
-                sources = tuple(row["sources"][index] for index in one.get("source", ()))
-                nodes = tuple(one["tokens"]), tuple(one["parents"]), frozenset(one.get("probe", ()))
-                tree = TokenTree(*nodes, sources, probability=tuple(one.get("probability", ())))
-                steps.append(ProposedTree(tree, tuple(one["path"]), one["then"]))
-            return tuple(row["key"]), steps
+            return tuple(row["key"]), [step(one, row["sources"]) for one in row["steps"]]
 
         return dict(read_lines(self.path / TREES, parse))
 

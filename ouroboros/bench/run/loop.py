@@ -1,18 +1,16 @@
 """The run loop: every decoder on every prompt, interleaved so that drift affects all alike.
 
-All decoders run on a prompt before the next prompt starts, and the decoder that goes first rotates.
-Invariants:
+Decoders take turns by batch: all decode the same `batch_size` prompts before the next ones start
+(with `refill`, `REFILLED` times as many), and the decoder that goes first rotates. Invariants:
 
 - Nothing is cached between samples except phrase pools that a decoder carries over.
-- Each sample is on disk before the next one begins. A failure is recorded; the run continues.
+- Each sample is on disk before the next step after its end. A failure is recorded; the run
+  continues.
 - Carried pools are saved after each sample's line, so they are never ahead of the samples. A run
   killed in between resumes without that sample's phrases.
 - Later turns of a conversation continue the first decoder's answers, so that all decoders get the
   same prompt.
 - Every completion is truncated at its first stop string, which depends only on its tokens.
-
-With a `batch_size` above 1, decoders alternate by as many prompts (with `refill`, `REFILLED` times
-as many), which they decode together. A sample is on disk before the next step after its row's end.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from ouroboros import vocab
 from ouroboros.bench.metrics.meter import Meter
@@ -35,19 +32,14 @@ from ouroboros.bench.run.prompts import Answers, check_ids, longest, prompt_ids
 from ouroboros.bench.run.recorder import Recorder
 from ouroboros.bench.tasks.task import Example, Task
 from ouroboros.costs import Costs
-from ouroboros.decode import Decoding, begin, stream, together
+from ouroboros.decode import Decoding, begin, together
 from ouroboros.decoder_factory import Decoder, DecoderFactory, Peer
 from ouroboros.drafters.pool import load_state, save_state
 from ouroboros.engine.model import CachedModel
+from ouroboros.select import TokenSelector, argmax
 from ouroboros.trace import DecodeTrace, cut
 
-WARM_UP = Example(
-    "warm-up",
-    "from collections import deque\n\n\ndef running_mean(values, width):\n"
-    '    """Yield the mean of each window of `width` values.\n\n'
-    "    >>> list(running_mean([2, 4, 6], 2))\n    [3.0, 5.0]\n"
-    '    """\n    window = deque(maxlen=width)\n',
-)
+WARM_UP = Example("warm-up", "def mean(values):\n    return sum(values) / len(values)\n\n\ndef me")
 WARM_UP_TOKENS = 32
 REFILLED = 4  # prompts for each place of a batch between two decoders
 
@@ -56,7 +48,7 @@ REFILLED = 4  # prompts for each place of a batch between two decoders
 class Bench:
     """A run with everything loaded: models, task, decoders.
 
-    The caches of all `models` are emptied before each sample; `costs` are the decoders' costs, if
+    The caches of all `models` are emptied before each batch; `costs` are the decoders' costs, if
     any. The other options are those of `RunConfig`. Raises `ValueError` if the examples need a chat
     template that the tokenizer lacks, if a prompt has a token id outside the vocabulary, and if the
     task, a model or a decoder cannot have a `batch_size` above 1.
@@ -71,7 +63,6 @@ class Bench:
     repeats: int = 1
     sampling: Sampling = field(default_factory=Sampling)
     record_predictions: bool = False
-    record_trees: bool | None = None
     costs: Costs | None = None
     batch_size: int = 1
     refill: bool = False
@@ -113,10 +104,10 @@ class Bench:
         """The meter of time, memory and energy."""
         return Meter(self.models)
 
-    def turns(self) -> Iterator[tuple[Example, str, int, int]]:
-        """Yield (example, decoder, repeat, order) in the order of measurement.
+    def batches(self) -> Iterator[tuple[str, int, int, Sequence[Example]]]:
+        """Yield (decoder, repeat, order, examples) in the order of measurement.
 
-        The list of decoders is rotated by one from each prompt, or batch, to the next.
+        The list of decoders is rotated by one from each batch of examples to the next.
         """
         names = list(self.decoders)
         size = self.batch_size * (REFILLED if self.refill and self.batch_size > 1 else 1)
@@ -124,8 +115,7 @@ class Bench:
             for start in range(0, len(self.examples), size):
                 first = (start // size + repeat) % len(names)
                 for order, name in enumerate([*names[first:], *names[:first]]):
-                    for example in self.examples[start : start + size]:
-                        yield example, name, repeat, order
+                    yield name, repeat, order, self.examples[start : start + size]
 
     def run(
         self,
@@ -143,16 +133,18 @@ class Bench:
         done = {s.key: s for s in folder.load_samples() if not (retry_failed and s.error)}
         for sample in done.values():
             on_sample(sample)
-        missing = [turn for turn in self.turns() if (turn[0].id, *turn[1:3]) not in done]
-        names = dict.fromkeys(name for _, name, *_ in missing)
+        missing = [
+            (name, repeat, order, left)
+            for name, repeat, order, examples in self.batches()
+            if (left := [e for e in examples if (e.id, name, repeat) not in done])
+        ]
+        names = dict.fromkeys(name for name, *_ in missing)
         for model in self.models if missing else ():
             model.prepare(longest(self.target.tokenizer, self.examples) + self.max_new)
-        places = range(self.batch_size)
-        warm_up = replace(self, max_new=min(self.max_new, WARM_UP_TOKENS))
+        short = replace(self, max_new=min(self.max_new, WARM_UP_TOKENS))
         for name in names:
-            made = [self.decoders[name]() for _ in places]
-            list(warm_up.measured(made, [(WARM_UP, 0)] * self.batch_size))
-        decoders = {name: [self.decoders[name]() for _ in places] for name in names}
+            list(short.measured(self._made(name), [(WARM_UP, 0)] * self.batch_size))
+        decoders = {name: self._made(name) for name in names}
         carried: dict[str, Any] = {
             name: one
             for name, (one, *_) in decoders.items()
@@ -163,212 +155,150 @@ class Bench:
             if (path := folder.pool_path(name)).exists():
                 load_state(carried[name], path, tokenizer_id=tokenizer_id)
         answers = Answers(self.task, self.examples, next(iter(self.decoders)), done)
-        number = max((sample.batch for sample in done.values()), default=0)
-        for (name, repeat, order), turns in groupby(missing, key=lambda turn: turn[1:]):
-            trees, number = self.record_trees is not False and repeat == 0, number + 1
-            record = trees or self.record_predictions
-            asked = [(example, repeat) for example, *_ in turns]
-            found = self.measured(decoders[name], asked, answers, number, record=record)
-            for sample, decoder, failure in found:
-                sample = replace(sample, decoder=name, order=order)
+        last = max((sample.batch for sample in done.values()), default=0)
+        for number, (name, repeat, order, left) in enumerate(missing, start=last + 1):
+            batch = [(example, repeat) for example in left]
+            for row in self.measured(decoders[name], batch, answers, number=number):
+                sample = replace(row.sample, decoder=name, order=order)
                 done[sample.key] = sample
-                if failure:
-                    folder.append(FAILURES, {"traceback": failure}, sample.key)
-                if isinstance(decoder, Recorder) and self.record_predictions:
-                    folder.add_predictions(sample.key, decoder.predictions(sample.new_tokens))
-                if isinstance(decoder, Recorder) and trees:
-                    steps = decoder.trees()[: len(sample.steps)]
-                    proposed = [step.tree for step in steps if len(step.tree) > 1]
-                    if any(tree.probability or self.record_trees for tree in proposed):
-                        folder.add_trees(sample.key, steps)
+                if row.failure:
+                    folder.append(FAILURES, {"traceback": row.failure}, sample.key)
+                elif row.recorder is not None:
+                    self._record(folder, sample, row.recorder)
                 folder.append(SAMPLES, sample.to_dict())
                 if name in carried:
                     save_state(carried[name], folder.pool_path(name), tokenizer_id=tokenizer_id)
                 on_sample(sample)
 
+    def _made(self, name: str) -> list[Decoder]:
+        """Return new decoders of a name, one for each place of a batch."""
+        return [self.decoders[name]() for _ in range(self.batch_size)]
+
+    def _record(self, folder: ResultsFolder, sample: Sample, recorder: Recorder) -> None:
+        """Write a sample's predictions, if the run records them, and its trees: those of the first
+        repeat, if they have node probabilities or the run records predictions."""
+        if self.record_predictions:
+            folder.add_predictions(sample.key, recorder.predictions(sample.new_tokens))
+        steps = recorder.trees()[: len(sample.steps)]
+        trees = [step.tree for step in steps if len(step.tree) > 1 and sample.repeat == 0]
+        if any(tree.probability or self.record_predictions for tree in trees):
+            folder.add_trees(sample.key, steps)
+
     def measured(
         self,
         decoders: Sequence[Decoder],
-        asked: Sequence[tuple[Example, int]],
+        batch: Sequence[tuple[Example, int]],
         answers: Answers | None = None,
-        number: int = 0,
         *,
-        record: bool = False,
-    ) -> Iterator[Outcome]:
-        """Decode (example, repeat) pairs; yield each sample when it has ended.
+        number: int = 0,
+    ) -> Iterator[Row]:
+        """Decode (example, repeat) pairs together, from empty caches, by a decoder for each place;
+        yield each row when it has ended. A failure becomes the `error` of the row's sample.
 
-        `decoders` has one decoder per row of a batch; `number` is the number of the batch.
+        Later turns of a conversation need `answers`. `number` is that of the batch. The time
+        between two rows, in which samples are written, does not count.
         """
-        if self.batch_size > 1:
-            method = self._by_peer if isinstance(decoders[0], Peer) else self._together
-            yield from method(decoders, asked, number, record)
-            return
-        (one,) = decoders
-        for example, repeat in asked:
-            failures, decoder = list[str](), one
-            if record and not isinstance(one, Peer):
-                decoder = Recorder(one)
-            sample = self.measure(decoder, example, repeat, answers, on_error=failures.append)
-            yield Outcome(sample, decoder, "".join(failures))
-
-    def measure(
-        self,
-        decoder: Decoder,
-        example: Example,
-        repeat: int,
-        answers: Answers | None = None,
-        on_error: Callable[[str], object] = lambda traceback: None,
-    ) -> Sample:
-        """Decode one example from empty caches; a failure becomes the sample's `error`, and its
-        traceback goes to `on_error`.
-
-        Later turns of a conversation need `answers`.
-        """
-        sample = Sample(example.id, "", repeat, 0, 0, group=example.group)
-        tokenizer, ttft_s = self.target.tokenizer, None
-        try:
-            asked = example if answers is None else answers.with_history(example, repeat)
-            prompt = prompt_ids(tokenizer, asked)
-            sample = replace(sample, prompt_tokens=len(prompt))
-            limits = self._limits(prompt, example, repeat)
-            stop = StopStrings(tokenizer, self.task.stop)
-            for model in self.models:
-                model.empty()
-            started = self.meter.start()
-            if isinstance(decoder, Peer):
-                trace = decoder.run(self.target, prompt, **limits, stop=stop)
-                keep = StopStrings(tokenizer, self.task.stop)(trace.new_tokens)
-                ttft_s = step_s(trace.steps[0]) if trace.steps else None
-            else:
-                for trace in stream(self.target, decoder, prompt, **limits):
-                    if ttft_s is None and trace.steps:
-                        ttft_s = time.perf_counter() - started
-                    keep = stop(trace.new_tokens)
-                    if keep is not None:
-                        break
-            sample = replace(sample, **self.meter.stop(), ttft_s=ttft_s)
-            return completed(sample, trace, keep, tokenizer)
-        except Exception as error:
-            sample, reason = failed(sample, error)
-            on_error(reason)
-            return sample
-
-    def _limits(self, prompt: Sequence[int], example: Example, repeat: int) -> dict[str, Any]:
-        """Return what `stream` takes besides model, decoder and prompt, whose ids are checked."""
-        known = self.target.vocab_size
-        check_ids(prompt, known, example.id)
-        choose = self.sampling.choose(example.id, repeat, vocab=known)
-        return {"max_new": self.max_new, "eos": eos_ids(self.target), "choose": choose}
-
-    def _together(
-        self, decoders: Sequence[Any], asked: Sequence, number: int, record: bool
-    ) -> Iterator[Outcome]:
-        """Measure pairs together, a row each; see `measured`. The time between two outcomes, in
-        which samples are written, does not count."""
-        free, rows, clock, unbegun = list(decoders), dict[Decoding, Row](), 0.0, list[Outcome]()
-        tokenizer = self.target.tokenizer
-
-        def begun() -> Iterator[Decoding]:
-            for example, repeat in asked:
-                sample = Sample(example.id, "", repeat, 0, 0, group=example.group)
-                sample = replace(sample, batch_size=self.batch_size, batch=number)
-                sample = replace(sample, began_s=clock, ended_s=clock)
-                decoder = Recorder(free[-1]) if record else free[-1]
-                try:
-                    prompt = prompt_ids(tokenizer, example)
-                    sample = replace(sample, prompt_tokens=len(prompt))
-                    limits = self._limits(prompt, example, repeat)
-                    own = begin(self.target, decoder, prompt, **limits)
-                except Exception as error:
-                    sample, reason = failed(sample, error)
-                    unbegun.append(Outcome(sample, decoder, reason))
-                    continue
-                stop = StopStrings(tokenizer, self.task.stop)
-                rows[own] = Row(sample, decoder, free.pop(), stop)
-                yield own
-
-        def fail(own: Decoding, error: Exception) -> None:
-            rows[own].error = error
-
+        rows, tokenizer, known = list[Row](), self.target.tokenizer, self.target.vocab_size
+        for example, repeat in batch:
+            row = Row(
+                Sample(
+                    *(example.id, "", repeat, 0, 0),
+                    group=example.group,
+                    batch_size=self.batch_size,
+                    batch=number if self.batch_size > 1 else 0,
+                ),
+                StopStrings(tokenizer, self.task.stop),
+            )
+            try:
+                asked = example if answers is None else answers.with_history(example, repeat)
+                row.prompt = prompt_ids(tokenizer, asked)
+                row.note(prompt_tokens=len(row.prompt))
+                check_ids(row.prompt, known, example.id)
+                row.choose = self.sampling.choose(example.id, repeat, vocab=known)
+                rows.append(row)
+            except Exception as error:
+                yield row.fail(error)
         for model in self.models:
             model.empty()
         self.meter.start()
-        steps = together(begun(), self.batch_size, refill=self.refill, on_error=fail)
+        limits = {"max_new": self.max_new, "eos": eos_ids(self.target)}
+        method = self._by_peer if isinstance(decoders[0], Peer) else self._together
+        yield from method(decoders, rows, limits)
+
+    def _together(
+        self, decoders: Sequence[Any], rows: Sequence[Row], limits: dict
+    ) -> Iterator[Row]:
+        """Yield rows decoded by this engine's decoders, in joint steps; see `measured`."""
+        free, live, clock, refused = list(decoders), dict[Decoding, Row](), 0.0, list[Row]()
+
+        def begun() -> Iterator[Decoding]:
+            for row in rows:
+                row.recorder = Recorder(free[-1])
+                row.note(began_s=clock)
+                try:
+                    how = {"choose": row.choose, **limits}
+                    own = begin(self.target, row.recorder, row.prompt, **how)
+                except Exception as error:
+                    refused.append(row.fail(error))
+                    continue
+                free.pop()
+                live[own] = row
+                yield own
+
+        options: dict = {"refill": self.refill, "on_error": lambda own, e: live[own].fail(e)}
+        steps = together(begun(), self.batch_size, **options)
         while True:
             started = time.perf_counter()
-            live = next(steps, [])
-            for own in live:
-                rows[own].keep = rows[own].stop(own.trace.new_tokens)
-                if rows[own].keep is not None:
+            stepped = next(steps, [])
+            for own in stepped:
+                row = live[own]
+                row.keep = row.stop(own.trace.new_tokens)
+                if row.keep is not None:
                     own.left = 0
             seconds = time.perf_counter() - started
             clock += seconds
-            for own in live:
-                rows[own].add(seconds / len(live))
-            yield from unbegun
-            unbegun.clear()
-            for own in [own for own in live if own.left <= 0]:
-                row = rows.pop(own)
-                free.append(row.place)
-                peak = self.meter.stop()["peak_bytes"]
-                sample = replace(row.sample, wall_s=row.wall_s, ttft_s=row.ttft_s, ended_s=clock)
-                if row.error is None:
-                    sample = replace(sample, peak_bytes=peak)
-                    done = completed(sample, own.trace, row.keep, tokenizer)
-                    yield Outcome(done, row.decoder, "")
-                else:
-                    sample, reason = failed(sample, row.error)
-                    yield Outcome(sample, row.decoder, reason)
-            if not live:
+            for own in stepped:
+                live[own].add(seconds / len(stepped))
+            yield from refused
+            refused.clear()
+            for own in [own for own in stepped if own.left <= 0]:
+                row = live.pop(own)
+                free.append(row.recorder.drafter)
+                if not row.failure:
+                    row.note(ended_s=clock)
+                    row.complete(own.trace, self.target.tokenizer, self.meter.stop())
+                yield row
+            if not stepped:
                 return
 
-    def _by_peer(
-        self, decoders: Sequence[Any], asked: Sequence, number: int, record: bool
-    ) -> Iterator[Outcome]:
-        """Measure pairs in batches of a peer's own, each to its last row; see `measured`."""
-        peer, clock, tokenizer = decoders[0], 0.0, self.target.tokenizer
-        for start in range(0, len(asked), self.batch_size):
-            rows = asked[start : start + self.batch_size]
-            prompts = [prompt_ids(tokenizer, example) for example, _ in rows]
-            samples = [
-                Sample(example.id, "", repeat, 0, len(prompt), group=example.group)
-                for (example, repeat), prompt in zip(rows, prompts, strict=True)
-            ]
-            place: dict[str, Any] = {
-                "batch_size": self.batch_size,
-                "batch": number,
-                "began_s": clock,
-            }
-            samples = [replace(sample, **place) for sample in samples]
+    def _by_peer(self, decoders: Sequence[Any], rows: Sequence[Row], limits: dict) -> Iterator[Row]:
+        """Yield rows decoded by another engine, in batches of its own; see `measured`."""
+        peer, clock = decoders[0], 0.0
+        for at in range(0, len(rows), self.batch_size):
+            group = rows[at : at + self.batch_size]
             self.meter.start()
             try:
-                pairs = zip(rows, prompts, strict=True)
-                limits = [self._limits(prompt, *row) for row, prompt in pairs]
-                stops = [StopStrings(tokenizer, self.task.stop) for _ in rows]
-                chooses = [own.pop("choose") for own in limits]
-                traces = peer.run_together(
-                    self.target, prompts, **limits[0], chooses=chooses, stops=stops
-                )
+                if len(group) == 1:
+                    how = {"choose": group[0].choose, "stop": group[0].stop}
+                    traces = [peer.run(self.target, group[0].prompt, **how, **limits)]
+                else:
+                    how = {"chooses": [r.choose for r in group], "stops": [r.stop for r in group]}
+                    prompts = [row.prompt for row in group]
+                    traces = peer.run_together(self.target, prompts, **how, **limits)
             except Exception as error:
-                for sample in samples:
-                    sample, reason = failed(replace(sample, ended_s=clock), error)
-                    yield Outcome(sample, peer, reason)
+                yield from [row.fail(error) for row in group]
                 continue
-            measured = self.meter.stop()
-            rest_s = measured["wall_s"] - sum(step_s(t) for trace in traces for t in trace.steps)
-            for sample, trace in zip(samples, traces, strict=True):
-                latency_s = sum(step.rows * step_s(step) for step in trace.steps)
-                first_s, *_ = own_s = [step_s(step) for step in trace.steps] or [0.0]
-                sample = replace(
-                    sample,
-                    wall_s=sum(own_s) + rest_s / len(rows),
-                    ttft_s=first_s,
-                    ended_s=clock + rest_s + latency_s,
-                    peak_bytes=measured["peak_bytes"],
-                )
-                keep = StopStrings(tokenizer, self.task.stop)(trace.new_tokens)
-                yield Outcome(completed(sample, trace, keep, tokenizer), peer, "")
-            clock += measured["wall_s"]
+            spent = self.meter.stop()
+            own_s = [[step_s(step) for step in trace.steps] for trace in traces]
+            rest_s = spent["wall_s"] - sum(map(sum, own_s))
+            for row, trace, seconds in zip(group, traces, own_s, strict=True):
+                row.keep = StopStrings(self.target.tokenizer, self.task.stop)(trace.new_tokens)
+                row.wall_s = sum(seconds) + rest_s / len(group)
+                row.ttft_s = seconds[0] if seconds else None
+                latency_s = rest_s + sum(step.rows * step_s(step) for step in trace.steps)
+                row.note(began_s=clock, ended_s=clock + latency_s)
+                yield row.complete(trace, self.target.tokenizer, spent)
+            clock += spent["wall_s"]
 
     def score(self, folder: ResultsFolder, on_score: Callable[[], object]) -> None:
         """Score the folder's samples after all timing; equal completions are scored once."""
@@ -386,51 +316,54 @@ class Bench:
             on_score()
 
 
-class Outcome(NamedTuple):
-    """A sample, the decoder that made it (a `Recorder` where steps are recorded), and the traceback
-    of a failure, or ""."""
-
-    sample: Sample
-    decoder: Decoder
-    failure: str
-
-
 @dataclass(eq=False)
 class Row:
-    """A row of a batch: its sample, decoder, place and stop strings, and what came of it so far."""
+    """A prompt of a batch: its sample so far, what decodes it, and what came of it.
+
+    `recorder` wraps a decoder of this engine; `failure` is the traceback of a failure, or "".
+    """
 
     sample: Sample
-    decoder: Decoder
-    place: Decoder
     stop: StopStrings
+    prompt: Sequence[int] = ()
+    choose: TokenSelector = argmax
+    recorder: Any = None
     keep: int | None = None
-    error: Exception | None = None
     wall_s: float = 0.0
     ttft_s: float | None = None
+    failure: str = ""
+
+    def note(self, **facts: Any) -> None:
+        """Replace fields of the sample."""
+        self.sample = replace(self.sample, **facts)
 
     def add(self, seconds: float) -> None:
         """Add the row's share of a step."""
         self.wall_s += seconds
         self.ttft_s = self.wall_s if self.ttft_s is None else self.ttft_s
 
+    def fail(self, error: Exception) -> Row:
+        """Note an error, and return the row."""
+        self.failure = without_paths("".join(traceback.format_exception(error)))
+        reason = (str(error).strip() or "no message").splitlines()[0]
+        self.note(error=without_paths(f"{type(error).__name__}: {reason}"))
+        return self
 
-def completed(sample: Sample, trace: DecodeTrace, keep: int | None, tokenizer) -> Sample:
-    """Return the sample with a trace, truncated to `keep` new tokens (None: whole)."""
-    trace = trace if keep is None else cut(trace, keep)
-    return replace(
-        sample,
-        new_tokens=tuple(trace.new_tokens),
-        text=text_of(tokenizer, trace.new_tokens),
-        finish=trace.finish,
-        steps=tuple(trace.steps),
-    )
-
-
-def failed(sample: Sample, error: Exception) -> tuple[Sample, str]:
-    """Return the sample with an error, and its traceback."""
-    reason = (str(error).strip() or "no message").splitlines()[0]
-    found = without_paths("".join(traceback.format_exception(error)))
-    return replace(sample, error=without_paths(f"{type(error).__name__}: {reason}")), found
+    def complete(self, trace: DecodeTrace, tokenizer, measured: Mapping) -> Row:
+        """Note the trace, truncated to `keep` new tokens (None: whole), and return the row.
+        `measured` is the meter's: the energy of several rows together is not noted."""
+        trace = trace if self.keep is None else cut(trace, self.keep)
+        self.note(
+            new_tokens=tuple(trace.new_tokens),
+            text=text_of(tokenizer, trace.new_tokens),
+            finish=trace.finish,
+            steps=tuple(trace.steps),
+            wall_s=self.wall_s,
+            ttft_s=self.ttft_s,
+            peak_bytes=measured["peak_bytes"],
+            energy_j=measured["energy_j"] if self.sample.batch_size == 1 else None,
+        )
+        return self
 
 
 def eos_ids(model: CachedModel) -> frozenset[int]:

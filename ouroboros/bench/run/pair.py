@@ -16,7 +16,7 @@ from ouroboros import standin, vocab
 from ouroboros.engine.loading import check_round_trip, why_not_loaded
 from ouroboros.engine.model import CachedModel, EngineName
 from ouroboros.engine.quantised import quantise
-from ouroboros.instantiate import instantiate
+from ouroboros.instantiate import check_whole, instantiate
 
 PACKAGE = Path(standin.__file__).parent
 
@@ -50,10 +50,7 @@ class PairSpec:
     draft_cost: float | None = None
 
     def __post_init__(self) -> None:
-        if self.draft_context is not None and self.draft_context < 1:
-            raise ValueError(
-                f"model.draft_context={self.draft_context}: give 1 or more tokens, or null for all"
-            )
+        check_whole("model.draft_context", self.draft_context, null=True)
         if self.engine not in get_args(EngineName):
             choices = ", ".join(get_args(EngineName))
             raise ValueError(f"model.engine={self.engine}: choose from {choices}")
@@ -72,6 +69,11 @@ class PairSpec:
     def from_mapping(cls, options: Mapping) -> PairSpec:
         """Return the spec for a config. Raises `ValueError` for unknown options or wrong types."""
         return instantiate({**options, "_target_": f"{__name__}.PairSpec"}, "model")
+
+    @property
+    def place(self) -> str:
+        """The device: by default a GPU if there is one."""
+        return self.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
     def path(self, role: str) -> str:
         """Return a role's hub id or folder. Raises `ValueError` if none is set."""
@@ -119,20 +121,12 @@ def load_model(spec: PairSpec, role: str) -> CachedModel:
         else value
         for key, value in {**spec.options, **getattr(spec, f"{role}_options")}.items()
     }
-    source, device = (
-        spec.path(role),
-        spec.device or ("cuda" if torch.cuda.is_available() else "cpu"),
-    )
+    source, device = spec.path(role), spec.place
     place, gpus = torch.device(device), torch.cuda.device_count()
     if place.type == "cuda" and (place.index or 0) >= gpus:
         raise ValueError(f"model.device={device}: torch sees {gpus} GPUs here; give another device")
-    dtype = fast_dtype(device) if spec.dtype == "auto" else getattr(torch, spec.dtype, None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ValueError(
-            f"model.dtype {spec.dtype!r} is unknown: use auto, bfloat16, float16 or float32"
-        )
-    how: dict = {"engine": spec.engine, "exact": spec.exact and role == "target"}
-    how["max_len"] = spec.max_len
+    dtype, exact = dtype_of(spec), spec.exact and role == "target"
+    how: dict = {"engine": spec.engine, "exact": exact, "max_len": spec.max_len}
     if spec.standin:
         quantization = options.pop("quantization_config", None)
         core = CachedModel.from_pretrained(source, dtype=torch.float32, **options)
@@ -151,6 +145,22 @@ def load_model(spec: PairSpec, role: str) -> CachedModel:
     return made
 
 
+def dtype_of(spec: PairSpec) -> torch.dtype:
+    """Return the models' dtype. "auto" is bfloat16 if the device is fast at it, else float16 on a
+    GPU and float32 on a CPU. Raises `ValueError` for an unknown one."""
+    if spec.dtype == "auto" and spec.place.startswith("cuda"):
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    if spec.dtype == "auto":
+        fast = {"amx_bf16", "avx512_bf16", "bf16"} & cpu()[1]
+        return torch.bfloat16 if fast else torch.float32
+    dtype = getattr(torch, spec.dtype, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(
+            f"model.dtype {spec.dtype!r} is unknown: use auto, bfloat16, float16 or float32"
+        )
+    return dtype
+
+
 def load_tokenizer(spec: PairSpec):
     """Load the target's tokenizer without its weights."""
     source = spec.path("target")
@@ -166,14 +176,6 @@ def load_tokenizer(spec: PairSpec):
 def model_path(name: str) -> str:
     """Return the hub id or folder that a model's name stands for."""
     return str(PACKAGE / name) if name.startswith("reference/") else name
-
-
-def fast_dtype(device: str) -> torch.dtype:
-    """Return bfloat16 if the device is fast at it, else float16 on a GPU and float32 on a CPU."""
-    if device.startswith("cuda"):
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    fast = {"amx_bf16", "avx512_bf16", "bf16"} & cpu()[1]
-    return torch.bfloat16 if fast else torch.float32
 
 
 def cpu() -> tuple[str, frozenset[str]]:

@@ -1,8 +1,8 @@
 """A run on several devices: the ranks share its models, and rank 0 keeps its results.
 
-Every rank runs the same loop over the same samples; ranks other than 0 write to a temporary copy of
-the folder. Invariant: whatever ranks base decisions on (costs, finished samples, whether to stop)
-is broadcast from rank 0.
+Every rank runs the same loop over the same samples; ranks other than 0 write to a temporary folder.
+Invariant: whatever ranks base decisions on (costs, finished samples, whether to stop) is broadcast
+from rank 0.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import lru_cache
@@ -18,16 +18,13 @@ from pathlib import Path
 
 import torch
 
-from ouroboros.bench.run.folder import SAMPLES, ResultsFolder
-from ouroboros.bench.run.pair import Pair, PairSpec
+from ouroboros.bench.run.folder import COSTS, SAMPLES, ResultsFolder
+from ouroboros.bench.run.pair import Pair, PairSpec, dtype_of
 from ouroboros.costs import Costs, Surface
 from ouroboros.decoder_factory import Decoder, DecoderFactory, Peer
 from ouroboros.drafters.on_first_rank import OnFirstRank
-from ouroboros.engine.model import CachedModel
-from ouroboros.engine.parallel.ranks import ProcessGroup, RankLost, Ranks, message_ms, own_gpu
+from ouroboros.engine.parallel.ranks import ProcessGroup, RankLost, Ranks, all_succeed, own_gpu
 from ouroboros.engine.parallel.sharded import CallMs, ShardedModel
-
-WIDE_CALL = 24  # nodes of the draft call that sharing must make cheaper
 
 
 @contextmanager
@@ -56,43 +53,51 @@ def join_ranks(parallel: str | None) -> Iterator[Ranks]:
             raise
 
 
+@contextmanager
+def claimed_folder(
+    place: Path, facts: Mapping, ranks: Ranks, choice: Mapping[str, bool]
+) -> Iterator[ResultsFolder]:
+    """Yield the folder that this rank writes to: for rank 0 `place`, locked and checked by
+    `check_open` with the options `choice`; for others one with the files needed to resume."""
+    with ExitStack() as stack:
+        if ranks.rank:
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = ResultsFolder(place)
+
+        def claim() -> None:
+            stack.enter_context(folder.locked())
+            folder.check_open(facts, **choice)
+
+        all_succeed(ranks, claim)
+        names = () if choice["overwrite"] else (SAMPLES, COSTS, "pool-*.json")
+        paths = [path for name in names for path in place.glob(name)]
+        files = ranks.broadcast({path.name: path.read_bytes() for path in paths})
+        for name, data in files.items() if ranks.rank else ():
+            (place / name).write_bytes(data)
+        yield folder
+
+
 def on_own_device(spec: PairSpec, ranks: Ranks) -> PairSpec:
-    """Return the spec with this rank's GPU as its device, unless one is set, and without
-    device_map=auto, which would spread each rank's models over all GPUs."""
+    """Return the spec with this rank's GPU as its device, unless one is set, without
+    device_map=auto, which would spread each rank's models over all GPUs, and with rank 0's dtype
+    for all, which dtype=auto may choose differently."""
     if ranks.size == 1:
         return spec
     options = {key: v for key, v in spec.options.items() if (key, v) != ("device_map", "auto")}
     spec, gpu = replace(spec, options=options), own_gpu()
-    if spec.device is not None or gpu is None:
-        return spec
-    torch.cuda.set_device(gpu)
-    return replace(spec, device=f"cuda:{gpu}")
+    if spec.device is None and gpu is not None:
+        torch.cuda.set_device(gpu)
+        spec = replace(spec, device=f"cuda:{gpu}")
+    return replace(spec, dtype=ranks.broadcast(str(dtype_of(spec)).removeprefix("torch.")))
 
 
-def shared_pair(pair: Pair, costs: Costs, ranks: Ranks, draft: str | None) -> Pair:
-    """Return the pair with its target, and possibly its draft, shared by the ranks.
-
-    The draft is shared if `draft` is "shared". If `draft` is None, it is shared if the costs say
-    that a wide draft call takes longer than one rank's part of that call plus a message. Raises
-    `ValueError` if the ranks have different dtypes, as dtype=auto may choose.
-    """
-    types = ", ".join(str(model.dtype).removeprefix("torch.") for model in pair.models)
-    kinds = {message.rstrip().decode() for message in ranks.all_gather(types.encode().ljust(64))}
-    if len(kinds) > 1:
-        raise ValueError(
-            f"the ranks compute in different types ({' and '.join(sorted(kinds))}): give one of "
-            "them as model.dtype"
-        )
+def shared_pair(pair: Pair, costs: Costs, ranks: Ranks, *, draft: bool) -> Pair:
+    """Return the pair with its target, and with `draft` also its draft, shared by the ranks."""
     target = ShardedModel(pair.target, ranks, call_ms=call_cost(costs.target))
-    if pair.draft is None or draft in ("every", "first"):
+    if pair.draft is None or not draft:
         return Pair(target, pair.draft)
-    draft_ms = call_cost(costs.draft) if costs.draft else None
-    if draft is None and costs.draft and draft_ms:
-        context, part = int(min(512, max(costs.draft.ms))), -(-WIDE_CALL // ranks.size)
-        saved_ms = draft_ms(WIDE_CALL, context) - draft_ms(part, context)
-        draft = "shared" if saved_ms > message_ms(ranks) else None
-    share = draft == "shared"
-    return Pair(target, ShardedModel(pair.draft, ranks, call_ms=draft_ms) if share else pair.draft)
+    call_ms = call_cost(costs.draft) if costs.draft else None
+    return Pair(target, ShardedModel(pair.draft, ranks, call_ms=call_ms))
 
 
 def call_cost(surface: Surface) -> CallMs:
@@ -107,43 +112,7 @@ def call_cost(surface: Surface) -> CallMs:
     return call_ms
 
 
-def draft_on_first(make: DecoderFactory, ranks: Ranks) -> DecoderFactory:
-    """Return a factory of decoders that draft on rank 0 only; a `Peer` is not wrapped."""
-
-    def made() -> Decoder:
-        decoder = make()
-        return decoder if isinstance(decoder, Peer) else OnFirstRank(decoder, ranks)
-
-    return made
-
-
-@contextmanager
-def folder_of(folder: ResultsFolder, ranks: Ranks) -> Iterator[ResultsFolder]:
-    """Yield the folder that this rank writes to: for rank 0 the folder itself, for others a
-    temporary copy of the files needed to resume."""
-    paths = [folder.path / SAMPLES, *folder.path.glob("pool-*.json")]
-    files = ranks.broadcast({path.name: path.read_bytes() for path in paths if path.exists()})
-    if ranks.rank == 0:
-        yield folder
-        return
-    with tempfile.TemporaryDirectory() as place:
-        for name, data in files.items():
-            Path(place, name).write_bytes(data)
-        yield ResultsFolder(place)
-
-
-def parallel_facts(models: Sequence[CachedModel]) -> dict | None:
-    """Return what run.json records about ranks and messages; None for a single process.
-
-    `bytes_per_step` counts the messages of all ranks about the target's choices.
-    """
-    target, *drafts = models
-    if not isinstance(target, ShardedModel):
-        return None
-    return {
-        "kind": "tree",
-        "ranks": target.ranks.size,
-        "draft_shared": any(isinstance(draft, ShardedModel) for draft in drafts),
-        "exchanges": target.exchanges,
-        "bytes_per_step": round(target.exchanged_bytes / max(1, target.exchanges), 1),
-    }
+def draft_on_first(make: DecoderFactory, ranks: Ranks) -> Decoder:
+    """Return a decoder that drafts on rank 0 only; a `Peer` is not wrapped."""
+    decoder = make()
+    return decoder if isinstance(decoder, Peer) else OnFirstRank(decoder, ranks)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,15 +28,14 @@ from ouroboros.bench.metrics.sample import PLAIN, Sample
 from ouroboros.bench.run.audit import audit_run
 from ouroboros.bench.run.config import RunConfig
 from ouroboros.bench.run.folder import COSTS, RUN, ResultsFolder, load_costs
-from ouroboros.bench.run.identity import check_files, describe, machine, without_paths
+from ouroboros.bench.run.identity import check_files, describe, without_paths
 from ouroboros.bench.run.loop import Bench, eos_ids
 from ouroboros.bench.run.pair import Pair, load_pair
 from ouroboros.bench.run.parallel import (
+    claimed_folder,
     draft_on_first,
-    folder_of,
     join_ranks,
     on_own_device,
-    parallel_facts,
     shared_pair,
 )
 from ouroboros.bench.run.prompts import longest, with_context
@@ -44,13 +44,15 @@ from ouroboros.bench.tasks.task import Example, Task, fingerprint, part_of
 from ouroboros.costs import NOISY, UNTIMED, Costs
 from ouroboros.decoder_factory import decoder_factories, wants_costs
 from ouroboros.engine.model import CachedModel
-from ouroboros.engine.parallel.ranks import RankLost, Ranks, all_succeed, own_gpu
+from ouroboros.engine.parallel.ranks import RankLost, Ranks, all_succeed
 from ouroboros.engine.parallel.sharded import ShardedModel
 from ouroboros.engine.quantised import quantised_by
 
 BUSY = 20  # percent of the CPUs or of a GPU
 INTERRUPTED = "interrupted: finished samples are kept; rerun with the same results_dir to resume"
 STOPPING = b"\nstopping after this sample; press Ctrl-C again to stop at once\n"
+OF_BENCH = ("repeats", "sampling", "record_predictions", "batch_size", "refill")
+"""Options that the loop takes as they are."""
 Say = Callable[[str], object]
 
 
@@ -73,140 +75,110 @@ def run(
     *,
     say: Say = lambda line: None,
     progress: bool = False,
-    measure_costs: Callable[[Pair], Costs] | None = None,
-    probe: Path | None = None,
+    measure_costs: Callable[[Pair], Costs | None] = lambda pair: None,
 ) -> RunResult:
     """Start or resume a run; measure, score and audit its samples; return the result.
 
     `say` gets each message; `progress` shows bars on stderr. The first Ctrl-C (or SIGTERM) ends the
-    run after the current sample, the second at once. `measure_costs` measures call costs if the
-    folder has none yet; if it is None, costs are measured only if a decoder needs them. `probe` is
-    a file of costs that several runs share, written by the first that measures them. Raises
-    `ValueError` if the run cannot start or resume.
+    run after the current sample, the second at once. `measure_costs` may give call costs if the
+    folder has none yet; without any, they are measured if a decoder needs them. Raises `ValueError`
+    if the run cannot start or resume.
     """
-    costs = load_costs(config.costs)
-    if costs is None and config.timing and probe and probe.exists():
-        costs = Costs.load(probe)
     if config.threads:
         torch.set_num_threads(config.threads)
-    with ExitStack() as stack:
-        ranks = stack.enter_context(join_ranks(config.parallel))
-        first = ranks.rank == 0
+    with join_ranks(config.parallel) as ranks, ExitStack() as stack:
         task, examples = config.task.load()
         if getattr(task, "execute_code", False):
             check_sandbox(task.timeout_s, task.memory_mib)  # type: ignore[attr-defined]
+        costs, facts = load_costs(config.costs), describe(config, examples)
         name = f"{task.name}-{config.model.name}-{datetime.now():%Y%m%d-%H%M%S}"
-        folder = ResultsFolder(config.results_dir or Path("results", "local", name))
-        facts = describe(config, examples)
+        place = Path(config.results_dir or Path("results", "local", name))
         choice = {"overwrite": config.overwrite, "retry_failed": config.retry_failed}
-
-        def claim() -> None:
-            if first:
-                stack.enter_context(folder.locked())
-                folder.check_open(facts, **choice)
-
-        all_succeed(ranks, claim)
-        recorded = None if config.overwrite or not first else folder.load_costs()
+        folder = stack.enter_context(claimed_folder(place, facts, ranks, choice))
+        recorded = None if config.overwrite else folder.load_costs()
         spec = on_own_device(config.model, ranks)
         pair = all_succeed(ranks, lambda: load_pair(spec, with_draft=config.needs_draft))
-        if measure_costs is not None and recorded is None:
-            costs = measure_costs(pair)
+        costs = recorded or measure_costs(pair) or costs
         shared = ranks if config.parallel else None
-        bench = build(config, task, examples, pair, costs=recorded or costs, ranks=shared)
+        bench = build(config, task, examples, pair, costs=costs, ranks=shared)
         facts |= run_facts(config, bench)
-        record = all_succeed(ranks, lambda: folder.open_run(facts, **choice) if first else {})
-        if first and bench.costs is not None and recorded is None:
+        record = all_succeed(ranks, lambda: folder.open_run(facts, **choice))
+        if bench.costs is not None and recorded is None:
             folder.write_json(COSTS, asdict(bench.costs))
-            if probe and "spread" in bench.costs.about:
-                bench.costs.save(probe)
-        if first and Path(config.model.target or "").is_absolute():  # run.json omits the path
+        if Path(config.model.target or "").is_absolute():  # run.json omits the path
             folder.write_tokenizer(pair.target.tokenizer)
         for line in caveats(config, bench, facts["load"]):
             say(line)
         say(f"models: {config.model.name}, {facts['model']['dtype']} on {facts['model']['device']}")
-        say(f"results: {short_path(folder.path)}")
+        say(f"results: {short_path(place)}")
 
-        asked = stack.enter_context(stop_requests(b"" if ranks.rank else STOPPING))
-        all_asked = lambda: b"1" in ranks.all_gather(b"1" if asked() else b"0")  # noqa: E731
-        bar, finished = ticking("", bench.total, progress, all_asked), False
+        finished = False
         try:
-            with folder_of(folder, ranks) as own, bar as tick:
-                bench.run(own, tick, retry_failed=config.retry_failed)
-            if first:
-                with ticking("scoring", None, progress, asked) as tick:
-                    bench.score(folder, tick)
+            with stopping(bench.total, progress, ranks) as tick:
+                bench.run(folder, tick, retry_failed=config.retry_failed)
+            if not ranks.rank:
+                with tqdm(desc="scoring", leave=False, disable=not progress) as bar:
+                    bench.score(folder, bar.update)
             finished = True
         except KeyboardInterrupt:
             say(INTERRUPTED)
         except RankLost:
-            if not asked():  # else this rank was interrupted earlier
-                if first:
-                    folder.save_run(record, status="interrupted")
-                raise
-        if not first:
-            return RunResult(folder, bench, finished, first=False)
-        record["parallel"] = parallel_facts(bench.models)
-        models = [one.alone() if isinstance(one, ShardedModel) else one for one in bench.models]
-        bench = replace(bench, target=models[0], models=models)
-        if finished and not config.save_pools:
-            folder.drop_pools()
+            folder.save_run(record, status="interrupted")
+            raise
+        if ranks.rank:
+            return RunResult(ResultsFolder(place), bench, finished, first=False)
+        if isinstance(bench.target, ShardedModel):
+            traffic = bench.target.exchanged_bytes / max(1, bench.target.exchanges)
+            record["parallel"] = {"ranks": ranks.size, "bytes_per_step": round(traffic, 1)}
+            models = [m.alone() if isinstance(m, ShardedModel) else m for m in bench.models]
+            bench = replace(bench, target=models[0], models=models)
         record["corpus_scores"] = corpus_scores(task, bench.examples, folder.load_samples())
         folder.save_run(record, status="finished" if finished else "interrupted")
         if finished and config.audit != "none":
-            prompts = len(bench.examples) * bench.repeats
+            how: dict = {"total": len(bench.examples) * bench.repeats, "leave": False}
             try:
-                with ticking("audit", prompts, progress, asked) as tick:
-                    audit_run(bench, folder, controls=config.audit == "all", on_row=tick)
+                with tqdm(desc="audit", disable=not progress, **how) as bar:
+                    audit_run(bench, folder, controls=config.audit == "all", on_row=bar.update)
             except (KeyboardInterrupt, Exception) as error:
-                stopped = isinstance(error, KeyboardInterrupt)
-                reason = "interrupted" if stopped else str(error).strip() or type(error).__name__
+                reason = str(error).strip() or type(error).__name__
                 say(f"no audit: {reason.splitlines()[0]}; 'ouroboros audit' repeats it")
         return RunResult(folder, bench, finished)
 
 
 @contextmanager
-def ticking(
-    what: str, total: int | None, progress: bool, asked: Callable[[], bool]
-) -> Iterator[Callable]:
-    """Show a progress bar; yield a function to call after each unit of work, with its sample if
-    any. It raises `KeyboardInterrupt` once `asked()` is true."""
-    failed, unit = 0, "prompt" if what == "audit" else "sample"
-    later = {"desc": what, "leave": False, "delay": 2} if what else {"mininterval": 0.5}
-    with tqdm(total=total, unit=unit, dynamic_ncols=True, disable=not progress, **later) as bar:
+def stopping(total: int, progress: bool, ranks: Ranks) -> Iterator[Callable[[Sample], None]]:
+    """Show a bar of `total` samples; yield a function to call after each. Once Ctrl-C or SIGTERM
+    came to any rank it raises `KeyboardInterrupt`; a second Ctrl-C does so at once.
 
-        def tick(sample: Sample | None = None) -> None:
-            nonlocal failed
-            if sample:
-                failed += sample.error is not None
-                named = sample.decoder + (f", {failed} failed" if failed else "")
-                bar.set_postfix_str(named, refresh=False)
-            bar.update()
-            if asked():
-                raise KeyboardInterrupt
-
-        yield tick
-
-
-@contextmanager
-def stop_requests(notice: bytes) -> Iterator[Callable[[], bool]]:
-    """Handle Ctrl-C and SIGTERM in two stages: the first writes a notice to stderr, the second
-    raises `KeyboardInterrupt`. Yield a function that tells whether a signal came.
-
-    Outside the main thread no handlers are set.
+    Outside the main thread signals are left alone.
     """
-    came: list[int] = []
+    came, failed = list[int](), 0
 
     def note(number: int, frame: object) -> None:
         if came:
             raise KeyboardInterrupt
         came.append(number)
-        os.write(2, notice)  # not print(): the handler may interrupt one
+        os.write(2, b"" if ranks.rank else STOPPING)  # not print(): this may interrupt one
+
+    def tick(sample: Sample) -> None:
+        nonlocal failed
+        failed += sample.error is not None
+        named = sample.decoder + (f", {failed} failed" if failed else "")
+        bar.set_postfix_str(named, refresh=False)
+        bar.update()
+        if b"1" in ranks.all_gather(b"1" if came else b"0"):
+            raise KeyboardInterrupt
 
     main = threading.current_thread() is threading.main_thread()
     handled = (signal.SIGINT, signal.SIGTERM) if main else ()
     before = {number: signal.signal(number, note) for number in handled}
     try:
-        yield lambda: bool(came)
+        with tqdm(total=total, dynamic_ncols=True, disable=not progress) as bar:
+            yield tick
+    except RankLost:
+        if came:  # this rank was interrupted at once, the others lost it
+            raise KeyboardInterrupt from None
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -226,40 +198,26 @@ def build(
     Without `costs`, they are measured if a decoder needs them; an untimed run takes the default.
     `ranks` are those of a parallel run, which share the models.
     """
-    tokenizer = pair.target.tokenizer
-    examples = part_of(examples, config.part)
+    tokenizer, examples = pair.target.tokenizer, part_of(examples, config.part)
     if config.context_tokens:
         examples = with_context(examples, task.load(), tokenizer, config.context_tokens)
     max_new = task.max_new if config.max_new is None else config.max_new
     if costs is None and (ranks is not None or any(map(wants_costs, config.decoder.values()))):
         reach = longest(tokenizer, examples) + max_new
-        costs = measured_or_named(pair, context=reach, timing=config.timing)
-    # GPUs that autotuned their kernels separately would draft differently.
-    drafting = config.parallel_draft or (None if own_gpu() is None else "first")
+        measure = partial(Costs.measure, pair.target, pair.draft, context=reach)
+        costs = measure() if config.timing else Costs.load(UNTIMED)
     if ranks is not None:
         costs = ranks.broadcast(costs)
         assert costs is not None
-        pair = shared_pair(pair, costs, ranks, drafting)
-    decoders = decoder_factories(
-        *(config.decoder, pair.draft, costs),
-        tokenizer=tokenizer,
-        guard=config.timing and ranks is None,
-    )
-    if ranks is not None and drafting == "first":
-        decoders = {name: draft_on_first(make, ranks) for name, make in decoders.items()}
-    return Bench(
-        *(pair.target, pair.models, task, examples, decoders, max_new, config.repeats),
-        *(config.sampling, config.record_predictions, config.record_trees, costs),
-        batch_size=config.batch_size,
-        refill=config.refill,
-    )
-
-
-def measured_or_named(pair: Pair, *, context: int, timing: bool) -> Costs:
-    """Return costs of calls with up to `context` tokens: measured, or the default if untimed."""
-    if not timing:
-        return Costs.load(UNTIMED)
-    return Costs.measure(pair.target, pair.draft, context=context)
+        pair = shared_pair(pair, costs, ranks, draft=config.parallel_draft == "shared")
+    guard = config.timing and ranks is None
+    how: dict = {"tokenizer": tokenizer, "guard": guard}
+    decoders = decoder_factories(config.decoder, pair.draft, costs, **how)
+    if ranks is not None and config.parallel_draft in ("first", None):
+        decoders = {name: partial(draft_on_first, make, ranks) for name, make in decoders.items()}
+    loaded = (pair.target, pair.models, task, examples, decoders, max_new)
+    options = {name: getattr(config, name) for name in OF_BENCH}
+    return Bench(*loaded, costs=costs, **options)
 
 
 def rebuild(folder: ResultsFolder, overrides: Mapping[str, object] | None = None) -> Bench:
@@ -311,13 +269,6 @@ def caveats(config: RunConfig, bench: Bench, load: Mapping[str, float]) -> Itera
         )
     if PLAIN not in bench.decoders:
         yield f"without {PLAIN} in decoder=[...] there is no speedup and no losslessness verdict"
-    float32_on_cpu = bench.target.device.type == "cpu" and bench.target.dtype == torch.float32
-    plain = 1 not in bench.target.packed.facts.get("used", ())
-    if config.timing and float32_on_cpu and plain and "AMD" in str(machine()["cpu"]):
-        yield (  # MKL handles so few rows one by one there
-            "float32 on an AMD processor without prepacked weights: calls of one to three nodes "
-            "take longer than they need, which flatters speedups over greedy; use bfloat16"
-        )
 
 
 def run_facts(config: RunConfig, bench: Bench) -> dict:
@@ -353,7 +304,7 @@ def run_facts(config: RunConfig, bench: Bench) -> dict:
         "packed": {role: model.packed.facts for role, model in roles.items()},
         "sandbox": kind() if getattr(task, "execute_code", False) else None,
         "decoders": list(bench.decoders),
-        "carried_pools": config.carried_pools,
+        "carried_pools": [name for name, own in config.decoder.items() if "task" in own.values()],
         "sampling": asdict(bench.sampling),
         "max_new": bench.max_new,
         **{name: getattr(config, name) for name in ("repeats", "part", "timing", "published")},

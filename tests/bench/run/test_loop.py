@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 
-import pytest
 from bench_models import TextTask, bench_of, ran
 
 from ouroboros.bench.run import folder as folders
@@ -55,7 +54,7 @@ def job(pair, decoders=None, **changes):
 
 
 def test_decoders_alternate_and_rotate(pair):
-    turns = [(e.id, name, order) for e, name, _, order in job(pair).turns()]
+    turns = [(*(e.id for e in batch), name, order) for name, _, order, batch in job(pair).batches()]
     assert turns == [
         ("p0", "greedy", 0),
         ("p0", "other", 1),
@@ -146,11 +145,10 @@ def test_trees_with_probabilities_are_kept_for_the_first_repeat(pair, tmp_path):
     assert ran(bench, tmp_path).load_trees() == trees
 
 
-@pytest.mark.parametrize(("wanted", "kept"), [(True, {"guess", "sure"}), (False, set())])
-def test_trees_of_every_drafter_or_of_none(pair, tmp_path, wanted, kept):
-    folder = ran(job(pair, DRAFTERS, record_trees=wanted), tmp_path)
-    assert {name for _, name, _ in folder.load_trees()} == kept
-    assert (tmp_path / TREES).exists() is wanted
+def test_trees_of_every_drafter_come_with_predictions(pair, tmp_path):
+    folder = ran(job(pair, DRAFTERS, record_predictions=True), tmp_path)
+    assert {name for _, name, _ in folder.load_trees()} == {"guess", "sure"}
+    assert {name for _, name, _ in folder.load_predictions()} == {"greedy", "guess", "sure"}
 
 
 def test_a_full_file_takes_no_more_trees(pair, tmp_path, monkeypatch):

@@ -66,7 +66,7 @@ def test_every_decoder_keeps_the_same_tokens(pair):
     ]
     stopped = 0
     for example in task.load():
-        samples = [job.measure(make(), example, 0) for make in makers]
+        samples = [row.sample for m in makers for row in job.measured([m()], [(example, 0)])]
         assert len({(s.error, s.new_tokens, s.finish) for s in samples}) == 1
         assert all(sum(step.new for step in s.steps) == len(s.new_tokens) for s in samples)
         assert not samples[0].error

@@ -18,7 +18,8 @@ from processes import killed
 from ouroboros import Ouroboros
 from ouroboros.bench.metrics.sample import Sample
 from ouroboros.bench.run.folder import AUDIT, SAMPLES, ResultsFolder
-from ouroboros.bench.run.run import stop_requests
+from ouroboros.bench.run.run import stopping
+from ouroboros.engine.parallel.ranks import Ranks
 
 KILLS = 20
 TASK = TextTask(*("abcdefgh"[i:] * 3 for i in range(8)))
@@ -121,16 +122,16 @@ def test_an_interrupted_run_with_carried_state_repeats_the_whole_one_step_by_ste
     assert counts(parts.load_samples()) == counts(whole.load_samples())
     kept = {f"pool-{name}.json" for name in ("ouroboros", "suffix", "recycling", "racer")}
     assert {p.name for p in whole.path.glob("pool-*")} == kept
-    whole.drop_pools()
-    assert not list(whole.path.glob("pool-*"))
 
 
 def test_the_first_ctrl_c_waits_for_the_sample_and_the_second_does_not(capfd):
-    before = signal.getsignal(signal.SIGINT)
-    with stop_requests(b"stopping") as asked:
-        assert not asked()
+    before, sample = signal.getsignal(signal.SIGINT), Sample("p0", "greedy", 0, 0, 1)
+    with stopping(9, False, Ranks()) as tick:
+        tick(sample)
         signal.raise_signal(signal.SIGINT)
-        assert asked() and capfd.readouterr().err == "stopping"
+        assert "stopping after this sample" in capfd.readouterr().err
+        with pytest.raises(KeyboardInterrupt):
+            tick(sample)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
     assert not capfd.readouterr().err and signal.getsignal(signal.SIGINT) is before
@@ -176,13 +177,9 @@ def test_a_retried_sample_has_the_pool_that_the_run_carried(pair, tmp_path, monk
     bench = bench_of(pair, TASK, made, examples=TASK.load()[:3])
     folder = ran(bench, tmp_path)
     assert [s.key for s in folder.load_samples() if s.error] == [("p2", "grumpy", 0)]
-    folder.drop_pools()
-    assert folder.pool_path("grumpy").exists()
     monkeypatch.setattr(Grumpy, "bad", False)
     bench.run(folder, lambda sample: None, retry_failed=True)
     assert not any(s.error for s in folder.load_samples())
-    folder.drop_pools()
-    assert not folder.pool_path("grumpy").exists()
 
 
 def test_a_torn_line_is_dropped_and_measured_again(small, tmp_path):
