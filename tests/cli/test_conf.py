@@ -204,7 +204,7 @@ def test_a_carried_pool_is_saved_and_loaded_by_the_next_run(run_bench, saved_pai
     assert run_bench(*tiny, *warm)[0] == 0
     pool.write_text("{}")
     code, _, err = run_bench(*tiny, *warm[:2], "results_dir=other")
-    assert code == 2 and "pool.json holds no pool" in err
+    assert code == 2 and "pool-ouroboros.json holds no pool" in err
 
 
 def test_a_sweep_gives_each_job_its_folder(run_bench, saved_pair):

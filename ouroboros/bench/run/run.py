@@ -204,8 +204,9 @@ def build(
     max_new = task.max_new if config.max_new is None else config.max_new
     if costs is None and (ranks is not None or any(map(wants_costs, config.decoder.values()))):
         reach = longest(tokenizer, examples) + max_new
-        measure = partial(Costs.measure, pair.target, pair.draft, context=reach)
-        costs = measure() if config.timing else Costs.load(UNTIMED)
+        costs = Costs.load(UNTIMED)
+        if config.timing:
+            costs = Costs.measure(pair.target, pair.draft, context=reach)
     if ranks is not None:
         costs = ranks.broadcast(costs)
         assert costs is not None
