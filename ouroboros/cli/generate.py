@@ -214,11 +214,11 @@ def closing_lines(runners: Sequence[Runner], console: Console) -> Iterator[Text 
     dtype = runners[0].dtype
     yield from (f"{runner.name}: {', '.join(runner.figures())}, {dtype}" for runner in runners)
     if dtype not in ("float32", "float64"):
-        yield f"warning: in {dtype} a near tie of two tokens may part from plain decoding's text;"
+        yield f"warning: in {dtype} rounding may decide a near tie of two tokens differently;"
         yield "model.dtype=float32 excludes that"
     if len(runners) > 1:
         at = first_mismatch(*(runner.tokens for runner in runners))
-        yield "the two took turns; each time is its own"
+        yield "the decoders took turns; each was timed separately"
         if at is None:
             yield "the same text, token for token"
         else:

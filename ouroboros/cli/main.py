@@ -20,13 +20,13 @@ import ouroboros
 from ouroboros.conf import FOLDER
 
 COMMANDS = {
-    "generate": "decode one prompt, coloured by who proposed each token",
+    "generate": "decode one prompt; colours show each token's source",
     "bench": "run decoders over a task on one pair of models, and compare them",
     "report": "make tables, plots and an HTML page from results folders",
-    "audit": "is a run lossless? judge every completion of a results folder",
-    "advise": "predict each decoder's speed here, its best settings, what fits",
-    "profile": "say where the time goes: what calls cost, what steps consist of",
-    "replay": "run drafters against a recording, with no target",
+    "audit": "check that a run is lossless: a verdict on every completion",
+    "advise": "predict each decoder's speed on this machine and its best settings",
+    "profile": "time calls of both models, and the phases of each step",
+    "replay": "run drafters on recorded text, without the target",
     "tune": "search every decoder's settings with one budget",
 }
 HYDRA = {"bench": "config", "advise": "advise", "profile": "profiling", "replay": "replay"}
