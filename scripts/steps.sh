@@ -54,6 +54,8 @@ run() {
   fi
   "$@" 2>&1 >"$log" | tee -i "$log.stderr" >&2
   code=${PIPESTATUS[0]}
+  # killed 25 s after the time limit, while it wrote its report
+  if [ "$code" = 137 ] && [ "$SECONDS" -ge "${LIMIT_S:-$((SECONDS + 1))}" ]; then code=130; fi
   case $code in
     0)
       # A FILE that the command does not write: the last line of stdout (JSON), or empty.
