@@ -181,10 +181,13 @@ def fuse_projections(layer: nn.Module, products: bool = False) -> list[Swap]:
         singles = [(name,) for name, _ in owner.named_children()]
         for names in (*FUSED, *singles):
             linears: list[Any] = [getattr(owner, name, None) for name in names]
-            if done & set(linears) or any(not _is_linear(module) for module in linears):
+            plain_weights = all(
+                type(m) in (nn.Linear, Int8Linear) and not is_wrapper_subclass(m.weight)
+                for m in linears
+            )
+            if done & set(linears) or not plain_weights:
                 continue
-            first = linears[0]
-            kernel = products or type(first) is Int8Linear
+            kernel = products or type(linears[0]) is Int8Linear
             kind = {
                 (m.in_features, m.bias is None, m.weight.dtype, m.weight.device) for m in linears
             }
@@ -201,11 +204,6 @@ def fuse_projections(layer: nn.Module, products: bool = False) -> list[Swap]:
                 columns = ProductColumns(operands, start, end, kernel=kernel)
                 swaps.append(Swap(owner, name, module, columns))
     return swaps
-
-
-def _is_linear(module: Any) -> bool:
-    """Return whether a module is a linear layer whose weights lie in one plain tensor."""
-    return type(module) in (nn.Linear, Int8Linear) and not is_wrapper_subclass(module.weight)
 
 
 def _common_buffer(weights: list[nn.Parameter]) -> nn.Parameter:

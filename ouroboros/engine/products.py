@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import timeit
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -91,40 +90,28 @@ def candidates(x, weight, scale=None, bias=None) -> dict[str, Product]:
 
 
 def times_ms(found: dict[str, Product]) -> dict[str, float]:
-    """Return the ms of each way that agrees with torch's, with cold caches."""
+    """Return the ms on a GPU, with cold caches, of each way that agrees with torch's."""
     times, right = {}, found["torch"]().float()
     for name, compute in found.items():
         try:
             off = ((compute().float() - right).norm() / right.norm()).nan_to_num(0.0).item()
             if off > TOLERANCE:
                 raise ValueError(f"its sums are off by {off:.2g}")
-            times[name] = _least_ms(compute, on_gpu=right.is_cuda)
+            times[name] = triton.testing.do_bench(compute, warmup=2, rep=10, return_mode="min")
         except Exception as error:  # a block may need more than this GPU has
             log.warning("product by blocks of %s left out: %s", name, error)
     return times
 
 
-def _least_ms(compute: Product, *, on_gpu: bool) -> float:
-    """Return the ms of the fastest of several calls, on a GPU with cold caches."""
-    if on_gpu:
-        return triton.testing.do_bench(compute, warmup=2, rep=10, return_mode="min")
-    return 1e3 * min(timeit.repeat(compute, number=1, repeat=5))
-
-
 def _launch(x, weight, scale, bias, block: tuple[int, int, int, int]) -> torch.Tensor:
     """Return the product by the kernel with one of `BLOCKS`."""
     outputs, depth, warps, stages = block
-    flat = x.reshape(-1, x.shape[-1])
-    out = x.new_empty(*x.shape[:-1], len(weight))
+    flat, out = x.reshape(-1, x.shape[-1]).contiguous(), x.new_empty(*x.shape[:-1], len(weight))
     rows = min(MOST_ROWS, max(16, triton.next_power_of_2(len(flat))))
     grid = triton.cdiv(len(weight), outputs), triton.cdiv(len(flat), rows)
     with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
         _multiply[grid](
-            *(flat, weight, scale if scale is not None else weight),
-            *(bias if bias is not None else weight, out),
-            *(len(flat), *weight.shape, flat.stride(0)),
-            SCALED=scale is not None,
-            BIASED=bias is not None,
+            *(flat, weight, scale, bias, out, len(flat), *weight.shape),
             ROWS=rows,
             OUTPUTS=outputs,
             DEPTH=depth,
@@ -147,9 +134,6 @@ if triton is not None:
         rows,
         outputs,
         depth,
-        x_row,
-        SCALED: tl.constexpr,
-        BIASED: tl.constexpr,
         ROWS: tl.constexpr,
         OUTPUTS: tl.constexpr,
         DEPTH: tl.constexpr,
@@ -161,16 +145,16 @@ if triton is not None:
         known, real = output < outputs, row < rows
         step = tl.arange(0, DEPTH)
         at_weight = weight + output.to(tl.int64)[:, None] * depth + step[None, :]
-        at_x = x + row[None, :] * x_row + step[:, None]
+        at_x = x + row[None, :] * depth + step[:, None]
         sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
         for first in range(0, depth, DEPTH):
             inside = first + step < depth
             weights = tl.load(at_weight + first, mask=known[:, None] & inside[None, :], other=0)
             columns = tl.load(at_x + first, mask=inside[:, None] & real[None, :], other=0.0)
             sums += tl.dot(weights.to(columns.dtype), columns, input_precision=PRECISION)
-        if SCALED:
+        if scale is not None:
             sums *= tl.load(scale + output, mask=known, other=0.0).to(tl.float32)[:, None]
-        if BIASED:
+        if bias is not None:
             sums += tl.load(bias + output, mask=known, other=0.0).to(tl.float32)[:, None]
         to = row[None, :].to(tl.int64) * outputs + output[:, None]
         tl.store(out + to, sums.to(out.dtype.element_ty), mask=known[:, None] & real[None, :])

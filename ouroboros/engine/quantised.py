@@ -21,24 +21,20 @@ LARGEST = 127
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with int8 weights [out, in] and a scale for each output."""
+    """A linear layer whose weights [out, in] are rounded to int8 multiples of a scale for each
+    output."""
 
-    def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: nn.Parameter | None):
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.scale = nn.Parameter(scale, requires_grad=False)
-        self.bias = bias
-
-    @classmethod
     @torch.no_grad()
-    def of(cls, linear: nn.Linear) -> Int8Linear:
-        """Return the layer with its weights rounded to the nearest of 255 multiples of a scale."""
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.out_features, self.in_features = linear.weight.shape
         weight = linear.weight.float()
         largest = weight.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny * LARGEST)
         scale = (largest / LARGEST).to(linear.weight.dtype)
         steps = (weight / scale.float()[:, None]).round_().clamp_(-LARGEST, LARGEST)
-        return cls(steps.to(torch.int8), scale, linear.bias)
+        self.weight = nn.Parameter(steps.to(torch.int8), requires_grad=False)
+        self.scale = nn.Parameter(scale, requires_grad=False)
+        self.bias = linear.bias
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return product(input, self.weight, self.scale, self.bias)
@@ -61,7 +57,7 @@ def quantise(model: PreTrainedModel, config) -> PreTrainedModel:
         if not layers:
             raise ValueError(f"{type(model).__name__} has no linear layers to hold in {INT8}")
         for name in layers:
-            model.set_submodule(name, Int8Linear.of(model.get_submodule(name)))  # type: ignore
+            model.set_submodule(name, Int8Linear(model.get_submodule(name)))  # type: ignore
         return model
     try:
         own = type(model).from_pretrained(

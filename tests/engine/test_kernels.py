@@ -123,8 +123,8 @@ def compiled(
 
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
-    sizes = ("query_", "key_", "value_", "mask_", "x_", "outputs", "depth")
-    aligned = [name for name in names if name in types or name.startswith(sizes)]
+    sizes = ("query_", "key_", "value_", "mask_", "outputs", "depth")
+    aligned = [n for n in names if n not in constants and (n in types or n.startswith(sizes))]
     attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned if n != "scale"}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": warps, "num_stages": stages}
@@ -175,7 +175,7 @@ def test_products_compile_for_devices_that_are_not_here(block, int8, tmp_path):
     outputs, depth, warps, stages = block
     types = dict.fromkeys(("x", "scale", "bias", "out"), "*bf16")
     types["weight"] = "*i8" if int8 else "*bf16"
-    constants = {"SCALED": int8, "BIASED": False, "PRECISION": "tf32"}
+    constants = {"bias": None, "PRECISION": "tf32"} | ({} if int8 else {"scale": None})
     constants |= {"ROWS": products.MOST_ROWS, "OUTPUTS": outputs, "DEPTH": depth}
     options = {"arch": 90, "stages": stages, "warps": warps}
     found = compiled(products._multiply, types, constants, **options)

@@ -127,7 +127,7 @@ def test_an_int8_run_is_audited(config, dtype):
 def test_a_product_is_integers_times_scales(rows, depth):
     linear = torch.nn.Linear(depth, 12, dtype=torch.bfloat16)
     x = torch.randn(1, rows, depth, dtype=torch.bfloat16)
-    layer = Int8Linear.of(linear)
+    layer = Int8Linear(linear)
     assert layer.weight.abs().max() == 127
     weight = layer.weight.double() * layer.scale.double()[:, None]
     assert (weight - linear.weight).abs().max() <= 0.51 * layer.scale.max()
