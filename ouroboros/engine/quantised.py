@@ -49,9 +49,7 @@ def quantise(model: PreTrainedModel, config) -> PreTrainedModel:
     """
     if isinstance(config, str):
         if config != INT8:
-            raise ValueError(
-                f"quantization_config={config!r}: give {INT8}, or a transformers config"
-            )
+            raise ValueError(f"quantization_config={config!r}: give {INT8} or a config")
         head = model.get_output_embeddings()
         layers = [n for n, m in model.named_modules() if type(m) is nn.Linear and m is not head]
         if not layers:
