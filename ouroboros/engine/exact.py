@@ -17,13 +17,12 @@ any other operator by name and compares a random tree with single steps.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
-import numba
 import numpy as np
 import torch
 from torch import nn
@@ -33,6 +32,7 @@ from transformers.masking_utils import sdpa_mask
 
 from ouroboros.engine.attention import packed_attention
 from ouroboros.engine.cache import ModelInfo, SlotCache
+from ouroboros.engine.cpu_kernels import kernels
 from ouroboros.engine.eager import Eager
 from ouroboros.engine.joint import register
 from ouroboros.engine.masks import Layout, Masks
@@ -40,20 +40,16 @@ from ouroboros.engine.prepack import PackedWeights, prepack_linears
 from ouroboros.tree import TokenTree
 
 NAME = "ouroboros_exact"
-BLOCK = 8  # keys that are reduced together; blocks begin at multiples of it
-CHUNK = 64  # keys converted at a time, then used for all rows
 MOST_ROWS = 128  # rows of one pass of the attention kernel, which bounds its memory
-FAST: dict[str, Any] = {
-    "error_model": "numpy",
-    "fastmath": {"reassoc", "contract", "nsz"},
-}  # no NaN, inf rules
+MANY = 1 << 16  # products above which the attention kernel uses several threads
 LANES = 64  # most elements that torch computes together: two vectors of bfloat16
 GRAIN, SERIAL = 32768, 16384  # elements per thread, and elements that one thread computes
 TEXT, NODES, DEPTH = 14, 12, 4  # tokens, nodes and depth of the check
 CANNOT = ("softcap", "s_aux", "position_bias")  # attention arguments that the kernel lacks
 
 
-class Reach(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Reach:
     """The slots that each fed token attends to, in the order of positions; one row per token.
 
     Row r attends to `lengths[r]` slots: first the slots `0 ... straight[r] - 1`, each at its own
@@ -65,6 +61,18 @@ class Reach(NamedTuple):
     straight: np.ndarray
     tails: np.ndarray
     first: np.ndarray
+
+    @cached_property
+    def total(self) -> int:
+        """The number of slots that all rows attend to."""
+        return int(self.lengths.sum())
+
+    @cached_property
+    def addresses(self) -> tuple[int, int, int, int]:
+        """The addresses of `lengths`, `straight`, `tails` and `first`, all int64."""
+        arrays = (self.lengths, self.straight, self.tails, self.first)
+        assert all(own.dtype == np.int64 and own.flags.c_contiguous for own in arrays)
+        return tuple(own.__array_interface__["data"][0] for own in arrays)  # type: ignore[return-value]
 
     @classmethod
     def of(cls, layout: Layout, window: int | None) -> Reach:
@@ -128,7 +136,6 @@ class Exact(Eager):
         if self.packed.stale:
             raise ValueError("the weights have changed: call prepack() on the CachedModel")
         current.reach, current.info = reach, self.info
-        numba.set_num_threads(min(torch.get_num_threads(), os.cpu_count() or 1))
         try:
             yield
         finally:
@@ -158,41 +165,48 @@ def exact_attention(
         if kwargs.get(name) is not None:
             raise ValueError(f"exact attention has no {name}: load the model without exact=True")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    queries = (query[0].contiguous().float() * scale).numpy()
-    heads, rows, _ = queries.shape
-    out = np.empty((rows, heads, value.shape[-1]), dtype=np.float32)
-    keys, values = _numpy(key[0]), _numpy(value[0])
-    first = reach.first[int(_is_sliding(module, current.info))]
-    for at in range(0, rows, MOST_ROWS):
-        part = slice(at, at + MOST_ROWS)
-        _attend(
-            np.ascontiguousarray(queries[:, part]),
-            keys,
-            values,
-            first[part],
-            reach.lengths[part],
-            reach.straight[part],
-            reach.tails[part],
-            out[part],
+    queries = query[0].transpose(0, 1).float().contiguous() * scale
+    sliding = is_sliding(module.layer_idx, current.info)  # type: ignore[arg-type]
+    return attend(queries, key[0], value[0], reach, sliding)[None], None
+
+
+def attend(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, reach: Reach, sliding: bool
+) -> torch.Tensor:
+    """Attend with scaled float32 queries [n, heads, width] over keys and values [kv_heads, slots,
+    width], to the slots that each row reaches; return [n, heads, value width]."""
+    (n, heads, width), (kv_heads, _, out_width) = queries.shape, values.shape
+    keys, values = _rows_together(keys), _rows_together(values)
+    capacities = keys.stride(0) // width, values.stride(0) // out_width
+    out = torch.empty(n, heads, out_width, dtype=keys.dtype)
+    lengths, straight, tails, first = reach.addresses
+    columns, first = reach.tails.shape[1], first + 8 * n * sliding
+    for row in range(0, n, MOST_ROWS):
+        rows, skipped = min(MOST_ROWS, n - row), 8 * row
+        kernels(keys.dtype).attend(
+            kv_heads,
+            *(rows, heads, kv_heads, width, out_width, *capacities),
+            queries.data_ptr() + 4 * row * heads * width,
+            keys.data_ptr(),
+            values.data_ptr(),
+            out.data_ptr() + out.element_size() * row * heads * out_width,
+            *(lengths + skipped, straight + skipped, tails + skipped * columns, columns),
+            first + skipped,
+            threads=torch.get_num_threads() if reach.total * heads * width > MANY else 1,
         )
-    return torch.from_numpy(out).to(query.dtype)[None], None
+    return out
 
 
-def _numpy(tensor: torch.Tensor) -> np.ndarray:
-    """Return a contiguous view of keys or values, [heads, slots, width], over all allocated slots;
-    bfloat16 as int16, since NumPy has no bfloat16."""
-    heads, _, width = tensor.shape
-    if not tensor.is_contiguous() and tensor.stride()[1:] == (width, 1):
-        tensor = tensor.as_strided((heads, tensor.stride(0) // width, width), tensor.stride())
-    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+def _rows_together(tensor: torch.Tensor) -> torch.Tensor:
+    """Return keys or values such that the slots of a head follow one another."""
+    return tensor if tensor.stride()[1:] == (tensor.shape[2], 1) else tensor.contiguous()
 
 
-def _is_sliding(module: nn.Module, info: ModelInfo) -> bool:
+def is_sliding(layer: int, info: ModelInfo) -> bool:
     """Return whether a layer attends within a sliding window."""
     if info.sliding_window is None or info.layer_types is None:
         return info.sliding_window is not None
-    index: Any = module.layer_idx
-    return info.layer_types[index] == "sliding_attention"
+    return info.layer_types[layer] == "sliding_attention"
 
 
 def _exact_mask(*args, **kwargs) -> torch.Tensor | None:
@@ -263,7 +277,7 @@ def make_exact(model: PreTrainedModel, info: ModelInfo) -> PackedWeights:
             f"the attention of {name} cannot be replaced, so its calls cannot be exact: leave "
             "exact=False"
         )
-    packed = prepack_linears(model, every=True)
+    packed = prepack_linears(model, every=True, timed=False)
     if not packed.layers:
         raise ValueError(
             "exact calls need a second copy of the weights, which exceeds half of the free memory "
@@ -349,8 +363,9 @@ def check_exact(engine: Exact) -> None:
     tree = TokenTree(tuple(tokens), tuple(parents))
     try:
         operators = _Operators(engine.model)
-        with torch.no_grad(), operators.watching():
-            engine.run(0, [], TokenTree.chain(text[0], ()))
+        if isinstance(engine, Exact):
+            with torch.no_grad(), operators.watching():
+                engine.run(0, [], TokenTree.chain(text[0], ()))
         if operators.found:
             where, what = next(iter(operators.found.items()))
             raise ValueError(
@@ -377,143 +392,3 @@ def check_exact(engine: Exact) -> None:
     finally:
         engine.cache.set_length(0)
         engine.forwards = 0
-
-
-@numba.njit(cache=True, **FAST)
-def _copy(source, head, first, slots, target, bits):
-    """Copy keys or values into `target` as float32: those in `slots` or, if `slots` is empty,
-    consecutive ones from slot `first` on. `bits` is the memory of `target` as integers."""
-    for row in range(len(target)):
-        slot = slots[row] if len(slots) else first + row
-        if source.itemsize == 2:  # bfloat16, which is the upper half of float32
-            for column in range(source.shape[2]):
-                bits[row, column] = np.uint32(np.uint16(source[head, slot, column])) << 16
-        else:
-            for column in range(source.shape[2]):
-                target[row, column] = source[head, slot, column]
-
-
-@numba.njit(forceinline=True, **FAST)
-def _multiply(query, keys, scores):
-    """Set `scores` to the products of a query with eight keys."""
-    k0, k1, k2, k3 = keys[0], keys[1], keys[2], keys[3]
-    k4, k5, k6, k7 = keys[4], keys[5], keys[6], keys[7]
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = np.float32(0)
-    for column in range(len(query)):
-        x = query[column]
-        s0 += x * k0[column]
-        s1 += x * k1[column]
-        s2 += x * k2[column]
-        s3 += x * k3[column]
-        s4 += x * k4[column]
-        s5 += x * k5[column]
-        s6 += x * k6[column]
-        s7 += x * k7[column]
-    scores[0], scores[1], scores[2], scores[3] = s0, s1, s2, s3
-    scores[4], scores[5], scores[6], scores[7] = s4, s5, s6, s7
-
-
-@numba.njit(forceinline=True, **FAST)
-def _accumulate(weights, values, total):
-    """Add eight weighted values to `total`."""
-    w0, w1, w2, w3 = weights[0], weights[1], weights[2], weights[3]
-    w4, w5, w6, w7 = weights[4], weights[5], weights[6], weights[7]
-    v0, v1, v2, v3 = values[0], values[1], values[2], values[3]
-    v4, v5, v6, v7 = values[4], values[5], values[6], values[7]
-    for column in range(len(total)):
-        x = total[column] + w0 * v0[column] + w1 * v1[column] + w2 * v2[column]
-        x += w3 * v3[column] + w4 * v4[column]
-        total[column] = x + w5 * v5[column] + w6 * v6[column] + w7 * v7[column]
-
-
-@numba.njit(cache=True, **FAST)
-def _softmax(scores, skip, count, exponent, power):
-    """Replace scores by exp(score - maximum), and by 0 before `skip` and from `count` on; return
-    the sum. Uses Cephes' expf, which the compiler can vectorise; `power` is the memory of
-    `exponent` as float32."""
-    scores[:skip] = -np.inf
-    scores[count:] = -np.inf
-    top = scores.max()
-    for at in range(len(scores)):
-        x = max(scores[at] - top, np.float32(-87))
-        whole = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
-        f = x - whole * np.float32(0.693359375) + whole * np.float32(2.12194440e-4)
-        y = np.float32(1.9875691500e-4) * f + np.float32(1.3981999507e-3)
-        y = y * f + np.float32(8.3334519073e-3)
-        y = y * f + np.float32(4.1665795894e-2)
-        y = y * f + np.float32(1.6666665459e-1)
-        y = y * f + np.float32(5.0000001201e-1)
-        scores[at] = y * f * f + f + np.float32(1)
-        exponent[at] = (np.int32(whole) + np.int32(127)) << np.int32(23)
-    for at in range(len(scores)):
-        scores[at] *= power[at]
-    scores[:skip] = 0
-    scores[count:] = 0
-    total = np.float32(0)
-    for at in range(len(scores)):
-        total += scores[at]
-    return total
-
-
-@numba.njit(cache=True, parallel=True, **FAST)
-def _attend(queries, keys, values, first, lengths, straight, tails, out):
-    """Write attention of scaled `queries` [heads, n, width] to `out` [n, heads, value width].
-
-    A row's keys have two parts: full blocks of its straight slots, shared with other rows, and the
-    remaining slots, gathered per row. Both use the same loop, so that sums round the same way.
-    """
-    heads, n, _ = queries.shape
-    kv_heads, group = len(keys), heads // len(keys)
-    full = straight // BLOCK * BLOCK
-    ends = (lengths + BLOCK - 1) // BLOCK * BLOCK
-    shared = np.arange(first.min() // CHUNK * CHUNK, full.max(), CHUNK)
-    room = max(CHUNK, (ends - full).max())
-    for kv_head in numba.prange(kv_heads):
-        scores = np.empty((group * n, ends.max() + CHUNK), np.float32)
-        exponent = np.empty(ends.max(), np.int32)
-        total = np.zeros((group * n, values.shape[2]), np.float32)
-        slots = np.empty(room, np.int64)
-        sums = np.empty(group * n, np.float32)
-        for weighting in range(2):
-            source = values if weighting else keys
-            block = np.zeros((room, source.shape[2]), np.float32)
-            bits = block.view(np.uint32)
-            for item in range(len(shared) + n):
-                row, rows, at, count = item - len(shared), 1, 0, 0
-                if row < 0:
-                    row, rows, at = 0, n, shared[item]
-                    count = min(CHUNK, full.max() - at)
-                    _copy(source, kv_head, at, slots[:0], block[:count], bits)
-                else:
-                    at, count = full[row], lengths[row] - full[row]
-                    for place in range(count):
-                        slots[place] = at + place
-                        if at + place >= straight[row]:
-                            slots[place] = tails[row, at + place - straight[row]]
-                    _copy(source, kv_head, 0, slots, block[:count], bits)
-                    block[count : ends[row] - at] = 0
-                for r in range(row, row + rows):
-                    end = ends[r] - at if item >= len(shared) else min(count, full[r] - at)
-                    for place in range(max(0, first[r] - at) // BLOCK * BLOCK, end, BLOCK):
-                        eight = block[place : place + BLOCK]
-                        for g in range(group):
-                            weights = scores[g * n + r, at + place : at + place + BLOCK]
-                            if weighting:
-                                _accumulate(weights, eight, total[g * n + r])
-                            else:
-                                _multiply(queries[kv_head * group + g, r], eight, weights)
-            if not weighting:
-                for r in range(n):
-                    low = first[r] // BLOCK * BLOCK
-                    for g in range(group):
-                        seen = scores[g * n + r, low : ends[r]]
-                        sums[g * n + r] = _softmax(
-                            seen,
-                            first[r] - low,
-                            lengths[r] - low,
-                            exponent,
-                            exponent.view(np.float32),
-                        )
-        for r in range(n):
-            for g in range(group):
-                out[r, kv_head * group + g] = total[g * n + r] / sums[g * n + r]

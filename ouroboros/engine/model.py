@@ -20,6 +20,7 @@ from ouroboros.engine.attention import KERNEL_NAME, use_packed_attention
 from ouroboros.engine.cache import SlotCache
 from ouroboros.engine.eager import MOST_HELD, PREFILL_ALONE, Eager
 from ouroboros.engine.exact import Exact, check_exact, make_exact
+from ouroboros.engine.fused import Fused, fuse
 from ouroboros.engine.loading import check_round_trip, why_not_loaded
 from ouroboros.engine.masks import Layout
 from ouroboros.engine.prepack import PackedWeights, prepack_linears
@@ -92,14 +93,21 @@ class CachedModel(TreeModel):
         self.lock = threading.RLock()
         self._weights: tuple = ()  # `model_state` when the last sequence began
         self._together: str | None = None  # why joint calls are impossible; "" if possible
+        self._demanded, self._fusible, self.engine_reason = exact, engine == "auto" or exact, ""
+        self._plain: Eager  # the engine where calls are not fused
         self.engine: Eager
-        self.exact, self.engine_reason = exact, ""
         if exact:
-            self.engine = Exact(self.model, info, self.cache)
-            self.packed = self.engine.packed = make_exact(self.model, info)
-            check_exact(self.engine)
+            self._plain = self.engine = Exact(self.model, info, self.cache)
+            self.prepack()
         else:
-            self.engine, self.engine_reason = select_engine(engine, self.model, info, self.cache)
+            self._plain, self.engine_reason = select_engine(engine, self.model, info, self.cache)
+            self.engine = self._plain
+
+    @property
+    def exact(self) -> bool:
+        """Whether a token's logits have the same bits in every call."""
+        fused = isinstance(self.engine, Fused) and not self.engine.stale
+        return self._demanded or fused
 
     @classmethod
     def from_pretrained(
@@ -141,12 +149,22 @@ class CachedModel(TreeModel):
         return wrapped
 
     def prepack(self) -> None:
-        """Keep a second copy of the linear weights, in oneDNN's layout, if products of a few rows
-        are then faster on this CPU. `from_pretrained` prepacks; call this for a model that you
-        built, once its weights are final. `packed.facts` records the timings and the choice."""
-        self.packed = prepack_linears(self.model, every=self.exact)
-        if isinstance(self.engine, Exact):
-            self.engine.packed = self.packed
+        """Keep a second copy of the linear layers' weights on a CPU, in a layout that multiplies a
+        few rows faster, if it does; call Llama-like models by kernels on it, whose calls are exact
+        (`ouroboros.engine.fused`). Loaded models are prepacked; call it for a model of your own
+        once its weights are final. `packed.facts` records what was decided."""
+        info, fused = self._plain.info, None
+        if self._fusible:
+            self.empty()
+            fused = fuse(self.model, info, self.cache, demanded=self._demanded)
+        self.engine = fused or self._plain
+        if fused is not None:
+            self.packed = fused.packed
+        elif isinstance(self._plain, Exact):
+            self.packed = self._plain.packed = make_exact(self.model, info)
+            check_exact(self._plain)
+        else:
+            self.packed = prepack_linears(self.model)
 
     def new_sequence(self, cached: Sequence[int] = ()) -> CachedSequence:
         """Return the state of a new sequence. Empty the cache if weights, hooks or adapters have

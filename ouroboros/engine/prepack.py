@@ -33,6 +33,7 @@ SMALLEST = {torch.float32: 1 << 20, torch.bfloat16: 1 << 17}
 FREE_SHARE = 0.5  # largest share of the free memory that the copies may take
 TIMED_BYTES = 96 << 20  # weights to time: more than the processor's caches hold
 ROUNDS, LIMIT_S = 5, 0.5  # rounds and time limit of the timing
+DISPATCH_MS = 0.03  # of a module's call, which calls by kernels spare
 CLEARLY = 0.9  # plain products are used if they take less than this share of the packed time
 COMPANY = (3, 8, 17, 64, 256)  # row counts whose products must equal those of two rows
 SAMPLES = 64  # elements of a weight that are compared when a sequence begins
@@ -60,6 +61,16 @@ class Packed:
     def __reduce__(self) -> tuple:  # copies of a model are not packed
         return Packed, ()
 
+    def multiply(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return the packed product of rows, [..., out]."""
+        multiply = torch.ops.mkldnn._linear_pointwise.default
+        alone = self.always and input.numel() == input.shape[-1]
+        if alone and self.threads_alone != torch.get_num_threads():
+            pair = input.reshape(1, -1).expand(2, -1).contiguous()
+            out = multiply(pair, self.weight, bias, "none", [], "")
+            return out[:1].view(*input.shape[:-1], -1)
+        return multiply(input, self.weight, bias, "none", [], "")
+
 
 class PackedLinear(nn.Linear):
     """A linear layer that uses its packed weight where that is faster, outside of autograd."""
@@ -79,12 +90,7 @@ class PackedLinear(nn.Linear):
             or not (input.is_cpu and rows)
         ):
             return nn.functional.linear(input, weight, self.bias)
-        multiply = torch.ops.mkldnn._linear_pointwise
-        if rows == 1 and own.always and own.threads_alone != torch.get_num_threads():
-            pair = input.reshape(1, -1).expand(2, -1).contiguous()
-            out = multiply(pair, own.weight, self.bias, "none", [], "")
-            return out[:1].view(*input.shape[:-1], -1)
-        return multiply(input, own.weight, self.bias, "none", [], "")
+        return own.multiply(input, self.bias)
 
 
 class PackedWeights:
@@ -129,12 +135,13 @@ class PackedWeights:
             self.check(closely=False)
 
 
-def prepack_linears(model: nn.Module, *, every: bool = False) -> PackedWeights:
+def prepack_linears(model: nn.Module, *, every: bool = False, timed: bool = True) -> PackedWeights:
     """Pack a model's large float32 and bfloat16 linear layers on a CPU, where that is faster.
 
     Packs nothing if torch has no oneDNN for this processor, if the copies would take more than half
     of the free memory, or if plain products are faster for all row counts. `every`: pack small
-    layers too, and use packed products for all row counts.
+    layers too, and use packed products for all row counts, unless the plain ones of all row counts
+    together are faster; do not compare them if not `timed`.
     """
     for hook in list(model._forward_pre_hooks.values()):
         if isinstance(before := getattr(hook, "__self__", None), PackedWeights):
@@ -156,9 +163,12 @@ def prepack_linears(model: nn.Module, *, every: bool = False) -> PackedWeights:
             if (shape := (layer.weight.shape, layer.weight.dtype)) not in same:
                 same[shape] = _same_alone(layer.weight)
             layer.packed.threads_alone = torch.get_num_threads() if same[shape] else 0
-    else:
+    if timed or not every:
         plain, packed = _time_both(layers)
         faster = tuple(a >= CLEARLY * b for a, b in zip(plain, packed, strict=True))
+        if every:
+            spared = len(layers) * len(ROWS) * DISPATCH_MS
+            faster = (sum(plain) + spared >= CLEARLY * sum(packed),) * len(ROWS)
         for layer in layers:
             layer.packed.faster = faster
         used = [rows for rows, better in zip(ROWS, faster, strict=True) if better]

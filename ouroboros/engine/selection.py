@@ -54,14 +54,14 @@ def select_engine(
     return eager, "; ".join(reasons)
 
 
-def why_different(engine: Static, reference: Eager) -> str | None:
+def why_different(engine: Eager, reference: Eager) -> str | None:
     """Return why an engine's logits differ from those of the reference; None if they agree.
 
     Each size is tried twice with different inputs, which exposes a graph that replays the inputs of
     its capture. Overwrites the first slots of both caches.
     """
     info = reference.info
-    if engine.compiled is not None and not engine.compiled.compiled:
+    if isinstance(engine, Static) and engine.compiled and not engine.compiled.compiled:
         return "its decoder layers were not found"
     try:
         for nodes in (size for size in TRIAL_NODES if size < info.max_len):

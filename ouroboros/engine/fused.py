@@ -1,0 +1,271 @@
+"""Llama-like decoders on a CPU without transformers' modules: faster, and exact to the bit.
+
+A call alternates packed products with a few kernels (`ouroboros.engine.cpu_kernels`), so almost all
+of its time is reading weights. Both give a row the same bits in any call: such a model's calls
+are exact by default, for what a call of its modules costs or less.
+
+The model is unchanged. `fuse` recognises models that are built like Llama, compares their logits
+with those of the modules, and returns None for any other. Weights are read where they are, packed
+ones are copies (see `ouroboros.engine.prepack`); if a weight or a module changes, calls go to the
+modules again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import Cache, PreTrainedModel
+
+from ouroboros.engine.cache import ModelInfo, SlotCache
+from ouroboros.engine.cpu_kernels import FEW, PIECE, kernels
+from ouroboros.engine.eager import Eager
+from ouroboros.engine.exact import Reach, attend, check_exact, is_sliding
+from ouroboros.engine.joint import SERVED, JointCache
+from ouroboros.engine.masks import Layout, Masks
+from ouroboros.engine.prepack import PackedWeights, prepack_linears
+from ouroboros.engine.selection import why_different
+from ouroboros.tree import TokenTree
+
+TYPES = ("llama", "mistral", "qwen2", "qwen3")  # config.model_type
+ROPES = ("default", "linear", "llama3", "yarn")  # whose angles depend on the position alone
+CHILDREN = (
+    ("", {"model", "lm_head"}),
+    ("model", {"embed_tokens", "layers", "norm", "rotary_emb"}),
+)
+ANGLES = 64  # positions whose rotary angles are computed together
+log = logging.getLogger(__name__)
+
+
+class DecoderLayer(NamedTuple):
+    """The modules of one decoder layer, in the order of their use."""
+
+    input_layernorm: Any
+    q_proj: Any
+    k_proj: Any
+    v_proj: Any
+    q_norm: Any
+    k_norm: Any
+    o_proj: Any
+    post_attention_layernorm: Any
+    gate_proj: Any
+    up_proj: Any
+    down_proj: Any
+
+
+class Fused(Eager):
+    """Makes calls by kernels and packed products. With `demanded`, raises `ValueError` if weights
+    have changed since they were packed, instead of calling the modules."""
+
+    def __init__(
+        self, model: PreTrainedModel, info: ModelInfo, cache: SlotCache, packed: PackedWeights
+    ) -> None:
+        super().__init__(model, info, cache)
+        self.packed, self.demanded, self.fresh = packed, False, True
+        base: Any = model.model
+        self.layers = [_layer(layer) for layer in base.layers]
+        self.norm, self.head = base.norm, model.lm_head
+        self.embed, self.rotary = base.embed_tokens, base.rotary_emb
+        self.scale = _bits(base.layers[0].self_attn.scaling)
+        self.eps = _bits(base.norm.variance_epsilon)
+        self.sliding = [is_sliding(at, info) for at in range(len(self.layers))]
+        self.cos = self.sin = torch.empty(0)
+        parts = [module._modules for module in model.modules() if module._modules]
+        self.children = [(now, dict(now)) for now in parts]
+
+    @property
+    def stale(self) -> bool:
+        """Whether a weight or a module has changed."""
+        return self.packed.stale or any(now != then for now, then in self.children)
+
+    def run(
+        self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0
+    ) -> torch.Tensor:
+        self.cache.reserve(known + len(missing) + len(tree))
+        return self.call(Layout(known, missing, tree, held))
+
+    def call(self, layout: Layout, token: torch.Tensor | None = None) -> torch.Tensor:
+        self._check(begins=not layout.base)
+        return super().call(layout, token)
+
+    def call_jointly(self, parts: Sequence[tuple[SlotCache, Layout]]) -> list[torch.Tensor]:
+        self._check(begins=any(not layout.base for _, layout in parts))
+        return super().call_jointly(parts)
+
+    def masks(self, layout: Layout) -> Any:
+        return self.joint_mask(layout) if self.fresh else super().masks(layout)
+
+    def joint_mask(self, layout: Layout) -> Any:
+        if not self.fresh:
+            return super().joint_mask(layout)
+        return Reach.of(layout, self.info.sliding_window)
+
+    def _check(self, *, begins: bool) -> None:
+        """Notice changed weights, by samples too where a sequence begins."""
+        if begins:
+            self.packed.check(closely=False)
+        self.fresh = not self.stale
+        if self.demanded and not self.fresh:
+            raise ValueError("the weights have changed: call prepack() on the CachedModel")
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        mask: Masks,
+        keep: int | torch.Tensor,
+        cache: Cache | None = None,
+    ) -> torch.Tensor:
+        if not self.fresh:
+            return super().forward(ids, positions, mask, keep, cache)
+        parts = [(self.cache, slice(0, ids.shape[1]), mask)]
+        if isinstance(cache, JointCache):
+            parts = [(share.slots, share.fed, share.mask) for share in cache.shares]
+        kernel, most = kernels(self.info.dtype), torch.get_num_threads()
+        hidden = self.embed(ids)[0]
+        n, width = hidden.shape
+        threads = most if n * width > FEW else 1
+        shape = self.info.layers[0]
+        cos, sin = self._angles(positions[0])
+        normed, added, total = torch.empty_like(hidden), 0, hidden.data_ptr()
+        for index, layer in enumerate(self.layers):
+            kernel.norm(
+                *(n, n, width, total, added, layer.input_layernorm.weight.data_ptr()),
+                *(normed.data_ptr(), self.eps),
+                threads=threads,
+            )
+            q, k, v = (_product(own, normed) for own in (layer.q_proj, layer.k_proj, layer.v_proj))
+            heads = q.shape[1] // shape.key_width
+            queries = torch.empty(n, heads, shape.key_width)
+            norms = [own and own.weight.data_ptr() for own in (layer.q_norm, layer.k_norm)]
+            attended = []
+            for slots, fed, reach in parts:
+                own, rows = slots.slots[index], fed.stop - fed.start
+                pointers = [rows_of[fed].data_ptr() for rows_of in (q, k, v, cos, sin)]
+                kernel.rotate(
+                    *(rows, rows, heads, shape.kv_heads, shape.key_width, *pointers),
+                    *(norms[0] or 0, norms[1] or 0, self.eps, self.scale),
+                    *(own.length, own.keys.shape[2], own.keys.data_ptr(), own.values.data_ptr()),
+                    queries[fed].data_ptr(),
+                    threads=threads,
+                )
+                attended.append(
+                    attend(queries[fed], own.keys[0], own.values[0], reach, self.sliding[index])
+                )
+            joined = attended[0] if len(attended) == 1 else torch.cat(attended)
+            addend = _product(layer.o_proj, joined.view(n, -1))
+            kernel.norm(
+                *(n, n, width, total, addend.data_ptr()),
+                *(layer.post_attention_layernorm.weight.data_ptr(), normed.data_ptr(), self.eps),
+                threads=threads,
+            )
+            gate, up = _product(layer.gate_proj, normed), _product(layer.up_proj, normed)
+            columns = gate.shape[1]
+            kernel.gate(
+                n * -(-columns // PIECE),
+                *(n, columns, gate.data_ptr(), up.data_ptr(), gate.data_ptr()),
+                threads=most if n * columns > FEW else 1,
+            )
+            addend = _product(layer.down_proj, gate)
+            added = addend.data_ptr()
+        kernel.norm(
+            *(n, n, width, total, added, self.norm.weight.data_ptr()),
+            *(normed.data_ptr(), self.eps),
+            threads=threads,
+        )
+        if isinstance(keep, torch.Tensor):
+            normed = normed.index_select(0, keep)
+        return _product(self.head, normed[-keep:] if isinstance(keep, int) else normed)
+
+    def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the cosines and sines of positions, [n, width] each, from a table that grows by
+        pieces of a fixed size: a position's bits do not depend on the call."""
+        if (last := int(positions.max())) >= len(self.cos):
+            like, pieces = torch.empty(0, dtype=self.info.dtype), [(self.cos, self.sin)]
+            for start in range(len(self.cos), max(last + 1, 2 * len(self.cos)), ANGLES):
+                cos, sin = self.rotary(like, torch.arange(start, start + ANGLES)[None])
+                pieces.append((cos[0], sin[0]))
+            cos, sin = zip(*(pair for pair in pieces if len(pair[0])), strict=True)
+            self.cos, self.sin = torch.cat(cos), torch.cat(sin)
+        return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+
+
+def _product(layer: Any, rows: torch.Tensor) -> torch.Tensor:
+    """Return a packed layer's product, [n, out], without calling the module."""
+    return layer.packed.multiply(rows, layer._parameters["bias"])
+
+
+def _bits(value: float) -> int:
+    return int(np.float32(value).view(np.uint32))
+
+
+def _layer(module: Any) -> DecoderLayer:
+    parts = module._modules | module.self_attn._modules | module.mlp._modules
+    return DecoderLayer(*(parts.get(name) for name in DecoderLayer._fields))
+
+
+def fuse(
+    model: PreTrainedModel, info: ModelInfo, cache: SlotCache, *, demanded: bool
+) -> Fused | None:
+    """Pack a model's linear layers and return the engine for it; None if the model is not built
+    like Llama, if its calls turn out not to be exact, or, unless `demanded`, if packed products
+    are slower here. Overwrites the first slots."""
+    if not _is_llama_like(model, info):
+        return None
+    try:
+        packed = prepack_linears(model, every=True, timed=not demanded)
+        if not packed.layers:
+            return None
+        engine = Fused(model, info, cache, packed)
+        reason = why_different(engine, Eager(model, info, cache))
+        if reason is None:
+            check_exact(engine)
+            engine.demanded = demanded
+            return engine
+    except ValueError as error:
+        reason = str(error)
+    log.warning("%s is called by its modules: %s", type(model).__name__, reason)
+    return None
+
+
+def _is_llama_like(model: PreTrainedModel, info: ModelInfo) -> bool:
+    """Return whether a model consists of the modules that `Fused` knows, as they are called."""
+    config: Any = model.config
+    if info.device.type != "cpu" or info.dtype not in (torch.float32, torch.bfloat16):
+        return False
+    if config.model_type not in TYPES or config._attn_implementation not in SERVED:
+        return False
+    if any(set(model.get_submodule(path)._modules) != names for path, names in CHILDREN):
+        return False
+    base: Any = model.model
+    layers, norms = [_layer(layer) for layer in base.layers], [base.norm]
+    for layer, module in zip(layers, base.layers, strict=True):
+        named = {name for name, part in layer._asdict().items() if part is not None}
+        parts = set(module._modules) | set(module.self_attn._modules) | set(module.mlp._modules)
+        if parts != named | {"self_attn", "mlp", "act_fn"}:
+            return False
+        if type(module.mlp.act_fn).__name__ not in ("SiLU", "SiLUActivation"):
+            return False
+        norms += [layer.input_layernorm, layer.post_attention_layernorm]
+        norms += [norm for norm in (layer.q_norm, layer.k_norm) if norm is not None]
+    eps = {getattr(norm, "variance_epsilon", None) for norm in norms}
+    shapes = {(shape.key_width, shape.value_width, shape.kv_heads) for shape in info.layers}
+    hooked = any(
+        module._forward_hooks or "forward" in module.__dict__ for module in model.modules()
+    ) or any(module._forward_pre_hooks for module in model.model.modules())
+    return (
+        bool(layers)
+        and not hooked
+        and len(shapes) == len(eps) == 1
+        and None not in eps
+        and len({shape[:2] for shape in shapes} | {(info.layers[0].key_width,) * 2}) == 1
+        and info.layers[0].key_width % 2 == 0
+        and {weight.dtype for weight in model.parameters()} == {info.dtype}
+        and type(base.embed_tokens) is nn.Embedding
+        and getattr(base.rotary_emb, "rope_type", "") in ROPES
+        and len(base.rotary_emb.inv_freq) * 2 == info.layers[0].key_width
+    )

@@ -1,0 +1,160 @@
+"""Calls by kernels give the logits of the modules, which are called where kernels do not serve."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from architectures import SUPPORTED, config_of
+from ouroboros.baselines import Greedy
+from tiny import VOCAB, build, llama, prompt_of
+
+from ouroboros import CachedModel, decode
+from ouroboros.engine import fused, prepack
+from ouroboros.engine.cache import logit_error, tolerance
+from ouroboros.engine.exact import Exact
+from ouroboros.engine.fused import Fused
+from ouroboros.engine.prepack import ROWS
+from ouroboros.tree import TokenTree
+
+X86 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+pytestmark = pytest.mark.skipif(not X86, reason="no oneDNN for this processor")
+DTYPES = (torch.float32, torch.bfloat16)
+LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
+FASTER = [9.0] * len(ROWS), [1.0] * len(ROWS)
+
+
+@pytest.fixture(autouse=True)
+def packed_is_faster(monkeypatch):
+    monkeypatch.setattr(prepack, "_time_both", lambda layers: FASTER)
+
+
+def prepacked(model, **how) -> CachedModel:
+    made = CachedModel(model, **how)
+    made.prepack()
+    return made
+
+
+def both(name: str, dtype=torch.float32, **other) -> tuple[CachedModel, CachedModel]:
+    """Two wrappers of equal models: by kernels and by modules."""
+    models = [build(config_of(name, SUPPORTED[name] | other), dtype=dtype) for _ in range(2)]
+    ours, modules = prepacked(models[0]), CachedModel(models[1], engine="eager")
+    assert isinstance(ours.engine, Fused) and ours.exact
+    return ours, modules
+
+
+def jointly(model: CachedModel, calls) -> list[torch.Tensor]:
+    sequences = [model.new_sequence() for _ in calls]
+    return model.score_together([(s, *call) for s, call in zip(sequences, calls, strict=True)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", LIKE_LLAMA)
+def test_kernels_give_the_logits_of_the_modules(name, dtype):
+    ours, modules = both(name, dtype)
+    draw, calls = random.Random(name), []
+    for length in (1, 3, 30):
+        prompt = prompt_of(length, length)
+        parents = (-1, *(draw.randrange(node) for node in range(1, 9)))
+        tree = TokenTree((prompt[-1], *(draw.randrange(VOCAB) for _ in parents[1:])), parents)
+        found, expected = (
+            model.score(model.new_sequence(), prompt, tree) for model in (ours, modules)
+        )
+        assert logit_error(found.double(), expected.double()) < tolerance(dtype)
+        calls.append((prompt, tree))
+    for found, expected in zip(jointly(ours, calls), jointly(modules, calls), strict=True):
+        assert logit_error(found.double(), expected.double()) < tolerance(dtype)
+
+
+@pytest.mark.parametrize("name", LIKE_LLAMA)
+def test_tokens_are_those_of_the_modules_in_float32(name):
+    ours, modules = both(name)
+    for seed in range(3):
+        prompt = prompt_of(11, seed)
+        texts = [decode(m, Greedy(), prompt, max_new=40).tokens for m in (ours, modules)]
+        assert texts[0] == texts[1]
+
+
+def test_long_prompts_and_grown_caches_are_served():
+    ours, modules = both("llama", max_position_embeddings=2000)
+    prompt = prompt_of(1200)
+    texts = [decode(m, Greedy(), prompt, max_new=8).tokens for m in (ours, modules)]
+    assert texts[0] == texts[1]
+
+
+def replace_a_weight(model) -> None:
+    model.lm_head.weight = torch.nn.Parameter(-model.lm_head.weight.detach())
+
+
+def write_to_a_weight(model) -> None:
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.mul_(-2)
+
+
+def write_to_a_norm(model) -> None:
+    with torch.no_grad():
+        model.model.norm.weight.mul_(-2)
+
+
+def put_an_adapter_in(model) -> None:
+    attention = model.model.layers[1].self_attn
+    attention.q_proj = torch.nn.Sequential(attention.q_proj, torch.nn.Hardtanh(-1e-3, 1e-3))
+
+
+@pytest.mark.parametrize(
+    "change", [replace_a_weight, write_to_a_weight, write_to_a_norm, put_an_adapter_in]
+)
+def test_a_change_of_the_model_is_followed(change):
+    ours, modules = both("llama")
+    tree = TokenTree.chain(5, (1, 2, 3))
+    before = ours.score(ours.new_sequence(), [7, 5], tree).clone()
+    for model in (ours, modules):
+        change(model.model)
+        model.empty()
+    found, expected = (m.score(m.new_sequence(), [7, 5], tree) for m in (ours, modules))
+    assert logit_error(found, expected) < tolerance(torch.float32)
+    assert logit_error(found, before) > 100 * tolerance(torch.float32)
+
+
+def test_changed_weights_are_not_called_exact_until_they_are_packed_again():
+    ours, _ = both("llama")
+    write_to_a_weight(ours.model)
+    assert not ours.exact
+    ours.prepack()
+    assert ours.exact and isinstance(ours.engine, Fused)
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "dtype"),
+    [
+        ("gemma", {}, torch.float32),
+        ("granite", {}, torch.float32),
+        ("llama", {"hidden_act": "gelu"}, torch.float32),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, torch.float32),
+        ("llama", {}, torch.float64),
+    ],
+)
+def test_other_models_are_called_by_their_modules(name, other, dtype):
+    model = build(config_of(name, SUPPORTED[name] | other), dtype=dtype)
+    made = prepacked(model)
+    assert not isinstance(made.engine, Fused) and not made.exact
+    decode(made, Greedy(), prompt_of(5), max_new=3)
+
+
+def test_the_modules_are_called_on_request_and_where_kernels_do_not_serve(monkeypatch):
+    hub = llama(dtype=torch.float32)
+    assert not prepacked(hub, engine="eager").exact
+    hooked = llama(dtype=torch.float32)
+    hooked.model.layers[0].register_forward_hook(lambda *_: None)
+    assert not prepacked(hooked).exact
+    assert isinstance(CachedModel(hooked, exact=True).engine, Exact)
+    monkeypatch.setattr(prepack, "_time_both", lambda layers: FASTER[::-1])
+    monkeypatch.setattr(prepack, "DISPATCH_MS", 0)
+    assert not prepacked(llama(dtype=torch.float32)).exact
+
+
+def test_kernels_that_differ_from_the_modules_are_not_used(monkeypatch):
+    plain = fused.Fused.forward
+    monkeypatch.setattr(fused.Fused, "forward", lambda *args: plain(*args) * 1.1)
+    assert not prepacked(llama(dtype=torch.float32)).exact
