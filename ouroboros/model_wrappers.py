@@ -131,7 +131,10 @@ def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedM
         wrapper.empty()  # weights may have changed since
         wrapper.packed.check(closely=True)
         if wrapper.exact and wrapper.packed.stale:
-            wrapper.prepack()
+            wrapper.prepack()  # perhaps for another engine, with its attention
+            if cached is None:
+                needed = model.config.get_text_config()._attn_implementation
+                wrappers[role] = (wrappers[role][0], wrapper, needed)
         yield wrapper
     finally:
         if attention != _attention(model):

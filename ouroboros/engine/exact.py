@@ -270,7 +270,8 @@ def make_exact(model: PreTrainedModel, info: ModelInfo) -> PackedWeights:
     if info.device.type != "cpu" or info.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(
             f"exact calls are made on a CPU in float32 or bfloat16, not on {info.device.type} in "
-            f"{info.dtype}: choose another dtype or leave exact=False"
+            f"{info.dtype} (GPU libraries choose the order of sums by the number of rows): choose "
+            "another device or dtype, or leave exact=False"
         )
     if not getattr(model, "_supports_attention_backend", False):
         raise ValueError(

@@ -65,7 +65,7 @@ class Fused(Eager):
         self, model: PreTrainedModel, info: ModelInfo, cache: SlotCache, packed: PackedWeights
     ) -> None:
         super().__init__(model, info, cache)
-        self.packed, self.demanded, self.fresh = packed, False, True
+        self.packed, self.demanded, self.fresh, self.hooked = packed, False, True, False
         base: Any = model.model
         self.layers = [_layer(layer) for layer in base.layers]
         self.norm, self.head = base.norm, model.lm_head
@@ -105,10 +105,11 @@ class Fused(Eager):
         return Reach.of(layout, self.info.sliding_window)
 
     def _check(self, *, begins: bool) -> None:
-        """Notice changed weights, by samples too where a sequence begins."""
+        """Notice changed weights and modules; where a sequence begins, samples and hooks too."""
         if begins:
             self.packed.check(closely=False)
-        self.fresh = not self.stale
+            self.hooked = _hooked(self.model)
+        self.fresh = not (self.stale or self.hooked)
         if self.demanded and not self.fresh:
             raise ValueError("the weights have changed: call prepack() on the CachedModel")
 
@@ -194,6 +195,19 @@ class Fused(Eager):
         return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
 
 
+def _hooked(model: nn.Module) -> bool:
+    """Return whether a module does more than its class says."""
+    return any(
+        module._forward_hooks
+        or "forward" in module.__dict__
+        or any(
+            type(getattr(hook, "__self__", None)) is not PackedWeights
+            for hook in module._forward_pre_hooks.values()
+        )
+        for module in model.modules()
+    )
+
+
 def _product(layer: Any, rows: torch.Tensor) -> torch.Tensor:
     """Return a packed layer's product, [n, out], without calling the module."""
     return layer.packed.multiply(rows, layer._parameters["bias"])
@@ -254,12 +268,9 @@ def _is_llama_like(model: PreTrainedModel, info: ModelInfo) -> bool:
         norms += [norm for norm in (layer.q_norm, layer.k_norm) if norm is not None]
     eps = {getattr(norm, "variance_epsilon", None) for norm in norms}
     shapes = {(shape.key_width, shape.value_width, shape.kv_heads) for shape in info.layers}
-    hooked = any(
-        module._forward_hooks or "forward" in module.__dict__ for module in model.modules()
-    ) or any(module._forward_pre_hooks for module in model.model.modules())
     return (
         bool(layers)
-        and not hooked
+        and not _hooked(model)
         and len(shapes) == len(eps) == 1
         and None not in eps
         and len({shape[:2] for shape in shapes} | {(info.layers[0].key_width,) * 2}) == 1

@@ -61,10 +61,11 @@ class CachedModel(TreeModel):
 
     `engine` "static" pads calls to fixed shapes and replays them as CUDA graphs; "eager" calls the
     model directly; "auto" is static on a GPU if the model can be captured, else eager, with the
-    reason in `engine_reason`; "tuned" is "auto" with the products of `ouroboros.engine.products`.
-    `exact` makes CPU calls bit-reproducible: a token's logits have the same bits in every call (see
-    `ouroboros.engine.exact`); `engine` is then ignored. A draft reads at most the last
-    `prefill_limit` tokens of a new prompt (None: all).
+    reason in `engine_reason`; "tuned" is "auto" with the products of `ouroboros.engine.products`. On
+    a CPU, "auto" calls prepacked Llama-like models by kernels (`ouroboros.engine.fused`). With
+    `exact`, `engine` is ignored, and a model is refused unless its calls are exact: a token's
+    logits have the same bits in every call. A draft reads at most the last `prefill_limit` tokens of
+    a new prompt (None: all).
 
     Raises `ValueError` with the reason if the architecture cannot score trees, or not exactly.
     """
@@ -93,15 +94,13 @@ class CachedModel(TreeModel):
         self.lock = threading.RLock()
         self._weights: tuple = ()  # `model_state` when the last sequence began
         self._together: str | None = None  # why joint calls are impossible; "" if possible
-        self._demanded, self._fusible, self.engine_reason = exact, engine == "auto" or exact, ""
-        self._plain: Eager  # the engine where calls are not fused
+        self._info, self._demanded, self.engine_reason = info, exact, ""
+        self._fusible = exact or engine == "auto"
         self.engine: Eager
         if exact:
-            self._plain = self.engine = Exact(self.model, info, self.cache)
             self.prepack()
         else:
-            self._plain, self.engine_reason = select_engine(engine, self.model, info, self.cache)
-            self.engine = self._plain
+            self.engine, self.engine_reason = select_engine(engine, self.model, info, self.cache)
 
     @property
     def exact(self) -> bool:
@@ -153,18 +152,20 @@ class CachedModel(TreeModel):
         few rows faster, if it does; call Llama-like models by kernels on it, whose calls are exact
         (`ouroboros.engine.fused`). Loaded models are prepacked; call it for a model of your own
         once its weights are final. `packed.facts` records what was decided."""
-        info, fused = self._plain.info, None
-        if self._fusible:
-            self.empty()
-            fused = fuse(self.model, info, self.cache, demanded=self._demanded)
-        self.engine = fused or self._plain
+        model, info, cache = self.model, self._info, self.cache
+        self.empty()
+        cache.set_length(0)
+        fused = fuse(model, info, cache, demanded=self._demanded) if self._fusible else None
         if fused is not None:
-            self.packed = fused.packed
-        elif isinstance(self._plain, Exact):
-            self.packed = self._plain.packed = make_exact(self.model, info)
-            check_exact(self._plain)
+            self.engine, self.packed = fused, fused.packed
+        elif self._demanded:
+            self.engine = exact = Exact(model, info, cache)
+            self.packed = exact.packed = make_exact(model, info)
+            check_exact(exact)
         else:
-            self.packed = prepack_linears(self.model)
+            self.packed = prepack_linears(model)
+            if isinstance(self.engine, Fused):
+                self.engine = Eager(model, info, cache)
 
     def new_sequence(self, cached: Sequence[int] = ()) -> CachedSequence:
         """Return the state of a new sequence. Empty the cache if weights, hooks or adapters have

@@ -102,9 +102,14 @@ def put_an_adapter_in(model) -> None:
     attention.q_proj = torch.nn.Sequential(attention.q_proj, torch.nn.Hardtanh(-1e-3, 1e-3))
 
 
-@pytest.mark.parametrize(
-    "change", [replace_a_weight, write_to_a_weight, write_to_a_norm, put_an_adapter_in]
-)
+def hook_a_layer(model) -> None:
+    model.model.layers[0].mlp.register_forward_hook(lambda module, inputs, out: -3 * out)
+
+
+CHANGES = [replace_a_weight, write_to_a_weight, write_to_a_norm, put_an_adapter_in, hook_a_layer]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_change_of_the_model_is_followed(change):
     ours, modules = both("llama")
     tree = TokenTree.chain(5, (1, 2, 3))
