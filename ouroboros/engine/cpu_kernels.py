@@ -267,7 +267,7 @@ class Kernel:
     """A compiled kernel; its arguments are integers and addresses, and the number of work items."""
 
     def __init__(self, function) -> None:
-        compiled = numba.cfunc(types.void(ADDRESS), cache=True, **FAST)(function)
+        compiled: Any = numba.cfunc(types.void(ADDRESS), cache=True, **FAST)(function)
         self.compiled = compiled  # keeps the code alive
         self.address = compiled.address
         self.alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)

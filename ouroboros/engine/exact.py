@@ -345,7 +345,7 @@ class _Operators(TorchDispatchMode):
                 hook.remove()
 
 
-def check_exact(engine: Exact) -> None:
+def check_exact(engine: Eager) -> None:
     """Check that a random tree and single steps give the same bits; overwrites the first slots.
 
     Raises `ValueError` naming the layers that are not exact, or the first difference.

@@ -123,7 +123,7 @@ class Fused(Eager):
     ) -> torch.Tensor:
         if not self.fresh:
             return super().forward(ids, positions, mask, keep, cache)
-        parts = [(self.cache, slice(0, ids.shape[1]), mask)]
+        parts: list[tuple[SlotCache, slice, Any]] = [(self.cache, slice(0, ids.shape[1]), mask)]
         if isinstance(cache, JointCache):
             parts = [(share.slots, share.fed, share.mask) for share in cache.shares]
         kernel, most = kernels(self.info.dtype), torch.get_num_threads()
