@@ -165,13 +165,13 @@ class Fused(Eager):
                 threads=threads,
             )
             gate, up = _product(layer.gate_proj, normed), _product(layer.up_proj, normed)
-            columns = gate.shape[1]
+            columns, gated = gate.shape[1], torch.empty_like(gate)  # in place is not vectorised
             kernel.gate(
                 n * -(-columns // PIECE),
-                *(n, columns, gate.data_ptr(), up.data_ptr(), gate.data_ptr()),
+                *(n, columns, gate.data_ptr(), up.data_ptr(), gated.data_ptr()),
                 threads=most if n * columns > FEW else 1,
             )
-            addend = _product(layer.down_proj, gate)
+            addend = _product(layer.down_proj, gated)
             added = addend.data_ptr()
         kernel.norm(
             *(n, n, width, total, added, self.norm.weight.data_ptr()),
