@@ -274,7 +274,7 @@ def replay_together(
         planned = sum(getattr(places[own][1], "planned", True) for own in live)
         hosting_ms = planned * host_ms + (rows - planned) * plain_ms
         shares_s = [ms / 1e3 / rows for ms in (draft_ms, verify_ms, hosting_ms)]
-        times = dict(zip(("draft_s", "verify_s", "host_s"), shares_s, strict=True))
+        times: dict[str, Any] = dict(zip(("draft_s", "verify_s", "host_s"), shares_s, strict=True))
         for own, record in zip(live, records, strict=True):
             own.trace.steps[-1] = replace(record, rows=rows, **times)
             run, drafter = places[own]
