@@ -41,7 +41,7 @@ SUPPORTED: dict[str, dict] = {
 }
 LINEAR = ["linear_attention", "full_attention"]
 REFUSED: dict[str, tuple[dict, str]] = {
-    "bloom": ({}, "takes no position_ids, as where positions are ALiBi"),
+    "bloom": ({}, "takes no position_ids, as with ALiBi"),
     "mpt": ({"d_model": 16, "n_heads": 4, "n_layers": 2}, "ALiBi"),
     "falcon": ({"alibi": True}, "alibi=True"),
     "gpt_neo": ({"attention_types": [[["global", "local"], 1]]}, "window_size=16"),

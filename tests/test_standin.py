@@ -173,7 +173,7 @@ def test_a_saved_standin_is_a_plain_checkpoint(tmp_path, changes):
         ({}, {"layers": 1}, "num_hidden_layers 1"),
         ({}, {"vocab": 36}, "vocab_size 36"),
         ({}, {"hidden": 32}, "spare dim"),
-        ({}, {"head_dim": 16}, "head_dim 16"),
+        ({}, {"head_dim": 16}, "head_dim is 8, the shape's 16"),
         ({}, {"heads": 4, "kv": 1}, "fewer heads"),
         ({"attention_bias": True}, {}, "core has attention_bias"),
         ({}, {"mlp_bias": True}, "shape has mlp_bias"),

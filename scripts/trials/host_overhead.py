@@ -111,7 +111,7 @@ def host_overhead(args: argparse.Namespace) -> None:
     config = composed([f"decoder=[{','.join(args.decoders)}]", *args.overrides])
     costs = load_costs(config["costs"] or UNTIMED)
     draft = cast(CachedModel, ScriptedModel())
-    factories: Any = decoder_factories(config["decoder"], draft, costs).items()
+    factories: Any = decoder_factories(config["decoder"], draft, costs, guard=False).items()
     rows = []
     for (name, make), context in product(factories, args.contexts):
         repeats = [

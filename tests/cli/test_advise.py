@@ -4,7 +4,6 @@ import json
 
 import advice_check
 import pytest
-from scaling import read_widths
 
 from ouroboros.costs import Costs
 
@@ -117,16 +116,3 @@ def test_mistakes_are_one_line(run_advise, recorded, overrides, says):
     code, _, document, err = run_advise(*overrides)
     lines = [line for line in err.splitlines() if line.startswith("error:")]
     assert code == 2 and not document and len(lines) == 1 and says in lines[0], err
-
-
-def test_the_widths_of_runs_are_read_from_their_trees(run_bench, saved_pair):
-    names = "decoder=[greedy,lookahead]", "decoder.lookahead.window_size=3"
-    assert run_bench(*names, *COUNTS, "audit=none", "results_dir=widths/000")[0] == 0
-    with pytest.raises(SystemExit, match="no trees of lookahead"):
-        read_widths(saved_pair / "widths", [1])
-    options = (*COUNTS, "record_predictions=true", "audit=none", "overwrite=true")
-    assert run_bench(*names, *options, "results_dir=widths/000")[0] == 0
-    (width,) = read_widths(saved_pair / "widths", [1, 2])
-    assert width["parts"][1] == pytest.approx(width["nodes"])
-    assert 1 < width["parts"][2] < width["nodes"]
-    assert width["tokens"] == pytest.approx(width["accepted"] + 1, abs=0.5)

@@ -359,8 +359,3 @@ def test_transformers_generation_stops_where_told(models):
         HFGenerate().run(models.target, [5], max_new=2, choose=lambda *_: [0])
     assert trace.finish == "stop"
     assert trace.new_tokens == truth[len(prompt) : len(prompt) + stop(truth[len(prompt) :])]
-
-
-def test_names_of_the_published_code_are_aliases():
-    named = Lookahead(LEVEL=5, WINDOW_SIZE=7, GUESS_SET_SIZE=6)
-    assert (named.window.height, named.window.size, named.branches) == (4, 7, 6)

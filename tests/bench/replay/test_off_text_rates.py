@@ -56,7 +56,7 @@ def window(size: int = 4, **options) -> Lookahead:
         lambda draft: PromptLookup(max_ngram_size=2, num_tokens=5),
         lambda draft: window(0),
         lambda draft: Speculative(draft, gamma=6, confidence=0.4),
-        lambda draft: Ouroboros(draft, recycle=False),
+        lambda draft: Ouroboros(draft, recycle=False, guard=False),
     ],
 )
 def test_drafters_that_learn_from_the_text_are_exact(make):
