@@ -284,12 +284,13 @@ class Kernels(NamedTuple):
     """The kernels of one dtype. Rows are [n, ...] and contiguous; an address 0 means none.
 
     `norm`(n, width, residual, addend, weight, out, eps): add to the residual in place, then norm.
-    `rotate`(n, heads, kv_heads, width, q, k, v, cos, sin, q_norm, k_norm, eps, scale, slot,
-    capacity, keys, values, queries): norm and rotate heads; write keys and values [kv_heads,
-    capacity, width] from `slot` on, and the scaled queries as float32.
+    `rotate`(n, heads, kv_heads, width, qkv, cos, sin, q_norm, k_norm, eps, scale, slot, capacity,
+    keys, values, queries): norm and rotate the heads of q and k, which follow one another in a row,
+    then v; write keys and values [kv_heads, capacity, width] from `slot` on, and the scaled queries
+    as float32.
     `attend`(n, heads, kv_heads, key width, value width, key capacity, value capacity, queries,
     keys, values, out, lengths, straight, tails, columns of tails, first): see `Reach`.
-    `gate`(n, width, gate, up, out): SiLU(gate) * up.
+    `gate`(n, width, rows of gate and up, out): SiLU(gate) * up.
 
     `eps` and `scale` are the bits of float32.
     """
@@ -321,28 +322,28 @@ def kernels(dtype: torch.dtype) -> Kernels:
 
     def rotate(a):
         n, heads, kv_heads, width = a[2], a[3], a[4], a[5]
-        q = numba.carray(_pointer(a[6]), (n, heads, width), kind)
-        k = numba.carray(_pointer(a[7]), (n, kv_heads, width), kind)
-        v = numba.carray(_pointer(a[8]), (n, kv_heads, width), kind)
-        cos = numba.carray(_pointer(a[9]), (n, width), kind)
-        sin = numba.carray(_pointer(a[10]), (n, width), kind)
-        q_norm = numba.carray(_pointer(a[11]), (width,), kind)
-        k_norm = numba.carray(_pointer(a[12]), (width,), kind)
-        eps, scale, slot = _float(np.uint32(a[13])), _float(np.uint32(a[14])), a[15]
-        keys = numba.carray(_pointer(a[17]), (kv_heads, a[16], width), kind)
-        values = numba.carray(_pointer(a[18]), (kv_heads, a[16], width), kind)
-        queries = numba.carray(_pointer(a[19]), (n, heads, width), np.float32)
+        qkv = numba.carray(_pointer(a[6]), (n, heads + 2 * kv_heads, width), kind)
+        cos = numba.carray(_pointer(a[7]), (n, width), kind)
+        sin = numba.carray(_pointer(a[8]), (n, width), kind)
+        q_norm = numba.carray(_pointer(a[9]), (width,), kind)
+        k_norm = numba.carray(_pointer(a[10]), (width,), kind)
+        eps, scale, slot = _float(np.uint32(a[11])), _float(np.uint32(a[12])), a[13]
+        keys = numba.carray(_pointer(a[15]), (kv_heads, a[14], width), kind)
+        values = numba.carray(_pointer(a[16]), (kv_heads, a[14], width), kind)
+        queries = numba.carray(_pointer(a[17]), (n, heads, width), np.float32)
         row = _next(a)
         while row < a[1]:
             for head in range(heads):
-                if a[11]:
-                    _norm(q[row, head], q_norm, q[row, head], eps)
-                _turn(q[row, head], cos[row], sin[row], queries[row, head], scale)
+                q = qkv[row, head]
+                if a[9]:
+                    _norm(q, q_norm, q, eps)
+                _turn(q, cos[row], sin[row], queries[row, head], scale)
             for head in range(kv_heads):
-                if a[12]:
-                    _norm(k[row, head], k_norm, k[row, head], eps)
-                _turn(k[row, head], cos[row], sin[row], keys[head, slot + row], np.float32(1))
-                values[head, slot + row] = v[row, head]
+                k = qkv[row, heads + head]
+                if a[10]:
+                    _norm(k, k_norm, k, eps)
+                _turn(k, cos[row], sin[row], keys[head, slot + row], np.float32(1))
+                values[head, slot + row] = qkv[row, heads + kv_heads + head]
             row = _next(a)
 
     def attend(a):
@@ -362,16 +363,15 @@ def kernels(dtype: torch.dtype) -> Kernels:
 
     def gate(a):
         n, width = a[2], a[3]
-        gates = numba.carray(_pointer(a[4]), (n, width), kind)
-        ups = numba.carray(_pointer(a[5]), (n, width), kind)
-        out = numba.carray(_pointer(a[6]), (n, width), kind)
+        both = numba.carray(_pointer(a[4]), (n, 2, width), kind)
+        out = numba.carray(_pointer(a[5]), (n, width), kind)
         pieces, item = (width + PIECE - 1) // PIECE, _next(a)
         while item < a[1]:
             row, start = item // pieces, item % pieces * PIECE
             for at in range(start, min(start + PIECE, width)):
-                x = _get(gates[row], at)
+                x = _get(both[row, 0], at)
                 silu = _round(out[row], x / (np.float32(1) + _exp(-x)))
-                _put(out[row], at, silu * _get(ups[row], at))
+                _put(out[row], at, silu * _get(both[row, 1], at))
             item = _next(a)
 
     return Kernels(*(Kernel(function) for function in (norm, rotate, attend, gate)))

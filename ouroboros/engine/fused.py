@@ -56,6 +56,14 @@ class DecoderLayer(NamedTuple):
     up_proj: Any
     down_proj: Any
 
+    @property
+    def qkv(self) -> tuple[Any, ...]:
+        return self.q_proj, self.k_proj, self.v_proj
+
+    @property
+    def gate_up(self) -> tuple[Any, ...]:
+        return self.gate_proj, self.up_proj
+
 
 class Fused(Eager):
     """Makes calls by kernels and packed products. With `demanded`, raises `ValueError` if weights
@@ -139,14 +147,14 @@ class Fused(Eager):
                 *(normed.data_ptr(), self.eps),
                 threads=threads,
             )
-            q, k, v = (_product(own, normed) for own in (layer.q_proj, layer.k_proj, layer.v_proj))
-            heads = q.shape[1] // shape.key_width
+            qkv = _product(normed, *layer.qkv)
+            heads = qkv.shape[1] // shape.key_width - 2 * shape.kv_heads
             queries = torch.empty(n, heads, shape.key_width)
             norms = [own and own.weight.data_ptr() for own in (layer.q_norm, layer.k_norm)]
             attended = []
             for slots, fed, reach in parts:
                 own, rows = slots.slots[index], fed.stop - fed.start
-                pointers = [rows_of[fed].data_ptr() for rows_of in (q, k, v, cos, sin)]
+                pointers = [rows_of[fed].data_ptr() for rows_of in (qkv, cos, sin)]
                 kernel.rotate(
                     *(rows, rows, heads, shape.kv_heads, shape.key_width, *pointers),
                     *(norms[0] or 0, norms[1] or 0, self.eps, self.scale),
@@ -158,20 +166,21 @@ class Fused(Eager):
                     attend(queries[fed], own.keys[0], own.values[0], reach, self.sliding[index])
                 )
             joined = attended[0] if len(attended) == 1 else torch.cat(attended)
-            addend = _product(layer.o_proj, joined.view(n, -1))
+            addend = _product(joined.view(n, -1), layer.o_proj)
             kernel.norm(
                 *(n, n, width, total, addend.data_ptr()),
                 *(layer.post_attention_layernorm.weight.data_ptr(), normed.data_ptr(), self.eps),
                 threads=threads,
             )
-            gate, up = _product(layer.gate_proj, normed), _product(layer.up_proj, normed)
-            columns, gated = gate.shape[1], torch.empty_like(gate)  # in place is not vectorised
+            gate_up = _product(normed, *layer.gate_up)
+            columns = gate_up.shape[1] // 2
+            gated = torch.empty(n, columns, dtype=gate_up.dtype)  # in place is not vectorised
             kernel.gate(
                 n * -(-columns // PIECE),
-                *(n, columns, gate.data_ptr(), up.data_ptr(), gated.data_ptr()),
+                *(n, columns, gate_up.data_ptr(), gated.data_ptr()),
                 threads=most if n * columns > FEW else 1,
             )
-            addend = _product(layer.down_proj, gated)
+            addend = _product(gated, layer.down_proj)
             added = addend.data_ptr()
         kernel.norm(
             *(n, n, width, total, added, self.norm.weight.data_ptr()),
@@ -180,7 +189,7 @@ class Fused(Eager):
         )
         if isinstance(keep, torch.Tensor):
             normed = normed.index_select(0, keep)
-        return _product(self.head, normed[-keep:] if isinstance(keep, int) else normed)
+        return _product(normed[-keep:] if isinstance(keep, int) else normed, self.head)
 
     def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the cosines and sines of positions, [n, width] each, from a table that grows by
@@ -208,9 +217,17 @@ def _hooked(model: nn.Module) -> bool:
     )
 
 
-def _product(layer: Any, rows: torch.Tensor) -> torch.Tensor:
-    """Return a packed layer's product, [n, out], without calling the module."""
-    return layer.packed.multiply(rows, layer._parameters["bias"])
+def _product(rows: torch.Tensor, *layers: Any) -> torch.Tensor:
+    """Return the product of a packed layer or of a joined group, [n, out], without its modules."""
+    biases, bias = [layer._parameters["bias"] for layer in layers], None
+    if any(own is not None for own in biases):
+        bias = torch.cat(
+            [
+                rows.new_zeros(layer.out_features) if own is None else own
+                for layer, own in zip(layers, biases, strict=True)
+            ]
+        )
+    return layers[0].packed.multiply(rows, bias)
 
 
 def _bits(value: float) -> int:
@@ -231,7 +248,9 @@ def fuse(
     if not _is_llama_like(model, info):
         return None
     try:
-        packed = prepack_linears(model, every=True, timed=not demanded)
+        layers = [_layer(layer) for layer in model.model.layers]  # type: ignore[union-attr]
+        groups = [group for layer in layers for group in (layer.qkv, layer.gate_up)]
+        packed = prepack_linears(model, every=True, timed=not demanded, groups=groups)
         if not packed.layers:
             return None
         engine = Fused(model, info, cache, packed)

@@ -100,7 +100,7 @@ class PackedWeights:
 
     def __init__(self, layers: Sequence[PackedLinear] = (), facts: dict | None = None) -> None:
         self.layers = list(layers)
-        self.facts = facts or {}
+        self.facts, self.groups = facts or {}, list[tuple]()
         views = [_every_row_and_column(layer.packed.source) for layer in layers]
         self.views = [view[:: max(1, len(view) // SAMPLES)] for view in views], views
         self.seen = [torch.cat(each) for each in self.views if each]
@@ -112,6 +112,21 @@ class PackedWeights:
     def stale(self) -> bool:
         """Whether a weight has changed since it was packed, or no layer is packed."""
         return not self.layers or any(own.packed.of != _state(own.weight) for own in self.layers)
+
+    def join(self, groups: Sequence[tuple]) -> None:
+        """Let the first layer of each group keep one packed weight for the whole group, whose
+        layers multiply the same rows, in place of theirs. Their modules use plain products then."""
+        self.groups, same = list(groups), {}
+        for group in groups:
+            weight = torch.cat([layer.weight.detach() for layer in group])
+            if weight.shape not in same:
+                same[weight.shape] = _same_alone(weight)
+            for layer in group:
+                layer.packed.faster = (False,) * len(ROWS)
+                del layer.packed.weight
+            packed = group[0].packed
+            packed.weight = torch.ops.mkldnn._reorder_linear_weight(weight, HINT)
+            packed.threads_alone = torch.get_num_threads() if same[weight.shape] else 0
 
     def give_up(self) -> None:
         """Use plain products from now on."""
@@ -135,17 +150,20 @@ class PackedWeights:
             self.check(closely=False)
 
 
-def prepack_linears(model: nn.Module, *, every: bool = False, timed: bool = True) -> PackedWeights:
+def prepack_linears(
+    model: nn.Module, *, every: bool = False, timed: bool = True, groups: Sequence[tuple] = ()
+) -> PackedWeights:
     """Pack a model's large float32 and bfloat16 linear layers on a CPU, where that is faster.
 
     Packs nothing if torch has no oneDNN for this processor, if the copies would take more than half
     of the free memory, or if plain products are faster for all row counts. `every`: pack small
     layers too, and use packed products for all row counts, unless the plain ones of all row counts
-    together are faster; do not compare them if not `timed`.
+    together are faster; do not compare them if not `timed`. `groups` of layers are joined.
     """
     for hook in list(model._forward_pre_hooks.values()):
         if isinstance(before := getattr(hook, "__self__", None), PackedWeights):
-            if every and not before.stale and before.layers[0].packed.always:
+            joined = before.groups == list(groups)
+            if every and joined and not before.stale and before.layers[0].packed.always:
                 return before
             before.give_up()
     least = {} if every else SMALLEST
@@ -178,6 +196,7 @@ def prepack_linears(model: nn.Module, *, every: bool = False, timed: bool = True
                 layer.packed = Packed()
             return PackedWeights()
     found = PackedWeights(layers, facts)
+    found.join(groups)
     model.register_forward_pre_hook(found.before_call, with_kwargs=True)
     return found
 

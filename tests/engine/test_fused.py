@@ -97,6 +97,17 @@ def write_to_a_norm(model) -> None:
         model.model.norm.weight.mul_(-2)
 
 
+@torch.no_grad()
+def give_a_layer_a_bias(model) -> None:
+    layer = model.model.layers[1].self_attn.v_proj
+    layer.bias = torch.nn.Parameter(torch.linspace(-3, 3, layer.out_features))
+
+
+def write_to_the_second_of_a_group(model) -> None:
+    with torch.no_grad():
+        model.model.layers[1].self_attn.k_proj.weight.mul_(-2)
+
+
 def put_an_adapter_in(model) -> None:
     attention = model.model.layers[1].self_attn
     attention.q_proj = torch.nn.Sequential(attention.q_proj, torch.nn.Hardtanh(-1e-3, 1e-3))
@@ -106,7 +117,10 @@ def hook_a_layer(model) -> None:
     model.model.layers[0].mlp.register_forward_hook(lambda module, inputs, out: -3 * out)
 
 
-CHANGES = [replace_a_weight, write_to_a_weight, write_to_a_norm, put_an_adapter_in, hook_a_layer]
+CHANGES = [
+    *(replace_a_weight, write_to_a_weight, write_to_a_norm, give_a_layer_a_bias),
+    *(write_to_the_second_of_a_group, put_an_adapter_in, hook_a_layer),
+]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -128,6 +142,19 @@ def test_changed_weights_are_not_called_exact_until_they_are_packed_again():
     assert not ours.exact
     ours.prepack()
     assert ours.exact and isinstance(ours.engine, Fused)
+
+
+def test_a_joined_weight_takes_the_place_of_its_layers_and_serves_kernels_only():
+    made = prepacked(llama(dtype=torch.float32))
+    copies = [
+        layer.packed.weight for layer in made.packed.layers if hasattr(layer.packed, "weight")
+    ]
+    assert sum(copy.numel() for copy in copies) == sum(
+        layer.weight.numel() for layer in made.packed.layers
+    )
+    assert prepacked(made.model).packed is made.packed
+    made.model.model.layers[0].register_forward_hook(lambda *_: None)
+    assert isinstance(CachedModel(made.model, exact=True).engine, Exact)
 
 
 @pytest.mark.parametrize(
