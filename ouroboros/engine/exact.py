@@ -5,7 +5,7 @@ tree of 16 nodes rounds differently from 16 single steps. Here the order depends
 position alone:
 
 - Linear layers use weights in oneDNN's layout, for which a row's product has the same bits in any
-  number of rows. A single row is doubled where the library would sum it in another order.
+  number of rows. Fewer than four are padded: the library may sum a single row in another order.
 - Attention reduces keys in the order of positions, in blocks of eight that begin at multiples of
   eight. A tree's slots are not in the order of positions, so a node's ancestors are gathered.
 - Norms, rotations and activations already work row by row.

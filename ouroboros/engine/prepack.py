@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 ROWS = (1, 2, 4, 16)  # row counts timed; counts in between use the result of the one below
-HINT = 4  # rows that the layout is optimised for
+HINT = 4  # rows that the layout is optimised for: no fewer are faster
 SMALLEST = {torch.float32: 1 << 20, torch.bfloat16: 1 << 17}
 """Elements of the smallest weight to pack, by dtype: below it, plain products are as fast."""
 FREE_SHARE = 0.5  # largest share of the free memory that the copies may take
@@ -35,7 +35,7 @@ TIMED_BYTES = 96 << 20  # weights to time: more than the processor's caches hold
 ROUNDS, LIMIT_S = 5, 0.5  # rounds and time limit of the timing
 DISPATCH_MS = 0.03  # of a module's call, which calls by kernels spare
 CLEARLY = 0.9  # plain products are used if they take less than this share of the packed time
-COMPANY = (3, 8, 17, 64, 256)  # row counts whose products must equal those of two rows
+COMPANY = (2, 5, 8, 17, 64, 256)  # row counts whose products must equal those of one row
 SAMPLES = 64  # elements of a weight that are compared when a sequence begins
 log = logging.getLogger(__name__)
 
@@ -44,11 +44,9 @@ class Packed:
     """A weight in oneDNN's layout, and `of`, the state of the weight that it was copied from.
 
     `faster`: for each of `ROWS`, whether the packed product is faster. `always` is for exact calls:
-    all row counts use the packed product, and a single row is doubled, since alone it may round
-    differently. With `threads_alone` threads it does not, and is not doubled.
+    all row counts use the packed product, and fewer than `HINT` rows are padded to as many: no
+    slower, and the library may sum a single row in another order.
     """
-
-    threads_alone = 0
 
     def __init__(self, weight: torch.Tensor | None = None, *, always: bool = False) -> None:
         self.of: tuple | None = None
@@ -64,11 +62,10 @@ class Packed:
     def multiply(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return the packed product of rows, [..., out]."""
         multiply = torch.ops.mkldnn._linear_pointwise.default
-        alone = self.always and input.numel() == input.shape[-1]
-        if alone and self.threads_alone != torch.get_num_threads():
-            pair = input.reshape(1, -1).expand(2, -1).contiguous()
-            out = multiply(pair, self.weight, bias, "none", [], "")
-            return out[:1].view(*input.shape[:-1], -1)
+        if self.always and (rows := input.numel() // input.shape[-1]) < HINT:
+            padded = nn.functional.pad(input.reshape(rows, -1), (0, 0, 0, HINT - rows))
+            out = multiply(padded, self.weight, bias, "none", [], "")
+            return out[:rows].view(*input.shape[:-1], -1)
         return multiply(input, self.weight, bias, "none", [], "")
 
 
@@ -116,17 +113,16 @@ class PackedWeights:
     def join(self, groups: Sequence[tuple]) -> None:
         """Let the first layer of each group keep one packed weight for the whole group, whose
         layers multiply the same rows, in place of theirs. Their modules use plain products then."""
-        self.groups, same = list(groups), {}
+        self.groups, shapes = list(groups), set()
         for group in groups:
             weight = torch.cat([layer.weight.detach() for layer in group])
-            if weight.shape not in same:
-                same[weight.shape] = _same_alone(weight)
             for layer in group:
                 layer.packed.faster = (False,) * len(ROWS)
                 del layer.packed.weight
-            packed = group[0].packed
-            packed.weight = torch.ops.mkldnn._reorder_linear_weight(weight, HINT)
-            packed.threads_alone = torch.get_num_threads() if same[weight.shape] else 0
+            group[0].packed.weight = torch.ops.mkldnn._reorder_linear_weight(weight, HINT)
+            shapes.add((weight.shape, weight.dtype))
+        for each in shapes:
+            _check_rows(*each)
 
     def give_up(self) -> None:
         """Use plain products from now on."""
@@ -176,11 +172,8 @@ def prepack_linears(
         layer.packed = Packed(layer.weight, always=every)  # type: ignore[assignment]
     facts: dict[str, object] = {"layers": len(layers), "bytes": size, "used": ROWS}
     if every:
-        same = {}  # by shape
-        for layer in layers:
-            if (shape := (layer.weight.shape, layer.weight.dtype)) not in same:
-                same[shape] = _same_alone(layer.weight)
-            layer.packed.threads_alone = torch.get_num_threads() if same[shape] else 0
+        for each in {(layer.weight.shape, layer.weight.dtype) for layer in layers}:
+            _check_rows(*each)
     if timed or not every:
         plain, packed = _time_both(layers)
         faster = tuple(a >= CLEARLY * b for a, b in zip(plain, packed, strict=True))
@@ -202,34 +195,28 @@ def prepack_linears(
 
 
 @torch.inference_mode()
-def _same_alone(like: torch.Tensor) -> bool:
-    """Return whether a single row's product has the same bits as among other rows, for weights of
-    this shape. Raises `ValueError` if products of two or more rows differ among themselves.
+def _check_rows(shape: torch.Size, dtype: torch.dtype) -> None:
+    """Raise `ValueError` if a row's product with weights of this shape depends on the row count.
 
     The probe's products cancel, so that its sums consist of rounding errors only.
     """
     draw = torch.Generator().manual_seed(0)
-    half = like.shape[1] // 2
+    half = shape[1] // 2
     shuffled = torch.randperm(2 * half, generator=draw)
-    weight, row = torch.zeros(like.shape, dtype=like.dtype), torch.zeros(1, like.shape[1])
-    signs = torch.randint(0, 2, (like.shape[0], half), generator=draw).mul_(2).sub_(1)
-    values = torch.exp(30 * torch.rand(half, generator=draw)).to(like.dtype).float()
+    weight, row = torch.zeros(shape, dtype=dtype), torch.zeros(1, shape[1])
+    signs = torch.randint(0, 2, (shape[0], half), generator=draw).mul_(2).sub_(1)
+    values = torch.exp(30 * torch.rand(half, generator=draw)).to(dtype).float()
     for sign, place in ((1, shuffled[:half]), (-1, shuffled[half:])):
-        weight[:, place] = (sign * signs).to(like.dtype)
+        weight[:, place] = (sign * signs).to(dtype)
         row[:, place] = values
-    layer = PackedLinear(1, 1, bias=False)
-    layer.in_features, layer.weight = like.shape[1], nn.Parameter(weight, requires_grad=False)
-    layer.packed = Packed(layer.weight, always=True)
-    row = row.to(like.dtype)
-    pair = layer(row)
+    packed, row = Packed(weight, always=True), row.to(dtype)
+    alone = packed.multiply(row, None)
     for rows in COMPANY:
-        if not torch.equal(layer(row.repeat(rows, 1)), pair.expand(rows, -1)):
+        if not torch.equal(packed.multiply(row.repeat(rows, 1), None), alone.expand(rows, -1)):
             raise ValueError(
-                f"calls cannot be exact here: {rows} rows times weights {tuple(like.shape)} in "
-                f"{like.dtype} round differently from 2 rows: leave exact=False"
+                f"calls cannot be exact here: {rows} rows times weights {tuple(shape)} in {dtype} "
+                "round differently from one: leave exact=False"
             )
-    layer.packed.threads_alone = torch.get_num_threads()
-    return torch.equal(layer(row), pair)
 
 
 @torch.inference_mode()
