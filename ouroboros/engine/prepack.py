@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import weakref
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -56,6 +57,8 @@ class Packed:
             self.of = _state(weight)
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.source, HINT)
 
+    joined: JoinedProduct | None = None
+
     def __reduce__(self) -> tuple:  # copies of a model are not packed
         return Packed, ()
 
@@ -67,6 +70,27 @@ class Packed:
             out = multiply(padded, self.weight, bias, "none", [], "")
             return out[:rows].view(*input.shape[:-1], -1)
         return multiply(input, self.weight, bias, "none", [], "")
+
+
+class JoinedProduct:
+    """One product for several layers of the same rows: the first module that is called computes it,
+    and the others take their parts, once each."""
+
+    def __init__(self, layers: Sequence[PackedLinear]) -> None:
+        self.first, self.widths = layers[0].packed, [layer.out_features for layer in layers]
+        self.names = [id(layer) for layer in layers]
+        self.last: tuple = (lambda: None), {}
+
+    def part(self, layer: PackedLinear, input: torch.Tensor) -> torch.Tensor:
+        """Return the layer's part of the product of `input`, [..., out]."""
+        of, parts = self.last  # read once: another thread may replace it
+        found = parts.pop(id(layer), None) if of() is input else None
+        if found is None:
+            outputs = self.first.multiply(input, None).split(self.widths, dim=-1)
+            parts = dict(zip(self.names, outputs, strict=True))
+            found = parts.pop(id(layer))
+            self.last = weakref.ref(input), parts
+        return found.contiguous() if layer.bias is None else found + layer.bias
 
 
 class PackedLinear(nn.Linear):
@@ -87,6 +111,8 @@ class PackedLinear(nn.Linear):
             or not (input.is_cpu and rows)
         ):
             return nn.functional.linear(input, weight, self.bias)
+        if own.joined is not None:
+            return own.joined.part(self, input)
         return own.multiply(input, self.bias)
 
 
@@ -112,12 +138,13 @@ class PackedWeights:
 
     def join(self, groups: Sequence[tuple]) -> None:
         """Let the first layer of each group keep one packed weight for the whole group, whose
-        layers multiply the same rows, in place of theirs. Their modules use plain products then."""
+        layers multiply the same rows, in place of theirs."""
         self.groups, shapes = list(groups), set()
         for group in groups:
             weight = torch.cat([layer.weight.detach() for layer in group])
+            joined = JoinedProduct(group)
             for layer in group:
-                layer.packed.faster = (False,) * len(ROWS)
+                layer.packed.joined = joined
                 del layer.packed.weight
             group[0].packed.weight = torch.ops.mkldnn._reorder_linear_weight(weight, HINT)
             shapes.add((weight.shape, weight.dtype))

@@ -95,7 +95,7 @@ class Evidence:
     def _drafter(self, name: str, config: Mapping, **settings: object) -> Any:
         if name == PLAIN:
             return RootOnly()
-        if "guard" in parameters_of(config, name):  # it goes by measured times
+        if "guard" in parameters_of(config, name):  # which depends on measured times
             settings = {"guard": False, **settings}
         draft, costs = copy.copy(self.draft), self.decision_costs or self.costs
         return make_decoder(

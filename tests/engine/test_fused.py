@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import random
+import weakref
 
 import pytest
 import torch
@@ -144,12 +146,26 @@ def test_changed_weights_are_not_called_exact_until_they_are_packed_again():
     assert ours.exact and isinstance(ours.engine, Fused)
 
 
-def test_a_joined_weight_takes_the_place_of_its_layers_and_serves_kernels_only():
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_modules_of_joined_layers_compute_their_product_once(name):
+    """transformers' own generation is not slowed down by calls by kernels."""
+    made = prepacked(build(config_of(name, SUPPORTED[name]), dtype=torch.float32))
+    plain, ids = copy.deepcopy(made.model), torch.tensor([prompt_of(9)])
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(made.model(ids).logits, plain(ids).logits)
+    layer = made.model.model.layers[0]
+    for module in (layer.self_attn.q_proj, layer.mlp.gate_proj):
+        of, parts = module.packed.joined.last
+        assert isinstance(of, weakref.ref) and not parts, "every part was taken"
+
+
+def test_a_joined_weight_takes_the_place_of_its_layers():
     made = prepacked(llama(dtype=torch.float32))
-    copies = [
+    packed = [
         layer.packed.weight for layer in made.packed.layers if hasattr(layer.packed, "weight")
     ]
-    assert sum(copy.numel() for copy in copies) == sum(
+    assert sum(weight.numel() for weight in packed) == sum(
         layer.weight.numel() for layer in made.packed.layers
     )
     assert prepacked(made.model).packed is made.packed
