@@ -201,7 +201,7 @@ def prepack_linears(
     if every:
         for each in {(layer.weight.shape, layer.weight.dtype) for layer in layers}:
             _check_rows(*each)
-    if timed or not every:
+    if not every or (timed and size >= TIMED_BYTES):  # small models: the same choice at each load
         plain, packed = _time_both(layers)
         faster = tuple(a >= CLEARLY * b for a, b in zip(plain, packed, strict=True))
         if every:

@@ -197,6 +197,7 @@ def test_the_modules_are_called_on_request_and_where_kernels_do_not_serve(monkey
     hooked.model.layers[0].register_forward_hook(lambda *_: None)
     assert not prepacked(hooked).exact
     assert isinstance(CachedModel(hooked, exact=True).engine, Exact)
+    monkeypatch.setattr(prepack, "TIMED_BYTES", 0)
     monkeypatch.setattr(prepack, "_time_both", lambda layers: FASTER[::-1])
     monkeypatch.setattr(prepack, "DISPATCH_MS", 0)
     assert not prepacked(llama(dtype=torch.float32)).exact
