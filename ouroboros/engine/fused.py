@@ -27,7 +27,7 @@ from ouroboros.engine.eager import Eager
 from ouroboros.engine.exact import Reach, attend, check_exact, is_sliding
 from ouroboros.engine.joint import SERVED, JointCache
 from ouroboros.engine.masks import Layout, Masks
-from ouroboros.engine.prepack import PackedLinear, PackedWeights, prepack_linears
+from ouroboros.engine.prepack import PackedWeights, can_be_packed, prepack_linears
 from ouroboros.engine.selection import why_different
 from ouroboros.tree import TokenTree
 
@@ -284,7 +284,7 @@ def _is_llama_like(model: PreTrainedModel, info: ModelInfo) -> bool:
         if type(module.mlp.act_fn).__name__ not in ("SiLU", "SiLUActivation"):
             return False
         linears = [part for name, part in layer._asdict().items() if name.endswith("_proj")]
-        if {type(part) for part in (*linears, model.lm_head)} - {nn.Linear, PackedLinear}:
+        if not all(can_be_packed(part, {}) for part in (*linears, model.lm_head)):
             return False
         norms += [layer.input_layernorm, layer.post_attention_layernorm]
         norms += [norm for norm in (layer.q_norm, layer.k_norm) if norm is not None]

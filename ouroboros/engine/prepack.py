@@ -190,7 +190,7 @@ def prepack_linears(
                 return before
             before.give_up()
     least = {} if every else SMALLEST
-    layers = [module for module in model.modules() if _can_be_packed(module, least)]
+    layers = [module for module in model.modules() if can_be_packed(module, least)]
     size = sum(layer.weight.nbytes for layer in layers)
     if not layers or size > FREE_SHARE * psutil.virtual_memory().available:
         return PackedWeights()
@@ -268,7 +268,7 @@ def _time_both(layers: list) -> list[list[float]]:
     return best
 
 
-def _can_be_packed(module: nn.Module, least: Mapping) -> TypeGuard[PackedLinear]:
+def can_be_packed(module: nn.Module, least: Mapping) -> TypeGuard[PackedLinear]:
     """Return whether a module is a linear layer on a CPU that can be packed, with at least
     `least[dtype]` weights."""
     if not isinstance(module, nn.Linear) or type(module) not in (nn.Linear, PackedLinear):

@@ -11,6 +11,7 @@ import torch
 from architectures import SUPPORTED, config_of
 from ouroboros.baselines import Greedy
 from tiny import VOCAB, build, llama, prompt_of
+from torch import nn
 
 from ouroboros import CachedModel, decode
 from ouroboros.engine import fused, prepack
@@ -188,6 +189,13 @@ def test_other_models_are_called_by_their_modules(name, other, dtype):
     made = prepacked(model)
     assert not isinstance(made.engine, Fused) and not made.exact
     decode(made, Greedy(), prompt_of(5), max_new=3)
+
+
+def test_a_model_with_a_weight_that_cannot_be_packed_is_called_by_its_modules():
+    hub = llama(dtype=torch.float32)
+    weight = hub.model.layers[0].self_attn.q_proj.weight
+    hub.model.layers[0].self_attn.q_proj.weight = nn.Parameter(weight.detach().T.contiguous().T)
+    assert not isinstance(prepacked(hub).engine, Fused)
 
 
 def test_the_modules_are_called_on_request_and_where_kernels_do_not_serve(monkeypatch):
