@@ -17,7 +17,8 @@ from ouroboros.baselines.rejection import Drawn, Rejection
 from ouroboros.calls import Roll, Steps
 from ouroboros.costs import Costs
 from ouroboros.drafters.drafting import DraftLoop
-from ouroboros.drafters.ouroboros import default_costs
+from ouroboros.drafters.guard import LONG_READ
+from ouroboros.drafters.ouroboros import READ_AHEAD, default_costs
 from ouroboros.drafters.pool import check_range
 from ouroboros.engine.model import CachedModel
 from ouroboros.engine.sequence import CachedSequence
@@ -135,9 +136,11 @@ class AdaptiveSpeculative(Speculative):
     """Speculative decoding whose draft has the length, 0 to `gamma`, that is expected to pay best.
 
     A length is worth the tokens expected of it, at the acceptance of the prompt's draft tokens so
-    far, against what `costs` say of its calls, for as many sequences as share them. At length 0 a
-    step is plain decoding's. Older draft tokens count less, by MEMORY with each step, and before
-    there are any, acceptance is taken as PRIOR: so drafting is tried again after a while.
+    far, against what `costs` say of its calls, for as many sequences as share them. The draft's
+    prefill must pay as well, over as many further tokens as were made and READ_AHEAD more, at most
+    the budget. At length 0 a step is plain decoding's. Older draft tokens count less, by MEMORY
+    with each step, and before there are any, acceptance is taken as PRIOR: so drafting is tried
+    again after a while.
     """
 
     PRIOR, WEIGHT, MEMORY = 0.7, 4.0, 0.97
@@ -155,6 +158,7 @@ class AdaptiveSpeculative(Speculative):
         """See `Speculative.reset`; nothing is known of the prompt's acceptance."""
         super().reset(choose)
         self._accepted = self._tried = 0.0
+        self._prompt_len = 0
 
     def set_batch(self, size: int, number: int) -> None:
         """Plan with the costs of calls that so many sequences share."""
@@ -162,7 +166,8 @@ class AdaptiveSpeculative(Speculative):
 
     def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
         """Return a draft of the length that is expected to pay best."""
-        if not (length := self._best_length(len(tokens), budget - 1)):
+        self._prompt_len = self._prompt_len or len(tokens)
+        if not (length := self._best_length(tokens, budget)):
             return TokenTree.chain(tokens[-1], ())
         self.gamma = length
         return (yield from super().propose(tokens, budget))
@@ -173,17 +178,26 @@ class AdaptiveSpeculative(Speculative):
         self._accepted = self.MEMORY * self._accepted + accepted
         self._tried = self.MEMORY * self._tried + min(accepted + 1, len(tree) - 1)
 
-    def _best_length(self, context: int, most: int) -> int:
+    def _best_length(self, tokens: Sequence[int], budget: int) -> int:
         """Return the length with the most expected tokens per millisecond."""
-        at, size = max(128, 1 << (context - 1).bit_length()), self._batch_size
+        context, size = len(tokens), self._batch_size
+        at = max(128, 1 << (context - 1).bit_length())
         if (at, size) not in self._tables:
             pair = self.costs.target, self.costs.draft or self.costs.target
             calls = (surface.estimate_ms(size * (self.most + 1), size * at) for surface in pair)
             self._tables[at, size] = [table[size - 1 :: size] for table in calls]
         target, draft = self._tables[at, size]
         rate = (self._accepted + self.PRIOR * self.WEIGHT) / (self._tried + self.WEIGHT)
-        lengths = range(min(self.most, most) + 1)
-        return max(
-            lengths,
-            key=lambda n: sum(rate**k for k in range(n + 1)) / (target[n] + n * draft[0]),
-        )
+
+        def token_ms(n: int) -> float:
+            """Milliseconds per token and sequence of steps that draft n tokens."""
+            return (target[n] + n * draft[0]) / sum(rate**k for k in range(n + 1))
+
+        best = min(range(min(self.most, budget - 1) + 1), key=token_ms)
+        unread = self._loop.model.unread(self._loop.sequence, tokens)
+        if best and unread > LONG_READ and self.costs.draft is not None:
+            saved_ms = token_ms(0) - token_ms(best)
+            to_come = min(budget, READ_AHEAD + context - self._prompt_len)
+            if saved_ms * to_come < size * self.costs.draft_reading_ms(unread, context):
+                return 0
+        return best

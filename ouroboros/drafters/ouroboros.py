@@ -194,11 +194,10 @@ class Ouroboros:
         draft, sequence, costs = self.draft, self.draft_sequence, self.costs
         if draft is None or sequence is None:
             return False
-        start = draft.first_read(sequence, tokens)
-        unread = len(tokens) - start - (sequence.held if start == sequence.start else 0)
+        unread = draft.unread(sequence, tokens)
         joint, to_come = self.joint, min(budget, READ_AHEAD + len(tokens) - self._prompt_len)
-        if unread <= LONG_READ or (sequence.calls and not sequence.held):
-            return True  # the last: a draft that caches nothing, as in simulations
+        if unread <= LONG_READ:
+            return True
         if joint is not None:  # all sequences wait, one gains
             price = costs.draft_reading_ms(unread, len(tokens)) / joint.plain_ms
             return joint.saved_share * to_come >= price * joint.size

@@ -132,6 +132,14 @@ class TreeModel(Protocol):
         """Return the index of the first token that a call on `tokens` reads."""
         return sequence.first_read(tokens, self.prefill_limit, self.max_len)
 
+    def unread(self, sequence: CachedSequence, tokens: Sequence[int]) -> int:
+        """Return how many tokens a call on `tokens` must feed before its tree's nodes; 0 for a
+        model that has been called and caches nothing, as in simulations."""
+        if sequence.calls and not sequence.held:
+            return 0
+        start = self.first_read(sequence, tokens)
+        return len(tokens) - start - (sequence.held if start == sequence.start else 0)
+
     def new_sequence(self) -> CachedSequence:
         """Return the state of a new sequence."""
         return CachedSequence()
