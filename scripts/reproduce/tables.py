@@ -1,7 +1,7 @@
 """The kinds of tables in README and docs, each made from one or more results folders.
 
-Each function takes folders and returns a frame of text cells, six columns at most, and notes for
-the line below the table. Figures come from the folders' summary.json, agreement.json, and so on.
+Each function takes folders and returns a frame of text cells, at most six columns, and notes for
+the line below the table. Numbers come from the folders' summary.json, agreement.json, and so on.
 """
 
 from __future__ import annotations
@@ -20,6 +20,24 @@ from ouroboros.bench.metrics.intervals import Interval
 Table = tuple[pd.DataFrame, list[str]]
 NAMES = {
     "ouroboros": "Ouroboros",
+    "ours_cold": "Ouroboros (cold)",
+    "ours_task": "Ouroboros (warm)",
+    "ouroboros_warm": "Ouroboros (warm)",
+    "ouroboros_text": "Ouroboros, no draft model",
+    "ouroboros_paper": "published (cold)",
+    "ouroboros_paper_warm": "published (warm)",
+    "paper_4_cold": "published, gamma 4 (cold)",
+    "paper_4_task": "published, gamma 4 (warm)",
+    "paper_12_cold": "published, gamma 12 (cold)",
+    "paper_12_task": "published, gamma 12 (warm)",
+    "speculative_4": "speculative, gamma 4",
+    "speculative_12": "speculative, gamma 12",
+    "warm": "phrases kept (warm)",
+    "no_draft": "no draft model",
+    "no_judging": "phrases not scored by the draft",
+    "no_tree": "one child per node",
+    "one_node_a_draft_call": "one node per draft call",
+    "small_tree": "at most 24 nodes",
     "hf_greedy": "transformers' greedy",
     "hf_assisted": "transformers' assisted",
     "hf_assisted_constant": "transformers' assisted, constant",
@@ -29,7 +47,7 @@ NAMES = {
 
 
 def headline(path: Path) -> Table:
-    """Return every decoder of one timed run, slowest first."""
+    """Return the speed of every decoder of one timed run, slowest first."""
     decoders = read(path)["decoders"]
     rows = sorted(decoders.items(), key=lambda item: item[1]["output_throughput"] or 0)
     frame = pd.DataFrame(
@@ -37,7 +55,7 @@ def headline(path: Path) -> Table:
             "decoder": title(name),
             "tokens/s": cell(row["output_throughput"], 1),
             "speedup": cell(row["latency_speedup"]),
-            "vs Ouroboros": "" if name == "ouroboros" else cell(row["latency_vs_ouroboros"]),
+            "Ouroboros' lead": "" if name == "ouroboros" else cell(row["latency_vs_ouroboros"]),
             "TTFT (ms)": cell(row["ttft_ms"], 0),
         }
         for name, row in rows
@@ -51,11 +69,11 @@ def headline(path: Path) -> Table:
     rates = sorted(r for _, row in rows if (r := row["repetition_rate"]) is not None)
     repeated = dict.fromkeys(f"{100 * rate:.0f}" for rate in (rates[0], rates[-1]))
     return frame, [
-        "speedup over greedy with prefill [95 % CI]",
+        "speedup over greedy, prefill included [95 % CI]",
         *setting(path),
-        f"text that differs from greedy's: {'; '.join(differ)}"
+        f"completions that differ from greedy's: {'; '.join(differ)}"
         if differ
-        else "all text equal to greedy's",
+        else "all completions equal greedy's",
         f"repeated 4-grams {' to '.join(repeated)} %",
     ]
 
@@ -69,26 +87,26 @@ def counts(*paths: Path) -> Table:
             "target calls/token": cell(row["target_forwards_per_token"], 3),
             "draft calls/token": cell(row["draft_forwards_per_token"], 3),
             "cost/token": cell(row["cost_per_token"], 3, ""),
-            "vs Ouroboros": "" if name == "ouroboros" else cell(row.get("cost_vs_ouroboros")),
+            "Ouroboros' lead": "" if name == "ouroboros" else cell(row.get("cost_vs_ouroboros")),
         }
         for path in paths
         for name, row in read(path)["decoders"].items()
     ]
-    costs = f"cost by {read(paths[0])['costs']}, in target calls of one node"
+    costs = f"cost predicted with {read(paths[0])['costs']}, in target calls of one node"
     shared = [part for part in setting(paths[0]) if all(part in setting(path) for path in paths)]
     return pd.DataFrame(rows), [*shared, costs]
 
 
 def drafters(*paths: Path) -> Table:
-    """Return each run's lead of Ouroboros over greedy and the best other decoder: time or cost.
+    """Return Ouroboros' speedup over greedy and its lead over the best other decoder, by run.
 
-    The best other decoder (variants of Ouroboros excluded) is the fastest relative to Ouroboros;
-    choosing it on the samples shown is in its favour. Raises `ValueError` for runs with different
-    settings: one line below the table describes them all.
+    Both are measured, or predicted for runs without times. The best other decoder is the fastest
+    one that is not a variant of Ouroboros; it is chosen on the same samples, which favours it.
+    Raises `ValueError` for runs with different settings: the line below the table is for all runs.
     """
     found = {path: read(path) for path in paths}
     timed = found[paths[0]]["timed"]
-    notes = [setting(p)[2:] if one["timed"] else [f"by {one['costs']}"] for p, one in found.items()]
+    notes = [setting(p)[2:] if one["timed"] else [f"predicted with {one['costs']}"] for p, one in found.items()]
     if any(note != notes[0] for note in notes):
         raise ValueError(f"{paths[0].parent}: runs of different settings or costs in one table")
     measure = "latency" if timed else "predicted"
@@ -109,13 +127,13 @@ def drafters(*paths: Path) -> Table:
                 "tokens/s": cell(ours["output_throughput"], 1) if timed else "-",
                 "speedup" if timed else "speedup (predicted)": cell(speedups[-1]),
                 "best other": title(name),
-                "vs best other": cell(others[name]),
+                "lead over best other": cell(others[name]),
                 "verdict": leads[-1].significance,
             }
         )
     if len({read(path, "run.json")["task"]["name"] for path in paths}) > 1:
         mean = over_runs(leads)  # over tasks; one task at several lengths has none
-        last = {"run": "geometric mean", "vs best other": cell(vars(mean))}
+        last = {"run": "geometric mean", "lead over best other": cell(vars(mean))}
         if not timed:
             last["speedup (predicted)"] = cell(
                 float(gmean([one["value"] for one in speedups])), 2, "x"
@@ -138,7 +156,7 @@ def over_runs(ratios: Sequence[Interval]) -> Interval:
 
 
 def verdicts(*paths: Path) -> Table:
-    """Return how many texts differ from plain decoding's, and the audit's verdicts."""
+    """Return how many completions differ from standard decoding's, and the audit's verdicts."""
     rows = []
     for path in paths:
         others = [row for name, row in read(path)["decoders"].items() if name != "greedy"]
@@ -149,17 +167,17 @@ def verdicts(*paths: Path) -> Table:
             {
                 "run": label(path),
                 "decoders": str(len(others)),
-                "texts": str(sum(row["samples"] for row in others)),
+                "completions": str(sum(row["samples"] for row in others)),
                 "differ": str(differ),
                 "numeric ties": str(differ - bugs) if audited else "-",
                 "BUG": str(bugs) if audited else "-",
             }
         )
-    return pd.DataFrame(rows), ["texts of all decoders but greedy, against greedy's"]
+    return pd.DataFrame(rows), ["completions of all decoders but greedy, compared with greedy's"]
 
 
 def agreement(path: Path) -> Table:
-    """Return the speedup at each agreement of a draft, over all groups of prompts."""
+    """Return the predicted speedup at each agreement of a simulated draft, over all prompts."""
     rows: dict[tuple, dict] = {}
     whole = [r for r in read(path, "agreement.json")["rows"] if r["group"] == "all"]
     for row in whole:
@@ -168,34 +186,35 @@ def agreement(path: Path) -> Table:
         rows.setdefault(key, first)[f"{row['costs']} {row['ratio']:g}"] = cell(row["speedup"])
     return pd.DataFrame(rows.values()), [
         f"predicted speedup over greedy, {max(row['prompts'] for row in whole)} prompts",
-        "columns: costs, and a draft call in target calls",
+        "columns: the costs, and the cost of a draft call / a target call",
     ]
 
 
 def advice(path: Path) -> Table:
-    """Return the errors of predictions by kind of decoder."""
+    """Return the errors of predicted speedups, by kind of decoder."""
     found = read(path, "check.json")
     columns = {
-        "points": "points",
+        "settings": "points",
         "median error": "median_error",
         "bias": "median_bias",
-        "elsewhere": "median_error_elsewhere",
+        "held-out error": "median_error_elsewhere",
         "rank correlation": "rank_correlation",
     }
     rows = [
         {"decoders": title(kind)} | {name: significant(row[key]) for name, key in columns.items()}
         for kind, row in found["accuracy"].items()
     ]
-    return pd.DataFrame(rows), [f"{found['what']}: prediction against measurement"]
+    return pd.DataFrame(rows), [f"{found['what']}: predicted against measured"]
 
 
 def tuning(*paths: Path) -> Table:
-    """Return the loss of configured settings, and of the best by other costs, against the best."""
+    """Return how much slower than the best settings found are the configured ones, and the best
+    ones for the other costs."""
     found, rows = [read(path, "tuning.json") for path in paths], []
     for row in (row for one in found for row in one["report"]):
         carried = [row[key] for key in row if key.startswith("best by ") and row[key] is not None]
         columns = {key: row[key] for key in ("costs", "configured", "best found", "regret")}
-        columns["carried over"] = carried[0] if carried else None
+        columns["tuned for other costs"] = carried[0] if carried else None
         cells = {key: significant(value) for key, value in columns.items()}
         rows.append({"decoder": title(row["decoder"])} | cells)
     texts = dict.fromkeys(f"replays of {one['texts']} recorded texts" for one in found)
@@ -203,16 +222,16 @@ def tuning(*paths: Path) -> Table:
 
 
 def host(path: Path) -> Table:
-    """Return host milliseconds per step, decoders down, contexts across."""
+    """Return host milliseconds per step, by decoder (rows) and context length (columns)."""
     rows: dict[str, dict] = {}
     for row in read(path, "host.json"):
         cells = rows.setdefault(row["decoder"], {"decoder": title(row["decoder"])})
         cells[f"{row['context']} tokens"] = cell(row["ms_per_step"])
-    return pd.DataFrame(rows.values()), ["ms of host time per step, at so many tokens of context"]
+    return pd.DataFrame(rows.values()), ["host time per step in ms, by context length"]
 
 
 def lm_eval(path: Path) -> Table:
-    """Return score and speed of each decoder, from the harness's results files."""
+    """Return score and speed of each decoder, from lm-evaluation-harness' results files."""
     rows = []
     for found in (json.loads(file.read_text("utf-8")) for file in path.glob("*.json")):
         speed = found.get("config", {}).get("ouroboros")
@@ -233,7 +252,7 @@ def lm_eval(path: Path) -> Table:
             }
         )
     rows.sort(key=lambda row: -float(row["target calls/token"]))
-    return pd.DataFrame(rows), ["completions of every decoder equal to those of hf", "float32"]
+    return pd.DataFrame(rows), ["completions of every decoder equal those of the harness' hf model", "float32"]
 
 
 KINDS: Mapping[str, tuple[Callable[..., Table], str]] = {
@@ -247,7 +266,7 @@ KINDS: Mapping[str, tuple[Callable[..., Table], str]] = {
     "host": (host, "host.json"),
     "lm_eval": (lm_eval, "greedy.json"),
 }
-"""By the first word of a marker: what makes the table, and the file that it reads."""
+"""The function of each kind of table (a marker's first word), and the file that it reads."""
 ONE_FOLDER = ("headline", "agreement", "advice", "host", "lm_eval")
 
 
@@ -257,7 +276,7 @@ def read(path: Path, name: str = "summary.json"):
 
 
 def setting(path: Path) -> list[str]:
-    """Return a run's settings: task and sizes, repeats, dtype, temperature."""
+    """Return a run's settings: task, prompts, new tokens, repeats, models, dtype, temperature."""
     run, prompts = read(path, "run.json"), read(path)["prompts"]
     model, temperature = run["model"], run["sampling"]["temperature"]
     repeats = f", {run['repeats']} times" if run["repeats"] > 1 else ""
@@ -270,7 +289,7 @@ def setting(path: Path) -> list[str]:
 
 
 def label(path: Path) -> str:
-    """Return a folder's name in words.
+    """Return the label of a run from its folder's name.
 
     >>> label(Path("cnndm_t08")), label(Path("t10_bf16")), label(Path("c512")), label(Path("both"))
     ('cnndm, T = 0.8', 'T = 1.0, bf16', '512 tokens', 'both')
@@ -285,7 +304,7 @@ def label(path: Path) -> str:
 
 
 def title(decoder: str) -> str:
-    """Return a decoder's name for a page."""
+    """Return a decoder's name as tables show it."""
     return NAMES.get(decoder, decoder.replace("_", " "))
 
 

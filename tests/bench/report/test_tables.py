@@ -36,7 +36,7 @@ def test_a_cell_has_unit_interval_and_digits():
     frame = one.frame.assign(verdict=["reference", "identical", "1 tie of 2", None])
     table = run_table(replace(one, frame=frame), "default")
     assert list(table) == [
-        *("decoder", "tokens/s", "speedup", "vs Ouroboros", "TTFT (ms)", "accepted/step", "verdict")
+        *("decoder", "tokens/s", "speedup", "Ouroboros' lead", "TTFT (ms)", "accepted/step", "verdict")
     ]
     assert list(table["decoder"]) == ["greedy", "ouroboros", "other", "hf_greedy"]
     assert list(table["verdict"]) == ["reference", "identical", "1 tie of 2", "-"]
@@ -44,10 +44,10 @@ def test_a_cell_has_unit_interval_and_digits():
 
 def test_a_run_without_times_shows_predictions_or_calls_instead():
     predicted = run_table(summarise(three_decoders(TOY, timing=False)), "default")
-    assert "predicted speedup" in predicted and "predicted vs Ouroboros" in predicted
-    assert "tokens/s" not in predicted and "calls vs Ouroboros" not in predicted
+    assert "predicted speedup" in predicted and "Ouroboros' predicted lead" in predicted
+    assert "tokens/s" not in predicted and "Ouroboros' lead in calls" not in predicted
     counted = run_table(summarise(three_decoders(timing=False)), "default")
-    assert list(counted)[1:] == ["calls vs Ouroboros", "accepted/step", "calls/token"]
+    assert list(counted)[1:] == ["Ouroboros' lead in calls", "accepted/step", "calls/token"]
 
 
 @pytest.mark.parametrize(("width", "left_out"), [(140, 0), (104, 0), (100, 1), (80, 2)])
@@ -76,7 +76,7 @@ def test_every_table_of_a_run_and_its_legend():
     lead = found["lead"].set_index("decoder")
     assert list(lead.index) == ["greedy", "other", "hf_greedy"]
     assert lead.loc["other", "Ouroboros is"] == "under 8 prompts"
-    assert lead.loc["other", "vs Ouroboros"] == "2.00x [1.50, 3.00]"
+    assert lead.loc["other", "Ouroboros' lead"] == "2.00x [1.50, 3.00]"
     assert "calls/token" in found["counts"] and "J/token" not in found["time"]
     shown = {heading for frame in found.values() for heading in frame.columns}
     assert shown - set(legend([one])) == {"decoder", "Ouroboros is"}
