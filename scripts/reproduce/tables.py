@@ -106,7 +106,10 @@ def drafters(*paths: Path) -> Table:
     """
     found = {path: read(path) for path in paths}
     timed = found[paths[0]]["timed"]
-    notes = [setting(p)[2:] if one["timed"] else [f"predicted with {one['costs']}"] for p, one in found.items()]
+    notes = [
+        setting(p)[2:] if one["timed"] else [f"predicted with {one['costs']}"]
+        for p, one in found.items()
+    ]
     if any(note != notes[0] for note in notes):
         raise ValueError(f"{paths[0].parent}: runs of different settings or costs in one table")
     measure = "latency" if timed else "predicted"
@@ -252,7 +255,10 @@ def lm_eval(path: Path) -> Table:
             }
         )
     rows.sort(key=lambda row: -float(row["target calls/token"]))
-    return pd.DataFrame(rows), ["completions of every decoder equal those of the harness' hf model", "float32"]
+    return pd.DataFrame(rows), [
+        "completions of every decoder equal those of the harness' hf model",
+        "float32",
+    ]
 
 
 KINDS: Mapping[str, tuple[Callable[..., Table], str]] = {

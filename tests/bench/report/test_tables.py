@@ -36,7 +36,15 @@ def test_a_cell_has_unit_interval_and_digits():
     frame = one.frame.assign(verdict=["reference", "identical", "1 tie of 2", None])
     table = run_table(replace(one, frame=frame), "default")
     assert list(table) == [
-        *("decoder", "tokens/s", "speedup", "Ouroboros' lead", "TTFT (ms)", "accepted/step", "verdict")
+        *(
+            "decoder",
+            "tokens/s",
+            "speedup",
+            "Ouroboros' lead",
+            "TTFT (ms)",
+            "accepted/step",
+            "verdict",
+        )
     ]
     assert list(table["decoder"]) == ["greedy", "ouroboros", "other", "hf_greedy"]
     assert list(table["verdict"]) == ["reference", "identical", "1 tie of 2", "-"]
