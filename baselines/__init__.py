@@ -1,4 +1,5 @@
-"""Rivals of Ouroboros: drafters on the same engine, and two peers with engines of their own."""
+"""The decoders that Ouroboros is compared with: drafters on the same engine, and two *peers*, which
+run on other engines (transformers, llama.cpp)."""
 
 from ouroboros.baselines.hf import HFGenerate
 from ouroboros.baselines.prompt_lookup import PromptLookup

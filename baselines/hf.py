@@ -1,6 +1,6 @@
-"""transformers' `generate` as a peer, with the same trace and clock as our decoders.
+"""transformers' `generate` as a peer, traced and timed like our decoders.
 
-Model, attention kernel, prompt, token selection and stopping rules are those of our decoders; the
+It shares model, attention kernel, prompt, token selection and stopping rules with our decoders; the
 loop and the cache are transformers'. Its greedy generation is also the oracle of equality tests.
 """
 
@@ -42,7 +42,7 @@ class SharedNoise(LogitsProcessor):
 
 
 def as_processors(choose: TokenSelector) -> LogitsProcessorList:
-    """Return logits processors with which transformers' argmax chooses the same tokens."""
+    """Return logits processors with which transformers' argmax chooses the tokens of `choose`."""
     if choose is argmax:
         return LogitsProcessorList()
     if isinstance(choose, Sampler):
@@ -53,7 +53,7 @@ def as_processors(choose: TokenSelector) -> LogitsProcessorList:
 
 
 class Arrivals(BaseStreamer):
-    """Streamer that records the arrival of new tokens as (seconds, count) pairs."""
+    """Streamer that records when new tokens arrive, as (seconds, count) pairs."""
 
     def __init__(self) -> None:
         self.at: list[tuple[float, int]] = []
@@ -65,12 +65,12 @@ class Arrivals(BaseStreamer):
         self._prompt_seen = True
 
     def end(self) -> None:
-        """Nothing to flush."""
+        """Do nothing: no text is buffered."""
 
 
 class StopWhen(StoppingCriteria):
-    """Stopping criterion by row: `stops[i]` returns a number for the new tokens, or `rooms[i]` new
-    tokens are reached."""
+    """Stopping criterion that ends row i when `stops[i]` returns a number for its new tokens, or
+    when it has `rooms[i]` new tokens."""
 
     def __init__(self, stops: Sequence[Stop | None], rooms: Sequence[int], width: int) -> None:
         self.stops, self.rooms, self.width = stops, rooms, width
@@ -82,7 +82,7 @@ class StopWhen(StoppingCriteria):
 
 
 class ByRow(LogitsProcessor):
-    """Logits processor that applies each row's own processors, without the row's left padding."""
+    """Logits processor that applies separate processors to each row, without its left padding."""
 
     def __init__(self, processors: Sequence[LogitsProcessorList], pads: Sequence[int]) -> None:
         self.rows = list(zip(processors, pads, strict=True))
@@ -155,7 +155,7 @@ class HFGenerate:
         `run`. Only greedy generation takes more than one prompt.
 
         Rows that have ended are fed padding until all have ended. A step's time is divided equally
-        among the rows that have not ended.
+        among the unfinished rows.
         """
         width = max(map(len, prompts))
         pads = [width - len(prompt) for prompt in prompts]
@@ -242,8 +242,8 @@ def timed_steps(
     cut: int,
     rows: int = 1,
 ) -> list[StepRecord]:
-    """Return a record for each arrival of tokens, up to `cut` new tokens; `calls` are start times
-    of draft calls."""
+    """Return a step record for each arrival of tokens, up to `cut` new tokens. `calls` has the
+    start times of draft calls."""
     steps, before, left = [], started, cut
     for at, count in arrivals:
         new = min(count, left)

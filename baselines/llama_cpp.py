@@ -1,4 +1,4 @@
-"""llama.cpp as a peer, with the same weights, trace and clock.
+"""llama.cpp as a peer, with the same weights, traced and timed like our decoders.
 
 Needs the optional package llama-cpp-python and weights written by `scripts/write_gguf.py`.
 """
@@ -18,8 +18,8 @@ from ouroboros.trace import DecodeTrace
 
 
 class LlamaCpp:
-    """llama.cpp's greedy generation from the GGUF file at `path`. `lookup` above 0 turns on the
-    Python binding's prompt lookup, with that many draft tokens.
+    """llama.cpp's greedy generation from the GGUF file at `path`. With `lookup` above 0, the Python
+    binding's prompt lookup drafts that many tokens.
 
     The whole time of a step counts as verification. Raises `ValueError` if the package or the file
     is missing.
@@ -51,7 +51,7 @@ class LlamaCpp:
         )
 
     def _propose(self, input_ids, **kwargs):
-        """Draft by lookup; each draft begins a step."""
+        """Draft by prompt lookup; each draft begins a new step."""
         self.calls.append(time.perf_counter())
         return self._lookup(input_ids, **kwargs)
 

@@ -14,14 +14,14 @@ from ouroboros.tree import TokenTree
 
 class PromptLookup:
     """Drafts the `num_tokens` tokens after the most recent earlier occurrence of the longest
-    matching n-gram, of at most `max_ngram_size` tokens.
+    matching n-gram, which has at most `max_ngram_size` tokens.
 
     A draft that reaches the end of the text continues with its own tokens, so loops are drafted
-    repeatedly. N-grams are indexed, so a step costs the same at every length of the text.
+    again and again. N-grams are indexed, so the time of a step does not grow with the text.
 
-    `adaptive`: the first draft of a prompt has `least` tokens. After a draft that was fully
-    accepted the next one is twice as long as it, up to `num_tokens`; after another draft it is
-    `least` tokens longer than the accepted part.
+    `adaptive`: the first draft of a prompt has `least` tokens. After a fully accepted draft the
+    next one is twice as long, up to `num_tokens`; after any other draft it is `least` tokens longer
+    than the accepted part.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class PromptLookup:
             self._length = min(self.num_tokens, wanted)
 
     def _index(self, tokens: Sequence[int]) -> None:
-        """Record where the continuation starts of each n-gram that ends before the last token."""
+        """Index every n-gram that ends before the last token, with the position after it."""
         for end in range(max(1, self._seen), len(tokens)):
             for n in range(1, min(self.max_ngram_size, end) + 1):
                 self._places[tuple(tokens[end - n : end])] = end

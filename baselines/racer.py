@@ -19,13 +19,14 @@ from ouroboros.tree import TokenTree, TreeBuilder
 
 
 class Racer(TokenRecycling):
-    """Draft up to `nodes` nodes: first the most frequent continuations of the last `shortest` to
-    `ngram` - 1 tokens, up to `ngram` tokens in all; then successor rows, breadth first.
+    """Drafts up to `nodes` nodes: first the most frequent continuations of the last `shortest` to
+    `ngram` - 1 tokens, where match and continuation together have at most `ngram` tokens; then
+    tokens from successor rows, breadth first.
 
-    With successor rows the root has `breadth` children. Child j of a node with breadth b has
-    breadth b / 2, halved j times (for children of the root: b, halved j times), at least 1. Prompt
-    tokens are never scored as tree nodes, so `read_prompt` learns successors from the prompt's
-    text. `state` "task" keeps n-grams and rows between prompts; `memory` as in `SuffixTree`.
+    From successor rows the root gets `breadth` children. Below a node with b children, child j has
+    b / 2^(j + 1) children (children of the root: b / 2^j), at least 1. Prompt tokens are never
+    scored as tree nodes, so `read_prompt` learns successors from the prompt's text. `state` "task"
+    keeps n-grams and rows between prompts; `memory` as in `SuffixTree`.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ PATHS = re.findall(
 
 def template(nodes: int) -> list[tuple[int, int]]:
     """Return the `nodes` most probable nodes of the published tree, as (parent, rank); parent -1 is
-    the root. The assumed probability of a path falls with its length and its ranks."""
+    the root. The assumed probability of a path decreases with its length and its ranks."""
 
     def likely(path: str) -> float:
         return math.prod(0.5 / (1 + int(rank)) for rank in path)
@@ -48,10 +48,10 @@ def template(nodes: int) -> list[tuple[int, int]]:
 
 
 class TokenRecycling:
-    """Fill the published static tree, or its `nodes` most probable nodes, from successor rows.
+    """Fills the published static tree, or its `nodes` most probable nodes, from successor rows.
 
-    `rows[token]` are the target's WIDTH most probable tokens after the token when it was last
-    scored, best first. They are learned from every scored node, accepted or rejected; with
+    `rows[token]` has the WIDTH most probable tokens that the target predicted when the token was
+    last scored, best first. Rows are learned from every scored node, accepted or rejected, and with
     `read_prompt` also from the prompt's text. `state` "task" keeps them between prompts, as the
     published code does.
     """
@@ -75,7 +75,7 @@ class TokenRecycling:
         self._fresh = True
 
     def state_dict(self) -> dict:
-        """Return the rows, the state kept between prompts."""
+        """Return the rows: the state kept between prompts."""
         return {"rows": {str(token): row for token, row in self.rows.items()}}
 
     def load_state_dict(self, state: Mapping) -> None:
@@ -90,7 +90,7 @@ class TokenRecycling:
         self._fresh = True
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree:
-        """Return the nodes of the template whose tokens are known from successor rows."""
+        """Return the template's nodes for which successor rows have a token."""
         if self._begin(tokens):
             return TokenTree.chain(tokens[-1], ())
         index: list[int] = []
@@ -112,8 +112,8 @@ class TokenRecycling:
 
     def observe_ranked(self, tree: TokenTree, ranked: Ranked, path: Sequence[int]) -> None:
         """Replace the row of every scored token, ordered by probability (`ranked` is ordered by
-        scores, which include noise). Among nodes with the same token the last accepted node is
-        used, else the last node."""
+        scores, which include noise). If several nodes have the same token, use the last accepted
+        one, or the last one if none was accepted."""
         order = np.argsort(-ranked.shares, axis=1, kind="stable")
         ids = np.take_along_axis(ranked.ids, order, axis=1).tolist()
         for at, node in enumerate(tree.logit_nodes):
@@ -122,9 +122,8 @@ class TokenRecycling:
             self.rows[tree.tokens[node]] = ids[bisect_left(tree.logit_nodes, node)]
 
     def _begin(self, tokens: Sequence[int]) -> bool:
-        """In the first step of a prompt, put each token's successors in the prompt at the front of
-        its row, newest first (with `read_prompt`). Return whether to propose nothing in this step.
-        """
+        """In the first step of a prompt, with `read_prompt`, put each prompt token's successors at
+        the front of its row, newest first. Return whether to propose nothing in this step."""
         fresh, self._fresh = self._fresh, False
         for token, after in pairwise(tokens) if fresh and self.read_prompt else ():
             known = self.rows.get(token, [])

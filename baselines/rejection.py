@@ -2,9 +2,10 @@
 per position (Miao et al. 2024, SpecInfer, arXiv 2305.09781).
 
 A draft token x, sampled from the draft model's distribution q, is accepted with probability
-min(1, p(x) / q(x)). After a rejection the next candidate is tested against the residual
-max(p - q, 0), normalised; if all are rejected, a token is sampled from the residual. The text has
-the target's distribution, but individual tokens depend on the drafts, unlike with shared noise.
+min(1, p(x) / q(x)), where p is the target's distribution. After a rejection the next candidate is
+tested against the residual max(p - q, 0), normalised; if all are rejected, a token is sampled from
+the residual. The output has the target's distribution, but unlike with shared noise, individual
+tokens depend on the drafts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from ouroboros.tree import TokenTree
 
 @dataclass(frozen=True)
 class Drawn:
-    """Candidates sampled after a node, in order, with repeats, and the distribution, [vocab]."""
+    """The candidates sampled after a node, in order, possibly repeated, and the distribution that
+    they were sampled from, [vocab]."""
 
     candidates: list[int]
     distribution: torch.Tensor
@@ -29,9 +31,9 @@ class Drawn:
 class Rejection(TokenSelector):
     """Selector for the target that accepts draft tokens by rejection sampling.
 
-    `sampler` provides warpers and seed; its shared noise is not used. Before each target call the
-    drafter stores in `drawn` the candidates after each node. `overlap` / `tested` is the expected
-    acceptance rate of first candidates, the mean of 1 - TV(p, q) over the tested nodes.
+    `sampler` provides warpers and seed; its shared noise is not used. Before each target call, the
+    drafter stores the candidates after each node in `drawn`. `overlap` / `tested` is the expected
+    acceptance rate of first candidates: the mean of 1 - TV(p, q) over the tested nodes.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -49,11 +51,11 @@ class Rejection(TokenSelector):
         ).tolist()
 
     def distributions(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the warped probabilities of rows of logits, float64 on the CPU."""
+        """Return the warped probabilities of each row of logits, in float64 on the CPU."""
         return self.sampler.warped(logits).double().softmax(-1).cpu()
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
-        """Return the accepted or sampled token after each node of the path, -1 elsewhere."""
+        """Return the accepted or sampled token after each node of the accepted path, else -1."""
         distributions = self.distributions(logits)
         child = {(parent, tree.tokens[node]): node for node, parent in enumerate(tree.parents)}
         chosen, node = [-1] * len(tree.logit_nodes), 0
@@ -65,7 +67,8 @@ class Rejection(TokenSelector):
             node = child[node, token]
 
     def _follow(self, p: torch.Tensor, drawn: Drawn | None) -> tuple[int, bool]:
-        """Return the token after a node with distribution `p`, and whether it was drafted."""
+        """Return the token after a node, whose target distribution is `p`, and whether it is one of
+        the candidates."""
         if drawn is None:
             return self.draw(p)[0], False
         width = len(drawn.distribution)

@@ -27,13 +27,13 @@ from ouroboros.tree import TokenTree
 
 
 class Speculative:
-    """Draft a chain of up to `gamma` tokens with the draft model.
+    """Drafts a chain of up to `gamma` tokens with the draft model.
 
-    With `confidence` above 0 the draft ends after the first token whose probability is lower (as in
+    With `confidence` above 0, the draft ends after the first token with a lower probability (as in
     transformers' assisted generation). `verification` "shared" compares tokens sampled with shared
     noise. "rejection" uses rejection sampling at temperatures above 0, with `candidates` samples
-    per position, of which the first continues the draft. Greedy decoding is the same with both.
-    Raises `ValueError` for settings out of range.
+    per position; the first one continues the draft. At temperature 0 both are the same. Raises
+    `ValueError` for settings out of range.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class Speculative:
         return Rejection(choose)
 
     def reset(self, choose: TokenSelector) -> None:
-        """Begin a prompt; draft with the target's selector, so with the same noise."""
+        """Begin a prompt. The draft model uses the target's selector, so also the same noise."""
         self._loop.reset(choose)
 
     def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
-        """Return the draft as a chain, with other candidates as leaves."""
+        """Return the draft as a chain; with rejection sampling, other candidates are leaves."""
         loop, choose = self._loop, self._loop.choose
         room = min(self.gamma, budget - 1)
         if isinstance(choose, Rejection):
@@ -133,14 +133,14 @@ class Draws(TokenSelector):
 
 
 class AdaptiveSpeculative(Speculative):
-    """Speculative decoding whose draft has the length, 0 to `gamma`, that is expected to pay best.
+    """Speculative decoding that chooses the draft length, 0 to `gamma`, before each step.
 
-    A length is worth the tokens expected of it, at the acceptance of the prompt's draft tokens so
-    far, against what `costs` say of its calls, for as many sequences as share them. The draft's
-    prefill must pay as well, over as many further tokens as were made and READ_AHEAD more, at most
-    the budget. At length 0 a step is plain decoding's. Older draft tokens count less, by MEMORY
-    with each step, and before there are any, acceptance is taken as PRIOR: so drafting is tried
-    again after a while.
+    It takes the length with the most expected tokens per predicted millisecond; length 0 is plain
+    decoding. Tokens are predicted from the acceptance rate of the prompt so far, times from
+    `costs`, for the number of sequences that share the calls. Each step multiplies the weight of
+    older draft tokens by MEMORY, so the rate returns to PRIOR, where it starts, and drafting is
+    tried again after a while. The draft's prefill must pay off too, assuming as many further tokens
+    as were generated so far plus READ_AHEAD, at most the budget.
     """
 
     PRIOR, WEIGHT, MEMORY = 0.7, 4.0, 0.97
@@ -155,17 +155,17 @@ class AdaptiveSpeculative(Speculative):
         self._tables: dict[tuple[int, int], list[np.ndarray]] = {}
 
     def reset(self, choose: TokenSelector) -> None:
-        """See `Speculative.reset`; nothing is known of the prompt's acceptance."""
+        """Begin a prompt as `Speculative` does; reset the acceptance rate."""
         super().reset(choose)
         self._accepted = self._tried = 0.0
         self._prompt_len = 0
 
     def set_batch(self, size: int, number: int) -> None:
-        """Plan with the costs of calls that so many sequences share."""
+        """Choose lengths for calls shared by `size` sequences."""
         self._batch_size = size
 
     def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
-        """Return a draft of the length that is expected to pay best."""
+        """Return a draft of the length with the most expected tokens per millisecond."""
         self._prompt_len = self._prompt_len or len(tokens)
         if not (length := self._best_length(tokens, budget)):
             return TokenTree.chain(tokens[-1], ())
@@ -173,13 +173,14 @@ class AdaptiveSpeculative(Speculative):
         return (yield from super().propose(tokens, budget))
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Count the draft tokens that were judged: those accepted and the one after them."""
+        """Count accepted draft tokens, and verified ones: the accepted and the first rejected."""
         accepted = len(path) - 1
         self._accepted = self.MEMORY * self._accepted + accepted
         self._tried = self.MEMORY * self._tried + min(accepted + 1, len(tree) - 1)
 
     def _best_length(self, tokens: Sequence[int], budget: int) -> int:
-        """Return the length with the most expected tokens per millisecond."""
+        """Return the length with the most expected tokens per millisecond, or 0 if the draft's
+        prefill would not pay off."""
         context, size = len(tokens), self._batch_size
         at = max(128, 1 << (context - 1).bit_length())
         if (at, size) not in self._tables:
@@ -190,7 +191,7 @@ class AdaptiveSpeculative(Speculative):
         rate = (self._accepted + self.PRIOR * self.WEIGHT) / (self._tried + self.WEIGHT)
 
         def token_ms(n: int) -> float:
-            """Milliseconds per token and sequence of steps that draft n tokens."""
+            """Predict the milliseconds per token of a sequence in steps that draft n tokens."""
             return (target[n] + n * draft[0]) / sum(rate**k for k in range(n + 1))
 
         best = min(range(min(self.most, budget - 1) + 1), key=token_ms)

@@ -25,7 +25,7 @@ from ouroboros.tree import TokenTree
 
 
 class Draft(NamedTuple):
-    """Drafted tokens, the parent of each (-1: the root), and the sum of their probabilities."""
+    """Draft tokens, the parent of each (-1: the root), and the sum of their probabilities."""
 
     tokens: list[int]
     parents: Sequence[int]
@@ -36,17 +36,18 @@ NOTHING = Draft([], [], 0.0)
 
 
 class SuffixDecoding:
-    """Draft from a suffix tree over prompt and output, and over past outputs with `state` "task".
+    """Drafts from a suffix tree over prompt and output, and over past outputs with `state` "task".
 
-    After a match of m tokens, draft up to `factor` m + `offset` tokens, at most `max_tokens`: the
-    most frequent continuation, or with `branches` a tree of the most probable ones. Stop where the
-    probability falls below `least`. If `draft` is given and the best score is below `threshold`
-    (None: gamma), the draft model drafts up to `gamma` tokens, as `Speculative` with `confidence`.
-    Only accepted tokens enter the tree. `depth` and `memory` as in `SuffixTree`.
+    After a match of m tokens, it drafts up to `factor` x m + `offset` tokens, at most `max_tokens`:
+    the most frequent continuation, or with `branches` a tree of the most probable ones. It stops
+    when the probability falls below `least`. If `draft` is given and the best score is below
+    `threshold` (None: gamma), the draft model drafts up to `gamma` tokens instead, like
+    `Speculative` with `confidence`. Only accepted tokens enter the tree. `depth` and `memory` as in
+    `SuffixTree`.
 
-    Differences from the published code: the current suffix is not an occurrence of itself, and a
+    Differences from the published code: the current suffix does not count as an occurrence, and a
     chain that reaches the end of the text continues with its own tokens, so loops are drafted
-    repeatedly.
+    again and again.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class SuffixDecoding:
         return [*self._text.text[self._prompt :], *self._accepted] if self._seen else []
 
     def state_dict(self) -> dict:
-        """Return the outputs so far, the state kept between prompts."""
+        """Return the outputs so far: the state kept between prompts."""
         return {"past": self._past.text, "output": self._output()}
 
     def load_state_dict(self, state: Mapping) -> None:
@@ -102,8 +103,8 @@ class SuffixDecoding:
         self._prompt, self._accepted, self._seen = 0, [], len(state["output"])
 
     def reset(self, choose: TokenSelector) -> None:
-        """Begin a prompt. With state "task" keep the last output, without its last token, which was
-        never passed to `propose`."""
+        """Begin a prompt. With `state` "task", keep the last output, except its last token, which
+        was never passed to `propose`."""
         if self.carries_state and (output := self._output()):
             self._past.extend(output)
             self._past.close()
@@ -150,8 +151,8 @@ class SuffixDecoding:
     def _best(self, tree: SuffixTree, places: Sequence[PrefixKey], room: int) -> Draft:
         """Return the draft with the highest score over all match lengths; ties go to the longest.
 
-        Skips matches with as many occurrences as a longer match, since their continuations are the
-        same, and matches whose length limit is below the best score.
+        Skips matches with as many occurrences as a longer match (their continuations are the same),
+        and matches whose length limit is below the best score.
         """
         best, seen = NOTHING, -1
         draw = branches if self.branches else chain
@@ -169,8 +170,8 @@ class SuffixDecoding:
 
 
 def chain(tree: SuffixTree, place: PrefixKey, limit: int, least: float) -> Draft:
-    """Return the most frequent continuation, up to `limit` tokens and while its probability is at
-    least `least`; after the end of the text, the draft repeats itself."""
+    """Return the most frequent continuation: up to `limit` tokens, while its probability is at
+    least `least`. At the end of the text the draft continues with its own tokens."""
     tokens: list[int] = []
     (node, at), score, share = place, 0.0, 1.0
     while at < 0 and len(tokens) < limit:

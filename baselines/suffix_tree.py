@@ -1,7 +1,7 @@
-"""A suffix tree with counts, extended token by token: continuations of each string of tokens.
+"""A suffix tree with counts, extended token by token: it gives the continuations of any n-gram.
 
-A string that occurred once is a leaf that points into the text; a second occurrence extends it by
-one node, so only repeated strings take nodes. Invariant: every string of at most `depth` tokens
+An n-gram that occurred once is a leaf that points into the text; a second occurrence extends it by
+one node, so only repeated n-grams take nodes. Invariant: every n-gram of at most `depth` tokens
 that occurred twice has a node with its number of occurrences.
 """
 
@@ -17,7 +17,8 @@ SOURCE = "prompt"  # source of nodes that are looked up in the text
 
 
 class PrefixKey(NamedTuple):
-    """The position of a string in the tree: a node, or (with `at`) a text position below a leaf."""
+    """The position of an n-gram in the tree: a node, or (with `at`) a position in the text below a
+    leaf."""
 
     node: int
     at: int = -1  # text index of the next token; -1: the node's children are next
@@ -27,11 +28,11 @@ ROOT = PrefixKey(0)
 
 
 class SuffixTree:
-    """Counts of all strings of at most `depth` tokens and of their continuations.
+    """Counts of all n-grams of at most `depth` tokens and of their continuations.
 
     `active[m - 1]` is the node of the last m tokens, for each m up to the longest suffix that
-    occurred before. Memory: about 1 kB per token of ordinary text, at most `depth` x 0.3 kB. When
-    the closed texts exceed `memory` tokens, the oldest are dropped.
+    occurred before. A token of ordinary text takes about 1 kB of memory, at most `depth` x 0.3 kB.
+    When the closed texts exceed `memory` tokens, the oldest are dropped.
     """
 
     def __init__(self, *, depth: int, memory: int = 1 << 16) -> None:
@@ -71,7 +72,7 @@ class SuffixTree:
             self.active = longer[: self.depth - 1]
 
     def close(self) -> None:
-        """End the text: later tokens do not continue it."""
+        """End the current text, so that later tokens do not continue it."""
         self.text.append(END)
         self.active = []
         if len(self.text) > self.memory:
@@ -79,7 +80,7 @@ class SuffixTree:
             self.load(kept[kept.index(END) + 1 :] if kept.count(END) > 1 else kept)
 
     def load(self, texts: Sequence[int]) -> None:
-        """Replace all text by `texts`, separated by END."""
+        """Replace all text by `texts`, which END tokens separate."""
         self.forget()
         for token in texts:
             if token == END:
@@ -100,7 +101,7 @@ class SuffixTree:
         return leaf
 
     def _visit(self, child: int, length: int) -> None:
-        """Count an occurrence; at the second one, give a leaf its child."""
+        """Count an occurrence of a node; at the second occurrence, give a leaf its first child."""
         self.counts[child] += 1
         if self.children[child] is _NONE and length < self.depth:
             start = self.starts[child]
@@ -109,13 +110,12 @@ class SuffixTree:
             self.followed[child] = 1
 
     def place(self, node: int) -> PrefixKey:
-        """Return a node's position; for a leaf, the next token is in the text."""
+        """Return the position of a node; for a leaf, a position in the text."""
         return PrefixKey(node) if self.children[node] else PrefixKey(node, self.starts[node])
 
     def follow(self, places: Sequence[PrefixKey], token: int) -> list[PrefixKey]:
-        """Return the positions of another text's suffixes after its next token. `places` are the
-        positions of its last 1, 2, ... tokens, up to the longest suffix that occurs in this tree.
-        """
+        """Return the positions of another text's suffixes after its next token. `places` has the
+        positions of its last 1, 2, ... tokens, up to the longest suffix in this tree."""
         positions = []
         for node, at in (ROOT, *places[: self.depth - 2]):
             if at < 0:
@@ -130,7 +130,7 @@ class SuffixTree:
         return positions
 
     def after(self, place: PrefixKey) -> list[tuple[int, PrefixKey]]:
-        """Return the positions one token later, each as (count, position)."""
+        """Return the positions one token further, each with its count, as (count, position)."""
         node, at = place
         if at < 0:
             children = self.children[node].items()
@@ -140,7 +140,7 @@ class SuffixTree:
         return []
 
     def token(self, place: PrefixKey) -> int:
-        """Return the last token of the string at a position."""
+        """Return the last token of the n-gram at a position."""
         node, at = place
         return self.tokens[node] if at < 0 else self.text[at - 1]
 

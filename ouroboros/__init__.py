@@ -1,4 +1,4 @@
-"""Ouroboros: lossless decoding acceleration, and a benchmark of it against rivals on one engine.
+"""Ouroboros: lossless decoding acceleration, and a benchmark of lossless decoders on one engine.
 
 Names are imported on first use, so that `ouroboros --help` does not import torch.
 """
@@ -53,8 +53,8 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps `ouroboros.decode` and `ouroboros.generate` bound to the functions when the modules of
-    the same names are imported."""
+    """Module type that keeps `ouroboros.decode` and `ouroboros.generate` bound to the functions,
+    although importing the submodules of these names would rebind them."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _MODULES and isinstance(value, ModuleType)):

@@ -1,7 +1,7 @@
-"""Model calls that a step needs, made for one sequence (`alone`) or several (`jointly`).
+"""Make the model calls of decoding steps, for one sequence (`alone`) or several (`jointly`).
 
-A step is a generator of requests: it yields each call and is resumed with the answer. Its code does
-not depend on how calls are made.
+A step is a generator: it yields each call that it needs as a request, and is resumed with the
+result. So the same code decodes one sequence or a batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ouroboros.tree import TokenTree
 
 
 class Request(NamedTuple):
-    """A model call that a step needs; the answer are its logits (see `CachedModel.score`)."""
+    """A step's request to score a tree; the result is logits, as of `CachedModel.score`."""
 
     model: CachedModel
     sequence: CachedSequence
@@ -27,17 +27,17 @@ class Request(NamedTuple):
     tree: TokenTree
 
     def alone(self) -> torch.Tensor:
-        """Return the answer from a call for this sequence alone."""
+        """Make the call for this sequence alone."""
         return self.model.score(*self[1:])
 
     def serve(self, calls: Sequence[Any]) -> Sequence[torch.Tensor]:
-        """Return the answers of requests of one model, by one call."""
+        """Answer several requests to the same model with one joint call."""
         return self.model.score_together([call[1:] for call in calls])
 
 
 class Roll(NamedTuple):
-    """Standard decoding of `new` tokens that a step needs; the answer are the tokens (see
-    `CachedModel.roll`)."""
+    """A step's request to generate `new` tokens by standard decoding; the result is these tokens,
+    as of `CachedModel.roll`."""
 
     model: CachedModel
     sequence: CachedSequence
@@ -46,11 +46,11 @@ class Roll(NamedTuple):
     choose: TokenSelector
 
     def alone(self) -> list[int]:
-        """Return the answer from calls for this sequence alone."""
+        """Make the calls for this sequence alone."""
         return self.model.roll(*self[1:])
 
     def in_requests(self) -> Generator[Request, torch.Tensor, list[int]]:
-        """Return the answer by one request per token."""
+        """Generate the tokens one by one, each with a `Request`."""
         model, sequence, tokens, new, choose = self
         text = list(tokens)
         for _ in range(new):
@@ -61,25 +61,26 @@ class Roll(NamedTuple):
 
 
 class Bid(NamedTuple):
-    """A decision about a joint call that a step needs: `decide` takes the `offer` of each sequence
-    that may use the call, and returns their answers. `drafting` says which model's call it is."""
+    """A step's request to decide together with the other sequences of the batch. `decide` takes
+    the `offer` of every sequence and returns one result for each. `drafting`: whether the decision
+    is about a draft call (else about the target call)."""
 
     decide: Callable[[list[Any]], Sequence[Any]]
     offer: Any
     drafting: bool
 
     def alone(self) -> Any:
-        """Return the answer for this sequence alone."""
+        """Decide for this sequence alone."""
         return self.decide([self.offer])[0]
 
     def serve(self, calls: Sequence[Any]) -> Sequence[Any]:
-        """Return the answers of bids with one `decide`."""
+        """Decide for all sequences at once, with one call of `decide`."""
         return self.decide([call.offer for call in calls])
 
 
 T = TypeVar("T")
 Steps = Generator[Request | Roll | Bid, Any, T]
-"""A generator that yields requests, is resumed with their answers, and returns a result."""
+"""A generator that yields requests, is resumed with their results, and returns a value."""
 
 
 def predict(
@@ -89,8 +90,8 @@ def predict(
     tree: TokenTree,
     choose: TokenSelector | TopKRecorder,
 ) -> Generator[Request, torch.Tensor, list[int]]:
-    """Return the token chosen after each node of a tree (-1 without logits), by one request and one
-    device-to-host copy."""
+    """Score a tree and return the token chosen after each node (-1 for nodes without logits).
+    Takes one model call and one device-to-host copy."""
     logits = yield Request(model, sequence, tokens, tree)
     started = time.perf_counter()
     rows = choose(logits, tokens, tree)
@@ -106,7 +107,7 @@ def predict(
 
 
 def alone(steps: Steps[T]) -> T:
-    """Return the result of a generator of requests; make each call for this sequence alone."""
+    """Run a step for one sequence: make its model calls one by one, and return its value."""
     answer: Any = None
     while True:
         try:
@@ -116,18 +117,18 @@ def alone(steps: Steps[T]) -> T:
 
 
 def jointly(steps: Sequence[Steps[T]], target: CachedModel) -> list[T | Exception]:
-    """Return the result of each generator, or the exception that ended it; make each call for all
-    that need it.
+    """Run the steps of several sequences, with joint calls for those that wait for the same model.
+    Return the value of each step, or the exception that ended it.
 
-    Draft models are called first, so that one call of the target serves all; bids on a call are
-    decided before it.
+    Draft calls are made first, so that all sequences reach the target together and share one target
+    call. Bids about a call are decided before it.
     """
     generators = [_in_requests(step) for step in steps]
     results: list[Any] = [None] * len(steps)
     pending: dict[int, Request | Bid] = {}
 
     def resume(index: int, answer: Any) -> None:
-        """Continue a generator with an answer, or with the exception of its call."""
+        """Resume a step with the result of its request, or with the exception of the call."""
         generator = generators[index]
         try:
             failed = isinstance(answer, Exception)
@@ -140,7 +141,8 @@ def jointly(steps: Sequence[Steps[T]], target: CachedModel) -> list[T | Exceptio
         pending.pop(index, None)
 
     def turn(index: int) -> int:
-        """Return a call's place in the order of a step."""
+        """Return the rank of a step's pending request; requests with the lowest rank are answered
+        first."""
         call = pending[index]
         if isinstance(call, Bid):
             return 0 if call.drafting else 2
@@ -163,7 +165,7 @@ def jointly(steps: Sequence[Steps[T]], target: CachedModel) -> list[T | Exceptio
 
 
 def _in_requests(steps: Steps[T]) -> Generator[Request | Bid, Any, T]:
-    """Return the result of a generator of requests; turn each `Roll` into requests."""
+    """Wrap a step so that each `Roll` becomes one `Request` per token."""
     answer: Any = None
     while True:
         try:

@@ -1,10 +1,10 @@
 """The decoding loop: propose, score, match, accept, observe.
 
 Every decoder is this loop with its own drafter. Drafters that draft with a small model run the same
-loop on that model. End-of-sequence and length rules are only here.
+loop on that model. Only this module applies end-of-sequence and length rules.
 
 A step is a generator that yields its model calls (see `ouroboros.calls`). So several sequences can
-share calls (`together`), and a single sequence takes the same steps (`stream`).
+share calls (`together`), while a single sequence runs the same code (`stream`).
 
 Invariant (lossless): the tokens equal those of standard decoding, whatever the drafter proposes,
 because a token is kept only if the target chose it after exactly the same tokens.
@@ -35,14 +35,15 @@ class Drafter(Protocol):
         ...
 
     def propose(self, tokens: Sequence[int], budget: int) -> TokenTree | Steps[TokenTree]:
-        """Return a tree rooted at `tokens[-1]`. At most `budget` new tokens, at least 1, will be
-        kept, one of them the target's own, so nodes deeper than `budget` - 1 are useless. A drafter
-        that calls a model is a generator: `chosen = yield from predict(model, sequence, ...)`."""
+        """Return a tree rooted at `tokens[-1]`. The step adds 1 to `budget` tokens; the last one is
+        the target's own, so nodes deeper than `budget` - 1 are useless. A drafter that calls a
+        model is a generator: `chosen = yield from predict(model, sequence, ...)`."""
         ...
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Learn from a scored tree. `chosen[i]` is the target's token after node i, accepted or
-        rejected (-1 without logits); `path` are the accepted nodes, root first."""
+        """Learn from a scored tree. `chosen[i]` is the target's token after node i, whether the
+        node was accepted or not (-1 without logits); `path` lists the accepted nodes, root first.
+        """
         ...
 
 
@@ -60,22 +61,22 @@ class DrafterCapabilities:
     """Whether it learns from the target's choices at rejected nodes."""
 
     rule: Callable[[TokenSelector], TokenSelector] = lambda choose: choose
-    """Returns the selector that replaces `choose` in the loop, for a drafter that preserves the
-    distribution, not individual tokens (rejection sampling)."""
+    """Takes the loop's selector and returns the one to use instead. For drafters that preserve the
+    distribution but not individual tokens (rejection sampling)."""
 
     set_batch: Callable[[int, int], None] = lambda size, number: None
-    """Called before each step with the number of sequences that share the models' calls, and the
-    number of the step, which is the same for all of them."""
+    """Called before each step with the number of sequences that share its calls and the step's
+    number, which is the same for all of them."""
 
     ranks: int = 0
-    """Number of the target's best tokens per logit node to pass to `observe_ranked`."""
+    """How many of the target's best tokens per logit node `observe_ranked` receives."""
 
     observe_ranked: Callable[[TokenTree, Ranked, Sequence[int]], None] = lambda *_: None
-    """Called before `observe` with (tree, ranked, path), if `ranks` is above 0; row i of `ranked`
-    is after node `tree.logit_nodes[i]`."""
+    """Called before `observe` with (tree, ranked, path), if `ranks` is above 0. Row i of `ranked`
+    has the best tokens after node `tree.logit_nodes[i]`."""
 
     observe_step: Callable[[StepRecord], None] = lambda _: None
-    """Called after `observe` with the record of the step, including its times."""
+    """Called after `observe` with the record of the step, which includes its times."""
 
     @classmethod
     def of(cls, drafter: object) -> DrafterCapabilities:
@@ -108,8 +109,7 @@ class StepRecorder:
         self._started = time.perf_counter()
 
     def finish(self, tree: TokenTree, path: Sequence[int], new: int) -> StepRecord:
-        """Return the record of a step that matched `path` and added `new` tokens; see
-        `StepRecord`."""
+        """Return the `StepRecord` of a step that accepted `path` and added `new` tokens."""
         last, names = path[-1], tree.source or ("",) * len(tree)
         last_source = "correction" if tree.has_children(last) else "bonus" if last else "target"
         sources = (*(names[node] for node in path[1:]), last_source)[:new]
@@ -150,9 +150,9 @@ def proposed(drafter: Drafter, tokens: Sequence[int], left: int) -> Steps[TokenT
 class Decoding:
     """The decoding of one sequence: each `step` appends tokens to `trace`, until `left` is 0.
 
-    `left` counts the tokens still to come. It becomes 0 after an end-of-sequence token, after
-    `max_new` tokens and at the model's last position; set it to 0 to stop earlier. `sequence` is
-    the model's state (None: a new one). Use `begin` to reset the drafter too.
+    `left` is the number of tokens still to generate. It becomes 0 after an end-of-sequence token,
+    after `max_new` tokens and at the model's last position; set it to 0 to stop earlier. `sequence`
+    is the sequence's state in the model (None: a new one). `begin` also resets the drafter.
     """
 
     def __init__(
@@ -193,13 +193,14 @@ class Decoding:
         return tree.pruned(self.model.room(self.sequence, self.trace.tokens))
 
     def score(self, tree: TokenTree) -> Steps[list[int]]:
-        """Return the token that the target chooses after each node, by one call."""
+        """Score the tree in one target call; return the token that the target chooses after each
+        node."""
         choose = self._ranking or self.choose
         return (yield from predict(self.model, self.sequence, self.trace.tokens, tree, choose))
 
     def match(self, tree: TokenTree, chosen: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the longest path of nodes that the target chose, and the new tokens: those of the
-        path and the target's next one, cut after an end-of-sequence token and after `left`."""
+        """Return the accepted path and the new tokens: the path's tokens and the target's next one,
+        truncated after an end-of-sequence token and to `left` tokens."""
         path = tree.longest_match(chosen)
         new = [*(tree.tokens[node] for node in path[1:]), chosen[path[-1]]][: self.left]
         new = new[: next((n for n, token in enumerate(new, 1) if token in self.eos), None)]
@@ -294,13 +295,13 @@ def together(
 ) -> Iterator[list[Decoding]]:
     """Decode up to `size` sequences together; after each step, yield the decodings that took it.
 
-    All share one target, each has its own drafter. In a step, sequences that need the same model
-    share its calls. A decoding that ends is yielded once more; with `refill` the next one then
-    takes its place, else the next batch begins when all have ended. Decodings are taken from the
-    iterable only when they begin. With `size` 1, calls are those of `stream`.
+    All sequences share one target; each has its own drafter. In a step, sequences that wait for the
+    same model share one call. A decoding that ends is yielded one last time. With `refill` the next
+    one then takes its place; otherwise the next batch begins when all have ended. Decodings are
+    taken from the iterable only when they begin. With `size` 1 the calls are those of `stream`.
 
-    If a step fails, the exception is raised or, with `on_error`, passed on with its decoding, which
-    ends; the other decodings continue.
+    If a step fails, the exception is raised. With `on_error`, the failed decoding ends, `on_error`
+    receives it with the exception, and the other decodings continue.
     """
     waiting, live = iter(decodings), list[Decoding]()
     for number in count():
@@ -351,8 +352,8 @@ def stream(
     eos: Collection[int] = (),
     choose: TokenSelector = argmax,
 ) -> Iterator[DecodeTrace]:
-    """Decode a prompt; yield the growing trace after each step (once if there is no step).
-    Raises `ValueError` as `begin` does, and if the drafter proposes anything but a tree."""
+    """Decode a prompt; yield the growing trace after each step (at least once, even if there is no
+    step). Raises `ValueError` as `begin` does, and if `propose` returns anything but a tree."""
     decoding = begin(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose)
     for _ in together([decoding], 1):
         yield decoding.trace
@@ -367,6 +368,6 @@ def decode(
     eos: Collection[int] = (),
     choose: TokenSelector = argmax,
 ) -> DecodeTrace:
-    """Return the trace of a whole run; arguments and errors are those of `stream`."""
+    """Decode a prompt to its end and return the trace; arguments and errors as of `stream`."""
     *_, trace = stream(target, drafter, prompt, max_new=max_new, eos=eos, choose=choose)
     return trace

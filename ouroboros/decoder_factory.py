@@ -29,7 +29,8 @@ OBJECTS = {"draft", "pool"}  # a config has only the name of the model or file
 
 @runtime_checkable
 class Peer(Protocol):
-    """Generation by another engine with the same trace, such as transformers' `generate`."""
+    """A decoder run by another engine, such as transformers' `generate`, that returns the same kind
+    of trace."""
 
     def run(
         self,
@@ -41,8 +42,8 @@ class Peer(Protocol):
         choose: TokenSelector,
         stop: Callable[[Sequence[int]], int | None] | None = None,
     ) -> DecodeTrace:
-        """Return a finished run. `stop` takes the new tokens so far and returns how many to keep,
-        or None to continue; further tokens are cut off."""
+        """Generate and return the trace. `stop` takes the new tokens so far and returns how many to
+        keep, or None to continue; the rest is truncated."""
         ...
 
 
@@ -128,7 +129,7 @@ def make_decoder(
 
     `settings` override the config. `draft` is used if the config drafts with a model, `costs` if
     the decoder takes costs and the config does not set them. A `pool` in the config is a drafter's
-    state, from which several decoders may start.
+    saved state; several decoders may start from the same one.
 
     Raises `ValueError` for an unknown name or setting (with the nearest match), a value of the
     wrong type, or a missing draft model.
@@ -157,9 +158,10 @@ def decoder_factories(
     tokenizer=None,
     guard: bool = True,
 ) -> dict[str, DecoderFactory]:
-    """Return a factory for each config, after building one decoder of each as a check. `pool` files
-    are read once; `tokenizer`, the target's, must be that of the pool. Without `guard` no decoder
-    reads a clock, so counts repeat, and processes that draft separately agree."""
+    """Return a factory for each config; build one decoder of each first, as a check. `pool` files
+    are read once; the target's `tokenizer` must be the one that the pool was made with. Without
+    `guard` no decoder reads a clock, so counts are reproducible and processes that draft separately
+    stay identical."""
     check_decoders(configs)
     factories: dict[str, DecoderFactory] = {}
     for name, config in with_pools(configs, draft, tokenizer).items():

@@ -58,15 +58,15 @@ UNSUPPORTED: dict[str, tuple] = {
 WARPERS = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper"}
 """Processors that do not read the text, so that a `Sampler` applies them to all rows at once."""
 IGNORED = {"attention_mask", "use_cache", "logits_to_keep", "tokenizer", "synced_gpus"}
-"""Model inputs that are used elsewhere, or do not change the output."""
+"""Arguments that are passed on separately, or that do not change the output."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(repr=False)
 class Generated(GenerateDecoderOnlyOutput):
-    """The result with `return_dict_in_generate=True`: `sequences` [rows, length], as transformers
-    returns them, and `traces`, a `DecodeTrace` of each row without padding.
+    """The result with `return_dict_in_generate=True`: `sequences` [rows, length], as in
+    transformers, and `traces`, the `DecodeTrace` of each row (without padding).
 
     With `output_scores` and `output_logits`, `scores` and `logits` have one tensor [rows, vocab]
     per new token: logits after and before the processors, zeros after the end of a row.
@@ -122,16 +122,16 @@ def generate(
       `attention_mask`. The result is padded on the right.
     - `draft` (or `assistant_model`): a smaller model of the same family. "speculative" needs one;
       "ouroboros" without one drafts with phrases alone.
-    - `draft_context`: the draft reads at most this many last tokens of a prompt (None: all); a
-      `CachedModel` uses its own `prefill_limit` instead.
+    - `draft_context`: the draft reads at most the last `draft_context` tokens of a prompt (None:
+      all of it). A draft given as `CachedModel` uses its own `prefill_limit` instead.
     - `decoder`: a name in conf/decoder or any `Drafter`. To keep phrases between calls, pass
       `Ouroboros(CachedModel(draft), pool_state="task")`.
     - `batch_size`: rows decoded together (None: all). A row's tokens do not depend on the other
       rows. Rows are decoded one at a time if `decoder` is a `Drafter`, with `pool_state="task"`,
       and if a model cannot score several sequences per call (`CachedModel.why_not_together`).
     - `seed`: row i samples with `seed` + i; None uses torch's generator.
-    - `exact`: on a CPU in float32 or bfloat16, compute logits with the same bits in every call.
-      Without it, in half precision, rounding may swap two tokens with nearly equal logits.
+    - `exact`: on a CPU in float32 or bfloat16, make logits bitwise identical whatever else is in
+      the call. Without it, rounding in half precision may swap two tokens of nearly equal logits.
     - `streamer`: a streamer, or a list of one per row.
     - `options`: transformers' generation options (max_new_tokens, max_length, do_sample,
       temperature, eos_token_id, stop_strings with `tokenizer`, repetition_penalty,
@@ -139,8 +139,8 @@ def generate(
       `generation_config`, which overrides the model's own; None switches an option off.
 
     With `return_dict_in_generate=True` the result is a `Generated`. A row ends at the model's last
-    position, with a warning. The model's wrapper is cached on the model for the next call; threads
-    that use the same model wait for each other.
+    position, with a warning. The model's wrapper is cached on the model for the next call. Threads
+    that use the same model take turns.
 
     Raises `ValueError` naming the option that is not supported.
     """
@@ -203,12 +203,12 @@ def generate(
 
 
 class CustomGenerate:
-    """A callable for `model.generate(..., custom_generate=...)`; create it by `custom_generate`.
+    """A callable for `model.generate(..., custom_generate=...)`; create it with `custom_generate`.
 
     Lengths, end-of-sequence ids and sampling come from the generation config. Pass the streamer
-    here, since `model.generate` does not pass it on. All calls with the same models share one
-    decoder: with `pool_state="task"` it keeps its phrases from prompt to prompt. The other
-    arguments are those of `generate`, with the decoder's settings as `settings`.
+    here, because `model.generate` does not pass it on. All calls with the same models share one
+    decoder, which with `pool_state="task"` keeps its phrases from prompt to prompt. The other
+    arguments are those of `generate`; the decoder's settings are in `settings`.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class CustomGenerate:
 
     @property
     def owner(self) -> object:
-        """The object that holds the lock: the decoder that was given, or this callable."""
+        """The object whose lock a call holds: the decoder, if given as an object, or self."""
         return self if isinstance(self.decoder, str) else self.decoder
 
     def __call__(
@@ -329,9 +329,9 @@ class CustomGenerate:
         return result
 
     def _decoders(self, target: CachedModel, draft: CachedModel | None, rows: int) -> list[Any]:
-        """Return one decoder for each row that can be decoded together, reused from the last call
-        with the same models. Return a single decoder if rows must be decoded one at a time; see
-        `batch_size` of `generate`."""
+        """Return one decoder for each of the rows to decode together, or a single decoder if rows
+        must be decoded one at a time (see `batch_size` of `generate`). Decoders are reused from the
+        last call with the same models."""
         if not isinstance(self.decoder, str):
             return [self.decoder]
         if self._made[:2] != (target, draft):
@@ -349,7 +349,7 @@ class CustomGenerate:
 
 @dataclass(eq=False)
 class _Row:
-    """A row of a batch, which ends at the first token that meets a stopping criterion."""
+    """A row of a batch. It ends at the first token that meets a stopping criterion."""
 
     prompt: list[int]
     padding: list[int]
@@ -367,7 +367,8 @@ class _Row:
         return decoding
 
     def follow(self) -> None:
-        """Check the tokens of the last step for the row's end; pass them to the streamer."""
+        """End the row if a token of the last step meets a stopping criterion; pass the tokens to
+        the streamer."""
         assert self.decoding is not None
         trace, pad = self.decoding.trace, len(self.padding)
         text = torch.tensor([[*self.padding, *trace.tokens]], device=self.device)
@@ -390,7 +391,7 @@ custom_generate = CustomGenerate
 def _scores(
     target: CachedModel, trace: DecodeTrace, choose: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the scores and logits of each new token, [new, vocab], by an additional call."""
+    """Compute the scores and logits of each new token, [new, vocab], with an extra target call."""
     prompt, new = trace.tokens[: trace.prompt_len], trace.new_tokens
     tree = TokenTree.chain(prompt[-1], new[:-1])
     logits = target.score(target.new_sequence(), prompt, tree).float().clone()
@@ -402,8 +403,8 @@ def _scores(
 def token_selector(
     config: GenerationConfig, seed: int | None, processors: Sequence, vocab: int, **batch: Any
 ) -> TokenSelector:
-    """Return the token selector for a config and its processors, in transformers' order. `batch`
-    are `padding` and `row` of `Processed`."""
+    """Return the token selector for a generation config and its processors, in transformers' order.
+    `batch` has the arguments `padding` and `row` of `Processed`."""
     if config.do_sample and all(type(p).__name__ in WARPERS for p in processors):
         return Sampler(seed=seed or 0, warpers=processors)
     choose: TokenSelector = Sampler(seed=seed or 0) if config.do_sample else argmax
@@ -422,8 +423,8 @@ def _check_supported(config: GenerationConfig) -> None:
 def _prompts(ids: torch.Tensor, inputs: dict) -> list[list[int]]:
     """Return the prompts of a batch, without their left padding.
 
-    Raises `ValueError` for padding anywhere else, and for the first model input that would have no
-    effect, by name.
+    Raises `ValueError` for padding anywhere else, and for a model input that would have no effect,
+    naming the first such input.
     """
     mask = inputs.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else mask.long()

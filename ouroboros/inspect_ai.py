@@ -21,7 +21,8 @@ if find_spec("inspect_ai") is not None:  # optional, so this module can be impor
 
     @modelapi(name="ouroboros")
     class OuroborosAPI(HuggingFaceAPI):
-        """`hf` with a decoder of this library; the decoder's settings are model arguments too.
+        """inspect's `hf` provider with a decoder of this library. Decoder settings are model
+        arguments.
 
         Completions are generated one at a time, so that each output has its own `time`.
         """

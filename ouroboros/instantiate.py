@@ -23,7 +23,7 @@ TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
     "Mapping | None": ((Mapping, NoneType), "settings, as {name: value}, or null"),
     "Mapping": (Mapping, "settings, as {name: value}"),
 }
-"""Checked annotations: the types that pass, and their description in errors."""
+"""By annotation: the accepted types, and their description in errors."""
 
 
 def find_class(path: str, what: str) -> Callable:

@@ -3,9 +3,9 @@
     lm-eval run --model ouroboros --model_args pretrained=ID,draft=ID,dtype=float32 --tasks gsm8k
     python -m ouroboros.lm_eval run --model ouroboros ...       # lm-eval 0.4.13 and earlier
 
-It is the harness's `hf` model with this library's decoding loop; prompts, stop strings and
-likelihoods are those of `hf`. Invariant: greedy completions equal those of `hf`, up to numeric
-ties.
+This is the harness's `hf` model with this library's decoding loop. Prompts, stop strings and
+log-likelihoods are computed by `hf`. Invariant: greedy completions equal those of `hf`, up to
+numeric ties.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WARM_UP_TOKENS = 8
 
 
 def taken_settings(decoder: str, options: dict) -> dict:
-    """Remove the settings of the decoder and its draft from the model arguments; return them."""
+    """Move the settings of the decoder and its draft out of the model arguments; return them."""
     known = [*decoder_settings(decoder), "draft_context"]
     return {name: options.pop(name) for name in known if name in options}
 
@@ -57,7 +57,7 @@ def decode_with(
 
 
 class OuroborosLM(HFLM):
-    """`hf` with a decoder of this library.
+    """The harness's `hf` model with a decoder of this library.
 
     `pretrained` and `draft` are hub ids, folders or models; `reference/target` and
     `reference/draft` are the pair that ships with the package. `decoder` is a name in conf/decoder;
@@ -123,11 +123,11 @@ class OuroborosLM(HFLM):
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
 
     def set_cache_hook(self, cache_hook) -> None:
-        """Raise `ValueError`: cached completions have no times."""
+        """Refuse a cache with `ValueError`, because cached completions have no times."""
         raise ValueError("--use_cache skips the generation to be timed: omit it, or use hf")
 
     def get_model_info(self) -> dict:
-        """Return the model info of `hf`, and under "ouroboros" the decoder and its speed."""
+        """Return the model info of `hf`; the key "ouroboros" has the decoder and its speed."""
         generated = [sample for sample in self.samples if sample.new_tokens]
         return super().get_model_info() | {
             "ouroboros": {

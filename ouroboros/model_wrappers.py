@@ -1,8 +1,9 @@
-"""The cached wrapper of a model between calls of `generate`, and its lock.
+"""Cache the wrappers of a model, and its lock, between calls of `generate`.
 
-Both are attributes of the model and are freed with it, since between calls no wrapper refers to its
-model; copies of a model have none. Invariant: a call restores the model's attention implementation,
-the training mode of each submodule, and a draft's width.
+Both are stored as an attribute of the model and are freed with it, because wrappers drop their
+reference to the model between calls. Copies of a model have no wrappers. Invariant: a call restores
+the model's attention implementation, the training mode of each submodule, and a draft's number of
+token ids.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ Model = PreTrainedModel | CachedModel
 
 class WrapperCache:
     """The lock of a model or a decoder, and a model's wrappers by role: "target", "exact" or
-    "draft". Each wrapper is stored with the fingerprint of its weights and its attention."""
+    "draft". Each wrapper is stored with a fingerprint of the weights and the attention
+    implementation for which it was made."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -33,7 +35,7 @@ class WrapperCache:
 
     @classmethod
     def of(cls, owner: object) -> WrapperCache:
-        """Return an object's cache, created on first use; safe in threads."""
+        """Return an object's cache; create it on first use. Thread-safe."""
         own = getattr(owner, "__dict__", {})  # a decoder with slots has no lock
         return own.get(ATTRIBUTE) or own.setdefault(ATTRIBUTE, cls())
 
@@ -65,7 +67,7 @@ def acquire(
     exact: bool = False,
     draft_context: int | None = None,
 ) -> Iterator[tuple[CachedModel, CachedModel | None]]:
-    """Yield both models wrapped for tree scoring, holding their locks and the decoder's.
+    """Yield both models wrapped for tree scoring; hold their locks and the decoder's meanwhile.
 
     The draft is limited to the target's vocabulary and, unless it is a `CachedModel`, to the last
     `draft_context` tokens of a prompt. A model is checked once, and again only if its weights,
@@ -106,7 +108,7 @@ def locked(*owners: object) -> Iterator[None]:
 @contextmanager
 def _wrapped(given: Model, role: str, *, twin: bool = False) -> Iterator[CachedModel]:
     """Yield the model's wrapper with an empty cache; then restore attention and training modes.
-    `twin`: a `CachedModel` gets a second wrapper, with its own cache."""
+    `twin`: give a `CachedModel` a second wrapper with a separate cache."""
     model = plain_model(role, given)
     attention, training = _attention(model), [(m, m.training) for m in model.modules()]
     wrappers, outer = WrapperCache.of(model).wrappers, None

@@ -1,8 +1,8 @@
 """Logits processors on trees, such as a repetition penalty.
 
-The row of each node is processed with the text up to that node, so a tree gives the tokens of
-standard decoding. Invariant: a processor is a function of (text, row). One that may keep state
-between calls, which would see rejected branches, raises an error that names it.
+Each node's row of logits is processed with the tokens up to that node, so a tree gives the tokens
+of standard decoding. Invariant: a processor is a function of (tokens, row). A processor that may
+keep state between calls is refused by name, because it would also see rejected branches.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ PURE = frozenset(
         *("EpsilonLogitsWarper", "EtaLogitsWarper"),
     ]
 )
-"""transformers' processors that are functions of (text, row)."""
+"""transformers' processors that keep no state: functions of (tokens, row)."""
 
 
 class Processed(TokenSelector):
-    """Selects tokens from processed logits by `choose`, `argmax` or a `Sampler`.
+    """Selector that applies logits processors, then lets `choose` (`argmax` or a `Sampler`) select.
 
-    A sampler's warpers apply after the processors. `vocab` is the target's vocabulary size; rows of
-    a draft with a smaller vocabulary are padded to it. Processors of a batch apply as on its row
-    `row`, whose text begins with `padding`. A processor of your own must set
-    `reads_text_only = True`.
+    A sampler's warpers apply after the processors. `vocab` is the target's vocabulary size; the
+    logits of a draft with a smaller vocabulary are padded to it. In a batch, processors see the row
+    number `row` and the tokens with the left `padding` that transformers would give them. A
+    processor of your own must set `reads_text_only = True`.
 
     Raises `ValueError` naming a processor that may keep state.
     """
@@ -75,8 +75,8 @@ class Processed(TokenSelector):
     def processed(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
-        """Return the row of each logit node after the processors, [nodes, width], in float32 as in
-        transformers (float64 is kept)."""
+        """Return the processed logits of each logit node, [nodes, vocab], in float32 as in
+        transformers (float64 stays float64)."""
         rows, width = widened(logits), logits.shape[-1]
         if width < self.vocab:
             lowest = torch.finfo(rows.dtype).min
@@ -109,19 +109,19 @@ class Processed(TokenSelector):
 
 
 class Constraint:
-    """A `prefix_allowed_tokens_fn` for one row of a batch. A draft may contain forbidden tokens;
-    the function is never called on a text with them, since it may fail there."""
+    """A `prefix_allowed_tokens_fn` for one row of a batch. The function is never called with tokens
+    that it forbids, because it may fail then; drafts may contain such tokens."""
 
     def __init__(self, allowed: Callable, row: int) -> None:
         self.allowed, self.row = allowed, row
 
     def start(self, length: int) -> None:
-        """Begin a step: the first `length` tokens of all texts are decoded, so not checked."""
+        """Begin a step. The first `length` tokens are already decoded and need no check."""
         self.length = length
         self.answers: dict[tuple[int, ...], list[int]] = {}
 
     def __call__(self, batch: int, ids: torch.Tensor) -> Sequence[int]:
-        """Return the allowed next ids; [0] after a forbidden text."""
+        """Return the allowed next ids; [0] after a forbidden token."""
         text = tuple(ids.tolist())
         for end in range(self.length, len(text) + 1):
             if text[:end] not in self.answers:
@@ -132,7 +132,7 @@ class Constraint:
 
 
 def _of_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
-    """Return a batch's processor, restricted to one row."""
+    """Return a processor that does for one row what `processor` does for that row of a batch."""
     known, single = vars(processor), copy.copy(processor)
     if (allowed := known.get("_prefix_allowed_tokens_fn")) is not None:
         vars(single)["_prefix_allowed_tokens_fn"] = Constraint(allowed, row)

@@ -1,9 +1,9 @@
 """Token selection: the argmax of logits, or a sample drawn with shared noise.
 
-A sample is the argmax of the warped logits plus Gumbel noise, a function of seed, absolute position
-and token id. So every decoder draws the same token at a position, whatever it drafted, and the
-draft model draws with the same noise (drafter-invariant speculative sampling, Daliri et al. 2024,
-https://arxiv.org/abs/2408.07978).
+A sample is the argmax of the warped logits plus Gumbel noise. The noise is a function of seed,
+absolute position and token id, so every decoder samples the same token at a position, whatever it
+drafted. The draft model uses the same noise (drafter-invariant speculative sampling, Daliri et al.
+2024, https://arxiv.org/abs/2408.07978).
 
 Invariant: the token chosen after a node depends on its logits, position and path, never on the rest
 of the tree.
@@ -28,14 +28,14 @@ from transformers import (
 
 from ouroboros.tree import TokenTree
 
-NO_CHOICE = -1  # chosen if there is no distribution to sample from
+NO_CHOICE = -1  # the token returned if there is no distribution to sample from
 
 
 class TokenSelector(Protocol):
-    """Chooses a token after each logit node of a tree."""
+    """Chooses the next token after each node whose logits were computed (`tree.logit_nodes`)."""
 
     context_free: bool = False
-    """Whether `scores` depend on logits and positions only, not on earlier tokens."""
+    """Whether `scores` depends on logits and positions only, not on earlier tokens."""
 
     temperature: float = 0.0
     """Sampling temperature; 0 for greedy decoding. Drafters read it."""
@@ -50,17 +50,18 @@ class TokenSelector(Protocol):
     def ranked(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree, count: int = 2
     ) -> Ranked:
-        """Return the best `count` tokens of each row, chosen token first, by one device-to-host
-        copy."""
+        """Return the best `count` tokens of each row, the chosen token first. Takes one
+        device-to-host copy."""
         raise TypeError(f"{type(self).__name__} ranks no tokens")
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        """Return scores of the shape of `logits`, whose argmax is chosen; -inf for excluded ids."""
+        """Return scores, in the shape of `logits`; the id with the highest score is chosen, and
+        excluded ids have -inf."""
         raise TypeError(f"{type(self).__name__} has no scores")
 
 
 class Ranked(NamedTuple):
-    """The best tokens after each logit node, chosen token first: arrays [rows, count].
+    """The best tokens after each logit node, the chosen token first: arrays [rows, count].
 
     Tokens are ranked by `scores`, noise included. `shares` are their probabilities under the warped
     logits, without noise. Vocabularies smaller than `count` are padded with id -1, score -inf and
@@ -73,7 +74,7 @@ class Ranked(NamedTuple):
 
 
 class TopKRecorder(TokenSelector):
-    """Chooses by `choose`; stores the best `count` tokens of the last call in `last`."""
+    """Selects like `choose`, and stores the best `count` tokens of the last call in `last`."""
 
     last: Ranked
 
@@ -88,10 +89,10 @@ class TopKRecorder(TokenSelector):
 
 
 class LogitSelector(TokenSelector):
-    """Chooses the highest score: warped logits, plus noise when sampling.
+    """Chooses the id with the highest score: the warped logit, plus noise when sampling.
 
-    When sampling, it chooses `NO_CHOICE` if the highest score is not finite: a logit is NaN or
-    infinite, or every id is excluded.
+    When sampling, it returns `NO_CHOICE` if the highest score is not finite, that is, if a logit is
+    NaN or infinite or every id is excluded.
     """
 
     context_free = True
@@ -104,11 +105,11 @@ class LogitSelector(TokenSelector):
     def _noise(
         self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree
     ) -> tuple[torch.Tensor, ...]:
-        """Return (noise,), of the shape of the logits; () when greedy."""
+        """Return (noise,), with noise in the shape of the logits; () for greedy decoding."""
         return ()
 
     def scores(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> torch.Tensor:
-        """Return the warped logits plus noise, whose argmax is chosen."""
+        """Return the warped logits plus noise."""
         return sum(self._noise(logits, tokens, tree), self.warped(logits))
 
     def __call__(self, logits: torch.Tensor, tokens: Sequence[int], tree: TokenTree) -> list[int]:
@@ -143,21 +144,21 @@ class LogitSelector(TokenSelector):
 def _on_device(
     key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
 ) -> torch.Tensor:
-    """Return `compute(logits, *inputs)`, by a captured graph if the engine has one (see
+    """Return `compute(logits, *inputs)`, from a CUDA graph if the engine captures selections (see
     `Eager.choosing`)."""
     choosing = getattr(logits, "choosing", None)
     return choosing(key, compute, logits, *inputs) if choosing else compute(logits, *inputs)
 
 
 def widened(logits: torch.Tensor) -> torch.Tensor:
-    """Return logits in float32, as transformers processes them; float64 is kept."""
+    """Convert logits to float32, as transformers does before processing them; float64 stays."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _best(scores: torch.Tensor) -> torch.Tensor:
     """Return the id of each row's highest score, [rows] int64; ties go to the first id.
 
-    On a CPU NumPy is ten times as fast as torch; widening to float32 keeps the order.
+    On a CPU NumPy is ten times as fast as torch; converting to float32 keeps the order.
     """
     if scores.device.type != "cpu":
         return scores.argmax(-1)
@@ -165,10 +166,10 @@ def _best(scores: torch.Tensor) -> torch.Tensor:
 
 
 def _ranking(scores: torch.Tensor, shares: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the ids, scores and shares of the `count` tokens with the highest scores in each row.
+    """Return ids, scores and shares of the `count` highest-scored tokens of each row, as float64
+    [rows, 3, count] (or [rows, 3, vocab] if the vocabulary is smaller).
 
-    `scores` and `shares` (probabilities) are [rows, vocab]. The result is float64 and has the shape
-    [rows, 3, count], or [rows, 3, vocab] if the vocabulary is smaller.
+    `scores` and `shares` (probabilities) are [rows, vocab].
     """
     first = _best(scores)[:, None]
     ids = scores.topk(min(count, scores.shape[-1]), dim=-1).indices
@@ -229,14 +230,14 @@ class Sampler(LogitSelector):
 
     def warped(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits after the warpers, [rows, vocab], in float32 as in transformers
-        (float64 is kept); excluded ids are -inf."""
+        (float64 stays float64); excluded ids are -inf."""
         return self.warpers(None, widened(logits))  # type: ignore[arg-type]
 
     def noise(self, position: int, vocab: int, device: torch.device) -> torch.Tensor:
         """Return the Gumbel noise of an absolute position, [vocab] float32.
 
-        Several positions are computed at a time, since a hundred small kernel launches per position
-        would be slow on a GPU.
+        Noise is computed for several positions at a time, because on a GPU a hundred small kernel
+        launches per position would be slow.
         """
         row = self._rows.get(position)
         if row is None or len(row) < vocab or row.device != device:
@@ -271,8 +272,8 @@ def gumbel(
     """Return standard Gumbel noise for ids 0 ... vocab - 1 at each position, [positions, vocab]
     float32.
 
-    Noise is a counter-based hash of (seed, position, id), independent of the vocabulary size. CPU
-    and GPU give the same bits, since the logarithm uses only correctly rounded operations.
+    Noise is a counter-based hash of (seed, position, id), independent of the vocabulary size. It is
+    bitwise identical on CPU and GPU, because the logarithm uses only correctly rounded operations.
     """
     words = torch.tensor([[seed, position] for position in positions], dtype=torch.int64)
     keys = _mix(_mix(words[:, :1] - 0x61C8864680B583EB) + words[:, 1:])
@@ -285,7 +286,7 @@ def gumbel(
 
 
 def _log(x: torch.Tensor) -> torch.Tensor:
-    """Return the natural logarithm in float64 to 1e-14, by +, -, x and / only."""
+    """Return the natural logarithm in float64, accurate to 1e-14, using only +, -, x and /."""
     mantissa, exponent = torch.frexp(x)
     low = mantissa < 0.7071067811865476
     mantissa = torch.where(low, mantissa * 2, mantissa)

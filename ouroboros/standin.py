@@ -1,17 +1,19 @@
 """Stand-ins: a small trained model inside a large model's shape, with the large model's call cost.
 
-Timing a decoder needs a large model's memory traffic and a real pair's agreement, but not the large
-model's weights. `embed` builds a plain `LlamaForCausalLM` of a large shape that computes the same
-function as a small core. Measurements with it are labelled "stand-in".
+To time a decoder realistically, calls must move as many bytes as a large model's, and draft and
+target must agree as a real pair does; the large model's weights are not needed. `embed` builds a
+plain `LlamaForCausalLM` of a large shape that computes the same function as a small *core*.
+Measurements with it are labelled "stand-in".
 
-Invariant, after every layer: the first d of D residual dims equal the core's residual, dim d holds
-the constant c for every token, and all further dims are exactly zero. Hence
+Invariant, after every layer: the first d of D residual dimensions equal the core's residual,
+dimension d holds the constant c for every token, and all others are exactly zero. Hence
 
     mean over D of x^2, plus eps_D  =  (S + c^2) / D + (eps d - c^2) / D  =  d/D (S / d + eps)
 
-where S is the core's sum of squares: norm weights scaled by sqrt(d/D) give the core's norm back.
-Only the last norm reads dim d, and only the `lm_head` rows of unused ids read it there, with a
-large negative weight: unused ids are never chosen and take no probability mass.
+where S is the core's sum of squares. So a norm whose weights are scaled by sqrt(d/D) returns what
+the core's norm returns. Dimension d is read only through the last norm, by the `lm_head` rows of
+unused ids. Their weight there is large and negative, so unused ids are never chosen and have no
+probability mass.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ SHAPES = {
     "cpu-target": (1024, 8, 8, 2, 8192, 8192),
     "cpu-draft": (1024, 3, 8, 2, 2816, 8192),
 }
-"""The `FIELDS` of named shapes, with heads of 128; Qwen's dimensions as Llama."""
+"""The `FIELDS` of named shapes, all with head dimension 128. Qwen shapes are built as Llama."""
 
 
 def shape(name: str) -> LlamaConfig:
@@ -74,11 +76,12 @@ def embed(
 
     Weights are written directly on `device` in `dtype` (default: the core's), without a host copy.
     Rotary parameters, maximum position, activation, special ids and generation config are the
-    core's; `core` and `shape` are not modified. The stand-in never ties its embeddings. The core's
-    layers come first; further layers add zero. Unused ids have logits of about -1e5 (-inf is
-    possible in float16). `seed` determines the unused weights, per kind of device. Core and
-    stand-in round differently, so in bfloat16 compare a stand-in with itself only. A core cast by
-    `.to(bfloat16)`, rather than loaded in it, also has rounded rotary frequencies.
+    core's; `core` and `shape` are not modified. The stand-in never ties its embeddings. Its first
+    layers are the core's; further layers add zero. Unused ids have logits of about -1e5 (-inf is
+    possible in float16). `seed` determines the unused weights; they differ between CPU and GPU. In
+    bfloat16, core and stand-in round differently, so compare a stand-in with itself only. A core
+    that was cast by `.to(bfloat16)` instead of loaded in bfloat16 also has rounded rotary
+    frequencies.
 
     Raises `ValueError` if the core does not fit in the shape, or if either has biases or is not a
     Llama model.
@@ -113,11 +116,11 @@ def _head_counts(config: LlamaConfig) -> tuple[int, int]:
 
 
 def place_heads(core_heads: int, core_kv: int, heads: int, kv: int) -> dict[int, int]:
-    """Return the query head of the shape for each of the core's query heads.
+    """Map each of the core's query heads to a query head of the shape.
 
-    The query heads of one key head form a group. If a group of the core is larger than a group of
-    the shape, it continues in the next group, whose key and value head is then a copy. Raises
-    `ValueError` if the shape has too few groups.
+    Query heads that share a key head form a group. A group of the core that is larger than a group
+    of the shape continues in the shape's next group, whose key and value heads are then copies.
+    Raises `ValueError` if the shape has too few groups.
 
     >>> place_heads(4, 2, 14, 2)
     {0: 0, 1: 1, 2: 7, 3: 8}
@@ -204,7 +207,7 @@ def _fill_norm(norm: llama.LlamaRMSNorm, weight: torch.Tensor) -> None:
 def _place_attention(
     attention: llama.LlamaAttention, core: llama.LlamaAttention, heads: dict[int, int]
 ) -> None:
-    """Copy each query head to its slot, with its key and value heads and its output columns."""
+    """Copy each query head to its new index, with its key and value heads and output columns."""
     size = core.head_dim
     for head, slot in heads.items():
         key, kv = head // core.num_key_value_groups, slot // attention.num_key_value_groups

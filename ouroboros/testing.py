@@ -3,8 +3,9 @@
     def test_mine():
         assert_lossless(lambda: MyDrafter(size=4))
 
-The models are tiny and random, in float64, with a vocabulary so small that random drafts are often
-accepted; their greedy text is not periodic. The result is compared with standard decoding.
+The models are tiny, random and in float64. Their vocabulary is so small that random drafts are
+often accepted, and their greedy text is not periodic. Each text is compared with standard
+decoding's.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ VOCAB, CONTEXT = 13, 64
 
 
 class RandomTrees(RootOnly):
-    """Proposes random trees of any shape, with probes and equal siblings, also beyond the budget.
+    """Proposes random trees of any shape, also with probes, equal siblings and nodes beyond the
+    budget.
 
-    `truth` is the text of standard decoding. A share `hit` of the nodes have its token at their
-    position, so that deep acceptance, ends within a draft and wrong branches all occur.
+    `truth` is the text of standard decoding. A share `hit` of the nodes get the right token, so
+    that deep acceptance, ends of sequence inside a draft and wrong branches all occur.
     """
 
     def __init__(
@@ -67,12 +69,12 @@ def assert_lossless(
     """Assert that a drafter is lossless on `len(seeds)` tiny models: greedy and sampled, with and
     without end-of-sequence ids, and up to the end of the context.
 
-    `drafter` is a drafter, used for all texts, or a callable that returns one for each model. A
-    callable with a parameter `draft` gets a draft model that often agrees with the target.
+    `drafter` is a drafter for all texts, or a callable that returns one for each model. A callable
+    with a parameter `draft` gets a draft model that often agrees with the target.
 
-    Raises `AssertionError` with the case, index and tree of the first difference; also if the
-    drafter changes the tokens passed to it, drafts an id beyond the vocabulary, or drafts more
-    tokens than can be accepted. A drafter that preserves only the distribution (with a `rule`)
+    Raises `AssertionError` with the case, index and tree of the first difference, and also if the
+    drafter modifies the tokens passed to it, drafts an id beyond the vocabulary, or drafts more
+    tokens than can be accepted. A drafter that only preserves the distribution (one with a `rule`)
     fails when sampling: pass `temperatures=(0.0,)`.
     """
     for seed in seeds:
@@ -106,8 +108,8 @@ def assert_lossless(
 
 
 def stress(target: CachedModel, prompt: list[int], *, trees: int = 20, max_new: int = 30) -> None:
-    """Assert that a model scores trees correctly: `trees` runs with `RandomTrees` give the text of
-    standard decoding. Use float64, since rounding may decide near ties in lower precision.
+    """Assert that a model scores trees correctly: `trees` runs with `RandomTrees` must give the
+    text of standard decoding. Use float64, because rounding may swap near ties in lower precision.
 
     Raises `AssertionError` as `assert_lossless` does.
     """
@@ -118,8 +120,8 @@ def stress(target: CachedModel, prompt: list[int], *, trees: int = 20, max_new: 
 
 
 def tiny_model(seed: int = 0) -> CachedModel:
-    """Return a random float64 Llama with 13 ids and 64 positions. Its greedy choices have no near
-    ties, and a wrong mask, position or slot changes its text."""
+    """Return a random float64 Llama with 13 token ids and 64 positions. Its greedy decoding has no
+    near ties, and a wrong mask, position or slot changes its text."""
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=16,
@@ -156,8 +158,8 @@ def _check(
     choose: TokenSelector = argmax,
     eos: Collection[int] = (),
 ) -> None:
-    """Assert that a drafter decodes a prompt to the prefix of `text`, standard decoding's, that
-    `max_new` and `eos` allow."""
+    """Assert that decoding a prompt with the drafter gives the start of `text` (standard
+    decoding's), as far as `max_new` and `eos` allow."""
     start = len(prompt)
     ends = [at for at, token in enumerate(text[:-1], start=1) if at > start and token in eos]
     expected = text[: min([start + max_new, *ends])]
@@ -172,8 +174,8 @@ def _check(
 
 
 class _Recorder:
-    """Records a drafter's proposals, each with the number of tokens before it; checks them against
-    the budget and `vocab`, if given."""
+    """Wraps a drafter: records each proposed tree with the number of tokens before it, and checks
+    the tree against the budget and against `vocab`, if given."""
 
     def __init__(self, drafter: Drafter, vocab: int | None = None) -> None:
         self.drafter, self.vocab = drafter, vocab

@@ -1,5 +1,5 @@
-"""Records of a decoding run: counts and seconds per step. `ouroboros.bench.metrics` computes all
-metrics from them."""
+"""The record of a decoding run: counts and seconds of each step. `ouroboros.bench.metrics` computes
+all metrics from these records."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step of the decoding loop: one target call.
+    """One step of the decoding loop, with one target call.
 
     Tokens: `drafted` is the depth of the deepest proposed branch; `scored` counts the nodes that
     the target scored, root and probes included; `accepted` counts accepted draft tokens; `new`
-    counts all tokens added (accepted + 1, or fewer where the output ends). `sources` gives the
-    source of each new token. The target's own token is a "correction" if the draft continued
-    differently, a "bonus" after a fully accepted draft, "target" without a draft.
+    counts all tokens added (accepted + 1, or fewer if the output ends). `sources` names the source
+    of each new token. The target's own token is a "correction" if the draft continued differently,
+    a "bonus" after a fully accepted draft, and "target" without a draft.
 
-    Seconds: `draft_s` in the draft model and `verify_s` in the target, until the result arrives;
-    `host_s` in the rest of the step; `wait_s`, part of `draft_s` and `verify_s`, waiting for
-    results (on a CPU only the choice of tokens). The time of a step of `rows` sequences in joint
-    calls is divided equally among them.
+    Seconds: `draft_s` and `verify_s` are spent in draft and target calls, until the results are on
+    the host; `host_s` is the rest of the step. `wait_s`, a part of `draft_s` and `verify_s`, is the
+    wait for results (on a CPU only token selection). In joint calls of `rows` sequences, the step's
+    time is divided equally among them.
 
-    Draft calls: `draft_scored` counts the nodes of all of them, `draft_caught_up` the sequence
-    tokens fed before these nodes. A call may take several forward passes: `target_forwards`,
-    `draft_forwards` (0 in older records).
+    Draft calls: `draft_scored` counts the nodes of all draft calls, `draft_caught_up` the uncached
+    sequence tokens fed before these nodes. A call may take several forward passes:
+    `target_forwards` and `draft_forwards` count them (0 in older records).
     """
 
     drafted: int = 0
@@ -64,7 +64,7 @@ class DecodeTrace:
 
 
 def first_mismatch(ours: Sequence, theirs: Sequence) -> int | None:
-    """Return the first index at which two sequences differ, or at which one ends; None if equal.
+    """Return the first index at which two sequences differ or one ends; None if they are equal.
 
     >>> first_mismatch([1, 2, 3], [1, 2]), first_mismatch([1], [1])
     (2, None)
@@ -76,10 +76,10 @@ def first_mismatch(ours: Sequence, theirs: Sequence) -> int | None:
 
 
 def cut(trace: DecodeTrace, keep: int, finish: str = "stop") -> DecodeTrace:
-    """Return the trace of a run that ends after `keep` new tokens.
+    """Return the trace truncated after `keep` new tokens.
 
-    The last step is shortened as by an end-of-sequence token: its last token counts as new, not as
-    accepted.
+    The last step is recorded as if an end-of-sequence token had ended it: its last token counts as
+    new, not as accepted.
     """
     steps, left = [], keep
     for step in trace.steps:

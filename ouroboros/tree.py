@@ -1,7 +1,7 @@
 """The token tree, which a drafter proposes and the target scores in one call.
 
-A tree is plain data, without a device or a model. Node 0 is the last token of the sequence, and
-parents precede their children (`parents[i] < i`).
+A tree is plain data, independent of models and devices. Node 0 is the last token of the sequence,
+and parents precede their children (`parents[i] < i`).
 
 A worked example. The sequence ends with token 7; the drafts are 1 2 and 1 3::
 
@@ -42,7 +42,7 @@ class TokenTree:
     """Tokens with parents, rooted at the last token of a sequence.
 
     - `tokens[i]`: token id of node i; `parents[i]`: its parent (-1 for the root)
-    - `probe`: nodes that are scored but never accepted; `read`: probes that have logits too
+    - `probe`: nodes that are scored but never accepted; `read`: probes that also have logits
     - `source[i]`: name of the source that proposed node i ("" if unknown)
     - `probability[i]`: estimated probability that node i is accepted, given that its parent is
       (empty if unknown)
@@ -91,8 +91,8 @@ class TokenTree:
         logit_nodes: Sequence[int] | None = None,
         padding: int = 0,
     ) -> TokenTree:
-        """Return the tree of these nodes, without checks, plus `padding` probes below the root.
-        `logit_nodes` must ascend (None: all nodes)."""
+        """Return the tree of the given nodes, plus `padding` probes below the root. Nothing is
+        checked. `logit_nodes` must be in ascending order (None: all nodes)."""
         size = len(tokens)
         return _unchecked(
             tokens=tokens + tokens[:1] * padding,
@@ -137,7 +137,7 @@ class TokenTree:
         return self._depths
 
     def ancestors(self) -> np.ndarray:
-        """Return the attention mask among the nodes, [n, n] bool: row i is true at node i and its
+        """Return the attention mask between nodes, [n, n] bool: row i is true at node i and its
         ancestors."""
         size = len(self)
         rows = [1]  # one bit per node
@@ -157,14 +157,14 @@ class TokenTree:
 
     @cached_property
     def logit_nodes(self) -> tuple[int, ...]:
-        """The nodes after which the target returns logits, ascending: all but the probes outside
-        `read`, or those given to `with_logits_at`."""
+        """The nodes whose logits the target returns, in ascending order: all except probes outside
+        `read`, unless `with_logits_at` selected others."""
         if not self.probe:
             return tuple(range(len(self)))
         return tuple(sorted(set(range(len(self))) - (self.probe - self.read)))
 
     def with_logits_at(self, nodes: Iterable[int]) -> TokenTree:
-        """Return the same tree with these logit nodes.
+        """Return the same tree with logits at `nodes` only.
 
         >>> TokenTree.chain(7, [1, 2, 3]).with_logits_at([3, 2]).logit_nodes
         (2, 3)
@@ -197,19 +197,19 @@ class TokenTree:
         )
 
     def draft_depth(self) -> int:
-        """Return the depth of the deepest node that is no probe."""
+        """Return the depth of the deepest node that is not a probe."""
         drafted = np.delete(self._depths, list(self.probe)) if self.probe else self._depths
         return int(drafted.max())
 
     @cached_property
     def children(self) -> dict[tuple[int, int], int]:
-        """Children by (parent, token), without probes; the last of siblings with equal tokens.
-        Read only."""
+        """The children by (parent, token), without probes; of siblings with equal tokens, the last.
+        Do not modify."""
         pairs = zip(self.parents, self.tokens, strict=True)
         return {pair: n for n, pair in enumerate(pairs) if n and n not in self.probe}
 
     def has_children(self, node: int) -> bool:
-        """Return whether a node has a child that is no probe."""
+        """Return whether a node has a child that is not a probe."""
         return any(parent == node for parent, _ in self.children)
 
     def longest_match(self, chosen: Sequence[int]) -> list[int]:
@@ -295,12 +295,12 @@ class TreeBuilder:
 
 
 def _unchecked(**fields: object) -> TokenTree:
-    """Return a tree with these fields and cached properties, without checks, which would take as
-    long as building it. Omitted fields have their defaults."""
+    """Return a tree with these fields and cached properties, unchecked, because checks would take
+    as long as building it. Omitted fields have their defaults."""
     tree = object.__new__(TokenTree)
     tree.__dict__.update(fields)
     return tree
 
 
 ROOT = TokenTree((0,), (-1,))
-"""A tree of the root alone, for calls that take its token elsewhere."""
+"""A tree that consists of the root alone, for calls in which the root's token does not matter."""

@@ -1,7 +1,7 @@
 """Check that two tokenizers are compatible.
 
-The vocabularies may differ in size (such as 32000 and 32016). Ids that both have must stand for the
-same token; ids that only the draft has are never proposed.
+The vocabularies may differ in size (such as 32000 and 32016). Ids in both must stand for the same
+token; ids that only the draft has are never proposed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def fingerprint(tokenizer) -> str:
 def check_pair(target: CachedModel, draft: CachedModel) -> None:
     """Limit the draft to the ids that both models have.
 
-    A tokenizer that was not given is loaded from the model's folder or local cache, if it exists.
+    If a model has no tokenizer yet, it is loaded from the model's folder or local cache, if there.
     Raises `ValueError` naming the first id at which the tokenizers differ.
     """
     draft.width = min(draft.vocab_size, target.vocab_size)

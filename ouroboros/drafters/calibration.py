@@ -1,8 +1,9 @@
 """Fit the estimators of acceptance probability to the target's tokens.
 
 The drafter decodes development prompts as usual. At every accepted node the target's next token is
-known, so every candidate there, in the tree or not, is one observation. Invariant: every fifth
-prompt is held out of the fit; the figures in `Weights.about` are from held-out prompts only.
+known, so every candidate at that node, in the tree or not, is one observation. Invariant: every
+fifth prompt is held out of the fit; the quality in `Weights.about` is measured on held-out prompts
+only.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from ouroboros.engine.model import CachedModel
 from ouroboros.select import Sampler, TokenSelector, argmax
 
 CHEAP_DRAFT = Costs(Surface.constant(1.0), Surface.constant(0.05))
-"""With draft calls at nearly no cost, the draft model scores almost every accepted node."""
+"""Draft calls that cost almost nothing, so that the draft model scores almost every accepted node.
+"""
 HELD_OUT = 5
 PENALTY = 1e-4  # on squared weights of standardised features, in log loss
 BINS = 10
@@ -36,7 +38,7 @@ BINS = 10
 
 class RecordingGrower(TreeGrower):
     """A tree grower that records observations as rows: features, then 1 if the candidate was the
-    target's token, else 0. `phrase_rows` have phrase features, `draft_rows` draft features too."""
+    target's token, else 0. `phrase_rows` has phrase features, `draft_rows` also draft features."""
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
@@ -127,13 +129,13 @@ def calibrate(
     noise: Sequence[float] = (0.0,),
     pair: str = "",
 ) -> Weights:
-    """Return weights fitted on runs of the drafter over development prompts.
+    """Decode development prompts with the drafter, and return weights fitted on these runs.
 
     `texts` maps a name to prompts as token ids; `pair` describes the models. The first round
-    decodes with the shipped weights, each later round with those of the round before. Each level
-    in `noise` adds a worse draft model (`with_weight_noise`); the shipped weights were fitted with
-    several, to suit drafts of several qualities. Raises `ValueError` for fewer than HELD_OUT
-    prompts.
+    decodes with the shipped weights, each later round with the weights of the previous round. Each
+    noise level in `noise` adds runs with a draft model made worse by `with_weight_noise`; the
+    shipped weights were fitted at several levels, to suit good and bad drafts. Raises `ValueError`
+    for fewer than HELD_OUT prompts.
     """
     prompts = [prompt for group in texts.values() for prompt in group]
     if len(prompts) < HELD_OUT:

@@ -11,10 +11,10 @@ from ouroboros.select import TokenSelector, argmax
 
 
 class DraftLoop:
-    """Runs the decoding loop on `model` with `drafter` (None: token by token).
+    """Runs the decoding loop on the draft model `model` with `drafter` (None: token by token).
 
-    The loop works on its own copy of the sequence and appends only new tokens to it, so a step
-    costs the same at every length. `drafted` are the tokens of the last draft.
+    The loop keeps its own copy of the sequence and appends only new tokens to it, so the time of a
+    step does not grow with the sequence. `drafted` has the tokens of the last draft.
     """
 
     def __init__(self, model: CachedModel, drafter: Drafter | None = None) -> None:
@@ -23,7 +23,7 @@ class DraftLoop:
         self.reset(argmax)
 
     def reset(self, choose: TokenSelector) -> None:
-        """Begin a prompt; draft with the target's selector, so with the same noise."""
+        """Begin a prompt. The draft model uses the target's selector, so also the same noise."""
         self.choose = choose
         self.sequence: CachedSequence = self.model.new_sequence()
         self._text: list[int] = []
@@ -32,8 +32,8 @@ class DraftLoop:
     def begin(
         self, tokens: Sequence[int], room: int, choose: TokenSelector | None = None
     ) -> Decoding:
-        """Return the decoding of up to `room` tokens after `tokens`, which must extend the tokens
-        of the last call."""
+        """Return the decoding of up to `room` draft tokens after `tokens`, which must extend the
+        tokens of the last call."""
         del self._text[self._known :]
         self._text += tokens[self._known :]
         self._known = len(tokens)

@@ -1,4 +1,4 @@
-"""Bounds what drafting may lose against plain decoding, by the measured times of steps."""
+"""Limit how much time drafting may lose against plain decoding, by measured step times."""
 
 from __future__ import annotations
 
@@ -8,27 +8,30 @@ from statistics import median
 
 from ouroboros.trace import StepRecord
 
-LONG_READ = 16  # up to this many unread tokens, a draft call's prefill is not priced
+LONG_READ = 16  # reading at most this many uncached tokens before a draft call is not priced
 
 
 class Guard:
-    """Choose which steps are plain, and correct the prices of calls.
+    """Decides which steps are plain (without a draft), and corrects the predicted costs of calls.
 
-    A step's gain is its new tokens less its time in plain steps, at least -SPIKE. A plain step's
-    time is the median of the newest five, scaled by the price of a call at the present context.
+    A step's gain, in tokens, is its number of new tokens minus its time / the time of a plain step;
+    a single loss counts as at most SPIKE. The time of a plain step is the median of the last five,
+    scaled by the predicted cost of a call at the current context length.
 
-    - Within a prompt, once drafting has lost LOSS since the prompt began or since it gained GAIN,
-      the next PAUSE steps are plain, after another loss twice as many. A pause ends with the
-      prompt.
-    - Across prompts, `credit` sums the gains, from START, up to MOST. A quarter of it is added to
-      LOSS. Each plain token adds SHARE. If it is negative after two losing prompts in a row, steps
-      are plain until it is restored, and target calls are then priced as measured.
+    - Within a prompt: when the gains have fallen by LOSS (plus a quarter of `credit`) below where
+      they began or GAIN below their peak, the next PAUSE steps are plain. Each further loss doubles
+      the pause. The pause ends with the prompt.
+    - Across prompts: `credit` starts at START and sums all gains, up to MOST; each plain step adds
+      SHARE. If it is negative and the last two prompts with drafting both lost, the next prompt
+      begins with plain steps, as many as restore `credit` to 0, and continues in the following
+      prompts if it ends earlier. Target calls are then priced as measured.
 
-    A prompt's first step, which includes the prefill, is not counted. The first three steps of all
-    are plain. Steps in which the draft reads text count toward `credit` only, all of their time.
-    `draft_price` is the median of draft calls' measured times over their prices, within a factor
-    LIMIT; `node_price` is the measured cost of a node beyond its price, in target calls. Without
-    step times, as in replays, nothing is paused or corrected.
+    A prompt's first step, which includes the prefill, is not counted. The first three steps of a
+    run are plain. A step in which the draft model reads uncached text changes `credit` only, by its
+    whole loss. `draft_price` corrects the cost of draft calls: the median of measured / predicted
+    times, limited to a factor of LIMIT. `node_price` corrects the cost of target calls: the
+    measured minus the predicted cost per node, in target calls of one node. Without step times, as
+    in replays, nothing is paused or corrected.
     """
 
     LOSS, GAIN, PAUSE, SPIKE = 1.0, 4.0, 48, 2.0
@@ -44,7 +47,7 @@ class Guard:
         self.begin_prompt()
 
     def begin_prompt(self) -> None:
-        """End a pause, and begin one if the last prompts used up the credit."""
+        """Begin a prompt: end the pause, or begin one if the last prompts used up the credit."""
         if self.net:
             self.losing = self.losing + 1 if self.net < 0 else 0
         self.net = self.lost = 0.0
@@ -54,7 +57,7 @@ class Guard:
             self.steps_left = math.ceil(-self.credit / self.SHARE)
 
     def correct_prices(self) -> bool:
-        """Update the prices; return whether any moved (the draft's: by more than MOVED)."""
+        """Update the corrections; return whether one changed (the draft's by more than MOVED)."""
         repriced, self.repriced = self.repriced, False
         if repriced and self.node_prices:
             self.node_price = median(self.node_prices)
@@ -65,8 +68,8 @@ class Guard:
         return repriced
 
     def observe(self, step: StepRecord, call: float, verifying: float, drafting: float) -> None:
-        """Count a step. `call`, `verifying` and `drafting` are the uncorrected prices of a plain
-        call, of its target call and of its draft calls."""
+        """Count a step. `call`, `verifying` and `drafting` are uncorrected predicted costs: of a
+        plain call, of the step's target call, and of its draft calls."""
         first, self.first = self.first, False
         reading = step.draft_caught_up > LONG_READ
         seconds = step.draft_s + step.verify_s + max(step.host_s, 0.0)

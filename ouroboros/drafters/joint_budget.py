@@ -1,9 +1,9 @@
-"""What sequences that share the calls of their models decide together.
+"""Decide draft calls and tree sizes for a batch: for all sequences that share calls together.
 
-A draft call is made for the sequences that together gain more than it costs, and the nodes to
-verify are chosen over all sequences: the likeliest ones, as many as are worth the larger call. Both
-may be none; a step is then plain decoding's. Costs are those of the joint call on all nodes, in
-calls of one node for each sequence; a token is worth what it costs at the average rate so far.
+A draft call includes the sequences that together gain more than it costs. The nodes to verify are
+the most probable ones of all trees, as many as are worth the larger target call. If neither pays,
+the step is plain decoding. The unit of cost is a joint target call of one node per sequence; a
+token is worth its average cost so far.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from ouroboros.costs import Costs
 from ouroboros.drafters.draft_tree.grow import CALL_FACTOR
 from ouroboros.drafters.draft_tree.state import SIZES
 
-HOST_MS = 0.15  # of planning a step of one sequence, beyond plain decoding's, where it is not known
+HOST_MS = 0.15  # default host time of planning a step of one sequence, beyond plain decoding's
 
 
 class JointCosts:
-    """What the joint calls of `size` sequences cost, each with so many cached tokens of the target
-    and of the draft: `target_ms[n - 1]` and `draft_ms[n - 1]` for n nodes of all sequences."""
+    """The predicted times of joint calls of `size` sequences: `target_ms[n - 1]` and
+    `draft_ms[n - 1]` for n nodes in all. `contexts` are the cached tokens per sequence in the
+    target and in the draft."""
 
     def __init__(self, costs: Costs, contexts: Sequence[int], size: int) -> None:
         self.size, nodes = size, size * (SIZES - 1)
@@ -36,19 +37,19 @@ class JointCosts:
 
     @property
     def verify(self) -> list[float]:
-        """Milliseconds of a target call on 1, 2, ... nodes of each sequence."""
+        """The milliseconds of a target call on 1, 2, ... nodes of each sequence."""
         return self.target_ms[self.size - 1 :: self.size].tolist()
 
     @property
     def further_draft(self) -> list[float]:
-        """Milliseconds that 1, 2, ... nodes of each sequence add to a draft call."""
+        """The milliseconds that 1, 2, ... nodes of each sequence add to a draft call."""
         each = self.draft_ms[2 * self.size - 1] - self.draft_ms[self.size - 1]
         return (each * np.arange(1, SIZES)).tolist()
 
     @cached_property
     def saved_share(self) -> float:
-        """The share of plain decoding's time that chains of draft tokens save, at their best length
-        and a usual acceptance of 0.7 a token."""
+        """The share of plain decoding's time that speculative decoding with the best draft length
+        would save if 70 % of the draft tokens were accepted."""
         lengths = np.arange(9)
         tokens = np.cumsum(0.7**lengths)
         spent = np.array(self.verify)[lengths] + lengths * self.draft_ms[self.size - 1]
@@ -76,7 +77,7 @@ def share_draft_call(rows: Sequence[Any]) -> list[bool]:
 
 
 def share_nodes(rows: Sequence[Any]) -> list[int]:
-    """Return how many nodes of each drafter's tree are verified, the root included."""
+    """Return how many nodes of each drafter's tree to verify, the root included."""
     joint: JointCosts = rows[0].joint
     states, offers = [row.grower.state for row in rows], [row.offer for row in rows]
     every = np.sort(np.concatenate(offers))[::-1]
@@ -91,11 +92,11 @@ def share_nodes(rows: Sequence[Any]) -> list[int]:
     sizes = [1 + int(np.count_nonzero(own >= every[best - 1])) if best else 1 for own in offers]
     cost = float(calls[best]) + drafting_ms / joint.plain_ms
     for state, size in zip(states, sizes, strict=True):
-        state.spent = cost - state.verify_cost[size]  # which learning adds
+        state.spent = cost - state.verify_cost[size]  # `learn` adds the rest
         state.shared_rate = rate
     return sizes
 
 
 def _rate(states: Sequence[Any]) -> float:
-    """Return the tokens per cost of a sequence, over all of them."""
+    """Return the tokens per unit of cost, summed over all sequences."""
     return float(sum(s.tokens for s in states) / sum(s.cost for s in states))

@@ -3,7 +3,8 @@
 The window guesses many positions at once and refines the guesses in every step. Its columns become
 phrases (n-grams); phrases that start at the last token are verified as branches of the tree.
 
-Invariant: cell (r, c) is at position p + r + c, where p is the last token's; (0, 0) is that token.
+Invariant: if the last token is at position p, cell (r, c) of the window is at position p + r + c.
+Cell (0, 0) is the last token itself.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ class Window:
         self._last: list[int] = []
 
     def start(self, tokens: Sequence[int]) -> None:
-        """Fill row 0 with random tokens of the sequence; each step then adds one row."""
+        """Fill row 0 with random tokens of the sequence; each later step adds a row."""
         draw = random.Random(f"{self.seed}-{len(tokens)}-{tokens[-1]}")
         columns = self.size + max(0, self.height - 1)
         self.rows = [[tokens[-1], *draw.choices(tokens, k=columns - 1)]]
 
     def hang(self, tree: TreeBuilder) -> None:
-        """Add the window's cells to the tree as probes, with logits at the last row."""
+        """Add the window's cells to the tree as probes; request logits for the last row only."""
         if not self.rows:
             return
         first = len(tree)
@@ -59,10 +60,10 @@ class Window:
         self._last = above
 
     def observe(self, chosen: Sequence[int], following: int) -> list[tuple[int, ...]]:
-        """Append the predictions after the last row; move the window on to the token `following`
-        the root.
+        """Append the predictions after the last row as a new row; shift the window to start at the
+        token `following` the root.
 
-        Returns one n-gram per column, key first, then `height` tokens; none until the window is
+        Return one n-gram per column: a key, then `height` tokens. Return none until the window is
         full.
         """
         if not self.rows:
@@ -82,9 +83,9 @@ class Lookahead:
     """The lookahead drafter: a Jacobi window and up to `verification_set_size` phrases per step.
 
     `window_size` is W, `ngram_size` N and `verification_set_size` G of the paper. With
-    `window_size` 0 phrases come from the pool only; with `verification_set_size` 0 none are
+    `window_size` 0 all phrases come from the pool; with `verification_set_size` 0 no phrase is
     verified. `pool_from_prompt` also adds the phrases of prompt and output. A `pool` that is passed
-    in keeps its phrases; else the drafter's pool is emptied for each prompt.
+    in keeps its phrases; otherwise the pool is emptied for each prompt.
     `pool_while_filling=False` proposes no phrases until the window is full. Raises `ValueError` for
     settings out of range.
     """

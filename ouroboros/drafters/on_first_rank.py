@@ -17,7 +17,7 @@ SENT = ("tokens", "parents", "probe", "read")
 
 
 class OnFirstRank:
-    """Runs `drafter` on rank 0 only; has the drafter's capabilities on every rank."""
+    """Runs `drafter` on rank 0 only. On every rank it has the drafter's capabilities."""
 
     def __init__(self, drafter: Drafter, ranks: Ranks) -> None:
         self.drafter = drafter
@@ -32,8 +32,8 @@ class OnFirstRank:
             self.drafter.reset(choose)
 
     def propose(self, tokens: Sequence[int], budget: int) -> Steps[TokenTree]:
-        """Return rank 0's tree; other ranks receive only the fields in SENT. A failure on rank 0
-        fails every rank."""
+        """Return rank 0's tree. Other ranks receive only the fields in SENT. An error on rank 0 is
+        raised on every rank."""
         if self.group.rank:
             nodes = self.group.broadcast(None)
             if nodes is None:
@@ -48,11 +48,11 @@ class OnFirstRank:
         return tree
 
     def observe_ranked(self, tree: TokenTree, ranked: Ranked, path: Sequence[int]) -> None:
-        """Learn from the target's ranking on rank 0, if the drafter can."""
+        """Pass the target's ranking to the drafter on rank 0, if it reads rankings."""
         if self.group.rank == 0:
             DrafterCapabilities.of(self.drafter).observe_ranked(tree, ranked, path)
 
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
-        """Learn from a verified tree on rank 0."""
+        """Pass the verified tree to the drafter on rank 0."""
         if self.group.rank == 0:
             self.drafter.observe(tree, chosen, path)

@@ -84,7 +84,7 @@ class OuroborosPaper:
         return self._loop.sequence
 
     def state_dict(self) -> dict:
-        """Return the pool's phrases, the only state kept between prompts."""
+        """Return the pool's phrases: the only state kept between prompts."""
         return self.pool.state_dict()
 
     def load_state_dict(self, state: Mapping) -> None:
@@ -121,9 +121,9 @@ class OuroborosPaper:
     def observe(self, tree: TokenTree, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Turn the target's predictions into phrases (section 3.3 of the paper).
 
-        After full acceptance, replace each suffix that was verified to its end by the target's
-        predictions along it. After a rejection, add each run of the rejected tokens on which the
-        target agrees with the draft at least N - 2 times.
+        After full acceptance, replace each appended phrase that was scored to its end by the
+        target's predictions along it. After a rejection, add each run of rejected tokens on which
+        target and draft agree at least N - 2 times.
         """
         if not self.recycle:
             return

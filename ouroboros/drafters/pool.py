@@ -1,4 +1,4 @@
-"""State kept between prompts: the pool of phrases, and files of a drafter's state.
+"""State kept between prompts: the phrase pool, and files of a drafter's state.
 
 A drafter that learns across prompts has `carries_state`, `state_dict()`, which returns its state as
 JSON values, and `load_state_dict(state)`. A drafter with the same settings and state proposes the
@@ -21,8 +21,8 @@ REMEDY = "make a new file (a run with pool_state=task writes one), or start cold
 
 
 def save_state(drafter: Any, path: str | Path, *, tokenizer_id: str) -> None:
-    """Write a drafter's state as JSON, atomically. `tokenizer_id` is the tokenizer's
-    `vocab.fingerprint`."""
+    """Write a drafter's state to a JSON file, atomically. `tokenizer_id` is the
+    `vocab.fingerprint` of its tokenizer."""
     content = {
         "format": STATE_FORMAT,
         "drafter": _name_of(drafter),
@@ -70,8 +70,8 @@ def _name_of(drafter: object) -> str:
 
 
 def token_ids(values: Sequence[int], least: int = 0) -> list[int]:
-    """Return `values` as a list of token ids, integers from `least` to `MAX_TOKEN - 1`. Raises
-    `ValueError` or `TypeError` for other values."""
+    """Check that `values` are token ids, integers from `least` to `MAX_TOKEN - 1`, and return them
+    as a list. Raises `ValueError` or `TypeError` for other values."""
     for value in values:
         if not isinstance(value, int) or not least <= value < MAX_TOKEN:
             raise ValueError(f"token id {value!r} is not between {least} and {MAX_TOKEN - 1}")
@@ -79,8 +79,8 @@ def token_ids(values: Sequence[int], least: int = 0) -> list[int]:
 
 
 def check_pool(pool_state: str, pool: object) -> None:
-    """Raise `ValueError` for an unknown pool state, and for a pool that is missing, not a mapping,
-    or given with a cold start, which would empty it."""
+    """Raise `ValueError` for an unknown pool state, and for a pool that is missing, is not a
+    mapping, or is given with "cold", which would empty it."""
     if pool_state not in ("cold", "task", "loaded"):
         raise ValueError(f"pool_state {pool_state!r} is not one of cold, task, loaded")
     if pool is None and pool_state == "loaded":

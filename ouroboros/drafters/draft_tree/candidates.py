@@ -1,6 +1,6 @@
 """Candidate tokens after a node, and the probability that each is the target's next token.
 
-Candidates come from phrases and, once the draft model has scored the node, from its ranking too. A
+Candidates come from phrases and, once the draft model has scored the node, also from its ranking. A
 phrase candidate t has a share, computed by a PPM mixture over match lengths k:
 
     p_k(t) = (c_k(t) + STRENGTH p_{k-1}(t)) / (C_k + STRENGTH),   p_0 = 0
@@ -8,10 +8,10 @@ phrase candidate t has a share, computed by a PPM mixture over match lengths k:
 c_k(t) is the total weight of occurrences that match at least k tokens and continue with t; C_k is
 the sum over all t. The weight of an occurrence is FADE ** (number of newer occurrences).
 
-Two logistic models turn features (named in `state`) into probabilities, one from phrases alone, one
-with the draft model's ranking. Invariants: an estimate depends on the text, the path, the ranking,
-temperature, noise, and learned state, never on the rest of the tree; ties keep discovery order; a
-node's child probabilities sum to at most 1.
+Two logistic models turn features (named in `state`) into probabilities: one for phrases alone, one
+for nodes that the draft model has scored. Invariants: an estimate depends on the text, the path,
+the ranking, the temperature, the noise and the learned state, never on the rest of the tree; ties
+keep discovery order; a node's child probabilities sum to at most 1.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _fill_shortlist(s):
 def find_candidates(s, m, node):
     """List the tokens that phrases and recycled predictions propose after a node, with shares.
 
-    `path` and the node's occurrences must be filled.
+    The caller fills `path` and the node's occurrences first.
     """
     s.stamp += 1
     s.candidates = 0
@@ -182,7 +182,7 @@ def find_candidates(s, m, node):
         age = 0
         while (
             number > max(0, s.recycled - state.RING) and age < state.RECENT
-        ):  # older ones are overwritten
+        ):  # older predictions are overwritten
             length = recycled_match(s, m, number, s.depth[node])
             weight = RECYCLED_WEIGHT * s.recency[age]
             kind = state.RECYCLED
@@ -218,16 +218,17 @@ def _log(x):
 
 @jit
 def position_key(seed, position):
-    """Return the key of one position's noise, for `gumbel_of`."""
+    """Return the key of a position's noise, for `gumbel_of`."""
     return _mix(_mix(seed + GOLDEN) + position)
 
 
 @jit
 def gumbel_of(key, token):
-    """Return a token's Gumbel noise in float64: one value of `ouroboros.select.gumbel`.
+    """Return a token's Gumbel noise in float64, as in `ouroboros.select.gumbel`.
 
-    Noise is a function of seed, position and id, so it is known before the target is called. Noise
-    for the whole vocabulary would take longer than the rest of the step.
+    Noise is a function of seed, position and id, so it is known before the target is called. It is
+    computed for candidates only: for the whole vocabulary it would take longer than the rest of the
+    step.
     """
     bits = _mix(key + (token + 1) * GOLDEN)
     uniform = (((bits >> 12) & 0xFFFFFFFFFFFFF) + 0.5) * 2.220446049250313e-16
@@ -263,8 +264,8 @@ def _set_phrase_features(s, x, c, token):
 
 @jit
 def _set_draft_features(s, x, c, rank, scores, shares, ranks):
-    """Write the draft features behind the phrase features, for the token of rank `rank` (negative:
-    not ranked). `scores` and `shares` are those of the draft model's ranking, [ranks]."""
+    """Write the draft features after the phrase features, for the token of rank `rank` (negative:
+    not ranked). `scores` and `shares`, [ranks], are those of the draft model's ranking."""
     last = ranks - 1
     while last > 0 and shares[last] <= 0.0:
         last -= 1
@@ -298,8 +299,8 @@ def _set_draft_features(s, x, c, rank, scores, shares, ranks):
 
 @jit
 def _add_option(s, node, c, token, kind, rank, ranks):
-    """Add a token to the node's options: candidate `c`, or (negative) a token that only the draft
-    model proposes. `ranking` keeps the options sorted by probability, largest first."""
+    """Add a token to the node's options. It is candidate `c`, or (`c` negative) a token that only
+    the draft model proposes. `ranking` lists the options by descending probability."""
     option = s.options
     s.options = option + 1
     x = s.features[option]
@@ -327,7 +328,7 @@ def _add_option(s, node, c, token, kind, rank, ranks):
 @jit
 def list_options(s, m, node, ranks):
     """List the options after a node: tokens that phrases propose, and the first `ranks` of the
-    draft model's ranking (0: none). `path` and the node's occurrences must be filled."""
+    draft model's ranking. The caller fills `path` and the node's occurrences first."""
     find_candidates(s, m, node)
     if s.noisy:
         s.noise_key = position_key(s.seed, s.length - s.start + s.depth[node])
@@ -354,7 +355,7 @@ def list_options(s, m, node, ranks):
 @jit
 def find_children(s, m, node, ranks):
     """Make the most probable options the node's children, with probabilities that sum to at most 1.
-    A token that already was a child keeps its tree node."""
+    A token that was already a child keeps its node."""
     list_options(s, m, node, ranks)
     count = min(s.options, s.max_children)
     total = 0.0

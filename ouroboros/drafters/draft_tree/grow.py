@@ -1,14 +1,14 @@
-"""Grow the tree, choose nodes, draft calls and nodes to verify by gain and cost, and learn.
+"""Grow the tree, decide on draft calls and nodes to verify by gain and cost, and learn.
 
-A step is `begin`, `add_rankings` after each draft call, `propose`, and `learn`.
+A step calls `begin`, `add_rankings` after each draft call, `propose`, and `learn`.
 
 The tree grows best first: the child with the largest probability of being reached joins next, if it
 pays; ties go to the child pushed first. After new estimates the tree grows from the root again and
-reuses existing nodes, so an estimate can move, drop or restore everything below its node.
+reuses existing nodes, so a new estimate can move, drop or restore everything below its node.
 
 Gain is counted in tokens, cost in target calls. The optimal rule takes an action if and only if it
-gains more tokens than its cost buys at the average rate (renewal reward; Dinkelbach 1967 for
-ratios). Decisions depend on counts and estimates, never on a clock, so runs are reproducible.
+gains more tokens than the same cost gains on average (renewal reward; Dinkelbach 1967 for ratios).
+Decisions depend on counts and estimates, never on a clock, so runs are reproducible.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ouroboros.drafters.draft_tree.phrase_index import append, fill_path, recycl
 from ouroboros.drafters.draft_tree.state import HostCall, jit
 
 MAX_PHRASE_HITS = 0.75  # upper limit of the phrases' hit rate
-MIN_TRUST = 0.2  # lower limit of the factor on estimated gains
+MIN_TRUST = 0.2  # lower limit of `trust`, the factor on estimated gains
 MIN_REACH = 0.01  # nodes with a smaller probability of being reached are left out
 MIN_REACH_WITH_HISTORY = 0.001  # the same after earlier sequences
 MIN_WORTH = 0.8  # nodes that gain less than this share of their cost are left out
-CALL_FACTOR = 2.5  # value of a draft call over its immediate gain, since it enables further calls
+CALL_FACTOR = 2.5  # a draft call's value / its immediate gain, because it enables further calls
 
 DECAY = 0.95  # weight of earlier observations after each new one
 PHRASE_HITS, DRAFT_HITS = 0.5, 0.7  # prior hit rates
@@ -43,7 +43,7 @@ TREE_DECAY = 0.97  # weight of earlier trees after each new one
 
 @jit
 def rate(s):
-    """Return the tokens per cost so far, of all sequences that share the calls."""
+    """Return the tokens per unit of cost so far, over all sequences of the batch."""
     return s.shared_rate if s.shared_rate > 0.0 else s.tokens / s.cost
 
 
@@ -52,8 +52,8 @@ def _set_constants(s):
     """Set the constants of a step: log-odds of the hit rates, trust in the estimates, and the
     smallest probability at which a node joins.
 
-    Choosing the best nodes selects overestimates, most of all on texts unlike those of the fit. So
-    gains are multiplied by `trust`, accepted over expected tokens of earlier trees.
+    Choosing the best nodes favours overestimates, especially on text unlike the text of the fit.
+    So gains are multiplied by `trust`: accepted / expected tokens of earlier trees.
     """
     s.phrase_odds = log_odds(s.phrase_hits / s.phrase_trials, MIN_RATE)
     s.draft_odds = log_odds(s.draft_hits / s.draft_trials, MIN_RATE)
@@ -64,10 +64,10 @@ def _set_constants(s):
 
 @jit
 def _add_hoped(s, size, reach, there):
-    """Insert a node that a draft call may add into the first `size` of `likely`, which is sorted;
+    """Insert a node that a draft call may add into the sorted first `size` entries of `likely`;
     return the new size.
 
-    The node joins the tree with probability `there`, and is then reached with probability `reach`.
+    The node is in the tree with probability `there`, and is then reached with probability `reach`.
     """
     if size >= state.NODES:
         return size
@@ -83,7 +83,7 @@ def _add_hoped(s, size, reach, there):
 
 @jit
 def _list_tree(s):
-    """Fill `likely` with the tree's nodes."""
+    """Fill `likely` with the probabilities of the tree's nodes."""
     for place in range(s.tree_size):
         s.likely[place] = s.reach[s.order[place]]
         s.there[place] = 1.0
@@ -91,7 +91,7 @@ def _list_tree(s):
 
 @jit
 def _best_size(s, size):
-    """Return the best number of nodes to verify among the first `size` of `likely`, and its worth:
+    """Return how many of the first `size` nodes in `likely` to verify, and the worth of doing so:
     expected tokens - rate x verification cost."""
     nodes = 1.0
     value = 0.0
@@ -114,11 +114,11 @@ def _best_size(s, size):
 
 @jit
 def plan_draft_call(s):
-    """List in `to_score` the nodes for the next draft call; return how many (0: no call pays).
+    """List the nodes for the next draft call in `to_score`; return how many (0: no call pays).
 
-    The most probable unscored nodes come first, as many as pay best. Where phrases propose nothing
-    or are wrong, the draft model may find the target's token, and phrases then continue from it. A
-    call pays if these tokens are worth more than the call and their verification cost.
+    These are the most probable unscored nodes, as many as are worth the most. If phrases propose
+    nothing or are wrong, the draft model may find the target's token, and phrases then continue
+    from it. A call pays if these tokens are worth more than the call and their verification.
     """
     s.pending = 0
     if s.calls >= state.MAX_CALLS:
@@ -144,7 +144,7 @@ def plan_draft_call(s):
             known = 0.0
             for j in range(s.children[node]):
                 known += s.child_prob[node, j]
-            there = 1.0 - known  # the target's token is none of the children
+            there = 1.0 - known  # probability that the target's token is none of the children
             while there > 0.0 and reach > s.floor and depth < s.max_depth:
                 size = _add_hoped(s, size, reach, there)
                 reach *= hits
@@ -176,7 +176,7 @@ def make_node(s, m, token, parent):
 
 @jit
 def _push_children(s, heap, ticks, node):
-    """Push a node's children onto the heap; return the number of all pushes so far."""
+    """Push a node's children onto the heap; return the number of pushes so far."""
     if s.depth[node] < s.max_depth:
         for j in range(s.children[node]):
             reach = s.reach[node] * s.child_prob[node, j]
@@ -188,7 +188,7 @@ def _push_children(s, heap, ticks, node):
 
 @jit
 def _grow(s, m):
-    """Grow the tree from the root, node 0, which must exist."""
+    """Grow the tree from the root. Node 0, the root, must exist."""
     s.tree_size = 1
     s.order[0] = 0
     s.reach[0] = 1.0
@@ -212,8 +212,8 @@ def _grow(s, m):
 
 @jit
 def _next_draft_call(s):
-    """Choose the nodes for the next draft call and append them to the draft's tree; return how
-    many."""
+    """Choose the nodes for the next draft call and append them to the draft's tree; return their
+    number."""
     count = plan_draft_call(s)
     for i in range(count):
         node = s.to_score[i]
@@ -274,7 +274,7 @@ def add_rankings(states, m, ids, scores, shares):
 
 @HostCall
 def decline(states):
-    """Take back the nodes that the draft model was to score next."""
+    """Withdraw the nodes in `to_score`: the draft model will not score them."""
     s = states[0]
     for i in range(s.pending):
         s.draft_row[s.to_score[i]] = -1
@@ -286,7 +286,7 @@ def decline(states):
 
 @HostCall
 def offer(states):
-    """Write how likely each node of the tree is accepted into `likely`; return their number."""
+    """Write each node's probability of being accepted to `likely`; return the number of nodes."""
     s = states[0]
     _list_tree(s)
     for place in range(s.tree_size):
@@ -296,8 +296,8 @@ def offer(states):
 
 @HostCall
 def propose(states, size):
-    """Write the `size` likeliest nodes (0: those that pay best to verify) to the `out_*` arrays;
-    return how many."""
+    """Write the `size` most probable nodes (0: as many as are worth verifying) to the `out_*`
+    arrays; return their number."""
     s = states[0]
     if size == 0:
         _list_tree(s)
@@ -314,7 +314,7 @@ def propose(states, size):
 
 
 def reset_rates(s) -> None:
-    """Return to the priors."""
+    """Reset all learned rates to their priors."""
     s.tokens, s.cost = RATE * COST, COST
     s.phrase_hits, s.phrase_trials = PHRASE_HITS * TRIALS, TRIALS
     s.draft_hits, s.draft_trials = DRAFT_HITS * TRIALS, TRIALS
@@ -345,8 +345,8 @@ def _learn_hits(s, node, token):
 
 @HostCall
 def learn(states, m, size, chosen, path):
-    """Learn from a proposal of `size` nodes: `chosen[i]` is the target's token after node i (-1:
-    unknown), `path` the accepted nodes, root first."""
+    """Learn from a verified tree of `size` nodes: `chosen[i]` is the target's token after node i
+    (-1: unknown), `path` has the accepted nodes, root first."""
     s = states[0]
     step = 0
     expected = 0.0

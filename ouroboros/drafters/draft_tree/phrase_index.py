@@ -3,10 +3,10 @@
 It has two sources: the text (prompt and output), and recycled predictions (the target's tokens
 after rejected nodes), each stored with the tokens before it.
 
-Match lengths are computed down the tree: an occurrence's match is one longer than that of the
-position before it in the parent's list. Positions on the path itself count too, so a loop continues
-by itself. Position p below `length` is `text[p]`; the root is at length - 1, and the node of depth
-d on the path at length - 1 + d.
+Match lengths are computed from parent to child: the match of an occurrence is one token longer than
+the match of the previous position in the parent's list. Positions on the path count as occurrences
+too, so loops are continued. Position p < `length` is `text[p]`; the root is at `length` - 1, and
+the path's node of depth d at `length` - 1 + d.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _pair_slot(before, token):
 
 @jit
 def append(s, m, tokens):
-    """Append tokens to the text. No bounds checks; callers size the arrays."""
+    """Append tokens to the text. No bounds checks: callers size the arrays."""
     for token in tokens:
         at = s.length
         m.text[at] = token
@@ -55,7 +55,7 @@ def fill_path(s, node):
 
 @jit
 def token_at(s, m, position):
-    """Return the token at a position of the text or of the path; -1 if negative."""
+    """Return the token at a position of the text or of the path; -1 for a negative position."""
     if position >= s.length:
         return s.path[position - s.length + 1]
     if position < 0:
@@ -77,8 +77,8 @@ def _common_suffix(s, m, a, b):
 
 @jit
 def _add_occurrence(s, m, node, position, pointer):
-    """Add an occurrence of a node's token with its match length. `pointer` is the search position
-    in the parent's list; return the new one."""
+    """Add an occurrence of a node's token with its match length. `pointer` is the current position
+    in the parent's list; return the next one."""
     count = s.occurrences[node]
     length = 0
     if node == 0:
@@ -102,8 +102,9 @@ def _add_occurrence(s, m, node, position, pointer):
 def find_occurrences(s, m, node):
     """List the occurrences of a node's token, newest first.
 
-    `path` and the parent's list must be filled. Occurrences at the end of the text are skipped.
-    After earlier sequences, older occurrences follow if the token before them matches too.
+    The caller fills `path` and the parent's list first. Occurrences at the end of the text are
+    skipped. If there are earlier sequences, older occurrences follow if the previous token matches
+    too.
     """
     token = s.token[node]
     s.occurrences[node] = 0
@@ -148,8 +149,8 @@ def recycle(s, m, depth, prediction):
 
 @jit
 def recycled_match(s, m, number, depth):
-    """Return how many tokens before a recycled prediction match the path up to `depth`, at most
-    CONTEXT."""
+    """Return how many tokens before a recycled prediction match the end of the path up to `depth`,
+    at most CONTEXT."""
     row = number % state.RING
     for back in range(state.CONTEXT):
         token = m.ring[row, back]

@@ -1,14 +1,14 @@
 """The drafter's state, and the compilation of its functions.
 
-The state is one record of fixed-size arrays and the growing arrays of `Memory`. Nodes are numbers
+The state is one record of fixed-size arrays, plus the growing arrays of `Memory`. Nodes are numbers
 below `NODES`, assigned as the tree grows and discarded at the next step; node 0 is the root, the
 sequence's last token. Invariant: `order` lists the tree's nodes by descending probability, so a
 parent precedes its children.
 
-numba checks a cached function against its own source file only, but functions are compiled into
-their callers. So the cache folder is named after all sources of this package and the CPU. Without a
-writable folder every process compiles again. NUMBA_DISABLE_JIT=1 runs the functions as Python, for
-debugging.
+numba invalidates a cached function only if its own source file changes, but functions are compiled
+into their callers. So the name of the cache folder contains a hash of all sources of this package
+and of the CPU. Without a writable folder every process compiles again. NUMBA_DISABLE_JIT=1 runs the
+functions as Python, for debugging.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Function = TypeVar("Function", bound=Callable)
 
 NODES = 1024  # nodes assigned in one step, dropped nodes included
 CHILDREN = 5  # largest number of children of a node
-OCCURRENCES = 48  # newest occurrences of a token that are searched
-WITH_HISTORY = 40  # the same after earlier sequences,
-OLDER = 24  # and older occurrences whose token before matches too
+OCCURRENCES = 48  # how many of a token's newest occurrences are searched
+WITH_HISTORY = 40  # the same if there are earlier sequences,
+OLDER = 24  # plus this many older occurrences whose previous token matches too
 PAIRS = 1 << 17  # hash slots for pairs of tokens
 LONGEST = 64  # cap of suffix match lengths
 ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # match lengths of the PPM mixture
 LEVELS = len(ORDERS)
 CANDIDATES = 80  # distinct tokens after a node: at least WITH_HISTORY + OLDER + RECENT
 SHORTLIST = 8  # candidates with the largest shares, for which probabilities are estimated
-RECENT = 12  # newest recycled predictions after a token that are searched
+RECENT = 12  # how many of the newest recycled predictions after a token are searched
 RING = 1 << 14  # recycled predictions kept, 32 bytes each
 RANKS = 6  # tokens in the draft model's ranking after a node
 OPTIONS = SHORTLIST + RANKS  # tokens that may become a node's children
@@ -105,7 +105,7 @@ _INTEGERS = {
     "ranks": NODES, "ranked": (NODES, RANKS),
     "children": NODES, "child_token": (NODES, CHILDREN), "child_node": (NODES, CHILDREN),
     "child_kind": (NODES, CHILDREN),
-    "phrase_children": NODES, "phrase_child": (NODES, CHILDREN),  # before the draft scored it
+    "phrase_children": NODES, "phrase_child": (NODES, CHILDREN),  # from phrases alone
     # the tree, and the nodes of the next draft call
     "order": NODES, "to_score": NODES,
     # output to the host: the draft's tree, the proposal
@@ -119,7 +119,7 @@ _INTEGERS = {
     "option_kind": OPTIONS, "option_node": OPTIONS, "ranking": OPTIONS,
 }  # fmt: skip
 _REALS = {
-    "temperature": (), "logit_scale": (),  # logits per unit of a score
+    "temperature": (), "logit_scale": (),  # a score's unit in logits
     # constants of a step: log-odds of each source's hit rate, factor on estimated gains, and the
     # smallest probability at which a node joins the tree
     "phrase_odds": (), "draft_odds": (), "trust": (), "floor": (),
@@ -134,8 +134,7 @@ _REALS = {
     "phrase_weights": len(PHRASE_FEATURES), "draft_weights": len(DRAFT_FEATURES),
     # cost of a target and a draft call by nodes, cost per node, cost of this step's draft calls
     "verify_cost": SIZES, "draft_cost": SIZES, "node_cost": (), "spent": (),
-    # of sequences that share calls: their tokens per cost (0: alone), and what this one's next
-    # draft call gains
+    # in a batch: tokens per cost of all sequences (0: no batch), gain of the next draft call
     "shared_rate": (), "gain": (),
     # learned: tokens and cost so far, hits and trials of phrases and of the draft model, finds and
     # trials, accepted and expected tokens
@@ -147,8 +146,8 @@ _REALS = {
 def new_state() -> Any:
     """Return an array of one record of zeros.
 
-    Functions take the array, since passing the record itself to compiled code takes a hundred times
-    as long.
+    Functions take the array, because passing the record itself to compiled code takes a hundred
+    times as long.
     """
     fields = [
         (name, kind, shape)
@@ -171,7 +170,7 @@ def new_memory(vocab: int) -> Memory:
 
 
 def cache_folder() -> Path | None:
-    """Return a writable folder for compiled code of these sources on this CPU; None without one."""
+    """Return a writable cache folder for these sources on this CPU; None if there is none."""
     package = Path(__file__).parent
     files = [package.parent / "pool.py", *sorted(package.glob("*.py"))]
     sources = hashlib.sha256(b"".join(file.read_bytes() for file in files))
@@ -189,7 +188,7 @@ def cache_folder() -> Path | None:
 
 CACHE = cache_folder()
 CACHED = CACHE is not None and any(CACHE.rglob("*.nbi"))
-"""Whether compiled code of an earlier process exists."""
+"""Whether an earlier process has cached compiled code."""
 
 
 def jit(function: Function) -> Function:
@@ -202,10 +201,10 @@ def jit(function: Function) -> Function:
 
 
 class HostCall:
-    """A compiled function that the host calls in every step with the same argument types.
+    """A compiled function that Python calls in every step with the same argument types.
 
-    After the first call it bypasses numba's type dispatch, which takes as long as the work itself
-    for a record and a dozen arrays.
+    After the first call it bypasses numba's type dispatch, which for a record and a dozen arrays
+    takes as long as the function itself.
     """
 
     def __init__(self, function: Callable) -> None:

@@ -32,15 +32,15 @@ SOURCES = tuple(
     for kind in range(2 * state.CURRENT)
 )  # fmt: skip
 """Source of a node, by its kind: a "phrase" of the text, a "recycled" prediction, the "draft"
-model, or "judged", a phrase whose parent the draft model scored too."""
+model, or "judged": a phrase whose parent the draft model has scored."""
 
 
 class TreeGrower:
-    """Grow a draft tree in each step of a sequence.
+    """Grows a draft tree in each step of a sequence.
 
     Call `start` for each sequence. In each step call `begin`, `add_rankings` until it returns None,
-    `proposal` and `learn`. `max_nodes`, `children` (of a node), `draft_nodes` (of a draft call),
-    `recycle` and `judge` are those of `Ouroboros`. Raises `ValueError` for a limit out of range.
+    `proposal` and `learn`. The settings `max_nodes`, `children`, `draft_nodes`, `recycle` and
+    `judge` are those of `Ouroboros`. Raises `ValueError` for a limit out of range.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class TreeGrower:
 
     def start(self, *, seed: int | None = None, temperature: float = 0.0) -> None:
         """Begin a sequence, decoded at `temperature` (0: greedy) with the shared noise of `seed`
-        (None: unknown noise). Earlier sequences stay in memory, rates start from the priors."""
+        (None: unknown noise). Earlier sequences stay in memory; rates start at their priors."""
         s = self.state
         if s.length > MAX_TEXT:
             kept = self.state_dict()
@@ -104,9 +104,9 @@ class TreeGrower:
     def set_costs(self, verify: Sequence[float], call: Sequence[float]) -> None:
         """Set the costs of calls of i + 1 nodes: `verify[i]` of the target, `call[i]` of the draft.
 
-        The last value of each list holds for all larger calls. Costs are scaled such that a target
-        call of one node costs 1. Where a larger target call costs clearly less than a smaller one,
-        proposals are padded to the larger size; a draft call never costs more than a larger one.
+        The last value of each list also applies to larger calls. Costs are scaled so that a target
+        call of one node costs 1. If a larger target call costs clearly less than a smaller one,
+        trees are padded to the larger size. Costs of draft calls are made non-decreasing.
         """
         s = self.state
         nodes = np.arange(1, state.SIZES)
@@ -124,16 +124,17 @@ class TreeGrower:
 
     @property
     def tokens_per_cost(self) -> float:
-        """Tokens per cost so far."""
+        """The tokens per unit of cost so far."""
         return float(self.state.tokens / self.state.cost)
 
     def begin(
         self, tokens: Sequence[int], max_depth: int, max_draft_depth: int
     ) -> TokenTree | None:
-        """Begin a step on `tokens`, which extend those of the last step; see `grow.begin`.
+        """Begin a step on `tokens`, which must extend those of the last step; see `grow.begin`.
 
-        Return the tree for the draft model to score, or None if no call pays. Rank the tokens after
-        its `logit_nodes`; the model has already scored the other nodes in this step.
+        Return the tree for the draft model to score, or None if no call pays. Its `logit_nodes` are
+        the nodes after which tokens are to be ranked; the model has already scored the others in
+        this step.
         """
         new = tokens[self._known :]
         if self._unlearned:
@@ -179,17 +180,17 @@ class TreeGrower:
         self.state.cost += 1
 
     def decline(self) -> None:
-        """Take back the tree that `begin` or `add_rankings` returned: it is not scored."""
+        """Withdraw the tree that `begin` or `add_rankings` returned: it will not be scored."""
         grow.decline(self._states)
         self._drafted = int(self.state.drafted)
 
     def offer(self) -> np.ndarray:
-        """Return how likely each node but the root is accepted, falling."""
+        """Return the probability that each node, except the root, is accepted; largest first."""
         return self._likely[1 : grow.offer(self._states)].copy()
 
     def proposal(self, size: int = 0) -> TokenTree:
-        """Return the `size` likeliest nodes or, for 0, those that are worth verifying, filled up to
-        a call's cheaper size with probes."""
+        """Return the tree of the `size` most probable nodes (0: as many as are worth verifying),
+        padded with probes if a larger call is cheaper."""
         fill = not size and self.state.max_depth > 0
         size = self._proposed = grow.propose(self._states, size)
         return TokenTree.from_nodes(
@@ -200,8 +201,8 @@ class TreeGrower:
         )
 
     def drafted_prefix(self, path: Sequence[int]) -> list[int]:
-        """Return the nodes of an accepted path in the draft's tree, up to the first that the draft
-        did not score."""
+        """Return the nodes of the draft's tree on an accepted path, up to the first node that the
+        draft model did not score."""
         if not self._drafted:
             return []
         rows = self._row[self._order[list(path)]].tolist()
@@ -209,8 +210,8 @@ class TreeGrower:
 
     def learn(self, chosen: Sequence[int], path: Sequence[int]) -> None:
         """Learn from verification. `chosen[i]` is the target's token after node i of the proposal
-        (-1: unknown), `path` are the accepted nodes, root first. Without recycling `chosen` is
-        ignored: the tokens along the path are read from the next step's text."""
+        (-1: unknown); `path` has the accepted nodes, root first. Without recycling, `chosen` is
+        ignored, because the next step's text has the tokens of the path."""
         if self._recycle:
             self._learn(chosen, path)
         else:
@@ -222,8 +223,8 @@ class TreeGrower:
         grow.learn(self._states, self.memory, self._proposed, *answers)
 
     def state_dict(self) -> dict:
-        """Return the state kept between prompts: the texts, separated by -1, and recycled
-        predictions, oldest first, each behind its CONTEXT previous tokens, nearest first (-1:
+        """Return the state kept between prompts: the texts, separated by -1, and the recycled
+        predictions, oldest first, each after its CONTEXT previous tokens (nearest first, -1:
         none)."""
         s, m = self.state, self.memory
         numbers = np.arange(max(1, int(s.recycled) - state.RING + 1), int(s.recycled) + 1)
@@ -253,7 +254,7 @@ class TreeGrower:
         append(self.state, self.memory, new)
 
     def _reserve(self, text: int, token: int) -> None:
-        """Extend the arrays for `text` tokens of text, and for token ids up to `token`."""
+        """Extend the arrays to hold `text` tokens of text, and token ids up to `token`."""
         m = self.memory
         if text > len(m.text) or token >= len(m.newest):
             ids = token + 1
@@ -278,11 +279,11 @@ def _tokens(values: Sequence) -> np.ndarray:
 
 @cache
 def warm_up_jit() -> None:
-    """Compile or load the functions of a step, so that no measured step does; log a warning if they
-    must be compiled. Later calls do nothing.
+    """Compile the functions of a step, or load them from the cache, before any step is timed. Log a
+    warning if they must be compiled. Later calls do nothing.
 
-    A damaged cache is emptied. If it cannot be written, as on a full disk, every attempt compiles
-    at least one more function, which stays in this process.
+    A damaged cache is emptied. If the cache cannot be written, as on a full disk, each attempt
+    compiles at least one more function, which remains available in this process.
     """
     if not state.CACHED:
         often = (
