@@ -1,13 +1,14 @@
 """Attention for trees without repeating keys and values.
 
 Under `sdpa` with a mask, transformers repeats every key and value head for each query head of its
-group: a copy of the whole context in each layer, at each step. Packing a group's query heads along
-the query axis instead gives the same sums and reads the cached keys and values in place. On a GPU
-the kernel in `ouroboros.engine.kernels` does the same, with the slots split over the device.
+group, which copies the whole context in each layer, at each step. *Packed* attention instead stacks
+a group's query heads along the query axis, which gives the same sums and reads the cached keys and
+values in place. On a GPU the kernel in `ouroboros.engine.kernels` does the same and also splits the
+slots over the device.
 
 Both are registered through transformers' `AttentionInterface`, also for joint calls of several
-sequences. A model that runs on `sdpa` is switched to one of them; a model with any other
-implementation keeps it. Calls that neither supports go to transformers' own function.
+sequences. A model that runs on `sdpa` is switched to one of them; any other model keeps its own
+implementation. Calls that neither supports go to transformers' own function.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def kernel_attention(
     scaling: float | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
-    """Return what `packed_attention` returns, computed by the kernel if it supports the call."""
+    """Compute `packed_attention` with the Triton kernel if it supports the call."""
     special = any(kwargs.get(name) is not None for name in ("softcap", "position_bias"))
     if special or attention_mask is None or not fits(query, key, value, attention_mask):
         return packed_attention(
@@ -82,8 +83,8 @@ for name, function in ((NAME, packed_attention), (KERNEL_NAME, kernel_attention)
 
 
 def use_packed_attention(model: PreTrainedModel) -> str | None:
-    """Switch a model that runs on `sdpa` to the kernel if it works on this GPU, else to packed
-    attention. Return why the kernel is not used on a GPU (None if it is)."""
+    """Switch a model that runs on `sdpa` to the kernel if that works on this GPU, else to packed
+    attention. Return the reason if a GPU does not use the kernel, else None."""
     config = model.config.get_text_config()
     if config._attn_implementation == KERNEL_NAME:
         return None

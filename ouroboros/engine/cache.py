@@ -1,9 +1,9 @@
 """A KV cache of preallocated slots, behind transformers' `Cache` interface.
 
 New keys and values are written in place after the slots in use. Accepting a path moves its slots
-together; a rollback only changes the length. Nothing is concatenated or reallocated per step (the
-pools double when they are full). While a cache is `aimed`, a device tensor holds the slots to
-write, and the number of slots to read is fixed, so that a captured call can be replayed.
+together; a rollback only changes the length. No step concatenates or reallocates tensors (they
+double when they are full). While a cache is `aimed`, a device tensor holds the slots to write, and
+the number of slots to read is fixed, so that a captured call can be replayed.
 
 Invariant: slots `0 ... length - 1` of every layer hold the same tokens.
 """
@@ -32,9 +32,9 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Facts of a model that the engine uses. `max_len` is the number of usable positions;
-    `layer_types` is None unless full and sliding layers are mixed; `layers` are the shapes of the
-    KV cache."""
+    """What the engine knows about a model. `max_len` is the number of usable positions;
+    `layer_types` is None unless full and sliding layers are mixed; `layers` has the KV cache shapes
+    of each layer."""
 
     max_len: int
     sliding_window: int | None
@@ -45,26 +45,27 @@ class ModelInfo:
     layers: list[LayerShape]
 
 
-EXCLUDED = 1e3  # logits
+EXCLUDED = 1e3  # logits this far below the best are ignored
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return the largest allowed difference of logits of two equivalent calls, in their standard
-    deviations."""
+    """Return how much the logits of two equivalent calls may differ, in standard deviations of the
+    logits."""
     return 2e-3 if dtype in (torch.float32, torch.float64) else 0.25
 
 
 def logit_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest difference of two calls' logits, in standard deviations of the expected
-    ones. Logits more than `EXCLUDED` below the best (a stand-in's unused ids) are ignored."""
+    """Return the largest difference between two calls' logits, in standard deviations of the
+    expected logits. Logits more than `EXCLUDED` below the best (a stand-in's unused ids) are
+    ignored."""
     chosen = ~(expected < expected.amax(-1, keepdim=True) - EXCLUDED)
     difference = torch.where(chosen, (found - expected).abs(), 0.0).max()
     return (difference / expected[chosen].std().clamp_min(1e-6)).item()
 
 
 class SlotLayer(DynamicLayer):
-    """One layer's view of the shared pools; `keys` and `values` are [1, heads, capacity, width], of
-    which the first `length` slots are in use."""
+    """One layer's view of the shared tensors. `keys` and `values` are [1, heads, capacity, width];
+    the first `length` slots are in use."""
 
     _layer_type = None  # keeps it out of transformers' registry of layer types
     keys: torch.Tensor
@@ -76,7 +77,8 @@ class SlotLayer(DynamicLayer):
         self.is_initialized = True
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """Write after the slots in use; return views of every slot up to the last one written."""
+        """Write keys and values after the slots in use; return views of all slots up to the last
+        one written."""
         end = self.length + key_states.shape[-2]
         self.keys[:, :, self.length : end] = key_states
         self.values[:, :, self.length : end] = value_states
@@ -88,11 +90,11 @@ class SlotLayer(DynamicLayer):
 
 @dataclass(eq=False)
 class AimedLayer:
-    """One layer of an aimed cache, with the same fields for all layers, so that they share
-    compiled code.
+    """One layer of an aimed cache. All layers have the same fields, so that they share compiled
+    code.
 
-    `keys` and `values` are [kv_heads, capacity, width], `slots` ([nodes] int64) are the slots to
-    write, and the length of `view` is the number of slots to read.
+    `keys` and `values` are [kv_heads, capacity, width]; `slots` ([nodes] int64) has the slots to
+    write; the length of `view` is the number of slots to read.
     """
 
     keys: torch.Tensor
@@ -113,10 +115,10 @@ class AimedLayer:
 
 
 class SlotCache(Cache):
-    """The key/value cache of all layers, with one slot per token.
+    """The KV cache of all layers, with one slot per token.
 
-    Layers that have the same shape and device share one pool of memory. Keeping an accepted path
-    therefore takes two copies per pool, not two per layer.
+    Layers of the same shape and device share one tensor for keys and one for values. So keeping an
+    accepted path takes two copies per shape, not two per layer.
     """
 
     def __init__(self, shapes: list[LayerShape], capacity: int = 512) -> None:
@@ -130,8 +132,8 @@ class SlotCache(Cache):
 
     @contextmanager
     def aimed(self, slots: torch.Tensor, view: torch.Tensor) -> Iterator[None]:
-        """Within this context, write to `slots` ([nodes] int64, on the device) and read the first
-        `len(view)` slots, whatever the length."""
+        """Context manager: write to `slots` ([nodes] int64, on the device) and read the first
+        `len(view)` slots, whatever the cache's length."""
         self._aim = slots, view
         try:
             yield
@@ -144,22 +146,22 @@ class SlotCache(Cache):
         return layer.update(key_states, value_states)
 
     def aimed_layer(self, layer_idx: int) -> AimedLayer:
-        """Return one layer with the slots to write and to read that `aimed` has set."""
+        """Return one layer, with the slots to write and to read as set by `aimed`."""
         assert self._aim is not None
         slots, view = self._aim
         layer = self.slots[layer_idx]
         return AimedLayer(layer.keys[0], layer.values[0], slots.to(layer.keys.device), view)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of slots in use; 0 within `aimed`, since captured code must not depend
-        on it."""
+        """Return the number of slots in use; 0 within `aimed`, because captured code must not
+        depend on the length."""
         return 0 if self._aim is not None else super().get_seq_length(layer_idx)
 
     def reserve(self, slots: int) -> None:
         """Grow the capacity to at least `slots`, at least doubling it; keep the slots in use.
 
-        New slots are zeroed, since NaNs of unused memory would pass through a mask. They are never
-        inference tensors, for which layers would be compiled again.
+        New slots are zeroed, because NaNs in unused memory would pass through a mask. They are
+        never inference tensors, which would make layers compile again.
         """
         if slots <= self.capacity:
             return
@@ -179,14 +181,15 @@ class SlotCache(Cache):
         self.capacity = capacity
 
     def clear(self) -> None:
-        """Zero every slot, for timings: reading memory that was never written can be faster."""
+        """Zero every slot. Use it before timing, because reading memory that was never written can
+        be faster."""
         self.set_length(0)
         for keys, values in self.pools.values():
             keys.zero_()
             values.zero_()
 
     def set_length(self, length: int) -> None:
-        """Set the number of slots in use; later ones may be overwritten."""
+        """Set the number of slots in use; later slots may be overwritten."""
         self.length = length
         for layer in self.slots:
             layer.length = length

@@ -1,13 +1,13 @@
 """Decoder layers compiled one by one, with fused projections, swapped in only during a call.
 
 Compiled code takes one layer and that layer's cache slots, so all layers share it. All call sizes
-share it too, except calls of a single node: these have tuned code, whose products read the weights
-at memory bandwidth. Projections of the same input (queries, keys and values; gate and up) become
-one product: their weights share one buffer, of which each module's own weight is a view. Products
-with int8 weights, and with any weights if requested, are those of `engine.products`.
+share it too, except calls of a single node, which have tuned code whose matrix products run at
+memory bandwidth. Projections of the same input (queries, keys and values; gate and up) are fused
+into one matrix product: their weights share one buffer, and each module's weight is a view of it.
+Layers with int8 weights, and all layers if requested, use the kernels of `engine.products`.
 
-Invariant: outside `swapped_in` the model is unchanged, so that transformers' own generation runs
-the plain model in the same process; weights keep their values and are stored once.
+Invariant: outside `swapped_in` the model is unchanged, so transformers' own generation can run the
+plain model in the same process; weights keep their values and are stored once.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class DeduplicatePass(CustomGraphPass):
         return get_hash_for_files((__file__,))
 
 
-RECOMPILING = {"recompile_limit": 64, "fail_on_recompile_limit_hit": True}  # 4 to 8 for a model
+RECOMPILING = {"recompile_limit": 64, "fail_on_recompile_limit_hit": True}  # a model takes 4 to 8
 OPTIONS: dict[str, Any] = {"post_grad_custom_pre_pass": DeduplicatePass(), "combo_kernels": True}
 
 
 class Swap(NamedTuple):
-    """A module `owner.name`: the model's (`plain`), and its replacement during calls (`other`)."""
+    """A module `owner.name`: the model's own (`plain`), and the one used during calls (`other`)."""
 
     owner: nn.Module
     name: str
@@ -68,8 +68,8 @@ class Swap(NamedTuple):
 
 class CompiledLayers:
     """A model's decoder layers, compiled. `tuned`: whether calls of one node use the tuned code;
-    None until both were timed. `products`: multiply unquantised weights, too, by the kernels of
-    `engine.products` where these are faster."""
+    None until both kinds were timed. `products`: also use the kernels of `engine.products` for
+    unquantised weights, if they are faster."""
 
     def __init__(
         self, model: PreTrainedModel, *, backend: Any = "inductor", products: bool = False
@@ -88,7 +88,7 @@ class CompiledLayers:
         self.swaps += [swap for layer in layers for swap in fuse_projections(layer, products)]
 
     def masks(self, inside: torch.Tensor, *rest) -> Masks:
-        """Return the masks of `engine.masks.spread`, by compiled code."""
+        """Compute the masks of `engine.masks.spread` with compiled code."""
         mark_dynamic(inside, (0, 1))
         for tensor in filter(torch.is_tensor, rest):
             mark_dynamic(tensor)
@@ -96,7 +96,7 @@ class CompiledLayers:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Replace the model's layers by the compiled ones within this context."""
+        """Context manager: replace the model's layers by the compiled ones."""
         for layer in self.compiled:
             layer.tuned = self.tuned is not False
         for owner, name, _, other in self.swaps:
@@ -114,7 +114,7 @@ class CompiledLayers:
 
 
 class CompiledLayer(nn.Module):
-    """One layer, compiled for calls of one node and for larger ones."""
+    """One layer, compiled separately for calls of one node and for larger calls."""
 
     def __init__(self, layer: nn.Module, index: int, backend: Any) -> None:
         super().__init__()
@@ -125,7 +125,8 @@ class CompiledLayer(nn.Module):
         self.single = torch.compile(layer, backend=backend, options=single)
 
     def forward(self, hidden: torch.Tensor, *args, **kwargs):
-        """Call the layer with an `AimedLayer`, its own keys and values, in place of the cache."""
+        """Call the layer with its own `AimedLayer` (keys and values) in place of the whole
+        cache."""
 
         def own_slots(value):
             if not isinstance(value, SlotCache):
@@ -150,9 +151,9 @@ def mark_dynamic(tensor: torch.Tensor, axes: Sequence[int] | None = None) -> Non
 
 
 class ProductColumns(nn.Module):
-    """Columns `start` to `end` of the product with the weights of one or several projections. By
-    a `kernel` of `engine.products`, except for one row if compiled code of its own does it
-    (`alone`)."""
+    """Columns `start` to `end` of the matrix product with the weights of one or several
+    projections. Computed by a `kernel` of `engine.products`, or for a single row by separately
+    compiled code (`alone`), if there is any."""
 
     alone = True
 
@@ -169,11 +170,11 @@ class ProductColumns(nn.Module):
 
 @torch.no_grad()
 def fuse_projections(layer: nn.Module, products: bool = False) -> list[Swap]:
-    """Return the swaps that fuse projections of the same input; store their weights in one buffer.
+    """Fuse projections of the same input: store their weights in one buffer and return the swaps.
 
     Skips layers quantised by transformers, subclasses of `nn.Linear`, and projections that differ
-    in width, dtype, device or bias. Swaps int8 layers, and with `products` all linear layers, even
-    if no other layer shares their input.
+    in width, dtype, device or bias. Also swaps int8 layers, and with `products` all linear layers,
+    even if no other layer shares their input.
     """
     swaps: list[Swap] = []
     done: set[nn.Module] = set()

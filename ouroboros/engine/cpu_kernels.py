@@ -1,9 +1,10 @@
-"""Kernels for what lies between the linear layers of a decoder, on a CPU: row-invariant and cheap.
+"""CPU kernels for all operations of a decoder but the linear layers: attention, norms, rotary
+embeddings, gates.
 
-Each kernel computes every row by itself, in one fixed order, so that a row has the same bits in any
-call. Kernels take addresses and are called through ctypes, which costs one or two microseconds;
-several threads are those of torch's own pool, whose waiting threads would only be in the way of
-another pool's.
+Each kernel computes every row independently and in a fixed order, so a row's result is bitwise
+identical in any call. Kernels take addresses and are called through ctypes, which costs one or two
+microseconds. They run on the threads of torch's own pool, because a second pool would compete with
+torch's waiting threads.
 
 Callers size the buffers; there are no bounds checks. bfloat16 is passed as 16 bits, rounded to
 nearest even wherever transformers' modules round.
@@ -23,7 +24,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-BLOCK = 8  # keys that are reduced together; blocks begin at multiples of it
+BLOCK = 8  # keys that are reduced together; blocks begin at multiples of 8
 CHUNK = 64  # keys converted at a time, then used for all rows
 PIECE = 2048  # columns of one work item of `gate`
 FEW = 4096  # elements below which one thread is as fast as several
@@ -59,7 +60,7 @@ def _pointer(context, address):
 
 @intrinsic
 def _next(context, counter):
-    """Return the counter and add one to it, as one step for all threads."""
+    """Return the counter and atomically add one to it."""
     return types.int64(ADDRESS), lambda _, builder, __, arguments: builder.atomic_rmw(
         "add", arguments[0], ir.Constant(ir.IntType(64), 1), "monotonic"
     )
@@ -96,7 +97,7 @@ def _put(array, at, value):
 
 @numba.njit(forceinline=True, **FAST)
 def _exp(x):
-    """Cephes' expf, which the compiler can vectorise."""
+    """Compute exp in float32 as Cephes' expf does, in a form that the compiler can vectorise."""
     x = min(max(x, np.float32(-87)), np.float32(88))
     whole = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
     f = x - whole * np.float32(0.693359375) + whole * np.float32(2.12194440e-4)
@@ -111,7 +112,7 @@ def _exp(x):
 
 @numba.njit(**FAST)
 def _norm(row, weight, out, eps):
-    """Set `out` to the RMSNorm of a row; they may be the same."""
+    """Write the RMSNorm of `row` to `out`, which may be the same array."""
     total = np.float32(0)
     for at in range(len(row)):
         total += _get(row, at) * _get(row, at)
@@ -122,7 +123,8 @@ def _norm(row, weight, out, eps):
 
 @numba.njit(**FAST)
 def _turn(row, cos, sin, out, scale):
-    """Set `out` to a head's row rotated to its position, times `scale`."""
+    """Apply the rotary embedding to one head of a token; write the result times `scale` to
+    `out`."""
     half = len(row) // 2
     for at in range(half):
         x, y = _get(row, at), _get(row, at + half)
@@ -134,8 +136,8 @@ def _turn(row, cos, sin, out, scale):
 
 @numba.njit(**FAST)
 def _copy(source, head, first, slots, target):
-    """Copy the keys or values in `slots`, or from slot `first` on if there are none, into `target`
-    as float32."""
+    """Copy the keys or values in `slots` to `target` as float32; if `slots` is empty, copy from
+    slot `first` on."""
     for row in range(len(target)):
         line = source[head, slots[row] if len(slots) else first + row]
         for column in range(len(line)):
@@ -144,7 +146,7 @@ def _copy(source, head, first, slots, target):
 
 @numba.njit(forceinline=True, **FAST)
 def _multiply(query, keys, scores):
-    """Set `scores` to the products of a query with eight keys."""
+    """Write the dot products of a query with eight keys to `scores`."""
     k0, k1, k2, k3 = keys[0], keys[1], keys[2], keys[3]
     k4, k5, k6, k7 = keys[4], keys[5], keys[6], keys[7]
     s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = np.float32(0)
@@ -164,7 +166,7 @@ def _multiply(query, keys, scores):
 
 @numba.njit(forceinline=True, **FAST)
 def _accumulate(weights, values, total):
-    """Add eight weighted values to `total`."""
+    """Add eight values, each times its weight, to `total`."""
     w0, w1, w2, w3 = weights[0], weights[1], weights[2], weights[3]
     w4, w5, w6, w7 = weights[4], weights[5], weights[6], weights[7]
     v0, v1, v2, v3 = values[0], values[1], values[2], values[3]
@@ -177,8 +179,8 @@ def _accumulate(weights, values, total):
 
 @numba.njit(**FAST)
 def _softmax(scores, skip, count):
-    """Replace scores by exp(score - maximum), 0 before `skip` and from `count` on; return their
-    sum."""
+    """Replace scores by exp(score - maximum), but by 0 before `skip` and from `count` on; return
+    their sum."""
     scores[:skip] = -np.inf
     scores[count:] = -np.inf
     top = scores.max()
@@ -196,8 +198,9 @@ def _softmax(scores, skip, count):
 def _attend(kv_head, group, queries, keys, values, first, lengths, straight, tails, out):
     """Attend with the scaled queries [n, heads, width] of one key head's group.
 
-    The keys of a row come in two parts, the full blocks of its straight slots, shared with other
-    rows, and the rest, gathered. Both use the same loop, so that they are summed in the same way.
+    A row's keys are, first, the full blocks of its `straight` slots, which it shares with other
+    rows, and then the rest, which are gathered. One loop handles both, so they are summed in the
+    same way.
     """
     n = len(queries)
     full = straight // BLOCK * BLOCK
@@ -249,7 +252,8 @@ def _attend(kv_head, group, queries, keys, values, first, lengths, straight, tai
 
 
 def _pool():
-    """Return the entry to torch's thread pool, GNU's or Intel's OpenMP; None if there is none."""
+    """Return the entry point of torch's thread pool (GNU or Intel OpenMP); None if there is
+    none."""
     library = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_global_deps.so")
     try:
         enter = ctypes.CDLL(library).GOMP_parallel
@@ -264,7 +268,7 @@ POOL = _pool()
 
 
 class Kernel:
-    """A compiled kernel; its arguments are integers and addresses, and the number of work items."""
+    """A compiled kernel. Call it with integers and addresses, and with the number of work items."""
 
     def __init__(self, function) -> None:
         compiled: Any = numba.cfunc(types.void(ADDRESS), cache=True, **FAST)(function)
@@ -281,13 +285,13 @@ class Kernel:
 
 
 class Kernels(NamedTuple):
-    """The kernels of one dtype. Rows are [n, ...] and contiguous; an address 0 means none.
+    """The kernels for one dtype. Rows are [n, ...] and contiguous; address 0 means no array.
 
     `norm`(n, width, residual, addend, weight, out, eps): add to the residual in place, then norm.
     `rotate`(n, heads, kv_heads, width, qkv, cos, sin, q_norm, k_norm, eps, scale, slot, capacity,
-    keys, values, queries): norm and rotate the heads of q and k, which follow one another in a row,
-    then v; write keys and values [kv_heads, capacity, width] from `slot` on, and the scaled queries
-    as float32.
+    keys, values, queries): a row of qkv has the heads of q, then of k, then of v. Norm q and k and
+    apply the rotary embedding; write keys and values [kv_heads, capacity, width] from `slot` on,
+    and the scaled queries as float32.
     `attend`(n, heads, kv_heads, key width, value width, key capacity, value capacity, queries,
     keys, values, out, lengths, straight, tails, columns of tails, first): see `Reach`.
     `gate`(n, width, rows of gate and up, out): SiLU(gate) * up.
@@ -303,7 +307,8 @@ class Kernels(NamedTuple):
 
 @cache
 def kernels(dtype: torch.dtype) -> Kernels:
-    """Return the kernels of a dtype (float32 or bfloat16), compiled or from numba's cache."""
+    """Return the kernels for a dtype (float32 or bfloat16), compiled now or loaded from numba's
+    cache."""
     kind = np.uint16 if dtype == torch.bfloat16 else np.float32
 
     def norm(a):

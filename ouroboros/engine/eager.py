@@ -3,7 +3,7 @@
 `Eager` uses tensors of exactly the size of the call. `Static` (in `ouroboros.engine.static`) pads
 every call to one of a few fixed shapes, as CUDA graphs need.
 
-Invariant: both write the same slots, mask the same tokens, and return the same logits up to
+Invariant: both engines write the same slots, mask the same tokens, and return the same logits up to
 rounding.
 """
 
@@ -21,24 +21,25 @@ from ouroboros.engine.joint import JointCache
 from ouroboros.engine.masks import Layout, Masks, dense
 from ouroboros.tree import ROOT, TokenTree
 
-PREFILL_ALONE = 128  # more missing tokens are fed causally, without a dense mask, before the tree
+PREFILL_ALONE = 128  # more uncached tokens are fed causally, without a dense mask, before the tree
 MOST_HELD = 256  # maximum number of cached nodes that an extended tree may reuse
 
 
 def fed_apart(missing: int, tree: TokenTree) -> bool:
-    """Return whether `missing` tokens are fed by a separate forward pass, before the tree."""
+    """Return whether `missing` uncached tokens are fed in a separate forward pass before the
+    tree."""
     return missing > PREFILL_ALONE and not tree.is_chain
 
 
 def read_alone(prompt: Sequence[int]) -> bool:
-    """Return whether a branching tree behind this uncached prompt would need a second forward
-    pass. Tree drafters then propose nothing in the first step."""
+    """Return whether a branching tree after this uncached prompt would need a second forward pass.
+    If so, tree drafters propose nothing in the first step."""
     return len(prompt) - 1 > PREFILL_ALONE
 
 
 class Eager:
-    """Calls one model with its cache; chains use the model's own causal mask. The next call may
-    overwrite the logits. `forwards` counts forward passes."""
+    """Calls one model with its cache. Chains use the model's own causal mask. Returned logits are
+    valid until the next call. `forwards` counts forward passes."""
 
     def __init__(self, model: PreTrainedModel, info: ModelInfo, cache: SlotCache) -> None:
         self.model = model
@@ -49,11 +50,11 @@ class Eager:
     def run(
         self, known: int, missing: list[int], tree: TokenTree, *, held: int = 0
     ) -> torch.Tensor:
-        """Feed `missing` tokens and the tree after `known` slots; return the logits after its
-        `logit_nodes`, [len(tree.logit_nodes), vocab].
+        """Feed `missing` (uncached) tokens and the tree after `known` cached slots; return the
+        logits after its `logit_nodes`, [len(tree.logit_nodes), vocab].
 
-        Node i of the tree is written to slot `known + len(missing) + i`. The first `held` nodes (at
-        most `MOST_HELD`, before the first logit node) are cached already; then `missing` is empty.
+        Node i of the tree is written to slot `known + len(missing) + i`. If the first `held` nodes
+        (at most `MOST_HELD`, before the first logit node) are cached already, `missing` is empty.
         """
         self.cache.reserve(known + len(missing) + len(tree))
         if fed_apart(len(missing), tree):
@@ -75,28 +76,29 @@ class Eager:
     def choosing(
         self, key: Hashable, compute: Callable, logits: torch.Tensor, *inputs: torch.Tensor
     ) -> torch.Tensor:
-        """Return `compute(logits, *inputs)`, a row-wise function of the last call's logits; a
-        static engine replays it as a captured graph. `key` identifies the function."""
+        """Return `compute(logits, *inputs)`, a row-wise function of the last call's logits that
+        selects tokens. A static engine replays it as a CUDA graph; `key` identifies the function.
+        """
         return compute(logits, *inputs)
 
     def call(self, layout: Layout, token: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the logits of the layout's rows, [rows, vocab], by one call of the model. `token`,
-        on the device, replaces the first id."""
+        """Make one call of the model; return the logits of the layout's rows, [rows, vocab].
+        `token`, a tensor on the device, replaces the first id."""
         self.forwards += 1
         ids, rows = layout.known_ids(self.info.vocab_size), layout.rows
         words = np.stack([np.array(ids), layout.positions()[layout.held :]])
         packed = torch.from_numpy(words).to(self.info.device, non_blocking=True)
         if token is not None:
             packed[0, :1] = token
-        keep: int | torch.Tensor = 0  # all of them
+        keep: int | torch.Tensor = 0  # 0: all rows
         if len(rows) < len(ids):
             last = rows == [len(ids) - 1]
             keep = 1 if last else torch.tensor(rows, device=self.info.device)
         return self.forward(packed[:1], packed[1:], self.masks(layout), keep)
 
     def call_jointly(self, parts: Sequence[tuple[SlotCache, Layout]]) -> list[torch.Tensor]:
-        """Return the logits of each layout's rows, [rows, vocab], by one call of the model for
-        several sequences, each with slots of its own."""
+        """Make one call of the model for several sequences, each with its own slots; return the
+        logits of each layout's rows, [rows, vocab]."""
         self.forwards += 1
         device, vocab = self.info.device, self.info.vocab_size
         layouts = [layout for _, layout in parts]
@@ -129,8 +131,8 @@ class Eager:
         keep: int | torch.Tensor,
         cache: Cache | None = None,
     ) -> torch.Tensor:
-        """Call the model on [1, n] ids and positions; return logits [rows, vocab] of the rows to
-        `keep` (0: all; n: the last n; or indices)."""
+        """Call the model on [1, n] ids and positions; return the logits of the rows to `keep`,
+        [rows, vocab] (0: all rows; n: the last n rows; a tensor: these indices)."""
         out = self.model(
             input_ids=ids,
             position_ids=positions,

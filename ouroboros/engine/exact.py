@@ -1,18 +1,18 @@
-"""Exact calls on a CPU: a token's logits have the same bits in every call that computes them.
+"""Exact calls on a CPU: a token's logits are bitwise identical in every call that computes them.
 
-Rounding depends on the order of sums, and libraries choose that order by the shape of a call: a
-tree of 16 nodes rounds differently from 16 single steps. Here the order depends on a token's
+Rounding depends on the order of additions, and libraries choose that order by the shape of a call:
+a tree of 16 nodes rounds differently from 16 single steps. Here the order depends on a token's
 position alone:
 
-- Linear layers use weights in oneDNN's layout, for which a row's product has the same bits in any
-  number of rows. Fewer than four are padded: the library may sum a single row in another order.
-- Attention reduces keys in the order of positions, in blocks of eight that begin at multiples of
-  eight. A tree's slots are not in the order of positions, so a node's ancestors are gathered.
-- Norms, rotations and activations already work row by row.
+- Linear layers use weights in oneDNN's layout, with which a row's result does not depend on the
+  number of rows in the call, if there are at least four. Fewer rows are padded to four.
+- Attention adds up keys in the order of their positions, in blocks of eight that begin at multiples
+  of eight. A tree's slots are not in this order, so the slots of a node's ancestors are gathered.
+- Norms already work row by row; activations and rotary embeddings do so after padding.
 
-So trees of any shape, prompts fed in any pieces and standard decoding give bit-equal logits, in
-float32 and bfloat16. `make_exact` refuses models that it cannot make exact; `check_exact` refuses
-any other operator by name and compares a random tree with single steps.
+So trees of any shape, prompts fed in chunks of any size and standard decoding give bitwise
+identical logits, in float32 and bfloat16. `make_exact` refuses models that it cannot make exact;
+`check_exact` refuses any other operator by name and compares a random tree with single steps.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CANNOT = ("softcap", "s_aux", "position_bias")  # attention arguments that the k
 
 @dataclass(frozen=True, eq=False)
 class Reach:
-    """The slots that each fed token attends to, in the order of positions; one row per token.
+    """The slots that each fed token attends to, in the order of their positions; a row per token.
 
     Row r attends to `lengths[r]` slots: first the slots `0 ... straight[r] - 1`, each at its own
     position, then `tails[r, 0], tails[r, 1], ...`. Of these it skips the first `first[0, r]`, or
@@ -105,7 +105,7 @@ current = _Call()
 
 
 class Exact(Eager):
-    """Makes exact calls on a model changed by `make_exact`. Raises `ValueError` if weights have
+    """The engine of a model prepared by `make_exact`. Calls raise `ValueError` if weights have
     changed since they were packed."""
 
     packed: PackedWeights
@@ -132,7 +132,7 @@ class Exact(Eager):
 
     @contextmanager
     def _exact(self, reach: Reach) -> Iterator[None]:
-        """Make the model's calls within this context exact."""
+        """Context manager: use bitwise-reproducible attention with the slots in `reach`."""
         if self.packed.stale:
             raise ValueError("the weights have changed: call prepack() on the CachedModel")
         current.reach, current.info = reach, self.info
@@ -153,8 +153,8 @@ def exact_attention(
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
     """Attend with [1, heads, n, width] queries over [1, kv_heads, slots, width] keys and values;
-    return [1, n, heads, width]. In joint calls the mask is the sequence's `Reach`. Calls from
-    outside the engine go to `packed_attention`."""
+    return [1, n, heads, width]. In joint calls the mask is the sequence's `Reach`. Calls made
+    outside this engine go to `packed_attention`."""
     reach = attention_mask if isinstance(attention_mask, Reach) else current.reach
     if reach is None:
         assert not isinstance(attention_mask, Reach)
@@ -174,7 +174,7 @@ def attend(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, reach: Reach, sliding: bool
 ) -> torch.Tensor:
     """Attend with scaled float32 queries [n, heads, width] over keys and values [kv_heads, slots,
-    width], to the slots that each row reaches; return [n, heads, value width]."""
+    width], each row to the slots in `reach`; return [n, heads, value width]."""
     (n, heads, width), (kv_heads, _, out_width) = queries.shape, values.shape
     keys, values = _rows_together(keys), _rows_together(values)
     capacities = keys.stride(0) // width, values.stride(0) // out_width
@@ -198,7 +198,7 @@ def attend(
 
 
 def _rows_together(tensor: torch.Tensor) -> torch.Tensor:
-    """Return keys or values such that the slots of a head follow one another."""
+    """Return keys or values with each head's slots contiguous in memory; copy only if needed."""
     return tensor if tensor.stride()[1:] == (tensor.shape[2], 1) else tensor.contiguous()
 
 
@@ -210,7 +210,7 @@ def is_sliding(layer: int, info: ModelInfo) -> bool:
 
 
 def _exact_mask(*args, **kwargs) -> torch.Tensor | None:
-    """Return None in exact calls, which use a `Reach`, else the mask for `sdpa`."""
+    """Return the mask for `sdpa`; None in exact calls, which use a `Reach` instead."""
     return None if current.reach is not None else sdpa_mask(*args, **kwargs)
 
 
@@ -218,11 +218,11 @@ register(NAME, exact_attention, _exact_mask)
 
 
 class ExactActivation(nn.Module):
-    """Mixin for activations: an element's bits do not depend on the number of rows.
+    """Mixin for activations: makes an element's result independent of the number of rows.
 
-    torch computes elementwise functions in vectors and the remainder of each thread's share by
-    scalar code, which rounds differently. So rows are padded to whole vectors, and the tensor is
-    split where a thread's share would end within a vector.
+    torch computes elementwise functions with SIMD vectors, and what is left over at the end of each
+    thread's range with scalar code, which rounds differently. So rows are padded to whole vectors,
+    and the tensor is split if a thread's range would end within a vector.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -241,7 +241,7 @@ class ExactActivation(nn.Module):
 
 class ExactRotation(nn.Module):
     """Mixin for rotary embeddings: computes up to 64 positions at a time, padded to 64 unless the
-    angles of one position fill whole vectors."""
+    angles of one position fill whole SIMD vectors."""
 
     def forward(self, x, position_ids, *args, **kwargs):
         if current.reach is None:
@@ -262,9 +262,9 @@ class ExactRotation(nn.Module):
 
 def make_exact(model: PreTrainedModel, info: ModelInfo) -> PackedWeights:
     """Prepare a model for exact calls: pack its linear layers, replace its attention, and wrap its
-    activations and rotations. Return the packed weights.
+    activations and rotary embeddings. Return the packed weights.
 
-    Raises `ValueError` with the reason if this is impossible.
+    Raises `ValueError` with the reason if the model cannot be made exact.
     """
     name = type(model).__name__
     if info.device.type != "cpu" or info.dtype not in (torch.float32, torch.bfloat16):
@@ -328,7 +328,7 @@ class _Operators(TorchDispatchMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Record the calls within this context."""
+        """Context manager: record the operators of all calls."""
         enter = [
             module.register_forward_pre_hook(lambda module, _: self.inside.append(module))
             for module in self.names
@@ -346,7 +346,8 @@ class _Operators(TorchDispatchMode):
 
 
 def check_exact(engine: Eager) -> None:
-    """Check that a random tree and single steps give the same bits; overwrites the first slots.
+    """Check that a random tree and single steps give bitwise identical logits. Overwrites the
+    first slots.
 
     Raises `ValueError` naming the layers that are not exact, or the first difference.
     """

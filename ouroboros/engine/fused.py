@@ -1,13 +1,15 @@
-"""Llama-like decoders on a CPU without transformers' modules: faster, and exact to the bit.
+"""Call Llama-like decoders on a CPU without transformers' modules: faster, and bitwise
+reproducible.
 
-A call alternates packed products with a few kernels (`ouroboros.engine.cpu_kernels`), so almost all
-of its time is reading weights. Both give a row the same bits in any call: such a model's calls
-are exact by default, for what a call of its modules costs or less.
+A call alternates matrix products with packed weights and a few kernels
+(`ouroboros.engine.cpu_kernels`), so it spends almost all its time on reading weights. With both, a
+row's result does not depend on the other rows. So such calls are exact by default, and take no
+longer than calls of the modules.
 
 The model is unchanged. `fuse` recognises models that are built like Llama, compares their logits
-with those of the modules, and returns None for any other. Weights are read where they are, packed
-ones are copies (see `ouroboros.engine.prepack`); if a weight or a module changes, calls go to the
-modules again.
+with those of the modules, and returns None for any other model. Small weights are read in place,
+packed weights are copies (see `ouroboros.engine.prepack`). If a weight or a module changes, the
+modules are called again.
 """
 
 from __future__ import annotations
@@ -66,8 +68,8 @@ class DecoderLayer(NamedTuple):
 
 
 class Fused(Eager):
-    """Makes calls by kernels and packed products. With `demanded`, raises `ValueError` if weights
-    have changed since they were packed, instead of calling the modules."""
+    """The engine that calls kernels and packed matrix products. If weights have changed since they
+    were packed, it calls the modules or, with `demanded`, raises `ValueError`."""
 
     def __init__(
         self, model: PreTrainedModel, info: ModelInfo, cache: SlotCache, packed: PackedWeights
@@ -113,7 +115,8 @@ class Fused(Eager):
         return Reach.of(layout, self.info.sliding_window)
 
     def _check(self, *, begins: bool) -> None:
-        """Notice changed weights and modules; where a sequence begins, samples and hooks too."""
+        """Detect changed weights and modules; when a sequence begins, also check sampled elements
+        of the weights and hooks."""
         if begins:
             self.packed.check(closely=False)
             self.hooked = _hooked(self.model)
@@ -192,8 +195,8 @@ class Fused(Eager):
         return _product(normed[-keep:] if isinstance(keep, int) else normed, self.head)
 
     def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the cosines and sines of positions, [n, width] each, from a table that grows by
-        pieces of a fixed size: a position's bits do not depend on the call."""
+        """Return the cosines and sines of positions, [n, width] each. They come from a table that
+        grows by a fixed number of positions, so they are bitwise identical in every call."""
         if (last := int(positions.max())) >= len(self.cos):
             like, pieces = torch.empty(0, dtype=self.info.dtype), [(self.cos, self.sin)]
             for start in range(len(self.cos), max(last + 1, 2 * len(self.cos)), ANGLES):
@@ -205,7 +208,7 @@ class Fused(Eager):
 
 
 def _hooked(model: nn.Module) -> bool:
-    """Return whether a module does more than its class says."""
+    """Return whether a module has hooks or a replaced `forward`."""
     return any(
         module._forward_hooks
         or "forward" in module.__dict__
@@ -218,7 +221,8 @@ def _hooked(model: nn.Module) -> bool:
 
 
 def _product(rows: torch.Tensor, *layers: Any) -> torch.Tensor:
-    """Return the product of a packed layer or of a joined group, [n, out], without its modules."""
+    """Return the output of a packed layer or of a joined group of layers, [n, out], without
+    calling the modules."""
     biases, bias = [layer._parameters["bias"] for layer in layers], None
     if any(own is not None for own in biases):
         bias = torch.cat(
@@ -242,9 +246,9 @@ def _layer(module: Any) -> DecoderLayer:
 def fuse(
     model: PreTrainedModel, info: ModelInfo, cache: SlotCache, *, demanded: bool
 ) -> Fused | None:
-    """Pack a model's linear layers and return the engine for it; None if the model is not built
-    like Llama, if its calls turn out not to be exact, or, unless `demanded`, if packed products
-    are slower here. Overwrites the first slots."""
+    """Pack a model's linear layers and return the engine for it. Return None if the model is not
+    built like Llama, if its calls turn out not to be exact, or (unless `demanded`) if packed
+    weights are slower here. Overwrites the first slots."""
     if not _is_llama_like(model, info):
         return None
     try:
@@ -266,7 +270,7 @@ def fuse(
 
 
 def _is_llama_like(model: PreTrainedModel, info: ModelInfo) -> bool:
-    """Return whether a model consists of the modules that `Fused` knows, as they are called."""
+    """Return whether a model consists of exactly the modules that `Fused` implements."""
     config: Any = model.config
     if info.device.type != "cpu" or info.dtype not in (torch.float32, torch.bfloat16):
         return False

@@ -1,11 +1,11 @@
-"""One call of a model for trees of several sequences, each with cache slots of its own.
+"""Score trees of several sequences in one call of a model; each sequence has its own cache slots.
 
-The fed tokens of all sequences are concatenated to one row, [1, total], so nothing is padded. Keys
-and values are written to each sequence's own slots, and attention runs sequence by sequence with
-the sequence's own mask.
+The fed tokens of all sequences are concatenated into one row, [1, total], so nothing is padded.
+Keys and values are written to each sequence's slots, and attention runs sequence by sequence with
+that sequence's mask.
 
-Joint calls need an attention function registered here. Invariant: a token's logits are those of a
-call of its sequence alone, up to rounding.
+Joint calls need an attention function registered here. Invariant: up to rounding, a token's logits
+are those of a call for its sequence alone.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SERVED: set[str] = set()  # names of attention functions
 
 
 class Share(NamedTuple):
-    """One sequence's part of a joint call: its slots, its layout, the range of its tokens in the
-    row, and its attention mask (one for all layers, or a dict by layer type)."""
+    """One sequence in a joint call: its slots, its layout, the range of its tokens in the row, and
+    its attention mask (one for all layers, or a dict by layer type)."""
 
     slots: SlotCache
     layout: Layout
@@ -45,7 +45,7 @@ current = _Current()
 
 class JointCache(Cache):
     """Writes the keys and values of a joint call to the slots of each sequence. `layer` is the
-    index of the layer last written; `seen` holds its keys and values to read, per sequence."""
+    index of the layer last written; `seen` has that layer's keys and values of each sequence."""
 
     def __init__(self, info: ModelInfo, parts: Sequence[tuple[SlotCache, Layout]]) -> None:
         super().__init__(layers=[SlotLayer() for _ in info.layers])
@@ -58,7 +58,7 @@ class JointCache(Cache):
 
     @contextmanager
     def attended(self, masks: Sequence[Any]) -> Iterator[None]:
-        """Run attention sequence by sequence within this context, with these masks."""
+        """Context manager: run attention sequence by sequence, with these masks."""
         pairs = zip(self.shares, masks, strict=True)
         self.shares = [share._replace(mask=mask) for share, mask in pairs]
         current.cache = self

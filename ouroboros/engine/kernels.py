@@ -1,8 +1,8 @@
 """Attention of a few tree nodes over a long cache, on a GPU.
 
-Such a call has few query rows and many slots, so the work is split over the slots: each program
-attends with the packed query heads of one key head over a part of the slots, and a second kernel
-combines the parts by their log-sum-exps (as flash decoding, Dao et al. 2023,
+Such a call has few query rows and many slots, so the slots are split: each program attends with the
+packed query heads of one key head over one range of slots, and a second kernel combines the ranges
+by their log-sum-exps (as flash decoding, Dao et al. 2023,
 https://crfm.stanford.edu/2023/10/12/flashdecoding.html). Keys and values are read once, in place;
 the tree is an additive mask.
 
@@ -22,9 +22,9 @@ except ImportError:  # a CPU build of torch
     triton = None
 
 SLOTS = 64  # slots that a program reads at a time; half as many for wide heads
-WIDE_BYTES = 256  # wider keys of one head exceed the shared memory of smaller GPUs
+WIDE_BYTES = 256  # longer keys would exceed the shared memory of smaller GPUs
 MOST_ROWS = 64  # packed query rows per program
-MOST_PARTS = 64  # parts that the slots are split into
+MOST_PARTS = 64  # ranges that the slots are split into, at most
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -49,8 +49,8 @@ def fits(
 
 
 def why_no_kernel(device: torch.device, dtype: torch.dtype, width: int) -> str | None:
-    """Return why the kernel cannot be used for heads of this width on this device; None if a call
-    of its largest block agrees with torch's attention."""
+    """Return why the kernel cannot be used for heads of this width on this device; None if its
+    largest block agrees with torch's attention."""
     if triton is None:
         return "Triton is not installed"
     draw = torch.Generator(device).manual_seed(0)
@@ -72,8 +72,8 @@ def why_no_kernel(device: torch.device, dtype: torch.dtype, width: int) -> str |
 def tree_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Return [1, n, heads, width] for queries [1, heads, n, width], keys and values [1, kv_heads,
-    slots, width] and an additive mask [1, 1, n, slots]."""
+    """Attend with queries [1, heads, n, width] over keys and values [1, kv_heads, slots, width]
+    under an additive mask [1, 1, n, slots]; return [1, n, heads, width]."""
     _, heads, n, width = query.shape
     kv_heads, slots = key.shape[1:3]
     wide = width * query.element_size() > WIDE_BYTES
@@ -154,8 +154,9 @@ if triton is not None:
         PRECISION: tl.constexpr,
         WHOLE: tl.constexpr,
     ):
-        """Attend over one part of the slots with a block of one key head's packed rows (row =
-        group member x n + node). With one part (`WHOLE`), write the result, [n, heads, width]."""
+        """Attend over one range of slots with a block of one key head's packed rows (row = group
+        member x n + node). If there is only one range (`WHOLE`), write the final result, [n, heads,
+        width]."""
         head, block, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         row = block * ROWS + tl.arange(0, ROWS)
         real = row < group * n
@@ -209,7 +210,7 @@ if triton is not None:
     def _join(
         sums, tops, totals, out, n, group, kv_heads, parts, WIDTH: tl.constexpr, PARTS: tl.constexpr
     ):
-        """Combine the parts of one packed row; write it to its place in [n, heads, width]."""
+        """Combine the ranges of one packed row; write the row of the result, [n, heads, width]."""
         which = tl.program_id(0)
         head, row = which // (group * n), which % (group * n)
         part = tl.arange(0, PARTS)

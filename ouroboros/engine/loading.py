@@ -14,9 +14,9 @@ PROBE = "def f(a, b):\n    if a  ==  12:\n\treturn [3, 45]\n\n\n        # x = 0.
 
 
 def why_not_loaded(name: str, error: Exception) -> str:
-    """Return the cause of a loading error and the remedy, in one line.
+    """Describe the cause of a loading error and the remedy, in one line.
 
-    transformers reports a missing folder as a malformed hub id, so folders are checked first.
+    Checks folders first, because transformers reports a missing folder as a malformed hub id.
     """
     is_folder = name.startswith((".", "~", "/")) or name.count("/") > 1
     if is_folder and not Path(name).exists():

@@ -1,11 +1,11 @@
-"""Attention masks for one forward pass over a tree behind a cached context.
+"""Attention masks for one forward pass over a tree after a cached context.
 
-`Layout` describes the pass in NumPy: which fed tokens attend to which; all of them attend to the
-context. `dense` returns masks of exactly the size of the pass; `spread` builds those of a padded
-pass on the device, without waiting for the host.
+`Layout` describes the pass in NumPy: which fed tokens attend to which other fed tokens; all attend
+to the context. `dense` returns masks of exactly the size of the pass; `spread` builds the masks of
+a padded pass on the device, without waiting for the host.
 
-Invariant: in both, a node attends to the context, the sequence tokens fed before the tree, its
-ancestors and itself, within any sliding window.
+Invariant: a node attends to the context, the sequence tokens fed before the tree, its ancestors and
+itself, within any sliding window.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ class Layout(NamedTuple):
 
     @property
     def rows(self) -> list[int]:
-        """Indices among the fed tokens of the logit nodes."""
+        """The indices of the logit nodes among the fed tokens."""
         first = len(self.missing) - self.held
         return [first + node for node in self.tree.logit_nodes]
 
     def positions(self) -> np.ndarray:
-        """Return [columns] int64: the position of every missing token and node."""
+        """Return [columns] int64: the position of every missing token and every node."""
         depths, start = self.tree.depths(), self.base + len(self.missing)
         if not self.missing:
             return start + depths
         return np.concatenate([np.arange(self.base, start), start + depths])
 
     def seen(self) -> np.ndarray:
-        """Return the mask among the tokens of the pass, [fed, columns] bool.
+        """Return the mask between the tokens of the pass, [fed, columns] bool.
 
         For one missing token and a root with two children::
 
@@ -79,7 +79,7 @@ def dense(layout: Layout, info: ModelInfo, *, chains: bool = False) -> Masks:
     """Return the masks over all slots in use, [1, 1, fed, base + columns]; None for a chain, which
     the model masks itself.
 
-    With `chains`, chains get masks too, except where attention needs none: a single token, or the
+    With `chains`, chains get masks too, unless attention needs none: for a single token, or for the
     first tokens of a sequence, within any sliding window.
     """
     if layout.tree.is_chain and chains:
@@ -111,9 +111,9 @@ def spread(
 ) -> Masks:
     """Return the masks of a padded pass, [1, 1, nodes, slots].
 
-    `at` are the slots 0 to slots - 1. `inside` [nodes, columns] and `positions` [columns] are those
-    of the layout, padded; `base` [1] is its first slot, and `own` [nodes] are the columns of the
-    fed tokens.
+    `at` has the slots 0 to slots - 1. `inside` [nodes, columns] and `positions` [columns] are the
+    layout's mask and positions, padded; `base` [1] is its first slot, and `own` [nodes] has the
+    columns of the fed tokens.
     """
     width = inside.shape[1]
     column, context = (at - base).clamp(0, width - 1), at < base
@@ -127,8 +127,8 @@ def spread(
 def by_layer(seen: torch.Tensor, near: torch.Tensor | None, info: ModelInfo) -> Masks:
     """Return an additive mask, or one per layer type if types are mixed.
 
-    `seen` and `near` are [queries, slots] bool: slots that a full layer attends to, and slots
-    within the sliding window (None: all).
+    `seen` and `near` are [queries, slots] bool: the slots that a full-attention layer attends to,
+    and the slots within the sliding window (None: all).
     """
     local = additive(seen if near is None else seen & near, info.dtype)
     if info.layer_types is None:

@@ -1,9 +1,9 @@
 """An unmodified Hugging Face causal LM, wrapped to score token trees with a KV cache.
 
-Invariant: after `accept`, the cache holds every token of the sequence but the last. Prefill,
-rollback, catch-up after a full acceptance and reuse of a shared prompt are one code path: tokens of
-the sequence that are not cached are fed before the tree, in the same call. A tree may be scored in
-parts: until a path is accepted, nodes already scored stay cached for the descendants added later.
+Invariant: after `accept`, the cache holds every token of the sequence except the last. Prefill,
+rollback, catch-up after a full acceptance and reuse of a shared prompt are one code path: uncached
+tokens of the sequence are fed before the tree, in the same call. A tree may be scored over several
+calls: until a path is accepted, scored nodes stay cached for descendants that are added later.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ class CachedModel(TreeModel):
     """A causal LM that scores token trees.
 
     The state of a sequence is a `CachedSequence`, returned by `new_sequence` and passed to each
-    call. The model has one set of cache slots. Scoring another sequence hands it the slots; a
+    call. The model has one set of cache slots, which passes to whichever sequence is scored; a
     prefix shared with the previous sequence is not fed again. `score_together` gives each sequence
-    slots of its own, which it keeps.
+    separate slots, which it keeps.
 
-    `engine` "static" pads calls to fixed shapes and replays them as CUDA graphs; "eager" calls the
+    `engine`: "static" pads calls to fixed shapes and replays them as CUDA graphs; "eager" calls the
     model directly; "auto" is static on a GPU if the model can be captured, else eager, with the
-    reason in `engine_reason`; "tuned" is "auto" with the products of `ouroboros.engine.products`.
-    On a CPU, "auto" calls prepacked Llama-like models by kernels (`ouroboros.engine.fused`). With
+    reason in `engine_reason`; "tuned" is "auto" with the kernels of `ouroboros.engine.products`. On
+    a CPU, "auto" calls prepacked Llama-like models with kernels (`ouroboros.engine.fused`). With
     `exact`, `engine` is ignored, and a model is refused unless its calls are exact: a token's
-    logits have the same bits in every call. A draft reads at most the last `prefill_limit` tokens
-    of a new prompt (None: all).
+    logits are bitwise identical in every call. A draft reads at most the last `prefill_limit`
+    tokens of a new prompt (None: all).
 
     Raises `ValueError` with the reason if the architecture cannot score trees, or not exactly.
     """
@@ -104,7 +104,7 @@ class CachedModel(TreeModel):
 
     @property
     def exact(self) -> bool:
-        """Whether a token's logits have the same bits in every call."""
+        """Whether a token's logits are bitwise identical in every call."""
         fused = isinstance(self.engine, Fused) and not self.engine.stale
         return self._demanded or fused
 
@@ -124,7 +124,7 @@ class CachedModel(TreeModel):
         quantization_config, revision, ...) are passed to transformers' `from_pretrained`, except
         quantization_config="int8" (see `quantise`).
 
-        A model that transformers quantises goes directly to its device, since it cannot be
+        A model that transformers quantises is loaded directly to its device, because it cannot be
         moved later. Raises `ValueError` if loading fails or the tokenizer loses characters.
         """
         own = isinstance(options.get("quantization_config"), str)
@@ -148,10 +148,11 @@ class CachedModel(TreeModel):
         return wrapped
 
     def prepack(self) -> None:
-        """Keep a second copy of the linear layers' weights on a CPU, in a layout that multiplies a
-        few rows faster, if it does; call Llama-like models by kernels on it, whose calls are exact
-        (`ouroboros.engine.fused`). Loaded models are prepacked; call it for a model of your own
-        once its weights are final. `packed.facts` records what was decided."""
+        """On a CPU, keep a second copy of the linear layers' weights, in a layout in which calls of
+        a few rows are faster, if timing confirms it. Llama-like models are then called with
+        kernels, and their calls are exact (`ouroboros.engine.fused`). `from_pretrained` prepacks;
+        for a model of your own, call this when its weights are final. `packed.facts` records what
+        was decided."""
         model, info, cache = self.model, self._info, self.cache
         self.empty()
         cache.set_length(0)
@@ -168,11 +169,11 @@ class CachedModel(TreeModel):
                 self.engine = Eager(model, info, cache)
 
     def new_sequence(self, cached: Sequence[int] = ()) -> CachedSequence:
-        """Return the state of a new sequence. Empty the cache if weights, hooks or adapters have
+        """Return the state of a new sequence. Empties the cache if weights, hooks or adapters have
         changed.
 
-        Tokens in `cached` count as cached without being fed, so that calls can be timed without a
-        prefill; their slots may hold anything.
+        To time calls without a prefill, pass `cached` tokens: they count as cached although nothing
+        is fed, and their slots have arbitrary content.
         """
         before, self._weights = self._weights, model_state(self.model)
         if before != self._weights:
@@ -180,7 +181,7 @@ class CachedModel(TreeModel):
         return self._resident_if_cached(CachedSequence(list(cached)))
 
     def _resident_if_cached(self, sequence):
-        """Return the sequence; hand it the slots if it begins with cached tokens."""
+        """Give the model's slots to a sequence that begins with cached tokens; return it."""
         if sequence.tokens:
             self.empty()
             self.resident = sequence
@@ -200,11 +201,10 @@ class CachedModel(TreeModel):
 
         The logits are valid until the next call; their attribute `choosing` is `Eager.choosing`.
         `tokens` is the whole sequence; its last token is the tree's root. Ids beyond this model's
-        vocabulary are fed as id 0, which happens only to drafts.
+        vocabulary, which only draft models meet, are fed as id 0.
 
-        A tree that was extended since the last call, with nothing accepted in between, is not fed
-        again: nodes before its first logit node are reused. Request logits for the new nodes only,
-        by `tree.with_logits_at(new)`.
+        To extend the last tree, pass `tree.with_logits_at(new)`: nodes before the first new one are
+        reused, not fed again, if no path was accepted in between.
         """
         if sequence.slots is not None:
             return self.score_together([(sequence, tokens, tree)])[0]
@@ -225,9 +225,9 @@ class CachedModel(TreeModel):
         self, calls: Sequence[tuple[CachedSequence, Sequence[int], TokenTree]]
     ) -> list[torch.Tensor]:
         """Return the result of `score` for several sequences, each (sequence, tokens, tree), from
-        one call of the model. A long prompt is fed by a separate call before.
+        one call of the model. Long prompts are fed before, in separate calls.
 
-        Each sequence gets cache slots of its own and keeps them. Calls are eager, without CUDA
+        Each sequence gets separate cache slots and keeps them. Calls are eager, without CUDA
         graphs. Raises `ValueError` if the model cannot do this (see `why_not_together`).
         """
         if reason := self.why_not_together():
@@ -258,15 +258,15 @@ class CachedModel(TreeModel):
 
     def why_not_together(self) -> str | None:
         """Return why this model cannot score several sequences in one call; None if it can.
-        The first call tries it on trees of two sequences and keeps the answer."""
+        The first call tests it on trees of two sequences; the result is cached."""
         if self._together is None:
             self._together = why_not_jointly(self.engine)
             self.empty()
         return self._together or None
 
     def _layout(self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree) -> Layout:
-        """Return the tree's layout behind the cached prefix of the sequence; drop cached tokens
-        after that prefix."""
+        """Return the layout of the uncached tokens and the tree; drop cached tokens after the
+        cached prefix of the sequence."""
         tokens = self._read(sequence, tokens, tree)
         known = sequence.shared_prefix(tokens)
         missing = list(tokens[known:-1])
@@ -290,7 +290,8 @@ class CachedModel(TreeModel):
     def _read(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
     ) -> Sequence[int]:
-        """Return the tokens that the model reads, all or the last ones (see `prefill_limit`).
+        """Return the tokens that the model reads: all of them, or the last ones (see
+        `prefill_limit`).
 
         Raises `ValueError` if the tree is not rooted at the last token, or reaches beyond the
         model's context length.
@@ -369,8 +370,8 @@ class CachedModel(TreeModel):
 
     def describe_engine(self) -> dict[str, object]:
         """Return the engine's description for run.json: engine, whether calls are captured and
-        layers compiled, attention implementation, and on a GPU `fallback`, the reason why the
-        fastest way is not used (None if it is)."""
+        layers compiled, attention implementation, and on a GPU `fallback`: the reason for anything
+        slower than captured, compiled calls (None if there is nothing)."""
         attention = self.model.config.get_text_config()._attn_implementation
         captured = getattr(self.engine, "graphs", False)
         compiled = getattr(self.engine, "compiled", None) is not None
@@ -389,7 +390,7 @@ class CachedModel(TreeModel):
         }
 
     def _give_slots(self, sequence: CachedSequence) -> None:
-        """Hand the cache slots to a sequence."""
+        """Give the model's cache slots to a sequence."""
         if sequence is not self.resident:
             sequence.take_over(self.resident)
             self.resident = sequence

@@ -1,15 +1,16 @@
-"""Prepacked weights: on a CPU, linear layers that multiply a few rows about as fast as one.
+"""Prepacked weights: on a CPU, linear layers that process a few rows about as fast as one.
 
-A call of a tree is bound by reading the weights. With weights in oneDNN's layout, products of 1 to
-16 rows read them at memory bandwidth, in float32 and bfloat16. torch's own products may take
-several times as long, or less, depending on processor, dtype and rows. So both are timed on the
-model's own layers, and each row count uses the faster one.
+Reading the weights limits the speed of a call with a few rows. With weights in oneDNN's layout,
+matrix products of 1 to 16 rows run at memory bandwidth, in float32 and bfloat16. torch's own matrix
+products may be several times slower, or faster, depending on processor, dtype and rows. So both are
+timed on the model's layers, and each row count uses the faster one.
 
 Models that this library loads or builds are packed; call `CachedModel.prepack` for others.
 Invariant: the model's weights are not changed or moved. A packed layer keeps a second copy and uses
-it only while the weight is unchanged. Replacing a weight or writing to it is detected at each call.
-torch does not count writes through `weight.data`: samples detect these, a few of each weight when a
-sequence begins and, in `generate`, some of every row and column. Copies of a model are not packed.
+it only while the weight is unchanged. Each call detects weights that were replaced or written to.
+Writes through `weight.data`, which torch does not count, are detected by comparing samples: a few
+elements of each weight when a sequence begins, and in `generate` elements of every row and column.
+Copies of a model are not packed.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ import psutil
 import torch
 from torch import nn
 
-ROWS = (1, 2, 4, 16)  # row counts timed; counts in between use the result of the one below
-HINT = 4  # rows that the layout is optimised for: no fewer are faster
+ROWS = (1, 2, 4, 16)  # row counts timed; others use the result of the next smaller one
+HINT = 4  # row count that the layout is optimised for; fewer rows are not faster
 SMALLEST = {torch.float32: 1 << 20, torch.bfloat16: 1 << 17}
-"""Elements of the smallest weight to pack, by dtype: below it, plain products are as fast."""
+"""Elements of the smallest weight to pack, by dtype: for smaller ones, plain matmuls are as fast.
+"""
 FREE_SHARE = 0.5  # largest share of the free memory that the copies may take
 TIMED_BYTES = 96 << 20  # weights to time: more than the processor's caches hold
 ROUNDS, LIMIT_S = 5, 0.5  # rounds and time limit of the timing
-DISPATCH_MS = 0.03  # of a module's call, which calls by kernels spare
-CLEARLY = 0.9  # plain products are used if they take less than this share of the packed time
-COMPANY = (2, 5, 8, 17, 64, 256)  # row counts whose products must equal those of one row
+DISPATCH_MS = 0.03  # overhead of calling a module, which fused calls avoid
+CLEARLY = 0.9  # plain matmuls are used if they take less than this share of the packed time
+COMPANY = (2, 5, 8, 17, 64, 256)  # row counts with which a row's result must be the same
 SAMPLES = 64  # elements of a weight that are compared when a sequence begins
 log = logging.getLogger(__name__)
 
@@ -44,16 +46,16 @@ log = logging.getLogger(__name__)
 class Packed:
     """A weight in oneDNN's layout, and `of`, the state of the weight that it was copied from.
 
-    `faster`: for each of `ROWS`, whether the packed product is faster. `always` is for exact calls:
-    all row counts use the packed product, and fewer than `HINT` rows are padded to as many: no
-    slower, and the library may sum a single row in another order.
+    `faster`: for each of `ROWS`, whether the packed weight is faster. `always`, for exact calls:
+    all row counts use the packed weight, and fewer than `HINT` rows are padded to `HINT`. That is
+    no slower, and a single row would round differently.
     """
 
     def __init__(self, weight: torch.Tensor | None = None, *, always: bool = False) -> None:
         self.of: tuple | None = None
         self.always, self.faster = always, (always,) * len(ROWS)
         if weight is not None:
-            self.source = weight.detach()  # so that its memory is not reused
+            self.source = weight.detach()  # keeps the memory from being reused
             self.of = _state(weight)
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.source, HINT)
 
@@ -63,7 +65,7 @@ class Packed:
         return Packed, ()
 
     def multiply(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return the packed product of rows, [..., out]."""
+        """Multiply rows [..., in] by the packed weight; return [..., out]."""
         multiply = torch.ops.mkldnn._linear_pointwise.default
         if self.always and (rows := input.numel() // input.shape[-1]) < HINT:
             padded = nn.functional.pad(input.reshape(rows, -1), (0, 0, 0, HINT - rows))
@@ -73,8 +75,8 @@ class Packed:
 
 
 class JoinedProduct:
-    """One product for several layers of the same rows: the first module that is called computes it,
-    and the others take their parts, once each."""
+    """One matrix product for several layers with the same input: the first module that is called
+    computes it, and each of the others takes its columns, once."""
 
     def __init__(self, layers: Sequence[PackedLinear]) -> None:
         self.first, self.widths = layers[0].packed, [layer.out_features for layer in layers]
@@ -82,7 +84,7 @@ class JoinedProduct:
         self.last: tuple = (lambda: None), {}
 
     def part(self, layer: PackedLinear, input: torch.Tensor) -> torch.Tensor:
-        """Return the layer's part of the product of `input`, [..., out]."""
+        """Return the layer's columns of the product with `input`, [..., out]."""
         of, parts = self.last  # read once: another thread may replace it
         found = parts.pop(id(layer), None) if of() is input else None
         if found is None:
@@ -94,7 +96,7 @@ class JoinedProduct:
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer that uses its packed weight where that is faster, outside of autograd."""
+    """A linear layer that uses its packed weight if that is faster and no gradient is needed."""
 
     packed: Packed
 
@@ -119,7 +121,7 @@ class PackedLinear(nn.Linear):
 class PackedWeights:
     """The packed layers of a model. `facts` records the number of `layers` and the `bytes` packed;
     for each of `rows` the `plain_ms` and `packed_ms` of the layers timed; and the row counts for
-    which packed products are `used`."""
+    which packed weights are `used`."""
 
     def __init__(self, layers: Sequence[PackedLinear] = (), facts: dict | None = None) -> None:
         self.layers = list(layers)
@@ -137,8 +139,8 @@ class PackedWeights:
         return not self.layers or any(own.packed.of != _state(own.weight) for own in self.layers)
 
     def join(self, groups: Sequence[tuple]) -> None:
-        """Let the first layer of each group keep one packed weight for the whole group, whose
-        layers multiply the same rows, in place of theirs."""
+        """Replace the packed weights of each group of layers with the same input by one packed
+        weight, which the first layer keeps."""
         self.groups, shapes = list(groups), set()
         for group in groups:
             weight = torch.cat([layer.weight.detach() for layer in group])
@@ -152,7 +154,7 @@ class PackedWeights:
             _check_rows(*each)
 
     def give_up(self) -> None:
-        """Use plain products from now on."""
+        """Use the plain weights from now on."""
         for layer in self.layers:
             layer.packed = Packed()
         self.layers, self.facts = [], {}
@@ -176,12 +178,12 @@ class PackedWeights:
 def prepack_linears(
     model: nn.Module, *, every: bool = False, timed: bool = True, groups: Sequence[tuple] = ()
 ) -> PackedWeights:
-    """Pack a model's large float32 and bfloat16 linear layers on a CPU, where that is faster.
+    """Pack a model's large float32 and bfloat16 linear layers on a CPU, if that is faster.
 
     Packs nothing if torch has no oneDNN for this processor, if the copies would take more than half
-    of the free memory, or if plain products are faster for all row counts. `every`: pack small
-    layers too, and use packed products for all row counts, unless the plain ones of all row counts
-    together are faster; do not compare them if not `timed`. `groups` of layers are joined.
+    of the free memory, or if plain weights are faster for all row counts. `every`: pack small
+    layers too, and use packed weights for all row counts, unless plain weights are faster in total
+    (not compared without `timed`). `groups` of layers are joined.
     """
     for hook in list(model._forward_pre_hooks.values()):
         if isinstance(before := getattr(hook, "__self__", None), PackedWeights):
@@ -223,9 +225,9 @@ def prepack_linears(
 
 @torch.inference_mode()
 def _check_rows(shape: torch.Size, dtype: torch.dtype) -> None:
-    """Raise `ValueError` if a row's product with weights of this shape depends on the row count.
+    """Raise `ValueError` if a row's result with weights of this shape depends on the row count.
 
-    The probe's products cancel, so that its sums consist of rounding errors only.
+    The terms of the tested sums cancel, so that only rounding errors are left.
     """
     draw = torch.Generator().manual_seed(0)
     half = shape[1] // 2
@@ -248,8 +250,8 @@ def _check_rows(shape: torch.Size, dtype: torch.dtype) -> None:
 
 @torch.inference_mode()
 def _time_both(layers: list) -> list[list[float]]:
-    """Return the milliseconds of plain and of packed products for each of `ROWS`, summed over some
-    of the layers: the minimum of several rounds, since other load can only add time."""
+    """Return the milliseconds of plain and of packed matmuls for each of `ROWS`, summed over some
+    of the layers. Takes the minimum of several rounds, because other load can only add time."""
     some = layers[:: max(1, sum(layer.weight.nbytes for layer in layers) // TIMED_BYTES)]
     best = [[math.inf] * len(ROWS), [math.inf] * len(ROWS)]
     begin = time.perf_counter()

@@ -1,11 +1,12 @@
-"""Products of a few rows with large weights, on a GPU: bound by reading the weights once.
+"""Matrix products of a few rows with large weights, on a GPU, which read the weights only once.
 
-Each program sums a block of outputs for up to 64 rows. int8 weights are widened in registers; they
-are the left operand, which Hopper's matrix units take from there. No sum is split between programs,
-so a product needs one kernel and no order of additions is left to chance.
+Each program computes a block of outputs for up to 64 rows. int8 weights are dequantised in
+registers; they are the left operand, which Hopper's tensor cores can read from registers. No sum is
+split between programs, so one kernel suffices and the order of additions is fixed.
 
-Which block is fastest is timed at a shape's first call (in the warm-up before a graph is captured),
-against torch's own product too. A block that fails or computes something else is left out.
+At a shape's first call (in the warm-up before a graph is captured), all block sizes and torch's own
+matmul are timed, and the fastest is used. A block size that fails or gives a wrong result is left
+out.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ except ImportError:  # a CPU build of torch
     triton = None
 
 BLOCKS = ((16, 512, 4, 3), (32, 256, 4, 4), (64, 128, 4, 4), (64, 256, 4, 3), (128, 128, 8, 3))
-"""Outputs and weights of each that a program reads at a time, warps, and stages of its loop."""
-MOST_ROWS = 64  # of a program
-ROWS = (1, 16, 32, MOST_ROWS, 256)  # numbers of rows up to which one choice holds
-MOST = {True: ROWS[-1], False: MOST_ROWS}  # rows for which a kernel is tried: int8 weights, others
-PACKED_ROWS = 8  # torch's int8 kernel for bfloat16 on a CPU is faster up to here
+"""Block sizes: outputs, weights per output that a program reads at a time, warps, loop stages."""
+MOST_ROWS = 64  # rows per program
+ROWS = (1, 16, 32, MOST_ROWS, 256)  # row counts up to which the same kernel is used
+MOST = {
+    True: ROWS[-1],
+    False: MOST_ROWS,
+}  # most rows for which kernels are tried (int8 weights, others)
+PACKED_ROWS = 8  # up to this many rows, torch's int8 kernel for bfloat16 on a CPU is faster
 TOLERANCE = 2e-2
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 Product = Callable[[], torch.Tensor]
@@ -45,8 +49,8 @@ def product(
     scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return x [..., depth] times weights [outputs, depth], which are int8 with a `scale` for each
-    output, or of x's dtype; on a GPU by the fastest kernel."""
+    """Return x [..., depth] times weights [outputs, depth]; on a GPU use the fastest kernel. The
+    weights are int8 with a `scale` for each output, or have x's dtype."""
     rows = x.numel() // x.shape[-1]
     if triton is None or not (x.is_cuda or INTERPRETED) or rows > MOST[scale is not None]:
         return plain(x, weight, scale, bias)
@@ -67,7 +71,7 @@ def _(x, weight, scale=None, bias=None):
 
 
 def plain(x, weight, scale=None, bias=None) -> torch.Tensor:
-    """Return what `product` does, by torch alone."""
+    """Compute `product` with torch alone."""
     if scale is None:
         return nn.functional.linear(x, weight, bias)
     rows, depth = x.numel() // x.shape[-1], x.shape[-1]
@@ -81,7 +85,7 @@ def plain(x, weight, scale=None, bias=None) -> torch.Tensor:
 
 
 def candidates(x, weight, scale=None, bias=None) -> dict[str, Product]:
-    """Return ways to compute a product by name: "torch", and the kernel's blocks."""
+    """Return the implementations of a product by name: "torch", and the kernel's block sizes."""
     found: dict[str, Product] = {"torch": lambda: plain(x, weight, scale, bias)}
     for block in BLOCKS:
         launch = partial(_launch, x, weight, scale, bias, block)
@@ -90,7 +94,7 @@ def candidates(x, weight, scale=None, bias=None) -> dict[str, Product]:
 
 
 def times_ms(found: dict[str, Product]) -> dict[str, float]:
-    """Return the ms on a GPU, with cold caches, of each way that agrees with torch's."""
+    """Time each implementation that agrees with torch's on a GPU, with cold caches; return ms."""
     times, right = {}, found["torch"]().float()
     for name, compute in found.items():
         try:
@@ -104,7 +108,7 @@ def times_ms(found: dict[str, Product]) -> dict[str, float]:
 
 
 def _launch(x, weight, scale, bias, block: tuple[int, int, int, int]) -> torch.Tensor:
-    """Return the product by the kernel with one of `BLOCKS`."""
+    """Compute a product with the kernel and one of `BLOCKS`."""
     outputs, depth, warps, stages = block
     flat, out = x.reshape(-1, x.shape[-1]).contiguous(), x.new_empty(*x.shape[:-1], len(weight))
     rows = min(MOST_ROWS, max(16, triton.next_power_of_2(len(flat))))
@@ -139,7 +143,7 @@ if triton is not None:
         DEPTH: tl.constexpr,
         PRECISION: tl.constexpr,
     ):
-        """Sum a block of outputs for a block of rows."""
+        """Compute a block of outputs for a block of rows."""
         output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
         row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
         known, real = output < outputs, row < rows

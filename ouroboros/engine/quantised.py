@@ -1,4 +1,5 @@
-"""Quantised weights: int8 of our own, and other schemes through transformers' quantization config.
+"""Quantised weights: this library's int8, and other schemes through transformers' quantization
+config.
 
 Lossless means equal to standard decoding of the same quantised model. Invariant: an audit's float64
 reference uses the same integers and scales, not the weights from before quantisation.
@@ -21,8 +22,7 @@ LARGEST = 127
 
 
 class Int8Linear(nn.Module):
-    """A linear layer whose weights [out, in] are rounded to int8 multiples of a scale for each
-    output."""
+    """A linear layer whose weights [out, in] are int8 integers, times a scale for each output."""
 
     @torch.no_grad()
     def __init__(self, linear: nn.Linear) -> None:
@@ -41,7 +41,7 @@ class Int8Linear(nn.Module):
 
 
 def quantise(model: PreTrainedModel, config) -> PreTrainedModel:
-    """Return a quantised model: "int8" replaces its linear layers except the output head, in place.
+    """Return a quantised model. "int8" replaces all linear layers except the output head in place.
 
     With a quantization config or its dictionary, transformers quantises the model as if it were a
     checkpoint; the result is on the model's device and shares all weights that are not quantised.
@@ -102,9 +102,9 @@ def bytes_of(model: PreTrainedModel) -> int:
 
 
 def dequantise(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Return a copy with plain weights: each quantised one is its integers times its scales.
+    """Return a copy of the model with plain weights: integers times scales.
 
-    Products are computed in float64, then rounded to `dtype`. Raises `ValueError` unless each
+    They are multiplied in float64, then rounded to `dtype`. Raises `ValueError` unless each
     quantised weight is int8 with a scale per row.
     """
     plain: dict[int, nn.Module] = {}

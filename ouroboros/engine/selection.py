@@ -1,6 +1,7 @@
 """Choose a model's engine: static if its trial calls agree with eager calls, else eager.
 
-Invariant: every fallback (no graphs, layers not compiled, no attention kernel) has a reason.
+Invariant: every fallback (no graphs, layers not compiled, no attention kernel) is reported with its
+reason.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ def select_engine(
 
 
 def why_different(engine: Eager, reference: Eager) -> str | None:
-    """Return why an engine's logits differ from those of the reference; None if they agree.
+    """Compare an engine's logits with those of the reference; return how they differ, or None.
 
-    Each size is tried twice with different inputs, which exposes a graph that replays the inputs of
-    its capture. Overwrites the first slots of both caches.
+    Each size is tried twice with different inputs, to detect a graph that replays the inputs of its
+    capture. Overwrites the first slots of both caches.
     """
     info = reference.info
     if isinstance(engine, Static) and engine.compiled and not engine.compiled.compiled:

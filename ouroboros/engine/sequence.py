@@ -1,8 +1,7 @@
-"""Per-sequence state on one model: cached tokens, the tree last scored, counters.
+"""The state of a sequence on one model: cached tokens, the tree last scored, counters.
 
-Everything that differs between sequences is here and is passed to each call of the model. A model
-has one set of cache slots, handed from sequence to sequence; sequences that are scored in one call
-have slots of their own.
+Every call of the model receives this state. A model has one set of cache slots, which passes from
+sequence to sequence; sequences that are scored in one call have separate slots.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class ModelCounters(NamedTuple):
     wait_s: float = 0.0
 
     def since(self, before: ModelCounters) -> ModelCounters:
-        """Return the counts since an earlier reading, `before`."""
+        """Return the work since `before`, an earlier reading of the counters."""
         return ModelCounters(*(now - then for now, then in zip(self, before, strict=True)))  # type: ignore[arg-type]
 
 
@@ -45,10 +44,10 @@ class ModelCounters(NamedTuple):
 class CachedSequence:
     """One sequence on one model. `model.new_sequence()` returns it; only the model changes it.
 
-    The model reads the sequence from token index `start` on. `tokens` are cached, in slots 0, 1,
-    ...; `tree` is the tree last scored (None after a path was accepted), with its nodes in slots
-    from `base` on. `slots` are the sequence's own (None: those of its model). The other fields are
-    those of `ModelCounters`.
+    The model reads the sequence from token index `start` on. `tokens` are the cached tokens, in
+    slots 0, 1, ...; `tree` is the tree last scored (None after a path was accepted), with its nodes
+    in slots from `base` on. `slots` are the sequence's separate slots (None: it uses its model's).
+    The other fields are those of `ModelCounters`.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -65,18 +64,20 @@ class CachedSequence:
 
     @property
     def counters(self) -> ModelCounters:
-        """The counters as they are now."""
+        """The current values of the counters."""
         return ModelCounters(*attrgetter(*ModelCounters._fields)(self))
 
     @property
     def held(self) -> int:
-        """Number of cached tokens."""
+        """The number of cached tokens."""
         return len(self.tokens)
 
     def first_read(self, tokens: Sequence[int], limit: int | None, max_len: int) -> int:
-        """Return the index of the first token that a call on `tokens` reads: as before, or of the
-        last `limit` tokens (at most half of `max_len`) if more than `limit` would have to be fed,
-        or more than `max_len` are read."""
+        """Return the index of the first token that a call on `tokens` reads.
+
+        That is `start`, unless more than `limit` uncached tokens would have to be fed, or more than
+        `max_len` tokens read; then only the last `limit` tokens (at most half of `max_len`) are
+        read."""
         start = self.start if self.start < len(tokens) else 0
         read = len(tokens) - start
         if limit is None or (read - self.held <= limit and read <= max_len):
@@ -88,7 +89,7 @@ class CachedSequence:
         self.tokens, self.tree, self.start = [], None, 0
 
     def take_over(self, other: CachedSequence) -> None:
-        """Take the cache slots, and the tokens in them, from another sequence of the same model."""
+        """Take over the cache slots of another sequence of the same model, with their tokens."""
         self.tokens, self.tree = other.tokens, None
         other.clear()
 
@@ -100,8 +101,8 @@ class CachedSequence:
         return limit if different is None else different
 
     def reusable_nodes(self, base: int, tree: TokenTree, most: int) -> int:
-        """Return how many leading nodes of a tree rooted at slot `base` are cached already: those
-        that the last tree began with too, up to `most`, before the first logit node."""
+        """Return how many leading nodes of a tree rooted at slot `base` are cached already: the
+        nodes that it shares with the last tree, up to `most`, before the first logit node."""
         last = self.tree
         if last is None or base != self.base:
             return 0
@@ -121,8 +122,8 @@ class TreeModel(Protocol):
     max_len: int
     vocab_size: int
     prefill_limit: int | None = None
-    """Maximum number of unread tokens that a draft feeds at once; earlier ones are skipped. None:
-    no limit, as for every target."""
+    """Maximum number of uncached tokens that a draft model feeds at once; it skips earlier ones.
+    None: no limit, as for every target."""
 
     def room(self, sequence: CachedSequence, tokens: Sequence[int]) -> int:
         """Return how many positions are left after `tokens`."""
@@ -133,8 +134,8 @@ class TreeModel(Protocol):
         return sequence.first_read(tokens, self.prefill_limit, self.max_len)
 
     def unread(self, sequence: CachedSequence, tokens: Sequence[int]) -> int:
-        """Return how many tokens a call on `tokens` must feed before its tree's nodes; 0 for a
-        model that has been called and caches nothing, as in simulations."""
+        """Return how many uncached tokens a call on `tokens` must feed before its tree's nodes; 0
+        for a model that has been called and caches nothing, as in simulations."""
         if sequence.calls and not sequence.held:
             return 0
         start = self.first_read(sequence, tokens)
@@ -165,13 +166,15 @@ class TreeModel(Protocol):
         return None
 
     def accept(self, sequence: CachedSequence, path: Sequence[int]) -> None:
-        """Keep the path (node indices, root first) of the tree last scored; drop other nodes."""
+        """Keep the path (node indices, root first) of the tree last scored; drop its other
+        nodes."""
         sequence.tree = None
 
     def roll(
         self, sequence: CachedSequence, tokens: Sequence[int], count: int, choose: TokenSelector
     ) -> list[int]:
-        """Return the next `count` tokens of standard decoding after `tokens`, one call each."""
+        """Return the next `count` tokens of standard decoding after `tokens`, with one call
+        each."""
         text = list(tokens)
         for _ in range(count):
             root = TokenTree.chain(text[-1], ())

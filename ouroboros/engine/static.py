@@ -1,13 +1,13 @@
 """Calls of fixed shapes, captured as CUDA graphs.
 
 A call is padded to one of a few numbers of nodes and reads one of a few numbers of cache slots. All
-inputs (ids, positions, the tree, its first slot, the rows of the logits) reach the device as one
-copy into a fixed buffer, from which the masks are built there. On a GPU each pair of sizes is
-captured once, with compiled decoder layers, and replayed afterwards; so is the choice of tokens
-from the logits. On a CPU the same calls run directly.
+inputs (ids, positions, the tree, its first slot, the rows of the logits) are copied to a fixed
+buffer on the device at once, and the masks are built from it there. On a GPU each pair of sizes is
+captured once, with compiled decoder layers, and replayed afterwards; token selection is captured
+too. On a CPU the same calls run directly.
 
-Invariants: no node attends to padding, and the slots of padded nodes lie after the tree's, where
-the next call overwrites them. All captures use one side stream and contain no synchronisation.
+Invariants: no node attends to padding; padded nodes use slots after the tree's, which the next call
+overwrites. All captures use one side stream and contain no synchronisation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ouroboros.tree import ROOT, TokenTree
 
 NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LEAST_SLOTS = 256
-SAMPLES = 8  # elements sampled of each weight
+SAMPLES = 8  # elements of each weight that are compared
 ADAPTERS = ("active_adapters", "disable_adapters")  # of PEFT's layers
 
 
@@ -46,7 +46,7 @@ def padded_nodes(count: int) -> int:
 
 
 def padded_slots(count: int) -> int:
-    """Return the number of slots that a call reads where `count` are in use: 2^k or 3 x 2^k.
+    """Return the number of slots that a call reads if `count` are in use: 2^k or 3 x 2^k.
 
     >>> [padded_slots(count) for count in (1, 257, 400, 600, 1030)]
     [256, 384, 512, 768, 1536]
@@ -67,13 +67,13 @@ class CapturedGraph(NamedTuple):
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the device's stream for captures, always the same: each stream costs a cuBLAS
-    workspace."""
+    """Return the device's stream for captures. There is only one, because each stream costs a
+    cuBLAS workspace."""
     return torch.cuda.Stream(device)
 
 
 def replay_ms(graph: torch.cuda.CUDAGraph, rounds: int = 5) -> float:
-    """Return the milliseconds of the fastest of `rounds` replays, by CUDA events."""
+    """Time `rounds` replays with CUDA events; return the milliseconds of the fastest."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(rounds + 1)]
     for mark in marks:
         graph.replay()
@@ -83,7 +83,7 @@ def replay_ms(graph: torch.cuda.CUDAGraph, rounds: int = 5) -> float:
 
 
 def weight_addresses(model: torch.nn.Module) -> list[tuple]:
-    """Return the addresses of all weights, which captured graphs contain."""
+    """Return the addresses of all weights; captured graphs contain them."""
     found = []
     for weight in (*model.parameters(), *model.buffers()):
         try:
@@ -95,9 +95,9 @@ def weight_addresses(model: torch.nn.Module) -> list[tuple]:
 
 
 def model_state(model: torch.nn.Module) -> tuple:
-    """Return values that change when the model's results do: addresses of weights, torch's counts
-    of writes, a few elements of each weight, since torch does not count writes through
-    `weight.data`, and what hooks and adapters of PEFT are active."""
+    """Return values that change if the model's results may change: the addresses of weights,
+    torch's counts of writes to them, a few elements of each weight (torch does not count writes
+    through `weight.data`), and the active hooks and PEFT adapters."""
     plain = (torch.nn.Parameter, torch.Tensor)
     weights = [w for w in model.parameters() if type(w) in plain and not w.is_inference()]
     by_kind = defaultdict(list)
@@ -118,7 +118,7 @@ def model_state(model: torch.nn.Module) -> tuple:
 
 
 class Static(Eager):
-    """An engine of fixed shapes. On a GPU it replays `graphs` of `compiled` layers."""
+    """The engine with calls of fixed shapes. On a GPU it replays `graphs` of `compiled` layers."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Static(Eager):
     ) -> torch.Tensor:
         if not known:
             self._follow_weights()
-        largest = NODES[-1]  # more tokens are fed before, in calls of this size
+        largest = NODES[-1]  # more uncached tokens are fed before, in calls of this size
         while missing and len(missing) + len(tree) > largest:
             self.call(Layout.chain(known, missing[:largest]))
             known, missing = known + len(missing[:largest]), missing[largest:]
@@ -195,8 +195,8 @@ class Static(Eager):
     def _capture_choices(
         self, choice: tuple[Hashable, int, int], compute: Callable, inputs: tuple[torch.Tensor, ...]
     ) -> None:
-        """Capture a choice (key, rows, width) for every call size at once, so that no capture
-        happens later, during a timed run. All sizes share one buffer per input."""
+        """Capture a token selection (key, rows, width) for every call size at once, so that nothing
+        is captured later, during a timed run. All sizes share one buffer per input."""
         (key, size, width), held = choice, self._logits
         assert held is not None
         fixed = [x.new_zeros(max(size, NODES[-1]), *x.shape[1:]) for x in inputs]
@@ -209,7 +209,7 @@ class Static(Eager):
             self._choices[key, rows, width] = self._capture(chosen, own)
 
     def _on_device(self):
-        """Return a context in which the model's device is the current CUDA device."""
+        """Context manager: make the model's device the current CUDA device."""
         device = self.info.device
         return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
@@ -249,11 +249,11 @@ class Static(Eager):
         return logits[: len(layout.rows)]
 
     def _capture_call(self, inputs: torch.Tensor, nodes: int, slots: int) -> CapturedGraph:
-        """Capture a call of one shape, on the real inputs, since the warm-up writes the same slots
-        as the replay. The logits of all shapes share one buffer.
+        """Capture a call of one shape. Uses the real inputs, because the warm-up writes the same
+        slots as the replay. The logits of all shapes share one buffer.
 
-        The first call of a single node is captured with tuned and untuned layers; the faster ones
-        are used from then on.
+        The first call of a single node is captured with tuned and with untuned layers; the faster
+        kind is used from then on.
         """
 
         def call(_: torch.Tensor) -> torch.Tensor:
@@ -304,12 +304,12 @@ class Static(Eager):
 
 
 def pack(ids: Sequence[int], layout: Layout, *, size: int) -> np.ndarray:
-    """Return the inputs of a call, padded to `size` nodes, as one array of int64 words.
+    """Pack the inputs of a call, padded to `size` nodes, into one array of int64 words.
 
     In order: ids and rows of the logits (`size` words each), the layout's first slot, the number of
-    held nodes, the positions of `MOST_HELD` + `size` columns (a word each), and the mask of each
-    fed token over these columns (a byte each). Padding has the first position and attends only to
-    itself and the context.
+    `held` nodes, the positions of `MOST_HELD` + `size` columns (a word each), and each fed token's
+    mask over these columns (a byte each). Padding has the first position and attends only to itself
+    and the context.
     """
     n, held, width = len(ids), layout.held, MOST_HELD + size
     rows, positions = layout.rows, layout.positions()

@@ -1,10 +1,10 @@
 """Check at load whether a model can score token trees, by its config and a trial call.
 
 A model qualifies if it caches one key and one value per token and layer, and if a token's output
-depends only on its position and the tokens that its mask admits. The trial scores a sequence alone
+depends only on its position and the tokens that its mask admits. The trial scores a sequence alone,
 and again among decoy siblings, with any sliding window narrowed; a model whose logits change
-(ALiBi, an ignored mask, a window outside the mask) is refused. In half precision rounding would
-hide a small difference, so weights that fit in memory are widened to float32 for the trial.
+(ALiBi, an ignored mask, a window outside the mask) is refused. In half precision, rounding would
+hide a small difference, so weights are upcast to float32 for the trial if they fit in memory.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ouroboros.tree import TokenTree
 
 LENGTH, DECOYS = 24, 6  # tokens of the trial; decoys at the root and half-way
 TRIAL_WINDOW = 2  # shorter than the trial's sequence
-WIDENED_BYTES = 4 << 30  # larger weights (in float32) are not widened
+WIDENED_BYTES = 4 << 30  # larger weights (in float32) are not upcast
 ROTARY = "choose a model with rotary or learned positions"
 
 
 def check_tree_support(model: PreTrainedModel) -> ModelInfo:
-    """Return the model's facts for the engine. Raises `ValueError` with the reason if the model
-    cannot score trees."""
+    """Return what the engine needs to know about a model. Raises `ValueError` with the reason if
+    the model cannot score trees."""
     config, name = model.config.get_text_config(), type(model).__name__
     if model.config.is_encoder_decoder:
         raise ValueError(f"{name} is an encoder-decoder; a decoder-only causal LM is needed")
@@ -45,10 +45,11 @@ def check_tree_support(model: PreTrainedModel) -> ModelInfo:
     max_len = position_limit(config)
     types = tuple(getattr(config, "layer_types", None) or ())
     if unknown := set(types) - {"full_attention", "sliding_attention"}:
+        chunked = unknown == {"chunked_attention"}
+        why = "tree masks cannot express chunks" if chunked else "their state cannot be rolled back"
         raise ValueError(
-            f"{name} has layers of type {', '.join(sorted(unknown))}: their state cannot be rolled "
-            "back to an earlier token or masked by a tree; choose a model whose layers are all "
-            "full or sliding attention"
+            f"{name} has layers of type {', '.join(sorted(unknown))}: {why}; choose a model whose "
+            "layers are all full or sliding attention"
         )
     window = getattr(config, "sliding_window", None)
     for key, value in config.to_dict().items():
@@ -69,7 +70,8 @@ def check_tree_support(model: PreTrainedModel) -> ModelInfo:
 
 @torch.inference_mode()
 def _try_tree(model: PreTrainedModel, info: ModelInfo) -> list[LayerShape]:
-    """Score a few tokens alone and among decoys; return the shapes of the cache."""
+    """Check that a few tokens get the same logits alone and among decoys; return the shapes of the
+    KV cache."""
     name = type(model).__name__
     if info.max_len < 4:
         raise ValueError(f"{name} has only {info.max_len} positions; at least 4 are needed")
@@ -96,8 +98,8 @@ def _try_tree(model: PreTrainedModel, info: ModelInfo) -> list[LayerShape]:
 
 
 def trial_tree(length: int, vocab: int) -> tuple[list[int], TokenTree]:
-    """Return the trial's tokens, and a tree whose last path they form, after decoys at the root and
-    half-way, so that slots and positions differ."""
+    """Return the trial's tokens, and a tree that has them as the path to its last node. Decoys
+    below the root and half-way make slots and positions differ."""
     chain = [(1 + place * place) % vocab for place in range(length)]
     tokens, parents, tip = [chain[0]], [-1], 0
     for place, token in enumerate(chain[1:], start=1):
@@ -110,8 +112,8 @@ def trial_tree(length: int, vocab: int) -> tuple[list[int], TokenTree]:
 
 @torch.inference_mode()
 def why_not_jointly(engine: Eager) -> str:
-    """Return why joint calls of several sequences fail or differ from single calls; "" if they
-    agree. Overwrites the first slots."""
+    """Test joint calls of two sequences; return why they fail or how they differ from single calls
+    ("" if they agree). Overwrites the first slots."""
     model, info = engine.model, engine.info
     attention = model.config.get_text_config()._attn_implementation
     if attention not in SERVED:
@@ -131,7 +133,7 @@ def why_not_jointly(engine: Eager) -> str:
             engine.cache.set_length(0)
             single.append(engine.run(0, text[:-1], tree).double())
         error = max(logit_error(a.double(), b) for a, b in zip(together, single, strict=True))
-    except Exception as failure:  # of any model
+    except Exception as failure:  # models raise all kinds
         return (str(failure).strip() or type(failure).__name__).splitlines()[0]
     finally:
         engine.cache.set_length(0)
@@ -141,8 +143,8 @@ def why_not_jointly(engine: Eager) -> str:
 
 @contextmanager
 def _widened(model: PreTrainedModel) -> Iterator[torch.dtype]:
-    """Widen half-precision weights to float32 within this context, if they fit in memory and are
-    not quantised, sharded or offloaded; yield the dtype that the model computes in."""
+    """Context manager: upcast half-precision weights to float32, if they fit in memory and are not
+    quantised, sharded or offloaded. Yields the dtype that the model computes in."""
     half = (torch.bfloat16, torch.float16)
     kept = {w: w.data for w in (*model.parameters(), *model.buffers()) if w.dtype in half}
     plain = all(type(w.data) is torch.Tensor and not w.is_meta for w in model.parameters())
@@ -165,7 +167,7 @@ def _widened(model: PreTrainedModel) -> Iterator[torch.dtype]:
 
 @contextmanager
 def _narrowed(model: PreTrainedModel, window: int | None) -> Iterator[None]:
-    """Narrow the sliding window within this context, in every config that a submodule reads."""
+    """Context manager: narrow the sliding window in every config that a submodule reads."""
     configs: list[Any] = [getattr(part, "config", None) for part in model.modules()]
     wide = {id(c): c for c in configs if window and getattr(c, "sliding_window", None) == window}
     try:
@@ -178,8 +180,8 @@ def _narrowed(model: PreTrainedModel, window: int | None) -> Iterator[None]:
 
 
 def _logits(model, info: ModelInfo, ids, positions, mask, cache) -> torch.Tensor:
-    """Return the logits of a trial call, in float64; raise `ValueError` with the reason if the
-    call fails."""
+    """Make a trial call and return its logits, in float64. Raises `ValueError` with the reason if
+    the call fails."""
     name = type(model).__name__
     input_ids = torch.tensor([list(ids)], device=info.device)
     try:
@@ -212,8 +214,8 @@ def _logits(model, info: ModelInfo, ids, positions, mask, cache) -> torch.Tensor
 
 
 def _cache_shapes(cache: DynamicCache, name: str, count: int) -> list[LayerShape]:
-    """Return the layer shapes of a cache of `count` tokens; raise `ValueError` if a layer keeps
-    another kind of state."""
+    """Return the layer shapes of a KV cache of `count` tokens. Raises `ValueError` if a layer
+    caches anything else."""
     shapes = []
     for index, layer in enumerate(cache.layers):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)

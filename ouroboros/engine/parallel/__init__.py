@@ -1,1 +1,2 @@
-"""Score one token tree on several devices: cut it into parts, exchange the chosen tokens."""
+"""Score one token tree on several devices: each scores a subtree, then they exchange the chosen
+tokens."""

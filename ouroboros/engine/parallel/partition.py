@@ -1,8 +1,8 @@
-"""Cut a tree into one part per rank: whole branches and their ancestors.
+"""Split a tree into one subtree per rank: some branches with their ancestors.
 
-Invariant: a part contains all ancestors of its nodes, so a rank scores it without other ranks' keys
-and values. Each logit node is owned by one rank, which sends the token chosen there to the others.
-The cut is deterministic, so all ranks compute the same parts.
+Invariant: a subtree contains all ancestors of its nodes, so a rank can score it without other
+ranks' keys and values. Each logit node is owned by one rank, which sends the token chosen after it
+to the others. The split is deterministic, so all ranks compute the same subtrees.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ Nodes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Part:
-    """A rank's `nodes` of a tree, ascending, and the `owned` ones, whose choices it sends."""
+    """A rank's subtree: its `nodes` in ascending order, and the `owned` ones, whose chosen tokens
+    the rank sends."""
 
     nodes: Nodes
     owned: Nodes
 
     def of(self, tree: TokenTree) -> TokenTree:
-        """Return the part as a tree whose logit nodes are the owned nodes (the root if none)."""
+        """Return the subtree as a tree, with the owned nodes as logit nodes (the root if none)."""
         index = {node: new for new, node in enumerate(self.nodes)}
         tokens = tuple(tree.tokens[node] for node in self.nodes)
         parents = tuple(index.get(tree.parents[node], -1) for node in self.nodes)
@@ -35,9 +36,10 @@ class Part:
 
 
 def cut(tree: TokenTree, loads: Sequence[int]) -> list[Nodes]:
-    """Return each rank's nodes. Leaves in depth-first order are cut into runs that minimise the
-    largest number of tokens any rank feeds. `loads` are the tokens that each rank feeds before its
-    part. A rank without a leaf gets the nodes of the first rank that has some.
+    """Return each rank's nodes. The leaves in depth-first order are cut into runs such that the
+    largest number of tokens that any rank feeds is minimal. `loads` has the numbers of tokens that
+    each rank feeds before its subtree. A rank without a leaf gets the nodes of the first rank that
+    has some.
 
     >>> cut(TokenTree((9, 1, 2, 3, 4), (-1, 0, 1, 0, 3)), [0, 0])
     [(0, 1, 2), (0, 3, 4)]
@@ -47,7 +49,8 @@ def cut(tree: TokenTree, loads: Sequence[int]) -> list[Nodes]:
     shared = [0, *(first_mismatch(*pair) or 0 for pair in pairwise(paths))]
 
     def fill(limit: int) -> list[list[list[int]]]:
-        """Return each rank's paths with at most `limit` tokens fed per rank; [] if impossible."""
+        """Return each rank's paths if no rank may feed more than `limit` tokens; [] if
+        impossible."""
         runs, at = [], 0
         for fed in loads:
             first = at
@@ -66,8 +69,8 @@ def cut(tree: TokenTree, loads: Sequence[int]) -> list[Nodes]:
 
 
 def assign_owners(tree: TokenTree, nodes: Sequence[Nodes]) -> list[Part]:
-    """Return the parts. Each logit node is owned by the rank, among those that score it, that owns
-    the fewest."""
+    """Return the subtrees with owners. Of the ranks that score a logit node, the one with the
+    fewest owned nodes owns it."""
     owned: list[list[int]] = [[] for _ in nodes]
     members = list(enumerate(map(set, nodes)))
     holders = {node: [r for r, own in members if node in own] for node in tree.logit_nodes}

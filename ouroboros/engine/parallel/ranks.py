@@ -1,7 +1,7 @@
 """Ranks, the processes that decode together, and the messages between them.
 
-Invariant: every rank takes part in every exchange, in the same order. If a rank exits or falls out
-of step, the others raise `RankLost`; none continues alone.
+Invariant: every rank takes part in every exchange, in the same order. If a rank exits or sends a
+message of another kind than expected, the others raise `RankLost`; none continues alone.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import torch.distributed as dist
 T = TypeVar("T")
 TIMEOUT = timedelta(minutes=30)  # time for a rank to compile or to load a large model
 BLOCK = 256  # bytes of the first block of each message
-LABEL = 5  # bytes of it for the kind of message and its length
+LABEL = 5  # bytes of this block for the kind of message and its length
 OUT_OF_STEP = "the ranks no longer take the same steps: one of them failed, or its drafts differ"
 
 
 class RankLost(BaseException):
-    """Another rank has exited or is out of step. Not an `Exception`, so that a run does not record
-    it as one failed completion and continue."""
+    """Raised if another rank has exited or is out of step. Not an `Exception`, so that a run does
+    not treat it as a failed completion and continue."""
 
 
 class Ranks:
@@ -48,7 +48,7 @@ class Ranks:
 
 
 class ProcessGroup(Ranks):
-    """The processes started by torchrun. Messages are in host memory and sent by gloo."""
+    """The processes started by torchrun. gloo sends their messages from host memory."""
 
     def __init__(self, store: dist.Store) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -68,7 +68,8 @@ class ProcessGroup(Ranks):
         return cls(store)
 
     def is_first(self, event: str) -> bool:
-        """Return whether this rank is the first to report an event (True if the store is gone)."""
+        """Return whether this rank is the first to report an event (True if the store is
+        unreachable)."""
         try:
             return self._store.add(f"ouroboros/{event}", 1) == 1
         except RuntimeError:
@@ -116,7 +117,8 @@ class ProcessGroup(Ranks):
 
 
 def own_gpu() -> int | None:
-    """Return the index of this process's GPU (shared if there are fewer); None without GPUs."""
+    """Return the index of this process's GPU; None without GPUs. Processes share GPUs if there are
+    fewer GPUs than processes."""
     devices = torch.cuda.device_count()
     return int(os.environ.get("LOCAL_RANK", "0")) % devices if devices else None
 
@@ -142,7 +144,7 @@ def all_succeed(ranks: Ranks, work: Callable[[], T]) -> T:
 
 
 def message_ms(ranks: Ranks, *, size: int = 512, repeats: int = 25) -> float:
-    """Return the median milliseconds of gathering `size` bytes, as measured on rank 0."""
+    """Return the median milliseconds of an `all_gather` of `size` bytes, measured on rank 0."""
     times_ms = []
     for _ in range(repeats):
         started = time.perf_counter()

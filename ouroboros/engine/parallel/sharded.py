@@ -1,13 +1,14 @@
-"""Score one tree on several devices: each rank scores some branches; only choices are exchanged.
+"""Score one tree on several devices: each rank scores some branches, and ranks exchange only the
+chosen tokens.
 
-Lookahead parallelism (Fu et al., ICML 2024, section 3.3) for any tree. Every rank has the whole
-model and its own cache, and runs the same loop on the same tokens. Of each tree it scores one part,
-whole branches with their ancestors, and sends the tokens chosen there to the others. Accepted
-tokens that another rank scored are fed before the next part, in the same call, like all tokens that
-are not cached. Keys and values are never sent.
+This is lookahead parallelism (Fu et al., ICML 2024, section 3.3) for any tree. Every rank has the
+whole model and its own cache, and runs the same loop on the same tokens. It scores one subtree of
+each tree, some branches with their ancestors, and sends the tokens chosen there to the others. If
+accepted tokens were scored by another rank, a rank feeds them before its next subtree, in the same
+call, like all uncached tokens. Keys and values are never sent.
 
-Invariant: after each exchange all ranks have the same bits and take the same step. Each message
-has a checksum of the call, which reveals a rank out of step.
+Invariant: after each exchange all ranks have identical data and take the same step. Each message
+has a checksum of the call, which detects a rank that is out of step.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ouroboros.trace import first_mismatch
 from ouroboros.tree import TokenTree
 
 CallMs = Callable[[int, int], float]
-"""(tokens fed, tokens before them) -> milliseconds of a call."""
+"""A function (tokens fed, tokens before them) -> milliseconds of a call."""
 HEADER = np.dtype([("checksum", "<u4"), ("failed", "<u4")])
 CHOICE = np.dtype("<i4")
 RANKED = (("ids", "<i4"), ("scores", "<f8"), ("shares", "<f8"))
@@ -39,9 +40,9 @@ RANKED = (("ids", "<i4"), ("scores", "<f8"), ("shares", "<f8"))
 
 @dataclass(eq=False)
 class ShardedSequence(CachedSequence):
-    """A sequence on several ranks. Rank r has cached its first `cached[r]` tokens; `tail` are the
-    tokens after those of this rank that another rank has cached. `whole` is the tree last scored,
-    `parts` the rank's shares of it."""
+    """A sequence on several ranks. Rank r has cached its first `cached[r]` tokens; `tail` has the
+    tokens after this rank's that another rank has cached. `whole` is the tree last scored, `parts`
+    are its subtrees, one per rank."""
 
     ranks: int = 1
     cached: list[int] = field(default_factory=list)
@@ -68,7 +69,7 @@ class ShardedSequence(CachedSequence):
         super().take_over(other)
 
     def loads(self, tokens: Sequence[int]) -> list[int]:
-        """Return how many of `tokens[:-1]` each rank must feed before its part."""
+        """Return how many of `tokens[:-1]` each rank must feed before its subtree."""
         shared = self.shared_prefix(tokens)
         if shared == len(self.tokens):
             different = first_mismatch(self.tail, tokens[shared:-1][: len(self.tail)])
@@ -80,8 +81,9 @@ class ShardedModel(CachedModel):
     """A loaded model, `own`, whose trees are scored by all `ranks`.
 
     `score` returns the logits of this rank's nodes only; `adapt_selector` returns a selector that
-    can read them. If cutting a tree does not lower the predicted cost of a call, `call_ms` (None:
-    the number of nodes), every rank scores the whole tree but still chooses at its own nodes only.
+    can read them. `call_ms` predicts the time of a call (None: the number of nodes). If splitting a
+    tree does not lower it, every rank scores the whole tree, but still selects tokens at its own
+    nodes only.
 
     `exchanges` counts the exchanges, `exchanged_bytes` the bytes of all messages; `logits` are
     those of this rank's nodes in the last call.
@@ -109,8 +111,8 @@ class ShardedModel(CachedModel):
     def score(
         self, sequence: CachedSequence, tokens: Sequence[int], tree: TokenTree
     ) -> torch.Tensor:
-        """Score this rank's part and return the logits after its owned nodes; see
-        `CachedModel.score`. A failure is raised later, on every rank, by the selector."""
+        """Score this rank's subtree and return the logits after its owned nodes; see
+        `CachedModel.score`. If that fails, the selector raises the error on every rank."""
         assert isinstance(sequence, ShardedSequence)
         self._give_slots(sequence)
         whole, tokens = tokens, self._read(sequence, tokens, tree)
@@ -145,8 +147,8 @@ class ShardedModel(CachedModel):
     roll = TreeModel.roll  # token by token, since all ranks agree on each
 
     def adapt_selector(self, choose: TokenSelector, *, own_rule: bool) -> TokenSelector:
-        """Return a selector that gathers the ranks' choices. Raises `ValueError` for a drafter's
-        own acceptance rule, which may read the logits of the whole tree."""
+        """Return a selector that gathers the tokens chosen on all ranks. Raises `ValueError` for a
+        drafter's own acceptance rule, which may read the logits of the whole tree."""
         if own_rule:
             raise ValueError(
                 "a drafter with a rule of its own (verification=rejection) reads the whole tree's "
@@ -156,7 +158,7 @@ class ShardedModel(CachedModel):
 
     @property
     def part(self) -> Part:
-        """The part that this rank scored in the last call."""
+        """The subtree that this rank scored in the last call."""
         return self.resident.parts[self.ranks.rank]
 
     def gather(
@@ -164,7 +166,7 @@ class ShardedModel(CachedModel):
     ) -> np.ndarray:
         """Return one row of `dtype` for each logit node of the tree, gathered from all ranks.
 
-        `rows` computes those of this rank's part. A failed rank raises its own error; the others
+        `rows` computes those of this rank's subtree. A failed rank raises its own error; the others
         raise a `RuntimeError` that names the rank.
         """
         parts, own = self.resident.parts, self.part
@@ -196,8 +198,8 @@ class ShardedModel(CachedModel):
 
 
 class GatheringSelector(TokenSelector):
-    """Chooses by `choose`. With a sharded model's logits, each rank chooses at its own nodes and
-    sends the tokens to the others."""
+    """Selects tokens with `choose`. Given a sharded model's logits, each rank selects at its own
+    nodes and sends the tokens to the others."""
 
     def __init__(self, choose: TokenSelector, model: ShardedModel) -> None:
         self.choose, self.model = choose, model
